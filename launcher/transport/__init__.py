@@ -1,0 +1,1 @@
+"""Ways to start an agent on a host, behind one protocol."""

@@ -1,0 +1,1 @@
+"""Saving and loading state that is cut into boxes."""

@@ -1,0 +1,1 @@
+"""The engine: the parts put together, and the step in order."""

@@ -1,0 +1,1 @@
+"""Where each element of a tensor lives: pure arithmetic, no process group."""

@@ -1,0 +1,1 @@
+"""Ranks, their groups, and the collectives between them."""

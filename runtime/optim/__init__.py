@@ -1,0 +1,1 @@
+"""Optimizers over local shards, clipping, learning-rate schedules."""

@@ -1,0 +1,1 @@
+"""Which dtype a tensor has, where."""

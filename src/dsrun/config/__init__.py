@@ -1,0 +1,1 @@
+"""The training config: schema, loading, batch arithmetic. No torch, no process group."""

@@ -1,0 +1,171 @@
+"""What launcher and workers agree on: variables of a worker's environment and the error file.
+
+The only place that names RANK, MASTER_ADDR and their kin. The names are torchrun's, so plain torch scripts
+work unchanged, and a worker started by torchrun or Slurm's torchrun idiom is understood as well.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.atomic import write_atomic
+from dsrun.errors import DsrunError, InputError
+
+#: Absolute path of the training config that was checked before the launch.
+CONFIG_ENV = "DSRUN_CONFIG"
+#: Id of the job; every process of a job carries it.
+JOB_ID_ENV = "DSRUN_JOB_ID"
+#: Folder of this job on this host: logs, records, error files.
+RUN_DIR_ENV = "DSRUN_RUN_DIR"
+#: `nccl` or `gloo` where the user asked for one; absent means the runtime chooses.
+BACKEND_ENV = "DSRUN_BACKEND"
+#: torch elastic's variable: where a failing worker writes its traceback as JSON.
+ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
+
+#: File inside the run folder to which rank 0 of the runtime appends one JSON object a line.
+RECORDS_FILE = "records.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """Who a worker is and where the ranks meet.
+
+    Attributes:
+        rank: global rank, 0 <= rank < world_size.
+        world_size: ranks of the job.
+        local_rank: rank among the workers of this host; also the index of its device.
+        local_world_size: workers of this host.
+        node_rank: index of this host.
+        node_count: hosts of the job.
+        master_addr: address of the rendezvous store.
+        master_port: port of the rendezvous store; 0 for a lone process that needs none.
+        agent_store: the launcher serves the store, so no rank may try to.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    node_count: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    agent_store: bool = False
+
+    def to_env(self) -> dict[str, str]:
+        """Returns torchrun's environment for this rank."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "NODE_RANK": str(self.node_rank),
+            "GROUP_RANK": str(self.node_rank),
+            "GROUP_WORLD_SIZE": str(self.node_count),
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+            "TORCHELASTIC_USE_AGENT_STORE": str(self.agent_store),
+        }
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> RankInfo:
+        """Reads this process's place in the job; a process started alone is rank 0 of 1.
+
+        Raises:
+            InputError: RANK is set without its kin, or a value is not a whole number in range.
+        """
+        env = os.environ if environ is None else environ
+        if "RANK" not in env:
+            return cls()
+        missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in env]
+        if missing:
+            raise InputError(
+                f"environment: RANK is {env['RANK']!r} but {', '.join(missing)} is not set",
+                hint="start the script with `dsrun` or `torchrun`, or unset RANK to run one process",
+            )
+        world_size = _whole(env, "WORLD_SIZE", minimum=1)
+        return cls(
+            rank=_whole(env, "RANK", maximum=world_size - 1),
+            world_size=world_size,
+            local_rank=_whole(env, "LOCAL_RANK", default=0),
+            local_world_size=_whole(env, "LOCAL_WORLD_SIZE", default=1, minimum=1),
+            node_rank=_whole(env, "NODE_RANK", default=_whole(env, "GROUP_RANK", default=0)),
+            node_count=_whole(env, "GROUP_WORLD_SIZE", default=1, minimum=1),
+            master_addr=env["MASTER_ADDR"],
+            master_port=_whole(env, "MASTER_PORT"),
+            agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+
+
+def _whole(
+    env: Mapping[str, str], name: str, *, default: int | None = None, minimum: int = 0, maximum: int | None = None
+) -> int:
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        value = int(text or "")
+    except ValueError:
+        raise InputError(f"environment: {name} is {text!r}; expected a whole number") from None
+    if value < minimum or (maximum is not None and value > maximum):
+        upper = "" if maximum is None else f" and at most {maximum}"
+        raise InputError(f"environment: {name} is {value}; expected at least {minimum}{upper}")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerError:
+    """Why a worker ended, as it said itself.
+
+    Attributes:
+        message: one line: the exception's type and text, or the rendered `error:` and `hint:` lines.
+        traceback: the Python traceback; empty for a user's mistake, which needs none.
+        time_s: seconds since the epoch, by the worker's clock.
+    """
+
+    message: str
+    traceback: str
+    time_s: float
+
+
+def write_error_file(path: Path, error: BaseException) -> None:
+    """Writes torch elastic's error file format, so other launchers can read it too.
+
+    Args:
+        path: where the launcher asked for it; an existing file is kept, for the first error is the cause.
+        error: the exception that ends the worker.
+    """
+    if path.exists():
+        return
+    expected = isinstance(error, DsrunError)
+    message = error.render() if isinstance(error, DsrunError) else f"{type(error).__name__}: {error}"
+    stack = "" if expected else "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    body = {"message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": repr(time.time())}}}
+    write_atomic(path, json.dumps(body).encode(), mode=0o600)
+
+
+def read_error_file(path: Path) -> WorkerError | None:
+    """Reads an error file; None where there is none or it is no error file."""
+    try:
+        body: Any = json.loads(path.read_bytes())
+        message: Any = body["message"]
+        if isinstance(message, str):
+            return WorkerError(message=message, traceback="", time_s=path.stat().st_mtime)
+        extra: Any = message.get("extraInfo", {})
+        return WorkerError(
+            message=str(message["message"]),
+            traceback=str(extra.get("py_callstack", "")),
+            time_s=float(extra.get("timestamp", path.stat().st_mtime)),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,98 @@
+"""The errors a user can meet, each with a way out. Nothing here prints or exits.
+
+    DsrunError                 exit 1   our own failure, or one we cannot put down to input
+    |-- InputError             exit 2   wrong arguments, config, hostfile or model: found before work is lost
+    |   |-- UsageError                  the command line
+    |   |-- ConfigError                 the training config
+    |   |-- HostfileError               hosts and their selection
+    |   `-- ModelError                  the model or the training script's use of the engine
+    |-- LaunchError            exit 1   a host, agent or worker could not be started
+    |-- LayoutError            exit 1   sizes that do not divide or boxes that do not fit
+    `-- CheckpointError        exit 1   a checkpoint that cannot be written or read
+
+One error may carry several problems, so that a user sees all of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong: `message` names thing, place and value; `hint` names the way out."""
+
+    message: str
+    hint: str | None = None
+
+    def render(self) -> str:
+        """Returns `error: ...`, and `hint: ...` on a line of its own where there is one."""
+        text = f"error: {self.message}"
+        return text if self.hint is None else f"{text}\nhint: {self.hint}"
+
+
+class DsrunError(Exception):
+    """Base of every error dsrun raises on purpose.
+
+    Args:
+        message: thing, place and value, without a full stop.
+        hint: the way out, if one is known.
+        more: further problems found in the same pass.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str | None = None, more: Sequence[Problem] = ()) -> None:
+        super().__init__(message)
+        self.problems: tuple[Problem, ...] = (Problem(message, hint), *more)
+
+    @property
+    def hint(self) -> str | None:
+        """The first problem's way out."""
+        return self.problems[0].hint
+
+    @classmethod
+    def of(cls, problems: Sequence[Problem]) -> DsrunError:
+        """Makes one error of a non-empty list of problems."""
+        first, *rest = problems
+        return cls(first.message, hint=first.hint, more=rest)
+
+    def render(self) -> str:
+        """Returns every problem as `error:` and `hint:` lines."""
+        return "\n".join(problem.render() for problem in self.problems)
+
+
+class InputError(DsrunError):
+    """What the user gave is wrong; nothing was started or changed."""
+
+    exit_code = 2
+
+
+class UsageError(InputError):
+    """The command line is wrong."""
+
+
+class ConfigError(InputError):
+    """The training config is wrong."""
+
+
+class HostfileError(InputError):
+    """A hostfile, host or selection is wrong."""
+
+
+class ModelError(InputError):
+    """The model, or the way the script uses the engine, cannot be trained as asked."""
+
+
+class LaunchError(DsrunError):
+    """A host, agent or worker could not be started."""
+
+
+class LayoutError(DsrunError):
+    """Sizes do not divide or boxes do not fit."""
+
+
+class CheckpointError(DsrunError):
+    """A checkpoint cannot be written or read."""
