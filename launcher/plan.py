@@ -1,0 +1,174 @@
+"""The launch as a value: what runs where, as which rank, with which environment.
+
+Pure: the same allocation and command give the same plan. `--dry-run` prints it, agents receive it, tests compare it.
+The rendezvous address is no part of it, for the port exists only once the first host holds the socket.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from dsrun.contract import RankInfo
+
+from .hosts import Allocation, HostSpec
+
+#: `script`: a Python file; `module`: `python -m`; `command`: any program, argv as it stands.
+ProgramKind = Literal["script", "module", "command"]
+#: `fork`: import torch once a host and fork the ranks; `exec`: a fresh interpreter or program for each.
+StartMethod = Literal["fork", "exec"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What every rank runs.
+
+    Attributes:
+        kind: how `target` is to be understood.
+        target: path of the script, name of the module, or the command's first word.
+        args: the words after it, byte for byte as the user gave them (undecodable bytes as surrogate escapes).
+        python: the interpreter for scripts and modules.
+    """
+
+    kind: ProgramKind
+    target: str
+    args: tuple[str, ...]
+    python: str
+
+    def words(self) -> list[str]:
+        """Returns the command as one would type it."""
+        head = {"script": [self.python, "-u"], "module": [self.python, "-u", "-m"], "command": []}[self.kind]
+        return [*head, self.target, *self.args]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """One rank of the job on one host.
+
+    Attributes:
+        rank: global rank.
+        local_rank: rank within the host.
+        env: variables for this rank alone, on top of the plan's.
+    """
+
+    rank: int
+    local_rank: int
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """The workers of one host."""
+
+    node_rank: int
+    host: HostSpec
+    workers: tuple[WorkerSpec, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """A whole launch.
+
+    Attributes:
+        job_id: names the job in every process's environment.
+        program: what each rank runs.
+        start: how ranks are made.
+        cwd: working folder of every rank.
+        env: variables all ranks get on top of the environment the agent was started in.
+        run_dir: folder of this job's logs, records and error files.
+        grace_s: seconds between asking all ranks to end and killing them.
+        nodes: hosts in rank order.
+    """
+
+    job_id: str
+    program: Program
+    start: StartMethod
+    cwd: str
+    env: dict[str, str]
+    run_dir: str
+    grace_s: float
+    nodes: tuple[NodePlan, ...]
+
+    @property
+    def world_size(self) -> int:
+        """Ranks over all hosts."""
+        return sum(len(node.workers) for node in self.nodes)
+
+    def rank_info(self, worker: WorkerSpec, node: NodePlan, *, address: str, port: int, agent_store: bool) -> RankInfo:
+        """Completes a worker's place in the job once the rendezvous is known."""
+        return RankInfo(
+            rank=worker.rank,
+            world_size=self.world_size,
+            local_rank=worker.local_rank,
+            local_world_size=len(node.workers),
+            node_rank=node.node_rank,
+            node_count=len(self.nodes),
+            master_addr=address,
+            master_port=port,
+            agent_store=agent_store,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values; `from_json` reads them back to an equal plan."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> LaunchPlan:
+        """Reads what `to_json` wrote."""
+        program = value["program"]
+        nodes = tuple(
+            NodePlan(
+                node_rank=node["node_rank"],
+                host=HostSpec(**node["host"]),
+                workers=tuple(WorkerSpec(**worker) for worker in node["workers"]),
+            )
+            for node in value["nodes"]
+        )
+        return cls(**{**value, "program": Program(**{**program, "args": tuple(program["args"])}), "nodes": nodes})
+
+
+def make_plan(
+    allocation: Allocation,
+    program: Program,
+    *,
+    job_id: str,
+    start: StartMethod,
+    cwd: str,
+    env: dict[str, str],
+    run_dir: str,
+    grace_s: float,
+    worker_env: dict[str, dict[str, str]] | None = None,
+) -> LaunchPlan:
+    """Numbers the ranks host by host and puts the launch together.
+
+    Args:
+        allocation: hosts in rank order.
+        program: what each rank runs.
+        job_id: id of the job.
+        start: how ranks are made.
+        cwd: working folder of every rank.
+        env: variables for all ranks.
+        run_dir: folder of the job's files.
+        grace_s: seconds between asking and killing.
+        worker_env: variables for all ranks of one host, by host name (OMP_NUM_THREADS, devices).
+    """
+    nodes: list[NodePlan] = []
+    first_rank = 0
+    for node_rank, host in enumerate(allocation.hosts):
+        extra = (worker_env or {}).get(host.name, {})
+        workers = tuple(
+            WorkerSpec(rank=first_rank + local_rank, local_rank=local_rank, env=dict(extra))
+            for local_rank in range(host.slots)
+        )
+        nodes.append(NodePlan(node_rank=node_rank, host=host, workers=workers))
+        first_rank += host.slots
+    return LaunchPlan(
+        job_id=job_id,
+        program=program,
+        start=start,
+        cwd=cwd,
+        env=env,
+        run_dir=run_dir,
+        grace_s=grace_s,
+        nodes=tuple(nodes),
+    )
