@@ -1,0 +1,22 @@
+"""Names of torch that are private, or that moved between 2.10 and 2.13, under one roof. Nothing else is here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+
+__all__ = ["HashStore", "PrefixStore", "Store", "TCPStore", "all_gather_single", "reduce_scatter_single"]
+
+
+def _newest(*names: str) -> Callable[..., Any]:
+    """Returns the first function of torch.distributed that this torch has."""
+    return next(getattr(dist, name) for name in names if hasattr(dist, name))
+
+
+#: (output, input, group=, async_op=) -> Work. Renamed in torch 2.13; the old name warns there.
+all_gather_single = _newest("all_gather_single", "all_gather_into_tensor")
+#: (output, input, group=, async_op=) -> Work. Renamed in torch 2.13; the old name warns there.
+reduce_scatter_single = _newest("reduce_scatter_single", "reduce_scatter_tensor")

@@ -1,0 +1,136 @@
+"""The rank grid bound to torch.distributed: joining the job, and one group for each axis.
+
+The only module that starts process groups. Which grid there is, is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from dsrun.contract import RankInfo
+from dsrun.errors import InputError, LaunchError
+
+from ..compat import HashStore, PrefixStore, Store, TCPStore
+from .collectives import C10dCollectives, Collectives, GlooCollectives
+from .spec import MeshSpec
+
+Backend = Literal["nccl", "gloo"]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroupMesh:
+    """A `MeshSpec` whose axes have process groups.
+
+    Attributes:
+        spec: the grid.
+        info: this process's place in the job.
+        device: where this rank's tensors live.
+        backend: the collectives' library.
+        axes: collectives of this rank along each axis.
+    """
+
+    spec: MeshSpec
+    info: RankInfo
+    device: torch.device
+    backend: Backend
+    axes: dict[str, Collectives]
+
+
+def choose_backend(asked: str | None) -> Backend:
+    """Returns the backend asked for, else NCCL where there is a GPU, else Gloo.
+
+    Raises:
+        InputError: an unknown backend, or NCCL on a machine without a usable GPU.
+    """
+    if asked is None:
+        return "nccl" if torch.cuda.is_available() else "gloo"
+    if asked not in ("nccl", "gloo"):
+        raise InputError(f"backend is {asked!r}; expected nccl or gloo")
+    if asked == "nccl" and not torch.cuda.is_available():
+        raise InputError(
+            "backend is nccl, but torch sees no CUDA device in this process",
+            hint="use `--backend gloo` to train on the CPU, or check CUDA_VISIBLE_DEVICES and `dsrun probe`",
+        )
+    return "nccl" if asked == "nccl" else "gloo"
+
+
+def choose_device(backend: Backend, info: RankInfo) -> torch.device:
+    """Returns the device of this rank and makes it current: GPU `local_rank` under NCCL, else the CPU.
+
+    Raises:
+        InputError: there are fewer GPUs than ranks on this host.
+    """
+    if backend == "gloo":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if info.local_rank >= count:
+        raise InputError(
+            f"local rank {info.local_rank} has no GPU: {info.local_world_size} ranks and {count} visible GPUs here",
+            hint=f"start at most {count} ranks here (`-n {count}`), or make more GPUs visible",
+        )
+    device = torch.device("cuda", info.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: float) -> None:
+    """Joins torch.distributed's default group; every rank of the job must call. Does nothing where one exists.
+
+    Args:
+        info: this process's place; a lone process needs no address.
+        backend: library for collectives.
+        device: this rank's device.
+        timeout_s: how long to wait for the other ranks, here and in each later collective.
+
+    Raises:
+        LaunchError: the other ranks cannot be reached, or not in time.
+    """
+    if dist.is_initialized():
+        return
+    timeout = timedelta(seconds=timeout_s)
+    try:
+        if info.world_size == 1 and info.master_port == 0:
+            store: Store = HashStore()
+        else:
+            store = TCPStore(
+                info.master_addr,
+                info.master_port,
+                world_size=info.world_size,
+                is_master=info.rank == 0 and not info.agent_store,
+                timeout=timeout,
+                wait_for_workers=False,
+            )
+        dist.init_process_group(
+            backend,
+            store=PrefixStore("dsrun", store),
+            rank=info.rank,
+            world_size=info.world_size,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,
+        )
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        raise LaunchError(
+            f"rank {info.rank} could not join the {info.world_size} ranks at "
+            f"{info.master_addr}:{info.master_port}: {error}",
+            hint="a rank that ended early or a blocked port keeps the others waiting: look at the other ranks' logs",
+        ) from error
+
+
+def make_mesh(spec: MeshSpec, info: RankInfo, *, device: torch.device) -> ProcessGroupMesh:
+    """Makes the groups of every axis; every rank of the job must call, after `join`."""
+    backend: Backend = "nccl" if dist.get_backend() == "nccl" else "gloo"
+    bound: dict[str, Collectives] = {}
+    for axis, _ in spec.axes:
+        for ranks in spec.groups(axis):
+            # new_group is collective over the whole job, also for ranks outside the group.
+            whole = len(ranks) == spec.world_size
+            group = dist.group.WORLD if whole else dist.new_group(ranks)
+            if info.rank in ranks:
+                assert isinstance(group, dist.ProcessGroup), "torch.distributed is not initialised"
+                bound[axis] = GlooCollectives(group) if backend == "gloo" else C10dCollectives(group)
+    return ProcessGroupMesh(spec, info, device, backend, bound)

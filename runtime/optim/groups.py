@@ -1,0 +1,82 @@
+"""Parameter groups: from what the user gave to (parameter -> group number, hyperparameters a group).
+
+No shards here; the optimizer over shards is built elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from dsrun.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAssignment:
+    """Which optimizer group each trainable parameter is in.
+
+    Attributes:
+        group_of: id of a parameter to its group's number.
+        options: hyperparameters of each group (lr, weight_decay, ...) that differ from the optimizer's own.
+    """
+
+    group_of: Mapping[int, int]
+    options: tuple[dict[str, Any], ...]
+
+
+def assign_groups(model: nn.Module, given: Iterable[Any] | None) -> GroupAssignment:
+    """Assigns every trainable parameter of `model` to a group.
+
+    Args:
+        model: the model.
+        given: what torch optimizers take: parameters, (name, parameter) pairs, or group dicts; None: one group of all.
+
+    Raises:
+        ModelError: no parameter is trainable, or a trainable one is in no group or in two.
+    """
+    names = {id(param): name for name, param in model.named_parameters()}
+    trainable = {id(param): param for param in model.parameters() if param.requires_grad}
+    if not trainable:
+        raise ModelError(
+            f"model: none of the {len(names)} parameters of {type(model).__name__} is trainable, nothing to train",
+            hint="set requires_grad on the parameters to train before dsrun.initialize",
+        )
+    if given is None:
+        return GroupAssignment(dict.fromkeys(trainable, 0), ({},))
+    entries = list(given)
+    if not entries or not isinstance(entries[0], dict):
+        entries = [{"params": entries}]
+    group_of: dict[int, int] = {}
+    options: list[dict[str, Any]] = []
+    for number, entry in enumerate(entries):
+        for param in _bare(entry["params"]):
+            if id(param) not in names:
+                raise ModelError(
+                    f"model_parameters: group {number} holds a tensor of shape {tuple(param.shape)} "
+                    f"that is no parameter of {type(model).__name__}",
+                    hint="pass parameters of the model given to dsrun.initialize",
+                )
+            if group_of.setdefault(id(param), number) != number:
+                raise ModelError(
+                    f"model_parameters: `{names[id(param)]}` is in groups {group_of[id(param)]} and {number}",
+                    hint="put each parameter into one group",
+                )
+        options.append({key: value for key, value in entry.items() if key not in ("params", "param_names")})
+    missing = [names[key] for key in trainable if key not in group_of]
+    if missing:
+        shown = ", ".join(f"`{name}`" for name in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ModelError(
+            f"model_parameters: trainable parameters are in no group: {shown}{more}",
+            hint="add them to a group, or set requires_grad to False to freeze them",
+        )
+    return GroupAssignment(group_of, tuple(options))
+
+
+def _bare(params: Any) -> Sequence[nn.Parameter]:
+    if isinstance(params, nn.Parameter):
+        return [params]
+    return [item[1] if isinstance(item, tuple) else item for item in params]

@@ -1,0 +1,99 @@
+"""From a model to units with memory: values agreed over ranks, buffers cut as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from ..mesh.collectives import Collectives, own_slice
+from ..precision.policy import PrecisionPolicy
+from .plan import ZeroPlan
+from .store import ParamStore, ResidentStore, SlottedStore
+from .unit import ParamUnit, group_by
+from .units import UnitSpec
+
+
+def build_units(
+    specs: Sequence[UnitSpec],
+    plan: ZeroPlan,
+    collectives: Collectives,
+    *,
+    precision: PrecisionPolicy,
+    device: torch.device,
+    group_of: Mapping[int, int],
+) -> list[ParamUnit]:
+    """Takes rank 0's parameter values into flat buffers on `device`; the parameters become views of them.
+
+    Enters one broadcast a unit. At stage 3 only one unit at a time is held whole.
+
+    Args:
+        specs: the units found in the model.
+        plan: what is sharded.
+        collectives: the axis to shard over.
+        precision: dtypes of parameters and masters.
+        device: where the buffers live.
+        group_of: id of a parameter to the number of its optimizer group.
+    """
+    units: list[ParamUnit] = []
+    for index, spec in enumerate(specs):
+        unit = ParamUnit(group_by(spec, group_of), index=index, world_size=collectives.size)
+        _fill(unit, plan, collectives, precision=precision, device=device)
+        units.append(unit)
+    return units
+
+
+def _fill(
+    unit: ParamUnit,
+    plan: ZeroPlan,
+    collectives: Collectives,
+    *,
+    precision: PrecisionPolicy,
+    device: torch.device,
+) -> None:
+    full = torch.zeros(unit.layout.padded_numel, dtype=precision.master, device=device)
+    unit.flatten_into(full)
+    collectives.broadcast(full, source=0).wait()
+    mine = own_slice(full, rank=collectives.rank, size=collectives.size)
+    if precision.has_separate_master:
+        unit.master = mine.clone() if plan.shard_optimizer else full
+        full = full.to(precision.compute)
+        mine = own_slice(full, rank=collectives.rank, size=collectives.size)
+    if plan.shard_parameters:
+        unit.shard = mine.clone()
+        # The model's first tensors must not live on until the slots exist.
+        for param in unit.params:
+            param.data = torch.empty(0, dtype=precision.compute, device=device)
+    else:
+        unit.shard = mine
+        unit.bind_params(full)
+    if not precision.has_separate_master:
+        unit.master = unit.shard if plan.shard_optimizer else full
+    unit.owned = unit.layout.shard_range(collectives.rank) if plan.shard_optimizer else (0, unit.layout.padded_numel)
+    unit.grad_sum = torch.zeros(unit.owned[1] - unit.owned[0], dtype=precision.master, device=device)
+
+
+def build_store(
+    units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives, *, poison: bool = False
+) -> ParamStore:
+    """Returns the store that the plan asks for; see `SlottedStore` for `poison`."""
+    return SlottedStore(units, collectives, poison=poison) if plan.shard_parameters else ResidentStore()
+
+
+def place_frozen(
+    model: nn.Module, collectives: Collectives, *, precision: PrecisionPolicy, device: torch.device
+) -> None:
+    """Brings frozen parameters and buffers to `device`, floating ones in compute dtype, with rank 0's values.
+
+    Enters one broadcast a tensor.
+    """
+    tensors = [param for param in model.parameters() if not param.requires_grad]
+    for tensor in [*tensors, *model.buffers()]:
+        dtype = precision.compute if tensor.is_floating_point() else tensor.dtype
+        tensor.data = tensor.data.to(device=device, dtype=dtype)
+        if tensor.numel():
+            flat = tensor.data.contiguous().view(-1)
+            # As bytes, for a backend need not know every dtype (Gloo has no bool).
+            collectives.broadcast(flat.view(torch.uint8), source=0).wait()
+            tensor.data = flat.view(tensor.shape)

@@ -1,0 +1,33 @@
+"""After the optimizer: new master values become the parameters that the next forward reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..mesh.collectives import Collectives, Pending
+from .plan import ZeroPlan
+from .store import ParamStore
+from .unit import ParamUnit
+
+
+def publish(units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives, store: ParamStore) -> None:
+    """Writes master shards into the compute parameters, rounding where the dtypes differ.
+
+    Stages 1 and 2 enter one all-gather a unit, all under way at once; stage 0 has every value already, and stage 3
+    gathers when a unit is next used.
+
+    Args:
+        units: all units, after the optimizer's step.
+        plan: what is sharded.
+        collectives: the axis the shards lie on.
+        store: told that gathered copies are stale.
+    """
+    for unit in units:
+        target = unit.shard if plan.shard_optimizer else unit.flat_param
+        if target.data_ptr() != unit.master.data_ptr():
+            target.copy_(unit.master)
+    if plan.shard_optimizer and not plan.shard_parameters:
+        pending: list[Pending] = [collectives.all_gather(unit.flat_param, unit.shard) for unit in units]
+        for work in pending:
+            work.wait()
+    store.invalidate()

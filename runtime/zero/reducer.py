@@ -1,0 +1,185 @@
+"""Gradients of one backward, unit by unit: made ready, summed over ranks, added to the owned range.
+
+Knows nothing of parameters' memory or of the optimizer.
+
+[Note: order of reductions]
+All ranks must enter the same collectives in the same order, whatever their graphs look like. So units are reduced in
+one canonical order, the reverse of rank 0's first forward: a unit whose gradients are complete waits for those before
+it, and a unit that this rank's forward did not use contributes zeros. What is left is reduced when the backward has
+ended.
+
+[Note: reduce every micro step]
+Gradients are reduced after every micro step and accumulated in fp32, at every stage. Accumulating before reducing would
+save traffic at stages 0 and 1, but sums in another order, and the stages would no longer agree bit for bit.
+See docs/decisions/0004-reduce-every-micro-step.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import torch
+from torch import Tensor
+
+from ..mesh.collectives import Collectives, Pending, own_slice
+from .slots import allocate_slots
+from .unit import ParamUnit
+
+
+class _Phase(Enum):
+    IDLE = auto()  # nothing of this micro step yet
+    OPEN = auto()  # zeroed when opened; autograd accumulates into it
+    COMPLETE = auto()  # nothing more will come; waits for its turn
+    REDUCING = auto()  # the collective is under way
+    DONE = auto()  # added to the owned range
+
+
+@dataclass(slots=True)
+class _Progress:
+    """Where one unit's gradient is.
+
+    Attributes:
+        slot: number of the buffer it was given.
+        home: that buffer's memory.
+        flat: what holds the gradient now: `home`, or memory of its own if the unit had to leave its slot.
+    """
+
+    slot: int
+    home: Tensor
+    flat: Tensor
+    phase: _Phase = _Phase.IDLE
+    pending: Pending | None = None
+
+
+class GradReducer:
+    """Reduces the gradients of all units once a micro step, see [Note: order of reductions].
+
+    Args:
+        units: all units; their gradients are bound here, to buffers of their own or to slots.
+        collectives: the axis to sum over.
+        shard_optimizer: False: every rank owns the whole sum; True: each its slice.
+        shard_gradients: False: a buffer a unit; True: slots, see [Note: slots].
+        slot_count: slots that the units with modules share.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[ParamUnit],
+        collectives: Collectives,
+        *,
+        shard_optimizer: bool,
+        shard_gradients: bool,
+        slot_count: int = 2,
+    ) -> None:
+        first = units[0].shard
+        count = slot_count if shard_gradients else len(units)
+        placed = allocate_slots(units, count=count, dtype=first.dtype, device=first.device)
+        for unit, (_, memory) in zip(units, placed, strict=True):
+            unit.bind_grads(memory)
+        self._units = list(units)
+        self._canonical: list[ParamUnit] = []
+        self._collectives = collectives
+        self._shard_optimizer = shard_optimizer
+        self._progress = [_Progress(slot=number, home=memory, flat=memory) for number, memory in placed]
+        self._used: set[int] = set()
+        self._cursor = 0
+        self._holder: dict[int, ParamUnit] = {}
+
+    def begin(self, used: Sequence[ParamUnit]) -> None:
+        """Begins a micro step's backward; the first time, all ranks take over rank 0's order (one broadcast).
+
+        Args:
+            used: units whose forward this rank has run, in order; only these can get gradients.
+        """
+        if not self._canonical:
+            self._canonical = self._agree_on_order(used)
+        self._used = {unit.index for unit in used}
+        self._advance()
+
+    def open(self, unit: ParamUnit) -> None:
+        """Makes the unit's gradient buffer ready, zeroed; called before its first gradient of this micro step."""
+        progress = self._progress[unit.index]
+        if progress.phase is not _Phase.IDLE:
+            return
+        holder = self._holder.get(progress.slot)
+        if holder is not None:
+            self._vacate(holder)
+        unit.flat_grad.zero_()
+        progress.phase = _Phase.OPEN
+        self._holder[progress.slot] = unit
+
+    def complete(self, unit: ParamUnit) -> None:
+        """Says that no more gradient of `unit` comes in this micro step; it is reduced when it is its turn."""
+        progress = self._progress[unit.index]
+        if progress.phase is _Phase.OPEN:
+            unit.collect_stray_grads()
+            progress.phase = _Phase.COMPLETE
+            self._advance()
+
+    def finish(self) -> None:
+        """Ends the micro step: reduces what is left, with zeros for units without a gradient, and accumulates all."""
+        for unit in self._canonical:
+            self.complete(unit)
+        self._used.clear()
+        self._advance()
+        for unit in self._canonical:
+            self._accumulate(unit)
+        for progress in self._progress:
+            progress.phase = _Phase.IDLE
+        self._cursor = 0
+        self._holder.clear()
+
+    def zero(self) -> None:
+        """Forgets the accumulated gradients."""
+        for unit in self._units:
+            unit.grad_sum.zero_()
+
+    def _agree_on_order(self, used: Sequence[ParamUnit]) -> list[ParamUnit]:
+        """Returns the canonical order, see [Note: order of reductions]."""
+        last = [unit for unit in self._units if unit not in used]
+        mine = [unit.index for unit in [*reversed(used), *last]]
+        order = torch.tensor(mine, dtype=torch.int64, device=self._units[0].shard.device)
+        self._collectives.broadcast(order, source=0).wait()
+        return [self._units[index] for index in order.tolist()]
+
+    def _advance(self) -> None:
+        """Starts reductions in canonical order as far as units are complete or cannot get a gradient."""
+        while self._cursor < len(self._canonical):
+            unit = self._canonical[self._cursor]
+            progress = self._progress[unit.index]
+            if progress.phase is _Phase.IDLE and unit.index not in self._used:
+                progress.flat = torch.zeros_like(progress.home)
+                progress.phase = _Phase.COMPLETE
+            if progress.phase is not _Phase.COMPLETE:
+                return
+            reduce = self._collectives.reduce_scatter if self._shard_optimizer else self._collectives.all_reduce
+            progress.pending = reduce(progress.flat)
+            progress.phase = _Phase.REDUCING
+            self._cursor += 1
+
+    def _vacate(self, holder: ParamUnit) -> None:
+        """Frees the slot of `holder`: its sum is waited for, or, where it is not its turn yet, it moves out."""
+        progress = self._progress[holder.index]
+        if progress.phase in (_Phase.OPEN, _Phase.COMPLETE):
+            progress.flat = progress.flat.clone()
+            holder.bind_grads(progress.flat)
+        self._accumulate(holder)
+
+    def _accumulate(self, unit: ParamUnit) -> None:
+        """Waits for the unit's reduction and adds the mean over ranks to the owned range, in fp32."""
+        progress = self._progress[unit.index]
+        if progress.phase is not _Phase.REDUCING:
+            return
+        assert progress.pending is not None, "a reduction under way has a handle"
+        progress.pending.wait()
+        progress.pending = None
+        summed = progress.flat
+        if self._shard_optimizer:
+            summed = own_slice(summed, rank=self._collectives.rank, size=self._collectives.size)
+        unit.grad_sum.add_(summed.to(torch.float32), alpha=1.0 / self._collectives.size)
+        if progress.flat is not progress.home:
+            progress.flat = progress.home
+            unit.bind_grads(progress.home)
+        progress.phase = _Phase.DONE

@@ -1,0 +1,42 @@
+"""A few fixed buffers that units take turns in.
+
+[Note: slots]
+Unit i always lies in slot i mod k, in forward and backward alike, so a parameter keeps its address for life: what
+autograd saved stays valid once the unit is gathered again, nothing is allocated in the loop, and neither
+`record_stream` nor the caching allocator is involved. A unit without a module (the rest unit) has a slot of its own.
+Reuse is ordered by the stream: a collective into a slot is enqueued after the work that last read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .unit import ParamUnit
+
+
+def allocate_slots(
+    units: Sequence[ParamUnit], *, count: int, dtype: torch.dtype, device: torch.device
+) -> list[tuple[int, Tensor]]:
+    """Allocates the slots and returns (slot number, view of its memory) for each unit, see [Note: slots].
+
+    Args:
+        units: all units of the model, in order.
+        count: slots that the units with modules share.
+        dtype: of the buffers.
+        device: of the buffers.
+
+    Returns:
+        for each unit its slot's number and a view [padded_numel] that starts where the slot starts.
+    """
+    number_of = [unit.index % count if unit.module is not None else count + unit.index for unit in units]
+    sizes: dict[int, int] = {}
+    for unit, number in zip(units, number_of, strict=True):
+        sizes[number] = max(sizes.get(number, 0), unit.layout.padded_numel)
+    memory = {number: torch.zeros(size, dtype=dtype, device=device) for number, size in sizes.items()}
+    return [
+        (number, memory[number].narrow(0, 0, unit.layout.padded_numel))
+        for unit, number in zip(units, number_of, strict=True)
+    ]

@@ -1,0 +1,161 @@
+"""Where a unit's parameters are when its forward or backward needs them.
+
+`ResidentStore` (stages 0 to 2): always there. `SlottedStore` (stage 3): gathered into a slot on demand, with prefetch
+in the recorded order. Neither touches gradients or the optimizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from dsrun.errors import ModelError
+
+from ..mesh.collectives import Collectives, Pending
+from .slots import allocate_slots
+from .unit import ParamUnit
+
+
+class ParamStore(Protocol):
+    """What the hooks ask for."""
+
+    def acquire(self, unit: ParamUnit) -> None:
+        """Returns when the unit's parameters may be read, until `release`. May be nested."""
+        ...
+
+    def release(self, unit: ParamUnit) -> None:
+        """Ends one `acquire`."""
+        ...
+
+    def invalidate(self) -> None:
+        """The shards have new values: what was gathered before is stale."""
+        ...
+
+
+class ResidentStore:
+    """Every rank holds every parameter all the time."""
+
+    def acquire(self, unit: ParamUnit) -> None:
+        """See `ParamStore`: nothing to do."""
+
+    def release(self, unit: ParamUnit) -> None:
+        """See `ParamStore`: nothing to do."""
+
+    def invalidate(self) -> None:
+        """See `ParamStore`: the publisher writes new values in place."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    occupant: ParamUnit | None = None
+    users: int = 0
+    pending: Pending | None = None
+
+
+class SlottedStore:
+    """A rank holds its slices, and a few units at a time in full, see [Note: slots].
+
+    The order in which units are acquired is recorded and replayed: while one unit computes, the next one is gathered
+    into another slot. A unit out of order is gathered on demand, and the replay goes on behind it.
+
+    Args:
+        units: all units of the model; their parameters are bound to the slots here.
+        collectives: the axis the shards lie on.
+        slot_count: slots that the units with modules share; 2 lets one gather overlap one unit's compute.
+        poison: fill a slot with NaN when its unit is released, so that a use after release shows. Costs a write.
+    """
+
+    def __init__(
+        self, units: Sequence[ParamUnit], collectives: Collectives, *, slot_count: int = 2, poison: bool = False
+    ) -> None:
+        first = units[0].shard
+        placed = allocate_slots(units, count=slot_count, dtype=first.dtype, device=first.device)
+        self._collectives = collectives
+        slots = {number: _Slot() for number, _ in placed}
+        self._slots = list(slots.values())
+        self._slot_of = [slots[number] for number, _ in placed]
+        self._poison = poison
+        self._order = _RecordedOrder()
+        for unit, (_, memory) in zip(units, placed, strict=True):
+            unit.bind_params(memory)
+        # A read before the first gather is a parameter used outside its unit's forward: let it show.
+        for _, memory in placed:
+            memory.fill_(float("nan"))
+
+    def acquire(self, unit: ParamUnit) -> None:
+        """See `ParamStore`. Enters an all-gather of the unit unless it is there, and one of the unit expected next.
+
+        Raises:
+            ModelError: another unit in the same slot is still in use.
+        """
+        slot = self._slot_of[unit.index]
+        if slot.occupant is not unit:
+            if slot.users:
+                assert slot.occupant is not None, "a slot in use has an occupant"
+                raise ModelError(
+                    f"model: unit `{unit.name}` is needed while unit `{slot.occupant.name}` is still in use, "
+                    "and both share a gather slot",
+                    hint="call blocks one after the other, or set `zero_optimization.stage` to 2",
+                )
+            self._gather(unit, slot)
+        if slot.pending is not None:
+            slot.pending.wait()
+            slot.pending = None
+        slot.users += 1
+        following = self._order.next_after(unit) if unit.module is not None else None
+        if following is not None:
+            self._prefetch(following)
+
+    def release(self, unit: ParamUnit) -> None:
+        """See `ParamStore`. The data stays until another unit takes the slot."""
+        slot = self._slot_of[unit.index]
+        assert slot.occupant is unit, f"unit {unit.name} was not acquired"
+        assert slot.users > 0, f"unit {unit.name} was released twice"
+        slot.users -= 1
+        if self._poison and slot.users == 0:
+            unit.flat_param.fill_(float("nan"))
+            slot.occupant = None
+
+    def invalidate(self) -> None:
+        """See `ParamStore`."""
+        for slot in self._slots:
+            assert slot.users == 0, "parameters are in use during a step"
+            if slot.pending is not None:
+                slot.pending.wait()
+                slot.pending = None
+            slot.occupant = None
+        self._order.restart()
+
+    def _prefetch(self, unit: ParamUnit) -> None:
+        slot = self._slot_of[unit.index]
+        if slot.users == 0 and slot.occupant is not unit:
+            self._gather(unit, slot)
+
+    def _gather(self, unit: ParamUnit, slot: _Slot) -> None:
+        if slot.pending is not None:
+            slot.pending.wait()
+        slot.pending = self._collectives.all_gather(unit.flat_param, unit.shard)
+        slot.occupant = unit
+
+
+class _RecordedOrder:
+    """The sequence of acquired units of one step, and where in it we are."""
+
+    def __init__(self) -> None:
+        self._recorded: list[ParamUnit] = []
+        self._seen: list[ParamUnit] = []
+        self._position = 0
+
+    def next_after(self, unit: ParamUnit) -> ParamUnit | None:
+        """Notes that `unit` was acquired; returns the unit that the recorded step acquired after it."""
+        self._seen.append(unit)
+        try:
+            self._position = self._recorded.index(unit, self._position) + 1
+        except ValueError:
+            return None
+        return self._recorded[self._position] if self._position < len(self._recorded) else None
+
+    def restart(self) -> None:
+        """A step has ended: what it did is what the next one is expected to do."""
+        self._recorded, self._seen, self._position = self._seen, [], 0

@@ -1,0 +1,91 @@
+"""A unit with its memory: flat buffers, the parameters and gradients that view them, and the slice this rank owns.
+
+Which buffers are whole and which are slots is decided by the store and the reducer; nothing is communicated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..layout.unit_layout import UnitLayout, lay_out
+from ..protocols import OwnedRange
+from .units import UnitSpec
+
+
+class ParamUnit:
+    """Parameters that are gathered, reduced and updated together.
+
+    Attributes:
+        index: position among the units, in order of registration.
+        module: whose forward uses the parameters; None for the rest unit.
+        params: the model's parameters, in the order of `layout.extents`.
+        layout: places in the flat buffers, see [Note: flat buffers].
+        owned: [start, stop) of the flat buffer that this rank updates: its slice, or everything at stage 0.
+        flat_param: compute dtype, [padded_numel]; the parameters are views of it. Whole and always valid, or the
+            memory of a slot, valid between acquire and release.
+        flat_grad: compute dtype, [padded_numel]; the gradients are views of it. Its own, or the memory of a slot.
+        shard: compute dtype, this rank's slice of the parameters; a view of `flat_param` unless that is a slot.
+        master: fp32, the owned range as the optimizer updates it; shares memory with the parameters if they are fp32.
+        grad_sum: fp32, the owned range of the gradient, reduced over ranks and summed over micro batches.
+    """
+
+    def __init__(self, spec: UnitSpec, *, index: int, world_size: int) -> None:
+        self.index = index
+        self.name = spec.name
+        self.module = spec.module
+        self.params = [param for _, param in spec.params]
+        self.layout: UnitLayout = lay_out(
+            spec.name, [(name, param.shape) for name, param in spec.params], world_size=world_size
+        )
+        self.owned: tuple[int, int] = (0, 0)
+        empty = torch.empty(0)
+        self.flat_param = empty
+        self.flat_grad = empty
+        self.shard = empty
+        self.master = empty
+        self.grad_sum = empty
+        self._grad_views: list[Tensor] = []
+
+    def owned_range(self, group_of: Mapping[int, int]) -> OwnedRange:
+        """Returns what this rank updates; `group_of` gives the optimizer group of each parameter by its id."""
+        groups = tuple(group_of[id(param)] for param in self.params)
+        return OwnedRange(self.layout, self.owned[0], self.master, self.grad_sum, groups)
+
+    def flatten_into(self, flat_N: Tensor) -> None:
+        """Copies the parameters' present values into `flat_N` at their places, converting dtype and device."""
+        for view, param in zip(self.views(flat_N), self.params, strict=True):
+            view.copy_(param.detach())
+
+    def views(self, flat_N: Tensor) -> list[Tensor]:
+        """Returns a view of `flat_N` for each parameter, in its shape."""
+        return [flat_N.narrow(0, e.offset, e.numel).view(e.shape) for e in self.layout.extents]
+
+    def bind_params(self, flat_N: Tensor) -> None:
+        """Makes the parameters views of `flat_N`, once and for all: the addresses never change again."""
+        self.flat_param = flat_N
+        for param, view in zip(self.params, self.views(flat_N), strict=True):
+            param.data = view
+
+    def bind_grads(self, flat_N: Tensor) -> None:
+        """Makes the gradients views of `flat_N`, into which autograd then accumulates in place."""
+        self.flat_grad = flat_N
+        self._grad_views = self.views(flat_N)
+        for param, view in zip(self.params, self._grad_views, strict=True):
+            param.grad = view
+
+    def collect_stray_grads(self) -> None:
+        """Brings gradients home that are no views: where a script set `.grad` to None, autograd made new ones."""
+        for param, view in zip(self.params, self._grad_views, strict=True):
+            if param.grad is not view:
+                if param.grad is not None:
+                    view.copy_(param.grad)
+                param.grad = view
+
+
+def group_by(spec: UnitSpec, group_of: Mapping[int, int]) -> UnitSpec:
+    """Orders a unit's parameters by optimizer group, so that each group is one run of the flat buffer."""
+    ordered: Sequence[tuple[str, nn.Parameter]] = sorted(spec.params, key=lambda item: group_of[id(item[1])])
+    return UnitSpec(spec.name, spec.module, tuple(ordered))

@@ -1,0 +1,105 @@
+"""Finding the units of a model: which parameters are gathered, reduced and updated together.
+
+Works on the module tree alone: no buffers, no collectives.
+
+[Note: units]
+- Each block of a repeated stack (a ModuleList or Sequential with two or more children of one class) is a unit.
+- Outside of blocks, each embedding and each Linear with its own parameters is a unit, if it is large enough.
+- All other parameters form the *rest* unit: small ones, parameters of the root itself, and tied weights, which are
+  used in several places. A unit with a `module` is needed from the start to the end of that module's forward; the rest
+  unit has none and is needed for the whole forward and backward.
+Frozen parameters belong to no unit: they stay on every rank and cost their own bytes only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+REST = "rest"
+#: Leaf modules outside of blocks with fewer parameters are not worth a gather of their own.
+_SMALL_NUMEL = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSpec:
+    """One unit, before it has buffers.
+
+    Attributes:
+        name: the module's qualified name, or `rest`.
+        module: whose forward uses the parameters; None for the rest unit.
+        params: (qualified name, parameter), each parameter of the model in one unit only.
+    """
+
+    name: str
+    module: nn.Module | None
+    params: tuple[tuple[str, nn.Parameter], ...]
+
+
+def find_units(model: nn.Module) -> list[UnitSpec]:
+    """Groups the trainable parameters of `model` into units, see [Note: units].
+
+    Returns:
+        units with modules in order of registration, the rest unit last and only where it has parameters.
+    """
+    names = {id(param): name for name, param in reversed(list(model.named_parameters(remove_duplicate=False)))}
+    homes: dict[int, set[str]] = {}
+    candidates = list(_candidates(model))
+    for unit_name, module in candidates:
+        for param in module.parameters():
+            homes.setdefault(id(param), set()).add(unit_name)
+    used_elsewhere = _used_outside(model, [module for _, module in candidates])
+    units: list[UnitSpec] = []
+    taken: set[int] = set()
+    for unit_name, module in candidates:
+        own = [
+            param
+            for param in module.parameters()
+            if param.requires_grad and len(homes[id(param)]) == 1 and id(param) not in used_elsewhere
+        ]
+        if own:
+            units.append(UnitSpec(unit_name, module, tuple((names[id(param)], param) for param in own)))
+            taken.update(id(param) for param in own)
+    rest = tuple(
+        (names[id(param)], param) for param in model.parameters() if param.requires_grad and id(param) not in taken
+    )
+    if rest:
+        units.append(UnitSpec(REST, None, rest))
+    return units
+
+
+def _candidates(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yields (name, module) that may become units; none contains another."""
+    for child_name, child in model.named_children():
+        name = f"{prefix}{child_name}"
+        if _is_stack(child):
+            for block_name, block in child.named_children():
+                yield f"{name}.{block_name}", block
+        elif isinstance(child, nn.Embedding | nn.Linear):
+            if sum(param.numel() for param in child.parameters(recurse=False)) >= _SMALL_NUMEL:
+                yield name, child
+        else:
+            yield from _candidates(child, f"{name}.")
+
+
+def _is_stack(module: nn.Module) -> bool:
+    """Whether `module` is a repeated stack of blocks."""
+    if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
+        return False
+    children = list(module.children())
+    alike = len({type(child) for child in children}) == 1
+    # A stack of bare leaves (say, a ModuleList of Linears) is no stack of blocks: its parts are units by themselves.
+    return alike and any(True for _ in children[0].children())
+
+
+def _used_outside(model: nn.Module, units: list[nn.Module]) -> set[int]:
+    """Ids of parameters that a module outside of every unit holds as well."""
+    inside = {id(module) for unit in units for module in unit.modules()}
+    return {
+        id(param)
+        for module in model.modules()
+        if id(module) not in inside
+        for param in module.parameters(recurse=False)
+    }
