@@ -1,0 +1,91 @@
+"""The words after the script: which are the script's, and which config they name. Pure; no file is opened here.
+
+Everything after the script is the script's, untouched, with one exception:
+
+    dsrun train.py --config ds.json --lr 3      the config is dsrun's wherever it stands before a `--`; it is taken out
+    dsrun train.py -- --config mine.yaml        words after the first `--` are the script's; that `--` is taken out
+    dsrun train.py --deepspeed_config ds.json   is left where it is, for scripts written for DeepSpeed, and read too
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsrun.errors import Problem, UsageError
+
+CONFIG_FLAG = "--config"
+DEEPSPEED_CONFIG_FLAG = "--deepspeed_config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptWords:
+    """What the words after the script say.
+
+    Attributes:
+        args: the words the script gets, byte for byte.
+        config: value of `--config`, if given.
+        deepspeed_config: value of `--deepspeed_config`, if given; also still among `args`.
+    """
+
+    args: tuple[str, ...]
+    config: str | None
+    deepspeed_config: str | None
+
+
+def split_script_words(words: Sequence[str]) -> ScriptWords:
+    """Takes dsrun's own config out of the words after the script.
+
+    Args:
+        words: everything after the script, as the user typed it.
+
+    Raises:
+        UsageError: a flag has no value, or is given twice with different values.
+    """
+    ours, theirs = _cut_at_double_dash(words)
+    args: list[str] = []
+    problems: list[Problem] = []
+    found: dict[str, list[str]] = {CONFIG_FLAG: [], DEEPSPEED_CONFIG_FLAG: []}
+    rest = iter(ours)
+    for word in rest:
+        flag, equals, value = word.partition("=")
+        if flag not in found:
+            args.append(word)
+            continue
+        kept = [word]
+        if not equals:
+            following = next(rest, None)
+            value = following or ""
+            kept += [] if following is None else [following]
+        if value:
+            found[flag].append(value)
+        else:
+            problems.append(_no_value(flag))
+        if flag == DEEPSPEED_CONFIG_FLAG:
+            args += kept
+    problems += [
+        Problem(f"`{flag}` names {len(set(values))} files: {', '.join(dict.fromkeys(values))}", f"give `{flag}` once")
+        for flag, values in found.items()
+        if len(set(values)) > 1
+    ]
+    if problems:
+        raise UsageError.of(problems)
+    return ScriptWords(
+        args=(*args, *theirs),
+        config=next(iter(found[CONFIG_FLAG]), None),
+        deepspeed_config=next(iter(found[DEEPSPEED_CONFIG_FLAG]), None),
+    )
+
+
+def _cut_at_double_dash(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    if "--" not in words:
+        return words, ()
+    at = list(words).index("--")
+    return words[:at], words[at + 1 :]
+
+
+def _no_value(flag: str) -> Problem:
+    return Problem(
+        f"`{flag}` after the script names no file",
+        f"write `{flag} FILE`; if it is meant for the script alone, put it after `--`",
+    )

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dsrun.errors import UsageError
+from dsrun.launcher.script_words import split_script_words
+
+
+@pytest.mark.parametrize(
+    ("words", "args", "config", "deepspeed_config"),
+    [
+        ([], [], None, None),
+        (["--lr", "3"], ["--lr", "3"], None, None),
+        (["--config", "a.json", "--lr", "3"], ["--lr", "3"], "a.json", None),
+        (["--lr", "3", "--config=a.json"], ["--lr", "3"], "a.json", None),
+        (["--config=a=b.json"], [], "a=b.json", None),
+        (["--", "--config", "mine.yaml"], ["--config", "mine.yaml"], None, None),
+        (["--config", "a.json", "--", "--config", "mine.yaml"], ["--config", "mine.yaml"], "a.json", None),
+        (["a", "--", "b", "--", "c"], ["a", "b", "--", "c"], None, None),
+        (
+            ["--config-file", "x", "--configs=y", "-config", "z"],
+            ["--config-file", "x", "--configs=y", "-config", "z"],
+            None,
+            None,
+        ),
+        (["--deepspeed_config", "d.json", "--x"], ["--deepspeed_config", "d.json", "--x"], None, "d.json"),
+        (["--deepspeed_config=d.json"], ["--deepspeed_config=d.json"], None, "d.json"),
+        (["--", "--deepspeed_config", "d.json"], ["--deepspeed_config", "d.json"], None, None),
+        (["--config", "a", "--deepspeed_config", "b"], ["--deepspeed_config", "b"], "a", "b"),
+        (["--config", "a", "--config", "a"], [], "a", None),
+        (["", " ", "\n", "$HOME", "\udcff"], ["", " ", "\n", "$HOME", "\udcff"], None, None),
+    ],
+)
+def test_only_the_config_is_taken_out(
+    words: list[str], args: list[str], config: str | None, deepspeed_config: str | None
+) -> None:
+    found = split_script_words(words)
+    assert (list(found.args), found.config, found.deepspeed_config) == (args, config, deepspeed_config)
+
+
+@pytest.mark.parametrize("words", [["--config"], ["--config="], ["--config", ""], ["--config", "--", "x"]])
+def test_config_without_a_file_is_an_error(words: list[str]) -> None:
+    with pytest.raises(UsageError) as caught:
+        split_script_words(words)
+    assert caught.value.render() == (
+        "error: `--config` after the script names no file\n"
+        "hint: write `--config FILE`; if it is meant for the script alone, put it after `--`"
+    )
+
+
+def test_two_different_configs_are_an_error() -> None:
+    with pytest.raises(UsageError, match="`--config` names 2 files: a, b"):
+        split_script_words(["--config", "a", "--config=b"])
+
+
+plain_words = st.lists(
+    st.text(max_size=6).filter(lambda word: word.partition("=")[0] not in ("--config", "--deepspeed_config", "--"))
+)
+
+
+@given(plain_words, plain_words)
+def test_every_other_word_arrives_as_it_was_and_in_order(before: list[str], after: list[str]) -> None:
+    assert list(split_script_words([*before, "--config", "c", *after]).args) == before + after
+    assert list(split_script_words([*before, "--", *after]).args) == before + after
