@@ -113,7 +113,7 @@ def test_keeps_control_characters_of_a_broken_file_off_the_terminal() -> None:
 
 
 def test_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(HostfileError, match="hosts.txt: the hostfile cannot be read: no such file or directory"):
+    with pytest.raises(HostfileError, match=r"hosts\.txt: the hostfile cannot be read: no such file or directory"):
         read_hostfile(tmp_path / "hosts.txt")
 
 

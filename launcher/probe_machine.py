@@ -1,0 +1,119 @@
+"""Host, processor, memory and disk as /proc and /sys tell them. Pure parsers first, readers of a tree below them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from .probe_cgroup import unescape_mount
+
+#: Instruction sets that decide which processor kernels are fast, in the order they are shown.
+NOTABLE_ISA = (
+    *("avx2", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_bf16", "amx_int8", "asimd", "sve", "sve2", "bf16", "i8mm"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuInfo:
+    """What /proc/cpuinfo says.
+
+    Attributes:
+        model: name of the processor; ARM kernels give none.
+        cores: logical processors that are online.
+        isa: those of `NOTABLE_ISA` it has.
+        virtual: it runs under a hypervisor; None where it does not say (ARM).
+    """
+
+    model: str | None
+    cores: int
+    isa: tuple[str, ...]
+    virtual: bool | None
+
+
+def parse_cpuinfo(text: str) -> CpuInfo:
+    """Reads /proc/cpuinfo of x86 or ARM."""
+    fields: dict[str, str] = {}
+    cores = 0
+    for line in text.splitlines():
+        key, colon, value = (part.strip() for part in line.partition(":"))
+        cores += key == "processor" and bool(colon)
+        fields.setdefault(key, value)
+    flags = fields.get("flags", fields.get("Features", "")).split()
+    return CpuInfo(
+        model=fields.get("model name") or None,
+        cores=cores,
+        isa=tuple(name for name in NOTABLE_ISA if name in flags),
+        virtual="hypervisor" in flags if "flags" in fields else None,
+    )
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Reads /proc/meminfo: name -> bytes."""
+    values: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        words = rest.split()
+        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
+            values[name] = int(words[0]) * 1024
+    return values
+
+
+def parse_os_release(text: str) -> str | None:
+    """Reads the name for people out of /etc/os-release."""
+    fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+    name = fields.get("PRETTY_NAME", fields.get("NAME", ""))
+    return name.strip().strip("\"'") or None
+
+
+def filesystem_of(path: PurePosixPath, mountinfo: str) -> str | None:
+    """Finds the type of the filesystem that holds `path` (absolute, links resolved) in /proc/self/mountinfo."""
+    best: tuple[int, str] | None = None
+    for line in mountinfo.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, source = before.split(" "), after.split(" ")
+        if len(fields) < 5 or not source[0]:
+            continue
+        point = PurePosixPath(unescape_mount(fields[4]))
+        # Of two mounts on one point the later line is the one that is seen.
+        if path.is_relative_to(point) and (best is None or len(point.parts) >= best[0]):
+            best = (len(point.parts), source[0])
+    return None if best is None else best[1]
+
+
+def container_of(root: Path, environ: Mapping[str, str]) -> str | None:
+    """Names the container this process runs in; None where there is no sign of one."""
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return "kubernetes"
+    named = read_text(root / "run/systemd/container")
+    if named:
+        return named.strip()
+    signs = {"docker": ".dockerenv", "podman": "run/.containerenv", "singularity": ".singularity.d"}
+    return next((name for name, sign in signs.items() if (root / sign).exists()), None)
+
+
+def machine_of(root: Path) -> str | None:
+    """Names the machine, real or virtual, by its firmware (`Dell Inc. PowerEdge R760`)."""
+    folder = root / "sys/class/dmi/id"
+    words = [(read_text(folder / name) or "").strip() for name in ("sys_vendor", "product_name")]
+    return " ".join(dict.fromkeys(word for word in words if word)) or None
+
+
+def usable_cores(affinity: Collection[int], quota_cores: float | None) -> int:
+    """Returns the cores a job can keep busy: those it may be scheduled on, less what a quota takes away; at least one.
+
+    Args:
+        affinity: logical processors this process may run on (cpusets included).
+        quota_cores: processor time a second that its cgroups allow; None is no limit.
+    """
+    allowed = len(affinity) if quota_cores is None else min(len(affinity), int(quota_cores))
+    return max(1, allowed)
+
+
+def read_text(path: Path) -> str | None:
+    """Returns the text of a file of /proc or /sys; None where it cannot be read."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return None
