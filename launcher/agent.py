@@ -1,0 +1,338 @@
+"""The agent: one per host; runs the host's ranks through a spawner and answers for their end.
+
+Started over a channel, speaks the protocol on stdin and stdout, and imports the standard library and psutil only.
+Decides nothing about the job: the front end says when to stop. But its stdin is the lifeline: when that ends,
+however the front end ended, the agent stops everything by itself. It exits only when nothing of the job is left.
+
+[Note: stopping] One way down, entered at any step and never walked back:
+- asked: the signal went to every rank's process group; one grace for all ranks together runs.
+- killing: SIGKILL to everything below the agent, in rounds, until nothing is left.
+What outlives the ranks (detached processes included) is asked when the last rank has ended, then killed.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from dsrun.contract import read_error_file
+
+from . import processes
+from .failures import describe_status
+from .plan import LaunchPlan
+from .protocol import (
+    VERSION,
+    Exit,
+    Failed,
+    Finished,
+    FrameReader,
+    Hello,
+    Kill,
+    Message,
+    ProtocolError,
+    Spawn,
+    Start,
+    Started,
+    Stop,
+    encode,
+)
+from .relay import Relay
+from .worker import error_file, isolated_command, node_environment
+
+_READ_BYTES = 1 << 16
+#: Between two looks at processes that must end and give no event when they do.
+_ROUND_S = 0.05
+#: From SIGKILL to giving up on what is left (a process stuck in the kernel, or another user's).
+_KILL_PATIENCE_S = 20.0
+#: From SIGKILL to killing the spawner too, should it not report the ends (a debugger may hold it).
+_SPAWNER_PATIENCE_S = 5.0
+#: For output still in pipes once nothing of the job is alive.
+_DRAIN_PATIENCE_S = 5.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def main() -> None:
+    """Entry of the process; argv holds the job's id, for whoever looks at the list of processes."""
+    report_fd = os.dup(1)
+    os.dup2(2, 1)
+    reader = FrameReader()
+    start = _read_start(reader)
+    if start is None:
+        return
+    if start.version != VERSION:
+        reason = f"the agent speaks protocol {VERSION}, the front end {start.version}; install one dsrun on all hosts"
+        os.write(report_fd, encode(Failed(reason=reason)))
+        return
+    Agent(start, reader, report_fd).run()
+
+
+def _read_start(reader: FrameReader) -> Start | None:
+    while data := os.read(0, _READ_BYTES):
+        for message in reader.feed(data):
+            assert isinstance(message, Start), "the front end's first message is its start"
+            return message
+    return None
+
+
+class Agent:
+    """The host's part of one job, from `Start` to `Finished`.
+
+    Args:
+        start: the launch.
+        control: reads what comes after `start` on stdin.
+        report_fd: where messages to the front end go.
+    """
+
+    def __init__(self, start: Start, control: FrameReader, report_fd: int) -> None:
+        self._plan = LaunchPlan.from_json(start.plan)
+        self._start_message = start
+        self._node = self._plan.nodes[start.node_rank]
+        self._control = control
+        self._selector = selectors.DefaultSelector()
+        self._relay = Relay(self._selector, report_fd)
+        self._spawner: subprocess.Popen[bytes] | None = None
+        self._spawner_reader = FrameReader()
+        self._rank_of: dict[int, int] = {}
+        self._ended: set[int] = set()
+        self._grace_until_s: float | None = None
+        self._killing_since_s: float | None = None
+        self._lingerers_asked = False
+        self._unkillable: list[int] = []
+
+    def run(self) -> None:
+        """Runs the ranks to their end, whatever the end is; returns when nothing is left of them."""
+        processes.become_subreaper()
+        self._listen_to_signals()
+        self._selector.register(0, selectors.EVENT_READ, self._read_control)
+        self._relay.send(Hello(pid=os.getpid(), time_s=time.time()))
+        try:
+            self._prepare_run_dir()
+            self._start_spawner()
+        except OSError as error:
+            self._fail(f"cannot start: {error}")
+        while not self._advance():
+            for key, _ in self._selector.select(self._patience_s()):
+                key.data()
+        self._relay.close_streams()
+        self._relay.send(Finished(unkillable=self._unkillable))
+        while self._relay.unsent:
+            # As long as it takes: only this process is left, and it ends with the front end.
+            for key, _ in self._selector.select():
+                key.data()
+
+    # --- start
+
+    def _prepare_run_dir(self) -> None:
+        os.makedirs(self._plan.run_dir, mode=0o700, exist_ok=True)
+        for worker in self._node.workers:
+            # An earlier job's word must not be taken for this one's.
+            error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
+
+    def _start_spawner(self) -> None:
+        program = self._plan.program
+        python = sys.executable if program.kind == "command" else program.python
+        command = isolated_command(python, "dsrun.launcher.spawner")
+        environment = node_environment(os.environ, self._plan, self._node)
+        with _listen_on("127.0.0.1") as store:
+            address, port = store.getsockname()[:2]
+            output_fds = [
+                (self._relay.open_stream(worker.rank, "stdout"), self._relay.open_stream(worker.rank, "stderr"))
+                for worker in self._node.workers
+            ]
+            passed = [store.fileno(), *(descriptor for pair in output_fds for descriptor in pair)]
+            try:
+                self._spawner = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=environment,
+                    pass_fds=passed,
+                )
+            finally:
+                # Ours are closed, so that a pipe ends with the last process that writes to it.
+                for descriptor in passed[1:]:
+                    os.close(descriptor)
+            order = Spawn(
+                plan=self._start_message.plan,
+                node_rank=self._node.node_rank,
+                agent_pid=os.getpid(),
+                master_addr=address,
+                master_port=port,
+                store_fd=store.fileno(),
+                output_fds=output_fds,
+            )
+        assert self._spawner.stdin is not None, "stdin is a pipe"
+        assert self._spawner.stdout is not None, "stdout is a pipe"
+        self._selector.register(self._spawner.stdout, selectors.EVENT_READ, self._read_spawner)
+        try:
+            self._spawner.stdin.write(encode(order))
+            self._spawner.stdin.flush()
+        except BrokenPipeError:
+            return  # It died at once; the end of its stdout says so.
+
+    # --- events
+
+    def _listen_to_signals(self) -> None:
+        wake_fd, woken_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(woken_fd, warn_on_full_buffer=False)
+        for signum in (signal.SIGCHLD, *_STOP_SIGNALS):
+            signal.signal(signum, processes.wake_up)
+
+        def on_signal() -> None:
+            if set(os.read(wake_fd, _READ_BYTES)) & set(_STOP_SIGNALS):
+                self._ask(signal.SIGTERM)
+
+        self._selector.register(wake_fd, selectors.EVENT_READ, on_signal)
+
+    def _read_control(self) -> None:
+        data = os.read(0, _READ_BYTES)
+        if not data:
+            self._selector.unregister(0)
+            self._relay.abandon()
+            self._ask(signal.SIGTERM)
+            return
+        try:
+            messages = self._control.feed(data)
+        except ProtocolError as error:
+            self._selector.unregister(0)
+            self._fail(str(error))
+            return
+        for message in messages:
+            match message:
+                case Stop(signal=signum):
+                    self._ask(signum)
+                case Kill():
+                    self._kill()
+                case _:
+                    self._fail(f"unexpected message from the front end: {type(message).__name__}")
+
+    def _read_spawner(self) -> None:
+        assert self._spawner is not None, "its pipe was registered"
+        assert self._spawner.stdout is not None, "stdout is a pipe"
+        data = os.read(self._spawner.stdout.fileno(), _READ_BYTES)
+        if not data:
+            self._selector.unregister(self._spawner.stdout)
+            self._spawner.stdout.close()
+            return
+        for message in self._spawner_reader.feed(data):
+            self._on_report(message)
+
+    def _on_report(self, message: Message) -> None:
+        match message:
+            case Started(pids=pids):
+                self._rank_of = {pid: worker.rank for pid, worker in zip(pids, self._node.workers, strict=True)}
+                self._relay.send(message)
+            case Exit():
+                self._report_exit(message.rank, message.status, message.time_s)
+            case Failed(reason=reason):
+                self._fail(reason)
+            case _:
+                raise AssertionError(f"the spawner never sends {type(message).__name__}")
+
+    def _report_exit(self, rank: int, status: int, time_s: float) -> None:
+        self._ended.add(rank)
+        error = read_error_file(error_file(self._plan.run_dir, rank)) if status else None
+        self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error))
+
+    # --- the way down, see [Note: stopping]
+
+    def _fail(self, reason: str) -> None:
+        self._relay.send(Failed(reason=reason))
+        self._kill()
+
+    def _ask(self, signum: int) -> None:
+        if self._grace_until_s is not None or self._killing_since_s is not None:
+            return
+        if not self._rank_of:
+            # Ranks that are not known yet cannot be asked, and have nothing to save.
+            self._kill()
+            return
+        self._grace_until_s = time.monotonic() + self._plan.grace_s
+        processes.send_to_groups(self._rank_of, signum)
+
+    def _kill(self) -> None:
+        if self._killing_since_s is None:
+            self._killing_since_s = time.monotonic()
+
+    def _advance(self) -> bool:
+        """Does what is due now; returns whether everything has ended."""
+        now_s = time.monotonic()
+        self._reap()
+        if self._grace_until_s is not None and now_s >= self._grace_until_s:
+            self._kill()
+        if self._rank_of and len(self._ended) == len(self._rank_of):
+            self._release_spawner()
+        if self._killing_since_s is not None:
+            return self._kill_round(self._killing_since_s, now_s)
+        if self._spawner is not None:
+            return False
+        left = processes.descendants()
+        if left and not self._lingerers_asked:
+            self._lingerers_asked = True
+            for process in left:
+                processes.send(process, signal.SIGTERM)
+            if self._grace_until_s is None:
+                self._grace_until_s = now_s + self._plan.grace_s
+        return not left and self._drained(now_s)
+
+    def _kill_round(self, since_s: float, now_s: float) -> bool:
+        left = processes.descendants()
+        if self._spawner is not None and self._rank_of and now_s < since_s + _SPAWNER_PATIENCE_S:
+            # It is to report how the ranks ended, and exits by itself then.
+            left = [process for process in left if process.pid != self._spawner_pid]
+        if left and now_s >= since_s + _KILL_PATIENCE_S:
+            self._unkillable = [process.pid for process in left]
+            return True
+        for process in left:
+            processes.send(process, signal.SIGKILL)
+        return not left and self._spawner is None and self._drained(now_s)
+
+    @property
+    def _spawner_pid(self) -> int | None:
+        return None if self._spawner is None else self._spawner.pid
+
+    def _release_spawner(self) -> None:
+        if self._spawner is not None and self._spawner.stdin is not None and not self._spawner.stdin.closed:
+            self._spawner.stdin.close()
+
+    def _reap(self) -> None:
+        for pid, status in processes.reap():
+            if pid == self._spawner_pid:
+                self._spawner_ended(status)
+            elif pid in self._rank_of and self._rank_of[pid] not in self._ended:
+                # The spawner died, and its ranks became our children.
+                self._report_exit(self._rank_of[pid], status, time.time())
+
+    def _spawner_ended(self, status: int) -> None:
+        assert self._spawner is not None, "it was started"
+        assert self._spawner.stdout is not None, "stdout is a pipe"
+        self._spawner.returncode = status
+        while not self._spawner.stdout.closed:
+            # What it reported before it died; the pipe ends with it.
+            self._read_spawner()
+        self._spawner = None
+        if len(self._ended) < len(self._node.workers) and self._killing_since_s is None:
+            self._fail(f"the spawner {describe_status(status)} before its ranks ended")
+
+    def _drained(self, now_s: float) -> bool:
+        """Whether all output was read; a pipe that does not end though nobody is left is given up at last."""
+        if not self._relay.unread:
+            return True
+        return not self._relay.unsent and now_s - self._relay.moved_at_s > _DRAIN_PATIENCE_S
+
+    def _patience_s(self) -> float | None:
+        if self._killing_since_s is not None or self._spawner is None:
+            return _ROUND_S
+        if self._grace_until_s is not None:
+            return max(0.0, self._grace_until_s - time.monotonic())
+        return None
+
+
+def _listen_on(address: str) -> socket.socket:
+    """Returns a listening socket on a free port: held from here on, so no other process can take the port."""
+    return socket.create_server((address, 0), backlog=4096)

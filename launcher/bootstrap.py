@@ -1,0 +1,188 @@
+"""Runs the user's script or module in a rank as plain `python` would, and leaves word of why it failed.
+
+Does not start processes and knows nothing of the launch but the error file. Two ways in: `main` in a fresh interpreter
+(`--start exec`), and `enter_forked_rank` then `run` in a fork of the spawner (`--start fork`).
+
+What is the same as with plain python: `__main__`, `sys.argv`, `sys.path[0]`, `sys.excepthook`, exit codes of
+SystemExit, atexit, threads, death by SIGINT after KeyboardInterrupt. What is better: a `DsrunError` is shown as its
+`error:` and `hint:` lines, tracebacks begin at the user's code, and a crash in native code shows the Python stack.
+"""
+
+from __future__ import annotations
+
+import builtins
+import faulthandler
+import importlib.machinery
+import io
+import os
+import runpy
+import signal
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dsrun.contract import ERROR_FILE_ENV, write_error_file
+from dsrun.errors import DsrunError, InputError
+
+
+def main() -> None:
+    """Entry of a fresh interpreter; argv: kind, target, the program's own arguments."""
+    kind, target, *arguments = sys.argv[1:]
+    run(kind, target, arguments)
+
+
+def enter_forked_rank(environment: Mapping[str, str]) -> None:
+    """Makes a fork of the spawner look like an interpreter that was started in `environment`.
+
+    Args:
+        environment: replaces the whole environment.
+    """
+    spawner_threads = os.environ.get("OMP_NUM_THREADS")
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As every interpreter does at its start: a write to a closed pipe is an exception, not a death.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    _renew_streams()
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        # Seeded from the system at import, so all forks would draw the same numbers; fresh interpreters do not.
+        numpy.random.seed()
+    threads = environment.get("OMP_NUM_THREADS", "")
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and threads != spawner_threads and threads.isdecimal() and int(threads) > 0:
+        # libgomp read the variable when the spawner loaded it.
+        torch.set_num_threads(int(threads))
+
+
+def _renew_streams() -> None:
+    """New objects on 0, 1 and 2, unbuffered as with `python -u`: what the parent had buffered is not written again."""
+    encoding, errors = sys.stdout.encoding, sys.stdout.errors
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding=encoding)  # pyright: ignore[reportAttributeAccessIssue]
+    for name, descriptor, on_error in (("stdout", 1, errors or "strict"), ("stderr", 2, "backslashreplace")):
+        # Unbuffered binary layer below: it is what `-u` has, and a killed rank loses nothing.
+        raw = io.FileIO(descriptor, "w", closefd=False)
+        stream = io.TextIOWrapper(raw, encoding=encoding, errors=on_error, write_through=True)  # pyright: ignore[reportArgumentType]
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+
+
+def run(kind: str, target: str, arguments: Sequence[str]) -> None:
+    """Runs the program to its end; the process should exit right after, by returning or by what is raised.
+
+    Args:
+        kind: `script` or `module`.
+        target: path of the script, or the module's name.
+        arguments: `sys.argv[1:]`.
+
+    Raises:
+        SystemExit: as the program asked, 1 after an uncaught exception, or a `DsrunError`'s own code.
+        KeyboardInterrupt: uncaught in the program; already shown, so that only the death by SIGINT is left to do.
+    """
+    # Sixty-four ranks that crash must not write sixty-four stacks of other threads: `all_threads` stays off.
+    faulthandler.enable(all_threads=False)
+    try:
+        if kind == "module":
+            _run_module(target, arguments)
+        else:
+            _run_script(target, arguments)
+    except SystemExit:
+        raise
+    except DsrunError as error:
+        fail(error, error.exit_code)
+    except KeyboardInterrupt as error:
+        _show(error)
+        # The interpreter kills itself with SIGINT only if this reaches the top; it must not be shown again.
+        sys.excepthook = _show_nothing
+        raise
+    except BaseException as error:
+        # Written first: peers die of the broken connection soon, and the time says who was first.
+        _leave_word(error)
+        _show(error)
+        sys.exit(1)
+
+
+def fail(error: DsrunError, exit_code: int) -> None:
+    """Ends the rank for a mistake that needs no traceback.
+
+    Args:
+        error: shown on stderr as its `error:` and `hint:` lines, and written to the error file.
+        exit_code: of the process.
+
+    Raises:
+        SystemExit: always.
+    """
+    _leave_word(error)
+    print(error.render(), file=sys.stderr, flush=True)
+    sys.exit(exit_code)
+
+
+def _run_script(path: str, arguments: Sequence[str]) -> None:
+    if os.path.isdir(path) or path.endswith((".zip", ".pyz")):
+        # A folder or archive with __main__.py; runpy puts it first on the path itself.
+        sys.argv = [path, *arguments]
+        runpy.run_path(path, run_name="__main__")
+        return
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"script: cannot read {path!r}: {error.strerror}") from error
+    _set_path_start(os.path.dirname(os.path.realpath(path)))
+    sys.argv = [path, *arguments]
+    module = _new_main()
+    module.__file__ = path
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    # Not runpy.run_path: it takes `__main__` away again when the script returns, and atexit handlers, threads that
+    # still run and pickling need it until the process ends.
+    exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
+
+
+def _run_module(name: str, arguments: Sequence[str]) -> None:
+    _set_path_start(os.getcwd())
+    sys.argv = ["-m", *arguments]
+    _new_main()
+    # What `python -m` itself calls. The public run_module takes `__main__` away again, see _run_script.
+    runpy._run_module_as_main(name)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _set_path_start(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path.insert(0, folder)
+
+
+def _new_main() -> types.ModuleType:
+    module = types.ModuleType("__main__")
+    module.__dict__["__builtins__"] = builtins
+    sys.modules["__main__"] = module
+    return module
+
+
+def _leave_word(error: BaseException) -> None:
+    path = os.environ.get(ERROR_FILE_ENV)
+    if path is None:
+        return
+    try:
+        write_error_file(Path(path), error.with_traceback(_user_frames(error.__traceback__)))
+    except OSError as reason:
+        # A full or read-only disk must not hide the error itself, which is shown next.
+        print(f"dsrun: cannot write {path}: {reason.strerror}", file=sys.stderr, flush=True)
+
+
+def _show(error: BaseException) -> None:
+    sys.excepthook(type(error), error, _user_frames(error.__traceback__))
+
+
+def _show_nothing(_type: type[BaseException], _error: BaseException, _stack: TracebackType | None) -> None:
+    pass
+
+
+def _user_frames(stack: TracebackType | None) -> TracebackType | None:
+    """Drops our own frames and runpy's from the top; what is left begins in the user's code."""
+    ours = {__file__, runpy.__file__, "<frozen runpy>"}
+    while stack is not None and stack.tb_frame.f_code.co_filename in ours:
+        stack = stack.tb_next
+    return stack

@@ -1,0 +1,304 @@
+"""The front end's side of a job: starts an agent on every host, merges what they send, and decides when to stop.
+
+Prints nothing: lines and notes go to a `Sink`. Starts no rank and signals none: agents do. Everything is decided on
+the caller's thread, in the order of one queue.
+
+[Note: escalation] A stop is asked, then forced, then left: the first request sends the signal to all ranks with the
+plan's grace, the second kills them now, the third returns at once and leaves the kill to the agents, whose
+lifelines end. The first failure asks as well, so one request of the user after it forces.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import queue
+import signal
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from dsrun.errors import LaunchError
+from dsrun.units import format_duration
+
+from .failures import FailureReport, HostLoss, RankEnd, UserStop, describe_status, judge, signal_name
+from .link import Ended, Link, LinkEvent, Received, Said
+from .plan import LaunchPlan, NodePlan
+from .protocol import VERSION, Exit, Failed, Finished, Hello, Kill, Message, Output, Started, Stop, StreamName
+from .rank_output import RankOutput
+from .transport.base import Transport
+from .worker import isolated_command
+
+#: From starting an agent to its first word.
+_HELLO_PATIENCE_S = 60.0
+#: Beyond the grace: for an agent to kill, to give up on what cannot be killed, and to send the rest of the output.
+_END_MARGIN_S = 40.0
+
+
+class Sink(Protocol):
+    """Where a session's talk goes; called on the thread that runs the session."""
+
+    def line(self, rank: int, stream: StreamName, text: str) -> None:
+        """A whole line of a rank, without its end; undecodable bytes are surrogate escapes."""
+        ...
+
+    def note(self, text: str) -> None:
+        """One line about the job itself."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        exit_code: see `failures` for what each means.
+        report: why it failed; None if it did not, or if the user stopped it.
+        ends: every rank's end, by rank.
+    """
+
+    exit_code: int
+    report: FailureReport | None
+    ends: tuple[RankEnd, ...]
+
+
+class _Step(enum.Enum):
+    """See [Note: escalation]."""
+
+    RUNNING = enum.auto()
+    ASKED = enum.auto()
+    FORCED = enum.auto()
+    LEFT = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _UserRequest:
+    signal: int
+    at_once: bool
+
+
+class Session:
+    """One job, from its plan to its outcome.
+
+    Args:
+        plan: the launch; its run_dir must exist here.
+        transport: how to reach the hosts.
+        sink: where lines and notes go.
+        python: the interpreter for the agents; dsrun must be importable there.
+    """
+
+    def __init__(self, plan: LaunchPlan, transport: Transport, sink: Sink, *, python: str) -> None:
+        self._plan = plan
+        self._transport = transport
+        self._sink = sink
+        self._python = python
+        # SimpleQueue, because its put may run in a signal handler that interrupted its get.
+        self._events: queue.SimpleQueue[LinkEvent | _UserRequest] = queue.SimpleQueue()
+        self._links: list[Link] = []
+        self._outputs: dict[int, RankOutput] = {}
+        self._pids: dict[int, int] = {}
+        self._exits: dict[int, Exit] = {}
+        self._losses: list[HostLoss] = []
+        self._user_stop: UserStop | None = None
+        self._step = _Step.RUNNING
+
+    def request_stop(self, signum: int) -> None:
+        """Takes the user's wish to end the job; may be called from a signal handler. See [Note: escalation].
+
+        Args:
+            signum: the signal the user sent: ranks get it too, and the exit code becomes 128 + signum.
+        """
+        self._events.put(_UserRequest(signum, at_once=False))
+
+    def kill_now(self, signum: int = signal.SIGTERM) -> None:
+        """Ends the job without grace; may be called from a signal handler.
+
+        Args:
+            signum: the exit code becomes 128 + signum.
+        """
+        self._events.put(_UserRequest(signum, at_once=True))
+
+    def run(self) -> Outcome:
+        """Runs the job to its end, whatever the end is.
+
+        Returns:
+            the outcome; failures of ranks and hosts are part of it.
+
+        Raises:
+            LaunchError: an agent could not be started; what was started is stopped.
+        """
+        if len(self._plan.nodes) > 1:
+            names = ", ".join(node.host.name for node in self._plan.nodes)
+            raise LaunchError(f"hosts {names}: a job over several hosts cannot be started yet")
+        try:
+            self._open()
+            while self._step is not _Step.LEFT and not all(link.over for link in self._links):
+                self._wait_and_handle()
+        finally:
+            for link in self._links:
+                link.close(wait=self._step is not _Step.LEFT)
+            for output in self._outputs.values():
+                output.finish()
+        return self._outcome()
+
+    def _open(self) -> None:
+        for worker in (worker for node in self._plan.nodes for worker in node.workers):
+            self._outputs[worker.rank] = RankOutput(
+                worker.rank, self._plan.run_dir, show=self._sink.line, warn=self._sink.note
+            )
+        argv = isolated_command(self._python, "dsrun.launcher.agent", self._plan.job_id)
+        for node in self._plan.nodes:
+            link = Link(node, self._transport.start(node.host, argv), self._events.put)
+            link.deadline_s = time.monotonic() + _HELLO_PATIENCE_S
+            self._links.append(link)
+            link.begin(self._plan)
+
+    # --- events
+
+    def _wait_and_handle(self) -> None:
+        deadlines = [link.deadline_s for link in self._links if link.deadline_s is not None and not link.over]
+        try:
+            timeout_s = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+            event = self._events.get(timeout=timeout_s)
+        except queue.Empty:
+            # Only now: as long as events wait to be handled, it is this end that is late.
+            self._give_up_on_late_hosts()
+            return
+        match event:
+            case Received(link, message):
+                link.handled()
+                if not link.over:
+                    self._on_message(link, message)
+            case Said(link, line):
+                link.handled()
+                self._sink.note(f"{link.node.host.name}: {line}")
+            case Ended(link, fault):
+                if not link.over:
+                    self._lose(link, *link.why_lost(fault))
+                    link.over = True
+            case _UserRequest(signum, at_once):
+                self._on_user_request(signum, at_once=at_once)
+
+    def _on_message(self, link: Link, message: Message) -> None:
+        match message:
+            case Hello(version=version) if version != VERSION:
+                self._lose(link, f"its agent speaks protocol {version}, this dsrun speaks {VERSION}")
+                link.kill()
+            case Hello():
+                link.greet(message)
+                link.deadline_s = None
+            case Started(pids=pids):
+                workers = link.node.workers
+                self._pids |= {worker.rank: pid for worker, pid in zip(workers, pids, strict=True)}
+            case Output(rank=rank):
+                self._outputs[rank].take(message)
+            case Exit():
+                self._on_exit(link, link.on_our_clock(message))
+            case Failed(reason=reason):
+                self._lose(link, reason)
+            case Finished(unkillable=pids):
+                link.over = True
+                if pids:
+                    listed = ", ".join(map(str, pids))
+                    self._sink.note(f"{link.node.host.name}: processes {listed} did not end after SIGKILL")
+            case _:
+                self._lose(link, f"its agent sent an unexpected {type(message).__name__}")
+                link.kill()
+
+    def _on_exit(self, link: Link, message: Exit) -> None:
+        self._exits[message.rank] = message
+        if all(worker.rank in self._exits for worker in link.node.workers):
+            self._expect_end(link)
+        if message.status != 0:
+            host = link.node.host.name
+            self._stop_after(f"rank {message.rank} on {host} {describe_status(message.status)}")
+
+    def _lose(self, link: Link, reason: str, last_lines: tuple[str, ...] = ()) -> None:
+        """Notes the first reason for which a host is lost, and stops the others."""
+        host = link.node.host.name
+        if all(loss.host != host for loss in self._losses):
+            self._losses.append(HostLoss(host=host, reason=reason, time_s=time.time(), last_lines=last_lines))
+            self._expect_end(link)
+            self._stop_after(f"host {host}: {reason}")
+
+    # --- the way down
+
+    def _stop_after(self, failure: str) -> None:
+        if self._step is not _Step.RUNNING:
+            return
+        running = self._running_ranks()
+        if running:
+            self._sink.note(f"{failure}; stopping {_ranks(running, 'other')} (grace {self._grace})")
+        self._ask(signal.SIGTERM)
+
+    def _on_user_request(self, signum: int, *, at_once: bool) -> None:
+        if self._user_stop is None:
+            self._user_stop = UserStop(signal=signum, time_s=time.time())
+        name, running = signal_name(signum), _ranks(self._running_ranks())
+        if self._step is _Step.RUNNING and not at_once:
+            self._sink.note(f"{name}: stopping {running} (grace {self._grace}); once more kills at once")
+            self._ask(signum)
+        elif self._step in (_Step.RUNNING, _Step.ASKED):
+            self._sink.note(f"{name}: killing {running}")
+            self._step = _Step.FORCED
+            self._broadcast(Kill())
+        elif not at_once:
+            self._sink.note(f"{name}: leaving; agents go on killing")
+            self._step = _Step.LEFT
+
+    def _ask(self, signum: int) -> None:
+        self._step = _Step.ASKED
+        self._broadcast(Stop(signal=signum))
+
+    def _broadcast(self, message: Message) -> None:
+        for link in self._links:
+            if not link.over:
+                link.send(message)
+                self._expect_end(link)
+
+    def _expect_end(self, link: Link) -> None:
+        if link.deadline_s is None:
+            link.deadline_s = time.monotonic() + self._plan.grace_s + _END_MARGIN_S
+
+    def _give_up_on_late_hosts(self) -> None:
+        now_s = time.monotonic()
+        for link in self._links:
+            if not link.over and link.deadline_s is not None and now_s >= link.deadline_s:
+                link.kill()
+                link.over = True
+                self._lose(link, "its agent did not answer in time and was killed")
+
+    # --- words and results
+
+    def _running_ranks(self) -> int:
+        lost = {loss.host for loss in self._losses}
+        nodes: list[NodePlan] = [node for node in self._plan.nodes if node.host.name not in lost]
+        return sum(worker.rank not in self._exits for node in nodes for worker in node.workers)
+
+    @property
+    def _grace(self) -> str:
+        return format_duration(self._plan.grace_s)
+
+    def _outcome(self) -> Outcome:
+        ends = tuple(self._end_of(node, worker.rank) for node in self._plan.nodes for worker in node.workers)
+        exit_code, report = judge(ends, self._losses, self._user_stop)
+        return Outcome(exit_code=exit_code, report=report, ends=ends)
+
+    def _end_of(self, node: NodePlan, rank: int) -> RankEnd:
+        message = self._exits.get(rank)
+        output = self._outputs[rank]
+        return RankEnd(
+            rank=rank,
+            host=node.host.name,
+            pid=self._pids.get(rank),
+            status=None if message is None else message.status,
+            time_s=None if message is None else message.time_s,
+            error=None if message is None else message.error,
+            last_lines=tuple(output.tail),
+            log=os.fspath(output.path),
+        )
+
+
+def _ranks(count: int, which: str = "") -> str:
+    words = f"{count} {which} rank" if which else f"{count} rank"
+    return words if count == 1 else f"{words}s"

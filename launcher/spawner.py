@@ -1,0 +1,212 @@
+"""The spawner: makes the ranks of one host, serves their rendezvous store, and tells the agent how each ended.
+
+Started by the agent with a `Spawn` message on stdin, which then stays open as the lifeline; reports go to
+stdout. Decides nothing: which signal goes to whom, and when, is the agent's business. The only process of the
+launcher that imports torch.
+
+[Note: order] With `fork`, torch is imported, then the ranks are forked, then the store is served: the store has
+threads, which a fork would lose. With `exec`, ranks start first and torch is imported meanwhile. Either way the
+socket listens before any rank exists, so early connections wait in its backlog.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import selectors
+import signal
+import sys
+import threading
+import time
+import warnings
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+from dsrun.errors import DsrunError
+
+from . import bootstrap, processes
+from .plan import LaunchPlan, NodePlan, WorkerSpec
+from .protocol import Exit, Failed, FrameReader, Message, Spawn, Started, encode
+from .worker import enter_worker, exec_program, worker_environment
+
+_READ_BYTES = 1 << 16
+#: Longest wait for killed processes to be gone; who waits for the agent's end must not wait for a stuck disk.
+_KILL_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    order: Spawn
+    plan: LaunchPlan
+    node: NodePlan
+    report_fd: int
+
+    def report(self, message: Message) -> None:
+        os.write(self.report_fd, encode(message))
+
+    def environment(self, worker: WorkerSpec) -> dict[str, str]:
+        address, port = self.order.master_addr, self.order.master_port
+        return worker_environment(os.environ, self.plan, self.node, worker, address=address, port=port)
+
+    @property
+    def forks(self) -> bool:
+        return self.plan.start == "fork" and self.plan.program.kind != "command"
+
+
+def main() -> None:
+    """Entry of the process; in a forked rank this goes on as the user's program."""
+    # What libraries print at import must not end up between our messages.
+    report_fd = os.dup(1)
+    os.dup2(2, 1)
+    order = _read_order()
+    signal.signal(signal.SIGTERM, _end_everything)
+    processes.become_subreaper()
+    # Not SIGKILL: ranks may have children that carry no death signal, and only we can still find them.
+    processes.die_with_parent(order.agent_pid, signal.SIGTERM)
+    for descriptor in _passed_fds(order):
+        # They came here by inheritance; programs that ranks start must not have them as well.
+        os.set_inheritable(descriptor, False)
+    plan = LaunchPlan.from_json(order.plan)
+    job = _Job(order, plan, plan.nodes[order.node_rank], report_fd)
+    if job.forks:
+        _import_torch(job)
+    pids: dict[int, int] = {}
+    for worker in job.node.workers:
+        pid = _start_rank(job, worker)
+        if pid == 0:
+            # Back up to the interpreter's own end from here, so that atexit, threads and streams end as usual.
+            bootstrap.run(plan.program.kind, plan.program.target, plan.program.args)
+            return
+        pids[pid] = worker.rank
+    _supervise(job, pids)
+
+
+def _read_order() -> Spawn:
+    reader = FrameReader()
+    while data := os.read(0, _READ_BYTES):
+        for message in reader.feed(data):
+            assert isinstance(message, Spawn), "the agent's first message is its order"
+            return message
+    # The agent died before it said what to do; nothing was started.
+    os._exit(0)
+
+
+def _end_everything(_signum: int, _frame: FrameType | None) -> NoReturn:
+    processes.kill_descendants(patience_s=_KILL_PATIENCE_S)
+    os._exit(1)
+
+
+def _import_torch(job: _Job) -> None:
+    try:
+        importlib.import_module("torch.distributed")
+    except Exception as error:
+        job.report(Failed(reason=f"cannot import torch: {type(error).__name__}: {error}"[:2000]))
+        os._exit(1)
+    # Objects of the import are not scanned in the ranks, so their pages stay shared.
+    gc.freeze()
+
+
+def _start_rank(job: _Job, worker: WorkerSpec) -> int:
+    """Returns the new rank's pid, and 0 in the new rank itself where that is a fork."""
+    environment = job.environment(worker)
+    spawner_pid = os.getpid()
+    stdout_fd, stderr_fd = job.order.output_fds[worker.local_rank]
+    sys.stderr.flush()
+    # What a library left in C's buffers would be written once more by every rank.
+    ctypes.CDLL(None).fflush(None)
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads at a fork. The only ones here are pools of math libraries, which handle it.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid != 0:
+        return pid
+    try:
+        enter_worker(spawner_pid, cwd=job.plan.cwd, stdout_fd=stdout_fd, stderr_fd=stderr_fd)
+        if job.forks:
+            bootstrap.enter_forked_rank(environment)
+            _close_inherited(job)
+            return 0
+        code, error = exec_program(job.plan.program, environment)
+    except DsrunError as caught:
+        code, error = caught.exit_code, caught
+    bootstrap.enter_forked_rank(environment)
+    _die(error, code)
+
+
+def _close_inherited(job: _Job) -> None:
+    """Closes the spawner's own files: a rank that kept them would keep the agent from seeing ends of file."""
+    for descriptor in (job.report_fd, *_passed_fds(job.order)):
+        os.close(descriptor)
+
+
+def _passed_fds(order: Spawn) -> list[int]:
+    output_fds = [descriptor for pair in order.output_fds for descriptor in pair]
+    return output_fds if order.store_fd is None else [*output_fds, order.store_fd]
+
+
+def _die(error: DsrunError, code: int) -> NoReturn:
+    """Ends a rank that never became the user's program, without unwinding the spawner's frames."""
+    try:
+        bootstrap.fail(error, code)
+    finally:
+        os._exit(code)
+
+
+def _supervise(job: _Job, rank_of: dict[int, int]) -> NoReturn:
+    """Reports every rank's end until the agent closes the lifeline; kills what is left then, and exits."""
+    wake_fd, woken_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(woken_fd, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, processes.wake_up)
+    for pair in job.order.output_fds:
+        for descriptor in pair:
+            os.close(descriptor)
+    try:
+        job.report(Started(pids=list(rank_of)))
+        if job.order.store_fd is not None:
+            # A thread, so that ranks which end during the import are seen at once.
+            threading.Thread(target=_serve_store, args=(job, job.order.store_fd), daemon=True).start()
+        with selectors.DefaultSelector() as selector:
+            selector.register(0, selectors.EVENT_READ)
+            selector.register(wake_fd, selectors.EVENT_READ)
+            lifeline = True
+            while lifeline:
+                _report_ends(job, rank_of)
+                ready = [key.fd for key, _ in selector.select()]
+                if wake_fd in ready:
+                    os.read(wake_fd, _READ_BYTES)
+                lifeline = 0 not in ready or os.read(0, _READ_BYTES) != b""
+    except BrokenPipeError:
+        pass  # The agent died; the lifeline would have said so next.
+    if rank_of:
+        processes.kill_descendants(patience_s=_KILL_PATIENCE_S)
+    # Not through the interpreter's end: torch may be half imported in the thread.
+    os._exit(0)
+
+
+def _report_ends(job: _Job, rank_of: dict[int, int]) -> None:
+    for pid, status in processes.reap():
+        rank = rank_of.pop(pid, None)
+        if rank is not None:
+            job.report(Exit(rank=rank, status=status, time_s=time.time()))
+
+
+def _serve_store(job: _Job, listen_fd: int) -> None:
+    try:
+        import torch.distributed
+
+        store = torch.distributed.TCPStore(  # pyright: ignore[reportPrivateImportUsage]  # public, and documented
+            job.order.master_addr,
+            job.order.master_port,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listen_fd,
+        )
+    except Exception as error:
+        job.report(Failed(reason=f"cannot serve the rendezvous store: {type(error).__name__}: {error}"[:2000]))
+        return
+    # It serves as long as the object lives: this thread holds it until the process ends.
+    threading.Event().wait()
+    del store

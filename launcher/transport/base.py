@@ -1,0 +1,66 @@
+"""What the front end needs of a way to reach a host: start one command there, and three pipes to it.
+
+Knows nothing of agents or of the protocol. Each way is a module beside this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..hosts import HostSpec
+
+
+class Channel(Protocol):
+    """A started command and its pipes. Reads block, and return b"" for good once the other end is gone."""
+
+    def send(self, data: bytes) -> None:
+        """Writes all of `data` to the command's stdin.
+
+        Raises:
+            OSError: the command reads no more.
+        """
+        ...
+
+    def end_input(self) -> None:
+        """Closes the command's stdin; the agent takes that as the end of its front end. May be called twice."""
+        ...
+
+    def read_stdout(self) -> bytes:
+        """Waits for bytes of the command's stdout."""
+        ...
+
+    def read_stderr(self) -> bytes:
+        """Waits for bytes of the command's stderr."""
+        ...
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Waits for the command to end.
+
+        Args:
+            timeout_s: longest wait.
+
+        Returns:
+            exit code, or minus the signal's number; None if it has not ended.
+        """
+        ...
+
+    def kill(self) -> None:
+        """Kills the command itself at once; what it started is to notice by itself."""
+        ...
+
+
+class Transport(Protocol):
+    """Starts commands on hosts."""
+
+    def start(self, host: HostSpec, argv: Sequence[str]) -> Channel:
+        """Starts a command on `host`.
+
+        Args:
+            host: where.
+            argv: the command's words, which no shell reads.
+
+        Raises:
+            LaunchError: the command could not be started.
+        """
+        ...

@@ -1,0 +1,91 @@
+"""Starts the agent on this very machine, as a process of its own session. Every host is taken to be this one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from typing import IO
+
+from dsrun.errors import LaunchError
+
+from ..hosts import HostSpec
+
+_READ_BYTES = 1 << 18
+
+
+class LocalTransport:
+    """A child process per host."""
+
+    def start(self, host: HostSpec, argv: Sequence[str]) -> LocalChannel:
+        """Starts `argv` out of reach of the terminal: Ctrl-C goes to the front end, which decides.
+
+        Args:
+            host: named in the error only.
+            argv: the command's words.
+
+        Raises:
+            LaunchError: the program cannot be run.
+        """
+        try:
+            process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LaunchError(f"host {host.name}: cannot run {argv[0]!r}: {error.strerror}") from error
+        return LocalChannel(process)
+
+
+class LocalChannel:
+    """The pipes of one child process."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None, "stdin is a pipe"
+        assert process.stdout is not None, "stdout is a pipe"
+        assert process.stderr is not None, "stderr is a pipe"
+        self._process = process
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+
+    def send(self, data: bytes) -> None:
+        """See `Channel`."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._stdin.fileno(), view) :]
+
+    def end_input(self) -> None:
+        """See `Channel`."""
+        self._stdin.close()
+
+    def read_stdout(self) -> bytes:
+        """See `Channel`."""
+        return _read(self._stdout)
+
+    def read_stderr(self) -> bytes:
+        """See `Channel`."""
+        return _read(self._stderr)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """See `Channel`."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """See `Channel`."""
+        self._process.kill()
+
+
+def _read(pipe: IO[bytes]) -> bytes:
+    """Reads what there is; closes the pipe at its end, and stays at the end from then on."""
+    if pipe.closed:
+        return b""
+    data = os.read(pipe.fileno(), _READ_BYTES)
+    if not data:
+        pipe.close()
+    return data

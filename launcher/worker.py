@@ -1,0 +1,124 @@
+"""One rank's process: its environment, its command, and the first steps after the fork.
+
+Does not decide when ranks start or stop, and knows nothing of what the script does (that is bootstrap).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from dsrun.contract import ERROR_FILE_ENV, JOB_ID_ENV, RUN_DIR_ENV
+from dsrun.errors import InputError
+
+from . import processes
+from .plan import LaunchPlan, NodePlan, Program, WorkerSpec
+
+
+def isolated_command(python: str, module: str, *arguments: str) -> list[str]:
+    """Returns a command that runs `main` of a dsrun module, whatever lies in the working folder.
+
+    `python -c` puts the working folder first on the path; it is taken off before anything is imported, so a user's
+    `queue.py` or `launcher/` cannot shadow ours. `-P` does the same but exists from 3.11 on only, and is
+    inherited by interpreters that the user's script starts.
+    """
+    code = f"import sys; sys.path[:1] = [p for p in sys.path[:1] if p]; from {module} import main; main()"
+    return [python, "-u", "-c", code, *arguments]
+
+
+def node_environment(base: Mapping[str, str], plan: LaunchPlan, node: NodePlan) -> dict[str, str]:
+    """Returns what all ranks of a host have in common; the spawner itself runs in it.
+
+    Libraries read their variables when they are loaded (libgomp: OMP_NUM_THREADS), and forked ranks share the
+    spawner's libraries. So what is equal for all ranks must be set before the spawner starts.
+    """
+    shared: dict[str, str] = dict(node.workers[0].env) if node.workers else {}
+    for worker in node.workers[1:]:
+        shared = {name: value for name, value in shared.items() if worker.env.get(name) == value}
+    return {**base, **plan.env, **shared, JOB_ID_ENV: plan.job_id, RUN_DIR_ENV: plan.run_dir}
+
+
+def worker_environment(
+    base: Mapping[str, str], plan: LaunchPlan, node: NodePlan, worker: WorkerSpec, *, address: str, port: int
+) -> dict[str, str]:
+    """Returns one rank's whole environment.
+
+    Args:
+        base: the agent's own environment.
+        plan: the launch.
+        node: the host.
+        worker: the rank.
+        address: where the ranks meet.
+        port: its port.
+    """
+    place = plan.rank_info(worker, node, address=address, port=port, agent_store=True)
+    return {
+        # torchrun's default: a NCCL error ends the process instead of leaving it waiting.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        **node_environment(base, plan, node),
+        **worker.env,
+        **place.to_env(),
+        "TORCHELASTIC_RUN_ID": plan.job_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        ERROR_FILE_ENV: str(error_file(plan.run_dir, worker.rank)),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def error_file(run_dir: str, rank: int) -> Path:
+    """Where a rank writes why it failed."""
+    return Path(run_dir) / f"rank{rank}.error.json"
+
+
+def exec_command(program: Program) -> list[str]:
+    """Returns the argv of a rank that is not forked."""
+    if program.kind == "command":
+        return [program.target, *program.args]
+    return isolated_command(program.python, "dsrun.launcher.bootstrap", program.kind, program.target, *program.args)
+
+
+def enter_worker(parent_pid: int, *, cwd: str, stdout_fd: int, stderr_fd: int) -> None:
+    """Turns a process that was just forked into a rank's: own group, own streams, no inherited signal set-up.
+
+    Args:
+        parent_pid: the spawner.
+        cwd: working folder.
+        stdout_fd: write end for stdout.
+        stderr_fd: write end for stderr.
+
+    Raises:
+        InputError: the working folder cannot be entered; the streams are set up, so it can be shown.
+    """
+    processes.die_with_parent(parent_pid, signal.SIGKILL)
+    os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    # Also what a background job of a shell inherits as ignored (SIGINT): a rank must be stoppable.
+    for signum in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
+        os.dup2(source, target)
+    os.close(null)
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        raise InputError(f"working folder: cannot enter {cwd!r} on this host: {error.strerror}") from error
+
+
+def exec_program(program: Program, environment: Mapping[str, str]) -> tuple[int, InputError]:
+    """Replaces this process by the program; returns only if that fails.
+
+    Returns:
+        the exit code a shell would give (127 not found, 126 not executable), and the error to show.
+    """
+    words = exec_command(program)
+    try:
+        # The plan's PATH decides, as it would in a shell that had it.
+        os.execvpe(words[0], words, dict(environment))
+    except OSError as error:
+        code = 127 if isinstance(error, FileNotFoundError) else 126
+        return code, InputError(f"command: cannot run {words[0]!r}: {error.strerror}")
