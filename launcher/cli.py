@@ -1,0 +1,135 @@
+"""The command line: verbs, `dsrun SCRIPT` as short for `dsrun run SCRIPT`, and the one place that exits.
+
+Verbs are imported when they are used, so `dsrun --help` loads click and the standard library only. A new verb is one
+module in commands/ with a `command`, and one row in `VERBS`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from dsrun import __version__
+from dsrun.errors import DsrunError, Problem
+
+from .output import CLOSED_PIPE_EXIT
+
+#: Verb -> what `dsrun --help` says about it; the module is commands/<verb>.py.
+VERBS = {
+    "run": "Start a script on every rank (the verb may be left out).",
+    "probe": "Show host, processor, memory, GPUs and versions.",
+    "config": "Check training configs.",
+}
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+_GROUP_OPTIONS = frozenset({"-h", "--help", "--version"})
+_INTERRUPTED = 130
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Runs the command line and exits.
+
+    Args:
+        args: the words after `dsrun`; those of this process if None.
+    """
+    try:
+        code = app.main(args=None if args is None else list(args), prog_name="dsrun", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.NoArgsIsHelpError as error:
+        _say(error.format_message())
+        code = error.exit_code
+    except click.ClickException as error:
+        _say(_problem_of(error).render())
+        code = error.exit_code
+    except DsrunError as error:
+        _say(error.render())
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = _INTERRUPTED
+    except BrokenPipeError:
+        # What is still in the buffer has no reader; without this the interpreter would complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = CLOSED_PIPE_EXIT
+    sys.exit(code)
+
+
+class LazyVerbs(click.Group):
+    """A group whose verbs are imported when they are used, and whose default verb is `run`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Puts `run` before words that start with neither a verb nor an option of dsrun itself."""
+        if args and args[0] not in VERBS and args[0] not in _GROUP_OPTIONS:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Returns the verbs in the order of the table."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Imports a verb's module."""
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f".commands.{cmd_name}", __package__).command
+        assert isinstance(command, click.Command), f"commands/{cmd_name}.py has no `command`"
+        command.context_settings = {**_CONTEXT, **command.context_settings}
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the verbs from the table, so that help imports none of them."""
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        """Shows the short form, which is what people type."""
+        return ["[OPTIONS] SCRIPT [ARGS]...\n      ", "dsrun", "VERB ..."]
+
+
+@click.group(cls=LazyVerbs, context_settings=_CONTEXT)
+@click.version_option(__version__, message="dsrun %(version)s")
+def app() -> None:
+    """Start and run distributed PyTorch training.
+
+    \b
+      dsrun train.py --config ds.json      a rank on every GPU of this machine
+      dsrun -n 2 train.py --lr 3e-4        two ranks; options of dsrun stand
+                                           before the script
+      dsrun probe                          what hardware there is
+
+    `dsrun run --help` lists the options of a run.
+    """
+
+
+def _problem_of(error: click.ClickException) -> Problem:
+    """Words click's complaints as dsrun's own."""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    command = ctx.command_path if ctx is not None else "dsrun"
+    see = f"see `{command} --help`"
+    if isinstance(error, click.NoSuchOption):
+        close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1)
+        way_out = f"did you mean `{close[0]}`?" if close else f"{see}; options of the script stand after it"
+        return Problem(f"`{command}` has no option `{error.option_name}`", way_out)
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        names = "/".join(error.param.opts)
+        return Problem(f"`{names}`: {_lower_first(error.message)}", see)
+    return Problem(_lower_first(error.format_message()), see)
+
+
+def _lower_first(text: str) -> str:
+    return (text[:1].lower() + text[1:]).rstrip(".")
+
+
+def _say(text: str) -> None:
+    """Writes talk to stderr; file names in it may hold bytes that are no UTF-8."""
+    data = (text + "\n").encode("utf-8", errors="surrogateescape")
+    try:
+        sys.stderr.buffer.write(data)
+        sys.stderr.flush()
+    except BrokenPipeError:
+        pass

@@ -1,0 +1,250 @@
+"""`dsrun run`: options -> checked launch -> session -> exit code. What each step does stands in the module it calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dsrun.errors import UsageError
+from dsrun.units import format_duration
+
+from ..hostfile import MAX_SLOTS
+from ..job_folder import jobs_folder, make_job_folder, new_job_id
+from ..output import CLOSED_PIPE_EXIT, terminal_printer
+from ..plan import LaunchPlan, ProgramKind, StartMethod
+from ..plan_text import describe_plan
+from ..resolve import Backend, Launch, Request, resolve
+
+if TYPE_CHECKING:
+    from ..session import Outcome
+
+DEFAULT_GRACE_S = 10.0
+
+
+class Seconds(click.ParamType[float]):
+    """`10`, `10s`, `1.5s`, `2m`."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Returns seconds; the default arrives as a number already."""
+        match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?)(s|m|)", str(value))
+        if match is None:
+            self.fail(f"expected a time like `10s` or `2m`, got `{value}`", param, ctx)
+        return float(match.group(1)) * (60 if match.group(2) == "m" else 1)
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-n",
+    "--ranks-per-host",
+    type=click.IntRange(1, MAX_SLOTS),
+    metavar="N",
+    help="Ranks on each host; without it one for each GPU, or one.",
+)
+@click.option("-H", "--hostfile", metavar="FILE", help="Hosts of the job, one `host slots=N` a line.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
+@click.option("--no-python", is_flag=True, help="SCRIPT is any program, run as it is.")
+@click.option(
+    "--config", metavar="FILE", help="Training config, checked before anything starts. May stand after the script too."
+)
+@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="How ranks talk; without it the script chooses.")
+@click.option(
+    "--start",
+    type=click.Choice(["fork", "exec"]),
+    help="fork: import torch once for all ranks (default). exec: a fresh interpreter for each.",
+)
+@click.option(
+    "--env",
+    multiple=True,
+    metavar="K[=V]",
+    help="Set a variable for all ranks; K alone copies it from here. Repeatable.",
+)
+@click.option("--log-dir", metavar="DIR", help="Make the job's folder in DIR instead of ~/.local/state/dsrun/jobs.")
+@click.option(
+    "--grace",
+    type=Seconds(),
+    default=f"{DEFAULT_GRACE_S:g}s",
+    show_default=True,
+    metavar="SECONDS",
+    help="Time ranks have to end by themselves when the job is stopped.",
+)
+@click.option("--dry-run", is_flag=True, help="Check everything, print the plan, start nothing.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object on stdout: the plan with --dry-run, else the outcome; ranks' lines go to stderr.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="No notes from dsrun itself, errors excepted.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+@click.pass_context
+def command(
+    ctx: click.Context,
+    ranks_per_host: int | None,
+    hostfile: str | None,
+    module: bool,
+    no_python: bool,
+    config: str | None,
+    backend: Backend | None,
+    start: StartMethod | None,
+    env: tuple[str, ...],
+    log_dir: str | None,
+    grace: float,
+    dry_run: bool,
+    as_json: bool,
+    quiet: bool,
+    words: tuple[str, ...],
+) -> int:
+    """Start SCRIPT on every rank and stay until the last one has ended.
+
+    Words after SCRIPT are the script's. Only `--config FILE` is dsrun's there too: it is checked, and ranks find it
+    as DSRUN_CONFIG. Words after `--` are the script's without exception.
+
+    Lines of the ranks come tagged `[rank]`: stdout on stdout, stderr on stderr. Complete logs, one a rank and stream,
+    are in the job's folder.
+
+    \b
+    Exit code:
+      0      every rank ended well
+      2      wrong arguments, config or hostfile; nothing was started
+      130    stopped with Ctrl-C (143 on SIGTERM, 129 on SIGHUP)
+      other  that of the rank that failed first; 128 + N if signal N killed it
+    """
+    kind = _program_kind(module=module, no_python=no_python, start=start)
+    if not words:
+        raise UsageError("no script is named", hint="`dsrun train.py` runs one; see `dsrun run --help`")
+    request = Request(
+        kind=kind,
+        words=words,
+        ranks_per_host=ranks_per_host,
+        hostfile=hostfile,
+        config=config,
+        env=env,
+        backend=backend,
+        start=start or ("exec" if no_python else "fork"),
+        grace_s=grace,
+    )
+    launch = resolve(request, environ=os.environ, verbs=_verbs(ctx))
+    folder = jobs_folder(os.environ) if log_dir is None else Path(log_dir)
+    if dry_run:
+        job_id = new_job_id(datetime.now())
+        _show_plan(launch.plan(job_id=job_id, run_dir=str(folder.absolute() / job_id)), as_json=as_json)
+        return 0
+    job_id, run_dir = make_job_folder(folder, lambda: new_job_id(datetime.now()))
+    return _run(launch, launch.plan(job_id=job_id, run_dir=str(run_dir)), as_json=as_json, quiet=quiet)
+
+
+def _program_kind(*, module: bool, no_python: bool, start: StartMethod | None) -> ProgramKind:
+    if module and no_python:
+        raise UsageError("`-m` and `--no-python` exclude each other", hint="leave one of them out")
+    if no_python and start == "fork":
+        raise UsageError("`--no-python` cannot fork a program that is not Python", hint="leave `--start fork` out")
+    return "module" if module else "command" if no_python else "script"
+
+
+def _verbs(ctx: click.Context) -> list[str]:
+    group = ctx.parent.command if ctx.parent is not None else None
+    return group.list_commands(ctx) if isinstance(group, click.Group) else []
+
+
+def _show_plan(plan: LaunchPlan, *, as_json: bool) -> None:
+    click.echo(json.dumps(plan.to_json(), indent=2) if as_json else describe_plan(plan))
+
+
+def _run(launch: Launch, plan: LaunchPlan, *, as_json: bool, quiet: bool) -> int:
+    from ..session import Session
+    from ..transport.local import LocalTransport
+
+    printer = terminal_printer(
+        hosts=[node.host.name for node in plan.nodes for _ in node.workers],
+        quiet=quiet,
+        stdout_is_data=as_json,
+        environ=os.environ,
+        on_closed=lambda: session.request_stop(signal.SIGTERM),
+    )
+    session = Session(plan, LocalTransport(), printer, python=sys.executable)
+    for warning in launch.warnings:
+        printer.warning(warning)
+    printer.note(_opening(launch, plan))
+    started_s = time.monotonic()
+    with _signals_to(session.request_stop):
+        outcome = session.run()
+    duration_s = time.monotonic() - started_s
+    if outcome.report is not None:
+        printer.report(outcome.report.render())
+    exit_code = CLOSED_PIPE_EXIT if printer.closed else outcome.exit_code
+    printer.note(_closing(plan, outcome, duration_s))
+    if as_json:
+        click.echo(json.dumps(outcome_json(plan, outcome, exit_code=exit_code, duration_s=duration_s)))
+    return exit_code
+
+
+@contextmanager
+def _signals_to(request_stop: Callable[[int], None]) -> Generator[None, None, None]:
+    """Hands the signals that ask a program to end to the session; one that was ignored at the start stays ignored."""
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        request_stop(signum)
+
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    caught = [signum for signum, handler in before.items() if handler is not signal.SIG_IGN]
+    for signum in caught:
+        signal.signal(signum, on_signal)
+    try:
+        yield
+    finally:
+        for signum in caught:
+            signal.signal(signum, before[signum])
+
+
+def _opening(launch: Launch, plan: LaunchPlan) -> str:
+    ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
+    hosts = plan.nodes[0].host.name if len(plan.nodes) == 1 else f"{len(plan.nodes)} hosts"
+    return f"job {plan.job_id}: {ranks} on {hosts}, {launch.devices}, {plan.program.target}, logs in {plan.run_dir}"
+
+
+def _closing(plan: LaunchPlan, outcome: Outcome, duration_s: float) -> str:
+    after = f"after {format_duration(duration_s)}"
+    if outcome.exit_code == 0:
+        return f"job {plan.job_id}: done {after}"
+    if outcome.report is None:
+        return f"job {plan.job_id}: stopped {after}, logs in {plan.run_dir}"
+    return f"job {plan.job_id}: failed {after} with exit code {outcome.exit_code}, logs in {plan.run_dir}"
+
+
+def outcome_json(plan: LaunchPlan, outcome: Outcome, *, exit_code: int, duration_s: float) -> dict[str, Any]:
+    """Returns what `--json` prints at the end of a run.
+
+    Args:
+        plan: the launch.
+        outcome: how it ended.
+        exit_code: what dsrun exits with.
+        duration_s: from starting the agents to the last rank's end.
+    """
+    report = outcome.report
+    return {
+        "schema_version": 1,
+        "job_id": plan.job_id,
+        "outcome": "done" if outcome.exit_code == 0 else "stopped" if report is None else "failed",
+        "exit_code": exit_code,
+        "duration_s": round(duration_s, 3),
+        "run_dir": plan.run_dir,
+        "failure": None if report is None else report.render(),
+        "ranks": [
+            {"rank": end.rank, "host": end.host, "pid": end.pid, "status": end.status, "log": end.log}
+            for end in outcome.ends
+        ],
+    }

@@ -1,0 +1,117 @@
+"""Whether the script, module or command can be started at all, before anything is. Starts and imports nothing."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.machinery
+import importlib.util
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsrun.errors import Problem, UsageError
+
+from .plan import Program
+
+
+def check_program(program: Program, *, verbs: Sequence[str]) -> None:
+    """Looks whether what every rank is to run is there.
+
+    Args:
+        program: what the user named; relative paths count from the working folder.
+        verbs: what the first word may have been meant to be.
+
+    Raises:
+        UsageError: it is missing, unreadable or of the wrong kind.
+    """
+    match program.kind:
+        case "script":
+            problem = _problem_with_script(program.target, verbs)
+        case "module":
+            problem = _problem_with_module(program.target)
+        case "command":
+            problem = _problem_with_command(program.target)
+    if problem is not None:
+        raise UsageError.of([problem])
+
+
+def _problem_with_script(target: str, verbs: Sequence[str]) -> Problem | None:
+    path = Path(target)
+    try:
+        if path.is_dir():
+            module = ".".join(path.parts)
+            runnable = (path / "__main__.py").is_file() and not path.is_absolute()
+            return Problem(
+                f"script {target}: is a folder; expected a Python file",
+                f"`dsrun -m {module}` runs it as a module" if runnable else _close_to(path / "train.py"),
+            )
+        if not path.exists():
+            return Problem(f"script {target}: no such file", _did_you_mean(path, verbs))
+        with path.open("rb"):
+            return None
+    except (OSError, ValueError) as error:
+        return Problem(f"script {_shown(target)}: cannot be read: {_reason(error)}")
+
+
+def _did_you_mean(path: Path, verbs: Sequence[str]) -> str | None:
+    if len(path.parts) == 1:
+        verb = difflib.get_close_matches(str(path), verbs, n=1)
+        if verb:
+            return f"did you mean `dsrun {verb[0]}`?"
+    files = _close_to(path)
+    if files is not None:
+        return files
+    if shutil.which(str(path)) is not None:
+        return f"to run the program of that name, use `dsrun --no-python {path}`"
+    return None
+
+
+def _close_to(path: Path) -> str | None:
+    """Names the Python files beside `path` that look most like it."""
+    try:
+        names = sorted(entry.name for entry in os.scandir(path.parent) if entry.name.endswith(".py"))
+    except OSError:
+        return None
+    close = difflib.get_close_matches(path.name, names, n=3)
+    return f"did you mean {' or '.join(f'`{path.parent / name}`' for name in close)}?" if close else None
+
+
+def _problem_with_module(target: str) -> Problem | None:
+    """Walks down the packages without importing them: a parent's `__init__` may load torch or start threads."""
+    if not all(part.isidentifier() for part in target.split(".")):
+        hint = f"leave `-m` out to run the file {target}" if target.endswith(".py") else None
+        return Problem(f"module {_shown(target)}: is no module name; expected `package.module`", hint)
+    top, *below = target.split(".")
+    spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) or importlib.util.find_spec(top)
+    seen = top
+    for part in below:
+        if spec is None or spec.submodule_search_locations is None:
+            break
+        seen = f"{seen}.{part}"
+        spec = importlib.machinery.PathFinder.find_spec(seen, list(spec.submodule_search_locations))
+    if spec is None:
+        return Problem(f"module {target}: there is no module `{seen}`", f"searched {os.getcwd()} and the import path")
+    if seen != target:
+        return Problem(f"module {target}: `{seen}` is a module, not a package")
+    locations = spec.submodule_search_locations
+    if locations is not None and importlib.machinery.PathFinder.find_spec("__main__", list(locations)) is None:
+        return Problem(f"module {target}: is a package without a `__main__`", "name a module inside it")
+    return None
+
+
+def _problem_with_command(target: str) -> Problem | None:
+    if shutil.which(target) is not None:
+        return None
+    if os.sep in target and Path(target).is_file():
+        way_out = f"`chmod +x {target}`; for a Python script leave `--no-python` out"
+        return Problem(f"command {_shown(target)}: is not executable", way_out)
+    return Problem(f"command {_shown(target)}: there is no such program", "give its path, or add its folder to PATH")
+
+
+def _shown(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text) or "``"
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error)).lower()

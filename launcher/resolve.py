@@ -1,0 +1,240 @@
+"""Flags, environment and files -> one checked launch. Flags meet the machine here and nowhere else.
+
+Reads files and asks the driver, starts and writes nothing. All problems are found before any is reported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from dsrun.errors import ConfigError, InputError, Problem, UsageError
+
+from .environment import job_environment, parse_env_options, thread_environment
+from .hostfile import read_hostfile
+from .hosts import Allocation
+from .plan import LaunchPlan, Program, ProgramKind, StartMethod, make_plan
+from .probe import count_usable_cores, host_names
+from .probe_gpu import GpuReport, read_gpus
+from .probe_versions import read_versions
+from .program import check_program
+from .script_words import CONFIG_FLAG, DEEPSPEED_CONFIG_FLAG, ScriptWords, split_script_words
+from .selection import select_hosts, select_local
+
+Backend = Literal["nccl", "gloo"]
+
+_T = TypeVar("_T")
+_AFTER_DASHES = "if it is meant for the script, put it after `--`: `dsrun train.py -- --config FILE`"
+_NO_WORDS = ScriptWords(args=(), config=None, deepspeed_config=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for, not yet checked against anything.
+
+    Attributes:
+        kind: how `words[0]` is to be understood.
+        words: the script and everything after it.
+        ranks_per_host: None means as many as there are GPUs.
+        hostfile: None means this machine.
+        config: `--config` from before the script.
+        env: values of `--env`.
+        backend: None leaves the choice to the script.
+        start: how ranks are made.
+        grace_s: seconds between asking and killing.
+    """
+
+    kind: ProgramKind
+    words: tuple[str, ...]
+    ranks_per_host: int | None = None
+    hostfile: str | None = None
+    config: str | None = None
+    env: tuple[str, ...] = ()
+    backend: Backend | None = None
+    start: StartMethod = "fork"
+    grace_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A checked launch; only the job's id and folder are missing.
+
+    Attributes:
+        request: where it came from.
+        program: what each rank runs.
+        allocation: where.
+        env: variables for all ranks.
+        worker_env: variables for the ranks of one host, by its name.
+        devices: `nccl`, `gloo`, `2 GPUs` or `no GPU`: what the job trains on, for the eye.
+        warnings: what the config says and does not do, as `warning:` lines; they stop nothing.
+    """
+
+    request: Request
+    program: Program
+    allocation: Allocation
+    env: dict[str, str]
+    worker_env: dict[str, dict[str, str]]
+    devices: str
+    warnings: tuple[str, ...] = ()
+
+    def plan(self, *, job_id: str, run_dir: str) -> LaunchPlan:
+        """Completes the plan."""
+        return make_plan(
+            self.allocation,
+            self.program,
+            job_id=job_id,
+            start=self.request.start,
+            cwd=os.getcwd(),
+            env=self.env,
+            run_dir=run_dir,
+            grace_s=self.request.grace_s,
+            worker_env=self.worker_env,
+        )
+
+
+@dataclass(slots=True)
+class _Findings:
+    """Problems of several checks, gathered so that the user sees all of them at once."""
+
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def attempt(self, check: Callable[[], _T]) -> _T | None:
+        """Returns what `check` returns, or None after noting what it found wrong."""
+        try:
+            return check()
+        except InputError as error:
+            self.problems += error.problems
+            return None
+
+
+def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str]) -> Launch:
+    """Checks a request against the machine and the files it names.
+
+    Args:
+        request: what was asked for.
+        environ: the environment the ranks inherit.
+        verbs: dsrun's own, for a first word that was meant to be one.
+
+    Raises:
+        UsageError: carries every problem of program, hosts, variables, backend and config.
+    """
+    findings = _Findings()
+    words = findings.attempt(lambda: split_script_words(request.words[1:])) or _NO_WORDS
+    program = Program(kind=request.kind, target=request.words[0], args=words.args, python=sys.executable)
+    findings.attempt(lambda: check_program(program, verbs=verbs))
+    user_env = findings.attempt(lambda: parse_env_options(request.env, environ=environ)) or {}
+    gpus = _gpus_if_needed(request, environ)
+    allocation = findings.attempt(lambda: _allocate(request, gpus))
+    if request.backend == "nccl" and gpus is not None:
+        findings.attempt(lambda: check_nccl(gpus, allocation))
+    config = findings.attempt(lambda: _check_configs(request, words, allocation))
+    if findings.problems or allocation is None:
+        raise UsageError.of(findings.problems)
+    path, warnings = config or (None, ())
+    return Launch(
+        request=request,
+        program=program,
+        allocation=allocation,
+        env=job_environment(user=user_env, config=path, backend=request.backend),
+        worker_env=_thread_variables(allocation, given={**environ, **user_env}),
+        devices=request.backend or _devices(gpus),
+        warnings=warnings,
+    )
+
+
+def _gpus_if_needed(request: Request, environ: Mapping[str, str]) -> GpuReport | None:
+    """Asks the driver unless the answer could change nothing: waking it can take a second."""
+    return None if request.backend == "gloo" else read_gpus(environ)
+
+
+def _devices(gpus: GpuReport | None) -> str:
+    count = 0 if gpus is None else gpus.usable_count
+    return f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
+
+
+def _allocate(request: Request, gpus: GpuReport | None) -> Allocation:
+    if request.hostfile is None:
+        device_count = 0 if gpus is None else gpus.usable_count
+        return select_local(ranks_per_host=request.ranks_per_host, device_count=device_count)
+    hosts = read_hostfile(Path(request.hostfile))
+    return select_hosts(hosts, ranks_per_host=request.ranks_per_host, local_names=host_names())
+
+
+def _thread_variables(allocation: Allocation, *, given: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    cores = count_usable_cores()
+    return {
+        host.name: thread_environment(usable_cores=cores, local_ranks=host.slots, given=given)
+        for host in allocation.hosts
+    }
+
+
+def check_nccl(gpus: GpuReport, allocation: Allocation | None) -> None:
+    """Looks whether NCCL can work: it needs a CUDA build of torch and a GPU of its own for every rank.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    way_out = "`--backend gloo` trains on the CPU"
+    versions = read_versions()
+    if gpus.usable_count == 0:
+        reason = gpus.reason or "CUDA_VISIBLE_DEVICES hides all of them"
+        raise UsageError(f"`--backend nccl` needs a GPU and this machine offers none: {reason}", hint=way_out)
+    if versions.torch is not None and versions.cuda is None:
+        raise UsageError(f"`--backend nccl` needs CUDA and torch {versions.torch} is built without it", hint=way_out)
+    slots = max((host.slots for host in allocation.hosts), default=0) if allocation is not None else 0
+    if slots > gpus.usable_count:
+        raise UsageError(
+            f"`--backend nccl` needs a GPU for each rank; {slots} ranks share {gpus.usable_count}",
+            hint=f"use `-n {gpus.usable_count}`",
+        )
+
+
+def _check_configs(
+    request: Request, words: ScriptWords, allocation: Allocation | None
+) -> tuple[str | None, tuple[str, ...]]:
+    """Returns the absolute path of the job's config, if it has one, and the warnings about it."""
+    ours = [value for value in (request.config, words.config) if value is not None]
+    theirs = words.deepspeed_config
+    for other in (*ours[1:], *(() if theirs is None else (theirs,))):
+        if ours and not _same_file(ours[0], other):
+            flag = CONFIG_FLAG if other in ours else DEEPSPEED_CONFIG_FLAG
+            raise ConfigError(
+                f"`{CONFIG_FLAG} {ours[0]}` and `{flag} {other}` name different configs",
+                hint="a job has one config: give one of them",
+            )
+    if not ours and theirs is None:
+        return None, ()
+    world_size = None if allocation is None else allocation.world_size
+    if ours:
+        return _load_config(Path(ours[0]), world_size=world_size, hint=_AFTER_DASHES if words.config else None)
+    assert theirs is not None, "one of the two is given"
+    # DeepSpeed scripts may be given the JSON itself, plain or as base64; then there is no file to pass on.
+    return _load_config(theirs, world_size=world_size, hint=None)
+
+
+def _same_file(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return os.path.abspath(one) == os.path.abspath(other)
+
+
+def _load_config(source: str | Path, *, world_size: int | None, hint: str | None) -> tuple[str | None, tuple[str, ...]]:
+    from dsrun.config.findings import Severity, errors_of
+    from dsrun.config.load import inspect
+
+    try:
+        findings = inspect(source, world_size=world_size).findings
+    except ConfigError as error:
+        # Unreadable altogether: it may never have been meant for dsrun.
+        first, *rest = error.problems
+        raise ConfigError(first.message, hint=first.hint or hint, more=rest) from error
+    errors = errors_of(findings)
+    if errors is not None:
+        raise errors
+    warnings = tuple(finding.render() for finding in findings if finding.severity is Severity.WARNING)
+    return (os.path.abspath(source) if os.path.exists(source) else None), warnings

@@ -1,0 +1,86 @@
+"""Ways to run `dsrun` in tests: in this process for what starts nothing, as a process of its own for what does."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.launcher.cli import main
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a command ended and what it said."""
+
+    exit_code: int
+    stdout: str
+    stderr: str
+
+
+def invoke(*args: str) -> Result:
+    """Runs the command line inside this process and catches its exit."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape") for _ in range(2))
+    with redirect_stdout(out), redirect_stderr(err):
+        try:
+            main(args)
+        except SystemExit as end:
+            code = end.code
+    return Result(code if isinstance(code, int) else 1, _text(out), _text(err))
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    stream.flush()
+    assert isinstance(stream.buffer, io.BytesIO)
+    return stream.buffer.getvalue().decode("utf-8", "surrogateescape")
+
+
+def clean_environment(**changes: str) -> dict[str, str]:
+    """Returns this process's environment without what would change dsrun's answers."""
+    dropped = ("DSRUN_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMP_NUM_THREADS", "NO_COLOR")
+    return {name: value for name, value in os.environ.items() if not name.startswith(dropped)} | changes
+
+
+def start_dsrun(*args: str | bytes, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Starts `dsrun` in a session of its own, as a terminal would, with both streams on pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "dsrun", *args],
+        cwd=cwd,
+        env=clean_environment() if env is None else dict(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def run_dsrun(*args: str | bytes, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 60) -> Result:
+    """Runs `dsrun` as a process to its end; kills it and fails when it takes too long."""
+    with start_dsrun(*args, cwd=cwd, env=env) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            out, err = process.communicate()
+            raise AssertionError(f"dsrun did not end in {timeout_s}s:\n{_decode(out)}\n{_decode(err)}") from None
+    return Result(process.returncode, _decode(out), _decode(err))
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")
+
+
+@contextmanager
+def working_folder(path: Path) -> Iterator[Path]:
+    """Makes `path` the working folder for a while."""
+    before = os.getcwd()
+    os.chdir(path)
+    try:
+        yield path
+    finally:
+        os.chdir(before)
