@@ -1,0 +1,89 @@
+"""What there is to say about a config: errors, warnings and notes, each with key, place and way out. Prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from dsrun.config.tree import Position
+from dsrun.errors import ConfigError, Problem
+
+
+class Severity(Enum):
+    """How much a finding matters.
+
+    `ERROR`: the config is refused. `WARNING`: something the user wrote does nothing, or was read in another
+    spelling. `NOTE`: true and harmless, but worth knowing when results are compared.
+    """
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to say about a config.
+
+    Attributes:
+        severity: how much it matters.
+        key: dotted path of the key, empty for the whole config.
+        message: thing and value, without the place.
+        hint: the way out, if one is known.
+        position: where it was written.
+    """
+
+    severity: Severity
+    key: str
+    message: str
+    hint: str | None
+    position: Position
+
+    @property
+    def problem(self) -> Problem:
+        """The finding as an error message carries it, place first."""
+        return Problem(f"{self.position}: {self.message}", self.hint)
+
+    def render(self) -> str:
+        """Returns `warning: FILE:LINE:COL: ...`, and `hint: ...` on a line of its own where there is one."""
+        text = f"{self.severity.value}: {self.position}: {self.message}"
+        return text if self.hint is None else f"{text}\nhint: {self.hint}"
+
+
+class Report:
+    """Collects findings of one config, in the order of their places."""
+
+    def __init__(self) -> None:
+        self._findings: list[Finding] = []
+
+    def error(self, key: str, message: str, at: Position, hint: str | None = None) -> None:
+        """Adds a reason to refuse the config."""
+        self._findings.append(Finding(Severity.ERROR, key, message, hint, at))
+
+    def warning(self, key: str, message: str, at: Position, hint: str | None = None) -> None:
+        """Adds something that does nothing, or was read in another spelling."""
+        self._findings.append(Finding(Severity.WARNING, key, message, hint, at))
+
+    def note(self, key: str, message: str, at: Position, hint: str | None = None) -> None:
+        """Adds something worth knowing."""
+        self._findings.append(Finding(Severity.NOTE, key, message, hint, at))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings, by line and column, in the order found where these are equal."""
+        return tuple(sorted(self._findings, key=lambda finding: finding.position[1:]))
+
+    @property
+    def broken_keys(self) -> frozenset[str]:
+        """Keys that have an error."""
+        return frozenset(finding.key for finding in self._findings if finding.severity is Severity.ERROR)
+
+
+def errors_of(findings: Sequence[Finding]) -> ConfigError | None:
+    """Makes one exception of the errors among `findings`; None where there is none."""
+    problems = [finding.problem for finding in findings if finding.severity is Severity.ERROR]
+    if not problems:
+        return None
+    first, *rest = problems
+    return ConfigError(first.message, hint=first.hint, more=rest)

@@ -1,0 +1,80 @@
+"""Old shapes of a config, rewritten to today's with a warning each. Plain renames are `Section.renamed`, not here."""
+
+from __future__ import annotations
+
+from dsrun.config.findings import Report
+from dsrun.config.tree import Node
+
+_OFFLOAD = {
+    "cpu_offload": "offload_optimizer",
+    "cpu_offload_param": "offload_param",
+    "cpu_offload_params": "offload_param",
+}
+
+
+def translate(root: Node, report: Report) -> None:
+    """Rewrites old shapes in place.
+
+    Args:
+        root: the whole config; edited.
+        report: gets a warning for every rewrite, and an error where old and new stand side by side.
+    """
+    members = root.members
+    if members is None:
+        return
+    _zero_as_flag(members, report)
+    zero = members.get("zero_optimization")
+    if zero is not None:
+        _cpu_offload(zero, report)
+    _one_precision(members, report)
+
+
+def _zero_as_flag(members: dict[str, Node], report: Report) -> None:
+    """`zero_optimization: true` meant stage 1."""
+    node = members.get("zero_optimization")
+    if node is None or not isinstance(node.value, bool):
+        return
+    stage = int(node.value)
+    word = "true" if node.value else "false"
+    report.warning("zero_optimization", f"`zero_optimization` is {word}, an old form; read as stage {stage}", node.at)
+    members["zero_optimization"] = Node({"stage": Node(stage, node.at)}, node.at, {"stage": node.at})
+
+
+def _cpu_offload(zero: Node, report: Report) -> None:
+    """`cpu_offload: true` became `offload_optimizer: {device: cpu}`."""
+    members = zero.members
+    if members is None:
+        return
+    for old, new in _OFFLOAD.items():
+        if old not in members:
+            continue
+        node, key_at = members.pop(old), zero.keys_at.pop(old)
+        key = f"zero_optimization.{old}"
+        if members.get(new) is not None and members[new].value is not None:
+            report.error(key, f"`{key}` is the old form of `{new}`, and both are here; expected one", key_at)
+            continue
+        if node.value is None:
+            continue
+        if not isinstance(node.value, bool):
+            report.error(key, f"`{key}` is an old form that is true or false; expected `{new}`", node.at)
+            continue
+        device = "cpu" if node.value else "none"
+        report.warning(key, f'`{key}` is an old form; read as `{new}.device` "{device}"', key_at)
+        members[new] = Node({"device": Node(device, node.at)}, node.at, {"device": node.at})
+        zero.keys_at[new] = key_at
+
+
+def _one_precision(members: dict[str, Node], report: Report) -> None:
+    """`"auto"` in one of `fp16.enabled` and `bf16.enabled` is false where the other is true."""
+    sections = {name: section for name in ("fp16", "bf16") if (section := members.get(name)) and section.members}
+    switches = {
+        name: switch for name, section in sections.items() if (switch := (section.members or {}).get("enabled"))
+    }
+    on = [name for name, switch in switches.items() if switch.value is True]
+    if len(on) != 1:
+        return
+    for name, switch in switches.items():
+        if switch.value == "auto":
+            key = f"{name}.enabled"
+            report.note(key, f'`{key}` is "auto"; read as false, for `{on[0]}.enabled` is true', switch.at)
+            switch.value = False

@@ -1,0 +1,130 @@
+"""The way in: a path, text or dict becomes a checked `Config`, or one error with all that is wrong. Never prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY
+from dsrun.config.build import Build, build_section, is_comment
+from dsrun.config.config import Config, Facts, is_left_to_script
+from dsrun.config.findings import Finding, Report, errors_of
+from dsrun.config.legacy import translate
+from dsrun.config.provenance import Provenance
+from dsrun.config.rules import check_rules
+from dsrun.config.source import read_source
+from dsrun.config.status import judge
+from dsrun.config.tree import Node, Position, show
+from dsrun.errors import ConfigError
+
+
+class NotAConfigError(ConfigError):
+    """The file is readable and none of its keys belongs to a training config."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A config with everything there is to say about it.
+
+    Attributes:
+        config: the config; None where there are errors.
+        findings: errors, warnings and notes, in the order of their places.
+    """
+
+    config: Config | None
+    findings: tuple[Finding, ...]
+
+
+def load(source: str | Path | Mapping[str, Any], *, world_size: int | None = None) -> Config:
+    """Loads and checks a config.
+
+    Args:
+        source: path of a file (JSON, or YAML by its ending), inline JSON, urlsafe base64 of JSON, or a dict.
+        world_size: ranks of the job, where known: the batch sizes are solved with it.
+
+    Raises:
+        ConfigError: everything that is wrong, each with its place.
+    """
+    inspection = inspect(source, world_size=world_size)
+    if inspection.config is None:
+        error = errors_of(inspection.findings)
+        assert error is not None, "a config is missing only where an error says why"
+        raise error
+    return inspection.config
+
+
+def inspect(source: str | Path | Mapping[str, Any], *, world_size: int | None = None) -> Inspection:
+    """Checks a config without raising for what is wrong inside it.
+
+    Args:
+        source: as for `load`.
+        world_size: as for `load`.
+
+    Raises:
+        ConfigError: the source cannot be read or parsed at all.
+    """
+    root, name = read_source(source)
+    raw = root.plain()
+    if root.members is None:
+        kind = "a list" if isinstance(root.value, list) else show(raw)
+        raise ConfigError(f"{root.at}: the config is {kind}; expected an object, `{{ ... }}`")
+    _require_a_config(root, name)
+    report = Report()
+    translate(root, report)
+    build = Build(Config, report)
+    config = build_section(Config, root, "", build)
+    if isinstance(config, Config):
+        config = config.with_facts(Facts(source=name, raw=raw, provenance=Provenance(build.sources)))
+        _check_whole(config, root, report)
+        config = _check_batch(config, world_size, report)
+    findings = report.findings
+    if errors_of(findings) is not None or not isinstance(config, Config):
+        return Inspection(None, findings)
+    return Inspection(config.with_facts(replace(config.facts, findings=findings)), findings)
+
+
+def _require_a_config(root: Node, name: str) -> None:
+    """Refuses a file of some other kind in one line, not with one complaint per key."""
+    keys = [key for key in root.members or {} if not is_comment(key)]
+    known = {*Config.model_fields, *Config.renamed, *Config.removed}
+    if len(keys) < 2 or any(key in known for key in keys):
+        return
+    shown = ", ".join(f"`{key[:30]}`" for key in keys[:3]) + (", ..." if keys[3:] else "")
+    raise NotAConfigError(
+        f"{name}: this is no dsrun config: none of its {len(keys)} keys is known ({shown})",
+        hint="if the file is for the script, put it after `--`: `dsrun train.py -- --config FILE`",
+    )
+
+
+def _check_whole(config: Config, root: Node, report: Report) -> None:
+    judge(config, root, "", zero_stage=config.zero_optimization.stage, report=report)
+
+    def place_of(path: str) -> Position:
+        node, at = root, root.at
+        for key in path.split("."):
+            members = node.members
+            if members is None or key not in members:
+                return at
+            node, at = members[key], node.keys_at.get(key, members[key].at)
+        return at
+
+    check_rules(config, report, place_of, lambda path: path in config.provenance)
+
+
+def _check_batch(config: Config, world_size: int | None, report: Report) -> Config:
+    if world_size is None or report.broken_keys.intersection((TRAIN_KEY, MICRO_KEY, STEPS_KEY)):
+        return config
+    left_to_script = is_left_to_script(config)
+    try:
+        return config.with_world_size(world_size)
+    except ConfigError as error:
+        at = config.batch_place()
+        for problem in error.problems:
+            message = problem.message.removeprefix(f"{at}: ")
+            if left_to_script:
+                report.warning("", f'{message}; a value is "auto", left to the script', at, problem.hint)
+            else:
+                report.error("", message, at, problem.hint)
+    return config

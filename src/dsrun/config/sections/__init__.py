@@ -1,0 +1,1 @@
+"""One module per part of the schema. `training.Training` is the whole config."""

@@ -1,0 +1,113 @@
+"""Schema of monitors, profilers and timers: what a run tells about itself."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dsrun.config.knob import Section, Status, knob
+from dsrun.config.values import Count, Flag, Names, NonNegative, Positive, Whole
+
+_JOB_NAME = "Name of the run's folder."
+
+
+class TensorBoard(Section):
+    """Scalars for TensorBoard."""
+
+    default_status = Status.PLANNED
+    default_why = "write TensorBoard files"
+    switch = ("enabled", False)
+
+    enabled: Annotated[Flag, knob("Write scalars for TensorBoard.")] = False
+    output_path: Annotated[str, knob("Folder of the files.")] = ""
+    job_name: Annotated[str, knob(_JOB_NAME)] = "DeepSpeedJobName"
+
+
+class CsvMonitor(Section):
+    """Scalars as CSV files."""
+
+    default_status = Status.PLANNED
+    default_why = "write CSV files"
+    switch = ("enabled", False)
+
+    enabled: Annotated[Flag, knob("Write scalars as CSV files.")] = False
+    output_path: Annotated[str, knob("Folder of the files.")] = ""
+    job_name: Annotated[str, knob(_JOB_NAME)] = "DeepSpeedJobName"
+
+
+class Wandb(Section):
+    """Scalars for Weights & Biases."""
+
+    default_status = Status.PLANNED
+    default_why = "send scalars to Weights & Biases"
+    switch = ("enabled", False)
+
+    enabled: Annotated[Flag, knob("Send scalars to Weights & Biases.")] = False
+    group: Annotated[str | None, knob("Group of the run.")] = None
+    team: Annotated[str | None, knob("Team that owns the project.")] = None
+    project: Annotated[str, knob("Project of the run.")] = "deepspeed"
+
+
+class Comet(Section):
+    """Scalars for Comet."""
+
+    default_status = Status.PLANNED
+    default_why = "send scalars to Comet"
+    switch = ("enabled", False)
+
+    enabled: Annotated[Flag, knob("Send scalars to Comet.")] = False
+    samples_log_interval: Annotated[Positive, knob("Samples between two points.", unit="samples")] = 100
+    project: Annotated[str | None, knob("Project of the run.")] = None
+    workspace: Annotated[str | None, knob("Workspace of the project.")] = None
+    api_key: Annotated[str | None, knob("Key of the account; better set as environment variable.")] = None
+    experiment_name: Annotated[str | None, knob("Name of the run.")] = None
+    experiment_key: Annotated[str | None, knob("Key of a run to go on with.")] = None
+    online: Annotated[Flag | None, knob("Send at once, or keep for later.")] = None
+    mode: Annotated[str | None, knob("Start a new run or go on with one.")] = None
+
+
+class CommsLogger(Section):
+    """A record of every collective."""
+
+    default_status = Status.PLANNED
+    default_why = "log collectives"
+    switch = ("enabled", False)
+
+    enabled: Annotated[Flag, knob("Record time and bytes of collectives.", users=(2, 1))] = False
+    verbose: Annotated[Flag, knob("Print each as it happens.")] = False
+    prof_all: Annotated[Flag, knob("Record all kinds.")] = True
+    debug: Annotated[Flag, knob("Name the caller of each.")] = False
+    prof_ops: Annotated[Names, knob("Kinds to record, where not all are.")] = ()
+
+
+class FlopsProfiler(Section):
+    """Counts the arithmetic of one step."""
+
+    default_status = Status.PLANNED
+    default_why = "count floating-point operations"
+    switch = ("enabled", False)
+
+    enabled: Annotated[Flag, knob("Profile one step.", users=(4, 3))] = False
+    profile_step: Annotated[Count, knob("Step to profile.", unit="step")] = 1
+    module_depth: Annotated[Whole, knob("Depth of modules to show; -1 for all.", unit="levels")] = -1
+    top_modules: Annotated[Count, knob("Modules to show per level.", unit="modules")] = 1
+    detailed: Annotated[Flag, knob("Show every module.")] = True
+    output_file: Annotated[str | None, knob("File to write to, in place of stdout.")] = None
+    recompute_fwd_factor: Annotated[NonNegative, knob("Forward passes that recomputation adds.", unit="passes")] = 0.0
+
+
+class Throughput(Section):
+    """Samples per second."""
+
+    default_status = Status.PLANNED
+    default_why = "switch the timer by this key"
+
+    enabled: Annotated[Flag, knob("Measure samples per second.", harmless=True)] = True
+    synchronized: Annotated[Flag, knob("Wait for the GPU before reading the clock.", harmless=True)] = True
+
+
+class Timers(Section):
+    """Timers."""
+
+    throughput: Annotated[Throughput, knob("Samples per second.")] = Field(default_factory=Throughput)

@@ -1,0 +1,83 @@
+"""Schema of `offload_optimizer` and `offload_param` in `zero_optimization`: what lives outside the GPU, and where."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from dsrun.config.knob import Section, Status, knob
+from dsrun.config.values import Count, Flag, Fraction, Positive, PositiveOrAuto
+
+Device = Literal["none", "cpu", "nvme"]
+
+
+class OffloadOptimizer(Section):
+    """Optimizer states and the fp32 master weights outside the GPU."""
+
+    default_status = Status.PLANNED
+    default_why = "move optimizer states off the GPU"
+    switch = ("device", "none")
+
+    device: Annotated[
+        Device,
+        knob(
+            "Where optimizer states and master weights live.",
+            effect="cpu: saves 12 bytes of GPU memory per parameter of the shard, costs PCIe traffic and a CPU step",
+            users=(93, 34),
+        ),
+    ] = "none"
+    nvme_path: Annotated[str | None, knob("Folder on a local NVMe drive, for `device` nvme.")] = None
+    pin_memory: Annotated[
+        Flag,
+        knob(
+            "Page-lock the host buffers, so that copies overlap with compute.",
+            differs="false before DeepSpeed 0.19",
+            users=(74, 30),
+        ),
+    ] = True
+    buffer_count: Annotated[Positive, knob("Host buffers that stream states to and from NVMe.", unit="buffers")] = 4
+    fast_init: Annotated[Flag, knob("Skip reading back freshly initialised states.")] = False
+    pipeline_read: Annotated[Flag, knob("Read the next states from NVMe while one is updated.")] = False
+    pipeline_write: Annotated[Flag, knob("Write updated states to NVMe while the next is updated.")] = False
+    ratio: Annotated[
+        Fraction, knob("Share of the states that leave the GPU.", unit="fraction", stages=(3,), users=(1, 1))
+    ] = 1.0
+    super_offload: Annotated[Flag, knob("Overlap the CPU step with backward.", stages=(3,))] = False
+    cpuadam_cores_perc: Annotated[
+        Fraction, knob("Share of the host's cores that the CPU step may use.", unit="fraction", stages=(3,))
+    ] = 0.8
+
+
+class OffloadParam(Section):
+    """Parameter shards outside the GPU."""
+
+    default_status = Status.PLANNED
+    default_why = "move parameters off the GPU"
+    switch = ("device", "none")
+
+    device: Annotated[
+        Device,
+        knob(
+            "Where parameter shards live between uses.",
+            effect="saves 2 bytes of GPU memory per parameter of the shard, costs PCIe traffic in every pass",
+            stages=(3,),
+            users=(53, 31),
+        ),
+    ] = "none"
+    nvme_path: Annotated[str | None, knob("Folder on a local NVMe drive, for `device` nvme.", users=(2, 1))] = None
+    pin_memory: Annotated[
+        Flag,
+        knob(
+            "Page-lock the host buffers, so that copies overlap with compute.",
+            differs="false before DeepSpeed 0.19",
+            users=(43, 27),
+        ),
+    ] = True
+    buffer_count: Annotated[
+        Positive, knob("Host buffers that stream parameters from NVMe.", unit="buffers", users=(2, 1))
+    ] = 5
+    buffer_size: Annotated[PositiveOrAuto, knob("Size of one such buffer.", unit="elements", users=(3, 1))] = (
+        100_000_000
+    )
+    max_in_cpu: Annotated[Count, knob("Parameters kept in host memory when the rest is on NVMe.", unit="elements")] = (
+        1_000_000_000
+    )

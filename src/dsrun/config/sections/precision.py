@@ -1,0 +1,147 @@
+"""Schema of the number formats: `fp16`, `bf16`, `data_types`, `torch_autocast`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from dsrun.config.knob import Auto, Section, Status, knob
+from dsrun.config.values import Count, Dtype, Flag, Names, NonNegative, Positive, Whole
+
+_SCALE_FREE = "bf16 has the range of fp32 and needs no loss scale"
+
+
+class Fp16(Section):
+    """Mixed precision in fp16, with a loss scale."""
+
+    default_status = Status.PLANNED
+    default_why = "train in fp16"
+    switch = ("enabled", False)
+    dropped: ClassVar = {
+        "fp16": "it never had an effect; `fp16.enabled` is the switch",
+        "type": "it never had an effect; `fp16.enabled` is the switch",
+        "opt_level": "that is Apex; mixed precision here has one level",
+        "fp16_scale_tolerance": "no version of today reads it",
+    }
+
+    enabled: Annotated[
+        Flag,
+        knob(
+            "Train in fp16 with fp32 master weights and a loss scale.",
+            effect="halves activations and weights; needs the loss scale against underflow",
+            users=(268, 41),
+        ),
+    ] = False
+    auto_cast: Annotated[Flag, knob("Cast floating-point inputs of the model to fp16.", users=(45, 11))] = False
+    loss_scale: Annotated[NonNegative, knob("Fixed loss scale; 0 for a dynamic one.", users=(190, 34))] = 0.0
+    initial_scale_power: Annotated[
+        Count, knob("The dynamic scale starts at 2 to this power.", unit="exponent of 2", users=(180, 36))
+    ] = 16
+    loss_scale_window: Annotated[
+        Positive, knob("Clean steps after which the scale doubles.", unit="steps", users=(184, 34))
+    ] = 1000
+    hysteresis: Annotated[Whole, knob("Overflows before the scale is halved.", unit="steps", users=(182, 34))] = 2
+    consecutive_hysteresis: Annotated[Flag, knob("Refill the hysteresis after every clean step.", users=(14, 3))] = (
+        False
+    )
+    min_loss_scale: Annotated[NonNegative, knob("The dynamic scale never falls below this.", users=(182, 35))] = 1.0
+    fp16_master_weights_and_grads: Annotated[
+        Flag,
+        knob("Keep master weights and gradients in fp16 too.", effect="saves memory, loses small updates"),
+    ] = False
+
+
+class Bf16(Section):
+    """Mixed precision in bf16, with fp32 master weights."""
+
+    switch = ("enabled", False)
+    dropped: ClassVar = dict.fromkeys(
+        (
+            "loss_scale",
+            "initial_scale_power",
+            "loss_scale_window",
+            "hysteresis",
+            "consecutive_hysteresis",
+            "min_loss_scale",
+            "auto_cast",
+        ),
+        _SCALE_FREE,
+    )
+
+    enabled: Annotated[
+        Flag,
+        knob(
+            "Train in bf16 with fp32 master weights.",
+            effect="halves activations and weights; no loss scale needed",
+            users=(188, 37),
+        ),
+    ] = False
+    immediate_grad_update: Annotated[
+        Flag,
+        knob(
+            "Add to the fp32 gradient as soon as a bf16 one is ready.",
+            status=Status.PLANNED,
+            why="choose when gradients are added up",
+            harmless=True,
+        ),
+    ] = False
+    check_grad_overflow: Annotated[
+        Flag,
+        knob(
+            "Skip a step whose gradients hold an infinity or NaN.",
+            differs="false before DeepSpeed 0.19",
+        ),
+    ] = True
+    bf16_master_weights_and_grads: Annotated[
+        Flag,
+        knob(
+            "Keep master weights and gradients in bf16 too.",
+            effect="saves memory, loses small updates",
+            status=Status.PLANNED,
+            why="keep bf16 master weights",
+            users=(1, 1),
+        ),
+    ] = False
+    bf16_optimizer_states: Annotated[
+        Flag,
+        knob("Keep optimizer states in bf16.", status=Status.PLANNED, why="keep bf16 optimizer states"),
+    ] = False
+
+
+class DataTypes(Section):
+    """Number formats of single kinds of tensors."""
+
+    default_status = Status.PLANNED
+
+    grad_accum_dtype: Annotated[
+        Dtype | None,
+        knob(
+            "Format in which gradients of several micro batches are added up.",
+            why="choose the format of accumulated gradients",
+            users=(8, 2),
+        ),
+    ] = None
+    param_dtype: Annotated[Dtype | None, knob("Format of parameters.", why="choose the format of parameters apart")] = (
+        None
+    )
+    buffer_dtype: Annotated[Dtype | None, knob("Format of module buffers.", why="choose the format of buffers")] = None
+    keep_in_fp32_modules: Annotated[
+        Literal["auto"] | Names,
+        knob("Modules that stay in fp32.", why="keep modules in fp32", auto=Auto.DEFAULT, idle=((),)),
+    ] = "auto"
+
+
+class TorchAutocast(Section):
+    """`torch.autocast` around forward, in place of casting the model."""
+
+    default_status = Status.PLANNED
+    default_why = "run forward under torch.autocast"
+    switch = ("enabled", False)
+
+    enabled: Annotated[Flag, knob("Run forward under `torch.autocast`.", users=(2, 1))] = False
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "torch.bfloat16", "torch.float16"] | None,
+        knob("Format that autocast uses.", users=(1, 1)),
+    ] = None
+    lower_precision_safe_modules: Annotated[
+        Names, knob("Class names of modules whose communication may use that format.")
+    ] = ()

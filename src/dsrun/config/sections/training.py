@@ -1,0 +1,282 @@
+"""Schema of the whole config: the top-level keys, and which section each object is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from dsrun.config.knob import Auto, Section, Status, knob
+from dsrun.config.sections.checkpoint import Checkpoint
+from dsrun.config.sections.data import Autotuning, DataEfficiency
+from dsrun.config.sections.memory import ActivationCheckpointing, Aio
+from dsrun.config.sections.observe import Comet, CommsLogger, CsvMonitor, FlopsProfiler, TensorBoard, Timers, Wandb
+from dsrun.config.sections.optimizer import OptimizerSection
+from dsrun.config.sections.parallel import Compile, ExpertParallel, HybridEngine, Pipeline, TensorParallel
+from dsrun.config.sections.precision import Bf16, DataTypes, Fp16, TorchAutocast
+from dsrun.config.sections.scheduler import SchedulerSection
+from dsrun.config.sections.zero import ZeroOptimization
+from dsrun.config.values import Dtype, Flag, NonNegative, Positive, as_whole
+
+_SP = "cut sequences over ranks"
+
+
+def _steps_or_never(value: object) -> object:
+    """Reads 0 and infinity, as some trainers set it, as never."""
+    return None if value in (0, float("inf")) and not isinstance(value, bool) else as_whole(value)
+
+
+REMOVED_SECTIONS: Mapping[str, str] = {
+    "amp": "write `bf16` or `fp16`; Apex is gone",
+    "compression_training": "compress after training with a tool made for it; the section is gone upstream",
+    "curriculum_learning": "write `data_efficiency.data_sampling.curriculum_learning`",
+    "eigenvalue": "drop it; it served quantised training, which is gone upstream",
+    "elasticity": "drop it; a checkpoint loads on any number of ranks",
+    "graph_harvesting": "drop it; compile the model with torch.compile",
+    "nebula": "drop it; checkpoints are written by `save_checkpoint`",
+    "progressive_layer_drop": "drop layers in the model itself; the section is gone upstream",
+    "quantize_training": "drop it; the section is gone upstream",
+    "sparse_attention": "use an attention of torch or the model; the section is gone upstream",
+    "sparse_gradients": "drop it; embedding gradients are dense",
+}
+
+
+class Training(Section):
+    """A training config."""
+
+    removed: ClassVar = REMOVED_SECTIONS
+    renamed: ClassVar = {"bfloat16": "bf16", "train_micro_batch_size": "train_micro_batch_size_per_gpu"}
+
+    train_batch_size: Annotated[
+        Positive | None,
+        knob(
+            "Samples per optimizer update, over all ranks.",
+            unit="samples",
+            effect="= micro batch x accumulation steps x data-parallel size",
+            auto=Auto.SCRIPT,
+            users=(225, 38),
+        ),
+    ] = None
+    train_micro_batch_size_per_gpu: Annotated[
+        Positive | None,
+        knob(
+            "Samples per forward pass of one rank.",
+            unit="samples",
+            effect="activation memory grows with it",
+            auto=Auto.SCRIPT,
+            users=(323, 45),
+        ),
+    ] = None
+    gradient_accumulation_steps: Annotated[
+        Positive | None,
+        knob(
+            "Forward passes whose gradients are added up for one update.",
+            unit="micro steps",
+            effect="a larger batch in the same memory",
+            auto=Auto.SCRIPT,
+            users=(217, 42),
+        ),
+    ] = None
+    managed_gradient_accumulation: Annotated[
+        Flag,
+        knob(
+            "The engine counts micro steps; false leaves the boundary to the script.",
+            status=Status.PLANNED,
+            why="leave the accumulation boundary to the script by this key",
+        ),
+    ] = True
+    steps_per_print: Annotated[
+        Positive | None,
+        BeforeValidator(_steps_or_never),
+        knob("Updates between two progress lines; none prints none.", unit="updates", users=(246, 33)),
+    ] = None
+    wall_clock_breakdown: Annotated[
+        Flag,
+        knob(
+            "Time forward, backward and step apart.",
+            status=Status.PLANNED,
+            why="time the parts of a step",
+            harmless=True,
+            users=(226, 34),
+        ),
+    ] = False
+    gradient_clipping: Annotated[
+        NonNegative,
+        knob(
+            "Scale gradients down where their norm over all parameters exceeds this; 0 never does.",
+            unit="L2 norm",
+            auto=Auto.DEFAULT,
+            differs="0 (no clipping) before DeepSpeed 0.19",
+            users=(251, 37),
+        ),
+    ] = 1.0
+    prescale_gradients: Annotated[
+        Flag,
+        knob(
+            "Divide gradients before they are reduced, not after.",
+            status=Status.PLANNED,
+            why="choose when gradients are divided",
+            harmless=True,
+            users=(73, 3),
+        ),
+    ] = False
+    gradient_predivide_factor: Annotated[
+        NonNegative,
+        knob(
+            "Part of the division that comes before the reduction.",
+            status=Status.PLANNED,
+            why="choose when gradients are divided",
+            harmless=True,
+            users=(1, 1),
+        ),
+    ] = 1.0
+    gradient_allreduce_op: Annotated[
+        Literal["mean", "sum"],
+        knob("Average or add gradients over the ranks.", status=Status.PLANNED, why="add gradients without averaging"),
+    ] = "mean"
+    communication_data_type: Annotated[
+        Dtype | None,
+        knob(
+            "Format in which gradients travel; none takes the model's.",
+            status=Status.PLANNED,
+            why="choose the format in which gradients travel",
+        ),
+    ] = None
+    seq_parallel_communication_data_type: Annotated[
+        Dtype,
+        knob(
+            "Format in which sequence-parallel gradients travel.",
+            status=Status.PLANNED,
+            why=_SP,
+            harmless=True,
+            users=(1, 1),
+        ),
+    ] = "fp32"
+    zero_allow_untested_optimizer: Annotated[
+        Flag,
+        knob(
+            "Allow ZeRO with an optimizer outside DeepSpeed's list.",
+            status=Status.NO_MEANING,
+            why="every elementwise torch optimizer works with ZeRO",
+            idle=(True,),
+            users=(39, 13),
+        ),
+    ] = False
+    zero_force_ds_cpu_optimizer: Annotated[
+        Flag,
+        knob(
+            "Refuse optimizers of the script with offload.",
+            status=Status.NO_MEANING,
+            why="every elementwise torch optimizer works with offload",
+            idle=(False,),
+            users=(16, 7),
+        ),
+    ] = True
+    dump_state: Annotated[
+        Flag, knob("Print the engine's state.", status=Status.PLANNED, why="print its state", harmless=True)
+    ] = False
+    memory_breakdown: Annotated[
+        Flag, knob("Print memory at every step.", status=Status.PLANNED, why="print memory by step", harmless=True)
+    ] = False
+    disable_allgather: Annotated[
+        Flag,
+        knob(
+            "Leave out the gathering of updated parameters.",
+            status=Status.NO_MEANING,
+            why="training without it would be wrong",
+        ),
+    ] = False
+    dataloader_drop_last: Annotated[
+        Flag, knob("Leave out the last samples where they fill no whole micro batch.", users=(4, 1))
+    ] = False
+    vocabulary_size: Annotated[
+        Positive | None,
+        knob(
+            "Size of the vocabulary, to warn where it is no multiple of 8.",
+            unit="tokens",
+            status=Status.NO_MEANING,
+            why="the model's own shapes say it",
+        ),
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error", "critical"] | None,
+        knob("Level of log lines.", status=Status.PLANNED, why="set the log level by this key", harmless=True),
+    ] = None
+    use_data_before_expert_parallelism: Annotated[
+        Flag, knob("Order of the axes of the mesh.", status=Status.PLANNED, why="spread experts over ranks")
+    ] = False
+    disable_python_gc: Annotated[
+        Flag,
+        knob(
+            "Collect Python's garbage between steps only.",
+            status=Status.PLANNED,
+            why="move garbage collection",
+            harmless=True,
+        ),
+    ] = False
+    sequence_parallel_size: Annotated[
+        Positive,
+        knob("Ranks that share a sequence.", unit="ranks", status=Status.PLANNED, why=_SP, users=(1, 1)),
+    ] = 1
+    data_parallel_size: Annotated[
+        Positive | None,
+        knob(
+            "Ranks that see different samples, to build a mesh with `sequence_parallel_size`.",
+            unit="ranks",
+            status=Status.NO_MEANING,
+            why="it follows from the number of ranks and the other axes",
+            users=(1, 1),
+        ),
+    ] = None
+
+    optimizer: Annotated[OptimizerSection | None, knob("The optimizer; none where the script hands one over.")] = None
+    scheduler: Annotated[SchedulerSection | None, knob("The learning-rate scheduler; none keeps the rate.")] = None
+    fp16: Annotated[Fp16, knob("Mixed precision in fp16.")] = Field(default_factory=Fp16)
+    bf16: Annotated[Bf16, knob("Mixed precision in bf16.")] = Field(default_factory=Bf16)
+    torch_autocast: Annotated[TorchAutocast, knob("Autocast around forward.")] = Field(default_factory=TorchAutocast)
+    data_types: Annotated[DataTypes, knob("Number formats of single kinds of tensors.")] = Field(
+        default_factory=DataTypes
+    )
+    zero_optimization: Annotated[ZeroOptimization, knob("ZeRO.")] = Field(default_factory=ZeroOptimization)
+    activation_checkpointing: Annotated[ActivationCheckpointing, knob("Recomputation of activations.")] = Field(
+        default_factory=ActivationCheckpointing
+    )
+    aio: Annotated[Aio, knob("Reading and writing NVMe.")] = Field(default_factory=Aio)
+    tensor_parallel: Annotated[TensorParallel, knob("Layers cut over ranks.")] = Field(default_factory=TensorParallel)
+    pipeline: Annotated[Pipeline, knob("Pipeline stages.")] = Field(default_factory=Pipeline)
+    expert_parallel: Annotated[ExpertParallel, knob("Experts spread over ranks.")] = Field(
+        default_factory=ExpertParallel
+    )
+    hybrid_engine: Annotated[HybridEngine, knob("Generation inside training.")] = Field(default_factory=HybridEngine)
+    compile: Annotated[Compile, knob("Compilation of the sharded model.")] = Field(default_factory=Compile)
+    checkpoint: Annotated[Checkpoint, knob("Saving and loading.")] = Field(default_factory=Checkpoint)
+    datastates_ckpt: Annotated[
+        dict[str, Any] | None,
+        knob(
+            "DataStates' checkpoint engine.",
+            status=Status.NO_MEANING,
+            why="checkpoints are written by dsrun's own engine",
+        ),
+    ] = None
+    tensorboard: Annotated[TensorBoard, knob("Scalars for TensorBoard.")] = Field(default_factory=TensorBoard)
+    csv_monitor: Annotated[CsvMonitor, knob("Scalars as CSV files.")] = Field(default_factory=CsvMonitor)
+    wandb: Annotated[Wandb, knob("Scalars for Weights & Biases.")] = Field(default_factory=Wandb)
+    comet: Annotated[Comet, knob("Scalars for Comet.")] = Field(default_factory=Comet)
+    comms_logger: Annotated[CommsLogger, knob("A record of every collective.")] = Field(default_factory=CommsLogger)
+    flops_profiler: Annotated[FlopsProfiler, knob("Counts the arithmetic of one step.")] = Field(
+        default_factory=FlopsProfiler
+    )
+    timers: Annotated[Timers, knob("Timers.")] = Field(default_factory=Timers)
+    autotuning: Annotated[Autotuning, knob("Search for the fastest batch and stage.")] = Field(
+        default_factory=Autotuning
+    )
+    data_efficiency: Annotated[DataEfficiency, knob("Curriculum and sampling.")] = Field(default_factory=DataEfficiency)
+    weight_quantization: Annotated[
+        dict[str, Any] | None,
+        knob(
+            "Quantised weights for inference.",
+            status=Status.NO_MEANING,
+            why="it serves inference, and this is a training runtime",
+        ),
+    ] = None

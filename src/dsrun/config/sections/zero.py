@@ -1,0 +1,445 @@
+"""Schema of `zero_optimization`: what is sharded, and the knobs of its communication."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from dsrun.config.knob import Auto, Section, Status, knob
+from dsrun.config.sections.offload import OffloadOptimizer, OffloadParam
+from dsrun.config.values import Count, CountOrAuto, Flag, Fraction, Names, Positive, PositiveOrAuto, as_whole
+
+_NO_BUCKETS = "size its collectives by this key"
+_NO_PREFETCH_KNOBS = "tune gathering by this key"
+_MICS = "use `zero_hpz_partition_size` for shards inside a node"
+
+
+class LeafModule(Section):
+    """Modules whose parameters are gathered as one, e.g. blocks of experts of which a step uses a few."""
+
+    default_status = Status.PLANNED
+    default_why = "take leaf modules from the config"
+
+    classes: Annotated[Names, knob("Class names of leaf modules.", harmless=True)] = ()
+    names: Annotated[Names, knob("Module names of leaf modules.", harmless=True)] = ()
+    name_suffixes: Annotated[Names, knob("Endings of module names of leaf modules.", harmless=True)] = ()
+
+
+class ZenFlow(Section):
+    """Update the most important gradients at once and the rest on the CPU, later."""
+
+    default_status = Status.PLANNED
+    default_why = "update gradients selectively (ZenFlow)"
+
+    topk_ratio: Annotated[Fraction, knob("Share of gradient columns that count as important.", unit="fraction")] = 0.1
+    select_strategy: Annotated[
+        Literal["auto", "step", "epoch"], knob("When the important columns are chosen anew.", auto=Auto.DEFAULT)
+    ] = "auto"
+    select_interval: Annotated[
+        Literal["auto"] | Positive, knob("Interval of the choice.", unit="steps or epochs", auto=Auto.DEFAULT)
+    ] = "auto"
+    update_interval: Annotated[
+        Literal["auto"] | Positive, knob("Interval of the deferred update.", unit="steps", auto=Auto.DEFAULT)
+    ] = "auto"
+    overlap_step: Annotated[Flag, knob("Run the deferred update beside forward and backward.")] = False
+    offload: Annotated[Flag, knob("Keep the selective states on the CPU as well.")] = False
+    auto_ratio: Annotated[Fraction, knob("Threshold of the automatic update interval.", unit="fraction")] = 0.99
+    full_warm_up_rounds: Annotated[Count, knob("Rounds with full updates at the start.", unit="rounds")] = 0
+    pt_reserved_cores_perc: Annotated[
+        Fraction, knob("Share of cores kept for the training process.", unit="fraction")
+    ] = 0.5
+    steps_per_epoch: Annotated[Count | None, knob("Updates per epoch, for the strategy `epoch`.", unit="steps")] = None
+
+
+class ZeroOptimization(Section):
+    """ZeRO: cut optimizer states, gradients and parameters over the data-parallel ranks."""
+
+    default_status = Status.WORKS
+    removed: ClassVar = {
+        "mics_shard_size": _MICS,
+        "mics_hierarchical_params_gather": _MICS,
+        "zeropp_loco_param": "drop it; quantised gradients without error feedback are `zero_quantized_gradients`",
+        "grad_hooks": "drop it; gradients are reduced from hooks always",
+        "legacy_stage1": "drop it; there is one implementation of stage 1",
+        "find_unused_parameters": "drop it; that is a DDP option, and unused parameters are allowed here",
+    }
+    renamed: ClassVar = {
+        "max_live_parameters": "stage3_max_live_parameters",
+        "max_reuse_distance": "stage3_max_reuse_distance",
+        "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+        "param_persistence_threshold": "stage3_param_persistence_threshold",
+        "model_persistence_threshold": "stage3_model_persistence_threshold",
+        "gather_16bit_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+        "gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+        "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+        "module_granularity_threshold": "stage3_module_granularity_threshold",
+        "use_all_reduce_for_fetch_params": "stage3_use_all_reduce_for_fetch_params",
+        "allgather_sequential": "stage3_allgather_sequential",
+        "allgather_size": "allgather_bucket_size",
+    }
+    dropped: ClassVar = {
+        "cpu_offload_use_pin_memory": "it never had an effect; write `offload_optimizer.pin_memory`",
+        "elastic_checkpoint": "every checkpoint loads on any number of ranks",
+    }
+
+    stage: Annotated[
+        Literal[0, 1, 2, 3],
+        BeforeValidator(as_whole),
+        knob(
+            "What is sharded over the data-parallel ranks: 0 nothing, 1 optimizer states, 2 gradients too, "
+            "3 parameters too.",
+            effect="bytes per parameter on N ranks in bf16 with Adam: 16 at stage 0, 4 + 12/N at 1, 2 + 14/N at 2, "
+            "16/N at 3",
+            users=(293, 45),
+        ),
+    ] = 0
+    overlap_comm: Annotated[
+        Flag | None,
+        knob(
+            "Communicate gradients while backward goes on.",
+            effect="hides communication; costs one more bucket of memory",
+            status=Status.PLANNED,
+            why="overlap communication with backward",
+            harmless=True,
+            differs="true at stage 3, else false",
+            users=(189, 41),
+        ),
+    ] = None
+    contiguous_gradients: Annotated[
+        Flag,
+        knob(
+            "Keep gradients in one buffer, so that memory does not fragment.",
+            status=Status.NO_MEANING,
+            why="gradients of a unit always share one buffer",
+            idle=(True,),
+            users=(187, 41),
+        ),
+    ] = True
+    reduce_bucket_size: Annotated[
+        PositiveOrAuto,
+        knob(
+            "Gradients reduced by one call.",
+            unit="elements",
+            effect="larger: fewer calls, more memory",
+            status=Status.PLANNED,
+            why=_NO_BUCKETS,
+            harmless=True,
+            auto=Auto.MODEL,
+            users=(177, 37),
+        ),
+    ] = 500_000_000
+    allgather_bucket_size: Annotated[
+        CountOrAuto,
+        knob(
+            "Parameters gathered by one call after the step.",
+            unit="elements",
+            effect="larger: fewer calls, more memory",
+            status=Status.PLANNED,
+            why=_NO_BUCKETS,
+            harmless=True,
+            auto=Auto.MODEL,
+            stages=(1, 2),
+            users=(99, 24),
+        ),
+    ] = 500_000_000
+    allgather_partitions: Annotated[
+        Flag,
+        knob(
+            "Collect updated parameters by all-gather and not by broadcasts.",
+            status=Status.NO_MEANING,
+            why="updated parameters are always all-gathered",
+            idle=(True,),
+            users=(98, 24),
+        ),
+    ] = True
+    reduce_scatter: Annotated[
+        Flag,
+        knob(
+            "Average gradients by reduce-scatter and not by all-reduce.",
+            status=Status.NO_MEANING,
+            why="sharded gradients are always reduce-scattered",
+            idle=(True,),
+            users=(93, 22),
+        ),
+    ] = True
+    use_multi_rank_bucket_allreduce: Annotated[
+        Flag,
+        knob(
+            "Let one bucket hold gradients of several ranks.",
+            status=Status.NO_MEANING,
+            why="the slices of all ranks always share one buffer",
+            idle=(True,),
+        ),
+    ] = True
+    round_robin_gradients: Annotated[
+        Flag,
+        knob(
+            "Spread the copies of gradients to the CPU over the ranks.",
+            status=Status.NO_MEANING,
+            why="every rank already holds an equal slice of every unit",
+            stages=(1, 2),
+            users=(6, 3),
+        ),
+    ] = False
+    ignore_unused_parameters: Annotated[
+        Flag,
+        knob(
+            "Allow parameters that backward never reaches.",
+            status=Status.PLANNED,
+            why="refuse unused parameters",
+            harmless=True,
+            stages=(2,),
+        ),
+    ] = True
+    load_from_fp32_weights: Annotated[
+        Flag,
+        knob(
+            "Take master weights from the checkpoint's fp32 copy and not from its 16-bit one.",
+            status=Status.PLANNED,
+            why="load master weights from 16-bit ones",
+            harmless=True,
+            users=(2, 2),
+        ),
+    ] = True
+    compute_grad_norm: Annotated[
+        Flag,
+        knob(
+            "Compute the gradient norm where clipping does not need it.",
+            status=Status.PLANNED,
+            why="skip the norm",
+            harmless=True,
+            stages=(1, 2),
+        ),
+    ] = True
+    parameter_alignment: Annotated[
+        Flag,
+        knob(
+            "Align every parameter to 16 bytes.",
+            status=Status.NO_MEANING,
+            why="the layout has its own alignment",
+            stages=(1, 2),
+        ),
+    ] = False
+    sub_group_size: Annotated[
+        CountOrAuto,
+        knob(
+            "Parameters updated by one tile of the step.",
+            unit="elements",
+            status=Status.PLANNED,
+            why="tile the step by this key",
+            harmless=True,
+            auto=Auto.DEFAULT,
+            stages=(3,),
+            users=(83, 30),
+        ),
+    ] = 1_000_000_000
+    stage3_max_live_parameters: Annotated[
+        CountOrAuto,
+        knob(
+            "Most gathered parameters in memory at once.",
+            unit="elements",
+            status=Status.PLANNED,
+            why=_NO_PREFETCH_KNOBS,
+            harmless=True,
+            auto=Auto.DEFAULT,
+            stages=(3,),
+            users=(91, 32),
+        ),
+    ] = 1_000_000_000
+    stage3_max_reuse_distance: Annotated[
+        CountOrAuto,
+        knob(
+            "Keep a gathered parameter that is used again within this many.",
+            unit="elements",
+            status=Status.PLANNED,
+            why=_NO_PREFETCH_KNOBS,
+            harmless=True,
+            auto=Auto.DEFAULT,
+            stages=(3,),
+            users=(71, 30),
+        ),
+    ] = 1_000_000_000
+    stage3_prefetch_bucket_size: Annotated[
+        CountOrAuto,
+        knob(
+            "Parameters gathered ahead of their use.",
+            unit="elements",
+            status=Status.PLANNED,
+            why=_NO_PREFETCH_KNOBS,
+            harmless=True,
+            auto=Auto.MODEL,
+            stages=(3,),
+            users=(94, 33),
+        ),
+    ] = 50_000_000
+    stage3_param_persistence_threshold: Annotated[
+        CountOrAuto,
+        knob(
+            "Parameters smaller than this stay gathered.",
+            unit="elements",
+            effect="fewer small calls for little memory",
+            status=Status.PLANNED,
+            why="keep small parameters gathered",
+            harmless=True,
+            auto=Auto.MODEL,
+            stages=(3,),
+            users=(96, 33),
+        ),
+    ] = 100_000
+    stage3_model_persistence_threshold: Annotated[
+        CountOrAuto,
+        knob(
+            "Most parameters that stay gathered, over the whole model.",
+            unit="elements",
+            status=Status.PLANNED,
+            why="keep small parameters gathered",
+            harmless=True,
+            auto=Auto.DEFAULT,
+            stages=(3,),
+        ),
+    ] = (1 << 63) - 1
+    stage3_gather_16bit_weights_on_model_save: Annotated[
+        Flag,
+        knob(
+            "Gather whole weights for `save_16bit_model`.",
+            status=Status.NO_MEANING,
+            why="exporting whole weights never needs a switch",
+            auto=Auto.DEFAULT,
+            idle=(True,),
+            users=(67, 31),
+        ),
+    ] = False
+    stage3_module_granularity_threshold: Annotated[
+        Count,
+        knob(
+            "Gather a module as one where its parameters are smaller than this.",
+            unit="elements",
+            status=Status.NO_MEANING,
+            why="parameters are always gathered by unit",
+            stages=(3,),
+        ),
+    ] = 0
+    stage3_use_all_reduce_for_fetch_params: Annotated[
+        Flag,
+        knob(
+            "Gather parameters by all-reduce.",
+            status=Status.NO_MEANING,
+            why="parameters are gathered into place by all-gather",
+            stages=(3,),
+        ),
+    ] = False
+    stage3_allgather_sequential: Annotated[
+        Flag,
+        knob(
+            "Gather parameters one by one.",
+            status=Status.NO_MEANING,
+            why="parameters are always gathered by unit",
+            stages=(3,),
+        ),
+    ] = False
+    zero_hpz_partition_size: Annotated[
+        Positive,
+        knob(
+            "Ranks of a node that keep a second, node-local shard of the parameters (ZeRO++).",
+            unit="ranks",
+            status=Status.PLANNED,
+            why="keep a second shard per node (ZeRO++)",
+            stages=(3,),
+            users=(2, 2),
+        ),
+    ] = 1
+    zero_quantized_weights: Annotated[
+        Flag,
+        knob(
+            "Gather parameters as int8 (ZeRO++).",
+            status=Status.PLANNED,
+            why="quantise gathered parameters (ZeRO++)",
+            stages=(3,),
+            users=(2, 2),
+        ),
+    ] = False
+    zero_quantized_gradients: Annotated[
+        Flag,
+        knob(
+            "Reduce gradients as int4 (ZeRO++).",
+            status=Status.PLANNED,
+            why="quantise gradients (ZeRO++)",
+            stages=(3,),
+            users=(2, 2),
+        ),
+    ] = False
+    zero_quantized_nontrainable_weights: Annotated[
+        Flag,
+        knob(
+            "Keep frozen parameters as int8 (ZeRO++).",
+            status=Status.PLANNED,
+            why="quantise frozen parameters (ZeRO++)",
+            stages=(3,),
+        ),
+    ] = False
+    memory_efficient_linear: Annotated[
+        Flag,
+        knob(
+            "Replace linear layers by ones that save no gathered weight.",
+            status=Status.NO_MEANING,
+            why="saved weights stay valid by address, so no layer is replaced",
+            idle=(True,),
+            stages=(3,),
+            users=(16, 1),
+        ),
+    ] = True
+    override_module_apply: Annotated[
+        Flag,
+        knob(
+            "Gather parameters inside `Module.apply`.",
+            status=Status.PLANNED,
+            why="gather parameters inside Module.apply",
+            harmless=True,
+            stages=(3,),
+        ),
+    ] = True
+    pipeline_loading_checkpoint: Annotated[
+        Flag,
+        knob(
+            "Load a checkpoint rank by rank.",
+            status=Status.NO_MEANING,
+            why="every rank reads only its own part",
+            stages=(3,),
+        ),
+    ] = False
+    log_trace_cache_warnings: Annotated[
+        Flag,
+        knob(
+            "Warn when the order of gathering changes.",
+            status=Status.NO_MEANING,
+            why="a changed order is always reported",
+            stages=(3,),
+        ),
+    ] = False
+    enable_sanity_checks: Annotated[
+        Flag,
+        knob(
+            "Check internal invariants in every step.",
+            status=Status.PLANNED,
+            why="add checks by this key",
+            harmless=True,
+        ),
+    ] = False
+    save_muon_momentum_buffer_in_memory: Annotated[
+        Flag,
+        knob(
+            "Keep Muon's momentum in GPU memory beside offloaded states.",
+            status=Status.PLANNED,
+            why="offload Muon's state",
+            harmless=True,
+        ),
+    ] = False
+    leaf_module: Annotated[LeafModule, knob("Modules gathered as one.")] = Field(default_factory=LeafModule)
+    offload_optimizer: Annotated[OffloadOptimizer, knob("Optimizer states outside the GPU.")] = Field(
+        default_factory=OffloadOptimizer
+    )
+    offload_param: Annotated[OffloadParam, knob("Parameters outside the GPU.")] = Field(default_factory=OffloadParam)
+    zenflow: Annotated[
+        ZenFlow | None, knob("Selective updates.", status=Status.PLANNED, why="update gradients selectively (ZenFlow)")
+    ] = None

@@ -1,0 +1,345 @@
+"""Loading: every way in, and what a user is told."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsrun.config.batch import BatchSizes
+from dsrun.config.findings import Severity
+from dsrun.config.load import NotAConfigError, load
+from dsrun.config.provenance import Kind
+from dsrun.config.sections.optimizer import AdamParams, SgdParams
+from dsrun.config.sections.scheduler import WarmupDecayParams
+from dsrun.errors import ConfigError
+
+MICRO = {"train_micro_batch_size_per_gpu": 4}
+
+
+def errors_of(source: Any, *, world_size: int | None = None) -> list[tuple[str, str | None]]:
+    with pytest.raises(ConfigError) as caught:
+        load(source, world_size=world_size)
+    return [(problem.message, problem.hint) for problem in caught.value.problems]
+
+
+def findings_of(source: Any) -> list[str]:
+    return [finding.render() for finding in load(source).findings if finding.key != "gradient_clipping"]
+
+
+def test_a_config_people_have_loads_typed() -> None:
+    config = load(
+        {
+            "train_micro_batch_size_per_gpu": 4,
+            "gradient_accumulation_steps": 2,
+            "gradient_clipping": 0.5,
+            "steps_per_print": 100,
+            "bf16": {"enabled": True},
+            "optimizer": {"type": "AdamW", "params": {"lr": "3e-4", "betas": [0.9, 0.95], "weight_decay": 0.1}},
+            "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 1000, "warmup_num_steps": 100}},
+            "zero_optimization": {
+                "stage": "2",
+                "overlap_comm": True,
+                "reduce_bucket_size": 5e8,
+                "contiguous_gradients": True,
+            },
+        },
+        world_size=4,
+    )
+    assert config.batch == BatchSizes(32, 4, 2)
+    assert (config.gradient_clipping, config.steps_per_print, config.bf16.enabled) == (0.5, 100, True)
+    assert config.zero_optimization.stage == 2
+    assert config.zero_optimization.reduce_bucket_size == 500_000_000
+    assert config.optimizer is not None
+    assert config.optimizer.params == AdamParams(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    assert config.scheduler is not None
+    assert config.scheduler.params == WarmupDecayParams(total_num_steps=1000, warmup_num_steps=100)
+
+
+def test_an_empty_section_has_the_defaults_of_the_reference() -> None:
+    config = load({"optimizer": {"type": "sgd"}})
+    assert config.zero_optimization.stage == 0
+    assert config.gradient_clipping == 1.0
+    assert config.scheduler is None
+    assert config.optimizer is not None
+    assert config.optimizer.type == "SGD"
+    assert config.optimizer.params == SgdParams(lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False)
+
+
+def test_every_way_in_gives_the_same_config(tmp_path: Path) -> None:
+    text = '{"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}}'
+    (tmp_path / "ds.json").write_text(text)
+    (tmp_path / "ds.yaml").write_text("train_micro_batch_size_per_gpu: 4\nzero_optimization:\n  stage: 1\n")
+    (tmp_path / "hjson.json").write_text(
+        "\ufeff{ // comment\r\n# another\r\ntrain_micro_batch_size_per_gpu: 4, /* third */\r\n"
+        "'zero_optimization': {\"stage\": 1,},\r\n}\r\n"
+    )
+    sources: list[Any] = [
+        json.loads(text),
+        text,
+        base64.urlsafe_b64encode(text.encode()).decode(),
+        tmp_path / "ds.json",
+        str(tmp_path / "ds.yaml"),
+        tmp_path / "hjson.json",
+    ]
+    configs = [load(source, world_size=2) for source in sources]
+    assert {config.batch for config in configs} == {BatchSizes(8, 4, 1)}
+    assert {config.zero_optimization.stage for config in configs} == {1}
+    assert [config.source for config in configs] == [
+        "<dict>",
+        "<inline>",
+        "<base64>",
+        str(tmp_path / "ds.json"),
+        str(tmp_path / "ds.yaml"),
+        str(tmp_path / "hjson.json"),
+    ]
+    assert all(config.raw == json.loads(text) for config in configs)
+
+
+def test_all_problems_are_said_each_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(
+        '{\n  "gradient_acumulation_steps": 2,\n  "zero_optimization": {"stage": 4, "stge": 1},\n'
+        '  "offload_optimizer": {"device": "cpu"}\n}\n'
+    )
+    assert errors_of(path) == [
+        (
+            f"{path}:2:3: `gradient_acumulation_steps` is not a key of the config",
+            "did you mean `gradient_accumulation_steps`?",
+        ),
+        (f"{path}:3:34: `zero_optimization.stage` is 4; expected 0, 1, 2 or 3", None),
+        (
+            f"{path}:3:37: `zero_optimization.stge` is not a key of `zero_optimization`",
+            "did you mean `zero_optimization.stage`?",
+        ),
+        (
+            f"{path}:4:3: `offload_optimizer` is not a key of the config",
+            "`offload_optimizer` belongs in `zero_optimization`",
+        ),
+    ]
+
+
+def test_a_missing_file_is_said_first_with_close_names(tmp_path: Path) -> None:
+    (tmp_path / "zero2.json").write_text("{}")
+    assert errors_of(tmp_path / "zero.json") == [
+        (f"file not found: {tmp_path / 'zero.json'}", f"did you mean `{tmp_path / 'zero2.json'}`?")
+    ]
+    assert errors_of("abcd") == [("file not found: abcd", None)]
+
+
+def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    path.write_text('{"hidden_size": 4096, "vocab_size": 32000, "model_type": "llama", "rope_theta": 1.0}')
+    with pytest.raises(NotAConfigError) as caught:
+        load(path)
+    assert caught.value.render() == (
+        f"error: {path}: this is no dsrun config: none of its 4 keys is known "
+        "(`hidden_size`, `vocab_size`, `model_type`, ...)\n"
+        "hint: if the file is for the script, put it after `--`: `dsrun train.py -- --config FILE`"
+    )
+
+
+def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(
+        '{\n "train_batch_size": 10,\n "train_micro_batch_size_per_gpu": 4,\n "gradient_accumulation_steps": 1\n}'
+    )
+    assert load(path).batch is None
+    assert errors_of(path, world_size=2) == [
+        (
+            f"{path}:2:2: `train_batch_size` 10 != micro batch 4 x accumulation 1 x data-parallel size 2 (8); "
+            "data-parallel size is all 2 ranks",
+            "nearest that fits: `train_batch_size` 8 = micro batch 4 x accumulation 1 x data-parallel size 2",
+        )
+    ]
+    with pytest.raises(ConfigError, match="10 != micro batch 4"):
+        load(path).with_world_size(2)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"fp16": {"enabled": True}}, "`fp16.enabled` is true; this version does not train in fp16 yet"),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}}},
+            '`zero_optimization.offload_optimizer.device` is "cpu"; '
+            "this version does not move optimizer states off the GPU yet",
+        ),
+        (
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
+            '`zero_optimization.offload_param.device` is "nvme"; this version does not move parameters off the GPU yet',
+        ),
+        (
+            {"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}},
+            "`zero_optimization.zenflow` is set; this version does not update gradients selectively (ZenFlow) yet",
+        ),
+        (
+            {"activation_checkpointing": {"partition_activations": True}},
+            "`activation_checkpointing.partition_activations` is true; this version does not recompute activations yet",
+        ),
+        (
+            {"tensor_parallel": {"autotp_size": 4}},
+            "`tensor_parallel.autotp_size` is 4; this version does not cut layers over ranks (tensor parallelism) yet",
+        ),
+        (
+            {"optimizer": {"type": "Lamb", "params": {"lr": 1}}},
+            '`optimizer.type` is "Lamb"; this version does not build that optimizer yet',
+        ),
+    ],
+)
+def test_what_is_not_built_yet_is_an_error_and_never_ignored(config: dict[str, Any], message: str) -> None:
+    assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"fp16": {"enabled": False, "loss_scale": 0, "initial_scale_power": 20}},
+        {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "none", "pin_memory": False}}},
+        {"zero_optimization": {"stage": 2, "offload_param": {"device": "none"}}},
+        {"activation_checkpointing": {"partition_activations": False, "cpu_checkpointing": False}},
+        {"wall_clock_breakdown": False, "prescale_gradients": False},
+        {"tensorboard": {"enabled": False, "output_path": "x"}, "flops_profiler": {"enabled": False}},
+        {"gradient_accumulation_steps": None, "train_micro_batch_size_per_gpu": 1},
+        {"_comment": "x", "//": "y", "$schema": "z", "zero_optimization": {"_why": 1}},
+    ],
+)
+def test_what_asks_for_nothing_says_nothing(config: dict[str, Any]) -> None:
+    assert findings_of(config) == []
+
+
+def test_tuning_without_effect_is_noted_and_never_silent() -> None:
+    config = {"zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8}}
+    assert findings_of(config) == [
+        "note: <dict>: `zero_optimization.overlap_comm` has no effect yet: "
+        "this version does not overlap communication with backward yet",
+        "note: <dict>: `zero_optimization.reduce_bucket_size` has no effect yet: "
+        "this version does not size its collectives by this key yet",
+    ]
+
+
+def test_keys_of_stage_3_below_it_are_a_warning() -> None:
+    config = {"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1e9}}
+    assert findings_of(config) == [
+        "warning: <dict>: `zero_optimization.stage3_max_live_parameters` has no effect at "
+        "`zero_optimization.stage` 2, only at 3"
+    ]
+
+
+def test_clipping_that_nobody_asked_for_is_noted() -> None:
+    config = load(MICRO)
+    assert [finding.render() for finding in config.findings] == [
+        "note: <dict>: `gradient_clipping` is not set; gradients are clipped at norm 1.0, as in DeepSpeed since 0.19\n"
+        'hint: write "gradient_clipping": 0 to train without, as DeepSpeed did before'
+    ]
+    assert load({**MICRO, "gradient_clipping": 0}).findings == ()
+
+
+def test_removed_sections_are_refused_with_the_alternative() -> None:
+    assert errors_of({"elasticity": {"enabled": True}, "optimizer": {"type": "OneBitAdam"}}) == [
+        (
+            "<dict>: `elasticity` is gone, from DeepSpeed as from here",
+            "drop it; a checkpoint loads on any number of ranks",
+        ),
+        (
+            '<dict>: `optimizer.type` is "OneBitAdam", which is gone, from DeepSpeed as from here',
+            'write "AdamW"; 1-bit optimizers are gone',
+        ),
+    ]
+    assert [f.severity for f in load({"amp": {"enabled": False}, "gradient_clipping": 1}).findings] == [
+        Severity.WARNING
+    ]
+
+
+def test_both_precisions_are_refused() -> None:
+    messages = [text for text, _ in errors_of({"fp16": {"enabled": True}, "bf16": {"enabled": True}})]
+    assert "<dict>: `fp16.enabled` and `bf16.enabled` are both true; expected one" in messages
+
+
+def test_auto_is_resolved_where_it_can_be_known() -> None:
+    config = load(
+        {
+            "train_batch_size": 16,
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+            "bf16": {"enabled": True},
+            "fp16": {"enabled": "auto"},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": "auto", "eps": "auto"}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto", "warmup_min_lr": "auto"}},
+            "zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": "auto"},
+        },
+        world_size=2,
+    )
+    assert config.batch == BatchSizes(16, 8, 1)
+    assert config.gradient_clipping == 1.0
+    assert config.fp16.enabled is False
+    assert config.zero_optimization.stage3_prefetch_bucket_size == "auto"
+    assert config.provenance["gradient_clipping"].kind is Kind.AUTO
+    assert config.provenance["zero_optimization.stage"].kind is Kind.FILE
+    assert config.provenance["dump_state"].kind is Kind.DEFAULT
+
+
+def test_batch_left_to_the_script_is_a_warning_until_the_engine_asks() -> None:
+    config = load({"train_micro_batch_size_per_gpu": "auto"}, world_size=2)
+    assert config.batch is None
+    assert [f.message for f in config.findings if f.severity is Severity.WARNING] == [
+        "the config does not say how large a batch is; expected `train_micro_batch_size_per_gpu` or "
+        '`train_batch_size`; a value is "auto", left to the script'
+    ]
+    with pytest.raises(ConfigError, match="how large a batch is"):
+        config.with_world_size(2)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"optimizer": {"type": "Adam", "params": {"lr": "auto"}}},
+            '`optimizer.params.lr` is "auto", which nothing here can fill in; expected a number of at least 0',
+        ),
+        (
+            {"bf16": {"enabled": "auto"}},
+            '`bf16.enabled` is "auto", which nothing here can fill in; expected true or false',
+        ),
+        (
+            {"zero_optimization": {"stage": "auto"}},
+            '`zero_optimization.stage` is "auto", which nothing here can fill in; expected 0, 1, 2 or 3',
+        ),
+    ],
+)
+def test_auto_that_nothing_can_resolve_is_an_early_error(config: dict[str, Any], message: str) -> None:
+    assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
+
+
+def test_old_spellings_are_read_with_a_warning() -> None:
+    config = load(
+        {
+            "bfloat16": {"enabled": True, "loss_scale": 0},
+            "zero_optimization": {"stage": 3, "max_live_parameters": 7, "cpu_offload": False},
+            "gradient_clipping": 1,
+        }
+    )
+    assert config.bf16.enabled
+    assert config.zero_optimization.stage3_max_live_parameters == 7
+    assert [f.message for f in config.findings if f.severity is Severity.WARNING] == [
+        '`zero_optimization.cpu_offload` is an old form; read as `offload_optimizer.device` "none"',
+        "`bfloat16` is another name of `bf16`, and read as that",
+        "`bf16.loss_scale` does nothing: bf16 has the range of fp32 and needs no loss scale",
+        "`zero_optimization.max_live_parameters` is another name of "
+        "`zero_optimization.stage3_max_live_parameters`, and read as that",
+    ]
+    assert load({"zero_optimization": True}).zero_optimization.stage == 1
+
+
+def test_loading_needs_neither_torch_nor_numpy_and_batch_not_even_pydantic() -> None:
+    code = (
+        "import sys, dsrun.config.batch; assert 'pydantic' not in sys.modules;"
+        "import dsrun.config.load as l; l.load({}); assert not {'torch', 'numpy', 'yaml'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
