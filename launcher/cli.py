@@ -41,9 +41,6 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     try:
         code = app.main(args=None if args is None else list(args), prog_name="dsrun", standalone_mode=False)
         sys.stdout.flush()
-    except click.exceptions.NoArgsIsHelpError as error:
-        _say(error.format_message())
-        code = error.exit_code
     except click.ClickException as error:
         _say(_problem_of(error).render())
         code = error.exit_code
@@ -64,7 +61,10 @@ class LazyVerbs(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Puts `run` before words that start with neither a verb nor an option of dsrun itself."""
-        if args and args[0] not in VERBS and args[0] not in _GROUP_OPTIONS:
+        if not args:
+            _say(ctx.get_help())
+            ctx.exit(2)
+        if args[0] not in VERBS and args[0] not in _GROUP_OPTIONS:
             args = ["run", *args]
         return super().parse_args(ctx, args)
 

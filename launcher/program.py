@@ -79,9 +79,10 @@ def _close_to(path: Path) -> str | None:
 
 def _problem_with_module(target: str) -> Problem | None:
     """Walks down the packages without importing them: a parent's `__init__` may load torch or start threads."""
+    if target.endswith(".py") and Path(target).is_file():
+        return Problem(f"module {_shown(target)}: is a file; expected `package.module`", "leave `-m` out to run it")
     if not all(part.isidentifier() for part in target.split(".")):
-        hint = f"leave `-m` out to run the file {target}" if target.endswith(".py") else None
-        return Problem(f"module {_shown(target)}: is no module name; expected `package.module`", hint)
+        return Problem(f"module {_shown(target)}: is no module name; expected `package.module`")
     top, *below = target.split(".")
     spec = importlib.machinery.PathFinder.find_spec(top, [os.getcwd()]) or importlib.util.find_spec(top)
     seen = top

@@ -130,7 +130,8 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
     gpus = _gpus_if_needed(request, environ)
     allocation = findings.attempt(lambda: _allocate(request, gpus))
     if request.backend == "nccl" and gpus is not None:
-        findings.attempt(lambda: check_nccl(gpus, allocation))
+        versions = read_versions()
+        findings.attempt(lambda: check_nccl(gpus, allocation, torch=versions.torch, cuda=versions.cuda))
     config = findings.attempt(lambda: _check_configs(request, words, allocation))
     if findings.problems or allocation is None:
         raise UsageError.of(findings.problems)
@@ -172,19 +173,24 @@ def _thread_variables(allocation: Allocation, *, given: Mapping[str, str]) -> di
     }
 
 
-def check_nccl(gpus: GpuReport, allocation: Allocation | None) -> None:
+def check_nccl(gpus: GpuReport, allocation: Allocation | None, *, torch: str | None, cuda: str | None) -> None:
     """Looks whether NCCL can work: it needs a CUDA build of torch and a GPU of its own for every rank.
+
+    Args:
+        gpus: what the driver reports.
+        allocation: the hosts, where they are known.
+        torch: version of torch beside this interpreter, if any.
+        cuda: what that torch was built for; None for a CPU build.
 
     Raises:
         UsageError: it cannot.
     """
     way_out = "`--backend gloo` trains on the CPU"
-    versions = read_versions()
     if gpus.usable_count == 0:
         reason = gpus.reason or "CUDA_VISIBLE_DEVICES hides all of them"
         raise UsageError(f"`--backend nccl` needs a GPU and this machine offers none: {reason}", hint=way_out)
-    if versions.torch is not None and versions.cuda is None:
-        raise UsageError(f"`--backend nccl` needs CUDA and torch {versions.torch} is built without it", hint=way_out)
+    if torch is not None and cuda is None:
+        raise UsageError(f"`--backend nccl` needs CUDA and torch {torch} is built without it", hint=way_out)
     slots = max((host.slots for host in allocation.hosts), default=0) if allocation is not None else 0
     if slots > gpus.usable_count:
         raise UsageError(

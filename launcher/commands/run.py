@@ -33,17 +33,12 @@ if TYPE_CHECKING:
 DEFAULT_GRACE_S = 10.0
 
 
-class Seconds(click.ParamType[float]):
-    """`10`, `10s`, `1.5s`, `2m`."""
-
-    name = "seconds"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Returns seconds; the default arrives as a number already."""
-        match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?)(s|m|)", str(value))
-        if match is None:
-            self.fail(f"expected a time like `10s` or `2m`, got `{value}`", param, ctx)
-        return float(match.group(1)) * (60 if match.group(2) == "m" else 1)
+def parse_seconds(text: str) -> float:
+    """Reads `10`, `10s`, `1.5s` or `2m`."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?)(s|m|)", text)
+    if match is None:
+        raise click.BadParameter(f"expected a time like `10s` or `2m`, got `{text}`")
+    return float(match.group(1)) * (60 if match.group(2) == "m" else 1)
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -75,7 +70,7 @@ class Seconds(click.ParamType[float]):
 @click.option("--log-dir", metavar="DIR", help="Make the job's folder in DIR instead of ~/.local/state/dsrun/jobs.")
 @click.option(
     "--grace",
-    type=Seconds(),
+    type=parse_seconds,
     default=f"{DEFAULT_GRACE_S:g}s",
     show_default=True,
     metavar="SECONDS",

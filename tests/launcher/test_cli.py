@@ -1,0 +1,376 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.launcher.cli import VERBS
+from dsrun.launcher.hosts import Allocation, HostSpec
+from dsrun.launcher.job_folder import jobs_folder, make_job_folder, new_job_id
+from dsrun.launcher.probe_gpu import Gpu, GpuReport
+from dsrun.launcher.resolve import check_nccl
+from support.cli import Result, clean_environment, invoke
+
+HELP = """\
+Usage: dsrun [OPTIONS] SCRIPT [ARGS]...
+       dsrun VERB ...
+
+  Start and run distributed PyTorch training.
+
+    dsrun train.py --config ds.json      a rank on every GPU of this machine
+    dsrun -n 2 train.py --lr 3e-4        two ranks; options of dsrun stand
+                                         before the script
+    dsrun probe                          what hardware there is
+
+  `dsrun run --help` lists the options of a run.
+
+Options:
+  --version   Show the version and exit.
+  -h, --help  Show this message and exit.
+
+Verbs:
+  run     Start a script on every rank (the verb may be left out).
+  probe   Show host, processor, memory, GPUs and versions.
+  config  Check training configs.
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a script and a config, on a machine that shows no GPU."""
+    (tmp_path / "train.py").write_text("raise AssertionError('started')\n")
+    (tmp_path / "ds.json").write_text('{"train_batch_size": 4}')
+    (tmp_path / "tool.yaml").write_text("name: mine\nseed: 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for name in ("OMP_NUM_THREADS", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def dry(*args: str) -> Result:
+    return invoke("--dry-run", "--json", *args)
+
+
+def refused(*args: str) -> str:
+    """Returns what a run that may not start says."""
+    result = invoke(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    return result.stderr
+
+
+# Help and verbs
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_fits_on_a_screen_and_lists_every_verb(flag: str) -> None:
+    assert invoke(flag) == Result(0, HELP, "")
+    assert all(verb in HELP for verb in VERBS)
+
+
+def test_no_words_at_all_show_the_help_and_are_an_error() -> None:
+    assert invoke() == Result(2, "", HELP)
+
+
+@pytest.mark.parametrize("verb", [*VERBS, "config check"])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_every_verb_has_help_no_wider_than_80_columns(verb: str, flag: str) -> None:
+    result = invoke(*verb.split(), flag)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith(f"Usage: dsrun {verb} ")
+    assert all(len(line) <= 80 for line in result.stdout.splitlines())
+
+
+def test_options_of_a_run_are_these() -> None:
+    lines = invoke("run", "--help").stdout.splitlines()
+    options = [line.split("  ")[1] for line in lines[lines.index("Options:") + 1 :] if line.startswith("  -")]
+    assert options == [
+        *("-n, --ranks-per-host N", "-H, --hostfile FILE", "-m, --module", "--no-python", "--config FILE"),
+        *("--backend [nccl|gloo]", "--start [fork|exec]", "--env K[=V]", "--log-dir DIR", "--grace SECONDS"),
+        *("--dry-run", "--json", "-q, --quiet", "-h, --help"),
+    ]
+
+
+def test_version_is_data() -> None:
+    assert invoke("--version") == Result(0, "dsrun 0.1.0\n", "")
+
+
+def test_a_verb_wins_over_a_file_of_its_name(folder: Path) -> None:
+    (folder / "probe").write_text("")
+    assert invoke("probe", "--json").exit_code == 0
+    assert json.loads(dry("probe").stdout)["program"]["target"] == "probe"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--dry-run", "--json", "-n2", "train.py", "-n", "9"],
+        ["run", "--dry-run", "--json", "-n", "2", "train.py", "-n", "9"],
+        ["-n", "2", "--dry-run", "--json", "train.py", "-n", "9"],
+    ],
+)
+def test_options_before_the_script_are_dsruns_and_after_it_the_scripts(args: list[str]) -> None:
+    plan = json.loads(invoke(*args).stdout)
+    assert (plan["program"]["target"], plan["program"]["args"]) == ("train.py", ["-n", "9"])
+    assert [len(node["workers"]) for node in plan["nodes"]] == [2]
+
+
+def test_dry_run_reads_well(folder: Path) -> None:
+    result = invoke("-n", "2", "--dry-run", "--log-dir", "logs", "--env", "OMP_NUM_THREADS=3", "train.py", "a b")
+    lines = result.stdout.splitlines()
+    job = lines[0].split()[1]
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert lines == [
+        f"job        {job}",
+        f"command    {sys.executable} -u train.py 'a b'",
+        f"folder     {folder}",
+        "start      fork",
+        f"logs       {folder}/logs/{job}",
+        "grace      10s between asking and killing",
+        "ranks      0-1 on localhost (this machine)",
+        "variables  OMP_NUM_THREADS=3",
+    ]
+    assert not (folder / "logs").exists()
+
+
+@pytest.mark.parametrize(("args", "start"), [([], "fork"), (["--start", "exec"], "exec"), (["--no-python"], "exec")])
+def test_ranks_are_forked_unless_asked_or_impossible(folder: Path, args: list[str], start: str) -> None:
+    target = "sh" if args == ["--no-python"] else "train.py"
+    assert json.loads(dry(*args, target).stdout)["start"] == start
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("3", 3), ("3s", 3), ("0", 0), ("1.5s", 1.5), ("2m", 120)])
+def test_grace_is_a_time(text: str, seconds: float) -> None:
+    assert json.loads(dry("--grace", text, "train.py").stdout)["grace_s"] == seconds
+
+
+# What is refused before anything starts
+
+
+@pytest.mark.parametrize(
+    ("args", "message", "hint"),
+    [
+        (["tran.py"], "script tran.py: no such file", "did you mean `train.py`?"),
+        (["prob"], "script prob: no such file", "did you mean `dsrun probe`?"),
+        (["run"], "no script is named", "`dsrun train.py` runs one; see `dsrun run --help`"),
+        (
+            ["--learning-rate", "3", "train.py"],
+            "`dsrun run` has no option `--learning-rate`",
+            "see `dsrun run --help`; options of the script stand after it",
+        ),
+        (["--backnd", "gloo"], "`dsrun run` has no option `--backnd`", "did you mean `--backend`?"),
+        (["-n", "0", "x"], "`-n/--ranks-per-host`: 0 is not in the range 1<=x<=4096", "see `dsrun run --help`"),
+        (
+            ["--grace", "soon", "x"],
+            "`--grace`: expected a time like `10s` or `2m`, got `soon`",
+            "see `dsrun run --help`",
+        ),
+        (["--backend", "mpi", "x"], "`--backend`: 'mpi' is not one of 'nccl', 'gloo'", "see `dsrun run --help`"),
+        (["-m", "--no-python", "x"], "`-m` and `--no-python` exclude each other", "leave one of them out"),
+        (["-m", "train.py"], "module train.py: is a file; expected `package.module`", "leave `-m` out to run it"),
+        (["-m", "no_such.mod"], "module no_such.mod: there is no module `no_such`", None),
+        (["-m", "json.nothing"], "module json.nothing: there is no module `json.nothing`", None),
+        (["-m", "json"], "module json: is a package without a `__main__`", "name a module inside it"),
+        (["-m", "a-b"], "module a-b: is no module name; expected `package.module`", None),
+        (["--no-python", "no-such-program"], "command no-such-program: there is no such program", None),
+        (["--no-python", "./train.py"], "command ./train.py: is not executable", None),
+        (["-H", "hosts", "train.py"], "hosts: the hostfile cannot be read: no such file or directory", None),
+        (["--env", "NOPE_X", "train.py"], "`--env NOPE_X` copies a variable that is not set here", None),
+        (["train.py", "--config", "no.json"], "file not found: no.json", None),
+        (["train.py", "--config"], "`--config` after the script names no file", None),
+        (
+            ["--config", "ds.json", "train.py", "--config", "tool.yaml"],
+            "`--config ds.json` and `--config tool.yaml` name different configs",
+            "a job has one config: give one of them",
+        ),
+        (
+            ["train.py", "--config", "ds.json", "--deepspeed_config", "tool.yaml"],
+            "`--config ds.json` and `--deepspeed_config tool.yaml` name different configs",
+            "a job has one config: give one of them",
+        ),
+        (
+            ["train.py", "--config", "tool.yaml"],
+            "tool.yaml: this is no dsrun config: none of its 2 keys is known (`name`, `seed`)",
+            "if the file is for the script, put it after `--`: `dsrun train.py -- --config FILE`",
+        ),
+    ],
+)
+def test_bad_words_are_told_with_a_way_out(args: list[str], message: str, hint: str | None) -> None:
+    first, *rest = refused(*args).splitlines()
+    assert first == f"error: {message}"
+    assert hint is None or rest[0] == f"hint: {hint}"
+
+
+def test_a_folder_is_no_script(folder: Path) -> None:
+    (folder / "package").mkdir()
+    (folder / "package" / "train.py").write_text("")
+    assert refused("package") == (
+        "error: script package: is a folder; expected a Python file\nhint: did you mean `package/train.py`?\n"
+    )
+    (folder / "package" / "__main__.py").write_text("")
+    assert "hint: `dsrun -m package` runs it as a module\n" in refused("package")
+
+
+def test_all_problems_are_told_in_one_go(folder: Path) -> None:
+    (folder / "hosts").write_text("worker-1 slots=2\nlocalhost slots=0\n")
+    (folder / "bad.json").write_text('{"train_batch_size": 4, "zero_optimization": {"stage": 7}}')
+    text = refused("-H", "hosts", "--env", "NOPE_X", "--backend", "nccl", "tran.py", "--config", "bad.json")
+    assert [line for line in text.splitlines() if line.startswith("error: ")] == [
+        "error: script tran.py: no such file",
+        "error: `--env NOPE_X` copies a variable that is not set here",
+        "error: hosts:2:11: `slots` is 0; expected 1 to 4096",
+        *[line for line in text.splitlines() if "`--backend nccl` needs a GPU" in line],
+        "error: bad.json:1:56: `zero_optimization.stage` is 7; expected 0, 1, 2 or 3",
+    ]
+    assert "needs a GPU and this machine offers none" in text
+
+
+def test_a_host_that_is_not_this_machine_is_refused_not_dropped(folder: Path) -> None:
+    (folder / "hosts").write_text("localhost slots=1\nworker-1 slots=2\n")
+    assert refused("-H", "hosts", "train.py") == (
+        "error: hosts:2: host `worker-1` is not this machine; this version starts ranks here only\n"
+        "hint: remote hosts come in a later version; until then name `localhost`\n"
+    )
+
+
+def test_a_config_given_as_text_to_deepspeeds_flag_is_checked_and_left_to_the_script() -> None:
+    good = json.loads(dry("train.py", "--deepspeed_config", '{"train_batch_size": 4}').stdout)
+    assert "DSRUN_CONFIG" not in good["env"]
+    assert "zero_optimization.stage" in refused(
+        "train.py", "--deepspeed_config", '{"train_batch_size": 4, "zero_optimization": {"stage": 7}}'
+    )
+
+
+def test_a_config_is_checked_for_the_ranks_of_the_job(folder: Path) -> None:
+    assert dry("-n", "2", "train.py", "--config", "ds.json").exit_code == 0
+    assert "4" in refused("-n", "3", "train.py", "--config", "ds.json")
+
+
+def gpu_report(usable: int, reason: str | None = None) -> GpuReport:
+    blank = {"uuid": None, "name": None, "memory_total_bytes": None, "memory_free_bytes": None}
+    gpus = tuple(Gpu(index=n, compute_capability=None, usable=n < usable, **blank) for n in range(2))  # type: ignore[arg-type]
+    return GpuReport(gpus=gpus, usable_count=usable, driver=None, driver_cuda=None, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("report", "reason"),
+    [
+        (gpu_report(0, "no NVIDIA driver"), "no NVIDIA driver"),
+        (gpu_report(0), "CUDA_VISIBLE_DEVICES hides all of them"),
+    ],
+)
+def test_nccl_without_a_gpu_is_refused_with_the_reason(report: GpuReport, reason: str) -> None:
+    hosts = Allocation(hosts=(HostSpec(name="localhost", slots=1, source="this machine"),))
+    with pytest.raises(UsageError) as caught:
+        check_nccl(report, hosts, torch="2.13.0+cu128", cuda="12.8")
+    assert caught.value.render() == (
+        f"error: `--backend nccl` needs a GPU and this machine offers none: {reason}\n"
+        "hint: `--backend gloo` trains on the CPU"
+    )
+
+
+def test_nccl_needs_a_cuda_build_and_a_gpu_for_each_rank() -> None:
+    hosts = Allocation(hosts=(HostSpec(name="localhost", slots=3, source="this machine"),))
+    with pytest.raises(UsageError, match=r"needs CUDA and torch 2\.13\.0\+cpu is built without it"):
+        check_nccl(gpu_report(2), hosts, torch="2.13.0+cpu", cuda=None)
+    with pytest.raises(UsageError, match="needs a GPU for each rank; 3 ranks share 2"):
+        check_nccl(gpu_report(2), hosts, torch="2.13.0+cu128", cuda="12.8")
+
+
+# config check
+
+
+def test_config_check_says_what_is_fine_and_what_is_not(folder: Path) -> None:
+    (folder / "bad.json").write_text('{"train_batch_size": 4, "zero_optimization": {"stage": 7}}')
+    result = invoke("config", "check", "ds.json", "bad.json", "no.json")
+    assert (result.exit_code, result.stdout) == (2, "ds.json: ok\n")
+    assert "error: bad.json:1:56: `zero_optimization.stage` is 7; expected 0, 1, 2 or 3\n" in result.stderr
+    assert "error: file not found: no.json\n" in result.stderr
+
+
+# The job's folder
+
+
+def test_job_ids_sort_by_time_and_avoid_look_alikes() -> None:
+    ids = [
+        new_job_id(datetime(2026, 11, 21, 7, 33), lambda letters: letters[0]),
+        new_job_id(datetime(2026, 1, 2, 3, 4)),
+    ]
+    assert ids[0] == "20261121-0733-aaaa"
+    assert ids[1].startswith("20260102-0304-")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"XDG_STATE_HOME": "/s", "HOME": "/h"}, "/s/dsrun/jobs"),
+        ({"XDG_STATE_HOME": "relative", "HOME": "/h"}, "/h/.local/state/dsrun/jobs"),
+        ({"HOME": "/h"}, "/h/.local/state/dsrun/jobs"),
+    ],
+)
+def test_jobs_go_where_xdg_says(environ: dict[str, str], expected: str) -> None:
+    assert jobs_folder(environ) == Path(expected)
+
+
+def test_two_jobs_never_share_a_folder(folder: Path) -> None:
+    ids = iter(["a", "a", "b"])
+    assert make_job_folder(folder / "jobs", lambda: next(ids)) == ("a", folder / "jobs" / "a")
+    assert make_job_folder(folder / "jobs", lambda: next(ids)) == ("b", folder / "jobs" / "b")
+    assert (folder / "jobs" / "a").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_cannot_be_made_is_the_users_to_know() -> None:
+    assert refused("--log-dir", "train.py", "train.py") == (
+        "error: log folder train.py: cannot be made: file exists\nhint: name another with `--log-dir DIR`\n"
+    )
+
+
+# Start-up
+
+
+def imported_by(*args: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has loaded after running the command."""
+    code = (
+        "import contextlib, io, sys\n"
+        "from dsrun.launcher.cli import main\n"
+        "with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())):\n"
+        f"    main({list(args)!r})\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})\n"
+    )
+    env = clean_environment()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    return set(done.stdout.split())
+
+
+def test_help_imports_click_and_the_standard_library_only() -> None:
+    loaded = imported_by("--help")
+    allowed = {"click", "dsrun", "__main__", "__mp_main__"} | set(sys.stdlib_module_names)
+    # Whatever a site puts into every interpreter (`.pth` files) is not ours to judge.
+    baseline = subprocess.run(
+        [sys.executable, "-c", "import sys; print(*sys.modules)"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert loaded - allowed - {name.partition(".")[0] for name in baseline} == set()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["probe"], ["probe", "--json"], ["--dry-run", "train.py"], ["--dry-run", "train.py", "--config", "ds.json"]],
+)
+def test_neither_torch_nor_numpy_is_imported_before_a_rank_starts(args: list[str]) -> None:
+    assert imported_by(*args).isdisjoint({"torch", "numpy"})
+
+
+def test_help_is_there_at_once() -> None:
+    """Best of five, so that a busy machine does not fail it; the budget of 150 ms leaves room for a slow one."""
+    times_s: list[float] = []
+    for _ in range(5):
+        started_s = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "dsrun", "--help"], check=True, capture_output=True)
+        times_s.append(time.perf_counter() - started_s)
+    assert min(times_s) < 0.15

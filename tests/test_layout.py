@@ -1,0 +1,98 @@
+"""The layout that everything else stands on: two halves at the top, linked into the package, whole in the wheel."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
+ROOT = Path(__file__).parents[1]
+HALVES = ("launcher", "runtime")
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_each_half_is_linked_into_the_package(half: str) -> None:
+    link = ROOT / "src" / "dsrun" / half
+    assert link.is_symlink()
+    assert link.readlink() == Path("..", "..", half)
+    assert link.resolve() == ROOT / half
+    assert (link / "__init__.py").is_file()
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_every_folder_of_code_is_a_package(half: str) -> None:
+    folders = {path.parent for path in (ROOT / half).rglob("*.py")}
+    assert [folder for folder in sorted(folders) if not (folder / "__init__.py").is_file()] == []
+
+
+def test_tests_are_no_package_and_stay_out_of_the_import_path() -> None:
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+
+
+def test_pyright_is_told_of_the_linked_folders_which_it_would_not_enter_by_itself() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    included = settings["tool"]["pyright"]["include"]
+    assert {"src/dsrun", *(f"src/dsrun/{half}" for half in HALVES)} <= set(included)
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_half_cannot_be_imported_by_its_bare_name(half: str, tmp_path: Path) -> None:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({half!r}) is not None)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_a_users_own_folder_of_that_name_is_theirs(half: str, tmp_path: Path) -> None:
+    (tmp_path / half).mkdir()
+    (tmp_path / half / "__init__.py").write_text("mine = True\n")
+    code = f"import {half}, dsrun.{half}; assert {half}.mine; assert not hasattr(dsrun.{half}, 'mine')"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=False).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What a wheel built from a clean copy of the sources holds."""
+    out = tmp_path_factory.mktemp("wheel")
+    # From a copy: setuptools leaves build/ beside the sources, and what an old one holds would get into the wheel.
+    source = out / "source"
+    subprocess.run(
+        ["cp", "-a", "--parents", "pyproject.toml", "README.md", "LICENSE", "src", *HALVES, str(_made(source))],
+        cwd=ROOT,
+        check=True,
+    )
+    for stale in source.rglob("*.egg-info"):
+        subprocess.run(["rm", "-r", str(stale)], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = out.glob("dsrun-*.whl")
+    return zipfile.ZipFile(wheel).namelist()
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def test_the_wheel_holds_both_halves_whole(wheel_names: list[str]) -> None:
+    expected = {f"dsrun/{path.relative_to(ROOT)}" for half in HALVES for path in (ROOT / half).rglob("*.py")}
+    expected |= {f"dsrun/{half}/py.typed" for half in HALVES} | {"dsrun/__init__.py", "dsrun/config/load.py"}
+    assert expected - set(wheel_names) == set()
+
+
+def test_the_wheel_holds_nothing_else(wheel_names: list[str]) -> None:
+    tops = {name.partition("/")[0] for name in wheel_names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"dsrun"}
+    assert [name for name in wheel_names if "test" in name.split("/") or "tests" in name.split("/")] == []
