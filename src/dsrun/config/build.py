@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from dsrun.config.findings import Report
+from dsrun.config.findings import Code, Report
 from dsrun.config.knob import Auto, Choices, Section
 from dsrun.config.provenance import Kind, Source
 from dsrun.config.suggest import suggest_key, suggest_value
@@ -64,7 +64,7 @@ def build_section(model: type[Section], node: Node, path: str, build: Build) -> 
     """
     members = node.members
     if members is None:
-        build.report.error(path, f"{_subject(path)} is {_shown(node)}; expected an object", node.at)
+        build.report.error(Code.BAD_VALUE, path, f"{_subject(path)} is {_shown(node)}; expected an object", node.at)
         return None
     values: dict[str, Any] = {}
     for name, key_at, child in _known_members(model, members, node, path, build):
@@ -100,21 +100,21 @@ def _known_members(
         if name is not None:
             if name in seen:
                 message = f"`{full}` and `{join(path, seen[name])}` are names of the same key; expected one"
-                build.report.error(full, message, key_at)
+                build.report.error(Code.TWO_NAMES, full, message, key_at)
                 continue
             seen[name] = key
             if name != key:
                 message = f"`{full}` is another name of `{join(path, name)}`, and read as that"
-                build.report.warning(full, message, key_at)
+                build.report.warning(Code.OLD_SPELLING, full, message, key_at)
                 build.sources[join(path, name)] = Source(Kind.FILE, key_at, f"written as `{key}`")
             yield name, key_at, child
         elif key in model.dropped:
-            build.report.warning(full, f"`{full}` does nothing: {model.dropped[key]}", key_at)
+            build.report.warning(Code.OLD_SPELLING, full, f"`{full}` does nothing: {model.dropped[key]}", key_at)
         elif key in model.removed:
             _removed(full, model.removed[key], child, key_at, build.report)
         else:
             message = f"`{full}` is not a key of {place_name(path)}"
-            build.report.error(full, message, key_at, suggest_key(key, model, path, build.root))
+            build.report.error(Code.UNKNOWN_KEY, full, message, key_at, suggest_key(key, model, path, build.root))
 
 
 def _removed(full: str, instead: str, child: Node, key_at: Position, report: Report) -> None:
@@ -123,9 +123,9 @@ def _removed(full: str, instead: str, child: Node, key_at: Position, report: Rep
     switch = members.get("enabled") if members is not None else None
     off = child.value in (False, None) or members == {} or (switch is not None and switch.value is False)
     if off:
-        report.warning(full, f"`{full}` does nothing: it is gone, and off here", key_at, instead)
+        report.warning(Code.REMOVED, full, f"`{full}` does nothing: it is gone, and off here", key_at, instead)
     else:
-        report.error(full, f"`{full}` is gone, from DeepSpeed as from here", key_at, instead)
+        report.error(Code.REMOVED, full, f"`{full}` is gone, from DeepSpeed as from here", key_at, instead)
 
 
 def _resolve_auto(model: type[Section], name: str, child: Node, path: str, build: Build) -> bool:
@@ -144,14 +144,14 @@ def _resolve_auto(model: type[Section], name: str, child: Node, path: str, build
                 shown = meaning.auto.value
                 if meaning.auto is Auto.DEFAULT:
                     shown = f"{_default_shown(info)}, {shown}"
-                build.report.note(path, f'`{path}` is "auto"; read as {shown}', child.at)
+                build.report.note(Code.AUTO, path, f'`{path}` is "auto"; read as {shown}', child.at)
             return False
         case None:
             if "auto" in choices_of(info.annotation):
                 return True
             message = f'`{path}` is "auto", which nothing here can fill in; expected {_wanted(model, name)}'
             hint = 'write the value; some trainers replace "auto" before the config is read, dsrun starts without one'
-            build.report.error(path, message, child.at, hint)
+            build.report.error(Code.AUTO, path, message, child.at, hint)
             return False
 
 
@@ -164,7 +164,7 @@ def _is_finite(model: type[Section], name: str, child: Node, path: str, build: B
     """Refuses NaN anywhere; infinity is left to the type."""
     for node in _leaves(child):
         if isinstance(node.value, float) and math.isnan(node.value):
-            build.report.error(path, f"`{path}` is NaN; expected {_wanted(model, name)}", node.at)
+            build.report.error(Code.BAD_VALUE, path, f"`{path}` is NaN; expected {_wanted(model, name)}", node.at)
             return False
     return True
 
@@ -188,6 +188,9 @@ def _build_choices(
         chosen = choices.find(values["type"])
         if chosen is None:
             _refuse_type(choices, values["type"], members["type"].at, join(path, "type"), build.report)
+            planned = next((m for t, m in choices.planned.items() if t.lower() == values["type"].lower()), None)
+            if planned is not None and name in members:
+                build_section(planned, members[name], join(path, name), build)
             continue
         values["type"] = chosen
         child = members.get(name)
@@ -202,15 +205,17 @@ def _refuse_type(choices: Choices, written: str, at: Position, full: str, report
     lower = written.lower()
     gone = next((hint for known, hint in choices.removed.items() if known.lower() == lower), None)
     if gone is not None:
-        report.error(full, f"`{full}` is {show(written)}, which is gone, from DeepSpeed as from here", at, gone)
+        report.error(
+            Code.REMOVED, full, f"`{full}` is {show(written)}, which is gone, from DeepSpeed as from here", at, gone
+        )
         return
     built = alternatives([f'"{known}"' for known in choices.models])
     if lower in (known.lower() for known in choices.planned):
         message = f"`{full}` is {show(written)}; this version does not build that {choices.noun} yet"
-        report.error(full, message, at, f"write {built}, or hand the {choices.noun} to `initialize`")
+        report.error(Code.PLANNED, full, message, at, f"write {built}, or hand the {choices.noun} to `initialize`")
         return
     hint = suggest_value(written, (*choices.models, *choices.planned))
-    report.error(full, f"`{full}` is {show(written)}; expected {built}", at, hint)
+    report.error(Code.BAD_VALUE, full, f"`{full}` is {show(written)}; expected {built}", at, hint)
 
 
 def _instance(
@@ -242,11 +247,13 @@ def _complain(
     if name in values:
         child = next(members[key] for key in members if key == name or model.renamed.get(key) == name)
         hint = suggest_value(values[name], choices_of(model.model_fields[name].annotation))
-        build.report.error(full, f"`{full}` is {_shown(child)}; expected {_wanted(model, name)}", child.at, hint)
+        build.report.error(
+            Code.BAD_VALUE, full, f"`{full}` is {_shown(child)}; expected {_wanted(model, name)}", child.at, hint
+        )
         return
     said = any(key == full or key.startswith(f"{full}.") for key in build.report.broken_keys)
     if not said and model.knob_of(name).choices is None:  # missing `params` follow from a wrong `type`
-        build.report.error(full, f"`{full}` is missing; expected {_wanted(model, name)}", node.at)
+        build.report.error(Code.MISSING, full, f"`{full}` is missing; expected {_wanted(model, name)}", node.at)
 
 
 def _wanted(model: type[Section], name: str) -> str:

@@ -22,12 +22,30 @@ class Severity(Enum):
     NOTE = "note"
 
 
+class Code(Enum):
+    """What kind of finding it is, for programs that read findings."""
+
+    UNKNOWN_KEY = "unknown-key"
+    TWO_NAMES = "two-names"
+    BAD_VALUE = "bad-value"
+    MISSING = "missing"
+    AUTO = "auto"
+    REMOVED = "removed"
+    PLANNED = "planned"
+    NO_EFFECT = "no-effect"
+    OLD_SPELLING = "old-spelling"
+    COMBINATION = "combination"
+    BATCH = "batch"
+    DIFFERENT_DEFAULT = "different-default"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One thing to say about a config.
 
     Attributes:
         severity: how much it matters.
+        code: what kind it is.
         key: dotted path of the key, empty for the whole config.
         message: thing and value, without the place.
         hint: the way out, if one is known.
@@ -35,6 +53,7 @@ class Finding:
     """
 
     severity: Severity
+    code: Code
     key: str
     message: str
     hint: str | None
@@ -57,17 +76,17 @@ class Report:
     def __init__(self) -> None:
         self._findings: list[Finding] = []
 
-    def error(self, key: str, message: str, at: Position, hint: str | None = None) -> None:
+    def error(self, code: Code, key: str, message: str, at: Position, hint: str | None = None) -> None:
         """Adds a reason to refuse the config."""
-        self._findings.append(Finding(Severity.ERROR, key, message, hint, at))
+        self._findings.append(Finding(Severity.ERROR, code, key, message, hint, at))
 
-    def warning(self, key: str, message: str, at: Position, hint: str | None = None) -> None:
+    def warning(self, code: Code, key: str, message: str, at: Position, hint: str | None = None) -> None:
         """Adds something that does nothing, or was read in another spelling."""
-        self._findings.append(Finding(Severity.WARNING, key, message, hint, at))
+        self._findings.append(Finding(Severity.WARNING, code, key, message, hint, at))
 
-    def note(self, key: str, message: str, at: Position, hint: str | None = None) -> None:
+    def note(self, code: Code, key: str, message: str, at: Position, hint: str | None = None) -> None:
         """Adds something worth knowing."""
-        self._findings.append(Finding(Severity.NOTE, key, message, hint, at))
+        self._findings.append(Finding(Severity.NOTE, code, key, message, hint, at))
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -78,6 +97,20 @@ class Report:
     def broken_keys(self) -> frozenset[str]:
         """Keys that have an error."""
         return frozenset(finding.key for finding in self._findings if finding.severity is Severity.ERROR)
+
+
+def to_json(finding: Finding) -> dict[str, object]:
+    """Returns the finding for CI and editors; line and column are 0 where the source has none."""
+    return {
+        "severity": finding.severity.value,
+        "code": finding.code.value,
+        "key": finding.key,
+        "message": finding.message,
+        "hint": finding.hint,
+        "file": finding.position.source,
+        "line": finding.position.line,
+        "column": finding.position.column,
+    }
 
 
 def errors_of(findings: Sequence[Finding]) -> ConfigError | None:

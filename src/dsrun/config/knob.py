@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Status(Enum):
@@ -48,13 +48,13 @@ class Choices:
     Attributes:
         noun: what is chosen, e.g. `optimizer`.
         models: types this version builds, each with the model of its `params`.
-        planned: types the schema knows and a later version builds.
+        planned: types the schema knows and a later version builds, with the model of `params` where there is one.
         removed: types that are gone upstream, each with what to do instead.
     """
 
     noun: str
     models: Mapping[str, type[Section]]
-    planned: tuple[str, ...] = ()
+    planned: Mapping[str, type[Section] | None] = field(default_factory=dict[str, "type[Section] | None"])
     removed: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def find(self, name: str) -> str | None:
@@ -170,3 +170,15 @@ class Section(BaseModel):
     def why_of(cls, name: str) -> str:
         """Why the field does not work, where it does not."""
         return cls.knob_of(name).why or cls.default_why
+
+
+_S = TypeVar("_S", bound=Section)
+
+
+def unset(model: type[_S]) -> _S:
+    """The default of a field that holds a section: that section with nothing set.
+
+    Skips validation, so that pydantic compiles no validator for sections a config does not have; a test validates
+    every default instead.
+    """
+    return Field(default_factory=model.model_construct)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsrun.config.findings import Report
+from dsrun.config.findings import Code, Report
 from dsrun.config.tree import Node
 
 _OFFLOAD = {
@@ -36,7 +36,12 @@ def _zero_as_flag(members: dict[str, Node], report: Report) -> None:
         return
     stage = int(node.value)
     word = "true" if node.value else "false"
-    report.warning("zero_optimization", f"`zero_optimization` is {word}, an old form; read as stage {stage}", node.at)
+    report.warning(
+        Code.OLD_SPELLING,
+        "zero_optimization",
+        f"`zero_optimization` is {word}, an old form; read as stage {stage}",
+        node.at,
+    )
     members["zero_optimization"] = Node({"stage": Node(stage, node.at)}, node.at, {"stage": node.at})
 
 
@@ -51,15 +56,19 @@ def _cpu_offload(zero: Node, report: Report) -> None:
         node, key_at = members.pop(old), zero.keys_at.pop(old)
         key = f"zero_optimization.{old}"
         if members.get(new) is not None and members[new].value is not None:
-            report.error(key, f"`{key}` is the old form of `{new}`, and both are here; expected one", key_at)
+            report.error(
+                Code.TWO_NAMES, key, f"`{key}` is the old form of `{new}`, and both are here; expected one", key_at
+            )
             continue
         if node.value is None:
             continue
         if not isinstance(node.value, bool):
-            report.error(key, f"`{key}` is an old form that is true or false; expected `{new}`", node.at)
+            report.error(
+                Code.BAD_VALUE, key, f"`{key}` is an old form that is true or false; expected `{new}`", node.at
+            )
             continue
         device = "cpu" if node.value else "none"
-        report.warning(key, f'`{key}` is an old form; read as `{new}.device` "{device}"', key_at)
+        report.warning(Code.OLD_SPELLING, key, f'`{key}` is an old form; read as `{new}.device` "{device}"', key_at)
         members[new] = Node({"device": Node(device, node.at)}, node.at, {"device": node.at})
         zero.keys_at[new] = key_at
 
@@ -76,5 +85,5 @@ def _one_precision(members: dict[str, Node], report: Report) -> None:
     for name, switch in switches.items():
         if switch.value == "auto":
             key = f"{name}.enabled"
-            report.note(key, f'`{key}` is "auto"; read as false, for `{on[0]}.enabled` is true', switch.at)
+            report.note(Code.AUTO, key, f'`{key}` is "auto"; read as false, for `{on[0]}.enabled` is true', switch.at)
             switch.value = False

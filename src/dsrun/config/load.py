@@ -10,7 +10,7 @@ from typing import Any
 from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY
 from dsrun.config.build import Build, build_section, is_comment
 from dsrun.config.config import Config, Facts, is_left_to_script
-from dsrun.config.findings import Finding, Report, errors_of
+from dsrun.config.findings import Code, Finding, Report, errors_of
 from dsrun.config.legacy import translate
 from dsrun.config.provenance import Provenance
 from dsrun.config.rules import check_rules
@@ -124,7 +124,7 @@ def _check_batch(config: Config, world_size: int | None, report: Report) -> Conf
         for problem in error.problems:
             message = problem.message.removeprefix(f"{at}: ")
             if left_to_script:
-                report.warning("", f'{message}; a value is "auto", left to the script', at, problem.hint)
+                report.warning(Code.BATCH, "", f'{message}; a value is "auto", left to the script', at, problem.hint)
             else:
-                report.error("", message, at, problem.hint)
+                report.error(Code.BATCH, "", message, at, problem.hint)
     return config

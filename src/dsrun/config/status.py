@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsrun.config.build import is_comment
-from dsrun.config.findings import Report
+from dsrun.config.findings import Code, Report
 from dsrun.config.knob import Section, Status
 from dsrun.config.tree import Node, Position, join, show
 
@@ -33,7 +33,7 @@ def judge(section: Section, node: Node, path: str, *, zero_stage: int, report: R
         at = node.keys_at.get(key, child.at)
         if isinstance(value, Section) and model.status_of(name) is not Status.NO_MEANING:
             if _refused(model, name, value):
-                report.error(full, f"`{full}` is set; {_not_yet(model, name)}", at)
+                report.error(Code.PLANNED, full, f"`{full}` is set; {_not_yet(model, name)}", at)
             else:
                 judge(value, child, full, zero_stage=zero_stage, report=report)
             continue
@@ -54,15 +54,20 @@ def _judge_value(
     if not asks:
         return False
     if status is Status.PLANNED and not meaning.harmless:
-        report.error(full, f"`{full}` is {_shown(value)}; {_not_yet(model, name)}", at)
+        report.error(Code.PLANNED, full, f"`{full}` is {_shown(value)}; {_not_yet(model, name)}", at)
         return True
     if meaning.stages and zero_stage not in meaning.stages:
         stages = " and ".join(str(stage) for stage in meaning.stages)
-        report.warning(full, f"`{full}` has no effect at `zero_optimization.stage` {zero_stage}, only at {stages}", at)
+        report.warning(
+            Code.NO_EFFECT,
+            full,
+            f"`{full}` has no effect at `zero_optimization.stage` {zero_stage}, only at {stages}",
+            at,
+        )
     elif status is Status.PLANNED:
-        report.note(full, f"`{full}` has no effect yet: {_not_yet(model, name)}", at)
+        report.note(Code.PLANNED, full, f"`{full}` has no effect yet: {_not_yet(model, name)}", at)
     elif status is Status.NO_MEANING:
-        report.warning(full, f"`{full}` has no meaning here: {model.why_of(name)}", at)
+        report.warning(Code.NO_EFFECT, full, f"`{full}` has no meaning here: {model.why_of(name)}", at)
     return False
 
 

@@ -1,12 +1,10 @@
 """Schema of `checkpoint`, `datastates_ckpt` and their writers: how a run is saved."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from dsrun.config.knob import Section, Status, knob
+from dsrun.config.knob import Section, Status, knob, unset
 from dsrun.config.values import Flag, Positive
 
 _SAFETENSORS = "tensors are always written as plain safetensors"
@@ -66,7 +64,7 @@ class Checkpoint(Section):
             why="save to storage that the nodes do not share",
         ),
     ] = False
-    parallel_write: Annotated[ParallelWrite, knob("Who writes what.")] = Field(default_factory=ParallelWrite)
+    parallel_write: Annotated[ParallelWrite, knob("Who writes what.")] = unset(ParallelWrite)
     checkpoint_serialization: Annotated[
         Flag,
         knob("Use torch's own serialisation.", status=Status.NO_MEANING, why=_SAFETENSORS, idle=(True,)),

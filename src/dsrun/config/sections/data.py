@@ -1,12 +1,8 @@
 """Schema of `data_efficiency` and `autotuning`: which samples are seen, and the search for a fast config."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
-
-from dsrun.config.knob import Section, Status, knob
+from dsrun.config.knob import Section, Status, knob, unset
 from dsrun.config.values import Count, Flag, Positive, Whole
 
 _CURRICULUM = "sample by difficulty"
@@ -41,7 +37,7 @@ class DataRouting(Section):
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Route tokens.", users=(11, 2))] = False
-    random_ltd: Annotated[RandomLtd, knob("Drop tokens at random.")] = Field(default_factory=RandomLtd)
+    random_ltd: Annotated[RandomLtd, knob("Drop tokens at random.")] = unset(RandomLtd)
 
 
 class CurriculumLearning(Section):
@@ -86,12 +82,8 @@ class DataSampling(Section):
     num_epochs: Annotated[Positive, knob("Epochs to plan for.", unit="epochs")] = 1000
     num_workers: Annotated[Count, knob("Loader processes.", unit="processes")] = 0
     pin_memory: Annotated[Flag, knob("Page-lock samples.")] = False
-    curriculum_learning: Annotated[CurriculumLearning, knob("Easy samples first.")] = Field(
-        default_factory=CurriculumLearning
-    )
-    dynamic_batching: Annotated[DynamicBatching, knob("Batches of equal tokens.")] = Field(
-        default_factory=DynamicBatching
-    )
+    curriculum_learning: Annotated[CurriculumLearning, knob("Easy samples first.")] = unset(CurriculumLearning)
+    dynamic_batching: Annotated[DynamicBatching, knob("Batches of equal tokens.")] = unset(DynamicBatching)
 
 
 class DataEfficiency(Section):
@@ -103,8 +95,8 @@ class DataEfficiency(Section):
 
     enabled: Annotated[Flag, knob("Switch the section on.", users=(11, 2))] = False
     seed: Annotated[Whole, knob("Seed of the sampling.")] = 1234
-    data_routing: Annotated[DataRouting, knob("Which layers see which tokens.")] = Field(default_factory=DataRouting)
-    data_sampling: Annotated[DataSampling, knob("Which samples come when.")] = Field(default_factory=DataSampling)
+    data_routing: Annotated[DataRouting, knob("Which layers see which tokens.")] = unset(DataRouting)
+    data_sampling: Annotated[DataSampling, knob("Which samples come when.")] = unset(DataSampling)
 
 
 class Autotuning(Section):

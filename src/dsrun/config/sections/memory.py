@@ -1,7 +1,5 @@
 """Schema of `activation_checkpointing` and `aio`: memory that is traded for compute or for NVMe traffic."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar
 
 from dsrun.config.knob import Section, Status, knob

@@ -1,12 +1,8 @@
 """Schema of monitors, profilers and timers: what a run tells about itself."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
-from pydantic import Field
-
-from dsrun.config.knob import Section, Status, knob
+from dsrun.config.knob import Section, Status, knob, unset
 from dsrun.config.values import Count, Flag, Names, NonNegative, Positive, Whole
 
 _JOB_NAME = "Name of the run's folder."
@@ -110,4 +106,4 @@ class Throughput(Section):
 class Timers(Section):
     """Timers."""
 
-    throughput: Annotated[Throughput, knob("Samples per second.")] = Field(default_factory=Throughput)
+    throughput: Annotated[Throughput, knob("Samples per second.")] = unset(Throughput)

@@ -1,7 +1,5 @@
 """Schema of `offload_optimizer` and `offload_param` in `zero_optimization`: what lives outside the GPU, and where."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from dsrun.config.knob import Section, Status, knob

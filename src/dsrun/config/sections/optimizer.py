@@ -1,11 +1,10 @@
 """Schema of `optimizer`: types, and the typed parameters of each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from dsrun.config.knob import Auto, Choices, Section, Status, knob
+from dsrun.config.sections.optimizer_planned import AdagradParams, LambParams, LionParams, MuonParams
 from dsrun.config.values import Betas, Flag, NonNegative
 
 _LR = "Learning rate; the start value where a scheduler is set."
@@ -83,24 +82,16 @@ class SgdParams(Section):
 #: Types this version builds, with the model of their parameters.
 _BUILT: Mapping[str, type[Section]] = {"Adam": AdamParams, "AdamW": AdamParams, "SGD": SgdParams}
 
-#: Types the schema knows and a later version builds.
-_PLANNED = (
-    "Adagrad",
-    "Lamb",
-    "Lion",
-    "Muon",
-    "MuAdam",
-    "MuAdamW",
-    "MuSGD",
-    "RMSprop",
-    "Adadelta",
-    "Adamax",
-    "NAdam",
-    "RAdam",
-    "ASGD",
-    "Rprop",
-    "Adafactor",
-)
+#: Types the schema knows and a later version builds; those of torch without a model of their parameters.
+_PLANNED: Mapping[str, type[Section] | None] = {
+    "Adagrad": AdagradParams,
+    "Lamb": LambParams,
+    "Lion": LionParams,
+    "Muon": MuonParams,
+    **dict.fromkeys(("MuAdam", "MuAdamW"), AdamParams),
+    "MuSGD": SgdParams,
+    **dict.fromkeys(("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop", "Adafactor"), None),
+}
 
 #: Types that are gone upstream, with what to do instead.
 _REMOVED: Mapping[str, str] = dict.fromkeys(

@@ -1,12 +1,8 @@
 """Schema of the parallel axes beside data: tensors, pipeline stages, experts; and of compilation."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
-
-from dsrun.config.knob import Auto, Section, Status, knob
+from dsrun.config.knob import Auto, Section, Status, knob, unset
 from dsrun.config.values import Count, Flag, Names, Positive, Real
 
 _TP = "cut layers over ranks (tensor parallelism)"
@@ -41,7 +37,7 @@ class TensorParallel(Section):
     tp_overlap_comm: Annotated[Flag, knob("Communicate while the next layer computes.", harmless=True)] = False
     partition_config: Annotated[dict[str, Any] | None, knob("Which layers are cut by row or column.")] = None
     dtype: Annotated[str | None, knob("Format of the cut layers.", harmless=True)] = None
-    tp: Annotated[TensorParallelGroup, knob("Size of the group.")] = Field(default_factory=TensorParallelGroup)
+    tp: Annotated[TensorParallelGroup, knob("Size of the group.")] = unset(TensorParallelGroup)
     injection_policy_tuple: Annotated[tuple[str, ...] | None, knob("Layers that are replaced.", harmless=True)] = None
     keep_module_on_host: Annotated[Flag, knob("Cut on the CPU.", harmless=True)] = False
     kernel_inject: Annotated[Flag, knob("Replace layers by fused ones.", harmless=True)] = False

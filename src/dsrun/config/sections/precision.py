@@ -1,7 +1,5 @@
 """Schema of the number formats: `fp16`, `bf16`, `data_types`, `torch_autocast`."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
 from dsrun.config.knob import Auto, Section, Status, knob

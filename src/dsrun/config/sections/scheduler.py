@@ -1,12 +1,10 @@
 """Schema of `scheduler`: types, and the typed parameters of each."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from dsrun.config.knob import Auto, Choices, Section, knob
-from dsrun.config.values import Count, Fraction, NonNegative, Positive
+from dsrun.config.knob import Auto, Choices, Section, Status, knob
+from dsrun.config.values import Count, Flag, Fraction, NonNegative, Positive
 
 _STEPS = "Updates over which the rate rises; 0 or 1 count as 2, as DeepSpeed counts."
 _TYPE = "Shape of the rise: `linear`, or `log` which rises fast at first."
@@ -52,6 +50,42 @@ class WarmupCosineParams(Section):
     warmup_type: Annotated[Literal["log", "linear"], knob(_TYPE, users=(21, 2))] = "log"
 
 
+class OneCycleParams(Section):
+    """Parameters of OneCycle: rise, fall, then decay, with momentum the other way."""
+
+    default_status = Status.PLANNED
+    default_why = "build that scheduler"
+
+    cycle_min_lr: Annotated[NonNegative, knob("Rate at both ends of the cycle.")]
+    cycle_max_lr: Annotated[NonNegative, knob("Rate at the peak.")]
+    decay_lr_rate: Annotated[NonNegative, knob("How fast the rate falls after the cycle.")] = 0.0
+    cycle_first_step_size: Annotated[Positive, knob("Updates of the rise.", unit="updates")] = 2000
+    cycle_second_step_size: Annotated[
+        Positive | None, knob("Updates of the fall; none takes those of the rise.", unit="updates")
+    ] = None
+    cycle_first_stair_count: Annotated[Count, knob("Stairs of the rise; 0 for a line.", unit="stairs")] = 0
+    cycle_second_stair_count: Annotated[
+        Count | None, knob("Stairs of the fall; none takes those of the rise.", unit="stairs")
+    ] = None
+    decay_step_size: Annotated[Count, knob("Updates between two decays; 0 for none.", unit="updates")] = 0
+    cycle_momentum: Annotated[Flag, knob("Move momentum against the rate.")] = True
+    cycle_min_mom: Annotated[Fraction, knob("Momentum at the peak.")] = 0.8
+    cycle_max_mom: Annotated[Fraction, knob("Momentum at both ends.")] = 0.9
+    decay_mom_rate: Annotated[NonNegative, knob("How fast momentum changes after the cycle.")] = 0.0
+
+
+class RangeTestParams(Section):
+    """Parameters of LRRangeTest: a rate that only rises, to find where training breaks."""
+
+    default_status = Status.PLANNED
+    default_why = "build that scheduler"
+
+    lr_range_test_min_lr: Annotated[NonNegative, knob("Rate at the start.")] = 1e-3
+    lr_range_test_step_size: Annotated[Positive, knob("Updates between two rises.", unit="updates")] = 2000
+    lr_range_test_step_rate: Annotated[NonNegative, knob("Share of the start added by each rise.")] = 1.0
+    lr_range_test_staircase: Annotated[Flag, knob("Rise in stairs and not in a line.")] = False
+
+
 #: Types this version builds, with the model of their parameters.
 _BUILT: Mapping[str, type[Section]] = {
     "WarmupLR": WarmupParams,
@@ -59,25 +93,29 @@ _BUILT: Mapping[str, type[Section]] = {
     "WarmupCosineLR": WarmupCosineParams,
 }
 
-#: Types the schema knows and a later version builds: DeepSpeed's other two, and those of torch.
-_PLANNED = (
-    "OneCycle",
-    "LRRangeTest",
-    "StepLR",
-    "MultiStepLR",
-    "ConstantLR",
-    "LinearLR",
-    "ExponentialLR",
-    "PolynomialLR",
-    "CosineAnnealingLR",
-    "CosineAnnealingWarmRestarts",
-    "CyclicLR",
-    "OneCycleLR",
-    "ReduceLROnPlateau",
-    "LambdaLR",
-    "MultiplicativeLR",
-)
-
+#: Types the schema knows and a later version builds; those of torch without a model of their parameters.
+_PLANNED: Mapping[str, type[Section] | None] = {
+    "OneCycle": OneCycleParams,
+    "LRRangeTest": RangeTestParams,
+    **dict.fromkeys(
+        (
+            "StepLR",
+            "MultiStepLR",
+            "ConstantLR",
+            "LinearLR",
+            "ExponentialLR",
+            "PolynomialLR",
+            "CosineAnnealingLR",
+            "CosineAnnealingWarmRestarts",
+            "CyclicLR",
+            "OneCycleLR",
+            "ReduceLROnPlateau",
+            "LambdaLR",
+            "MultiplicativeLR",
+        ),
+        None,
+    ),
+}
 
 SCHEDULERS = Choices(noun="scheduler", models=_BUILT, planned=_PLANNED)
 

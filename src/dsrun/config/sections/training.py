@@ -1,13 +1,11 @@
 """Schema of the whole config: the top-level keys, and which section each object is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from dsrun.config.knob import Auto, Section, Status, knob
+from dsrun.config.knob import Auto, Section, Status, knob, unset
 from dsrun.config.sections.checkpoint import Checkpoint
 from dsrun.config.sections.data import Autotuning, DataEfficiency
 from dsrun.config.sections.memory import ActivationCheckpointing, Aio
@@ -156,10 +154,7 @@ class Training(Section):
     zero_allow_untested_optimizer: Annotated[
         Flag,
         knob(
-            "Allow ZeRO with an optimizer outside DeepSpeed's list.",
-            status=Status.NO_MEANING,
-            why="every elementwise torch optimizer works with ZeRO",
-            idle=(True,),
+            "Allow an optimizer of the script that is not known to update each element by itself.",
             users=(39, 13),
         ),
     ] = False
@@ -232,25 +227,21 @@ class Training(Section):
 
     optimizer: Annotated[OptimizerSection | None, knob("The optimizer; none where the script hands one over.")] = None
     scheduler: Annotated[SchedulerSection | None, knob("The learning-rate scheduler; none keeps the rate.")] = None
-    fp16: Annotated[Fp16, knob("Mixed precision in fp16.")] = Field(default_factory=Fp16)
-    bf16: Annotated[Bf16, knob("Mixed precision in bf16.")] = Field(default_factory=Bf16)
-    torch_autocast: Annotated[TorchAutocast, knob("Autocast around forward.")] = Field(default_factory=TorchAutocast)
-    data_types: Annotated[DataTypes, knob("Number formats of single kinds of tensors.")] = Field(
-        default_factory=DataTypes
+    fp16: Annotated[Fp16, knob("Mixed precision in fp16.")] = unset(Fp16)
+    bf16: Annotated[Bf16, knob("Mixed precision in bf16.")] = unset(Bf16)
+    torch_autocast: Annotated[TorchAutocast, knob("Autocast around forward.")] = unset(TorchAutocast)
+    data_types: Annotated[DataTypes, knob("Number formats of single kinds of tensors.")] = unset(DataTypes)
+    zero_optimization: Annotated[ZeroOptimization, knob("ZeRO.")] = unset(ZeroOptimization)
+    activation_checkpointing: Annotated[ActivationCheckpointing, knob("Recomputation of activations.")] = unset(
+        ActivationCheckpointing
     )
-    zero_optimization: Annotated[ZeroOptimization, knob("ZeRO.")] = Field(default_factory=ZeroOptimization)
-    activation_checkpointing: Annotated[ActivationCheckpointing, knob("Recomputation of activations.")] = Field(
-        default_factory=ActivationCheckpointing
-    )
-    aio: Annotated[Aio, knob("Reading and writing NVMe.")] = Field(default_factory=Aio)
-    tensor_parallel: Annotated[TensorParallel, knob("Layers cut over ranks.")] = Field(default_factory=TensorParallel)
-    pipeline: Annotated[Pipeline, knob("Pipeline stages.")] = Field(default_factory=Pipeline)
-    expert_parallel: Annotated[ExpertParallel, knob("Experts spread over ranks.")] = Field(
-        default_factory=ExpertParallel
-    )
-    hybrid_engine: Annotated[HybridEngine, knob("Generation inside training.")] = Field(default_factory=HybridEngine)
-    compile: Annotated[Compile, knob("Compilation of the sharded model.")] = Field(default_factory=Compile)
-    checkpoint: Annotated[Checkpoint, knob("Saving and loading.")] = Field(default_factory=Checkpoint)
+    aio: Annotated[Aio, knob("Reading and writing NVMe.")] = unset(Aio)
+    tensor_parallel: Annotated[TensorParallel, knob("Layers cut over ranks.")] = unset(TensorParallel)
+    pipeline: Annotated[Pipeline, knob("Pipeline stages.")] = unset(Pipeline)
+    expert_parallel: Annotated[ExpertParallel, knob("Experts spread over ranks.")] = unset(ExpertParallel)
+    hybrid_engine: Annotated[HybridEngine, knob("Generation inside training.")] = unset(HybridEngine)
+    compile: Annotated[Compile, knob("Compilation of the sharded model.")] = unset(Compile)
+    checkpoint: Annotated[Checkpoint, knob("Saving and loading.")] = unset(Checkpoint)
     datastates_ckpt: Annotated[
         dict[str, Any] | None,
         knob(
@@ -259,19 +250,15 @@ class Training(Section):
             why="checkpoints are written by dsrun's own engine",
         ),
     ] = None
-    tensorboard: Annotated[TensorBoard, knob("Scalars for TensorBoard.")] = Field(default_factory=TensorBoard)
-    csv_monitor: Annotated[CsvMonitor, knob("Scalars as CSV files.")] = Field(default_factory=CsvMonitor)
-    wandb: Annotated[Wandb, knob("Scalars for Weights & Biases.")] = Field(default_factory=Wandb)
-    comet: Annotated[Comet, knob("Scalars for Comet.")] = Field(default_factory=Comet)
-    comms_logger: Annotated[CommsLogger, knob("A record of every collective.")] = Field(default_factory=CommsLogger)
-    flops_profiler: Annotated[FlopsProfiler, knob("Counts the arithmetic of one step.")] = Field(
-        default_factory=FlopsProfiler
-    )
-    timers: Annotated[Timers, knob("Timers.")] = Field(default_factory=Timers)
-    autotuning: Annotated[Autotuning, knob("Search for the fastest batch and stage.")] = Field(
-        default_factory=Autotuning
-    )
-    data_efficiency: Annotated[DataEfficiency, knob("Curriculum and sampling.")] = Field(default_factory=DataEfficiency)
+    tensorboard: Annotated[TensorBoard, knob("Scalars for TensorBoard.")] = unset(TensorBoard)
+    csv_monitor: Annotated[CsvMonitor, knob("Scalars as CSV files.")] = unset(CsvMonitor)
+    wandb: Annotated[Wandb, knob("Scalars for Weights & Biases.")] = unset(Wandb)
+    comet: Annotated[Comet, knob("Scalars for Comet.")] = unset(Comet)
+    comms_logger: Annotated[CommsLogger, knob("A record of every collective.")] = unset(CommsLogger)
+    flops_profiler: Annotated[FlopsProfiler, knob("Counts the arithmetic of one step.")] = unset(FlopsProfiler)
+    timers: Annotated[Timers, knob("Timers.")] = unset(Timers)
+    autotuning: Annotated[Autotuning, knob("Search for the fastest batch and stage.")] = unset(Autotuning)
+    data_efficiency: Annotated[DataEfficiency, knob("Curriculum and sampling.")] = unset(DataEfficiency)
     weight_quantization: Annotated[
         dict[str, Any] | None,
         knob(

@@ -1,14 +1,12 @@
 """Schema of `zero_optimization`: what is sharded, and the knobs of its communication."""
 
-from __future__ import annotations
-
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from dsrun.config.knob import Auto, Section, Status, knob
+from dsrun.config.knob import Auto, Section, Status, knob, unset
 from dsrun.config.sections.offload import OffloadOptimizer, OffloadParam
-from dsrun.config.values import Count, CountOrAuto, Flag, Fraction, Names, Positive, PositiveOrAuto, as_whole
+from dsrun.config.values import Count, CountOrAuto, Flag, Fraction, Names, Positive, as_whole
 
 _NO_BUCKETS = "size its collectives by this key"
 _NO_PREFETCH_KNOBS = "tune gathering by this key"
@@ -117,7 +115,7 @@ class ZeroOptimization(Section):
         ),
     ] = True
     reduce_bucket_size: Annotated[
-        PositiveOrAuto,
+        CountOrAuto,
         knob(
             "Gradients reduced by one call.",
             unit="elements",
@@ -435,11 +433,9 @@ class ZeroOptimization(Section):
             harmless=True,
         ),
     ] = False
-    leaf_module: Annotated[LeafModule, knob("Modules gathered as one.")] = Field(default_factory=LeafModule)
-    offload_optimizer: Annotated[OffloadOptimizer, knob("Optimizer states outside the GPU.")] = Field(
-        default_factory=OffloadOptimizer
-    )
-    offload_param: Annotated[OffloadParam, knob("Parameters outside the GPU.")] = Field(default_factory=OffloadParam)
+    leaf_module: Annotated[LeafModule, knob("Modules gathered as one.")] = unset(LeafModule)
+    offload_optimizer: Annotated[OffloadOptimizer, knob("Optimizer states outside the GPU.")] = unset(OffloadOptimizer)
+    offload_param: Annotated[OffloadParam, knob("Parameters outside the GPU.")] = unset(OffloadParam)
     zenflow: Annotated[
         ZenFlow | None, knob("Selective updates.", status=Status.PLANNED, why="update gradients selectively (ZenFlow)")
     ] = None
