@@ -121,9 +121,14 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
         ) from error
 
 
+def present_backend() -> Backend:
+    """Returns the backend of the default group that was joined."""
+    return "nccl" if dist.get_backend() == "nccl" else "gloo"
+
+
 def make_mesh(spec: MeshSpec, info: RankInfo, *, device: torch.device) -> ProcessGroupMesh:
     """Makes the groups of every axis; every rank of the job must call, after `join`."""
-    backend: Backend = "nccl" if dist.get_backend() == "nccl" else "gloo"
+    backend = present_backend()
     bound: dict[str, Collectives] = {}
     for axis, _ in spec.axes:
         for ranks in spec.groups(axis):

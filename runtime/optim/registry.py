@@ -10,48 +10,45 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import nn, optim
 
 from dsrun.errors import ModelError
 
-_ELEMENTWISE = (
-    optim.Adam,
-    optim.AdamW,
-    optim.SGD,
-    optim.Adagrad,
-    optim.RMSprop,
-    optim.Adadelta,
-    optim.Adamax,
-    optim.NAdam,
-    optim.RAdam,
-    optim.ASGD,
-    optim.Rprop,
-)
+#: With the number of states each keeps for an element; SGD and RMSprop may keep one more, for momentum.
+_ELEMENTWISE: dict[type[optim.Optimizer], int] = {
+    optim.Adam: 2,
+    optim.AdamW: 2,
+    optim.SGD: 0,
+    optim.Adagrad: 1,
+    optim.RMSprop: 1,
+    optim.Adadelta: 2,
+    optim.Adamax: 2,
+    optim.NAdam: 2,
+    optim.RAdam: 2,
+    optim.ASGD: 1,
+    optim.Rprop: 2,
+}
 
 #: Takes parameters or group dicts, returns the optimizer.
 OptimizerFactory = Callable[[Any], optim.Optimizer]
 
 
-def factory_of(name: str, params: Mapping[str, Any], *, device: torch.device) -> OptimizerFactory:
+def factory_of(name: str, params: Mapping[str, Any]) -> OptimizerFactory:
     """Returns the factory of a config's `optimizer` section, already checked by the config.
 
+    torch's fused kernels run on the CPU and on CUDA, one launch for all shards of a group.
+
     Args:
-        name: `Adam`, `AdamW` or `SGD`, in any case. `Adam` with `adam_w_mode` (the default) is AdamW, as in DeepSpeed.
-        params: the section's `params`.
-        device: of the shards; torch's fused kernels run on the CPU and on CUDA.
+        name: `Adam`, `AdamW` or `SGD`, in any case. `Adam` means AdamW unless `adam_w_mode` is false, as in DeepSpeed.
+        params: the section's `params`, defaults filled in.
     """
-    options = dict(params)
+    common: dict[str, Any] = {"lr": params["lr"], "weight_decay": params["weight_decay"], "fused": True}
     if name.lower() == "sgd":
-        return lambda shards: optim.SGD(shards, **options, fused=True)
-    decoupled = options.pop("adam_w_mode", True) or name.lower() == "adamw"
-    # One kernel either way: torch's fused step is what `torch_adam` asks for.
-    options.pop("torch_adam", None)
-    options.pop("bias_correction", None)
-    options["betas"] = tuple(options.get("betas", (0.9, 0.999)))
-    kind = optim.AdamW if decoupled else optim.Adam
-    options.setdefault("weight_decay", 0.0)
-    return lambda shards: kind(shards, **options, fused=True)
+        sgd = {**common, **{key: params[key] for key in ("momentum", "dampening", "nesterov")}}
+        return lambda shards: optim.SGD(shards, **sgd)
+    options: dict[str, Any] = {**common, "betas": tuple(params["betas"]), "eps": params["eps"]}
+    kind = optim.AdamW if params["adam_w_mode"] or name.lower() == "adamw" else optim.Adam
+    return lambda shards: kind(shards, **options)
 
 
 def check_elementwise(optimizer: optim.Optimizer, *, allow_untested: bool) -> None:
@@ -65,6 +62,14 @@ def check_elementwise(optimizer: optim.Optimizer, *, allow_untested: bool) -> No
             f"optimizer: {type(optimizer).__name__} is not known to be elementwise, and it would see flat shards",
             hint="use AdamW or SGD, or set `zero_allow_untested_optimizer` if each element's update reads it alone",
         )
+
+
+def states_per_element(optimizer: optim.Optimizer | None) -> int:
+    """Returns how many states an optimizer keeps for each element, 0 where that is not known."""
+    if optimizer is None:
+        return 0
+    momentum = isinstance(optimizer, optim.SGD | optim.RMSprop) and bool(optimizer.defaults.get("momentum"))
+    return _ELEMENTWISE.get(type(optimizer), 0) + int(momentum)
 
 
 def adopt(optimizer: optim.Optimizer, shards_by_group: list[list[nn.Parameter]]) -> None:

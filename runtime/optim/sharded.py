@@ -5,7 +5,7 @@ It steps; it neither reduces gradients nor publishes parameters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,10 @@ import torch
 from torch import Tensor, nn, optim
 
 from ..layout.unit_layout import TENSOR_ALIGN, ShardPiece
-from ..protocols import OwnedRange
+from ..protocols import OwnedRange, StateEntry
+
+#: Prefix of the role of a state that is one number for a whole run of elements.
+_SCALAR = "scalar:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +27,15 @@ class _Run:
         owned: the range it is a part of.
         group: number of the optimizer group.
         start: first element in the unit's flat buffer.
-        param: fp32 leaf over the run's masters; its gradient views the run's accumulated gradient.
+        param: fp32 leaf over the run's masters.
+        grad: view of the run's accumulated gradient; the leaf's `.grad`.
     """
 
     owned: OwnedRange
     group: int
     start: int
     param: nn.Parameter
+    grad: Tensor
 
 
 class ShardOptimizer:
@@ -57,50 +62,67 @@ class ShardOptimizer:
     def step(self) -> None:
         """Takes one optimizer step on the local ranges."""
         assert self.torch_optimizer is not None, "drive() was not called"
+        for run in self._runs:
+            # A script's own optimizer.zero_grad() sets gradients to None; they are views and come back here.
+            if run.param.grad is None:
+                run.param.grad = run.grad
         self.torch_optimizer.step()
 
-    def state_tensors(self) -> Iterator[tuple[ShardPiece, str, Tensor]]:
-        """Yields (piece of a parameter, role, flat state of that piece): views, so writing them loads state."""
-        for run in self._runs:
-            for role, value in self._elementwise_state(run):
-                for piece, flat in _cut(run, value):
-                    yield piece, role, flat
+    def state_entries(self, *, replicated: bool) -> list[StateEntry]:
+        """Returns the optimizer's state as pieces of the parameters it belongs to.
 
-    def state_scalars(self) -> dict[str, dict[str, float]]:
-        """Returns one-number states (Adam's `step`) by parameter name and role, of the parameters on this rank."""
-        scalars: dict[str, dict[str, float]] = {}
-        for run in self._runs:
-            single = {
-                role: float(value)
-                for role, value in self._state(run).items()
-                if isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-            }
-            for piece, _ in _cut(run, run.param.detach()):
-                if single:
-                    scalars[piece.extent.name] = single
-        return scalars
-
-    def prepare_state(self, roles: Sequence[str], scalars: Mapping[str, Mapping[str, float]]) -> None:
-        """Allocates state before the first step, so that a checkpoint can be loaded into it.
+        One-number states (Adam's `step`) have the role `scalar:<name>` and the shape (), once a parameter: with the
+        piece that holds the parameter's first element.
 
         Args:
-            roles: names of elementwise states, zeroed here.
-            scalars: one-number states by parameter name; the first parameter of a run decides.
+            replicated: every rank owns everything (stage 0).
+        """
+        return [entry for run in self._runs for entry in self._entries(run, replicated=replicated)]
+
+    def loadable_entries(self, roles: Collection[str], *, replicated: bool) -> list[StateEntry]:
+        """Allocates zeroed state for `roles`, as a checkpoint names them, and returns it as pieces to fill.
+
+        In contrast to `state_entries`, each run asks for its one-number states, from the first parameter it holds.
+
+        Args:
+            roles: elementwise ones by their name, one-number ones as `scalar:<name>`.
+            replicated: every rank owns everything (stage 0).
         """
         assert self.torch_optimizer is not None, "drive() was not called"
+        entries: list[StateEntry] = []
         for run in self._runs:
-            state: dict[str, Any] = {role: torch.zeros_like(run.param.detach()) for role in roles}
-            for piece, _ in _cut(run, run.param.detach()):
-                for role, value in scalars.get(piece.extent.name, {}).items():
-                    state[role] = torch.tensor(value, dtype=torch.float32, device=run.param.device)
-                break
+            state: dict[str, Any] = {}
+            first = next(_cut(run, run.grad), None)
+            for role in roles:
+                name = role.removeprefix(_SCALAR)
+                if role == name:
+                    state[name] = torch.zeros_like(run.grad)
+                elif first is not None:
+                    state[name] = scalar = torch.zeros((), dtype=torch.float32, device=run.grad.device)
+                    extent = first[0].extent
+                    entries.append(StateEntry(extent.name, role, (), 0, 1, scalar.view(1), replicated))
             self.torch_optimizer.state[run.param] = state
+            entries += [e for e in self._entries(run, replicated=replicated) if not e.role.startswith(_SCALAR)]
+        return entries
 
-    def elementwise_roles(self) -> list[str]:
-        """Returns the names of states that have one value an element, as far as they exist."""
-        return sorted({role for run in self._runs for role, _ in self._elementwise_state(run)})
+    def options(self) -> list[dict[str, Any]]:
+        """Returns each group's hyperparameters that JSON can hold (lr, betas, weight_decay, ...)."""
+        assert self.torch_optimizer is not None, "drive() was not called"
+        return [
+            {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple | None)}
+            for group in self.torch_optimizer.param_groups
+        ]
 
-    def state_tensors_in_memory(self) -> list[Tensor]:
+    def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over hyperparameters that `options` returned, where the number of groups is the same."""
+        assert self.torch_optimizer is not None, "drive() was not called"
+        groups = self.torch_optimizer.param_groups
+        if len(groups) == len(options):
+            for group, saved in zip(groups, options, strict=True):
+                # JSON has no tuples.
+                group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items() if k in group})
+
+    def tensors(self) -> list[Tensor]:
         """Returns every state tensor, for memory reports."""
         return [value for run in self._runs for value in self._state(run).values() if isinstance(value, Tensor)]
 
@@ -108,12 +130,19 @@ class ShardOptimizer:
         assert self.torch_optimizer is not None, "drive() was not called"
         return self.torch_optimizer.state.get(run.param, {})
 
-    def _elementwise_state(self, run: _Run) -> list[tuple[str, Tensor]]:
-        return [
-            (role, value)
-            for role, value in self._state(run).items()
-            if isinstance(value, Tensor) and value.shape == run.param.shape
-        ]
+    def _entries(self, run: _Run, *, replicated: bool) -> Iterator[StateEntry]:
+        for role, value in self._state(run).items():
+            if not isinstance(value, Tensor):
+                continue
+            if value.shape == run.param.shape:
+                for piece, flat in _cut(run, value):
+                    extent = piece.extent
+                    yield StateEntry(extent.name, role, extent.shape, piece.start, piece.stop, flat, replicated)
+            else:
+                for piece, _ in _cut(run, run.grad):
+                    if piece.start == 0:
+                        role_ = f"{_SCALAR}{role}"
+                        yield StateEntry(piece.extent.name, role_, (), 0, 1, value.view(1), replicated)
 
 
 def _runs(owned: OwnedRange) -> Iterator[_Run]:
@@ -128,8 +157,8 @@ def _runs(owned: OwnedRange) -> Iterator[_Run]:
         low, high = max(owned.start, first), min(owned.start + owned.master.numel(), last)
         if low < high:
             leaf = nn.Parameter(owned.master.narrow(0, low - owned.start, high - low))
-            leaf.grad = owned.grad_sum.narrow(0, low - owned.start, high - low)
-            yield _Run(owned, group, low, leaf)
+            leaf.grad = grad = owned.grad_sum.narrow(0, low - owned.start, high - low)
+            yield _Run(owned, group, low, leaf, grad)
 
 
 def _cut(run: _Run, flat: Tensor) -> Iterator[tuple[ShardPiece, Tensor]]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..layout.slot_plan import plan_slots
 from .unit import ParamUnit
 
 
@@ -31,12 +32,9 @@ def allocate_slots(
     Returns:
         for each unit its slot's number and a view [padded_numel] that starts where the slot starts.
     """
-    number_of = [unit.index % count if unit.module is not None else count + unit.index for unit in units]
-    sizes: dict[int, int] = {}
-    for unit, number in zip(units, number_of, strict=True):
-        sizes[number] = max(sizes.get(number, 0), unit.layout.padded_numel)
-    memory = {number: torch.zeros(size, dtype=dtype, device=device) for number, size in sizes.items()}
+    plan = plan_slots([u.layout.padded_numel for u in units], [u.module is not None for u in units], count=count)
+    memory = {slot: torch.zeros(numel, dtype=dtype, device=device) for slot, numel in plan.numel.items()}
     return [
-        (number, memory[number].narrow(0, 0, unit.layout.padded_numel))
-        for unit, number in zip(units, number_of, strict=True)
+        (slot, memory[slot].narrow(0, 0, unit.layout.padded_numel))
+        for unit, slot in zip(units, plan.slot_of, strict=True)
     ]

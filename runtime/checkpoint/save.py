@@ -1,0 +1,151 @@
+"""Saving: every rank writes its pieces to one file, rank 0 publishes the index. Knows no feature, only StateEntries.
+
+[Note: publishing]
+A tag exists once its index does. Data files carry a fresh id, so saving a tag again leaves the old files and the old
+index valid until the new index replaces it by rename; only then are the old files removed. A crash at any point leaves
+the old checkpoint or the new one.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from dsrun.atomic import sync_folder, write_atomic
+from dsrun.errors import CheckpointError
+
+from ..layout.region import Region, regions_of_flat_range
+from ..mesh.collectives import Collectives
+from ..protocols import StateEntry
+from .index import INDEX_FILE, LATEST_FILE, Index, StoredBox, StoredTensor, check_tag
+from .tensor_file import write_tensor_file
+
+_BOXES = "dsrun.boxes"
+
+
+def save(
+    folder: Path,
+    tag: str,
+    entries: Sequence[StateEntry],
+    values: dict[str, Any],
+    *,
+    collectives: Collectives,
+    device: torch.device,
+    save_latest: bool = True,
+) -> Path:
+    """Writes one checkpoint; every rank must call. Enters one broadcast and two all-reduces of one number.
+
+    Args:
+        folder: the checkpoint folder, the same shared one on every rank.
+        tag: name of this checkpoint inside it.
+        entries: this rank's pieces.
+        values: what is no tensor, as JSON values; rank 0's are stored.
+        collectives: all ranks that hold pieces.
+        device: where collectives' tensors live.
+        save_latest: let `latest` name this tag afterwards.
+
+    Returns:
+        the tag's folder.
+
+    Raises:
+        CheckpointError: on every rank, if one could not write; nothing was published.
+    """
+    target = folder / check_tag(tag)
+    text = _json(values)
+    identity = torch.tensor([secrets.randbits(32)], dtype=torch.int64, device=device)
+    collectives.broadcast(identity, source=0).wait()
+    suffix = f"{int(identity.item()):08x}"
+    problem = _attempt(lambda: _write_pieces(target, entries, rank=collectives.rank, suffix=suffix))
+    _agree(problem, target, collectives, device=device)
+    if collectives.rank == 0:
+        problem = _attempt(lambda: _publish(folder, target, suffix, text, collectives.size, save_latest=save_latest))
+    _agree(problem, target, collectives, device=device)
+    return target
+
+
+def _write_pieces(target: Path, entries: Sequence[StateEntry], *, rank: int, suffix: str) -> None:
+    target.mkdir(parents=True, exist_ok=True)
+    tensors: dict[str, Tensor] = {}
+    boxes: list[dict[str, Any]] = []
+    for entry in entries:
+        if entry.replicated and rank != 0:
+            continue
+        position = 0
+        for region in regions_of_flat_range(entry.shape, entry.start, entry.stop):
+            key = f"{entry.name}:{entry.role}" + "".join(f"@{o}" for o in region.offset)
+            tensors[key] = entry.tensor.narrow(0, position, region.numel).view(region.shape)
+            position += region.numel
+            box = {"key": key, "name": entry.name, "role": entry.role, "shape": entry.shape}
+            boxes.append({**box, "box_offset": region.offset, "box_shape": region.shape})
+        if position == 0:  # a tensor without elements has no box, but it has a shape
+            boxes.append({"key": None, "name": entry.name, "role": entry.role, "shape": entry.shape})
+            boxes[-1]["dtype"] = str(entry.tensor.dtype).removeprefix("torch.")
+    path = _file_of(target, rank, suffix)
+    write_tensor_file(path, tensors, metadata={_BOXES: json.dumps(boxes)})
+    sync_folder(target)
+
+
+def _publish(folder: Path, target: Path, suffix: str, text: str, world_size: int, *, save_latest: bool) -> None:
+    """Collects every rank's boxes, writes the index, then `latest`, then removes what an older save left."""
+    index = Index(world_size, {}, json.loads(text))
+    for rank in range(world_size):
+        _collect(index, _file_of(target, rank, suffix))
+    write_atomic(target / INDEX_FILE, index.to_bytes())
+    sync_folder(folder)
+    if save_latest:
+        write_atomic(folder / LATEST_FILE, target.name.encode())
+    for path in target.glob("rank-*.safetensors"):
+        if not path.stem.endswith(suffix):
+            path.unlink()
+
+
+def _collect(index: Index, path: Path) -> None:
+    with safe_open(path, framework="pt") as file:
+        boxes: list[dict[str, Any]] = json.loads(file.metadata()[_BOXES])
+        for box in boxes:
+            name = (str(box["name"]), str(box["role"]))
+            dtype = box.get("dtype") or str(file.get_slice(box["key"]).get_dtype())
+            stored = index.tensors.setdefault(name, StoredTensor(tuple(box["shape"]), dtype))
+            if box["key"] is not None:
+                region = Region(tuple(box["box_offset"]), tuple(box["box_shape"]))
+                stored.boxes.append(StoredBox(region, path.name, box["key"]))
+
+
+def _file_of(target: Path, rank: int, suffix: str) -> Path:
+    return target / f"rank-{rank:05d}-{suffix}.safetensors"
+
+
+def _json(values: dict[str, Any]) -> str:
+    try:
+        return json.dumps(values)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"client_state: {error}",
+            hint="client_state takes JSON values: numbers, text, lists and dicts with text keys; never a pickle",
+        ) from error
+
+
+def _attempt(work: Callable[[], None]) -> BaseException | None:
+    """Runs one rank's part; a failure is kept for all ranks to hear of."""
+    try:
+        work()
+    except (OSError, SafetensorError, CheckpointError) as error:
+        return error
+    return None
+
+
+def _agree(problem: BaseException | None, target: Path, collectives: Collectives, *, device: torch.device) -> None:
+    """Raises on every rank where one rank had a problem; one all-reduce of one number."""
+    failed = torch.tensor([-1 if problem is None else collectives.rank], dtype=torch.int64, device=device)
+    collectives.all_reduce(failed, op="max").wait()
+    if problem is not None:
+        raise CheckpointError(f"{target}: could not be saved, nothing was published: {problem}") from problem
+    if int(failed.item()) >= 0:
+        raise CheckpointError(f"{target}: rank {int(failed.item())} could not save its part; nothing was published")

@@ -1,0 +1,71 @@
+"""One rank's file of a checkpoint: the safetensors format, written without a copy of the state.
+
+The library's own writer takes a dict of whole tensors and makes a second copy of each; here views go to the file as
+they are. Any tool that reads safetensors opens the result.
+Source: the format as its README specifies it: 8 bytes little-endian length, JSON header, data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_tensor_file(path: Path, entries: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
+    """Writes `entries` to a new file and makes it durable (fsync).
+
+    Args:
+        path: the file; it must not exist.
+        entries: contiguous tensors by key, on any device; CUDA tensors are copied to the host one at a time.
+        metadata: the header's free part.
+
+    Raises:
+        OSError: the file cannot be written; nothing is left of it.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    offset = 0
+    for key, tensor in entries.items():
+        size = tensor.numel() * tensor.element_size()
+        header[key] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + size],
+        }
+        offset += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    try:
+        with path.open("xb") as file:
+            file.write(len(text).to_bytes(8, "little"))
+            file.write(text)
+            for tensor in entries.values():
+                file.write(_bytes_of(tensor))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Returns the memory of a contiguous tensor, copied only if it is not on the CPU."""
+    flat = tensor.detach().contiguous().cpu().view(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

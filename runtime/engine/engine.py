@@ -1,0 +1,353 @@
+"""The engine a training script holds: forward, backward, step, save, load, and DeepSpeed's names for asking it things.
+
+It orders its parts and counts; it does not know how any of them works. `initialize` puts the parts together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dsrun.config.batch import BatchSizes
+from dsrun.errors import CheckpointError, InputError, ModelError
+
+from ..checkpoint.index import check_tag, latest_tag
+from ..observe.memory import measure
+from .parts import EngineParts
+from .persist import load_engine, save_engine
+from .report import StepReport
+from .state import Counters
+from .step import StepResult, take_step
+
+
+class Engine:
+    """Trains one model; every rank calls the same methods in the same order.
+
+    Attributes that an engine does not have are looked up in the module, as DeepSpeed's engine does.
+    """
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self.module = parts.module
+        self.optimizer = parts.optimizer
+        self.lr_scheduler = parts.scheduler
+        self.training_dataloader = parts.loader
+        self.device = parts.mesh.device
+        self.config = parts.config
+        self.global_rank = parts.mesh.info.rank
+        self.local_rank = parts.mesh.info.local_rank
+        self.world_size = parts.mesh.info.world_size
+        self.dp_world_size = parts.collectives.size
+        self._batch = parts.batch
+        self._counters = Counters()
+        self._boundary: bool | None = None
+        self._last: StepResult | None = None
+        self._step_applied = False
+        self._backward_done = False
+        self._report = StepReport(
+            parts.collectives,
+            parts.records,
+            steps_per_print=parts.steps_per_print,
+            device=self.device,
+        )
+
+    # Training ---------------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module's forward. Inputs are neither moved nor cast. At stage 3, enters all-gathers."""
+        self._parts.hooks.before_forward()
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            if not torch.is_grad_enabled():
+                self._parts.hooks.release_rest()
+
+    def backward(self, loss: Tensor, *, retain_graph: bool = False, scale_wrt_gas: bool = True) -> Tensor:
+        """Runs backward on one micro batch's loss and reduces its gradients over the ranks.
+
+        Args:
+            loss: scalar, this rank's mean over its micro batch.
+            retain_graph: keep the graph for another backward.
+            scale_wrt_gas: divide by the number of accumulation steps first.
+
+        Returns:
+            the loss that backward ran on, so divided by the accumulation steps.
+
+        Raises:
+            ModelError: the loss is no scalar, has no graph, or comes from parameters that were not gathered.
+        """
+        if self.optimizer is None:
+            raise ModelError(
+                "engine.backward: the engine has no optimizer",
+                hint="give dsrun.initialize an optimizer, or the config an `optimizer` section",
+            )
+        if loss.numel() != 1 or not loss.requires_grad:
+            raise ModelError(
+                f"engine.backward: the loss has shape {tuple(loss.shape)} and requires_grad={loss.requires_grad}; "
+                "expected a scalar computed from the model's output",
+                hint="reduce it with .mean(), and compute it outside of torch.no_grad()",
+            )
+        self._check_first_loss(loss)
+        self._report.add_loss(loss.detach())
+        scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
+        self._parts.hooks.before_backward()
+        scaled.backward(retain_graph=retain_graph)
+        self._parts.hooks.after_backward()
+        self._backward_done = True
+        return scaled
+
+    def step(self) -> None:
+        """Ends a micro step; on the last one of a global batch, updates the parameters.
+
+        Raises:
+            ModelError: there was no backward since the last step.
+        """
+        if not self._backward_done:
+            raise ModelError(
+                "engine.step: there was no engine.backward since the last step",
+                hint="call engine.backward(loss) once before each engine.step()",
+            )
+        self._backward_done = False
+        self._step_applied = False
+        if self.is_gradient_accumulation_boundary():
+            self._parts.hooks.release_rest()
+            self._take_step()
+        self._counters.micro_steps += 1
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the next `step` updates the parameters."""
+        if self._boundary is not None:
+            return self._boundary
+        return (self._counters.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
+        """Overrides the count of micro steps, until called again."""
+        self._boundary = is_boundary
+
+    def zero_grad(self) -> None:
+        """Forgets the gradients accumulated so far."""
+        self._parts.step.reducer.zero()
+
+    def was_step_applied(self) -> bool:
+        """Whether the last `step` changed the parameters."""
+        return self._step_applied
+
+    def _take_step(self) -> None:
+        parts = self._parts
+        result = take_step(parts.step, clipping=parts.clipping, skip_non_finite=parts.skip_non_finite)
+        self._last = result
+        self._step_applied = result.applied
+        lr = self.get_lr()
+        if result.applied:
+            if self.lr_scheduler is not None:
+                self.lr_scheduler.step()
+        else:
+            self._counters.skipped_steps += 1
+        self._counters.global_steps += 1
+        self._counters.global_samples += self.train_batch_size()
+        self._report.step(result, self._counters, lr=lr, samples=self.train_batch_size())
+
+    def _check_first_loss(self, loss: Tensor) -> None:
+        """Catches parameters used outside their unit's forward: slots hold NaN until they are gathered into."""
+        if self._counters.micro_steps or self._parts.stage < 3 or math.isfinite(float(loss.detach())):
+            return
+        unused = self._parts.hooks.unused_units()
+        if unused:
+            names = ", ".join(f"`{unit.name}`" for unit in unused)
+            raise ModelError(
+                f"model: the first loss is {float(loss.detach())}, and the forward of {names} never ran: "
+                "parameters are used outside of it, where stage 3 has not gathered them",
+                hint="call the module itself and not its weight, or set `zero_optimization.stage` to 2",
+            )
+
+    # Checkpoints ------------------------------------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Saves everything needed to go on, on any number of ranks and at any stage; every rank must call.
+
+        Args:
+            save_dir: checkpoint folder, shared by all ranks.
+            tag: name inside it; `global_step<N>` by default.
+            client_state: JSON values that `load_checkpoint` returns.
+            save_latest: let `latest` name this tag.
+            exclude_frozen_parameters: leave parameters out that are not trained.
+
+        Returns:
+            True.
+
+        Raises:
+            InputError: `save_dir` is empty.
+            CheckpointError: on every rank, if one rank could not save; nothing was published.
+        """
+        if not str(save_dir):
+            raise InputError("save_checkpoint: save_dir is empty", hint="pass the folder to save checkpoints in")
+        save_engine(
+            self._parts,
+            self._counters,
+            Path(save_dir),
+            tag=f"global_step{self.global_steps}" if tag is None else tag,
+            client_state=client_state or {},
+            save_latest=save_latest,
+            frozen=not exclude_frozen_parameters,
+        )
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path,
+        tag: str | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        *,
+        missing_ok: bool = False,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Loads a checkpoint that any number of ranks saved at any stage; every rank must call.
+
+        Args:
+            load_dir: checkpoint folder.
+            tag: name inside it; the one that `latest` names by default.
+            load_module_strict: tensors of the checkpoint that the model does not have are an error.
+            load_optimizer_states: take over optimizer states and hyperparameters.
+            load_lr_scheduler_states: take over the schedule.
+            load_module_only: take over parameters and buffers alone.
+            missing_ok: return (None, None) where there is no checkpoint yet, instead of an error.
+
+        Returns:
+            the tag's folder, and the client state it was saved with.
+
+        Raises:
+            CheckpointError: there is none, it is damaged, or it is of another model; nothing was changed then, unless
+                a file turns out damaged while it is read.
+        """
+        found = latest_tag(Path(load_dir)) if tag is None else check_tag(tag)
+        if found is None and missing_ok:
+            return None, None
+        if found is None:
+            raise CheckpointError(
+                f"{load_dir}: no checkpoint here: there is no file `latest`",
+                hint="check the folder, pass tag=, or pass missing_ok=True to start from scratch",
+            )
+        client_state = load_engine(
+            self._parts,
+            self._counters,
+            Path(load_dir) / found,
+            strict=load_module_strict,
+            optimizer=load_optimizer_states and not load_module_only,
+            scheduler=load_lr_scheduler_states and not load_module_only,
+            progress=not load_module_only,
+        )
+        return str(Path(load_dir) / found), client_state
+
+    # What scripts ask -------------------------------------------------------------------------------------------------
+
+    def train_batch_size(self) -> int:
+        """Samples of all ranks in one optimizer step."""
+        return self._batch.train_batch_size
+
+    def train_micro_batch_size_per_gpu(self) -> int:
+        """Samples of one rank in one forward."""
+        return self._batch.micro_batch
+
+    def gradient_accumulation_steps(self) -> int:
+        """Micro steps in one optimizer step."""
+        return self._batch.accumulation_steps
+
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Changes the accumulation steps so that the global batch has this many samples.
+
+        Raises:
+            InputError: it is no multiple of micro batch x ranks.
+        """
+        round_size = self._batch.micro_batch * self.dp_world_size
+        if train_batch_size < round_size or train_batch_size % round_size:
+            raise InputError(
+                f"train_batch_size {train_batch_size} is no multiple of micro batch {self._batch.micro_batch} x "
+                f"data-parallel size {self.dp_world_size}",
+                hint=f"use a multiple of {round_size}",
+            )
+        self._batch = BatchSizes(train_batch_size, self._batch.micro_batch, train_batch_size // round_size)
+
+    def get_global_grad_norm(self) -> float | None:
+        """Norm of the last step's gradients before clipping; None before the first step."""
+        return None if self._last is None else self._last.grad_norm
+
+    def get_lr(self) -> list[float]:
+        """Learning rate of each group."""
+        return [] if self.optimizer is None else [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    @property
+    def micro_steps(self) -> int:
+        """Calls of `step`."""
+        return self._counters.micro_steps
+
+    @property
+    def global_steps(self) -> int:
+        """Optimizer steps, skipped ones included."""
+        return self._counters.global_steps
+
+    @property
+    def global_samples(self) -> int:
+        """Samples of all ranks in all optimizer steps."""
+        return self._counters.global_samples
+
+    @property
+    def skipped_steps(self) -> int:
+        """Optimizer steps whose update was left out."""
+        return self._counters.skipped_steps
+
+    def zero_optimization_stage(self) -> int:
+        """ZeRO stage."""
+        return self._parts.stage
+
+    def bfloat16_enabled(self) -> bool:
+        """Whether parameters are bf16."""
+        return self._parts.step.units[0].shard.dtype == torch.bfloat16
+
+    def fp16_enabled(self) -> bool:
+        """Whether parameters are fp16."""
+        return self._parts.step.units[0].shard.dtype == torch.float16
+
+    def model_state_bytes(self) -> int:
+        """Bytes of parameters, gradients, masters and optimizer states that this rank holds now."""
+        units = self._parts.step.units
+        buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.master, u.grad_sum)]
+        states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
+        return measure([*buffers, *states])
+
+    def train(self, mode: bool = True) -> Engine:
+        """Switches the module to training."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Engine:
+        """Switches the module to evaluation."""
+        return self.train(False)
+
+    def destroy(self) -> None:
+        """Takes the hooks off the module and leaves the process group."""
+        self._parts.hooks.remove()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "module" or name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return getattr(self.module, name)
+        except AttributeError:
+            raise AttributeError(f"neither Engine nor {type(self.module).__name__} has `{name}`") from None

@@ -1,0 +1,292 @@
+"""The composition root: a model, a config and a place in the job become an engine.
+
+The only module that knows every part.
+"""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn, optim
+from torch.utils.data import Dataset
+
+from dsrun.config.config import Config
+from dsrun.config.load import load
+from dsrun.contract import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE, RUN_DIR_ENV, RankInfo
+from dsrun.errors import InputError, ModelError
+from dsrun.units import format_bytes, format_count
+
+from ..data.loader import TrainingLoader
+from ..mesh.agreement import check_agreement
+from ..mesh.groups import ProcessGroupMesh, choose_backend, choose_device, join, make_mesh, present_backend
+from ..mesh.spec import DATA_AXIS, MeshSpec
+from ..observe.memory import StatePrediction
+from ..observe.records import RecordWriter
+from ..optim.groups import GroupAssignment, assign_groups
+from ..optim.registry import adopt, check_elementwise, factory_of, states_per_element
+from ..optim.schedule import SCHEDULES
+from ..optim.sharded import ShardOptimizer
+from ..precision.policy import BF16, FP32, PrecisionPolicy
+from ..zero.build import build_store, build_units, place_frozen
+from ..zero.hooks import UnitHooks
+from ..zero.plan import ZeroPlan
+from ..zero.reducer import GradReducer
+from ..zero.unit import ParamUnit
+from ..zero.units import find_units
+from .engine import Engine
+from .parts import EngineParts, Scheduler
+from .step import StepParts
+
+_TIMEOUT_S = 1800.0
+
+OptimizerLike = optim.Optimizer | Callable[[Any], optim.Optimizer]
+SchedulerLike = Scheduler | Callable[[optim.Optimizer], Scheduler]
+
+
+def init_distributed(dist_backend: str | None = None, *, timeout_s: float = _TIMEOUT_S) -> RankInfo:
+    """Joins the job's process group, unless that has happened; every rank must call.
+
+    Args:
+        dist_backend: `nccl` or `gloo`; None: what `dsrun --backend` said, else NCCL where there is a GPU.
+        timeout_s: how long to wait for the other ranks, here and in each later collective.
+
+    Returns:
+        this process's place in the job.
+
+    Raises:
+        InputError: the backend cannot be used here, or the environment is incomplete.
+        LaunchError: the other ranks cannot be reached.
+    """
+    info = RankInfo.from_env()
+    backend = choose_backend(dist_backend or os.environ.get(BACKEND_ENV))
+    join(info, backend=backend, device=choose_device(backend, info), timeout_s=timeout_s)
+    return info
+
+
+def initialize(
+    args: Namespace | Mapping[str, Any] | None = None,
+    model: nn.Module | None = None,
+    optimizer: OptimizerLike | None = None,
+    model_parameters: Iterable[Any] | None = None,
+    training_data: Dataset[Any] | None = None,
+    lr_scheduler: SchedulerLike | None = None,
+    *,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    config: str | Path | Mapping[str, Any] | None = None,
+    config_params: str | Path | Mapping[str, Any] | None = None,
+) -> tuple[Engine, optim.Optimizer | None, TrainingLoader | None, Scheduler | None]:
+    """Makes an engine that trains `model`; every rank must call with the same model and config.
+
+    The model's parameters are taken over: they move to this rank's device, take rank 0's values, and become views of
+    flat buffers.
+
+    Args:
+        args: a script's arguments, of which `deepspeed_config` is read.
+        model: the model, built alike on every rank.
+        optimizer: a torch optimizer over the model's parameters, or a function that makes one of group dicts; goes
+            before the config's.
+        model_parameters: parameters or group dicts for the optimizer; all trainable ones by default.
+        training_data: a map-style dataset to make a loader of.
+        lr_scheduler: a schedule, or a function that makes one of the optimizer; goes before the config's.
+        collate_fn: for the loader.
+        config: path, dict or text of the config; None: the one given to `dsrun`.
+        config_params: DeepSpeed's older name of `config`.
+
+    Returns:
+        (engine, optimizer, training loader or None, schedule or None).
+
+    Raises:
+        ConfigError: the config is wrong, or none was given.
+        ModelError: nothing is trainable, or model, optimizer and data do not go together.
+        InputError: the backend cannot be used here.
+    """
+    if model is None:
+        raise ModelError("dsrun.initialize: model is None", hint="pass model=, a torch.nn.Module")
+    source = _config_source(args, config, config_params)
+    assignment = assign_groups(model, _groups_of(optimizer) or model_parameters)
+    info = init_distributed()
+    settings = load(source, world_size=info.world_size)
+    mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=choose_device(present_backend(), info))
+    _check_same_everywhere(model, settings, mesh)
+
+    stage = settings.zero_optimization.stage
+    plan = ZeroPlan.of_stage(stage)
+    precision = BF16 if settings.bf16.enabled else FP32
+    data_axis = mesh.axes[DATA_AXIS]
+    specs = find_units(model)
+    place_frozen(model, data_axis, precision=precision, device=mesh.device)
+    units = build_units(specs, plan, data_axis, precision=precision, device=mesh.device, group_of=assignment.group_of)
+    store = build_store(units, plan, data_axis)
+    reducer = GradReducer(units, data_axis, shard_optimizer=plan.shard_optimizer, shard_gradients=plan.shard_gradients)
+    shard_optimizer = ShardOptimizer(
+        [unit.owned_range(assignment.group_of) for unit in units], group_count=len(assignment.options)
+    )
+    torch_optimizer = _make_optimizer(optimizer, shard_optimizer, settings, assignment)
+    scheduler = _make_scheduler(lr_scheduler, torch_optimizer, settings)
+    assert settings.batch is not None, "the config was loaded with a world size"
+    loader = None
+    if training_data is not None:
+        loader = TrainingLoader(
+            training_data,
+            micro_batch=settings.batch.micro_batch,
+            rank=data_axis.rank,
+            size=data_axis.size,
+            collate_fn=collate_fn,
+            drop_last=settings.dataloader_drop_last,
+        )
+    engine = Engine(
+        EngineParts(
+            module=model,
+            mesh=mesh,
+            collectives=data_axis,
+            hooks=UnitHooks(units, store, reducer),
+            step=StepParts(
+                units=units,
+                plan=plan,
+                collectives=data_axis,
+                reducer=reducer,
+                optimizer=shard_optimizer,
+                store=store,
+            ),
+            optimizer=torch_optimizer,
+            scheduler=scheduler,
+            loader=loader,
+            batch=settings.batch,
+            config=settings.raw,
+            stage=stage,
+            clipping=settings.gradient_clipping,
+            skip_non_finite=settings.bf16.enabled and settings.bf16.check_grad_overflow,
+            steps_per_print=settings.steps_per_print,
+            records=RecordWriter(_records_path(info)),
+        )
+    )
+    if plan.shard_parameters:
+        model.register_state_dict_pre_hook(_refuse_state_dict)
+    if info.rank == 0:
+        print(
+            _describe(units, plan, mesh, precision, states=states_per_element(torch_optimizer), stage=stage), flush=True
+        )
+    return engine, torch_optimizer, loader, scheduler
+
+
+def _config_source(
+    args: Namespace | Mapping[str, Any] | None,
+    config: str | Path | Mapping[str, Any] | None,
+    config_params: str | Path | Mapping[str, Any] | None,
+) -> str | Path | Mapping[str, Any]:
+    """Returns the one config that was given, in the script, in its arguments or to the launcher."""
+    words = args if isinstance(args, Mapping) else vars(args) if args is not None else {}
+    given = [source for source in (config, config_params, words.get("deepspeed_config")) if source is not None]
+    if len(given) > 1 and any(source != given[0] for source in given[1:]):
+        raise InputError(
+            f"dsrun.initialize: {len(given)} different configs were given: {', '.join(str(s)[:80] for s in given)}",
+            hint="give one: config=, config_params= or args.deepspeed_config",
+        )
+    source = given[0] if given else os.environ.get(CONFIG_ENV)
+    if source is None:
+        raise InputError(
+            "dsrun.initialize: no config was given",
+            hint="pass config=, or start the script with `dsrun SCRIPT --config FILE`",
+        )
+    return source
+
+
+def _groups_of(optimizer: OptimizerLike | None) -> list[dict[str, Any]] | None:
+    return optimizer.param_groups if isinstance(optimizer, optim.Optimizer) else None
+
+
+def _check_same_everywhere(model: nn.Module, settings: Config, mesh: ProcessGroupMesh) -> None:
+    shapes = [(name, list(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
+    facts = {
+        "the model's parameters": shapes,
+        "the model's buffers": [(name, list(b.shape), str(b.dtype)) for name, b in model.named_buffers()],
+        "the config": settings.raw,
+    }
+    check_agreement(facts, mesh.axes[DATA_AXIS], device=mesh.device)
+
+
+def _make_optimizer(
+    given: OptimizerLike | None, shards: ShardOptimizer, settings: Config, assignment: GroupAssignment
+) -> optim.Optimizer | None:
+    """Returns the optimizer over the shards: the script's, the one its function makes, or the config's."""
+    if isinstance(given, optim.Optimizer):
+        check_elementwise(given, allow_untested=settings.zero_allow_untested_optimizer)
+        adopt(given, shards.shards_by_group())
+        shards.drive(given)
+        return given
+    section = settings.optimizer
+    if given is None and section is None:
+        return None
+    factory = given
+    if factory is None:
+        assert section is not None, "checked above"
+        factory = factory_of(section.type, section.params.model_dump())
+    groups = [
+        {"params": params, **options}
+        for params, options in zip(shards.shards_by_group(), assignment.options, strict=True)
+    ]
+    optimizer = factory(groups)
+    check_elementwise(optimizer, allow_untested=settings.zero_allow_untested_optimizer)
+    shards.drive(optimizer)
+    return optimizer
+
+
+def _make_scheduler(
+    given: SchedulerLike | None, optimizer: optim.Optimizer | None, settings: Config
+) -> Scheduler | None:
+    section = settings.scheduler
+    if given is None and section is None:
+        return None
+    if optimizer is None:
+        raise ModelError(
+            "lr_scheduler: there is a schedule, and no optimizer for it",
+            hint="add an `optimizer` section, or pass optimizer=",
+        )
+    if given is None:
+        assert section is not None, "checked above"
+        return SCHEDULES[section.type](optimizer, **section.params.model_dump())
+    return given(optimizer) if callable(given) else given
+
+
+def _records_path(info: RankInfo) -> Path | None:
+    folder = os.environ.get(RUN_DIR_ENV)
+    return Path(folder) / RECORDS_FILE if folder and info.rank == 0 else None
+
+
+def _refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    raise ModelError(
+        f"{type(module).__name__}.state_dict: at ZeRO stage 3 no rank holds the whole model",
+        hint="use engine.save_checkpoint, whose files load at any stage",
+    )
+
+
+def _describe(
+    units: list[ParamUnit],
+    plan: ZeroPlan,
+    mesh: ProcessGroupMesh,
+    precision: PrecisionPolicy,
+    *,
+    states: int,
+    stage: int,
+) -> str:
+    prediction = StatePrediction(
+        layouts=[unit.layout for unit in units],
+        has_module=[unit.module is not None for unit in units],
+        compute=precision.compute,
+        master=precision.master,
+        states_per_element=states,
+        shard_optimizer=plan.shard_optimizer,
+        shard_gradients=plan.shard_gradients,
+        shard_parameters=plan.shard_parameters,
+    )
+    numel = sum(param.numel() for unit in units for param in unit.params)
+    ranks = f"{mesh.info.world_size} rank" + ("s" if mesh.info.world_size > 1 else "")
+    dtype = str(precision.compute).removeprefix("torch.")
+    return (
+        f"dsrun: {ranks} ({mesh.backend}), ZeRO stage {stage}, {format_count(numel)} parameters in {len(units)} units, "
+        f"{dtype}, {format_bytes(prediction.total_bytes())} of model state a rank"
+    )

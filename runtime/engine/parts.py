@@ -1,0 +1,72 @@
+"""What an engine is made of: values and seams only. `initialize` fills them in, the engine orders them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import nn, optim
+
+from dsrun.config.batch import BatchSizes
+
+from ..data.loader import TrainingLoader
+from ..mesh.collectives import Collectives
+from ..mesh.groups import ProcessGroupMesh
+from ..observe.records import RecordWriter
+from ..zero.hooks import UnitHooks
+from .step import StepParts
+
+
+class Scheduler(Protocol):
+    """What the engine asks of a learning-rate schedule: torch's, ours or the script's."""
+
+    def step(self) -> None:
+        """Counts one applied update."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns its state, for a checkpoint."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over state from a checkpoint."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineParts:
+    """What `initialize` hands to an engine.
+
+    Attributes:
+        module: the model; its parameters are views of the units' buffers.
+        mesh: ranks and device.
+        collectives: the data axis.
+        hooks: of the units, on the module.
+        step: what an optimizer step works on.
+        optimizer: torch's, over the shards; None for an engine that only evaluates.
+        scheduler: stepped after each applied update.
+        loader: of the training data, if it was given.
+        batch: micro batch, accumulation steps and their product with the ranks.
+        config: the config as a plain dict.
+        stage: ZeRO stage, for those who ask.
+        clipping: largest gradient norm; 0 for none.
+        skip_non_finite: leave an update out where a gradient is inf or nan.
+        steps_per_print: optimizer steps between printed lines; None for none.
+        records: where steps are recorded.
+    """
+
+    module: nn.Module
+    mesh: ProcessGroupMesh
+    collectives: Collectives
+    hooks: UnitHooks
+    step: StepParts
+    optimizer: optim.Optimizer | None
+    scheduler: Scheduler | None
+    loader: TrainingLoader | None
+    batch: BatchSizes
+    config: dict[str, Any]
+    stage: int
+    clipping: float
+    skip_non_finite: bool
+    steps_per_print: int | None
+    records: RecordWriter

@@ -1,0 +1,83 @@
+"""What the user sees of a step: a record, and a printed line now and then. Measures wall time and the mean loss."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import Tensor
+
+from ..mesh.collectives import Collectives
+from ..observe.records import RecordWriter
+from .state import Counters
+from .step import StepResult
+
+
+class StepReport:
+    """Collects losses between optimizer steps and reports each step from rank 0.
+
+    Args:
+        collectives: ranks to average the loss over.
+        records: where steps are recorded.
+        steps_per_print: optimizer steps between printed lines; None for none.
+        device: where losses are summed, without a host read.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        records: RecordWriter,
+        *,
+        steps_per_print: int | None,
+        device: torch.device,
+    ) -> None:
+        self._collectives = collectives
+        self._records = records
+        self._steps_per_print = steps_per_print
+        self._loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
+        self._losses = 0
+        self._started = time.perf_counter()
+
+    def add_loss(self, loss: Tensor) -> None:
+        """Takes one micro batch's mean loss, a detached scalar."""
+        self._loss_sum += loss.double()
+        self._losses += 1
+
+    def step(self, result: StepResult, counters: Counters, *, lr: list[float], samples: int) -> None:
+        """Reports one optimizer step; one all-reduce of one number.
+
+        Args:
+            result: what the step did.
+            counters: with this step counted.
+            lr: the rates it was taken with.
+            samples: of all ranks in this step.
+        """
+        self._collectives.all_reduce(self._loss_sum).wait()
+        loss = float(self._loss_sum) / (max(1, self._losses) * self._collectives.size)
+        self._loss_sum.zero_()
+        self._losses = 0
+        now = time.perf_counter()
+        seconds, self._started = now - self._started, now
+        if self._collectives.rank != 0:
+            return
+        number = counters.global_steps
+        self._records.write(
+            "step",
+            {
+                "step": number,
+                "loss": loss,
+                "lr": lr[0],
+                "grad_norm": result.grad_norm,
+                "applied": result.applied,
+                "samples": counters.global_samples,
+                "seconds": round(seconds, 6),
+            },
+        )
+        if not result.applied:
+            print(f"step {number}: a gradient is not finite, the update was skipped", flush=True)
+        if self._steps_per_print and number % self._steps_per_print == 0:
+            print(
+                f"step {number:>5}  loss {loss:.4f}  lr {lr[0]:.2e}  grad norm {result.grad_norm:.3f}  "
+                f"{samples / seconds:.1f} samples/s",
+                flush=True,
+            )

@@ -1,0 +1,94 @@
+"""The engine's state as a checkpoint takes it: pieces of tensors, and counters as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from ..protocols import StateEntry
+from ..zero.unit import ParamUnit
+
+
+@dataclass(slots=True)
+class Counters:
+    """How far training has come.
+
+    Attributes:
+        micro_steps: calls of `step`.
+        global_steps: optimizer steps, skipped ones included.
+        global_samples: samples of all ranks in those steps.
+        skipped_steps: steps whose update was left out because a gradient was not finite.
+    """
+
+    micro_steps: int = 0
+    global_steps: int = 0
+    global_samples: int = 0
+    skipped_steps: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Returns the counters by name."""
+        return asdict(self)
+
+    def load(self, values: dict[str, Any]) -> None:
+        """Takes over what `to_json` returned."""
+        for name in self.to_json():
+            setattr(self, name, int(values[name]))
+
+
+def parameter_entries(
+    model: nn.Module, units: Sequence[ParamUnit], *, replicated: bool, frozen: bool = True
+) -> list[StateEntry]:
+    """Returns this rank's pieces of all parameters and persistent buffers.
+
+    Args:
+        model: for frozen parameters and buffers, which every rank holds whole.
+        units: for trainable parameters, as fp32 masters.
+        replicated: every rank owns every unit whole (stage 0).
+        frozen: include frozen parameters.
+    """
+    entries: list[StateEntry] = []
+    for unit in units:
+        for piece in unit.layout.pieces(*unit.owned):
+            flat = unit.master.narrow(0, piece.shard_offset, piece.stop - piece.start)
+            extent = piece.extent
+            entries.append(StateEntry(extent.name, "param", extent.shape, piece.start, piece.stop, flat, replicated))
+        for extent in unit.layout.extents:
+            if extent.numel == 0:  # in no rank's range, yet a part of the model
+                entries.append(StateEntry(extent.name, "param", extent.shape, 0, 0, unit.master.narrow(0, 0, 0), True))
+    if frozen:
+        for name, param in model.named_parameters():
+            if not param.requires_grad:
+                entries.append(_whole(name, "param", param.data))
+    persistent = set(_persistent_names(model))
+    for name, buffer in model.named_buffers():
+        if name in persistent:
+            entries.append(_whole(name, "buffer", buffer.data))
+    return entries
+
+
+def wanted_tensors(model: nn.Module) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Returns (name, role, shape) of every parameter and persistent buffer of the model, on whichever rank."""
+    wanted = [(name, "param", tuple(param.shape)) for name, param in model.named_parameters()]
+    persistent = set(_persistent_names(model))
+    wanted += [(name, "buffer", tuple(buffer.shape)) for name, buffer in model.named_buffers() if name in persistent]
+    return wanted
+
+
+def _persistent_names(model: nn.Module) -> list[str]:
+    """Names of buffers that a state dict holds; torch keeps the others in a private set of each module."""
+    names: list[str] = []
+    for prefix, module in model.named_modules():
+        transient: set[str] = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+        names += [
+            f"{prefix}.{name}" if prefix else name
+            for name, buffer in module.named_buffers(recurse=False)
+            if buffer is not None and name not in transient
+        ]
+    return names
+
+
+def _whole(name: str, role: str, tensor: Any) -> StateEntry:
+    return StateEntry(name, role, tuple(tensor.shape), 0, tensor.numel(), tensor.view(-1), True)

@@ -1,0 +1,60 @@
+"""Bytes of model state on a rank: predicted from layouts, and measured from tensors. Activations are not counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..layout.slot_plan import plan_slots
+from ..layout.unit_layout import UnitLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatePrediction:
+    """What decides the bytes of model state.
+
+    Attributes:
+        layouts: one a unit, in order; `has_module` says for each whether it shares the slots.
+        has_module: see `layouts`.
+        compute: dtype of parameters and gradients.
+        master: dtype of masters, accumulated gradients and optimizer states.
+        states_per_element: elementwise optimizer states (2 for Adam, 1 for SGD with momentum).
+        shard_optimizer: see `ZeroPlan`.
+        shard_gradients: see `ZeroPlan`.
+        shard_parameters: see `ZeroPlan`.
+        slot_count: slots that units with modules share.
+    """
+
+    layouts: Sequence[UnitLayout]
+    has_module: Sequence[bool]
+    compute: torch.dtype
+    master: torch.dtype
+    states_per_element: int
+    shard_optimizer: bool
+    shard_gradients: bool
+    shard_parameters: bool
+    slot_count: int = 2
+
+    def total_bytes(self) -> int:
+        """Returns the bytes of parameters, gradients, masters and optimizer states that a rank holds between steps."""
+        full = sum(layout.padded_numel for layout in self.layouts)
+        shard = sum(layout.shard_numel for layout in self.layouts)
+        owned = shard if self.shard_optimizer else full
+        parameters = (shard + self._slot_numel()) if self.shard_parameters else full
+        gradients = self._slot_numel() if self.shard_gradients else full
+        masters = owned if self.compute != self.master else 0
+        sums_and_states = owned * (1 + self.states_per_element)
+        return (parameters + gradients) * self.compute.itemsize + (masters + sums_and_states) * self.master.itemsize
+
+    def _slot_numel(self) -> int:
+        sizes = [layout.padded_numel for layout in self.layouts]
+        return sum(plan_slots(sizes, self.has_module, count=self.slot_count).numel.values())
+
+
+def measure(tensors: Iterable[Tensor]) -> int:
+    """Returns the bytes behind `tensors`, each storage counted once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.numel()}
+    return sum(storages.values())
