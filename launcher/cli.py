@@ -38,6 +38,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     Args:
         args: the words after `dsrun`; those of this process if None.
     """
+    _open_missing_streams()
     try:
         code = app.main(args=None if args is None else list(args), prog_name="dsrun", standalone_mode=False)
         sys.stdout.flush()
@@ -54,6 +55,17 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = CLOSED_PIPE_EXIT
     sys.exit(code)
+
+
+def _open_missing_streams() -> None:
+    """Fills closed descriptors (`>&-`), or the next file that is opened would get what is meant for a terminal."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - stays open as long as the process lives
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
 class LazyVerbs(click.Group):

@@ -77,6 +77,8 @@ class Printer:
             text: the line without its end; bytes that are no UTF-8 stand in it as surrogate escapes and leave as
                 they came, terminal escapes too.
         """
+        if stream not in self._streams:
+            return
         tag = f"[{self._hosts[rank]}:{rank}]" if self._several_hosts else f"[{rank}]"
         if self._colour[stream]:
             tag = f"\x1b[{_TAG_COLOURS[rank % len(_TAG_COLOURS)]}m{tag}{_RESET}"

@@ -67,6 +67,7 @@ class Launch:
         request: where it came from.
         program: what each rank runs.
         allocation: where.
+        cwd: working folder of every rank.
         env: variables for all ranks.
         worker_env: variables for the ranks of one host, by its name.
         devices: `nccl`, `gloo`, `2 GPUs` or `no GPU`: what the job trains on, for the eye.
@@ -76,6 +77,7 @@ class Launch:
     request: Request
     program: Program
     allocation: Allocation
+    cwd: str
     env: dict[str, str]
     worker_env: dict[str, dict[str, str]]
     devices: str
@@ -88,7 +90,7 @@ class Launch:
             self.program,
             job_id=job_id,
             start=self.request.start,
-            cwd=os.getcwd(),
+            cwd=self.cwd,
             env=self.env,
             run_dir=run_dir,
             grace_s=self.request.grace_s,
@@ -122,6 +124,7 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
     Raises:
         UsageError: carries every problem of program, hosts, variables, backend and config.
     """
+    cwd = _working_folder()
     findings = _Findings()
     words = findings.attempt(lambda: split_script_words(request.words[1:])) or _NO_WORDS
     program = Program(kind=request.kind, target=request.words[0], args=words.args, python=sys.executable)
@@ -140,11 +143,19 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
         request=request,
         program=program,
         allocation=allocation,
+        cwd=cwd,
         env=job_environment(user=user_env, config=path, backend=request.backend),
         worker_env=_thread_variables(allocation, given={**environ, **user_env}),
         devices=request.backend or _devices(gpus),
         warnings=warnings,
     )
+
+
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError("the working folder does not exist any more", hint="`cd` to another") from error
 
 
 def _gpus_if_needed(request: Request, environ: Mapping[str, str]) -> GpuReport | None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,10 +18,11 @@ from dsrun.units import format_duration
 
 from ..hostfile import MAX_SLOTS
 from ..job_folder import jobs_folder, make_job_folder, new_job_id
-from ..output import CLOSED_PIPE_EXIT, terminal_printer
+from ..output import terminal_printer
 from ..plan import LaunchPlan, ProgramKind, StartMethod
 from ..plan_text import describe_plan
 from ..resolve import Backend, Launch, Request, resolve
+from ..stopping import StopRequests
 
 if TYPE_CHECKING:
     from ..session import Outcome
@@ -116,6 +113,7 @@ def command(
       0      every rank ended well
       2      wrong arguments, config or hostfile; nothing was started
       130    stopped with Ctrl-C (143 on SIGTERM, 129 on SIGHUP)
+      141    stopped because nobody reads its output (`| head`)
       other  that of the rank that failed first; 128 + N if signal N killed it
     """
     kind = _program_kind(module=module, no_python=no_python, start=start)
@@ -168,47 +166,32 @@ def _run(launch: Launch, plan: LaunchPlan, *, as_json: bool, quiet: bool) -> int
         quiet=quiet,
         stdout_is_data=as_json,
         environ=os.environ,
-        on_closed=lambda: session.request_stop(signal.SIGTERM),
+        on_closed=lambda: stops.output_closed(),
     )
     session = Session(plan, LocalTransport(), printer, python=sys.executable)
+    stops = StopRequests(session.request_stop)
     for warning in launch.warnings:
         printer.warning(warning)
     printer.note(_opening(launch, plan))
     started_s = time.monotonic()
-    with _signals_to(session.request_stop):
+    with stops.catching_signals():
         outcome = session.run()
     duration_s = time.monotonic() - started_s
     if outcome.report is not None:
         printer.report(outcome.report.render())
-    exit_code = CLOSED_PIPE_EXIT if printer.closed else outcome.exit_code
+    was_stopped = outcome.report is None and outcome.exit_code != 0
+    exit_code = stops.exit_code(outcome.exit_code) if was_stopped else outcome.exit_code
     printer.note(_closing(plan, outcome, duration_s))
     if as_json:
         click.echo(json.dumps(outcome_json(plan, outcome, exit_code=exit_code, duration_s=duration_s)))
     return exit_code
 
 
-@contextmanager
-def _signals_to(request_stop: Callable[[int], None]) -> Generator[None, None, None]:
-    """Hands the signals that ask a program to end to the session; one that was ignored at the start stays ignored."""
-
-    def on_signal(signum: int, frame: FrameType | None) -> None:
-        request_stop(signum)
-
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    caught = [signum for signum, handler in before.items() if handler is not signal.SIG_IGN]
-    for signum in caught:
-        signal.signal(signum, on_signal)
-    try:
-        yield
-    finally:
-        for signum in caught:
-            signal.signal(signum, before[signum])
-
-
 def _opening(launch: Launch, plan: LaunchPlan) -> str:
     ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
     hosts = plan.nodes[0].host.name if len(plan.nodes) == 1 else f"{len(plan.nodes)} hosts"
-    return f"job {plan.job_id}: {ranks} on {hosts}, {launch.devices}, {plan.program.target}, logs in {plan.run_dir}"
+    what = f"{ranks} on {hosts}, {launch.devices}, {plan.program.target}"
+    return f"job {plan.job_id}: {what}, logs in {_short(plan.run_dir)}"
 
 
 def _closing(plan: LaunchPlan, outcome: Outcome, duration_s: float) -> str:
@@ -216,8 +199,14 @@ def _closing(plan: LaunchPlan, outcome: Outcome, duration_s: float) -> str:
     if outcome.exit_code == 0:
         return f"job {plan.job_id}: done {after}"
     if outcome.report is None:
-        return f"job {plan.job_id}: stopped {after}, logs in {plan.run_dir}"
-    return f"job {plan.job_id}: failed {after} with exit code {outcome.exit_code}, logs in {plan.run_dir}"
+        return f"job {plan.job_id}: stopped {after}, logs in {_short(plan.run_dir)}"
+    return f"job {plan.job_id}: failed {after} with exit code {outcome.exit_code}, logs in {_short(plan.run_dir)}"
+
+
+def _short(path: str) -> str:
+    """Writes the home folder as `~`, which a shell reads back."""
+    home = os.path.expanduser("~")
+    return f"~{path[len(home) :]}" if home != "/" and path.startswith(f"{home}/") else path
 
 
 def outcome_json(plan: LaunchPlan, outcome: Outcome, *, exit_code: int, duration_s: float) -> dict[str, Any]:
