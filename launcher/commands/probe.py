@@ -29,7 +29,7 @@ def command(as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps(report.to_json(), indent=2))
     else:
-        _print_table(rows(report))
+        print_table(rows(report))
     return 0
 
 
@@ -87,7 +87,7 @@ def _gpu_rows(report: ProbeReport) -> Iterator[Row]:
 def _gpu_text(gpu: Gpu) -> str:
     parts = [gpu.name or "unnamed", f"{_bytes(gpu.memory_free_bytes)} free of {_bytes(gpu.memory_total_bytes)}"]
     if gpu.compute_capability is not None:
-        parts.append(f"compute capability {gpu.compute_capability}")
+        parts.append(f"sm {gpu.compute_capability}")
     if not gpu.usable:
         parts.append("hidden by CUDA_VISIBLE_DEVICES")
     return ", ".join(parts)
@@ -111,7 +111,7 @@ def _version_rows(report: ProbeReport) -> Iterator[Row]:
     versions, why = report.versions, report.null_reasons
     yield "versions", "dsrun", _or_none(versions.dsrun, why.get("versions.dsrun"))
     yield "", "Python", versions.python
-    yield "", "", versions.python_path
+    yield "", "  at", versions.python_path
     yield "", "torch", _or_none(versions.torch, why.get("versions.torch"))
     yield "", "CUDA", _or_none(versions.cuda, why.get("versions.cuda"))
     yield "", "NCCL", _or_none(versions.nccl, why.get("versions.nccl"))
@@ -131,7 +131,8 @@ def _in_brackets(parts: list[str]) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _print_table(lines: Iterable[Row]) -> None:
+def print_table(lines: Iterable[Row]) -> None:
+    """Prints the lines in three columns, folded to the width of the terminal (80 where there is none)."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -105,13 +105,14 @@ def command(
     Words after SCRIPT are the script's. Only `--config FILE` is dsrun's there too: it is checked, and ranks find it
     as DSRUN_CONFIG. Words after `--` are the script's without exception.
 
-    Lines of the ranks come tagged `[rank]`: stdout on stdout, stderr on stderr. Complete logs, one a rank and stream,
-    are in the job's folder.
+    Lines of the ranks come tagged `[rank]`: stdout on stdout, stderr on stderr. The job's folder has the complete
+    log of each rank.
 
     \b
     Exit code:
       0      every rank ended well
       2      wrong arguments, config or hostfile; nothing was started
+      74     a host was lost or could not run its ranks
       130    stopped with Ctrl-C (143 on SIGTERM, 129 on SIGHUP)
       141    stopped because nobody reads its output (`| head`)
       other  that of the rank that failed first; 128 + N if signal N killed it

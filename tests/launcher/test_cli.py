@@ -40,6 +40,64 @@ Verbs:
   config  Check training configs.
 """
 
+RUN_HELP = """\
+Usage: dsrun run [OPTIONS] SCRIPT [ARGS]...
+
+  Start SCRIPT on every rank and stay until the last one has ended.
+
+  Words after SCRIPT are the script's. Only `--config FILE` is dsrun's there
+  too: it is checked, and ranks find it as DSRUN_CONFIG. Words after `--` are
+  the script's without exception.
+
+  Lines of the ranks come tagged `[rank]`: stdout on stdout, stderr on stderr.
+  The job's folder has the complete log of each rank.
+
+  Exit code:
+    0      every rank ended well
+    2      wrong arguments, config or hostfile; nothing was started
+    74     a host was lost or could not run its ranks
+    130    stopped with Ctrl-C (143 on SIGTERM, 129 on SIGHUP)
+    141    stopped because nobody reads its output (`| head`)
+    other  that of the rank that failed first; 128 + N if signal N killed it
+
+Options:
+  -n, --ranks-per-host N  Ranks on each host; without it one for each GPU, or
+                          one.  [1<=x<=4096]
+  -H, --hostfile FILE     Hosts of the job, one `host slots=N` a line.
+  -m, --module            SCRIPT is a module, as with `python -m`.
+  --no-python             SCRIPT is any program, run as it is.
+  --config FILE           Training config, checked before anything starts. May
+                          stand after the script too.
+  --backend [nccl|gloo]   How ranks talk; without it the script chooses.
+  --start [fork|exec]     fork: import torch once for all ranks (default).
+                          exec: a fresh interpreter for each.
+  --env K[=V]             Set a variable for all ranks; K alone copies it from
+                          here. Repeatable.
+  --log-dir DIR           Make the job's folder in DIR instead of
+                          ~/.local/state/dsrun/jobs.
+  --grace SECONDS         Time ranks have to end by themselves when the job is
+                          stopped.  [default: 10s]
+  --dry-run               Check everything, print the plan, start nothing.
+  --json                  Print one JSON object on stdout: the plan with
+                          --dry-run, else the outcome; ranks' lines go to
+                          stderr.
+  -q, --quiet             No notes from dsrun itself, errors excepted.
+  -h, --help              Show this message and exit.
+"""
+
+PROBE_HELP = """\
+Usage: dsrun probe [OPTIONS]
+
+  Show host, processor, memory, GPUs and versions.
+
+  Cores and memory are what this process may use (affinity, cgroups), not only
+  what there is. Nothing is measured and torch is not imported.
+
+Options:
+  --json      Print one JSON object instead of the table.
+  -h, --help  Show this message and exit.
+"""
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -87,14 +145,9 @@ def test_every_verb_has_help_no_wider_than_80_columns(verb: str, flag: str) -> N
     assert all(len(line) <= 80 for line in result.stdout.splitlines())
 
 
-def test_options_of_a_run_are_these() -> None:
-    lines = invoke("run", "--help").stdout.splitlines()
-    options = [line.split("  ")[1] for line in lines[lines.index("Options:") + 1 :] if line.startswith("  -")]
-    assert options == [
-        *("-n, --ranks-per-host N", "-H, --hostfile FILE", "-m, --module", "--no-python", "--config FILE"),
-        *("--backend [nccl|gloo]", "--start [fork|exec]", "--env K[=V]", "--log-dir DIR", "--grace SECONDS"),
-        *("--dry-run", "--json", "-q, --quiet", "-h, --help"),
-    ]
+def test_help_of_the_verbs_reads_as_reviewed() -> None:
+    assert invoke("run", "--help").stdout == RUN_HELP
+    assert invoke("probe", "--help").stdout == PROBE_HELP
 
 
 def test_version_is_data() -> None:
@@ -291,7 +344,7 @@ def test_config_check_says_what_is_fine_and_what_is_not(folder: Path) -> None:
     result = invoke("config", "check", "ds.json", "bad.json", "no.json")
     assert (result.exit_code, result.stdout) == (2, "ds.json: ok\n")
     assert "error: bad.json:1:56: `zero_optimization.stage` is 7; expected 0, 1, 2 or 3\n" in result.stderr
-    assert "error: file not found: no.json\n" in result.stderr
+    assert "file not found: no.json" in result.stderr
 
 
 # The job's folder

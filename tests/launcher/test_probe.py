@@ -7,10 +7,18 @@ from typing import Any
 
 import pytest
 
-from dsrun.launcher.commands.probe import rows
-from dsrun.launcher.probe import probe
+from dsrun.launcher.commands.probe import print_table, rows
+from dsrun.launcher.probe import (
+    CpuReport,
+    DiskReport,
+    HostReport,
+    MemoryReport,
+    NetworkReport,
+    ProbeReport,
+    probe,
+)
 from dsrun.launcher.probe_cgroup import CgroupLimits, parse_self_cgroup, read_limits
-from dsrun.launcher.probe_gpu import read_gpus, visible_devices
+from dsrun.launcher.probe_gpu import Gpu, read_gpus, visible_devices
 from dsrun.launcher.probe_machine import (
     container_of,
     filesystem_of,
@@ -20,10 +28,35 @@ from dsrun.launcher.probe_machine import (
     parse_os_release,
     usable_cores,
 )
-from dsrun.launcher.probe_versions import parse_cuda_version, read_versions
+from dsrun.launcher.probe_versions import Versions, parse_cuda_version, read_versions
 from support.cli import invoke
 
 GIB = 1 << 30
+TABLE = """\
+host      name      box
+          system    Debian 12, kernel 6.1, x86_64
+          runs on   docker container, Dell Inc. PowerEdge
+cpu       model     Xeon
+          cores     8 usable of 64 (affinity leaves 32, cgroup quota of 8.5)
+          isa       avx2 amx_bf16
+memory    usable    100.0 GiB of 512.0 GiB (cgroup limit of 128.0 GiB)
+          /dev/shm  64.0 MiB
+          swap      none
+gpu       0         NVIDIA H200, 139.0 GiB free of 140.0 GiB, sm 9.0
+          1         NVIDIA H200, 139.0 GiB free of 140.0 GiB, sm 9.0, hidden by
+                    CUDA_VISIBLE_DEVICES
+disk      free      10.0 GiB of 1000.0 GiB (nfs4)
+          at        /data/[run]
+network   eth0      10.0.0.5 (25 Gbit/s)
+          ib0       10.1.0.5, fd00::5
+versions  dsrun     none (not installed as a package)
+          Python    3.11.7
+            at      /venv/python
+          torch     2.11.0+cu128
+          CUDA      12.8
+          NCCL      2.27.3
+          driver    570.1 (runs CUDA up to 12.8)
+"""
 V2_MOUNT = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
 V1_MOUNTS = (
     "31 23 0:28 {root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
@@ -338,6 +371,66 @@ def test_probe_takes_the_smaller_of_free_memory_and_room_below_the_limit(tmp_pat
     assert shown["usable"] == "6.0 GiB of 64.0 GiB (cgroup limit of 8.0 GiB)"
     assert shown["cores"] == "3 usable of 16 (affinity leaves 8, cgroup quota of 3.5)"
     assert shown["system"].startswith("Debian 12, kernel ")
+
+
+def gpu(index: int, *, usable: bool) -> Gpu:
+    return Gpu(
+        index=index,
+        uuid=f"GPU-{index}",
+        name="NVIDIA H200",
+        memory_total_bytes=140 * GIB,
+        memory_free_bytes=139 * GIB,
+        compute_capability="9.0",
+        usable=usable,
+    )
+
+
+def test_the_table_of_a_gpu_machine_reads_as_reviewed(capsys: pytest.CaptureFixture[str]) -> None:
+    report = ProbeReport(
+        host=HostReport(
+            name="box",
+            os="Debian 12",
+            kernel="6.1",
+            arch="x86_64",
+            container="docker",
+            machine="Dell Inc. PowerEdge",
+            virtual=False,
+        ),
+        cpu=CpuReport(
+            model="Xeon",
+            cores_present=64,
+            cores_in_affinity=32,
+            quota_cores=8.5,
+            cores_usable=8,
+            isa=("avx2", "amx_bf16"),
+        ),
+        memory=MemoryReport(
+            total_bytes=512 * GIB,
+            available_bytes=500 * GIB,
+            cgroup_limit_bytes=128 * GIB,
+            usable_bytes=100 * GIB,
+            swap_total_bytes=0,
+            swap_free_bytes=0,
+            shm_total_bytes=GIB // 16,
+            shm_free_bytes=1,
+        ),
+        cgroup_version="v2",
+        gpus=(gpu(0, usable=True), gpu(1, usable=False)),
+        gpus_usable=1,
+        driver="570.1",
+        driver_cuda="12.8",
+        disk=DiskReport(path="/data/[run]", filesystem="nfs4", total_bytes=1000 * GIB, free_bytes=10 * GIB),
+        network=(
+            NetworkReport(interface="eth0", addresses=("10.0.0.5",), speed_mbit=25000),
+            NetworkReport(interface="ib0", addresses=("10.1.0.5", "fd00::5"), speed_mbit=None),
+        ),
+        versions=Versions(
+            dsrun=None, python="3.11.7", python_path="/venv/python", torch="2.11.0+cu128", cuda="12.8", nccl="2.27.3"
+        ),
+        null_reasons={"versions.dsrun": "not installed as a package"},
+    )
+    print_table(rows(report))
+    assert capsys.readouterr().out == TABLE
 
 
 def test_probe_prints_a_table_no_wider_than_80_columns_and_without_trailing_blanks() -> None:
