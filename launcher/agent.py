@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from dsrun.contract import read_error_file
 
@@ -50,7 +51,7 @@ _ROUND_S = 0.05
 #: From SIGKILL to giving up on what is left (a process stuck in the kernel, or another user's).
 _KILL_PATIENCE_S = 20.0
 #: From SIGKILL to killing the spawner too, should it not report the ends (a debugger may hold it).
-_SPAWNER_PATIENCE_S = 5.0
+_SPAWNER_PATIENCE_S = 2.0
 #: For output still in pipes once nothing of the job is alive.
 _DRAIN_PATIENCE_S = 5.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -61,22 +62,24 @@ def main() -> None:
     report_fd = os.dup(1)
     os.dup2(2, 1)
     reader = FrameReader()
-    start = _read_start(reader)
-    if start is None:
+    messages = _read_first(reader)
+    if not messages:
         return
+    start, *more = messages
+    assert isinstance(start, Start), "the front end's first message is its start"
     if start.version != VERSION:
         reason = f"the agent speaks protocol {VERSION}, the front end {start.version}; install one dsrun on all hosts"
         os.write(report_fd, encode(Failed(reason=reason)))
         return
-    Agent(start, reader, report_fd).run()
+    Agent(start, reader, report_fd).run(more)
 
 
-def _read_start(reader: FrameReader) -> Start | None:
+def _read_first(reader: FrameReader) -> list[Message]:
+    """Returns the first message and those that came with it; none if the front end is gone already."""
     while data := os.read(0, _READ_BYTES):
-        for message in reader.feed(data):
-            assert isinstance(message, Start), "the front end's first message is its start"
-            return message
-    return None
+        if messages := reader.feed(data):
+            return messages
+    return []
 
 
 class Agent:
@@ -104,8 +107,12 @@ class Agent:
         self._lingerers_asked = False
         self._unkillable: list[int] = []
 
-    def run(self) -> None:
-        """Runs the ranks to their end, whatever the end is; returns when nothing is left of them."""
+    def run(self, messages: Sequence[Message]) -> None:
+        """Runs the ranks to their end, whatever the end is; returns when nothing is left of them.
+
+        Args:
+            messages: what came together with `start`.
+        """
         processes.become_subreaper()
         self._listen_to_signals()
         self._selector.register(0, selectors.EVENT_READ, self._read_control)
@@ -115,6 +122,7 @@ class Agent:
             self._start_spawner()
         except OSError as error:
             self._fail(f"cannot start: {error}")
+        self._obey(messages)
         while not self._advance():
             for key, _ in self._selector.select(self._patience_s()):
                 key.data()
@@ -202,6 +210,9 @@ class Agent:
             self._selector.unregister(0)
             self._fail(str(error))
             return
+        self._obey(messages)
+
+    def _obey(self, messages: Sequence[Message]) -> None:
         for message in messages:
             match message:
                 case Stop(signal=signum):
@@ -301,11 +312,11 @@ class Agent:
             self._spawner.stdin.close()
 
     def _reap(self) -> None:
-        for pid, status in processes.reap():
+        # The spawner first: ranks among these are ours only since it died, which is why they ended.
+        for pid, status in sorted(processes.reap(), key=lambda ended: ended[0] != self._spawner_pid):
             if pid == self._spawner_pid:
                 self._spawner_ended(status)
             elif pid in self._rank_of and self._rank_of[pid] not in self._ended:
-                # The spawner died, and its ranks became our children.
                 self._report_exit(self._rank_of[pid], status, time.time())
 
     def _spawner_ended(self, status: int) -> None:

@@ -173,7 +173,9 @@ def _leave_word(error: BaseException) -> None:
 
 
 def _show(error: BaseException) -> None:
-    sys.excepthook(type(error), error, _user_frames(error.__traceback__))
+    # The hook shows the traceback that the exception itself holds, whatever its third argument is.
+    error = error.with_traceback(_user_frames(error.__traceback__))
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
 def _show_nothing(_type: type[BaseException], _error: BaseException, _stack: TracebackType | None) -> None:

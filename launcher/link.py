@@ -107,13 +107,16 @@ class Link:
 
     def why_lost(self, fault: str | None) -> tuple[str, tuple[str, ...]]:
         """Returns why the channel ended too early, in words, and the last lines of the agent's stderr."""
+        if fault is not None:
+            # What cannot be understood cannot be waited for either; its host ends the ranks by itself.
+            self._channel.kill()
         status = self._channel.wait(_END_PATIENCE_S)
         for thread in self._threads[1:]:
             thread.join(1.0)
         if fault is not None:
             return fault, tuple(self._stderr_tail)
         how = "closed its channel" if status is None else describe_status(status)
-        return f"the agent {how} before its ranks ended", tuple(self._stderr_tail)
+        return f"the agent {how} unexpectedly", tuple(self._stderr_tail)
 
     def kill(self) -> None:
         """Kills the agent, which does not do what is expected; its host ends the ranks by itself."""

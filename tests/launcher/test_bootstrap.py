@@ -1,0 +1,140 @@
+"""A script under bootstrap behaves as under plain python, except that errors are shown better."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.contract import read_error_file
+from dsrun.launcher.worker import isolated_command
+
+
+def run(folder: Path, kind: str, target: str, *args: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(folder / "error.json")}
+    command = isolated_command(sys.executable, "dsrun.launcher.bootstrap", kind, target, *args)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=30)
+
+
+def script(folder: Path, source: str) -> str:
+    path = folder / "sub" / "train.py"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(source)
+    return str(path)
+
+
+SHOW_SELF = """
+import atexit, pickle, sys, threading
+class Point: pass
+atexit.register(lambda: print("atexit", pickle.loads(pickle.dumps(Point())).__class__.__module__))
+gate = threading.Event()
+def late():
+    gate.wait()
+    print("thread", sys.modules["__main__"].Point is Point)
+threading.Thread(target=late).start()
+print(sys.argv, sys.path[0], __name__, __file__, sys.modules["__main__"].Point is Point)
+import queue
+print(queue.mine)
+gate.set()
+"""
+
+
+def test_a_script_sees_what_plain_python_shows_it(tmp_path: Path) -> None:
+    path = script(tmp_path, SHOW_SELF)
+    (tmp_path / "sub" / "queue.py").write_text("mine = 'mine'")
+    (tmp_path / "queue.py").write_text("mine = 'of the working folder'")
+    plain = subprocess.run(
+        [sys.executable, path, "a b", ""], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True
+    )
+    ours = run(tmp_path, "script", path, "a b", "")
+    assert (ours.returncode, ours.stderr) == (0, "")
+    assert ours.stdout == plain.stdout
+
+
+def test_a_module_sees_what_plain_python_shows_it(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text("import sys; print(sys.argv, sys.path[0], __name__, __package__, __spec__.name)")
+    plain = subprocess.run(
+        [sys.executable, "-m", "package.train", "x"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    ours = run(tmp_path, "module", "package.train", "x")
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, plain.stdout, "")
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "stderr"),
+    [
+        ("import sys; sys.exit()", 0, ""),
+        ("import sys; sys.exit(5)", 5, ""),
+        ("import sys; sys.exit('gone')", 1, "gone\n"),
+        ("raise SystemExit(None)", 0, ""),
+        ("import os; os.abort()", -6, None),
+    ],
+)
+def test_exit_codes_are_those_of_plain_python(tmp_path: Path, source: str, code: int, stderr: str | None) -> None:
+    ours = run(tmp_path, "script", script(tmp_path, source))
+    assert ours.returncode == code
+    assert stderr is None or ours.stderr == stderr
+
+
+def test_an_exception_is_shown_from_the_users_code_on_and_left_in_the_error_file(tmp_path: Path) -> None:
+    path = script(tmp_path, "def step():\n    raise ValueError('boom')\nstep()\n")
+    ours = run(tmp_path, "script", path)
+    assert ours.returncode == 1
+    assert ours.stderr.startswith(f'Traceback (most recent call last):\n  File "{path}", line 3, in <module>\n')
+    assert ours.stderr.endswith("ValueError: boom\n")
+    error = read_error_file(tmp_path / "error.json")
+    assert error is not None
+    assert error.message == "ValueError: boom"
+    assert error.traceback == ours.stderr
+
+
+def test_a_script_that_does_not_parse_shows_where_without_our_frames(tmp_path: Path) -> None:
+    ours = run(tmp_path, "script", script(tmp_path, "x = ("))
+    assert ours.returncode == 1
+    assert "SyntaxError" in ours.stderr
+    assert "bootstrap" not in ours.stderr
+
+
+def test_keyboard_interrupt_dies_by_sigint_and_is_shown_once(tmp_path: Path) -> None:
+    ours = run(tmp_path, "script", script(tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGINT)"))
+    assert ours.returncode == -2
+    assert ours.stderr.count("KeyboardInterrupt") == 1
+    assert "bootstrap" not in ours.stderr
+
+
+def test_a_dsrun_error_is_its_lines_and_its_exit_code_without_traceback(tmp_path: Path) -> None:
+    source = "from dsrun.errors import ModelError\nraise ModelError('model: no parameters', hint='add some')"
+    ours = run(tmp_path, "script", script(tmp_path, source))
+    assert (ours.returncode, ours.stderr) == (2, "error: model: no parameters\nhint: add some\n")
+    error = read_error_file(tmp_path / "error.json")
+    assert error is not None
+    assert (error.message, error.traceback) == ("error: model: no parameters\nhint: add some", "")
+
+
+def test_a_missing_script_is_bad_input(tmp_path: Path) -> None:
+    ours = run(tmp_path, "script", "nowhere.py")
+    assert (ours.returncode, ours.stderr) == (2, "error: script: cannot read 'nowhere.py': No such file or directory\n")
+
+
+def test_the_users_own_excepthook_is_called(tmp_path: Path) -> None:
+    source = "import sys\nsys.excepthook = lambda t, e, s: print('hook', e)\nraise ValueError('boom')"
+    ours = run(tmp_path, "script", script(tmp_path, source))
+    assert (ours.returncode, ours.stdout, ours.stderr) == (1, "hook boom\n", "")
+
+
+def test_a_crash_in_native_code_shows_the_python_stack(tmp_path: Path) -> None:
+    ours = run(tmp_path, "script", script(tmp_path, "import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n"))
+    assert ours.returncode == -11
+    assert "Segmentation fault" in ours.stderr
+    assert "train.py" in ours.stderr

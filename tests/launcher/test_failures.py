@@ -1,0 +1,124 @@
+"""The first cause is named, once, with the exit code that the table in `failures` promises."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from dsrun.contract import WorkerError
+from dsrun.launcher.failures import (
+    EXIT_HOST_LOST,
+    HostLoss,
+    RankEnd,
+    UserStop,
+    describe_status,
+    exit_code_of,
+    judge,
+)
+
+
+def end(
+    rank: int,
+    status: int | None,
+    time_s: float | None = 10.0,
+    *,
+    error: WorkerError | None = None,
+    last_lines: tuple[str, ...] = (),
+) -> RankEnd:
+    return RankEnd(
+        rank=rank,
+        host="box",
+        pid=100 + rank,
+        status=status,
+        time_s=time_s,
+        error=error,
+        last_lines=last_lines,
+        log=f"/run/rank{rank}.log",
+    )
+
+
+def test_a_job_whose_ranks_all_return_0_exits_0_without_report() -> None:
+    assert judge([end(0, 0), end(1, 0)], [], None) == (0, None)
+
+
+def test_the_rank_that_ended_first_is_blamed_and_the_others_are_counted() -> None:
+    ends = [end(0, -15, 11.0), end(1, 3, 10.0), end(2, 1, 10.5), end(3, -9, 12.0), end(4, 0, 5.0)]
+    code, report = judge(ends, [], None)
+    assert code == 3
+    assert report is not None
+    assert report.render() == [
+        "error: rank 1 on box (pid 101) exited with code 3",
+        "full log: /run/rank1.log",
+        "2 other ranks were stopped after it",
+        "1 other rank was seen to fail after it",
+    ]
+
+
+def test_the_time_in_the_error_file_decides_over_the_end_of_the_process() -> None:
+    # Rank 1 raised first, but took seconds to tear down while rank 0 died of the broken connection.
+    raised = WorkerError(message="ValueError: boom", traceback="Traceback ...", time_s=9.0)
+    code, report = judge([end(0, 1, 10.0), end(1, 7, 12.0, error=raised)], [], None)
+    assert code == 7
+    assert report is not None
+    assert report.render()[:2] == ["error: rank 1 on box (pid 101) exited with code 7", "  ValueError: boom"]
+
+
+def test_sigkill_that_was_not_ours_hints_at_the_out_of_memory_killer() -> None:
+    code, report = judge([end(0, -9, last_lines=("step 1", "step 2"))], [], None)
+    assert code == 137
+    assert report is not None
+    assert report.render() == [
+        "error: rank 0 on box (pid 100) was killed by SIGKILL",
+        "last lines of rank 0:",
+        "  | step 1",
+        "  | step 2",
+        "hint: nothing in dsrun sent this signal; it is often the kernel's out-of-memory killer: see `dmesg`",
+        "full log: /run/rank0.log",
+    ]
+
+
+def test_a_users_mistake_is_shown_once_as_it_is_and_not_as_a_crash() -> None:
+    message = "error: model: no parameter requires a gradient\nhint: call requires_grad_()"
+    ends = [end(rank, 2, error=WorkerError(message=message, traceback="", time_s=9.0 + rank)) for rank in range(4)]
+    code, report = judge(ends, [], None)
+    assert code == 2
+    assert report is not None
+    assert report.render() == message.split("\n")
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_stop_by_the_user_exits_with_128_plus_its_signal_and_has_no_report(signum: int, code: int) -> None:
+    ends = [end(0, -signum, 11.0), end(1, 1, 11.0), end(2, 0, 11.0)]
+    assert judge(ends, [], UserStop(signal=signum, time_s=10.0)) == (code, None)
+
+
+def test_a_failure_before_the_users_stop_keeps_its_code() -> None:
+    code, report = judge([end(0, 5, 9.0), end(1, -2, 11.0)], [], UserStop(signal=2, time_s=10.0))
+    assert code == 5
+    assert report is not None
+
+
+def test_a_lost_host_has_its_own_code_and_its_agents_last_words() -> None:
+    loss = HostLoss(host="box", reason="the agent was killed by SIGKILL unexpectedly", time_s=9.0)
+    code, report = judge([end(0, None, None), end(1, None, None)], [loss], None)
+    assert code == EXIT_HOST_LOST == 74
+    assert report is not None
+    assert report.render() == [
+        "error: host box: the agent was killed by SIGKILL unexpectedly",
+        "2 other ranks were stopped after it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "words", "code"),
+    [
+        (3, "exited with code 3", 3),
+        (-11, "was killed by SIGSEGV", 139),
+        (-6, "was killed by SIGABRT", 134),
+        (-40, "was killed by signal 40", 168),
+    ],
+)
+def test_a_status_is_decoded(status: int, words: str, code: int) -> None:
+    assert describe_status(status) == words
+    assert exit_code_of(status) == code

@@ -1,0 +1,196 @@
+"""The front end's decisions, against scripted agents: whom it stops, when, and what it makes of it."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import LaunchError
+from dsrun.launcher.hosts import Allocation, HostSpec
+from dsrun.launcher.plan import LaunchPlan, Program, make_plan
+from dsrun.launcher.protocol import Exit, Failed, Finished, Hello, Kill, Message, Output, Start, Started, Stop
+from dsrun.launcher.session import Outcome, Session
+from dsrun.launcher.transport.fake import Await, Call, Die, FakeTransport, Step
+from support.jobs import RecordingSink
+
+pytestmark = pytest.mark.timeout(20)
+
+
+def plan_for(folder: Path, *, hosts: Sequence[str] = ("box",)) -> LaunchPlan:
+    return make_plan(
+        Allocation(hosts=tuple(HostSpec(name=name, slots=2, source="test") for name in hosts)),
+        Program(kind="command", target="true", args=(), python="python3"),
+        job_id="j1",
+        start="exec",
+        cwd="/",
+        env={},
+        run_dir=str(folder),
+        grace_s=10,
+    )
+
+
+def run(
+    folder: Path, script: Sequence[Step], *, on_session: Callable[[Session], None] = lambda session: None
+) -> tuple[Outcome, RecordingSink, list[Message]]:
+    transport, sink = FakeTransport({"box": script}), RecordingSink()
+    session = Session(plan_for(folder), transport, sink, python="python3")
+    on_session(session)
+    outcome = session.run()
+    return outcome, sink, transport.channels["box"].received
+
+
+def hello() -> Hello:
+    return Hello(pid=1, time_s=time.time())
+
+
+def out(text: str, *, rank: int = 0, stream: str = "stdout") -> Output:
+    return Output(rank=rank, stream="stderr" if stream == "stderr" else "stdout", sequence=0, time_s=0, text=text)
+
+
+def exited(rank: int, status: int) -> Exit:
+    return Exit(rank=rank, status=status, time_s=time.time())
+
+
+BEGIN: list[Step] = [hello(), Started(pids=[11, 12])]
+DONE = Finished(unkillable=[])
+
+
+def test_a_job_without_failure_is_left_alone_and_exits_0(tmp_path: Path) -> None:
+    outcome, sink, received = run(tmp_path, [*BEGIN, out("a\nb\n"), exited(0, 0), exited(1, 0), DONE])
+    assert (outcome.exit_code, outcome.report) == (0, None)
+    assert [end.pid for end in outcome.ends] == [11, 12]
+    assert sink.texts(0) == ["a", "b"]
+    assert [type(message) for message in received] == [Start]
+
+
+def test_the_first_failing_rank_stops_the_others_once(tmp_path: Path) -> None:
+    script = [*BEGIN, exited(1, 3), Await(Stop), exited(0, -15), DONE]
+    outcome, sink, received = run(tmp_path, script)
+    assert outcome.exit_code == 3
+    assert outcome.report is not None
+    assert outcome.report.stopped == 1
+    assert received[1:] == [Stop(signal=signal.SIGTERM)]
+    assert sink.notes == ["rank 1 on box exited with code 3; stopping 1 other rank (grace 10.0s)"]
+
+
+def test_a_rank_that_returns_0_early_stops_nobody(tmp_path: Path) -> None:
+    _, _, received = run(tmp_path, [*BEGIN, exited(1, 0), out("more\n"), exited(0, 0), DONE])
+    assert [type(message) for message in received] == [Start]
+
+
+def test_the_report_holds_the_last_lines_and_the_file_all_of_them(tmp_path: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(100))
+    written = [out(text, rank=1), out("the end", rank=1, stream="stderr")]
+    outcome, _, _ = run(tmp_path, [*BEGIN, *written, exited(1, 1), Await(Stop), exited(0, 0), DONE])
+    assert outcome.report is not None
+    lines = outcome.report.render()
+    assert "  | line 99" in lines
+    assert "  | the end" in lines
+    assert "  | line 0" not in lines
+    log = tmp_path / "rank1.log"
+    assert f"full log: {log}" in lines
+    assert log.read_text() == text + "the end"
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_the_file_keeps_every_byte_while_the_console_gets_folded_lines(tmp_path: Path) -> None:
+    raw = b"10%\r20%\r30%\nnul\0 bad\xff half \xc3\xa4 no end"
+    chunks = [raw[at : at + 5].decode("utf-8", "surrogateescape") for at in range(0, len(raw), 5)]
+    _, sink, _ = run(tmp_path, [*BEGIN, *map(out, chunks), exited(0, 0), exited(1, 0), DONE])
+    assert (tmp_path / "rank0.log").read_bytes() == raw
+    assert sink.texts(0) == ["30%", "nul\0 bad\udcff half ä no end"]
+
+
+def test_the_users_stop_is_passed_on_and_named_in_the_exit_code(tmp_path: Path) -> None:
+    script = [*BEGIN, Await(Stop), exited(0, -2), exited(1, 0), DONE]
+    outcome, _, received = run(tmp_path, script, on_session=lambda session: session.request_stop(signal.SIGINT))
+    assert (outcome.exit_code, outcome.report) == (130, None)
+    assert received[1:] == [Stop(signal=signal.SIGINT)]
+
+
+def test_a_second_request_kills(tmp_path: Path) -> None:
+    def twice(session: Session) -> None:
+        session.request_stop(signal.SIGTERM)
+        session.request_stop(signal.SIGTERM)
+
+    script = [*BEGIN, Await(Kill), exited(0, -9), exited(1, -9), DONE]
+    outcome, _, received = run(tmp_path, script, on_session=twice)
+    assert outcome.exit_code == 143
+    assert received[1:] == [Stop(signal=signal.SIGTERM), Kill()]
+
+
+def test_a_third_request_leaves_at_once_though_the_agent_never_ends(tmp_path: Path) -> None:
+    def thrice(session: Session) -> None:
+        for _ in range(3):
+            session.request_stop(signal.SIGINT)
+
+    outcome, sink, _ = run(tmp_path, [*BEGIN, Await(Start), Await(Hello), DONE], on_session=thrice)
+    assert outcome.exit_code == 130
+    assert [end.status for end in outcome.ends] == [None, None]
+    assert sink.notes[-1] == "SIGINT: leaving; agents go on killing"
+
+
+def test_kill_now_asks_nobody(tmp_path: Path) -> None:
+    script = [*BEGIN, Await(Kill), exited(0, -9), exited(1, -9), DONE]
+    outcome, _, received = run(tmp_path, script, on_session=lambda session: session.kill_now(signal.SIGHUP))
+    assert outcome.exit_code == 129
+    assert received[1:] == [Kill()]
+
+
+def test_a_request_from_another_thread_while_the_session_waits_is_seen(tmp_path: Path) -> None:
+    sessions: list[Session] = []
+    stop = Call(lambda: threading.Thread(target=lambda: sessions[0].request_stop(signal.SIGTERM)).start())
+    script = [*BEGIN, stop, Await(Stop), exited(0, -15), exited(1, -15), DONE]
+    assert run(tmp_path, script, on_session=sessions.append)[0].exit_code == 143
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ([Die(1)], "the agent exited with code 1 unexpectedly"),
+        ([*BEGIN, Die(-9)], "the agent was killed by SIGKILL unexpectedly"),
+        ([*BEGIN, exited(0, 0), exited(1, 0)], "the agent exited with code 0 unexpectedly"),
+        ([b"Welcome to box!\n"], "protocol: expected a message of version 1, got 'Welcome to box!'"),
+        ([Hello(pid=1, time_s=0, version=2)], "its agent speaks protocol 2, this dsrun speaks 1"),
+        ([hello(), Failed(reason="cannot import torch: no"), DONE], "cannot import torch: no"),
+        ([hello(), Stop(signal=1)], "its agent sent an unexpected Stop"),
+    ],
+    ids=["at once", "killed", "without last word", "noise", "version", "failed", "nonsense"],
+)
+def test_a_lost_host_ends_the_job_with_its_own_code_and_reason(tmp_path: Path, script: list[Step], reason: str) -> None:
+    outcome, _, _ = run(tmp_path, script)
+    assert outcome.exit_code == 74
+    assert outcome.report is not None
+    assert outcome.report.render()[0] == f"error: host box: {reason}"
+
+
+def test_an_agent_that_cannot_be_started_is_an_error_that_names_the_host(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="host box"):
+        Session(plan_for(tmp_path), FakeTransport({}), RecordingSink(), python="python3").run()
+
+
+def test_several_hosts_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    transport = FakeTransport({"a": [], "b": []})
+    with pytest.raises(LaunchError, match="several hosts"):
+        Session(plan_for(tmp_path, hosts=("a", "b")), transport, RecordingSink(), python="python3").run()
+    assert transport.channels == {}
+
+
+def test_processes_that_survive_sigkill_are_named(tmp_path: Path) -> None:
+    _, sink, _ = run(tmp_path, [*BEGIN, exited(0, 0), exited(1, 0), Finished(unkillable=[77])])
+    assert sink.notes == ["box: processes 77 did not end after SIGKILL"]
+
+
+def test_a_planted_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("keep")
+    (tmp_path / "rank0.log").symlink_to(target)
+    with pytest.raises(LaunchError, match=r"rank0\.log"):
+        run(tmp_path, [])
+    assert target.read_text() == "keep"

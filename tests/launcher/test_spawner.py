@@ -1,0 +1,178 @@
+"""The spawner starts ranks, reports their ends and leaves nothing behind when its lifeline ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.plan import LaunchPlan, StartMethod
+from dsrun.launcher.protocol import Exit, FrameReader, Message, Spawn, Started, encode
+from dsrun.launcher.worker import isolated_command, node_environment
+from support.jobs import program_plan, script_plan
+from support.processes import kill_left, wait_until_gone
+
+pytestmark = pytest.mark.timeout(40)
+
+
+class Spawner:
+    """A spawner with this test as its agent."""
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        pipes = [os.pipe() for _ in plan.nodes[0].workers]
+        self.outputs = [os.fdopen(read_fd, "rb") for read_fd, _ in pipes]
+        # Both streams of a rank go into one pipe, on a descriptor of its own each.
+        output_fds = [(write_fd, os.dup(write_fd)) for _, write_fd in pipes]
+        write_fds = [descriptor for pair in output_fds for descriptor in pair]
+        self.process = subprocess.Popen(
+            isolated_command(sys.executable, "dsrun.launcher.spawner"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=node_environment(os.environ, plan, plan.nodes[0]),
+            pass_fds=write_fds,
+        )
+        for write_fd in write_fds:
+            os.close(write_fd)
+        order = Spawn(
+            plan=plan.to_json(),
+            node_rank=0,
+            agent_pid=os.getpid(),
+            master_addr="127.0.0.1",
+            master_port=1,
+            store_fd=None,
+            output_fds=output_fds,
+        )
+        assert self.process.stdin is not None
+        self.process.stdin.write(encode(order))
+        self.process.stdin.flush()
+        self._reader = FrameReader()
+        self._messages: list[Message] = []
+
+    def next(self) -> Message:
+        assert self.process.stdout is not None
+        while not self._messages:
+            data = os.read(self.process.stdout.fileno(), 1 << 16)
+            assert data, "the spawner ended"
+            self._messages += self._reader.feed(data)
+        return self._messages.pop(0)
+
+    def end(self) -> int:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait(20)
+
+
+@contextmanager
+def spawner_for(plan: LaunchPlan) -> Iterator[Spawner]:
+    spawner = Spawner(plan)
+    try:
+        yield spawner
+        spawner.end()
+        assert wait_until_gone(plan.job_id) == []
+    finally:
+        kill_left(plan.job_id)
+        spawner.process.wait(10)
+        for pipe in (spawner.process.stdin, spawner.process.stdout, *spawner.outputs):
+            if pipe is not None:
+                pipe.close()
+
+
+WAIT = "import threading\nprint('ready', flush=True)\nthreading.Event().wait()\n"
+
+
+def test_every_rank_is_reported_with_its_own_status(tmp_path: Path) -> None:
+    source = "import os, signal\nrank = int(os.environ['RANK'])\nos.kill(os.getpid(), 9) if rank == 1 else exit(rank)\n"
+    with spawner_for(script_plan(tmp_path, source, ranks=3)) as spawner:
+        started = spawner.next()
+        assert isinstance(started, Started)
+        assert len(set(started.pids)) == 3
+        messages = [spawner.next() for _ in range(3)]
+    ends = {message.rank: message.status for message in messages if isinstance(message, Exit)}
+    assert ends == {0: 0, 1: -9, 2: 2}
+
+
+@pytest.mark.parametrize("start", ["exec", "fork"])
+def test_ranks_end_with_the_lifeline(tmp_path: Path, start: StartMethod) -> None:
+    with spawner_for(script_plan(tmp_path, WAIT, start=start)) as spawner:
+        assert [output.readline() for output in spawner.outputs] == [b"ready\n"] * 2
+        assert spawner.end() == 0
+
+
+RANK_STATE = """
+import os, signal, sys
+print(os.getpgid(0) == os.getpid(), os.getcwd(), sys.stdin.read() == "")
+links = {fd: os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
+print(sorted(fd for fd, link in links.items() if fd not in "012" and ("pipe:" in link or "socket:" in link)))
+print(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, signal.getsignal(signal.SIGINT).__name__)
+print(signal.pthread_sigmask(signal.SIG_BLOCK, ()), os.environ["LOCAL_RANK"], os.getenv("A"))
+print(sys.stdout.isatty(), sys.stdout.encoding, sys.stderr.errors, sys.executable)
+"""
+
+
+def test_forked_and_fresh_ranks_find_themselves_in_the_same_state(tmp_path: Path) -> None:
+    seen: list[bytes] = []
+    for start in ("exec", "fork"):
+        plan = script_plan(tmp_path, RANK_STATE, ranks=1, start=start, env={"A": "b", "OMP_NUM_THREADS": "1"})
+        with spawner_for(plan) as spawner:
+            seen.append(spawner.outputs[0].read())
+    assert seen[0] == seen[1]
+    state = seen[0].decode().splitlines()
+    assert state[:4] == [f"True {tmp_path} True", "[]", "True default_int_handler", "set() 0 b"]
+
+
+def test_forked_ranks_do_not_share_random_numbers_or_the_spawners_threads(tmp_path: Path) -> None:
+    source = "import numpy, random, torch\nprint(random.random(), numpy.random.rand(), torch.get_num_threads())"
+    plan = script_plan(tmp_path, source, start="fork")
+    plan.nodes[0].workers[0].env["OMP_NUM_THREADS"] = "2"
+    with spawner_for(plan) as spawner:
+        rows = [output.read().split() for output in spawner.outputs]
+    assert all(a != b for a, b in zip(*rows, strict=True))
+    assert [row[2] for row in rows] == [b"2", b"1"]
+
+
+def test_a_forked_rank_ends_like_an_interpreter(tmp_path: Path) -> None:
+    source = (
+        "import atexit, sys, threading, time\n"
+        "atexit.register(print, 'atexit')\n"
+        "gate = threading.Event()\n"
+        "threading.Thread(target=lambda: (gate.wait(), print('thread'))).start()\n"
+        "print('half', end='')\n"
+        "gate.set()\n"
+        "sys.exit('gone')\n"
+    )
+    with spawner_for(script_plan(tmp_path, source, ranks=1, start="fork")) as spawner:
+        spawner.next()
+        end = spawner.next()
+        assert isinstance(end, Exit)
+        assert end.status == 1
+        text = spawner.outputs[0].read()
+    # SystemExit's text comes after threads and before atexit or after it, as the interpreter likes; nothing is lost.
+    assert text.startswith(b"half")
+    assert {b"thread", b"gone", b"atexit"} <= set(text.removeprefix(b"half").split())
+
+
+def test_a_command_that_does_not_exist_gives_the_shells_code_and_says_so(tmp_path: Path) -> None:
+    with spawner_for(program_plan(tmp_path, "command", "no-such-program", ranks=1)) as spawner:
+        spawner.next()
+        end = spawner.next()
+        text = spawner.outputs[0].read()
+    assert isinstance(end, Exit)
+    assert end.status == 127
+    assert text == b"error: command: cannot run 'no-such-program': No such file or directory\n"
+
+
+def test_a_working_folder_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
+    plan = program_plan(tmp_path, "command", "true", ranks=1)
+    missing = LaunchPlan.from_json({**plan.to_json(), "cwd": "/no/such/folder"})
+    with spawner_for(missing) as spawner:
+        spawner.next()
+        end = spawner.next()
+        text = spawner.outputs[0].read()
+    assert isinstance(end, Exit)
+    assert end.status == 2
+    assert text == b"error: working folder: cannot enter '/no/such/folder' on this host: No such file or directory\n"

@@ -1,0 +1,101 @@
+"""A rank gets torchrun's environment, and our own modules cannot be shadowed by the user's files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from dsrun.launcher.hosts import Allocation, HostSpec
+from dsrun.launcher.plan import LaunchPlan, Program, make_plan
+from dsrun.launcher.worker import exec_command, isolated_command, node_environment, worker_environment
+
+
+def two_hosts(**per_host: dict[str, str]) -> LaunchPlan:
+    hosts = tuple(HostSpec(name=name, slots=2, source="test") for name in ("a", "b"))
+    return make_plan(
+        Allocation(hosts=hosts),
+        Program(kind="script", target="train.py", args=("--x", ""), python="/usr/bin/python3"),
+        job_id="j1",
+        start="fork",
+        cwd="/work",
+        env={"SHARED": "plan"},
+        run_dir="/run/j1",
+        grace_s=5,
+        worker_env=per_host,
+    )
+
+
+def test_a_rank_sees_torchruns_variables_and_its_own_place() -> None:
+    plan = two_hosts(b={"OMP_NUM_THREADS": "3"})
+    node = plan.nodes[1]
+    env = worker_environment({"PATH": "/bin", "SHARED": "base"}, plan, node, node.workers[0], address="h", port=5)
+    expected = {
+        "PATH": "/bin",
+        "SHARED": "plan",
+        "OMP_NUM_THREADS": "3",
+        "RANK": "2",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "5",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "j1",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_ERROR_FILE": "/run/j1/rank2.error.json",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "PYTHONUNBUFFERED": "1",
+        "DSRUN_JOB_ID": "j1",
+        "DSRUN_RUN_DIR": "/run/j1",
+    }
+    assert {name: env.get(name) for name in expected} == expected
+
+
+def test_the_place_in_the_job_cannot_be_overridden_but_torch_settings_can() -> None:
+    plan = two_hosts(a={"RANK": "9", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
+    node = plan.nodes[0]
+    env = worker_environment({}, plan, node, node.workers[1], address="h", port=5)
+    assert (env["RANK"], env["TORCH_NCCL_ASYNC_ERROR_HANDLING"]) == ("1", "0")
+
+
+def test_the_spawner_runs_in_what_all_ranks_of_the_host_have_in_common() -> None:
+    plan = two_hosts(a={"OMP_NUM_THREADS": "3"})
+    node = plan.nodes[0]
+    node.workers[1].env["CUDA_VISIBLE_DEVICES"] = "1"
+    env = node_environment({"PATH": "/bin"}, plan, node)
+    assert env["OMP_NUM_THREADS"] == "3"
+    assert "CUDA_VISIBLE_DEVICES" not in env
+    assert "RANK" not in env
+
+
+def test_a_command_runs_as_it_stands() -> None:
+    program = Program(kind="command", target="echo", args=("a b", "$X"), python="python3")
+    assert exec_command(program) == ["echo", "a b", "$X"]
+
+
+def test_files_in_the_working_folder_cannot_shadow_what_dsrun_imports(tmp_path: Path) -> None:
+    for name in ("queue.py", "psutil.py", "selectors.py", "dsrun.py", "json.py"):
+        (tmp_path / name).write_text("raise SystemExit('shadowed')")
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "__init__.py").write_text("raise SystemExit('shadowed')")
+    agent = subprocess.run(
+        isolated_command(sys.executable, "dsrun.launcher.agent", "job"),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=30,
+    )
+    assert (agent.returncode, agent.stdout, agent.stderr) == (0, b"", b"")
+
+
+def test_the_agent_imports_neither_torch_nor_anything_but_psutil() -> None:
+    code = (
+        "import sys, dsrun.launcher.agent\n"
+        "foreign = {n.partition('.')[0] for n in sys.modules} - set(sys.stdlib_module_names)\n"
+        "print(sorted(n for n in foreign if not n.startswith(('_', '__editable__'))))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert run.stdout.strip() == "['dsrun', 'psutil']"

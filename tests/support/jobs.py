@@ -1,0 +1,109 @@
+"""Plans for this machine and a sink that remembers, so that a test can run a session in a few lines."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dsrun.launcher.hosts import Allocation, HostSpec
+from dsrun.launcher.plan import LaunchPlan, Program, ProgramKind, StartMethod, make_plan
+from dsrun.launcher.protocol import StreamName
+from dsrun.launcher.session import Session
+from dsrun.launcher.transport.local import LocalChannel, LocalTransport
+from support.processes import kill_left, wait_until_gone
+
+_numbers = itertools.count()
+
+
+class RecordingSink:
+    """Keeps every line and note; `on_line` runs on the session's thread, as each line arrives."""
+
+    def __init__(self, on_line: Callable[[int, str], None] = lambda rank, text: None) -> None:
+        self.lines: list[tuple[int, StreamName, str]] = []
+        self.notes: list[str] = []
+        self._on_line = on_line
+
+    def act_on_lines(self, on_line: Callable[[int, str], None]) -> None:
+        """Sets `on_line` later, for an action that needs the session."""
+        self._on_line = on_line
+
+    def line(self, rank: int, stream: StreamName, text: str) -> None:
+        self.lines.append((rank, stream, text))
+        self._on_line(rank, text)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def texts(self, rank: int, stream: StreamName = "stdout") -> list[str]:
+        """The lines of one stream."""
+        return [text for from_rank, name, text in self.lines if (from_rank, name) == (rank, stream)]
+
+
+def script_plan(
+    folder: Path,
+    source: str,
+    *args: str,
+    ranks: int = 2,
+    start: StartMethod = "exec",
+    grace_s: float = 10.0,
+    env: dict[str, str] | None = None,
+) -> LaunchPlan:
+    """Writes `source` as a script into `folder` and plans it on this machine."""
+    script = folder / "train.py"
+    script.write_text(source)
+    return program_plan(folder, "script", str(script), *args, ranks=ranks, start=start, grace_s=grace_s, env=env)
+
+
+def program_plan(
+    folder: Path,
+    kind: ProgramKind,
+    target: str,
+    *args: str,
+    ranks: int = 2,
+    start: StartMethod = "exec",
+    grace_s: float = 10.0,
+    env: dict[str, str] | None = None,
+) -> LaunchPlan:
+    """Plans a program on this machine; the run folder is made in `folder`."""
+    number = next(_numbers)
+    run_dir = folder / f"run{number}"
+    run_dir.mkdir(mode=0o700)
+    return make_plan(
+        Allocation(hosts=(HostSpec(name="here", slots=ranks, source="test"),)),
+        Program(kind=kind, target=target, args=args, python=sys.executable),
+        job_id=f"test-{os.getpid()}-{number}",
+        start=start,
+        cwd=str(folder),
+        env={"OMP_NUM_THREADS": "1"} if env is None else env,
+        run_dir=str(run_dir),
+        grace_s=grace_s,
+    )
+
+
+class RememberingTransport(LocalTransport):
+    """Starts agents for real, and knows which it started."""
+
+    def __init__(self) -> None:
+        self.channels: list[LocalChannel] = []
+
+    def start(self, host: HostSpec, argv: Sequence[str]) -> LocalChannel:
+        self.channels.append(super().start(host, argv))
+        return self.channels[-1]
+
+
+@contextmanager
+def local_session(plan: LaunchPlan, sink: RecordingSink) -> Iterator[Session]:
+    """A session on this machine; afterwards no process of the job may be left."""
+    transport = RememberingTransport()
+    try:
+        yield Session(plan, transport, sink, python=sys.executable)
+        assert wait_until_gone(plan.job_id) == []
+    finally:
+        kill_left(plan.job_id)
+        for channel in transport.channels:
+            # A session that was left has not waited for its agents; this process must.
+            assert channel.wait(10) is not None
