@@ -246,7 +246,7 @@ def _complain(
     full = join(path, name)
     if name in values:
         child = next(members[key] for key in members if key == name or model.renamed.get(key) == name)
-        hint = suggest_value(values[name], choices_of(model.model_fields[name].annotation))
+        hint = suggest_value(values[name], choices_of(model.model_fields[name].annotation)) or _see(full)
         build.report.error(
             Code.BAD_VALUE, full, f"`{full}` is {_shown(child)}; expected {_wanted(model, name)}", child.at, hint
         )
@@ -254,6 +254,10 @@ def _complain(
     said = any(key == full or key.startswith(f"{full}.") for key in build.report.broken_keys)
     if not said and model.knob_of(name).choices is None:  # missing `params` follow from a wrong `type`
         build.report.error(Code.MISSING, full, f"`{full}` is missing; expected {_wanted(model, name)}", node.at)
+
+
+def _see(full: str) -> str:
+    return f"see `dsrun config explain {full}`"
 
 
 def _wanted(model: type[Section], name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -37,6 +38,7 @@ class Code(Enum):
     COMBINATION = "combination"
     BATCH = "batch"
     DIFFERENT_DEFAULT = "different-default"
+    UNREADABLE = "unreadable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class Finding:
     @property
     def problem(self) -> Problem:
         """The finding as an error message carries it, place first."""
+        if self.code is Code.UNREADABLE and not self.position.line:
+            return Problem(self.message, self.hint)  # it names the source itself
         return Problem(f"{self.position}: {self.message}", self.hint)
 
     def render(self) -> str:
@@ -97,6 +101,23 @@ class Report:
     def broken_keys(self) -> frozenset[str]:
         """Keys that have an error."""
         return frozenset(finding.key for finding in self._findings if finding.severity is Severity.ERROR)
+
+
+def unreadable(error: ConfigError, source: str) -> tuple[Finding, ...]:
+    """Makes findings of an error that came before there was a config; the place stands in front of its messages.
+
+    Args:
+        error: what reading or parsing raised.
+        source: the source as given.
+    """
+    findings: list[Finding] = []
+    for problem in error.problems:
+        place = re.match(r"(?P<source>.*?):(?P<line>\d+):(?P<column>\d+): ", problem.message)
+        at, message = Position(source), problem.message
+        if place is not None and place["source"] == source:
+            at, message = Position(source, int(place["line"]), int(place["column"])), problem.message[place.end() :]
+        findings.append(Finding(Severity.ERROR, Code.UNREADABLE, "", message, problem.hint, at))
+    return tuple(findings)
 
 
 def to_json(finding: Finding) -> dict[str, object]:

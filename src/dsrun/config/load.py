@@ -99,7 +99,8 @@ def _require_a_config(root: Node, name: str) -> None:
 
 
 def _check_whole(config: Config, root: Node, report: Report) -> None:
-    judge(config, root, "", zero_stage=config.zero_optimization.stage, report=report)
+    stage = None if "zero_optimization.stage" in report.broken_keys else config.zero_optimization.stage
+    judge(config, root, "", zero_stage=stage, report=report)
 
     def place_of(path: str) -> Position:
         node, at = root, root.at

@@ -10,14 +10,14 @@ from dsrun.config.knob import Section, Status
 from dsrun.config.tree import Node, Position, join, show
 
 
-def judge(section: Section, node: Node, path: str, *, zero_stage: int, report: Report) -> None:
+def judge(section: Section, node: Node, path: str, *, zero_stage: int | None, report: Report) -> None:
     """Reports every key of `section`, as written in `node`, that does not do what it says.
 
     Args:
         section: the checked section.
         node: what it was made of.
         path: its dotted path, empty for the whole config.
-        zero_stage: stage of the config; some keys act at some stages only.
+        zero_stage: stage of the config, for keys that act at some stages only; None where it is wrong.
         report: gets an error, warning or note per key.
     """
     model = type(section)
@@ -43,7 +43,7 @@ def judge(section: Section, node: Node, path: str, *, zero_stage: int, report: R
 
 
 def _judge_value(
-    model: type[Section], name: str, value: Any, full: str, at: Position, *, zero_stage: int, report: Report
+    model: type[Section], name: str, value: Any, full: str, at: Position, *, zero_stage: int | None, report: Report
 ) -> bool:
     """Judges one value; returns whether it was refused."""
     meaning, status = model.knob_of(name), model.status_of(name)
@@ -56,7 +56,7 @@ def _judge_value(
     if status is Status.PLANNED and not meaning.harmless:
         report.error(Code.PLANNED, full, f"`{full}` is {_shown(value)}; {_not_yet(model, name)}", at)
         return True
-    if meaning.stages and zero_stage not in meaning.stages:
+    if meaning.stages and zero_stage is not None and zero_stage not in meaning.stages:
         stages = " and ".join(str(stage) for stage in meaning.stages)
         report.warning(
             Code.NO_EFFECT,

@@ -112,7 +112,10 @@ def test_all_problems_are_said_each_with_its_place(tmp_path: Path) -> None:
             f"{path}:2:3: `gradient_acumulation_steps` is not a key of the config",
             "did you mean `gradient_accumulation_steps`?",
         ),
-        (f"{path}:3:34: `zero_optimization.stage` is 4; expected 0, 1, 2 or 3", None),
+        (
+            f"{path}:3:34: `zero_optimization.stage` is 4; expected 0, 1, 2 or 3",
+            "see `dsrun config explain zero_optimization.stage`",
+        ),
         (
             f"{path}:3:37: `zero_optimization.stge` is not a key of `zero_optimization`",
             "did you mean `zero_optimization.stage`?",
