@@ -182,6 +182,14 @@ def test_bad_input_is_told_at_once_and_nothing_starts(folder: Path) -> None:
     assert job_folders(folder) == []
 
 
+def test_a_key_without_effect_is_a_warning_that_stops_nothing(folder: Path) -> None:
+    (folder / "warn.json").write_text('{"train_batch_size": 4, "zero_optimization": {"stage3_max_live_parameters": 5}}')
+    result = run(folder, "--start", "exec", "show.py", "--config", "warn.json")
+    assert shown(result)[0]["config"] == str(folder / "warn.json")
+    first = result.stderr.splitlines()[0]
+    assert first.startswith("warning: warn.json:1:48: `zero_optimization.stage3_max_live_parameters` has no effect")
+
+
 # Stopping
 
 

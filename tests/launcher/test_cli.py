@@ -4,17 +4,11 @@ import json
 import subprocess
 import sys
 import time
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from dsrun.errors import UsageError
 from dsrun.launcher.cli import VERBS
-from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.job_folder import jobs_folder, make_job_folder, new_job_id
-from dsrun.launcher.probe_gpu import Gpu, GpuReport
-from dsrun.launcher.resolve import check_nccl
 from support.cli import Result, clean_environment, invoke
 
 HELP = """\
@@ -305,37 +299,6 @@ def test_a_config_is_checked_for_the_ranks_of_the_job(folder: Path) -> None:
     assert "4" in refused("-n", "3", "train.py", "--config", "ds.json")
 
 
-def gpu_report(usable: int, reason: str | None = None) -> GpuReport:
-    blank = {"uuid": None, "name": None, "memory_total_bytes": None, "memory_free_bytes": None}
-    gpus = tuple(Gpu(index=n, compute_capability=None, usable=n < usable, **blank) for n in range(2))  # type: ignore[arg-type]
-    return GpuReport(gpus=gpus, usable_count=usable, driver=None, driver_cuda=None, reason=reason)
-
-
-@pytest.mark.parametrize(
-    ("report", "reason"),
-    [
-        (gpu_report(0, "no NVIDIA driver"), "no NVIDIA driver"),
-        (gpu_report(0), "CUDA_VISIBLE_DEVICES hides all of them"),
-    ],
-)
-def test_nccl_without_a_gpu_is_refused_with_the_reason(report: GpuReport, reason: str) -> None:
-    hosts = Allocation(hosts=(HostSpec(name="localhost", slots=1, source="this machine"),))
-    with pytest.raises(UsageError) as caught:
-        check_nccl(report, hosts, torch="2.13.0+cu128", cuda="12.8")
-    assert caught.value.render() == (
-        f"error: `--backend nccl` needs a GPU and this machine offers none: {reason}\n"
-        "hint: `--backend gloo` trains on the CPU"
-    )
-
-
-def test_nccl_needs_a_cuda_build_and_a_gpu_for_each_rank() -> None:
-    hosts = Allocation(hosts=(HostSpec(name="localhost", slots=3, source="this machine"),))
-    with pytest.raises(UsageError, match=r"needs CUDA and torch 2\.13\.0\+cpu is built without it"):
-        check_nccl(gpu_report(2), hosts, torch="2.13.0+cpu", cuda=None)
-    with pytest.raises(UsageError, match="needs a GPU for each rank; 3 ranks share 2"):
-        check_nccl(gpu_report(2), hosts, torch="2.13.0+cu128", cuda="12.8")
-
-
 # config check
 
 
@@ -345,37 +308,6 @@ def test_config_check_says_what_is_fine_and_what_is_not(folder: Path) -> None:
     assert (result.exit_code, result.stdout) == (2, "ds.json: ok\n")
     assert "error: bad.json:1:56: `zero_optimization.stage` is 7; expected 0, 1, 2 or 3\n" in result.stderr
     assert "file not found: no.json" in result.stderr
-
-
-# The job's folder
-
-
-def test_job_ids_sort_by_time_and_avoid_look_alikes() -> None:
-    ids = [
-        new_job_id(datetime(2026, 11, 21, 7, 33), lambda letters: letters[0]),
-        new_job_id(datetime(2026, 1, 2, 3, 4)),
-    ]
-    assert ids[0] == "20261121-0733-aaaa"
-    assert ids[1].startswith("20260102-0304-")
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({"XDG_STATE_HOME": "/s", "HOME": "/h"}, "/s/dsrun/jobs"),
-        ({"XDG_STATE_HOME": "relative", "HOME": "/h"}, "/h/.local/state/dsrun/jobs"),
-        ({"HOME": "/h"}, "/h/.local/state/dsrun/jobs"),
-    ],
-)
-def test_jobs_go_where_xdg_says(environ: dict[str, str], expected: str) -> None:
-    assert jobs_folder(environ) == Path(expected)
-
-
-def test_two_jobs_never_share_a_folder(folder: Path) -> None:
-    ids = iter(["a", "a", "b"])
-    assert make_job_folder(folder / "jobs", lambda: next(ids)) == ("a", folder / "jobs" / "a")
-    assert make_job_folder(folder / "jobs", lambda: next(ids)) == ("b", folder / "jobs" / "b")
-    assert (folder / "jobs" / "a").stat().st_mode & 0o777 == 0o700
 
 
 def test_a_folder_that_cannot_be_made_is_the_users_to_know() -> None:

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.launcher.job_folder import jobs_folder, make_job_folder, new_job_id
+
+
+def test_job_ids_sort_by_time_and_avoid_look_alikes() -> None:
+    ids = [
+        new_job_id(datetime(2026, 11, 21, 7, 33), lambda letters: letters[0]),
+        new_job_id(datetime(2026, 1, 2, 3, 4)),
+    ]
+    assert ids[0] == "20261121-0733-aaaa"
+    assert ids[1].startswith("20260102-0304-")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"XDG_STATE_HOME": "/s", "HOME": "/h"}, "/s/dsrun/jobs"),
+        ({"XDG_STATE_HOME": "relative", "HOME": "/h"}, "/h/.local/state/dsrun/jobs"),
+        ({"HOME": "/h"}, "/h/.local/state/dsrun/jobs"),
+    ],
+)
+def test_jobs_go_where_xdg_says(environ: dict[str, str], expected: str) -> None:
+    assert jobs_folder(environ) == Path(expected)
+
+
+def test_two_jobs_never_share_a_folder(tmp_path: Path) -> None:
+    ids = iter(["a", "a", "b"])
+    assert make_job_folder(tmp_path / "jobs", lambda: next(ids)) == ("a", tmp_path / "jobs" / "a")
+    assert make_job_folder(tmp_path / "jobs", lambda: next(ids)) == ("b", tmp_path / "jobs" / "b")
+    assert (tmp_path / "jobs" / "a").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file: cannot be made: file exists"):
+        make_job_folder(tmp_path / "file", lambda: "a")
