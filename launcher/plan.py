@@ -115,7 +115,7 @@ class LaunchPlan:
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> LaunchPlan:
         """Reads what `to_json` wrote."""
-        program = value["program"]
+        program: dict[str, Any] = {**value["program"], "args": tuple(value["program"]["args"])}
         nodes = tuple(
             NodePlan(
                 node_rank=node["node_rank"],
@@ -124,7 +124,8 @@ class LaunchPlan:
             )
             for node in value["nodes"]
         )
-        return cls(**{**value, "program": Program(**{**program, "args": tuple(program["args"])}), "nodes": nodes})
+        fields: dict[str, Any] = {**value, "program": Program(**program), "nodes": nodes}
+        return cls(**fields)
 
 
 def make_plan(

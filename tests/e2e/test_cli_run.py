@@ -187,7 +187,7 @@ def test_a_key_without_effect_is_a_warning_that_stops_nothing(folder: Path) -> N
     result = run(folder, "--start", "exec", "show.py", "--config", "warn.json")
     assert shown(result)[0]["config"] == str(folder / "warn.json")
     first = result.stderr.splitlines()[0]
-    assert first.startswith("warning: warn.json:1:48: `zero_optimization.stage3_max_live_parameters` has no effect")
+    assert first.startswith("warning: warn.json:1:47: `zero_optimization.stage3_max_live_parameters` has no effect")
 
 
 # Stopping
