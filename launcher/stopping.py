@@ -56,13 +56,17 @@ class StopRequests:
 
     @contextmanager
     def catching_signals(self) -> Generator[None, None, None]:
-        """Listens while the block runs; a signal that was ignored at the start (`nohup`) stays ignored."""
+        """Listens while the block runs.
+
+        A hangup that was ignored at the start stays ignored: that is what `nohup` is for. An ignored interrupt does
+        not: shells ignore it for every `command &` of a script, and whoever sends it means this job.
+        """
 
         def on_signal(signum: int, frame: FrameType | None) -> None:
             self.signalled(signum)
 
         before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
-        caught = [signum for signum, handler in before.items() if handler is not signal.SIG_IGN]
+        caught = [signum for signum in _SIGNALS if signum != signal.SIGHUP or before[signum] is not signal.SIG_IGN]
         for signum in caught:
             signal.signal(signum, on_signal)
         try:

@@ -37,15 +37,26 @@ def test_one_wish_is_passed_on_once(events: list[int | str], requests: list[int]
     assert stops.exit_code(128 + requests[0]) == exit_code
 
 
-def test_signals_are_caught_inside_the_block_only_and_ignored_ones_stay_ignored() -> None:
+def test_signals_are_caught_inside_the_block_only() -> None:
     passed: list[int] = []
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     handlers = [signal.getsignal(signum) for signum in (INT, TERM, HUP)]
+    with StopRequests(passed.append).catching_signals():
+        for signum in (TERM, HUP, INT):
+            os.kill(os.getpid(), signum)
+    assert passed == [TERM, HUP, INT]
+    assert [signal.getsignal(signum) for signum in (INT, TERM, HUP)] == handlers
+
+
+@pytest.mark.parametrize(("ignored", "passed_on"), [(HUP, []), (INT, [INT])])
+def test_a_hangup_ignored_by_nohup_stays_so_and_an_interrupt_ignored_by_a_shell_does_not(
+    ignored: signal.Signals, passed_on: list[int]
+) -> None:
+    passed: list[int] = []
+    before = signal.signal(ignored, signal.SIG_IGN)
     try:
         with StopRequests(passed.append).catching_signals():
-            for signum in (TERM, HUP, INT):
-                os.kill(os.getpid(), signum)
-        assert passed == [TERM, INT]
-        assert [signal.getsignal(signum) for signum in (INT, TERM, HUP)] == handlers
+            os.kill(os.getpid(), ignored)
+        assert passed == passed_on
+        assert signal.getsignal(ignored) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(ignored, before)
