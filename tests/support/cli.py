@@ -6,8 +6,8 @@ import io
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,14 +73,3 @@ def run_dsrun(*args: str | bytes, cwd: Path, env: Mapping[str, str] | None = Non
 
 def _decode(data: bytes) -> str:
     return data.decode("utf-8", "surrogateescape")
-
-
-@contextmanager
-def working_folder(path: Path) -> Iterator[Path]:
-    """Makes `path` the working folder for a while."""
-    before = os.getcwd()
-    os.chdir(path)
-    try:
-        yield path
-    finally:
-        os.chdir(before)
