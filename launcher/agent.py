@@ -15,9 +15,6 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
@@ -36,14 +33,14 @@ from .protocol import (
     Kill,
     Message,
     ProtocolError,
-    Spawn,
     Start,
     Started,
     Stop,
     encode,
 )
 from .relay import Relay
-from .worker import error_file, isolated_command, node_environment
+from .spawner_pipe import SpawnerPipe
+from .worker import error_file
 
 _READ_BYTES = 1 << 16
 #: Between two looks at processes that must end and give no event when they do.
@@ -69,7 +66,7 @@ def main() -> None:
     assert isinstance(start, Start), "the front end's first message is its start"
     if start.version != VERSION:
         reason = f"the agent speaks protocol {VERSION}, the front end {start.version}; install one dsrun on all hosts"
-        os.write(report_fd, encode(Failed(reason=reason)))
+        os.write(report_fd, encode(Failed(reason=reason, time_s=time.time())))
         return
     Agent(start, reader, report_fd).run(more)
 
@@ -93,13 +90,12 @@ class Agent:
 
     def __init__(self, start: Start, control: FrameReader, report_fd: int) -> None:
         self._plan = LaunchPlan.from_json(start.plan)
-        self._start_message = start
+        self._plan_json = start.plan
         self._node = self._plan.nodes[start.node_rank]
         self._control = control
         self._selector = selectors.DefaultSelector()
         self._relay = Relay(self._selector, report_fd)
-        self._spawner: subprocess.Popen[bytes] | None = None
-        self._spawner_reader = FrameReader()
+        self._spawner: SpawnerPipe | None = None
         self._rank_of: dict[int, int] = {}
         self._ended: set[int] = set()
         self._grace_until_s: float | None = None
@@ -142,46 +138,15 @@ class Agent:
             error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
 
     def _start_spawner(self) -> None:
-        program = self._plan.program
-        python = sys.executable if program.kind == "command" else program.python
-        command = isolated_command(python, "dsrun.launcher.spawner")
-        environment = node_environment(os.environ, self._plan, self._node)
-        with _listen_on("127.0.0.1") as store:
-            address, port = store.getsockname()[:2]
-            output_fds = [
-                (self._relay.open_stream(worker.rank, "stdout"), self._relay.open_stream(worker.rank, "stderr"))
-                for worker in self._node.workers
-            ]
-            passed = [store.fileno(), *(descriptor for pair in output_fds for descriptor in pair)]
-            try:
-                self._spawner = subprocess.Popen(
-                    command,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=environment,
-                    pass_fds=passed,
-                )
-            finally:
-                # Ours are closed, so that a pipe ends with the last process that writes to it.
-                for descriptor in passed[1:]:
-                    os.close(descriptor)
-            order = Spawn(
-                plan=self._start_message.plan,
-                node_rank=self._node.node_rank,
-                agent_pid=os.getpid(),
-                master_addr=address,
-                master_port=port,
-                store_fd=store.fileno(),
-                output_fds=output_fds,
-            )
-        assert self._spawner.stdin is not None, "stdin is a pipe"
-        assert self._spawner.stdout is not None, "stdout is a pipe"
-        self._selector.register(self._spawner.stdout, selectors.EVENT_READ, self._read_spawner)
-        try:
-            self._spawner.stdin.write(encode(order))
-            self._spawner.stdin.flush()
-        except BrokenPipeError:
-            return  # It died at once; the end of its stdout says so.
+        self._spawner = SpawnerPipe(
+            self._plan,
+            self._plan_json,
+            self._node.node_rank,
+            environ=os.environ,
+            address="127.0.0.1",
+            open_stream=self._relay.open_stream,
+        )
+        self._selector.register(self._spawner, selectors.EVENT_READ, self._read_spawner)
 
     # --- events
 
@@ -222,16 +187,16 @@ class Agent:
                 case _:
                     self._fail(f"unexpected message from the front end: {type(message).__name__}")
 
-    def _read_spawner(self) -> None:
+    def _read_spawner(self) -> bool:
+        """Takes what the spawner reports; returns whether more may come."""
         assert self._spawner is not None, "its pipe was registered"
-        assert self._spawner.stdout is not None, "stdout is a pipe"
-        data = os.read(self._spawner.stdout.fileno(), _READ_BYTES)
-        if not data:
-            self._selector.unregister(self._spawner.stdout)
-            self._spawner.stdout.close()
-            return
-        for message in self._spawner_reader.feed(data):
+        reports = self._spawner.read()
+        if reports is None:
+            self._selector.unregister(self._spawner)
+            return False
+        for message in reports:
             self._on_report(message)
+        return True
 
     def _on_report(self, message: Message) -> None:
         match message:
@@ -253,7 +218,7 @@ class Agent:
     # --- the way down, see [Note: stopping]
 
     def _fail(self, reason: str) -> None:
-        self._relay.send(Failed(reason=reason))
+        self._relay.send(Failed(reason=reason, time_s=time.time()))
         self._kill()
 
     def _ask(self, signum: int) -> None:
@@ -276,8 +241,8 @@ class Agent:
         self._reap()
         if self._grace_until_s is not None and now_s >= self._grace_until_s:
             self._kill()
-        if self._rank_of and len(self._ended) == len(self._rank_of):
-            self._release_spawner()
+        if self._spawner is not None and self._rank_of and len(self._ended) == len(self._rank_of):
+            self._spawner.release()
         if self._killing_since_s is not None:
             return self._kill_round(self._killing_since_s, now_s)
         if self._spawner is not None:
@@ -293,9 +258,10 @@ class Agent:
 
     def _kill_round(self, since_s: float, now_s: float) -> bool:
         left = processes.descendants()
-        if self._spawner is not None and self._rank_of and now_s < since_s + _SPAWNER_PATIENCE_S:
+        spawner = self._spawner
+        if spawner is not None and self._rank_of and now_s < since_s + _SPAWNER_PATIENCE_S:
             # It is to report how the ranks ended, and exits by itself then.
-            left = [process for process in left if process.pid != self._spawner_pid]
+            left = [process for process in left if process.pid != spawner.pid]
         if left and now_s >= since_s + _KILL_PATIENCE_S:
             self._unkillable = [process.pid for process in left]
             return True
@@ -303,29 +269,21 @@ class Agent:
             processes.send(process, signal.SIGKILL)
         return not left and self._spawner is None and self._drained(now_s)
 
-    @property
-    def _spawner_pid(self) -> int | None:
-        return None if self._spawner is None else self._spawner.pid
-
-    def _release_spawner(self) -> None:
-        if self._spawner is not None and self._spawner.stdin is not None and not self._spawner.stdin.closed:
-            self._spawner.stdin.close()
-
     def _reap(self) -> None:
-        # The spawner first: ranks among these are ours only since it died, which is why they ended.
-        for pid, status in sorted(processes.reap(), key=lambda ended: ended[0] != self._spawner_pid):
-            if pid == self._spawner_pid:
-                self._spawner_ended(status)
-            elif pid in self._rank_of and self._rank_of[pid] not in self._ended:
+        ended = dict(processes.reap())
+        if self._spawner is not None and self._spawner.pid in ended:
+            # Before the ranks among these: they are ours only since it died, which is why they ended.
+            self._spawner_ended(ended.pop(self._spawner.pid))
+        for pid, status in ended.items():
+            if pid in self._rank_of and self._rank_of[pid] not in self._ended:
                 self._report_exit(self._rank_of[pid], status, time.time())
 
     def _spawner_ended(self, status: int) -> None:
         assert self._spawner is not None, "it was started"
-        assert self._spawner.stdout is not None, "stdout is a pipe"
-        self._spawner.returncode = status
-        while not self._spawner.stdout.closed:
-            # What it reported before it died; the pipe ends with it.
-            self._read_spawner()
+        # What it reported before it died; the pipe ended with it.
+        while self._spawner in self._selector.get_map() and self._read_spawner():
+            pass
+        self._spawner.close(status)
         self._spawner = None
         if len(self._ended) < len(self._node.workers) and self._killing_since_s is None:
             self._fail(f"the spawner {describe_status(status)} before its ranks ended")
@@ -342,8 +300,3 @@ class Agent:
         if self._grace_until_s is not None:
             return max(0.0, self._grace_until_s - time.monotonic())
         return None
-
-
-def _listen_on(address: str) -> socket.socket:
-    """Returns a listening socket on a free port: held from here on, so no other process can take the port."""
-    return socket.create_server((address, 0), backlog=4096)

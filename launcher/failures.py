@@ -115,9 +115,10 @@ class FailureReport:
                 return [*_render_rank(end), *self._others()]
 
     def _others(self) -> list[str]:
+        other = "other " if isinstance(self.cause, RankEnd) else ""
         counted = ((self.stopped, "stopped after it"), (self.also_failed, "seen to fail after it"))
         return [
-            f"{count} other {'rank was' if count == 1 else 'ranks were'} {verb}" for count, verb in counted if count
+            f"{count} {other}{'rank was' if count == 1 else 'ranks were'} {verb}" for count, verb in counted if count
         ]
 
 

@@ -102,8 +102,12 @@ class Link:
         """Returns the message with its times moved to the front end's clock."""
         error = message.error
         if error is not None:
-            error = replace(error, time_s=error.time_s + self._clock_offset_s)
-        return replace(message, time_s=message.time_s + self._clock_offset_s, error=error)
+            error = replace(error, time_s=self.our_time_s(error.time_s))
+        return replace(message, time_s=self.our_time_s(message.time_s), error=error)
+
+    def our_time_s(self, time_s: float) -> float:
+        """Moves a time of the host's clock to the front end's."""
+        return time_s + self._clock_offset_s
 
     def why_lost(self, fault: str | None) -> tuple[str, tuple[str, ...]]:
         """Returns why the channel ended too early, in words, and the last lines of the agent's stderr."""

@@ -103,9 +103,15 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Spawner to agent to front end: this host cannot run its ranks, for this reason."""
+    """Spawner to agent to front end: this host cannot run its ranks any more.
+
+    Attributes:
+        reason: why, in words.
+        time_s: since when, by the host's clock; ranks that end later did so because of it.
+    """
 
     reason: str
+    time_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

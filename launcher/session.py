@@ -174,7 +174,8 @@ class Session:
                 self._sink.note(f"{link.node.host.name}: {line}")
             case Ended(link, fault):
                 if not link.over:
-                    self._lose(link, *link.why_lost(fault))
+                    reason, last_lines = link.why_lost(fault)
+                    self._lose(link, reason, last_lines=last_lines)
                     link.over = True
             case _UserRequest(signum, at_once):
                 self._on_user_request(signum, at_once=at_once)
@@ -194,8 +195,8 @@ class Session:
                 self._outputs[rank].take(message)
             case Exit():
                 self._on_exit(link, link.on_our_clock(message))
-            case Failed(reason=reason):
-                self._lose(link, reason)
+            case Failed(reason=reason, time_s=time_s):
+                self._lose(link, reason, time_s=link.our_time_s(time_s))
             case Finished(unkillable=pids):
                 link.over = True
                 if pids:
@@ -213,11 +214,12 @@ class Session:
             host = link.node.host.name
             self._stop_after(f"rank {message.rank} on {host} {describe_status(message.status)}")
 
-    def _lose(self, link: Link, reason: str, last_lines: tuple[str, ...] = ()) -> None:
+    def _lose(self, link: Link, reason: str, *, time_s: float | None = None, last_lines: tuple[str, ...] = ()) -> None:
         """Notes the first reason for which a host is lost, and stops the others."""
         host = link.node.host.name
         if all(loss.host != host for loss in self._losses):
-            self._losses.append(HostLoss(host=host, reason=reason, time_s=time.time(), last_lines=last_lines))
+            since_s = time.time() if time_s is None else time_s
+            self._losses.append(HostLoss(host=host, reason=reason, time_s=since_s, last_lines=last_lines))
             self._expect_end(link)
             self._stop_after(f"host {host}: {reason}")
 

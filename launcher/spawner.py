@@ -47,6 +47,11 @@ class _Job:
     def report(self, message: Message) -> None:
         os.write(self.report_fd, encode(message))
 
+    def give_up(self, what: str, error: Exception) -> None:
+        # Short enough to be one atomic write, as another thread may report too.
+        reason = f"{what}: {type(error).__name__}: {error}"[:2000]
+        self.report(Failed(reason=reason, time_s=time.time()))
+
     def environment(self, worker: WorkerSpec) -> dict[str, str]:
         address, port = self.order.master_addr, self.order.master_port
         return worker_environment(os.environ, self.plan, self.node, worker, address=address, port=port)
@@ -103,7 +108,7 @@ def _import_torch(job: _Job) -> None:
     try:
         importlib.import_module("torch.distributed")
     except Exception as error:
-        job.report(Failed(reason=f"cannot import torch: {type(error).__name__}: {error}"[:2000]))
+        job.give_up("cannot import torch", error)
         os._exit(1)
     # Objects of the import are not scanned in the ranks, so their pages stay shared.
     gc.freeze()
@@ -205,7 +210,11 @@ def _serve_store(job: _Job, listen_fd: int) -> None:
             master_listen_fd=listen_fd,
         )
     except Exception as error:
-        job.report(Failed(reason=f"cannot serve the rendezvous store: {type(error).__name__}: {error}"[:2000]))
+        job.report(
+            Failed(
+                reason=f"cannot serve the rendezvous store: {type(error).__name__}: {error}"[:2000], time_s=time.time()
+            )
+        )
         return
     # It serves as long as the object lives: this thread holds it until the process ends.
     threading.Event().wait()

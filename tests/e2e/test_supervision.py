@@ -102,6 +102,23 @@ def test_a_killed_agent_is_reported_and_leaves_nothing_behind(tmp_path: Path, st
     assert outcome.report.render()[0] == "error: host here: the agent was killed by SIGKILL unexpectedly"
 
 
+@pytest.mark.parametrize("start", ["fork", "exec"])
+def test_a_killed_spawner_is_the_cause_and_not_the_ranks_that_die_with_it(tmp_path: Path, start: StartMethod) -> None:
+    plan = script_plan(tmp_path, WITH_CHILDREN, start=start)
+
+    def kill_spawner(pids: dict[int, int]) -> None:
+        # Parent of a rank: field 4 of its stat, the second after the name in brackets.
+        stat = Path(f"/proc/{pids[0]}/stat").read_text()
+        os.kill(int(stat.rpartition(")")[2].split()[1]), signal.SIGKILL)
+
+    outcome = run(plan, RecordingSink(WhenReady(2, kill_spawner)))
+    assert outcome.exit_code == 74
+    assert outcome.report is not None
+    reason = "the spawner was killed by SIGKILL before its ranks ended"
+    assert outcome.report.render()[0] == f"error: host here: {reason}"
+    assert [end.status for end in outcome.ends] == [-9, -9]
+
+
 FRONT_END = """
 import json, sys
 from dsrun.launcher.plan import LaunchPlan

@@ -106,7 +106,7 @@ def test_a_lost_host_has_its_own_code_and_its_agents_last_words() -> None:
     assert report is not None
     assert report.render() == [
         "error: host box: the agent was killed by SIGKILL unexpectedly",
-        "2 other ranks were stopped after it",
+        "2 ranks were stopped after it",
     ]
 
 

@@ -35,7 +35,7 @@ MESSAGES: list[Message] = [
     Output(rank=0, stream="stderr", sequence=3, time_s=1.5, text="a\nb"),
     Exit(rank=1, status=-9, time_s=2.0),
     Exit(rank=1, status=1, time_s=2.0, error=WorkerError(message="m", traceback="t", time_s=1.9)),
-    Failed(reason="no"),
+    Failed(reason="no", time_s=1.0),
     Finished(unkillable=[]),
     Spawn(
         plan={},

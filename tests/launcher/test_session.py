@@ -158,7 +158,7 @@ def test_a_request_from_another_thread_while_the_session_waits_is_seen(tmp_path:
         ([*BEGIN, exited(0, 0), exited(1, 0)], "the agent exited with code 0 unexpectedly"),
         ([b"Welcome to box!\n"], "protocol: expected a message of version 1, got 'Welcome to box!'"),
         ([Hello(pid=1, time_s=0, version=2)], "its agent speaks protocol 2, this dsrun speaks 1"),
-        ([hello(), Failed(reason="cannot import torch: no"), DONE], "cannot import torch: no"),
+        ([hello(), Failed(reason="cannot import torch: no", time_s=0), DONE], "cannot import torch: no"),
         ([hello(), Stop(signal=1)], "its agent sent an unexpected Stop"),
     ],
     ids=["at once", "killed", "without last word", "noise", "version", "failed", "nonsense"],

@@ -1,0 +1,107 @@
+"""The agent's end of the spawner: starts it, hands it its order and the store's socket, reads its reports.
+
+Decides nothing and waits for nothing: the agent says when to read, and reaps the process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from .plan import LaunchPlan
+from .protocol import FrameReader, Message, Spawn, StreamName, encode
+from .worker import isolated_command, node_environment
+
+_READ_BYTES = 1 << 16
+
+
+class SpawnerPipe:
+    """A running spawner.
+
+    Args:
+        plan: the launch.
+        plan_json: the same, as it came.
+        node_rank: this host.
+        environ: the agent's own environment.
+        address: where the store is to listen; the port is chosen here and held from here on.
+        open_stream: makes the pipe for a rank's stream and returns its write end.
+
+    Raises:
+        OSError: the interpreter cannot be run, or the address is not this host's.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        plan_json: dict[str, Any],
+        node_rank: int,
+        *,
+        environ: Mapping[str, str],
+        address: str,
+        open_stream: Callable[[int, StreamName], int],
+    ) -> None:
+        node, program = plan.nodes[node_rank], plan.program
+        python = sys.executable if program.kind == "command" else program.python
+        with socket.create_server((address, 0), backlog=4096) as store:
+            output_fds = [(open_stream(w.rank, "stdout"), open_stream(w.rank, "stderr")) for w in node.workers]
+            write_fds = [descriptor for pair in output_fds for descriptor in pair]
+            try:
+                self._process = subprocess.Popen(
+                    isolated_command(python, "dsrun.launcher.spawner"),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    env=node_environment(environ, plan, node),
+                    pass_fds=[store.fileno(), *write_fds],
+                )
+            finally:
+                # Ours are closed, so that a pipe ends with the last process that writes to it.
+                for descriptor in write_fds:
+                    os.close(descriptor)
+            order = Spawn(
+                plan=plan_json,
+                node_rank=node_rank,
+                agent_pid=os.getpid(),
+                master_addr=address,
+                master_port=store.getsockname()[1],
+                store_fd=store.fileno(),
+                output_fds=output_fds,
+            )
+        assert self._process.stdin is not None, "stdin is a pipe"
+        assert self._process.stdout is not None, "stdout is a pipe"
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self._reader = FrameReader()
+        with suppress(BrokenPipeError):
+            # It died at once; the end of its reports says so.
+            self._stdin.write(encode(order))
+            self._stdin.flush()
+
+    @property
+    def pid(self) -> int:
+        """The spawner's process."""
+        return self._process.pid
+
+    def fileno(self) -> int:
+        """What a selector waits on for reports."""
+        return self._stdout.fileno()
+
+    def read(self) -> list[Message] | None:
+        """Returns the reports that have come, or None once there will be no more. May wait for the first byte."""
+        data = os.read(self.fileno(), _READ_BYTES)
+        return self._reader.feed(data) if data else None
+
+    def release(self) -> None:
+        """Ends the spawner's lifeline: it exits, and kills ranks that still run. May be called twice."""
+        with suppress(BrokenPipeError):
+            self._stdin.close()
+
+    def close(self, status: int) -> None:
+        """Closes both pipes, once the agent has reaped the process with this status."""
+        # So that the Popen object does not look for a process whose pid may belong to another by then.
+        self._process.returncode = status
+        self.release()
+        self._stdout.close()
