@@ -18,8 +18,10 @@ from dsrun.config.findings import Code, Report
 from dsrun.config.knob import Auto, Choices, Section
 from dsrun.config.provenance import Kind, Source
 from dsrun.config.suggest import suggest_key, suggest_value
-from dsrun.config.tree import Node, Position, join, place_name, show
+from dsrun.config.tree import Node, Position, join, place_name, printable, show
 from dsrun.config.values import alternatives, choices_of, expectation
+
+_MOST_SUGGESTIONS = 20
 
 
 @dataclass(slots=True)
@@ -30,11 +32,13 @@ class Build:
         root: model of the whole config, for suggestions.
         report: gets every complaint.
         sources: where each given value came from, by dotted path.
+        unknown_keys: how many were met.
     """
 
     root: type[Section]
     report: Report
     sources: dict[str, Source] = field(default_factory=dict[str, Source])
+    unknown_keys: int = 0
 
 
 def is_comment(key: str) -> bool:
@@ -95,7 +99,7 @@ def _known_members(
         key_at = node.keys_at.get(key, child.at)
         if is_comment(key):
             continue
-        full = join(path, key)
+        full = join(path, printable(key, 60))
         name = key if key in model.model_fields else model.renamed.get(key)
         if name is not None:
             if name in seen:
@@ -114,7 +118,11 @@ def _known_members(
             _removed(full, model.removed[key], child, key_at, build.report)
         else:
             message = f"`{full}` is not a key of {place_name(path)}"
-            build.report.error(Code.UNKNOWN_KEY, full, message, key_at, suggest_key(key, model, path, build.root))
+            build.unknown_keys += 1
+            # Looking for what was meant takes longer than all the rest; nobody misspells this many keys.
+            is_too_many = build.unknown_keys > _MOST_SUGGESTIONS
+            hint = None if is_too_many else suggest_key(key, model, path, build.root)
+            build.report.error(Code.UNKNOWN_KEY, full, message, key_at, hint)
 
 
 def _removed(full: str, instead: str, child: Node, key_at: Position, report: Report) -> None:

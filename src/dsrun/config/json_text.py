@@ -12,7 +12,7 @@ import re
 from bisect import bisect_right
 from typing import NoReturn
 
-from dsrun.config.tree import Budget, Node, Position
+from dsrun.config.tree import Budget, Node, Position, printable
 from dsrun.errors import ConfigError
 
 _BLANK = re.compile(r"(?:[ \t\r\n\ufeff\xa0]+|//[^\n]*|#[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*")
@@ -98,9 +98,12 @@ class _Parser:
             key_at = self._at(key_offset)
             if key in members:
                 first = keys_at[key]
-                self._fail(f"key `{key}` is here twice; first on line {first.line}, column {first.column}", key_offset)
+                self._fail(
+                    f"key `{printable(key, 60)}` is here twice; first on line {first.line}, column {first.column}",
+                    key_offset,
+                )
             self._skip_blank()
-            self._expect(":", f"expected `:` after key `{key}`")
+            self._expect(":", f"expected `:` after key `{printable(key, 60)}`")
             self._skip_blank()
             members[key] = self._value(depth + 1)
             keys_at[key] = key_at

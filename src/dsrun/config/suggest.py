@@ -9,6 +9,9 @@ from typing import Any, get_args
 from dsrun.config.knob import Section
 from dsrun.config.tree import join
 
+#: Longer text is no misspelt key, and comparing it takes long.
+_LONGEST_KEY = 100
+
 
 def suggest_key(key: str, model: type[Section], path: str, root: type[Section]) -> str | None:
     """A hint for a key that `model` does not have.
@@ -22,6 +25,8 @@ def suggest_key(key: str, model: type[Section], path: str, root: type[Section]) 
     Returns:
         A close key of the section, else the section the key belongs in, else a close key anywhere.
     """
+    if len(key) > _LONGEST_KEY:
+        return None
     names = [*model.model_fields, *model.renamed]
     close = difflib.get_close_matches(key.strip().lower(), names, n=1, cutoff=0.8)
     if close:
@@ -43,7 +48,7 @@ def suggest_key(key: str, model: type[Section], path: str, root: type[Section]) 
 
 def suggest_value(value: Any, choices: tuple[Any, ...]) -> str | None:
     """A hint where text is close to one of the choices."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or len(value) > _LONGEST_KEY:
         return None
     texts = {str(choice).lower(): choice for choice in choices if isinstance(choice, str)}
     close = difflib.get_close_matches(value.strip().lower(), texts, n=1, cutoff=0.7)

@@ -130,5 +130,10 @@ def show(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         text = repr(value)
-    text = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return printable(text, 60)
+
+
+def printable(text: str, length: int) -> str:
+    """Text from a file as a message may carry it: nothing that moves a cursor, at most `length` characters."""
+    text = "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in text[: length + 1])
+    return text if len(text) <= length else text[: length - 3] + "..."

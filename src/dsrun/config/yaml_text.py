@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from dsrun.config.tree import Budget, Node, Position, Scalar
+from dsrun.config.tree import Budget, Node, Position, Scalar, printable
 from dsrun.errors import ConfigError
 
 _INT = re.compile(r"[+-]?\d+")
@@ -25,6 +25,8 @@ _WORDS: dict[str, Scalar] = {
     ".inf": float("inf"),
     "-.inf": float("-inf"),
 }
+_CORE = "tag:yaml.org,2002:"
+_CORE_TYPES = ("str", "int", "float", "bool", "null", "map", "seq")
 
 
 def parse_yaml(text: str, source: str) -> Node:
@@ -75,9 +77,7 @@ class _Builder:
         self._budget.spend(depth, at)
         if isinstance(event, yaml.AliasEvent):
             return self._copy(self._anchored(event, at), depth)
-        tag: str | None = event.tag
-        if tag is not None and tag.startswith("!") and tag != "!":
-            raise ConfigError(f"{at}: YAML tag {tag!r} is not read; write the plain value")
+        self._refuse_tag(event.tag, at)
         if isinstance(event, yaml.ScalarEvent):
             node = Node(_scalar(event.value, plain=bool(event.implicit[0])), at)
         elif isinstance(event, yaml.SequenceStartEvent):
@@ -87,6 +87,12 @@ class _Builder:
         if event.anchor is not None:
             self._anchors[event.anchor] = node
         return node
+
+    def _refuse_tag(self, tag: str | None, at: Position) -> None:
+        if tag in (None, "!") or (tag.startswith(_CORE) and tag.removeprefix(_CORE) in _CORE_TYPES):
+            return
+        shown = printable(tag.replace(_CORE, "!!"), 60)
+        raise ConfigError(f"{at}: YAML tag `{shown}` is not read; write the plain value")
 
     def _items(self, depth: int) -> Iterator[Node]:
         while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
@@ -104,9 +110,8 @@ class _Builder:
                 raise ConfigError(f"{key_at}: YAML merge keys are not read; write the keys out")
             if key in members:
                 first = keys_at[key]
-                raise ConfigError(
-                    f"{key_at}: key `{key}` is here twice; first on line {first.line}, column {first.column}"
-                )
+                where = f"first on line {first.line}, column {first.column}"
+                raise ConfigError(f"{key_at}: key `{printable(key, 60)}` is here twice; {where}")
             members[key] = self._node(next(self._events), depth + 1)
             keys_at[key] = key_at
         return Node(members, at, keys_at)

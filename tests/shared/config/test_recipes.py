@@ -1,4 +1,4 @@
-"""Every file in configs/ loads, on any number of ranks, without an error or a warning."""
+"""Every file in configs/ loads on any number of ranks; those in configs/planned/ wait for features and nothing else."""
 
 from __future__ import annotations
 
@@ -6,21 +6,43 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.config.findings import Severity
-from dsrun.config.load import load
+from dsrun.config.findings import Code, Severity
+from dsrun.config.load import inspect, load
 
-RECIPES = sorted((Path(__file__).parents[3] / "configs").glob("*.json"))
+CONFIGS = Path(__file__).parents[3] / "configs"
+RECIPES = sorted([*CONFIGS.glob("*.json"), *CONFIGS.glob("*.yaml")])
+PLANNED = sorted((CONFIGS / "planned").glob("*.json"))
 
 
-def test_the_demo_configs_are_there() -> None:
+def name_of(path: Path) -> str:
+    return path.name
+
+
+def test_there_is_a_recipe_for_every_stage_and_a_library_beside() -> None:
     assert {f"zero{stage}" for stage in range(4)} <= {path.stem for path in RECIPES}
+    assert len(RECIPES) + len(PLANNED) >= 15
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=name_of)
 def test_a_recipe_loads_on_any_number_of_ranks(path: Path, world_size: int) -> None:
     config = load(path, world_size=world_size)
     assert config.batch is not None
     assert config.batch.train_batch_size == config.batch.micro_batch * config.batch.accumulation_steps * world_size
     assert [finding.render() for finding in config.findings if finding.severity is not Severity.NOTE] == []
-    assert config.raw["_comment"]
+
+
+@pytest.mark.parametrize("path", PLANNED, ids=name_of)
+def test_a_planned_recipe_waits_for_features_and_has_no_other_fault(path: Path) -> None:
+    errors = [finding for finding in inspect(path, world_size=128).findings if finding.severity is Severity.ERROR]
+    assert {finding.code for finding in errors} == {Code.PLANNED}
+
+
+@pytest.mark.parametrize("path", [*RECIPES, *PLANNED], ids=name_of)
+def test_a_recipe_says_what_it_is_for_and_where_its_schema_is(path: Path) -> None:
+    from dsrun.config.source import read_source
+
+    raw = read_source(path)[0].plain()
+    assert raw["_comment"].endswith(".")
+    if path.suffix == ".json":
+        assert (path.parent / raw["$schema"]).resolve() == CONFIGS.parent / "docs" / "config.schema.json"

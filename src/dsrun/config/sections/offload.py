@@ -28,7 +28,7 @@ class OffloadOptimizer(Section):
         Flag,
         knob(
             "Page-lock the host buffers, so that copies overlap with compute.",
-            differs="false before DeepSpeed 0.19",
+            differs="false before 0.19",
             users=(74, 30),
         ),
     ] = True
@@ -66,7 +66,7 @@ class OffloadParam(Section):
         Flag,
         knob(
             "Page-lock the host buffers, so that copies overlap with compute.",
-            differs="false before DeepSpeed 0.19",
+            differs="false before 0.19",
             users=(43, 27),
         ),
     ] = True

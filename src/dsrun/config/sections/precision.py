@@ -86,7 +86,7 @@ class Bf16(Section):
         Flag,
         knob(
             "Skip a step whose gradients hold an infinity or NaN.",
-            differs="false before DeepSpeed 0.19",
+            differs="false before 0.19",
         ),
     ] = True
     bf16_master_weights_and_grads: Annotated[
@@ -109,6 +109,7 @@ class DataTypes(Section):
     """Number formats of single kinds of tensors."""
 
     default_status = Status.PLANNED
+    default_why = "choose number formats one by one"
 
     grad_accum_dtype: Annotated[
         Dtype | None,

@@ -105,7 +105,7 @@ class Training(Section):
             "Scale gradients down where their norm over all parameters exceeds this; 0 never does.",
             unit="L2 norm",
             auto=Auto.DEFAULT,
-            differs="0 (no clipping) before DeepSpeed 0.19",
+            differs="0, no clipping, before 0.19",
             users=(251, 37),
         ),
     ] = 1.0

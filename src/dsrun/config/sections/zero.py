@@ -60,7 +60,7 @@ class ZeroOptimization(Section):
         "zeropp_loco_param": "drop it; quantised gradients without error feedback are `zero_quantized_gradients`",
         "grad_hooks": "drop it; gradients are reduced from hooks always",
         "legacy_stage1": "drop it; there is one implementation of stage 1",
-        "find_unused_parameters": "drop it; that is a DDP option, and unused parameters are allowed here",
+        "find_unused_parameters": "drop it; that is an option of DDP",
     }
     renamed: ClassVar = {
         "max_live_parameters": "stage3_max_live_parameters",

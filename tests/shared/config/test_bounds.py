@@ -1,0 +1,85 @@
+"""Hostile input: an error in bounded time and memory."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsrun.config.load import load
+from dsrun.errors import ConfigError
+
+
+def refusal(source: Any) -> str:
+    """Returns what is said, after checking that saying it took under 2 s and 100 MiB."""
+    start = time.monotonic()
+    with pytest.raises(ConfigError):
+        load(source)
+    seconds = time.monotonic() - start
+    assert seconds < 2, f"took {seconds:.1f} s"
+    tracemalloc.start()  # slows everything down, so this is a second run
+    with pytest.raises(ConfigError) as caught:
+        load(source)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < 100 << 20
+    return caught.value.render()
+
+
+@pytest.mark.parametrize(("name", "limit"), [("big.json", "1.0 MiB"), ("big.yaml", "256.0 KiB")])
+def test_a_file_of_100_mb_is_refused_by_its_size(name: str, limit: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    with path.open("wb") as file:
+        file.truncate(100 << 20)
+    assert refusal(path) == f"error: {path}: has 100.0 MiB; a config has at most {limit}"
+
+
+def test_text_of_100_mb_is_refused_by_its_size() -> None:
+    text = '{"a": "' + "x" * (100 << 20) + '"}'
+    assert refusal(text) == "error: <inline>: has 100.0 MiB; a config has at most 1.0 MiB"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "column"),
+    [
+        ("deep.json", "[" * 10_000, 66),
+        ("deep_objects.json", '{"a":' * 10_000, 326),
+        ("deep.yaml", "[" * 10_000, 66),
+        ("deep_blocks.yaml", "- " * 10_000, 131),
+    ],
+)
+def test_ten_thousand_levels_are_refused(name: str, text: str, column: int, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert refusal(path) == f"error: {path}:1:{column}: nested more than 64 deep; no config key is"
+
+
+def test_an_endless_dict_is_refused() -> None:
+    endless: dict[str, Any] = {}
+    endless["bf16"] = endless
+    assert refusal(endless) == "error: <dict>: nested more than 64 deep; no config key is"
+
+
+def test_half_a_million_values_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "many.json"
+    path.write_text('{"a": [' + "0," * 500_000 + "0]}")
+    assert refusal(path).endswith("more than 100,000 values; no config has that many")
+
+
+def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "laughs.yaml"
+    names = "abcdefghij"
+    lines = [f"a: &a [{','.join('x' * 9)}]"]
+    lines += [f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]" for old, new in pairwise(names)]
+    path.write_text("\n".join(lines))
+    assert refusal(path).endswith("more than 100,000 values; no config has that many")
+
+
+def test_thousands_of_unknown_keys_are_all_said(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    path.write_text('{"bf16": {}, ' + ", ".join(f'"key_{i}": 0' for i in range(3_000)) + "}")
+    assert refusal(path).count("is not a key of the config") == 3_000

@@ -1,0 +1,63 @@
+"""What `dsrun config explain` says."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.config.explain import explain, find, overview
+from dsrun.config.keys import all_keys
+from dsrun.errors import ConfigError
+
+
+def test_a_key_is_explained_with_unit_default_effect_status_and_users() -> None:
+    (key,) = find("stage3_param_persistence_threshold")
+    assert explain(key) == (
+        "zero_optimization.stage3_param_persistence_threshold\n"
+        "  Parameters smaller than this stay gathered.\n"
+        "\n"
+        '  value      a whole number of at least 0 or "auto"\n'
+        "  default    100000\n"
+        "  unit       elements\n"
+        "  effect     fewer small calls for little memory\n"
+        '  auto       "auto" is computed from the model\'s hidden size\n'
+        "  acts at    ZeRO stage 3\n"
+        "  status     planned; accepted with a note: this version does not keep small parameters gathered yet\n"
+        "  also read  `param_persistence_threshold`\n"
+        "  set by     96 of 343 surveyed configs, from 33 of 45 repositories"
+    )
+
+
+def test_every_key_can_be_explained_by_its_path() -> None:
+    for path in dict.fromkeys(key.path for key in all_keys()):
+        assert all(explain(key).startswith(path) for key in find(path))
+
+
+def test_a_path_shared_by_types_is_explained_for_each_that_is_built() -> None:
+    assert [key.types for key in find("optimizer.params.lr")] == [
+        ("Adam", "AdamW", "MuAdam", "MuAdamW"),
+        ("SGD", "MuSGD"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "hint"),
+    [
+        ("stge", "`stge` is not a key of the config", "did you mean `stage`?"),
+        (
+            "device",
+            "`device` is the end of 2 keys: `zero_optimization.offload_optimizer.device`, "
+            "`zero_optimization.offload_param.device`",
+            "give the whole path",
+        ),
+        ("elasticity", "`elasticity` is gone: drop it; a checkpoint loads on any number of ranks", None),
+        ("bf16.loss_scale", "`bf16.loss_scale` does nothing: bf16 has the range of fp32 and needs no loss scale", None),
+    ],
+)
+def test_what_is_no_key_is_refused_with_a_way_out(name: str, message: str, hint: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        find(name)
+    assert (str(caught.value), caught.value.hint) == (message, hint)
+
+
+def test_the_overview_names_every_section() -> None:
+    assert {"zero_optimization", "bf16", "train_batch_size"} <= {line.split()[0] for line in overview().splitlines()}
