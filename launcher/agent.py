@@ -18,6 +18,8 @@ import signal
 import time
 from collections.abc import Sequence
 
+import psutil
+
 from dsrun.contract import read_error_file
 
 from . import processes
@@ -241,33 +243,52 @@ class Agent:
         self._reap()
         if self._grace_until_s is not None and now_s >= self._grace_until_s:
             self._kill()
-        if self._spawner is not None and self._rank_of and len(self._ended) == len(self._rank_of):
-            self._spawner.release()
         if self._killing_since_s is not None:
             return self._kill_round(self._killing_since_s, now_s)
-        if self._spawner is not None:
+        if not self._ranks_ended:
             return False
-        left = processes.descendants()
-        if left and not self._lingerers_asked:
-            self._lingerers_asked = True
-            for process in left:
-                processes.send(process, signal.SIGTERM)
-            if self._grace_until_s is None:
-                self._grace_until_s = now_s + self._plan.grace_s
-        return not left and self._drained(now_s)
+        if left := self._below():
+            self._ask_lingerers(left, now_s)
+            return False
+        return self._spawner_is_gone() and self._drained(now_s)
+
+    def _ask_lingerers(self, left: list[psutil.Process], now_s: float) -> None:
+        if self._lingerers_asked:
+            return
+        self._lingerers_asked = True
+        for process in left:
+            processes.send(process, signal.SIGTERM)
+        if self._grace_until_s is None:
+            self._grace_until_s = now_s + self._plan.grace_s
 
     def _kill_round(self, since_s: float, now_s: float) -> bool:
-        left = processes.descendants()
-        spawner = self._spawner
-        if spawner is not None and self._rank_of and now_s < since_s + _SPAWNER_PATIENCE_S:
-            # It is to report how the ranks ended, and exits by itself then.
-            left = [process for process in left if process.pid != spawner.pid]
+        left = self._below()
         if left and now_s >= since_s + _KILL_PATIENCE_S:
             self._unkillable = [process.pid for process in left]
             return True
         for process in left:
             processes.send(process, signal.SIGKILL)
-        return not left and self._spawner is None and self._drained(now_s)
+        if self._spawner is not None and not (self._rank_of and now_s < since_s + _SPAWNER_PATIENCE_S):
+            # It has nothing to report, or does not: otherwise it is waited for, as it knows how the ranks ended.
+            self._spawner.kill()
+            return False
+        if left or not (self._ranks_ended or self._spawner is None):
+            return False
+        return self._spawner_is_gone() and self._drained(now_s)
+
+    @property
+    def _ranks_ended(self) -> bool:
+        return len(self._ended) == len(self._node.workers)
+
+    def _below(self) -> list[psutil.Process]:
+        """Everything below the agent but the spawner, which stays to the end. See [Note: two reapers]."""
+        spawner_pid = None if self._spawner is None else self._spawner.pid
+        return [process for process in processes.descendants() if process.pid != spawner_pid]
+
+    def _spawner_is_gone(self) -> bool:
+        if self._spawner is not None:
+            self._spawner.release()
+        return self._spawner is None
 
     def _reap(self) -> None:
         ended = dict(processes.reap())
@@ -285,7 +306,7 @@ class Agent:
             pass
         self._spawner.close(status)
         self._spawner = None
-        if len(self._ended) < len(self._node.workers) and self._killing_since_s is None:
+        if not self._ranks_ended and self._killing_since_s is None:
             self._fail(f"the spawner {describe_status(status)} before its ranks ended")
 
     def _drained(self, now_s: float) -> bool:
@@ -295,7 +316,7 @@ class Agent:
         return not self._relay.unsent and now_s - self._relay.moved_at_s > _DRAIN_PATIENCE_S
 
     def _patience_s(self) -> float | None:
-        if self._killing_since_s is not None or self._spawner is None:
+        if self._killing_since_s is not None or self._ranks_ended:
             return _ROUND_S
         if self._grace_until_s is not None:
             return max(0.0, self._grace_until_s - time.monotonic())

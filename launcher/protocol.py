@@ -127,7 +127,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spawn:
-    """Agent to spawner, first and only message.
+    """Agent to spawner, first message.
 
     Attributes:
         plan: as in `Start`.
@@ -148,7 +148,12 @@ class Spawn:
     output_fds: list[tuple[int, int]]
 
 
-Message = Start | Stop | Kill | Hello | Started | Output | Exit | Failed | Finished | Spawn
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Agent to spawner, last message: nothing is left below you, exit. An end of file without it means kill."""
+
+
+Message = Start | Stop | Kill | Hello | Started | Output | Exit | Failed | Finished | Spawn | Release
 
 _CLASS_OF: dict[str, type[Message]] = {
     "start": Start,
@@ -161,6 +166,7 @@ _CLASS_OF: dict[str, type[Message]] = {
     "failed": Failed,
     "finished": Finished,
     "spawn": Spawn,
+    "release": Release,
 }
 _NAME_OF = {cls: name for name, cls in _CLASS_OF.items()}
 _FIELDS_OF = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASS_OF.values()}

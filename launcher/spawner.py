@@ -1,7 +1,7 @@
 """The spawner: makes the ranks of one host, serves their rendezvous store, and tells the agent how each ended.
 
-Started by the agent with a `Spawn` message on stdin, which then stays open as the lifeline; reports go to
-stdout. Decides nothing: which signal goes to whom, and when, is the agent's business. The only process of the
+Started by the agent with a `Spawn` message on stdin, which stays open as the lifeline until `Release`; reports go
+to stdout. Decides nothing: which signal goes to whom, and when, is the agent's business. The only process of the
 launcher that imports torch.
 
 [Note: order] With `fork`, torch is imported, then the ranks are forked, then the store is served: the store has
@@ -161,7 +161,7 @@ def _die(error: DsrunError, code: int) -> NoReturn:
 
 
 def _supervise(job: _Job, rank_of: dict[int, int]) -> NoReturn:
-    """Reports every rank's end until the agent closes the lifeline; kills what is left then, and exits."""
+    """Reports every rank's end until the agent needs no spawner any more, or is dead; kills what is left then."""
     wake_fd, woken_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken_fd, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, processes.wake_up)
@@ -173,22 +173,28 @@ def _supervise(job: _Job, rank_of: dict[int, int]) -> NoReturn:
         if job.order.store_fd is not None:
             # A thread, so that ranks which end during the import are seen at once.
             threading.Thread(target=_serve_store, args=(job, job.order.store_fd), daemon=True).start()
-        with selectors.DefaultSelector() as selector:
-            selector.register(0, selectors.EVENT_READ)
-            selector.register(wake_fd, selectors.EVENT_READ)
-            lifeline = True
-            while lifeline:
-                _report_ends(job, rank_of)
-                ready = [key.fd for key, _ in selector.select()]
-                if wake_fd in ready:
-                    os.read(wake_fd, _READ_BYTES)
-                lifeline = 0 not in ready or os.read(0, _READ_BYTES) != b""
+        released = _wait_for_word(job, rank_of, wake_fd)
     except BrokenPipeError:
-        pass  # The agent died; the lifeline would have said so next.
-    if rank_of:
+        released = False  # The agent died; the lifeline would have said so next.
+    if not released:
         processes.kill_descendants(patience_s=_KILL_PATIENCE_S)
     # Not through the interpreter's end: torch may be half imported in the thread.
     os._exit(0)
+
+
+def _wait_for_word(job: _Job, rank_of: dict[int, int], wake_fd: int) -> bool:
+    """Reports ends until the agent releases this process, or dies; returns whether it was the former."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(0, selectors.EVENT_READ)
+        selector.register(wake_fd, selectors.EVENT_READ)
+        while True:
+            # First, for ranks that ended before anything listened.
+            _report_ends(job, rank_of)
+            ready = {key.fd for key, _ in selector.select()}
+            if wake_fd in ready:
+                os.read(wake_fd, _READ_BYTES)
+            if 0 in ready:
+                return os.read(0, _READ_BYTES) != b""
 
 
 def _report_ends(job: _Job, rank_of: dict[int, int]) -> None:
@@ -210,11 +216,7 @@ def _serve_store(job: _Job, listen_fd: int) -> None:
             master_listen_fd=listen_fd,
         )
     except Exception as error:
-        job.report(
-            Failed(
-                reason=f"cannot serve the rendezvous store: {type(error).__name__}: {error}"[:2000], time_s=time.time()
-            )
-        )
+        job.give_up("cannot serve the rendezvous store", error)
         return
     # It serves as long as the object lives: this thread holds it until the process ends.
     threading.Event().wait()

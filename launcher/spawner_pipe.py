@@ -6,6 +6,7 @@ Decides nothing and waits for nothing: the agent says when to read, and reaps th
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from .plan import LaunchPlan
-from .protocol import FrameReader, Message, Spawn, StreamName, encode
+from .protocol import FrameReader, Message, Release, Spawn, StreamName, encode
 from .worker import isolated_command, node_environment
 
 _READ_BYTES = 1 << 16
@@ -95,13 +96,22 @@ class SpawnerPipe:
         return self._reader.feed(data) if data else None
 
     def release(self) -> None:
-        """Ends the spawner's lifeline: it exits, and kills ranks that still run. May be called twice."""
-        with suppress(BrokenPipeError):
-            self._stdin.close()
+        """Lets the spawner exit, once nothing is left below it. May be called twice."""
+        if not self._stdin.closed:
+            with suppress(BrokenPipeError):
+                self._stdin.write(encode(Release()))
+                self._stdin.close()
+
+    def kill(self) -> None:
+        """Kills the spawner, which the agent has not reaped yet; ranks that still run die with it."""
+        # Not Popen.kill, which may reap the process itself, and then the agent would wait for its end in vain. The
+        # pid cannot be another's before the agent has reaped it.
+        os.kill(self.pid, signal.SIGKILL)
 
     def close(self, status: int) -> None:
         """Closes both pipes, once the agent has reaped the process with this status."""
         # So that the Popen object does not look for a process whose pid may belong to another by then.
         self._process.returncode = status
-        self.release()
+        with suppress(BrokenPipeError):
+            self._stdin.close()
         self._stdout.close()

@@ -162,10 +162,13 @@ def read_error_file(path: Path) -> WorkerError | None:
         if isinstance(message, str):
             return WorkerError(message=message, traceback="", time_s=path.stat().st_mtime)
         extra: Any = message.get("extraInfo", {})
+        written_s = path.stat().st_mtime
+        stated_s = float(extra.get("timestamp", written_s))
         return WorkerError(
             message=str(message["message"]),
             traceback=str(extra.get("py_callstack", "")),
-            time_s=float(extra.get("timestamp", path.stat().st_mtime)),
+            # torch states whole seconds, in which the first failure cannot be told from those that it caused.
+            time_s=written_s if stated_s.is_integer() else stated_s,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

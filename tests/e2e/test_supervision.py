@@ -102,6 +102,16 @@ def test_a_killed_agent_is_reported_and_leaves_nothing_behind(tmp_path: Path, st
     assert outcome.report.render()[0] == "error: host here: the agent was killed by SIGKILL unexpectedly"
 
 
+def test_an_agent_killed_when_only_detached_processes_are_left_takes_them_along(tmp_path: Path) -> None:
+    # They ignore SIGTERM, so that the agent waits for the end of the grace when it is killed.
+    stubborn = "import os, signal, sys\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    detached = "import os, time\nos.write(1, b'ready %d\\n' % os.getpid())\ntime.sleep(1000)\n"
+    source = f"import subprocess\nsubprocess.Popen([sys.executable, '-c', {detached!r}], start_new_session=True)\n"
+    plan = script_plan(tmp_path, stubborn + source, ranks=1, grace_s=1000)
+    sink = RecordingSink(WhenReady(1, lambda pids: os.kill(agent_of(plan.job_id), signal.SIGKILL)))
+    assert run(plan, sink).exit_code == 74
+
+
 @pytest.mark.parametrize("start", ["fork", "exec"])
 def test_a_killed_spawner_is_the_cause_and_not_the_ranks_that_die_with_it(tmp_path: Path, start: StartMethod) -> None:
     plan = script_plan(tmp_path, WITH_CHILDREN, start=start)
@@ -275,9 +285,11 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("start", ["fork", "exec"])
-def test_two_jobs_at_once_meet_among_themselves(tmp_path: Path, start: StartMethod) -> None:
-    plans = [script_plan(tmp_path, ALL_REDUCE, str(base), start=start) for base in (10, 200)]
+def test_two_jobs_at_once_one_forked_one_executed_meet_among_themselves(tmp_path: Path) -> None:
+    plans = [
+        script_plan(tmp_path, ALL_REDUCE, "10", start="fork"),
+        script_plan(tmp_path, ALL_REDUCE, "200", start="exec"),
+    ]
     sinks = [RecordingSink(), RecordingSink()]
     outcomes: list[Outcome] = []
     threads = [

@@ -18,6 +18,7 @@ from dsrun.launcher.protocol import (
     Message,
     Output,
     ProtocolError,
+    Release,
     Spawn,
     Start,
     Started,
@@ -46,6 +47,7 @@ MESSAGES: list[Message] = [
         store_fd=None,
         output_fds=[],
     ),
+    Release(),
 ]
 
 
