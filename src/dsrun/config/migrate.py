@@ -58,15 +58,18 @@ def migrate(source: str | Path | Mapping[str, Any]) -> Migration:
     translate(root, report)
     changes = [finding.message for finding in report.findings if finding.severity is not Severity.ERROR]
     document = _rewrite(Training, root, "", changes)
-    left = [finding for finding in report.findings if finding.severity is Severity.ERROR]
-    left += [
+    # Errors that are in both, told with the places of the file that the user has.
+    still = {(finding.code, finding.key) for finding in inspect(document).findings}
+    left = tuple(
         finding
-        for finding in inspect(document).findings
-        if finding.severity is Severity.ERROR and finding.code not in _NOT_THE_FILE
-    ]
+        for finding in inspect(source).findings
+        if finding.severity is Severity.ERROR
+        and finding.code not in _NOT_THE_FILE
+        and ((finding.code, finding.key) in still or finding.code is Code.TWO_NAMES)
+    )
     if changes:
         document = {CHANGES_KEY: changes, **document}
-    return Migration(dump(document), tuple(changes), tuple(left))
+    return Migration(dump(document), tuple(changes), left)
 
 
 def dump(document: Mapping[str, Any]) -> str:
