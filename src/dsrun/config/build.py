@@ -68,7 +68,8 @@ def build_section(model: type[Section], node: Node, path: str, build: Build) -> 
     """
     members = node.members
     if members is None:
-        build.report.error(Code.BAD_VALUE, path, f"{_subject(path)} is {_shown(node)}; expected an object", node.at)
+        message = f"{_subject(path)} is {_shown(node)}; expected an object"
+        build.report.error(Code.BAD_VALUE, path, message, node.at, _as_switch(model, node))
         return None
     values: dict[str, Any] = {}
     for name, key_at, child in _known_members(model, members, node, path, build):
@@ -154,7 +155,7 @@ def _resolve_auto(model: type[Section], name: str, child: Node, path: str, build
                     shown = f"{_default_shown(info)}, {shown}"
                 build.report.note(Code.AUTO, path, f'`{path}` is "auto"; read as {shown}', child.at)
             return False
-        case None:
+        case None | Auto.OTHER_PRECISION:
             if "auto" in choices_of(info.annotation):
                 return True
             message = f'`{path}` is "auto", which nothing here can fill in; expected {_wanted(model, name)}'
@@ -262,6 +263,13 @@ def _complain(
     said = any(key == full or key.startswith(f"{full}.") for key in build.report.broken_keys)
     if not said and model.knob_of(name).choices is None:  # missing `params` follow from a wrong `type`
         build.report.error(Code.MISSING, full, f"`{full}` is missing; expected {_wanted(model, name)}", node.at)
+
+
+def _as_switch(model: type[Section], node: Node) -> str | None:
+    """`"fp16": true` was meant as its switch."""
+    if model.switch is None or not isinstance(node.value, (str, bool)):
+        return None
+    return f'write {{"{model.switch[0]}": {show(node.value)}}}'
 
 
 def _see(full: str) -> str:

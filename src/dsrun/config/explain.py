@@ -81,9 +81,9 @@ def status_text(key: Key) -> str:
         case Status.WORKS:
             return "works"
         case Status.PLANNED if key.meaning.harmless:
-            return f"planned; accepted with a note: this version does not {why} yet"
+            return f"planned; accepted with a note, for this version does not {why} yet"
         case Status.PLANNED:
-            return f"planned; refused: this version does not {why} yet"
+            return f"planned; refused, for this version does not {why} yet"
         case Status.NO_MEANING:
             return f"no meaning here: {why}"
         case Status.REMOVED:

@@ -32,13 +32,15 @@ class Auto(Enum):
     """What `"auto"` turns into.
 
     `SCRIPT`: left open for the script or the other batch values. `DEFAULT`: the default. `MODEL`: kept until the
-    model's hidden size is known. `OPTIMIZER_LR`: the optimizer's learning rate.
+    model's hidden size is known. `OPTIMIZER_LR`: the optimizer's learning rate. `OTHER_PRECISION`: false where the
+    other 16-bit format is on, and an error where nothing decides.
     """
 
     SCRIPT = "left to the other batch values or the script"
     DEFAULT = "the default"
     MODEL = "computed from the model's hidden size"
     OPTIMIZER_LR = "the optimizer's learning rate"
+    OTHER_PRECISION = "false where the other 16-bit format is on, else an error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ def _judge_value(
             at,
         )
     elif status is Status.PLANNED:
-        report.note(Code.PLANNED, full, f"`{full}` has no effect yet: {_not_yet(model, name)}", at)
+        report.note(Code.PLANNED, full, f"`{full}` has no effect yet: this version does not {model.why_of(name)}", at)
     elif status is Status.NO_MEANING:
         report.warning(Code.NO_EFFECT, full, f"`{full}` has no meaning here: {model.why_of(name)}", at)
     return False

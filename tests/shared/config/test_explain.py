@@ -21,7 +21,7 @@ def test_a_key_is_explained_with_unit_default_effect_status_and_users() -> None:
         "  effect     fewer small calls for little memory\n"
         '  auto       "auto" is computed from the model\'s hidden size\n'
         "  acts at    ZeRO stage 3\n"
-        "  status     planned; accepted with a note: this version does not keep small parameters gathered yet\n"
+        "  status     planned; accepted with a note, for this version does not keep small parameters gathered yet\n"
         "  also read  `param_persistence_threshold`\n"
         "  set by     96 of 343 surveyed configs, from 33 of 45 repositories"
     )

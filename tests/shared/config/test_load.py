@@ -220,9 +220,9 @@ def test_tuning_without_effect_is_noted_and_never_silent() -> None:
     config = {"zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8}}
     assert findings_of(config) == [
         "note: <dict>: `zero_optimization.overlap_comm` has no effect yet: "
-        "this version does not overlap communication with backward yet",
+        "this version does not overlap communication with backward",
         "note: <dict>: `zero_optimization.reduce_bucket_size` has no effect yet: "
-        "this version does not size its collectives by this key yet",
+        "this version does not size its collectives by this key",
     ]
 
 

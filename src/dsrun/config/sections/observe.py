@@ -85,7 +85,7 @@ class FlopsProfiler(Section):
     switch = ("enabled", False)
 
     enabled: Annotated[Flag, knob("Profile one step.", users=(4, 3))] = False
-    profile_step: Annotated[Count, knob("Step to profile.", unit="step")] = 1
+    profile_step: Annotated[Whole, knob("Step to profile; below 0 profiles none.", unit="step")] = 1
     module_depth: Annotated[Whole, knob("Depth of modules to show; -1 for all.", unit="levels")] = -1
     top_modules: Annotated[Count, knob("Modules to show per level.", unit="modules")] = 1
     detailed: Annotated[Flag, knob("Show every module.")] = True

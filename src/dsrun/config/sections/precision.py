@@ -26,6 +26,7 @@ class Fp16(Section):
         knob(
             "Train in fp16 with fp32 master weights and a loss scale.",
             effect="halves activations and weights; needs the loss scale against underflow",
+            auto=Auto.OTHER_PRECISION,
             users=(268, 41),
         ),
     ] = False
@@ -70,6 +71,7 @@ class Bf16(Section):
         knob(
             "Train in bf16 with fp32 master weights.",
             effect="halves activations and weights; no loss scale needed",
+            auto=Auto.OTHER_PRECISION,
             users=(188, 37),
         ),
     ] = False

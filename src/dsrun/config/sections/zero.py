@@ -136,7 +136,7 @@ class ZeroOptimization(Section):
             status=Status.PLANNED,
             why=_NO_BUCKETS,
             harmless=True,
-            auto=Auto.MODEL,
+            auto=Auto.DEFAULT,
             stages=(1, 2),
             users=(99, 24),
         ),
