@@ -45,13 +45,16 @@ def load(source: str | Path | Mapping[str, Any], *, world_size: int | None = Non
         world_size: ranks of the job, where known: the batch sizes are solved with it.
 
     Raises:
-        ConfigError: everything that is wrong, each with its place.
+        ConfigError: everything that is wrong, each with its place; with a world size also batch values that are
+            `"auto"` and follow from nothing.
     """
     inspection = inspect(source, world_size=world_size)
     if inspection.config is None:
         error = errors_of(inspection.findings)
         assert error is not None, "a config is missing only where an error says why"
         raise error
+    if world_size is not None and inspection.config.batch is None:
+        return inspection.config.with_world_size(world_size)  # says what `"auto"` left open
     return inspection.config
 
 
@@ -60,7 +63,7 @@ def inspect(source: str | Path | Mapping[str, Any], *, world_size: int | None = 
 
     Args:
         source: as for `load`.
-        world_size: as for `load`.
+        world_size: as for `load`, but a batch left to the script by `"auto"` is only a warning.
 
     Raises:
         ConfigError: the source cannot be read or parsed at all.
@@ -115,9 +118,14 @@ def _check_whole(config: Config, root: Node, report: Report) -> None:
 
 
 def _check_batch(config: Config, world_size: int | None, report: Report) -> Config:
-    if world_size is None or report.broken_keys.intersection((TRAIN_KEY, MICRO_KEY, STEPS_KEY)):
+    if report.broken_keys.intersection((TRAIN_KEY, MICRO_KEY, STEPS_KEY)):
         return config
     left_to_script = is_left_to_script(config)
+    if world_size is None:
+        if config.train_batch_size is None and config.train_micro_batch_size_per_gpu is None and not left_to_script:
+            message = f"neither `{MICRO_KEY}` nor `{TRAIN_KEY}` is set; a run needs one"
+            report.warning(Code.BATCH, "", message, config.batch_place())
+        return config
     try:
         return config.with_world_size(world_size)
     except ConfigError as error:

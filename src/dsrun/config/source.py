@@ -17,8 +17,8 @@ from dsrun.units import format_bytes
 
 #: Largest text that is parsed; the largest real config seen has 15 KB.
 MAX_BYTES = 1 << 20
-#: The same for YAML, whose parser is slower.
-MAX_YAML_BYTES = 1 << 18
+#: The same for YAML, whose parser may be the slow one in Python.
+MAX_YAML_BYTES = 1 << 16
 
 _YAML_ENDINGS = (".yaml", ".yml")
 _BASE64 = re.compile(r"[A-Za-z0-9_\-+/]{4,}={0,2}\s*")

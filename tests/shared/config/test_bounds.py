@@ -30,7 +30,7 @@ def refusal(source: Any) -> str:
     return caught.value.render()
 
 
-@pytest.mark.parametrize(("name", "limit"), [("big.json", "1.0 MiB"), ("big.yaml", "256.0 KiB")])
+@pytest.mark.parametrize(("name", "limit"), [("big.json", "1.0 MiB"), ("big.yaml", "64.0 KiB")])
 def test_a_file_of_100_mb_is_refused_by_its_size(name: str, limit: str, tmp_path: Path) -> None:
     path = tmp_path / name
     with path.open("wb") as file:

@@ -13,7 +13,7 @@ import pytest
 
 from dsrun.config.batch import BatchSizes
 from dsrun.config.findings import Severity
-from dsrun.config.load import NotAConfigError, load
+from dsrun.config.load import NotAConfigError, inspect, load
 from dsrun.config.provenance import Kind
 from dsrun.config.sections.optimizer import AdamParams, SgdParams
 from dsrun.config.sections.scheduler import WarmupDecayParams
@@ -28,8 +28,8 @@ def errors_of(source: Any, *, world_size: int | None = None) -> list[tuple[str, 
     return [(problem.message, problem.hint) for problem in caught.value.problems]
 
 
-def findings_of(source: Any) -> list[str]:
-    return [finding.render() for finding in load(source).findings if finding.key != "gradient_clipping"]
+def findings_of(source: dict[str, Any]) -> list[str]:
+    return [finding.render() for finding in load(MICRO | source).findings if finding.key != "gradient_clipping"]
 
 
 def test_a_config_people_have_loads_typed() -> None:
@@ -217,10 +217,10 @@ def test_what_asks_for_nothing_says_nothing(config: dict[str, Any]) -> None:
 
 
 def test_tuning_without_effect_is_noted_and_never_silent() -> None:
-    config = {"zero_optimization": {"stage": 2, "overlap_comm": True, "reduce_bucket_size": 5e8}}
+    config = {"zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 5e8}}
     assert findings_of(config) == [
-        "note: <dict>: `zero_optimization.overlap_comm` has no effect yet: "
-        "this version does not overlap communication with backward",
+        "warning: <dict>: `zero_optimization.overlap_comm` has no meaning here: "
+        "gradients are always reduced while backward goes on",
         "note: <dict>: `zero_optimization.reduce_bucket_size` has no effect yet: "
         "this version does not size its collectives by this key",
     ]
@@ -254,7 +254,7 @@ def test_removed_sections_are_refused_with_the_alternative() -> None:
             'write "AdamW"; 1-bit optimizers are gone',
         ),
     ]
-    assert [f.severity for f in load({"amp": {"enabled": False}, "gradient_clipping": 1}).findings] == [
+    assert [f.severity for f in load({**MICRO, "amp": {"enabled": False}, "gradient_clipping": 1}).findings] == [
         Severity.WARNING
     ]
 
@@ -289,14 +289,15 @@ def test_auto_is_resolved_where_it_can_be_known() -> None:
 
 
 def test_batch_left_to_the_script_is_a_warning_until_the_engine_asks() -> None:
-    config = load({"train_micro_batch_size_per_gpu": "auto"}, world_size=2)
-    assert config.batch is None
-    assert [f.message for f in config.findings if f.severity is Severity.WARNING] == [
+    inspection = inspect({"train_micro_batch_size_per_gpu": "auto"}, world_size=2)
+    assert inspection.config is not None
+    assert inspection.config.batch is None
+    assert [f.message for f in inspection.findings if f.severity is Severity.WARNING] == [
         "the config does not say how large a batch is; expected `train_micro_batch_size_per_gpu` or "
         '`train_batch_size`; a value is "auto", left to the script'
     ]
     with pytest.raises(ConfigError, match="how large a batch is"):
-        config.with_world_size(2)
+        load({"train_micro_batch_size_per_gpu": "auto"}, world_size=2)
 
 
 @pytest.mark.parametrize(
@@ -326,6 +327,7 @@ def test_old_spellings_are_read_with_a_warning() -> None:
             "bfloat16": {"enabled": True, "loss_scale": 0},
             "zero_optimization": {"stage": 3, "max_live_parameters": 7, "cpu_offload": False},
             "gradient_clipping": 1,
+            **MICRO,
         }
     )
     assert config.bf16.enabled
@@ -346,3 +348,9 @@ def test_loading_needs_neither_torch_nor_numpy_and_batch_not_even_pydantic() -> 
         "import dsrun.config.load as l; l.load({}); assert not {'torch', 'numpy', 'yaml'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_config_without_a_batch_size_is_a_warning_until_a_run_needs_it() -> None:
+    assert [f.message for f in load({"gradient_clipping": 1}).findings] == [
+        "neither `train_micro_batch_size_per_gpu` nor `train_batch_size` is set; a run needs one"
+    ]

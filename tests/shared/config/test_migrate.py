@@ -13,6 +13,7 @@ from dsrun.config.migrate import dump, migrate
 
 OLD = {
     "_comment": "kept",
+    "train_batch_size": 8,
     "bfloat16": {"enabled": True, "loss_scale": 0},
     "amp": {"enabled": False},
     "optimizer": {"type": "AdamW", "params": {"lr": "1e-4", "betas": [0.9, 0.95]}},
@@ -37,6 +38,7 @@ def test_an_old_config_becomes_a_modern_one_with_its_changes() -> None:
             "`aio.thread_count` is written as `aio.intra_op_parallelism`",
         ],
         "_comment": "kept",
+        "train_batch_size": 8,
         "bf16": {"enabled": True},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "betas": [0.9, 0.95]}},
         "zero_optimization": {

@@ -46,7 +46,13 @@ class Checkpoint(Section):
     tag_validation: Annotated[
         Literal["Ignore", "Warn", "Fail"],
         BeforeValidator(_capitalised),
-        knob("What to do where the ranks give different tags."),
+        knob(
+            "What to do where the ranks give different tags.",
+            status=Status.PLANNED,
+            why="compare the tags of the ranks",
+            harmless=True,
+            idle=("Warn",),
+        ),
     ] = "Warn"
     load_universal: Annotated[
         Flag,

@@ -60,7 +60,7 @@ class ZeroOptimization(Section):
         "zeropp_loco_param": "drop it; quantised gradients without error feedback are `zero_quantized_gradients`",
         "grad_hooks": "drop it; gradients are reduced from hooks always",
         "legacy_stage1": "drop it; there is one implementation of stage 1",
-        "find_unused_parameters": "drop it; that is an option of DDP",
+        "find_unused_parameters": "drop it; that is an option of DDP, and unused parameters are allowed here",
     }
     renamed: ClassVar = {
         "max_live_parameters": "stage3_max_live_parameters",
@@ -96,10 +96,10 @@ class ZeroOptimization(Section):
         Flag | None,
         knob(
             "Communicate gradients while backward goes on.",
-            effect="hides communication; costs one more bucket of memory",
-            status=Status.PLANNED,
-            why="overlap communication with backward",
-            harmless=True,
+            effect="hides communication",
+            status=Status.NO_MEANING,
+            why="gradients are always reduced while backward goes on",
+            idle=(True,),
             differs="true at stage 3, else false",
             users=(189, 41),
         ),
@@ -184,9 +184,9 @@ class ZeroOptimization(Section):
         Flag,
         knob(
             "Allow parameters that backward never reaches.",
-            status=Status.PLANNED,
-            why="refuse unused parameters",
-            harmless=True,
+            status=Status.NO_MEANING,
+            why="parameters that a step does not use always count with a gradient of zero",
+            idle=(True,),
             stages=(2,),
         ),
     ] = True
@@ -194,9 +194,9 @@ class ZeroOptimization(Section):
         Flag,
         knob(
             "Take master weights from the checkpoint's fp32 copy and not from its 16-bit one.",
-            status=Status.PLANNED,
-            why="load master weights from 16-bit ones",
-            harmless=True,
+            status=Status.NO_MEANING,
+            why="master weights are always loaded from their own fp32 copy",
+            idle=(True,),
             users=(2, 2),
         ),
     ] = True
