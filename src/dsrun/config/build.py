@@ -111,7 +111,8 @@ def _known_members(
             if name != key:
                 message = f"`{full}` is another name of `{join(path, name)}`, and read as that"
                 build.report.warning(Code.OLD_SPELLING, full, message, key_at)
-                build.sources[join(path, name)] = Source(Kind.FILE, key_at, f"written as `{key}`")
+                if child.value is not None:
+                    build.sources[join(path, name)] = Source(Kind.FILE, key_at, f"written as `{key}`")
             yield name, key_at, child
         elif key in model.dropped:
             build.report.warning(Code.OLD_SPELLING, full, f"`{full}` does nothing: {model.dropped[key]}", key_at)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,8 +46,10 @@ def read_source(source: str | Path | Mapping[str, Any]) -> tuple[Node, str]:
             text = _from_base64(source)
             if text is not None:
                 return parse_json(_bounded(text, "<base64>"), "<base64>"), "<base64>"
-    path = Path(source)
-    return _parse_file(path), str(source)
+    elif not isinstance(source, os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+        kind = type(source).__name__
+        raise ConfigError(f"the config is of type {kind}; expected a path, JSON text or a dict")
+    return _parse_file(Path(source)), str(source)
 
 
 def _parse_file(path: Path) -> Node:

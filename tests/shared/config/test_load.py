@@ -354,3 +354,7 @@ def test_a_config_without_a_batch_size_is_a_warning_until_a_run_needs_it() -> No
     assert [f.message for f in load({"gradient_clipping": 1}).findings] == [
         "neither `train_micro_batch_size_per_gpu` nor `train_batch_size` is set; a run needs one"
     ]
+
+
+def test_a_config_of_the_wrong_kind_is_refused_by_name() -> None:
+    assert errors_of(["--config"]) == [("the config is of type list; expected a path, JSON text or a dict", None)]
