@@ -7,8 +7,17 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
+from torch.autograd import Variable
 
-__all__ = ["HashStore", "PrefixStore", "Store", "TCPStore", "all_gather_single", "reduce_scatter_single"]
+__all__ = [
+    "HashStore",
+    "PrefixStore",
+    "Store",
+    "TCPStore",
+    "all_gather_single",
+    "reduce_scatter_single",
+    "when_backward_ends",
+]
 
 
 def _newest(*names: str) -> Callable[..., Any]:
@@ -20,3 +29,8 @@ def _newest(*names: str) -> Callable[..., Any]:
 all_gather_single = _newest("all_gather_single", "all_gather_into_tensor")
 #: (output, input, group=, async_op=) -> Work. Renamed in torch 2.13; the old name warns there.
 reduce_scatter_single = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+
+
+def when_backward_ends(callback: Callable[[], None]) -> None:
+    """Calls `callback` once the backward that is running in this thread has ended."""
+    Variable._execution_engine.queue_callback(callback)  # pyright: ignore

@@ -96,7 +96,7 @@ class Engine:
         self._check_first_loss(loss)
         self._report.add_loss(loss.detach())
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
-        self._parts.hooks.before_backward()
+        self._parts.hooks.before_backward(retain_graph=retain_graph)
         scaled.backward(retain_graph=retain_graph)
         self._parts.hooks.after_backward()
         self._backward_done = True
@@ -116,7 +116,7 @@ class Engine:
         self._backward_done = False
         self._step_applied = False
         if self.is_gradient_accumulation_boundary():
-            self._parts.hooks.release_rest()
+            self._parts.hooks.before_step()
             self._take_step()
         self._counters.micro_steps += 1
 
@@ -154,17 +154,16 @@ class Engine:
         self._report.step(result, self._counters, lr=lr, samples=self.train_batch_size())
 
     def _check_first_loss(self, loss: Tensor) -> None:
-        """Catches parameters used outside their unit's forward: slots hold NaN until they are gathered into."""
+        """Catches parameters used outside their unit's forward: at first, what is not gathered holds NaN."""
         if self._counters.micro_steps or self._parts.stage < 3 or math.isfinite(float(loss.detach())):
             return
-        unused = self._parts.hooks.unused_units()
-        if unused:
-            names = ", ".join(f"`{unit.name}`" for unit in unused)
-            raise ModelError(
-                f"model: the first loss is {float(loss.detach())}, and the forward of {names} never ran: "
-                "parameters are used outside of it, where stage 3 has not gathered them",
-                hint="call the module itself and not its weight, or set `zero_optimization.stage` to 2",
-            )
+        names = ", ".join(f"`{unit.name}`" for unit in self._parts.hooks.unused_units())
+        cause = f"the forward of {names} never ran, so" if names else "its own numbers give that, or"
+        raise ModelError(
+            f"model: the first loss is {float(loss.detach())}; {cause} weights are used outside of their module's "
+            "forward, where stage 3 has not gathered them",
+            hint="call the module itself and not its weight; `zero_optimization.stage` 2 shows which of the two it is",
+        )
 
     # Checkpoints ------------------------------------------------------------------------------------------------------
 

@@ -1,25 +1,25 @@
 """Module hooks that tell the store and the reducer when a unit begins and ends: per unit, never per parameter.
 
-[Note: when a unit's gradients are complete]
-Autograd runs later-made nodes first, and gradient accumulation before anything else that is ready. So when the gradient
-of a unit's *input* is known, every node of the unit's forward has run and every gradient of its parameters has been
-accumulated. A hook on the inputs is therefore the end of the unit's backward. A unit none of whose inputs needs a
-gradient (an embedding) has no such moment; there, hooks on its few parameters count.
-Source: torch FSDP2's post-backward uses the same order of the engine.
+When a call's backward ends is decided in `timeline.py`; what a unit is, in `units.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import register_multi_grad_hook
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
+
+from dsrun.errors import ModelError
 
 from .reducer import GradReducer
 from .store import ParamStore
+from .timeline import Timeline, UnitCalls
 from .unit import ParamUnit
 
 
@@ -33,37 +33,53 @@ class UnitHooks:
     """
 
     def __init__(self, units: Sequence[ParamUnit], store: ParamStore, reducer: GradReducer) -> None:
-        self._units = list(units)
         self._store = store
         self._reducer = reducer
-        self._forward_order: list[ParamUnit] = []
-        self._drivers = [
-            _UnitDriver(unit, store, reducer, self._forward_order) for unit in units if unit.module is not None
-        ]
-        self._driver_of = {driver.unit.index: driver for driver in self._drivers}
+        self._timeline = Timeline(store, reducer)
+        self._drivers = [_UnitDriver(unit, self._timeline) for unit in units if unit.module is not None]
         self._rest = [unit for unit in units if unit.module is None]
         self._rest_held = False
+        self._watches: list[RemovableHandle] = []
+        self._watched = False
 
     def before_forward(self) -> None:
         """The root's forward begins: the rest unit is needed from here on."""
-        if not self._rest_held:
-            for unit in self._rest:
-                self._store.acquire(unit)
-            self._rest_held = True
+        self._timeline.root_wants_grad = torch.is_grad_enabled()
+        self._hold_rest()
 
-    def before_backward(self) -> None:
-        """The root's backward begins. Enters a broadcast the first time, to agree on the order of reductions."""
-        used = [unit for unit in self._forward_order if self._driver_of[unit.index].used]
-        self._reducer.begin([*self._rest, *used])
-        for unit in self._rest:
+    def before_backward(self, *, retain_graph: bool = False) -> None:
+        """The root's backward begins. Enters a broadcast the first time, to agree on the order of reductions.
+
+        Args:
+            retain_graph: there may be another backward through the same calls.
+        """
+        self._hold_rest()
+        if not self._watched:
+            self._watch()
+        order = [driver.calls.unit for driver in sorted(self._drivers, key=_first_use) if driver.first_use is not None]
+        used = [d.calls.unit for d in self._drivers if self._watches or d.calls.may_get_grads]
+        self._reducer.begin(order=[*self._rest, *order], used=[*self._rest, *used])
+        for unit in [*self._rest, *(d.calls.unit for d in self._drivers if d.calls.scattered)]:
             self._reducer.open(unit)
+        self._timeline.enter_backward(retain_graph=retain_graph)
 
     def after_backward(self) -> None:
         """The root's backward has ended: nothing is in use any more, and all gradients are reduced."""
-        for driver in self._drivers:
-            driver.finish()
+        self._timeline.leave_backward()
         self._reducer.finish()
         self.release_rest()
+        if self._watches:
+            for handle in self._watches:
+                handle.remove()
+            self._watches.clear()
+            for driver in self._drivers:
+                driver.calls.unseen = 0
+
+    def before_step(self) -> None:
+        """The parameters get new values: no backward goes through an earlier call any more."""
+        self.release_rest()
+        for driver in self._drivers:
+            driver.calls.forget_all()
 
     def release_rest(self) -> None:
         """Ends the rest unit's use, after a backward or after a forward that needs none."""
@@ -74,42 +90,54 @@ class UnitHooks:
 
     def unused_units(self) -> list[ParamUnit]:
         """Returns the units whose module has never been called."""
-        return [driver.unit for driver in self._drivers if driver.unit not in self._forward_order]
+        return [driver.calls.unit for driver in self._drivers if driver.first_use is None]
 
     def remove(self) -> None:
         """Takes all hooks off the model."""
         for driver in self._drivers:
             driver.remove()
 
+    def _hold_rest(self) -> None:
+        if not self._rest_held:
+            for unit in self._rest:
+                self._store.acquire(unit)
+            self._rest_held = True
+
+    def _watch(self) -> None:
+        """Looks at every single gradient of the first backward, for weights used outside of their module's forward."""
+        self._watched = True
+        for driver in self._drivers:
+            unit = driver.calls.unit
+            driver.calls.unseen = len(unit.params)
+            for extent, param in zip(unit.layout.extents, unit.params, strict=True):
+                handle = param.register_hook(partial(self._timeline.check_place, driver.calls, extent.name))
+                self._watches.append(handle)
+
+
+def _first_use(driver: _UnitDriver) -> int:
+    return -1 if driver.first_use is None else driver.first_use
+
 
 class _UnitDriver:
-    """The hooks of one unit with a module."""
+    """The hooks of one unit with a module.
 
-    def __init__(
-        self, unit: ParamUnit, store: ParamStore, reducer: GradReducer, forward_order: list[ParamUnit]
-    ) -> None:
+    Attributes:
+        calls: of this unit, as the timeline follows them.
+        first_use: the timeline's clock at the first forward; None before.
+    """
+
+    def __init__(self, unit: ParamUnit, timeline: Timeline) -> None:
         assert unit.module is not None, "the rest unit has no module to hook"
-        self.unit = unit
-        self.used = False  # by a forward since the last backward
-        self._forward_order = forward_order  # of first uses, shared by all units
-        self._store = store
-        self._reducer = reducer
-        self._held = False  # by the backward
-        self._calls_open = 0  # forwards whose backward has not ended
-        self._grads_seen = 0
-        self._counts_params = False
+        self.calls = UnitCalls(unit)
+        self.first_use: int | None = None
+        self._timeline = timeline
+        self._input_nodes: set[Node] = set()
+        self._open = 0  # forwards that have begun; hooks after a forward also run where the one before it raised
         module: nn.Module = unit.module
         self._handles: list[RemovableHandle] = [
             module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             module.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
         ]
-
-    def finish(self) -> None:
-        """The root's backward has ended: forgets calls whose backward did not reach this unit."""
-        self._end_backward()
-        self._calls_open = 0
-        self._grads_seen = 0
-        self.used = False
 
     def remove(self) -> None:
         """Takes the hooks off the module."""
@@ -117,62 +145,59 @@ class _UnitDriver:
             handle.remove()
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self._store.acquire(self.unit)
-        if self.unit not in self._forward_order:
-            self._forward_order.append(self.unit)
-        if self._held or not torch.is_grad_enabled():
-            return  # a recomputation inside this unit's backward, or a forward without one
-        # Before the forward, for it may change its input in place, which gives the tensor another autograd node.
-        inputs = [t for t in (*_tensors(args), *_tensors(kwargs)) if t.requires_grad]
-        if inputs:
-            self._calls_open += 1
-            register_multi_grad_hook(inputs, self._one_call_done)
-        elif not self._counts_params:
-            self._counts_params = True
-            for param in self.unit.params:
-                self._handles.append(param.register_post_accumulate_grad_hook(self._one_param_done))
+        self._timeline.enter_forward(self.calls)
+        self._open += 1
+        if self.first_use is None:
+            self.first_use = self._timeline.tick()
+        # Now, for the forward may change an input in place, which gives the tensor another node.
+        self._input_nodes = _nodes((args, kwargs))
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        self._store.release(self.unit)
-        if self._held or not torch.is_grad_enabled():
+        if not self._open:
             return
-        # Hooks of the node, not of the tensor: they run after the tensor's own hooks, one of which ends the backward
-        # of the unit behind this one and so frees a slot to prefetch into.
-        nodes = {t.grad_fn for t in _tensors(output) if t.grad_fn is not None}
-        self.used = self.used or bool(nodes)
-        for node in nodes:
-            node.register_prehook(self._begin_backward)
-
-    def _begin_backward(self, grads: Any) -> None:
-        if not self._held:
-            self._store.acquire(self.unit)
-            self._held = True
-            self._reducer.open(self.unit)
-
-    def _one_call_done(self, grads: Sequence[Tensor | None]) -> None:
-        self._calls_open -= 1
-        if self._calls_open == 0 and not self._counts_params:
-            self._end_backward()
-
-    def _one_param_done(self, param: Tensor) -> None:
-        self._grads_seen += 1
-        if self._grads_seen == len(self.unit.params):
-            self._end_backward()
-
-    def _end_backward(self) -> None:
-        if self._held:
-            self._held = False
-            self._store.release(self.unit)
-            self._reducer.complete(self.unit)
+        self._open -= 1
+        # An input handed through belongs to the call that made it.
+        nodes = _nodes(output) - self._input_nodes
+        self._input_nodes = set()
+        begin = self._timeline.leave_forward(self.calls, has_graph=bool(nodes))
+        if begin is not None:
+            for node in nodes:
+                node.register_prehook(begin)
+        elif torch.is_grad_enabled() and not nodes and _is_opaque(output):
+            raise ModelError(
+                f"model: the forward of `{self.calls.unit.name}` returns a {type(output).__name__}, in which no tensor "
+                "was found, so its backward cannot be followed",
+                hint="return tensors, or tuples, lists, dicts or dataclasses of tensors",
+            )
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested tuples, lists, dicts and dataclass-like mappings of a module's arguments."""
+    """Yields the tensors in nested tuples, lists, mappings and dataclasses of a module's arguments or output."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         for item in value.values():
             yield from _tensors(item)
     elif isinstance(value, tuple | list):
         for item in value:
             yield from _tensors(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from _tensors(getattr(value, field.name, None))
+
+
+def _nodes(value: Any) -> set[Node]:
+    """Returns the autograd nodes that made the tensors in `value`.
+
+    Those that made the bases of views too: a change in place behind the module takes a view's own node out of the
+    graph.
+    """
+    tensors = list(_tensors(value))
+    bases = [tensor._base for tensor in tensors if tensor._is_view()]  # pyright: ignore[reportPrivateUsage]
+    return {tensor.grad_fn for tensor in [*tensors, *bases] if tensor is not None and tensor.grad_fn is not None}
+
+
+def _is_opaque(output: Any) -> bool:
+    """Whether `output` is an object that `_tensors` does not look into."""
+    looked_into = isinstance(output, Tensor | Mapping | tuple | list) or dataclasses.is_dataclass(output)
+    return not looked_into and not isinstance(output, str | bool | int | float | None)

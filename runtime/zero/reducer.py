@@ -87,25 +87,29 @@ class GradReducer:
         self._cursor = 0
         self._holder: dict[int, ParamUnit] = {}
 
-    def begin(self, used: Sequence[ParamUnit]) -> None:
+    def begin(self, *, order: Sequence[ParamUnit], used: Sequence[ParamUnit]) -> None:
         """Begins a micro step's backward; the first time, all ranks take over rank 0's order (one broadcast).
 
         Args:
-            used: units whose forward this rank has run, in order; only these can get gradients.
+            order: units by their first forward on this rank; read the first time.
+            used: units that can get gradients on this rank.
         """
         if not self._canonical:
-            self._canonical = self._agree_on_order(used)
+            self._canonical = self._agree_on_order(order)
         self._used = {unit.index for unit in used}
         self._advance()
 
     def open(self, unit: ParamUnit) -> None:
         """Makes the unit's gradient buffer ready, zeroed; called before its first gradient of this micro step."""
         progress = self._progress[unit.index]
+        assert progress.phase not in (_Phase.REDUCING, _Phase.DONE), f"a gradient of {unit.name} after its reduction"
         if progress.phase is not _Phase.IDLE:
+            progress.phase = _Phase.OPEN
             return
         holder = self._holder.get(progress.slot)
         if holder is not None:
             self._vacate(holder)
+        unit.attach_grads()
         unit.flat_grad.zero_()
         progress.phase = _Phase.OPEN
         self._holder[progress.slot] = unit
@@ -136,10 +140,10 @@ class GradReducer:
         for unit in self._units:
             unit.grad_sum.zero_()
 
-    def _agree_on_order(self, used: Sequence[ParamUnit]) -> list[ParamUnit]:
+    def _agree_on_order(self, forward_order: Sequence[ParamUnit]) -> list[ParamUnit]:
         """Returns the canonical order, see [Note: order of reductions]."""
-        last = [unit for unit in self._units if unit not in used]
-        mine = [unit.index for unit in [*reversed(used), *last]]
+        last = [unit for unit in self._units if unit not in forward_order]
+        mine = [unit.index for unit in [*reversed(forward_order), *last]]
         order = torch.tensor(mine, dtype=torch.int64, device=self._units[0].shard.device)
         self._collectives.broadcast(order, source=0).wait()
         return [self._units[index] for index in order.tolist()]
@@ -163,6 +167,7 @@ class GradReducer:
         """Frees the slot of `holder`: its sum is waited for, or, where it is not its turn yet, it moves out."""
         progress = self._progress[holder.index]
         if progress.phase in (_Phase.OPEN, _Phase.COMPLETE):
+            holder.collect_stray_grads()
             progress.flat = progress.flat.clone()
             holder.bind_grads(progress.flat)
         self._accumulate(holder)

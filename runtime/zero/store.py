@@ -18,7 +18,13 @@ from .unit import ParamUnit
 
 
 class ParamStore(Protocol):
-    """What the hooks ask for."""
+    """What the hooks ask for.
+
+    Attributes:
+        always_there: parameters may be read at any time, `acquire` or not.
+    """
+
+    always_there: bool
 
     def acquire(self, unit: ParamUnit) -> None:
         """Returns when the unit's parameters may be read, until `release`. May be nested."""
@@ -35,6 +41,8 @@ class ParamStore(Protocol):
 
 class ResidentStore:
     """Every rank holds every parameter all the time."""
+
+    always_there = True
 
     def acquire(self, unit: ParamUnit) -> None:
         """See `ParamStore`: nothing to do."""
@@ -57,14 +65,21 @@ class SlottedStore:
     """A rank holds its slices, and a few units at a time in full, see [Note: slots].
 
     The order in which units are acquired is recorded and replayed: while one unit computes, the next one is gathered
-    into another slot. A unit out of order is gathered on demand, and the replay goes on behind it.
+    into another slot. A unit out of order is gathered on demand, and the replay goes on behind it. All ranks must
+    acquire the same units in the same order: a forward that takes other blocks on other ranks needs stage 2.
+
+    While the first order is recorded, released slots are filled with NaN: a weight that is used outside of its unit's
+    forward then shows in the first loss.
 
     Args:
         units: all units of the model; their parameters are bound to the slots here.
         collectives: the axis the shards lie on.
         slot_count: slots that the units with modules share; 2 lets one gather overlap one unit's compute.
-        poison: fill a slot with NaN when its unit is released, so that a use after release shows. Costs a write.
+        poison: fill a slot with NaN whenever its unit is released, so that a use after release shows. Costs a write,
+            and a gather at every use.
     """
+
+    always_there = False
 
     def __init__(
         self, units: Sequence[ParamUnit], collectives: Collectives, *, slot_count: int = 2, poison: bool = False
@@ -75,7 +90,7 @@ class SlottedStore:
         slots = {number: _Slot() for number, _ in placed}
         self._slots = list(slots.values())
         self._slot_of = [slots[number] for number, _ in placed]
-        self._poison = poison
+        self.poison = poison
         self._order = _RecordedOrder()
         for unit, (_, memory) in zip(units, placed, strict=True):
             unit.bind_params(memory)
@@ -113,7 +128,7 @@ class SlottedStore:
         assert slot.occupant is unit, f"unit {unit.name} was not acquired"
         assert slot.users > 0, f"unit {unit.name} was released twice"
         slot.users -= 1
-        if self._poison and slot.users == 0:
+        if slot.users == 0 and (self.poison or not self._order.is_recorded):
             unit.flat_param.fill_(float("nan"))
             slot.occupant = None
 
@@ -146,6 +161,11 @@ class _RecordedOrder:
         self._recorded: list[ParamUnit] = []
         self._seen: list[ParamUnit] = []
         self._position = 0
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether a whole step has been seen."""
+        return bool(self._recorded)
 
     def next_after(self, unit: ParamUnit) -> ParamUnit | None:
         """Notes that `unit` was acquired; returns the unit that the recorded step acquired after it."""

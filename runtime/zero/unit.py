@@ -73,8 +73,13 @@ class ParamUnit:
         """Makes the gradients views of `flat_N`, into which autograd then accumulates in place."""
         self.flat_grad = flat_N
         self._grad_views = self.views(flat_N)
+        self.attach_grads()
+
+    def attach_grads(self) -> None:
+        """Lets autograd accumulate into the views, also where a script set `.grad` to None or to something else."""
         for param, view in zip(self.params, self._grad_views, strict=True):
-            param.grad = view
+            if param.grad is not view:
+                param.grad = view
 
     def collect_stray_grads(self) -> None:
         """Brings gradients home that are no views: where a script set `.grad` to None, autograd made new ones."""

@@ -3,8 +3,10 @@
 Works on the module tree alone: no buffers, no collectives.
 
 [Note: units]
-- Each block of a repeated stack (a ModuleList or Sequential with two or more children of one class) is a unit.
-- Outside of blocks, each embedding and each Linear with its own parameters is a unit, if it is large enough.
+- Each block of a repeated stack (a ModuleList or Sequential with two or more children of one class) is a unit. A stack
+  of ModuleLists, which are never called themselves, is looked into.
+- Outside of blocks, each embedding, Linear and torch attention with its own parameters is a unit, if it is large
+  enough. (Attention is one unit, for it reads the weights of a child that it never calls.)
 - All other parameters form the *rest* unit: small ones, parameters of the root itself, and tied weights, which are
   used in several places. A unit with a `module` is needed from the start to the end of that module's forward; the rest
   unit has none and is needed for the whole forward and backward.
@@ -70,15 +72,15 @@ def find_units(model: nn.Module) -> list[UnitSpec]:
     return units
 
 
-def _candidates(model: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """Yields (name, module) that may become units; none contains another."""
-    for child_name, child in model.named_children():
+def _candidates(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yields (name, module) inside `module` that may become units; none contains another."""
+    blocks = _is_stack(module)
+    for child_name, child in module.named_children():
         name = f"{prefix}{child_name}"
-        if _is_stack(child):
-            for block_name, block in child.named_children():
-                yield f"{name}.{block_name}", block
-        elif isinstance(child, nn.Embedding | nn.Linear):
-            if sum(param.numel() for param in child.parameters(recurse=False)) >= _SMALL_NUMEL:
+        if blocks:
+            yield name, child
+        elif isinstance(child, nn.Embedding | nn.Linear | nn.MultiheadAttention):
+            if sum(param.numel() for param in child.parameters()) >= _SMALL_NUMEL:
                 yield name, child
         else:
             yield from _candidates(child, f"{name}.")
@@ -89,9 +91,10 @@ def _is_stack(module: nn.Module) -> bool:
     if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
         return False
     children = list(module.children())
-    alike = len({type(child) for child in children}) == 1
+    if len({type(child) for child in children}) > 1 or isinstance(children[0], nn.ModuleList | nn.ModuleDict):
+        return False
     # A stack of bare leaves (say, a ModuleList of Linears) is no stack of blocks: its parts are units by themselves.
-    return alike and any(True for _ in children[0].children())
+    return any(True for _ in children[0].children())
 
 
 def _used_outside(model: nn.Module, units: list[nn.Module]) -> set[int]:

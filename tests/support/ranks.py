@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import multiprocessing
 import os
 import pickle
+import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
@@ -14,7 +17,9 @@ from dsrun.contract import RankInfo
 from dsrun.runtime.compat import TCPStore
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "torch._dynamo", "dsrun.runtime.engine.initialize"])
+_context.set_forkserver_preload(
+    ["pytest", "torch", "torch.distributed", "torch._dynamo", "dsrun.runtime.engine.initialize"]
+)
 
 
 def run_ranks(world_size: int, body: Callable[..., Any], *args: Any, timeout_s: float = 90.0) -> list[Any]:
@@ -22,7 +27,7 @@ def run_ranks(world_size: int, body: Callable[..., Any], *args: Any, timeout_s: 
 
     Args:
         world_size: ranks to start; each finds its place in the environment, as under the launcher.
-        body: a function of a module under tests/support, so that a fresh process can import it.
+        body: a function at the top of a test file or of a module under tests/support.
         args: plain values.
         timeout_s: bound on the whole.
 
@@ -42,7 +47,9 @@ def run_ranks(world_size: int, body: Callable[..., Any], *args: Any, timeout_s: 
             agent_store=True,
         )
         ours, theirs = _context.Pipe(duplex=False)
-        process = _context.Process(target=_run, args=(theirs, info.to_env(), body, args), daemon=True)
+        process = _context.Process(
+            target=_run, args=(theirs, info.to_env(), inspect.getfile(body), body.__name__, args), daemon=True
+        )
         process.start()
         theirs.close()
         processes.append(process)
@@ -72,14 +79,25 @@ def run_ranks(world_size: int, body: Callable[..., Any], *args: Any, timeout_s: 
             end.close()
 
 
-def _run(end: Connection, env: dict[str, str], body: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _function(path: str, name: str) -> Callable[..., Any]:
+    """Returns a function of a file; pytest gives test files names that a fresh process cannot import."""
+    spec = importlib.util.spec_from_file_location("body_of_ranks", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def _run(end: Connection, env: dict[str, str], path: str, name: str, args: tuple[Any, ...]) -> None:
     os.environ.update(env)
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     try:
-        answer = (True, body(*args))
+        answer = (True, _function(path, name)(*args))
     except BaseException:
         answer = (False, traceback.format_exc())
     # Plain pickle: multiprocessing's own shares tensors by descriptors, which end with this process.

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 import dsrun
-
 from support.models import CONTEXT, VOCAB, TinyGPT, loss_of
 
 
@@ -91,6 +90,23 @@ def full_parameters(engine: Any) -> dict[str, Tensor]:
         flat = torch.zeros(unit.layout.padded_numel)
         start, stop = unit.owned
         flat[start:stop] = unit.master
+        if step.plan.shard_optimizer:
+            dist.all_reduce(flat)
+        for extent in unit.layout.extents:
+            whole[extent.name] = flat[extent.offset : extent.offset + extent.numel].view(extent.shape).clone()
+    return whole
+
+
+def accumulated_gradients(engine: Any) -> dict[str, Tensor]:
+    """Gathers the gradients accumulated since the last step whole, by summing the pieces that ranks own."""
+    import torch.distributed as dist
+
+    step = engine._parts.step
+    whole: dict[str, Tensor] = {}
+    for unit in step.units:
+        flat = torch.zeros(unit.layout.padded_numel)
+        start, stop = unit.owned
+        flat[start:stop] = unit.grad_sum
         if step.plan.shard_optimizer:
             dist.all_reduce(flat)
         for extent in unit.layout.extents:

@@ -1,0 +1,200 @@
+"""Which call of which unit autograd is in: when its parameters are needed, and when its gradients are complete.
+
+No hooks are registered here.
+
+[Note: calls]
+A *call* is one forward of a unit's module; a module may be called several times before a backward. Each call with a
+graph has a backward of its own: it begins when the gradient of one of its outputs is known.
+
+[Note: when a call's backward has ended]
+Autograd runs later-made nodes first, and accumulates a gradient as soon as it is there. So when the backward of one
+call begins, every node of the calls made after it has run, or never will, and there is never more than one call whose
+backward is under way. No look at a call's inputs is needed: they may be leaves, shared between calls (an encoder's
+output), changed in place, or hidden in objects.
+
+A reentrant checkpoint (torch.utils.checkpoint with use_reentrant=True) runs a forward without a graph, and in the
+backward a second one with a graph, whose backward ends before the outer one goes on: the rule holds there too. Such
+forwards without a graph are counted, for they may come back with gradients.
+
+[Note: recomputation]
+A checkpoint over several units runs their forwards again while the backward of one of them is under way. That one's
+parameters may be overwritten then, as they share a slot; its own forward comes last in the recomputation and brings
+them back before any of its kernels reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from dsrun.errors import ModelError
+
+from ..compat import when_backward_ends
+from .reducer import GradReducer
+from .store import ParamStore
+from .unit import ParamUnit
+
+
+@dataclass(slots=True, eq=False)
+class UnitCalls:
+    """The calls of one unit that a backward may still come to.
+
+    Attributes:
+        unit: the unit.
+        live: serial numbers of calls with a graph.
+        without_graph: forwards that a reentrant checkpoint may run again.
+        scattered: the first backward found gradients of the unit outside of its calls' backwards.
+        unseen: gradients of the unit that the first backward has not come to; later backwards do not look.
+    """
+
+    unit: ParamUnit
+    live: set[int] = field(default_factory=set[int])
+    without_graph: int = 0
+    scattered: bool = False
+    unseen: int = 0
+
+    @property
+    def may_get_grads(self) -> bool:
+        """False where the coming backward cannot give this unit a gradient."""
+        return self.scattered or bool(self.live) or self.without_graph > 0
+
+    def forget_all(self) -> None:
+        """No backward goes through an earlier call any more."""
+        self.live.clear()
+        self.without_graph = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """A call with a graph; `serial` grows from call to call, `again` marks one made during a backward."""
+
+    of: UnitCalls
+    serial: int
+    again: bool
+
+
+class Timeline:
+    """Follows forwards and backwards of all units, see [Note: calls].
+
+    Args:
+        store: asked for parameters while a call's forward or backward runs.
+        reducer: told when a unit's gradients begin and are complete, in the engine's own backwards.
+    """
+
+    def __init__(self, store: ParamStore, reducer: GradReducer) -> None:
+        self.root_wants_grad = True
+        self._store = store
+        self._reducer = reducer
+        self._clock = 0
+        self._running: _Call | None = None  # its backward is under way
+        self._suspended = False  # a recomputation may have overwritten its parameters
+        self._ended: set[int] = set()  # serial numbers, in this backward
+        self._in_backward = False
+        self._retain_graph = False
+
+    def tick(self) -> int:
+        """Returns a number that grows from call to call."""
+        self._clock += 1
+        return self._clock
+
+    def enter_forward(self, calls: UnitCalls) -> None:
+        """A unit's forward begins, maybe as a recomputation."""
+        running = self._running
+        if running is not None and not self._suspended and running.of is not calls:
+            self._store.release(running.of.unit)  # see [Note: recomputation]
+            self._suspended = True
+        self._store.acquire(calls.unit)
+        if running is not None and self._suspended and running.of is calls:
+            self._store.acquire(calls.unit)
+            self._suspended = False
+
+    def leave_forward(self, calls: UnitCalls, *, has_graph: bool) -> Callable[[object], None] | None:
+        """A unit's forward has ended, or failed.
+
+        Args:
+            calls: of the unit.
+            has_graph: the output has autograd nodes of its own.
+
+        Returns:
+            what shall be called when the gradient of an output is known; None where that is of no interest.
+        """
+        self._store.release(calls.unit)
+        if self._running is not None and self._running.of is calls:
+            return None  # recomputed only for what its forward saves
+        if not torch.is_grad_enabled():
+            calls.without_graph += self.root_wants_grad and not self._in_backward
+            return None
+        if not has_graph:
+            return None
+        call = _Call(calls, self.tick(), again=self._in_backward)
+        if not call.again:
+            calls.live.add(call.serial)
+        return partial(self._begin, call)
+
+    def enter_backward(self, *, retain_graph: bool) -> None:
+        """The engine's own backward begins."""
+        self._in_backward = True
+        self._retain_graph = retain_graph
+
+    def leave_backward(self) -> None:
+        """A backward, the engine's own or another, has ended."""
+        self._end_running()
+        self._ended.clear()
+        self._in_backward = False
+
+    def check_place(self, calls: UnitCalls, name: str, grad: Tensor) -> None:
+        """Called before parameter `name` gets its gradient: is this the backward of one of its unit's calls?
+
+        Elsewhere the parameters need not be there; where they always are, only the gradients need another treatment.
+
+        Raises:
+            ModelError: the parameters are gathered for their unit's calls only.
+        """
+        calls.unseen = max(0, calls.unseen - 1)
+        if self._running is not None and self._running.of is calls:
+            return
+        if not self._store.always_there:
+            raise ModelError(
+                f"model: `{name}` is used outside of the forward of `{calls.unit.name}`, where stage 3 has not "
+                "gathered it",
+                hint="call the module itself and not its weight, or set `zero_optimization.stage` to 2",
+            )
+        calls.scattered = True
+        self._reducer.open(calls.unit)
+
+    def _begin(self, call: _Call, grads: object) -> None:
+        """The gradient of an output of `call` is known."""
+        if call is self._running or call.serial in self._ended:
+            return
+        self._end_running()
+        self._running = call
+        self._store.acquire(call.of.unit)
+        if self._in_backward:
+            self._reducer.open(call.of.unit)
+        else:
+            # torch.autograd.grad in the script, or another engine's loss: parameters are needed, gradients are not.
+            when_backward_ends(self.leave_backward)
+
+    def _end_running(self) -> None:
+        """See [Note: when a call's backward has ended]."""
+        call, self._running = self._running, None
+        if call is None:
+            return
+        calls = call.of
+        self._ended.add(call.serial)
+        if not self._suspended:
+            self._store.release(calls.unit)
+        self._suspended = False
+        if not self._in_backward:
+            return
+        if call.again:
+            calls.without_graph = max(0, calls.without_graph - 1)
+        elif not self._retain_graph:
+            calls.live.discard(call.serial)
+        earlier = any(serial < call.serial for serial in calls.live)
+        if not (earlier or calls.without_graph or calls.scattered or calls.unseen):
+            self._reducer.complete(calls.unit)

@@ -1,0 +1,531 @@
+"""Gradients are those of plain autograd, whatever a model's forward does with its units."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint as torch_checkpoint
+
+import dsrun
+from dsrun.errors import ModelError
+from support.ranks import run_ranks
+from support.training import accumulated_gradients, make_engine
+
+WIDTH = 65  # a Linear of this width is a unit outside of blocks, too
+STAGES = (0, 1, 2, 3)
+
+
+def checkpoint(part: Callable[[Tensor], Tensor], x: Tensor, *, use_reentrant: bool) -> Tensor:
+    """Recomputes `part`, where there will be a backward; torch warns elsewhere."""
+    if not torch.is_grad_enabled():
+        return part(x)
+    return torch_checkpoint.checkpoint(part, x, use_reentrant=use_reentrant)  # type: ignore[return-value]
+
+
+class Mlp(nn.Module):
+    """A block with a gain that its first operation does not touch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.lin = nn.Linear(WIDTH, WIDTH)
+        self.gain = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.lin(self.norm(x)).tanh() * self.gain.sigmoid()
+
+
+class Base(nn.Module):
+    """A stack between an input and an output projection."""
+
+    def __init__(self, layers: int = 5) -> None:
+        super().__init__()
+        self.inp = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Mlp() for _ in range(layers))
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x * self.scale)
+
+
+class HeadFirst(nn.Module):
+    """Registers the units in another order than it uses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.blocks = nn.ModuleList(Mlp() for _ in range(3))
+        self.inp = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for block in (self.blocks[2], self.blocks[0], self.blocks[1]):
+            x = block(x)
+        return self.out(x)
+
+
+class Checkpointed(Base):
+    """Recomputes segments of blocks; the output projection takes part in the last one."""
+
+    def __init__(self, *, reentrant: bool, every: int) -> None:
+        super().__init__()
+        self.reentrant, self.every = reentrant, every
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for start in range(0, len(self.blocks), self.every):
+            segment = nn.Sequential(*self.blocks[start : start + self.every])
+            x = checkpoint(segment, x, use_reentrant=self.reentrant)
+        return self.out(x * self.scale)
+
+
+class CheckpointsInside(Base):
+    """Blocks recompute their own inside."""
+
+    class Block(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(4))
+
+
+class CheckpointedTwice(Base):
+    """One block runs under two reentrant checkpoints."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for block in (*self.blocks, self.blocks[0], self.blocks[2]):
+            x = checkpoint(block, x, use_reentrant=True)
+        return self.out(x)
+
+
+class CalledTwice(Base):
+    """Every block is called twice in one forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for block in (*self.blocks, *self.blocks):
+            x = block(x)
+        return self.out(x)
+
+
+class SharesInput(nn.Module):
+    """An encoder whose output goes into every decoder block and through it, as in T5."""
+
+    class Decoder(Mlp):
+        def forward(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(x) * memory.sigmoid(), memory
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.ModuleList(Mlp() for _ in range(3))
+        self.decoder = nn.ModuleList(self.Decoder() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        memory = x
+        for block in self.encoder:
+            memory = block(memory)
+        for block in self.decoder:
+            x, memory = block(x, memory)
+        return x + memory
+
+
+class TwoTowers(nn.Module):
+    """Two stacks that meet in the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = Base(3), Base(4)
+        self.temperature = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.left(x) * self.right(x) * self.temperature
+
+
+class LeafInput(Base):
+    """The stack's input is a leaf that wants a gradient, as a frozen embedding gives with adapters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x).detach().requires_grad_()
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x * self.scale)
+
+
+class InPlace(Base):
+    """Blocks change their input in place, first thing."""
+
+    class Block(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(0.9))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(4))
+
+
+@dataclasses.dataclass
+class Carried:
+    """What blocks hand on, in an object."""
+
+    hidden: Tensor
+
+
+class CarriesDataclass(Base):
+    """Blocks take and return a dataclass."""
+
+    class Block(Mlp):
+        def forward(self, carried: Carried) -> Carried:  # type: ignore[override]
+            return Carried(super().forward(carried.hidden))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        carried = Carried(self.inp(x))
+        for block in self.blocks:
+            carried = block(carried)
+        return self.out(carried.hidden)
+
+
+class PartlyFrozen(Base):
+    """A block is frozen whole, another in part, and one has a parameter without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].requires_grad_(False)
+        self.blocks[2].lin.weight.requires_grad_(False)  # type: ignore[union-attr]
+        self.blocks[3].register_parameter("nothing", nn.Parameter(torch.empty(0, 7)))
+
+
+class LeavesBlocksOut(Base):
+    """A block is not called, and the output of another does not reach the loss."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        self.blocks[1](x)
+        for index in (0, 2, 4):
+            x = self.blocks[index](x)
+        return self.out(x)
+
+
+class Tied(nn.Module):
+    """Input and output projection are one tensor, by two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inp = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.blocks = nn.ModuleList(Mlp() for _ in range(3))
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.out.weight = self.inp.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.out(x)
+
+
+class Attention(nn.Module):
+    """torch's attention module reads the weights of a child that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 5, batch_first=True)
+        self.blocks = nn.ModuleList(Mlp() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.attention(x, x, x, need_weights=False)[0]
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "plain": Base,
+    "head first": HeadFirst,
+    "checkpoint": lambda: Checkpointed(reentrant=False, every=1),
+    "checkpoint, 4 at once": lambda: Checkpointed(reentrant=False, every=4),
+    "reentrant checkpoint": lambda: Checkpointed(reentrant=True, every=1),
+    "reentrant checkpoint, 4 at once": lambda: Checkpointed(reentrant=True, every=4),
+    "checkpoint inside": CheckpointsInside,
+    "checkpointed twice": CheckpointedTwice,
+    "called twice": CalledTwice,
+    "shared input": SharesInput,
+    "two towers": TwoTowers,
+    "leaf input": LeafInput,
+    "in place": InPlace,
+    "dataclass": CarriesDataclass,
+    "partly frozen": PartlyFrozen,
+    "blocks left out": LeavesBlocksOut,
+    "tied": Tied,
+    "attention": Attention,
+}
+
+
+def settings(stage: int, accumulation: int = 2) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 3,
+        "gradient_accumulation_steps": accumulation,
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+        "zero_optimization": {"stage": stage},
+    }
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(3)
+    return MODELS[name]()
+
+
+def sample(seed: int) -> Tensor:
+    return torch.randn(3, 4, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def plain_gradients(model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> dict[str, Tensor]:
+    """What plain autograd accumulates; zeros where it leaves no gradient."""
+    loss(model).backward()
+    return {
+        n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters() if p.requires_grad
+    }
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor], where: str) -> None:
+    assert found.keys() == expected.keys(), where
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), f"{where}: {name}"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_gradients_of_two_micro_steps_equal_plain_autograd_at_every_stage(name: str) -> None:
+    expected = plain_gradients(build(name), lambda m: m(sample(0)).square().mean() / 2)
+    reference = build(name)
+    for seed in (0, 1):
+        (reference(sample(seed)).square().mean() / 2).backward()
+    both = {n: p.grad for n, p in reference.named_parameters() if p.grad is not None}
+    for stage in STAGES:
+        engine = make_engine(settings(stage), model=build(name))
+        if stage == 3:
+            engine._parts.step.store.poison = True
+        engine.backward(engine(sample(0)).square().mean())
+        assert_same(accumulated_gradients(engine), expected, f"stage {stage}")
+        with torch.no_grad():
+            engine(sample(5))
+        engine.step()
+        engine.backward(engine(sample(1)).square().mean())
+        found = accumulated_gradients(engine)
+        for key, value in both.items():
+            torch.testing.assert_close(found[key], value, rtol=1e-5, atol=1e-7)
+        engine.step()
+        assert engine.global_steps == 1
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", ["plain", "reentrant checkpoint", "shared input"])
+def test_several_forwards_before_one_backward_and_before_several(stage: int, name: str) -> None:
+    together = plain_gradients(build(name), lambda m: (m(sample(0)) * m(sample(1))).mean())
+    engine = make_engine(settings(stage, 1), model=build(name))
+    engine.backward((engine(sample(0)) * engine(sample(1))).mean())
+    assert_same(accumulated_gradients(engine), together, "one backward")
+
+    apart = build(name)
+    losses = [apart(sample(seed)).square().mean() for seed in (0, 1)]
+    for loss in losses:
+        loss.backward()
+    engine = make_engine(settings(stage, 1), model=build(name))
+    for loss in [engine(sample(seed)).square().mean() for seed in (0, 1)]:
+        engine.backward(loss)
+    assert_same(accumulated_gradients(engine), {n: p.grad for n, p in apart.named_parameters()}, "two backwards")  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_retained_graph_gives_gradients_again(stage: int) -> None:
+    engine = make_engine(settings(stage, 1), model=build("plain"))
+    loss = engine(sample(0)).square().mean()
+    engine.backward(loss, retain_graph=True)
+    once = accumulated_gradients(engine)
+    engine.backward(loss)
+    assert_same(accumulated_gradients(engine), {name: value * 2 for name, value in once.items()}, "twice")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_the_script_takes_itself_are_right_and_do_not_count(stage: int) -> None:
+    reference = build("plain")
+    x = sample(0).requires_grad_()
+    expected = torch.autograd.grad(reference(x).square().mean(), x)[0]
+    engine = make_engine(settings(stage, 1), model=build("plain"))
+    x = sample(0).requires_grad_()
+    assert torch.equal(torch.autograd.grad(engine(x).square().mean(), x)[0], expected)
+    engine.backward(engine(sample(1)).square().mean())
+    assert_same(
+        accumulated_gradients(engine), plain_gradients(reference, lambda m: m(sample(1)).square().mean()), "after"
+    )
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_the_scripts_own_zero_grad_does_no_harm(stage: int, set_to_none: bool) -> None:
+    losses: list[list[float]] = []
+    for own in (False, True):
+        engine = make_engine(settings(stage, 1), model=build("called twice"))
+        losses.append([])
+        for seed in range(4):
+            loss = engine(sample(seed)).square().mean()
+            if own:
+                engine.module.zero_grad(set_to_none=set_to_none)
+                engine.optimizer.zero_grad(set_to_none=set_to_none)
+            engine.backward(loss)
+            engine.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == losses[1]
+
+
+class ReadsWeight(Base):
+    """Reads a unit's weight and not its module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.linear(x, self.inp.weight, self.inp.bias)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.linear(self.inp(x), self.out.weight)
+
+
+class CallsParts(Base):
+    """Calls the parts of blocks and never a block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for block in self.blocks:
+            x = x + block.lin(block.norm(x)) * block.gain  # type: ignore[operator, union-attr]
+        return self.out(x * self.scale)
+
+
+@pytest.mark.parametrize("model", [ReadsWeight, CallsParts])
+def test_weights_used_outside_of_their_module_train_below_stage_3_and_are_refused_there(
+    model: type[nn.Module],
+) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(3)
+        return model()
+
+    expected = plain_gradients(make(), lambda m: m(sample(0)).square().mean())
+    for stage in (0, 1, 2):
+        engine = make_engine(settings(stage, 1), model=make())
+        engine.backward(engine(sample(0)).square().mean())
+        assert_same(accumulated_gradients(engine), expected, f"stage {stage}")
+    engine = make_engine(settings(3, 1), model=make())
+    with pytest.raises(ModelError, match=r"outside of (it|its|their)"):
+        engine.backward(engine(sample(0)).square().mean())
+
+
+class Opaque:
+    """An object of the script's own."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+
+class CarriesOpaque(Base):
+    """Blocks return objects that nobody can look into."""
+
+    class Block(Mlp):
+        def forward(self, carried: Opaque) -> Opaque:  # type: ignore[override]
+            return Opaque(super().forward(carried.hidden))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[1](self.blocks[0](Opaque(x))).hidden
+
+
+def test_an_output_that_cannot_be_followed_is_refused() -> None:
+    engine = make_engine(settings(3, 1), model=CarriesOpaque())
+    with pytest.raises(ModelError, match=r"`blocks\.0` returns a Opaque"):
+        engine(sample(0))
+
+
+def test_an_exception_in_a_forward_leaves_the_engine_usable() -> None:
+    expected = plain_gradients(build("plain"), lambda m: m(sample(1)).square().mean())
+    engine = make_engine(settings(3, 1), model=build("plain"))
+    with pytest.raises(RuntimeError, match="shape"):
+        engine(torch.randn(3, WIDTH + 1))
+    engine.backward(engine(sample(1)).square().mean())
+    assert_same(accumulated_gradients(engine), expected, "after")
+
+
+def _every_model(stage: int) -> dict[str, dict[str, Tensor]]:
+    """Two ranks with different samples; the mean over ranks of what each would find alone."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name in MODELS:
+        engine = make_engine(settings(stage, 1), model=build(name))
+        for _ in range(2):
+            engine.backward(engine(sample(engine.global_rank)).square().mean())
+        found[name] = accumulated_gradients(engine)
+        engine.step()
+    return found
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_ranks_find_the_mean_gradient_of_every_model(stage: int) -> None:
+    first, second = run_ranks(2, _every_model, stage)
+    for name in MODELS:
+        alone = [plain_gradients(build(name), lambda m, s=s: m(sample(s)).square().mean()) for s in (0, 1)]  # type: ignore[misc]
+        expected = {key: alone[0][key] + alone[1][key] for key in alone[0]}  # twice the mean
+        assert_same(first[name], expected, name)
+        assert_same(second[name], expected, name)
+
+
+def _leave_out_on_one_rank(stage: int) -> list[dict[str, Tensor]]:
+    class Choosy(Base):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inp(x)
+            for index, block in enumerate(self.blocks):
+                if index != 2 or dsrun_rank() == 0:
+                    x = block(x)
+            return self.out(x * self.scale)
+
+    torch.manual_seed(3)
+    engine = make_engine(settings(stage, 1), model=Choosy())
+    found: list[dict[str, Tensor]] = []
+    for step in range(3):
+        engine.backward(engine(sample(step)).square().mean())
+        found.append(accumulated_gradients(engine))
+        engine.step()
+    return found
+
+
+def dsrun_rank() -> int:
+    return torch.distributed.get_rank()
+
+
+def test_a_block_that_one_rank_leaves_out_neither_hangs_nor_changes_gradients_below_stage_3() -> None:
+    results = [run_ranks(2, _leave_out_on_one_rank, stage) for stage in (0, 1, 2)]
+    for ranks in results:
+        for step in range(3):
+            assert_same(ranks[0][step], ranks[1][step], f"step {step}")
+            assert_same(ranks[0][step], results[0][0][step], f"step {step}")
+    assert any(value.any() for name, value in results[0][0][0].items() if "blocks.2" in name)
+
+
+def test_hooks_come_off_the_model() -> None:
+    model = build("plain")
+    engine = dsrun.initialize(model=model, config=settings(2))[0]
+    engine.destroy()
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
