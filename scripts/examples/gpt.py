@@ -105,7 +105,7 @@ def sample(engine: dsrun.Engine, prompt: str, *, length: int, context: int) -> s
     generator = torch.Generator().manual_seed(0)  # the same on every rank: all must run the same forwards
     text = torch.tensor([list(prompt.encode())], device=engine.device)
     for _ in range(length):
-        logits_V = engine(text[:, -context:])[0, -1].float().cpu() / 0.7
+        logits_V = engine(text[:, -context:])[0, -1].float().cpu() / 0.8
         next_byte = torch.multinomial(logits_V.softmax(-1), 1, generator=generator)
         text = torch.cat([text, next_byte[None].to(text.device)], dim=1)
     engine.train()
@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--save-every", type=int, default=100, help="steps between checkpoints")
     parser.add_argument("--sample", type=int, default=0, help="bytes to write at the end")
     parser.add_argument("--width", type=int, default=192)
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=5)
     parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--context", type=int, default=128)
     args = parser.parse_args()
