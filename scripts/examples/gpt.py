@@ -85,7 +85,7 @@ class TextWindows(Dataset[Tensor]):
 
 
 def read_text(path: Path | None, *, limit: int = 16_000_000) -> Tensor:
-    """Returns up to `limit` bytes of a file, of a folder's text files, or of the standard library's source, as uint8."""
+    """Returns up to `limit` bytes, as uint8, of a file, of a folder's files, or of the standard library's source."""
     root = path or Path(sysconfig.get_paths()["stdlib"])
     files = [root] if root.is_file() else sorted(f for f in root.rglob("*.py" if path is None else "*") if f.is_file())
     if path is None:
