@@ -72,9 +72,9 @@ class Index:
         body = {"format": FORMAT, "world_size": self.world_size, "values": self.values, "tensors": tensors}
         return json.dumps(body, indent=1).encode()
 
-    def roles(self) -> set[str]:
-        """Returns every role that some tensor has."""
-        return {role for _, role in self.tensors}
+    def state_roles(self) -> set[str]:
+        """Returns every role of an optimizer state that some tensor has."""
+        return {role for _, role in self.tensors} - {"param", "buffer"}
 
 
 def read_index(folder: Path) -> Index:
@@ -109,6 +109,8 @@ def read_index(folder: Path) -> Index:
             f"{folder}: no complete checkpoint: {INDEX_FILE} is missing{_tags_hint(folder.parent)}",
             hint="the save was interrupted, or this is another tool's folder; load another tag",
         ) from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}", hint="load another tag") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path}: the index is damaged: {error!r}", hint="load another tag") from error
 
@@ -119,10 +121,11 @@ def check_tag(tag: str) -> str:
     Raises:
         CheckpointError: it is empty, too long, or could leave the checkpoint folder.
     """
-    if not _TAG.fullmatch(tag):
+    if not _TAG.fullmatch(tag) or tag == LATEST_FILE:
+        shown = tag if len(tag) <= 80 else f"{tag[:80]}..."
         raise CheckpointError(
-            f"checkpoint tag is {tag!r}; expected 1 to 200 letters, digits, `_`, `.`, `+`, `=` or `-`, "
-            "not starting with a dot or dash",
+            f"checkpoint tag is {shown!r}; expected 1 to 200 letters, digits, `_`, `.`, `+`, `=` or `-`, "
+            f"not starting with a dot or dash, and not `{LATEST_FILE}`",
         )
     return tag
 
@@ -138,6 +141,8 @@ def latest_tag(folder: Path) -> str | None:
         text = path.read_bytes()[:300].decode("utf-8", "replace").strip()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}{_tags_hint(folder)}", hint="pass tag=") from error
     if not _TAG.fullmatch(text) or not (folder / text / INDEX_FILE).is_file():
         raise CheckpointError(
             f"{path}: it names {text!r}, which is no complete checkpoint{_tags_hint(folder)}",

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
 from dsrun.atomic import sync_folder, write_atomic
 from dsrun.errors import CheckpointError
 
 from ..layout.region import Region, regions_of_flat_range
+from ..mesh.agreement import Failure, attempt
 from ..mesh.collectives import Collectives
 from ..protocols import StateEntry
 from .index import INDEX_FILE, LATEST_FILE, Index, StoredBox, StoredTensor, check_tag
@@ -58,16 +60,50 @@ def save(
         CheckpointError: on every rank, if one could not write; nothing was published.
     """
     target = folder / check_tag(tag)
-    text = _json(values)
     identity = torch.tensor([secrets.randbits(32)], dtype=torch.int64, device=device)
     collectives.broadcast(identity, source=0).wait()
     suffix = f"{int(identity.item()):08x}"
-    problem = _attempt(lambda: _write_pieces(target, entries, rank=collectives.rank, suffix=suffix))
-    _agree(problem, target, collectives, device=device)
-    if collectives.rank == 0:
-        problem = _attempt(lambda: _publish(folder, target, suffix, text, collectives.size, save_latest=save_latest))
-    _agree(problem, target, collectives, device=device)
+
+    def write_part() -> None:
+        check_json(values)
+        _write_pieces(target, entries, rank=collectives.rank, suffix=suffix)
+
+    def publish() -> None:
+        if collectives.rank == 0:
+            _publish(folder, target, suffix, values, collectives.size, save_latest=save_latest)
+
+    failure = attempt(write_part, collectives, device=device)
+    if failure is not None:
+        with suppress(OSError):
+            _file_of(target, collectives.rank, suffix).unlink(missing_ok=True)
+    else:
+        failure = attempt(publish, collectives, device=device)
+    if failure is not None:
+        raise _refusal(target, failure) from failure.error
     return target
+
+
+def check_json(values: Mapping[str, Any]) -> None:
+    """Raises where a value would not come back from JSON as it is.
+
+    Raises:
+        CheckpointError: naming the value.
+    """
+    for name, value in values.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{name} cannot be saved: {error}",
+                hint="it takes JSON values: numbers, text, lists and dicts with text keys; never a pickle",
+            ) from error
+
+
+def _refusal(target: Path, failure: Failure) -> CheckpointError:
+    if failure.error is None:
+        return CheckpointError(f"{target}: rank {failure.rank} could not save its part; nothing was published")
+    hint = failure.error.hint if isinstance(failure.error, CheckpointError) else None
+    return CheckpointError(f"{target}: could not be saved, nothing was published: {failure.error}", hint=hint)
 
 
 def _write_pieces(target: Path, entries: Sequence[StateEntry], *, rank: int, suffix: str) -> None:
@@ -92,9 +128,11 @@ def _write_pieces(target: Path, entries: Sequence[StateEntry], *, rank: int, suf
     sync_folder(target)
 
 
-def _publish(folder: Path, target: Path, suffix: str, text: str, world_size: int, *, save_latest: bool) -> None:
+def _publish(
+    folder: Path, target: Path, suffix: str, values: dict[str, Any], world_size: int, *, save_latest: bool
+) -> None:
     """Collects every rank's boxes, writes the index, then `latest`, then removes what an older save left."""
-    index = Index(world_size, {}, json.loads(text))
+    index = Index(world_size, {}, values)
     for rank in range(world_size):
         _collect(index, _file_of(target, rank, suffix))
     write_atomic(target / INDEX_FILE, index.to_bytes())
@@ -120,32 +158,3 @@ def _collect(index: Index, path: Path) -> None:
 
 def _file_of(target: Path, rank: int, suffix: str) -> Path:
     return target / f"rank-{rank:05d}-{suffix}.safetensors"
-
-
-def _json(values: dict[str, Any]) -> str:
-    try:
-        return json.dumps(values)
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"client_state: {error}",
-            hint="client_state takes JSON values: numbers, text, lists and dicts with text keys; never a pickle",
-        ) from error
-
-
-def _attempt(work: Callable[[], None]) -> BaseException | None:
-    """Runs one rank's part; a failure is kept for all ranks to hear of."""
-    try:
-        work()
-    except (OSError, SafetensorError, CheckpointError) as error:
-        return error
-    return None
-
-
-def _agree(problem: BaseException | None, target: Path, collectives: Collectives, *, device: torch.device) -> None:
-    """Raises on every rank where one rank had a problem; one all-reduce of one number."""
-    failed = torch.tensor([-1 if problem is None else collectives.rank], dtype=torch.int64, device=device)
-    collectives.all_reduce(failed, op="max").wait()
-    if problem is not None:
-        raise CheckpointError(f"{target}: could not be saved, nothing was published: {problem}") from problem
-    if int(failed.item()) >= 0:
-        raise CheckpointError(f"{target}: rank {int(failed.item())} could not save its part; nothing was published")

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dsrun.errors import CheckpointError
+
 _NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -26,6 +28,12 @@ _NAMES = {
     torch.int8: "I8",
     torch.uint8: "U8",
     torch.bool: "BOOL",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
 }
 
 
@@ -38,11 +46,14 @@ def write_tensor_file(path: Path, entries: Mapping[str, Tensor], *, metadata: Ma
         metadata: the header's free part.
 
     Raises:
+        CheckpointError: the format has no name for a tensor's dtype.
         OSError: the file cannot be written; nothing is left of it.
     """
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for key, tensor in entries.items():
+        if tensor.dtype not in _NAMES:
+            raise CheckpointError(f"`{key}` is {tensor.dtype}, which safetensors files cannot hold")
         size = tensor.numel() * tensor.element_size()
         header[key] = {
             "dtype": _NAMES[tensor.dtype],

@@ -66,20 +66,27 @@ class TrainingLoader:
         self._seed = seed
         self.epoch = 0
         self.samples_seen = 0  # of this epoch, over all ranks
-        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=_Plan(self), collate_fn=collate_fn)
+        # A generator of its own: torch's loader would draw from the default one, and shift dropout after a resume.
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset, batch_sampler=_Plan(self), collate_fn=collate_fn, generator=torch.Generator()
+        )
 
     def __len__(self) -> int:
         """Micro batches of a whole epoch on this rank."""
         return self._rounds
 
     def __iter__(self) -> Iterator[Any]:
-        """Yields the micro batches that are left of this epoch, then moves on to the next epoch."""
+        """Yields the micro batches that are left of this epoch, then moves on to the next epoch.
+
+        An epoch of which nothing is left (a checkpoint after its last batch) is over: the next one is yielded.
+        """
+        if self.samples_seen >= self._rounds * self._round:
+            self._end_epoch()
         for batch in self._loader:
             # Counted before the yield: a batch that was handed out has been seen.
             self.samples_seen += self._round
             yield batch
-        self.epoch += 1
-        self.samples_seen = 0
+        self._end_epoch()
 
     def state_dict(self) -> dict[str, int]:
         """Returns the position, which does not depend on the number of ranks."""
@@ -88,8 +95,14 @@ class TrainingLoader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Takes over a position; a position inside a micro step of this many ranks is rounded down to its start."""
         self.epoch = int(state["epoch"])
-        self.samples_seen = int(state["samples_seen"]) // self._round * self._round
+        seen = int(state["samples_seen"])
+        # Of an epoch that was filled up for more ranks, every sample has been seen: there is nothing left for fewer.
+        self.samples_seen = (self._rounds if seen >= self._samples else seen // self._round) * self._round
         self._seed = int(state["seed"])
+
+    def _end_epoch(self) -> None:
+        self.epoch += 1
+        self.samples_seen = 0
 
     def indices(self) -> Iterator[list[int]]:
         """Yields the sample indices of this rank's remaining micro batches of this epoch."""

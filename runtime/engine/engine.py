@@ -47,6 +47,7 @@ class Engine:
         self._batch = parts.batch
         self._counters = Counters()
         self._boundary: bool | None = None
+        self._micro_steps_done = 0  # of the present global batch; a count of all of them would not survive a change
         self._last: StepResult | None = None
         self._step_applied = False
         self._backward_done = False
@@ -94,7 +95,7 @@ class Engine:
                 hint="reduce it with .mean(), and compute it outside of torch.no_grad()",
             )
         self._check_first_loss(loss)
-        self._report.add_loss(loss.detach())
+        self._report.add_loss(loss.detach().reshape(1))
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
         self._parts.hooks.before_backward(retain_graph=retain_graph)
         scaled.backward(retain_graph=retain_graph)
@@ -115,7 +116,9 @@ class Engine:
             )
         self._backward_done = False
         self._step_applied = False
-        if self.is_gradient_accumulation_boundary():
+        boundary = self.is_gradient_accumulation_boundary()
+        self._micro_steps_done = 0 if boundary else self._micro_steps_done + 1
+        if boundary:
             self._parts.hooks.before_step()
             self._take_step()
         self._counters.micro_steps += 1
@@ -124,7 +127,7 @@ class Engine:
         """Whether the next `step` updates the parameters."""
         if self._boundary is not None:
             return self._boundary
-        return (self._counters.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+        return self._micro_steps_done + 1 >= self.gradient_accumulation_steps()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Overrides the count of micro steps, until called again."""
@@ -170,7 +173,7 @@ class Engine:
     def save_checkpoint(
         self,
         save_dir: str | Path,
-        tag: str | None = None,
+        tag: str | int | None = None,
         client_state: Mapping[str, Any] | None = None,
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
@@ -197,7 +200,7 @@ class Engine:
             self._parts,
             self._counters,
             Path(save_dir),
-            tag=f"global_step{self.global_steps}" if tag is None else tag,
+            tag=f"global_step{self.global_steps}" if tag is None else str(tag),
             client_state=client_state or {},
             save_latest=save_latest,
             frozen=not exclude_frozen_parameters,
@@ -207,7 +210,7 @@ class Engine:
     def load_checkpoint(
         self,
         load_dir: str | Path,
-        tag: str | None = None,
+        tag: str | int | None = None,
         load_module_strict: bool = True,
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,
@@ -233,7 +236,7 @@ class Engine:
             CheckpointError: there is none, it is damaged, or it is of another model; nothing was changed then, unless
                 a file turns out damaged while it is read.
         """
-        found = latest_tag(Path(load_dir)) if tag is None else check_tag(tag)
+        found = latest_tag(Path(load_dir)) if tag is None else check_tag(str(tag))
         if found is None and missing_ok:
             return None, None
         if found is None:
@@ -241,6 +244,10 @@ class Engine:
                 f"{load_dir}: no checkpoint here: there is no file `latest`",
                 hint="check the folder, pass tag=, or pass missing_ok=True to start from scratch",
             )
+        # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
+        self._parts.hooks.before_step()
+        self._parts.step.reducer.zero()
+        self._micro_steps_done = 0
         client_state = load_engine(
             self._parts,
             self._counters,

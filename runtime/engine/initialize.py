@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def initialize(
     info = init_distributed()
     settings = load(source, world_size=info.world_size)
     mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=choose_device(present_backend(), info))
-    _check_same_everywhere(model, settings, mesh)
+    _check_same_everywhere(model, settings, assignment, training_data, mesh)
 
     stage = settings.zero_optimization.stage
     plan = ZeroPlan.of_stage(stage)
@@ -199,11 +199,19 @@ def _groups_of(optimizer: OptimizerLike | None) -> list[dict[str, Any]] | None:
     return optimizer.param_groups if isinstance(optimizer, optim.Optimizer) else None
 
 
-def _check_same_everywhere(model: nn.Module, settings: Config, mesh: ProcessGroupMesh) -> None:
+def _check_same_everywhere(
+    model: nn.Module,
+    settings: Config,
+    assignment: GroupAssignment,
+    training_data: Dataset[Any] | None,
+    mesh: ProcessGroupMesh,
+) -> None:
     shapes = [(name, list(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
     facts = {
         "the model's parameters": shapes,
         "the model's buffers": [(name, list(b.shape), str(b.dtype)) for name, b in model.named_buffers()],
+        "the optimizer's groups": [assignment.group_of.get(id(p)) for p in model.parameters()],
+        "the length of training_data": len(training_data) if isinstance(training_data, Sized) else None,
         "the config": settings.raw,
     }
     check_agreement(facts, mesh.axes[DATA_AXIS], device=mesh.device)

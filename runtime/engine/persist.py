@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
-from dsrun.errors import CheckpointError
+from dsrun.errors import CheckpointError, Problem
 from dsrun.units import format_bytes
 
 from ..checkpoint.index import Index, read_index
+from ..checkpoint.json_values import from_json, to_json
 from ..checkpoint.load import check_fit, read
 from ..checkpoint.save import save
+from ..mesh.agreement import attempt
 from ..zero.publisher import publish
-from .parts import EngineParts
+from .parts import EngineParts, Scheduler
 from .state import Counters, parameter_entries, wanted_tensors
 
 
@@ -46,9 +48,10 @@ def save_engine(
                 "type": type(parts.optimizer).__name__,
                 "groups": [] if parts.optimizer is None else step.optimizer.options(),
             },
-            "scheduler": None if parts.scheduler is None else parts.scheduler.state_dict(),
+            "scheduler": None if parts.scheduler is None else _schedule(parts.scheduler),
             "data": None if parts.loader is None else parts.loader.state_dict(),
             "client_state": dict(client_state),
+            "frozen": frozen,
             "config": parts.config,
             "torch": torch.__version__,
         },
@@ -90,15 +93,20 @@ def load_engine(
     """
     index = read_index(target)
     values = index.values
-    check_fit(index, target, wanted_tensors(parts.module), strict=strict)
+    # A checkpoint without frozen parameters leaves those of the model as they are.
+    frozen = bool(values.get("frozen", True))
     with_states = optimizer and parts.optimizer is not None
+    schedule: dict[str, Any] | None = values["scheduler"] if scheduler and parts.scheduler is not None else None
+    check_fit(index, target, wanted_tensors(parts.module, frozen=frozen), strict=strict)
     if with_states:
-        _check_optimizer(parts, values, target)
-    _read_tensors(parts, index, target, states=with_states)
+        _check_optimizer(parts, index, target)
+    if schedule is not None:
+        _check_schedule(parts, schedule, target)
+    _read_tensors(parts, index, target, states=with_states, frozen=frozen)
     if with_states:
         parts.step.optimizer.set_options(values["optimizer"]["groups"])
-    if scheduler and parts.scheduler is not None and values["scheduler"] is not None:
-        parts.scheduler.load_state_dict(values["scheduler"])
+    if schedule is not None and parts.scheduler is not None:
+        parts.scheduler.load_state_dict(from_json(schedule["state"]))
     if progress:
         counters.load(values["counters"])
         if parts.loader is not None and values["data"] is not None:
@@ -106,21 +114,48 @@ def load_engine(
     return dict(values["client_state"])
 
 
-def _check_optimizer(parts: EngineParts, values: Mapping[str, Any], target: Path) -> None:
-    saved, mine = values["optimizer"]["type"], type(parts.optimizer).__name__
+def _schedule(scheduler: Scheduler) -> dict[str, Any]:
+    return {"type": type(scheduler).__name__, "state": to_json(scheduler.state_dict())}
+
+
+def _check_optimizer(parts: EngineParts, index: Index, target: Path) -> None:
+    saved, mine = index.values["optimizer"]["type"], type(parts.optimizer).__name__
+    hint = "use the same optimizer, or pass load_optimizer_states=False"
     if saved != mine:
         raise CheckpointError(
-            f"{target}: its optimizer states are {saved}'s; this run's optimizer is {mine}",
-            hint="use the same optimizer, or pass load_optimizer_states=False",
+            f"{target}: its optimizer states are {saved}'s; this run's optimizer is {mine}", hint=hint
+        )
+    problems = [
+        Problem(f"{target}: no {role} of `{extent.name}`, which was not trained then", hint)
+        for role in sorted(index.state_roles())
+        for unit in parts.step.units
+        for extent in unit.layout.extents
+        if extent.numel and (extent.name, role) not in index.tensors
+    ]
+    if problems:
+        raise CheckpointError.of(problems)
+
+
+def _check_schedule(parts: EngineParts, saved: Mapping[str, Any], target: Path) -> None:
+    mine = type(parts.scheduler).__name__
+    if saved["type"] != mine:
+        raise CheckpointError(
+            f"{target}: its schedule is a {saved['type']}; this run's is a {mine}",
+            hint="use the same schedule, or pass load_lr_scheduler_states=False",
         )
 
 
-def _read_tensors(parts: EngineParts, index: Index, target: Path, *, states: bool) -> None:
+def _read_tensors(parts: EngineParts, index: Index, target: Path, *, states: bool, frozen: bool) -> None:
+    """Reads this rank's pieces, then makes parameters of them; raises on every rank where one could not read."""
     step = parts.step
     whole = not step.plan.shard_optimizer
-    entries = parameter_entries(parts.module, step.units, replicated=whole)
+    entries = parameter_entries(parts.module, step.units, replicated=whole, frozen=frozen)
     if states:
-        roles = sorted(index.roles() - {"param", "buffer"})
-        entries += step.optimizer.loadable_entries(roles, replicated=whole)
-    read(index, target, entries)
+        entries += step.optimizer.loadable_entries(sorted(index.state_roles()), replicated=whole)
+    failure = attempt(lambda: read(index, target, entries), parts.collectives, device=parts.mesh.device)
+    if failure is not None:
+        raise failure.error or CheckpointError(
+            f"{target}: rank {failure.rank} could not read its part; the engine's state is now a mixture",
+            hint="see that rank's error, and load another tag",
+        )
     publish(step.units, step.plan, step.collectives, step.store)

@@ -69,9 +69,15 @@ def parameter_entries(
     return entries
 
 
-def wanted_tensors(model: nn.Module) -> list[tuple[str, str, tuple[int, ...]]]:
-    """Returns (name, role, shape) of every parameter and persistent buffer of the model, on whichever rank."""
-    wanted = [(name, "param", tuple(param.shape)) for name, param in model.named_parameters()]
+def wanted_tensors(model: nn.Module, *, frozen: bool = True) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Returns (name, role, shape) of every parameter and persistent buffer of the model, on whichever rank.
+
+    Args:
+        model: the model.
+        frozen: include frozen parameters.
+    """
+    parameters = [(name, param) for name, param in model.named_parameters() if frozen or param.requires_grad]
+    wanted = [(name, "param", tuple(param.shape)) for name, param in parameters]
     persistent = set(_persistent_names(model))
     wanted += [(name, "buffer", tuple(buffer.shape)) for name, buffer in model.named_buffers() if name in persistent]
     return wanted

@@ -1,13 +1,14 @@
-"""Do all ranks mean the same thing? Compares a fingerprint over an axis before the first real collective.
+"""Do all ranks mean the same thing, and did all of them succeed? One small collective tells every rank of an axis.
 
-A rank with another model or config would otherwise hang or corrupt the others much later.
+A rank with another model or config, or one that failed alone, would otherwise hang or corrupt the others much later.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -45,3 +46,29 @@ def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, de
             f"the ranks do not agree with rank 0: {'; '.join(differences)}",
             hint="build the same model from the same config on every rank; seed it or branch on the rank only for data",
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong on at least one rank: the last rank that failed, and this rank's own error if it did."""
+
+    rank: int
+    error: Exception | None
+
+
+def attempt(work: Callable[[], None], collectives: Collectives, *, device: torch.device) -> Failure | None:
+    """Runs each rank's part and returns on every rank whether one failed; one all-reduce of one number.
+
+    Args:
+        work: this rank's part; it enters no collective.
+        collectives: the axis; every rank must call.
+        device: where the collectives' tensors live.
+    """
+    error: Exception | None = None
+    try:
+        work()
+    except Exception as raised:  # whatever it is: the other ranks wait, and the caller raises it
+        error = raised
+    failed = torch.tensor([-1 if error is None else collectives.rank], dtype=torch.int64, device=device)
+    collectives.all_reduce(failed, op="max").wait()
+    return None if int(failed.item()) < 0 else Failure(int(failed.item()), error)

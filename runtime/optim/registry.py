@@ -78,12 +78,13 @@ def adopt(optimizer: optim.Optimizer, shards_by_group: list[list[nn.Parameter]])
     The optimizer object and its group dicts stay, so schedulers and references to it stay valid.
 
     Raises:
-        ModelError: the optimizer has state already.
+        ModelError: the optimizer has state already: it has stepped, or makes state when it is made (Adagrad).
     """
     if optimizer.state:
         raise ModelError(
-            "optimizer: it has taken a step before dsrun.initialize, and its state belongs to whole tensors",
-            hint="pass a fresh optimizer, and load earlier state with engine.load_checkpoint",
+            f"optimizer: this {type(optimizer).__name__} holds state already, which belongs to whole tensors",
+            hint="pass a fresh one, or a function that makes it (optimizer=lambda groups: ...); "
+            "load earlier state with engine.load_checkpoint",
         )
     for group, shards in zip(optimizer.param_groups, shards_by_group, strict=True):
         group["params"] = shards

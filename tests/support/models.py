@@ -11,17 +11,17 @@ CONTEXT = 12
 
 
 class Block(nn.Module):
-    """Attention and MLP with residuals; sizes that no vector width divides."""
+    """Attention and MLP with residuals; `odd` makes a size that no vector width divides."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, odd: int = 1) -> None:
         super().__init__()
         self.heads = heads
         self.norm_1 = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width, bias=False)
         self.norm_2 = nn.LayerNorm(width)
-        self.up = nn.Linear(width, 3 * width + 1)
-        self.down = nn.Linear(3 * width + 1, width)
+        self.up = nn.Linear(width, 3 * width + odd)
+        self.down = nn.Linear(3 * width + odd, width)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         b, t, d = x_BTD.shape
@@ -34,11 +34,13 @@ class Block(nn.Module):
 class TinyGPT(nn.Module):
     """A language model with embedding, blocks, final norm, head, a root parameter and a buffer."""
 
-    def __init__(self, *, width: int = 72, layers: int = 3, tied: bool = False, vocab: int = VOCAB) -> None:
+    def __init__(
+        self, *, width: int = 72, layers: int = 3, tied: bool = False, vocab: int = VOCAB, odd: int = 1
+    ) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocab, width)
         self.position = nn.Parameter(torch.randn(CONTEXT, width) * 0.02)
-        self.blocks = nn.ModuleList(Block(width, 4) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, 4, odd=odd) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
         self.register_buffer("scale", torch.tensor(1.0))
