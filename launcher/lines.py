@@ -35,7 +35,15 @@ class LineAssembler:
             now_s: when they were written, in seconds by any clock that does not go back.
         """
         lines: list[str] = []
-        *complete, rest = (self._pending + data).split(b"\n")
+        data = self._pending + data
+        if b"\r" not in data and len(data) <= self._max_line_bytes:
+            # Nothing to fold and nothing to cut: all lines at once, as a program that prints numbers writes millions.
+            end = data.rfind(b"\n") + 1
+            if end:
+                lines, self._shown_at_s = _text(data[: end - 1]).split("\n"), None
+            self._pending = data[end:]
+            return lines
+        *complete, rest = data.split(b"\n")
         for line in complete:
             # Any number of `\r` before `\n`: a pseudo-terminal adds one more to each `\r\n`.
             lines += self._pieces(_last_state(line.rstrip(b"\r")))

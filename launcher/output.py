@@ -7,8 +7,9 @@ Every line carries its tag, with one rank as with many, so nothing that reads th
 
 from __future__ import annotations
 
-import io
+import errno
 import os
+import select
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -20,22 +21,58 @@ _RED, _YELLOW, _RESET = "\x1b[1;31m", "\x1b[1;33m", "\x1b[0m"
 CLOSED_PIPE_EXIT = 141
 
 
+#: Between two questions whether to wait on for a reader that does not read.
+_PATIENCE_S = 0.1
+#: The reader is gone: `| head` has read enough, or the terminal was closed.
+_NO_READER = frozenset({errno.EPIPE, errno.EIO})
+
+
 class RawStream(Protocol):
-    """An unbuffered byte stream, as `io.FileIO` is one."""
+    """An unbuffered byte stream."""
 
-    def write(self, data: bytes, /) -> int | None:
-        """Writes some of `data`; returns how much, or None where the stream does not block and is full."""
+    def write(self, data: bytes, /) -> int:
+        """Writes some of `data`; returns how much."""
         ...
 
-    def fileno(self) -> int:
-        """Returns the descriptor."""
-        ...
+
+class PatientStream:
+    """A descriptor that is written to only while it takes something, so that the writer can look around meanwhile.
+
+    Args:
+        descriptor: blocking or not; stays open.
+        keep_waiting: asked while the reader does not read (a pager, a stopped terminal); no means to write nothing.
+    """
+
+    def __init__(self, descriptor: int, keep_waiting: Callable[[], bool]) -> None:
+        self._descriptor = descriptor
+        self._keep_waiting = keep_waiting
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLOUT)
+
+    def write(self, data: bytes, /) -> int:
+        """Writes as many whole lines as a pipe surely takes, or part of a long one. See `RawStream`.
+
+        Raises:
+            OSError: nobody reads, or will read in time.
+        """
+        # A pipe that is ready takes this much without blocking, and in one piece, whoever else writes to it.
+        end = data.rfind(b"\n", 0, select.PIPE_BUF) + 1
+        while True:
+            while not self._poll.poll(_PATIENCE_S * 1000):
+                if not self._keep_waiting():
+                    raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+            try:
+                return os.write(self._descriptor, data[: end or select.PIPE_BUF])
+            except BlockingIOError:
+                # Whoever shares the terminal with us (ssh does) made it non-blocking, and it took nothing after all.
+                continue
 
 
 class Printer:
-    """Writes lines of ranks and notes of dsrun, each with one system call so that lines never mix.
+    """Writes lines of ranks and notes of dsrun, whole lines with every system call so that they never mix.
 
-    A stream that nobody reads any more is dropped and reported once: printing never raises.
+    A stream that nobody reads any more is dropped and reported once; one that cannot be written to otherwise (a full
+    disk) is dropped with a note on the other, and the job goes on: its log is complete. Printing never raises.
     """
 
     def __init__(
@@ -68,13 +105,13 @@ class Printer:
         self._on_closed = on_closed
         self.closed = False
 
-    def line(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> None:
-        """Prints one whole line of a rank.
+    def lines(self, rank: int, stream: Literal["stdout", "stderr"], texts: Sequence[str]) -> None:
+        """Prints whole lines of a rank.
 
         Args:
-            rank: who wrote it.
+            rank: who wrote them.
             stream: where to.
-            text: the line without its end; bytes that are no UTF-8 stand in it as surrogate escapes and leave as
+            texts: lines without their ends; bytes that are no UTF-8 stand in them as surrogate escapes and leave as
                 they came, terminal escapes too.
         """
         if stream not in self._streams:
@@ -82,9 +119,8 @@ class Printer:
         tag = f"[{self._hosts[rank]}:{rank}]" if self._several_hosts else f"[{rank}]"
         if self._colour[stream]:
             tag = f"\x1b[{_TAG_COLOURS[rank % len(_TAG_COLOURS)]}m{tag}{_RESET}"
-            # A rank that switches a colour on and not off would paint the lines of all others.
-            text = f"{text}{_RESET}" if "\x1b" in text else text
-        self._write(stream, f"{tag} {text}\n")
+            texts = [_closed(text) for text in texts]
+        self._write(stream, "".join([f"{tag} {text}\n" for text in texts]))
 
     def note(self, text: str) -> None:
         """Prints a line of dsrun's own talk."""
@@ -99,7 +135,8 @@ class Printer:
     def report(self, lines: Sequence[str]) -> None:
         """Prints an `error:` report, quiet or not."""
         for line in lines:
-            self._write("stderr", f"{self._painted(line, 'error:', _RED)}\n")
+            shown = _closed(line) if self._colour["stderr"] else line
+            self._write("stderr", f"{self._painted(shown, 'error:', _RED)}\n")
 
     def _painted(self, text: str, word: str, colour: str) -> str:
         if not self._colour["stderr"] or not text.startswith(word):
@@ -110,12 +147,15 @@ class Printer:
         stream = self._streams.get(name)
         if stream is None:
             return
+        data = encode(text)
         try:
-            _write_all(stream, encode(text))
-        except OSError:
-            # EPIPE: `| head` has read enough. EIO: the terminal is gone.
-            del self._streams[name]
-            if not self.closed:
+            while data:
+                data = data[stream.write(data) :]
+        except OSError as error:
+            self._streams.pop(name, None)
+            if error.errno not in _NO_READER:
+                self._write("stderr", f"dsrun: {name} cannot be written: {error.strerror}; the logs are complete\n")
+            elif not self.closed:
                 self.closed = True
                 self._on_closed()
 
@@ -127,6 +167,7 @@ def terminal_printer(
     stdout_is_data: bool,
     environ: Mapping[str, str],
     on_closed: Callable[[], None],
+    keep_waiting: Callable[[], bool],
 ) -> Printer:
     """Returns a printer on this process's own stdout and stderr.
 
@@ -136,11 +177,12 @@ def terminal_printer(
         stdout_is_data: stdout is kept for one JSON object, and all lines go to stderr.
         environ: where NO_COLOR, FORCE_COLOR and TERM are read.
         on_closed: as for `Printer`.
+        keep_waiting: as for `PatientStream`.
     """
     out, err = 2 if stdout_is_data else 1, 2
     return Printer(
-        stdout=io.FileIO(out, "w", closefd=False),
-        stderr=io.FileIO(err, "w", closefd=False),
+        stdout=PatientStream(out, keep_waiting),
+        stderr=PatientStream(err, keep_waiting),
         stdout_colour=wants_colour(environ, is_terminal=os.isatty(out)),
         stderr_colour=wants_colour(environ, is_terminal=os.isatty(err)),
         hosts=hosts,
@@ -164,11 +206,6 @@ def encode(text: str) -> bytes:
         return text.encode("utf-8", "backslashreplace")
 
 
-def _write_all(stream: RawStream, data: bytes) -> None:
-    while data:
-        written = stream.write(data)
-        if written is None:
-            # Whoever shares the terminal with us (ssh does) made it non-blocking; lines are not to be lost for that.
-            os.set_blocking(stream.fileno(), True)
-            continue
-        data = data[written:]
+def _closed(text: str) -> str:
+    """A rank that switches a colour on and not off would paint the lines of all others."""
+    return f"{text}{_RESET}" if "\x1b" in text else text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dsrun.errors import LaunchError
@@ -26,7 +26,7 @@ class RankOutput:
     Args:
         rank: whose output.
         run_dir: where the file goes; it must exist.
-        show: gets each whole line.
+        show: gets whole lines.
         warn: gets one line, should the file become incomplete.
 
     Raises:
@@ -38,7 +38,7 @@ class RankOutput:
         rank: int,
         run_dir: str,
         *,
-        show: Callable[[int, StreamName, str], None],
+        show: Callable[[int, StreamName, Sequence[str]], None],
         warn: Callable[[str], None],
     ) -> None:
         self.path = Path(run_dir) / f"rank{rank}.log"
@@ -59,19 +59,18 @@ class RankOutput:
         """Writes a frame to the file and shows the lines that it completes."""
         data = frame.text.encode("utf-8", "surrogateescape")
         self._write(data)
-        for line in self._lines[frame.stream].feed(data, now_s=frame.time_s):
-            self._deliver(frame.stream, line)
+        self._deliver(frame.stream, self._lines[frame.stream].feed(data, now_s=frame.time_s))
 
     def finish(self) -> None:
         """Shows what was left without an end of line, and closes the file."""
         for name, assembler in self._lines.items():
-            for line in assembler.finish():
-                self._deliver(name, line)
+            self._deliver(name, assembler.finish())
         self._close()
 
-    def _deliver(self, stream: StreamName, line: str) -> None:
-        self.tail.append(line[:_TAIL_LINE_CHARACTERS])
-        self._show(self._rank, stream, line)
+    def _deliver(self, stream: StreamName, lines: Sequence[str]) -> None:
+        self.tail.extend(line[:_TAIL_LINE_CHARACTERS] for line in lines[-TAIL_LINES:])
+        if lines:
+            self._show(self._rank, stream, lines)
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

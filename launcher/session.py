@@ -5,27 +5,30 @@ the caller's thread, in the order of one queue.
 
 [Note: escalation] A stop is asked, then forced, then left: the first request sends the signal to all ranks with the
 plan's grace, the second kills them now, the third returns at once and leaves the kill to the agents, whose
-lifelines end. The first failure asks as well, so one request of the user after it forces.
+lifelines end. The first failure asks as well, so one request of the user after it forces. Requests overtake all
+output that waits to be shown, and are obeyed while the reader of the output does not read.
 """
 
 from __future__ import annotations
 
 import enum
-import os
 import queue
 import signal
 import time
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from dsrun.errors import LaunchError
 from dsrun.units import format_duration
 
-from .failures import FailureReport, HostLoss, RankEnd, UserStop, describe_status, judge, signal_name
+from .failures import HostLoss, UserStop, describe_status, signal_name
 from .link import Ended, Link, LinkEvent, Received, Said
-from .plan import LaunchPlan, NodePlan
+from .plan import LaunchPlan
 from .protocol import VERSION, Exit, Failed, Finished, Hello, Kill, Message, Output, Started, Stop, StreamName
 from .rank_output import RankOutput
+from .tally import Outcome, Tally
 from .transport.base import Transport
 from .worker import isolated_command
 
@@ -38,28 +41,13 @@ _END_MARGIN_S = 40.0
 class Sink(Protocol):
     """Where a session's talk goes; called on the thread that runs the session."""
 
-    def line(self, rank: int, stream: StreamName, text: str) -> None:
-        """A whole line of a rank, without its end; undecodable bytes are surrogate escapes."""
+    def lines(self, rank: int, stream: StreamName, texts: Sequence[str]) -> None:
+        """Whole lines of a rank, without their ends; undecodable bytes are surrogate escapes."""
         ...
 
     def note(self, text: str) -> None:
         """One line about the job itself."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-        exit_code: see `failures` for what each means.
-        report: why it failed; None if it did not, or if the user stopped it.
-        ends: every rank's end, by rank.
-    """
-
-    exit_code: int
-    report: FailureReport | None
-    ends: tuple[RankEnd, ...]
 
 
 class _Step(enum.Enum):
@@ -73,8 +61,13 @@ class _Step(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class _UserRequest:
-    signal: int
+    stop: UserStop
+    why: str
     at_once: bool
+
+
+class _Wake:
+    """Ends the wait for an event, so that a request is looked at."""
 
 
 class Session:
@@ -93,22 +86,20 @@ class Session:
         self._sink = sink
         self._python = python
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
-        self._events: queue.SimpleQueue[LinkEvent | _UserRequest] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[LinkEvent | _Wake] = queue.SimpleQueue()
+        self._requests: deque[_UserRequest] = deque()
         self._links: list[Link] = []
-        self._outputs: dict[int, RankOutput] = {}
-        self._pids: dict[int, int] = {}
-        self._exits: dict[int, Exit] = {}
-        self._losses: list[HostLoss] = []
-        self._user_stop: UserStop | None = None
+        self._tally = Tally(plan)
         self._step = _Step.RUNNING
 
-    def request_stop(self, signum: int) -> None:
+    def request_stop(self, signum: int, why: str | None = None) -> None:
         """Takes the user's wish to end the job; may be called from a signal handler. See [Note: escalation].
 
         Args:
             signum: the signal the user sent: ranks get it too, and the exit code becomes 128 + signum.
+            why: what notes say instead of the signal's name, where it was no signal.
         """
-        self._events.put(_UserRequest(signum, at_once=False))
+        self._request(signum, why=why, at_once=False)
 
     def kill_now(self, signum: int = signal.SIGTERM) -> None:
         """Ends the job without grace; may be called from a signal handler.
@@ -116,7 +107,22 @@ class Session:
         Args:
             signum: the exit code becomes 128 + signum.
         """
-        self._events.put(_UserRequest(signum, at_once=True))
+        self._request(signum, at_once=True)
+
+    def _request(self, signum: int, *, at_once: bool, why: str | None = None) -> None:
+        stop = UserStop(signal=signum, time_s=time.time())
+        self._requests.append(_UserRequest(stop, why or signal_name(signum), at_once))
+        self._events.put(_Wake())
+
+    def obey_requests(self) -> bool:
+        """Acts on what the user asked for since; for a sink that waits for its reader, on the session's thread.
+
+        Returns:
+            whether the job is still to be waited for.
+        """
+        while self._requests:
+            self._on_user_request(self._requests.popleft())
+        return self._step is not _Step.LEFT
 
     def run(self) -> Outcome:
         """Runs the job to its end, whatever the end is.
@@ -132,19 +138,18 @@ class Session:
             raise LaunchError(f"hosts {names}: a job over several hosts cannot be started yet")
         try:
             self._open()
-            while self._step is not _Step.LEFT and not all(link.over for link in self._links):
+            while self.obey_requests() and not all(link.over for link in self._links):
                 self._wait_and_handle()
         finally:
             for link in self._links:
                 link.close(wait=self._step is not _Step.LEFT)
-            for output in self._outputs.values():
-                output.finish()
-        return self._outcome()
+            self._tally.close_outputs()
+        return self._tally.outcome()
 
     def _open(self) -> None:
         for worker in (worker for node in self._plan.nodes for worker in node.workers):
-            self._outputs[worker.rank] = RankOutput(
-                worker.rank, self._plan.run_dir, show=self._sink.line, warn=self._sink.note
+            self._tally.outputs[worker.rank] = RankOutput(
+                worker.rank, self._plan.run_dir, show=self._sink.lines, warn=self._sink.note
             )
         argv = isolated_command(self._python, "dsrun.launcher.agent", self._plan.job_id)
         for node in self._plan.nodes:
@@ -177,8 +182,8 @@ class Session:
                     reason, last_lines = link.why_lost(fault)
                     self._lose(link, reason, last_lines=last_lines)
                     link.over = True
-            case _UserRequest(signum, at_once):
-                self._on_user_request(signum, at_once=at_once)
+            case _Wake():
+                pass
 
     def _on_message(self, link: Link, message: Message) -> None:
         match message:
@@ -189,10 +194,9 @@ class Session:
                 link.greet(message)
                 link.deadline_s = None
             case Started(pids=pids):
-                workers = link.node.workers
-                self._pids |= {worker.rank: pid for worker, pid in zip(workers, pids, strict=True)}
+                self._tally.started(link.node, pids)
             case Output(rank=rank):
-                self._outputs[rank].take(message)
+                self._tally.outputs[rank].take(message)
             case Exit():
                 self._on_exit(link, link.on_our_clock(message))
             case Failed(reason=reason, time_s=time_s):
@@ -207,8 +211,8 @@ class Session:
                 link.kill()
 
     def _on_exit(self, link: Link, message: Exit) -> None:
-        self._exits[message.rank] = message
-        if all(worker.rank in self._exits for worker in link.node.workers):
+        self._tally.exited(message)
+        if self._tally.all_ended(link.node):
             self._expect_end(link)
         if message.status != 0:
             host = link.node.host.name
@@ -217,9 +221,8 @@ class Session:
     def _lose(self, link: Link, reason: str, *, time_s: float | None = None, last_lines: tuple[str, ...] = ()) -> None:
         """Notes the first reason for which a host is lost, and stops the others."""
         host = link.node.host.name
-        if all(loss.host != host for loss in self._losses):
-            since_s = time.time() if time_s is None else time_s
-            self._losses.append(HostLoss(host=host, reason=reason, time_s=since_s, last_lines=last_lines))
+        since_s = time.time() if time_s is None else time_s
+        if self._tally.lost(HostLoss(host=host, reason=reason, time_s=since_s, last_lines=last_lines)):
             self._expect_end(link)
             self._stop_after(f"host {host}: {reason}")
 
@@ -228,25 +231,24 @@ class Session:
     def _stop_after(self, failure: str) -> None:
         if self._step is not _Step.RUNNING:
             return
-        running = self._running_ranks()
+        running = self._tally.running_ranks()
         if running:
             self._sink.note(f"{failure}; stopping {_ranks(running, 'other')} (grace {self._grace})")
         self._ask(signal.SIGTERM)
 
-    def _on_user_request(self, signum: int, *, at_once: bool) -> None:
-        if self._user_stop is None:
-            self._user_stop = UserStop(signal=signum, time_s=time.time())
-        name, running = signal_name(signum), _ranks(self._running_ranks())
-        if self._step is _Step.RUNNING and not at_once:
-            self._sink.note(f"{name}: stopping {running} (grace {self._grace}); once more kills at once")
-            self._ask(signum)
+    def _on_user_request(self, request: _UserRequest) -> None:
+        self._tally.user_stop = self._tally.user_stop or request.stop
+        why, running = request.why, _ranks(self._tally.running_ranks())
+        if self._step is _Step.RUNNING and not request.at_once:
+            self._ask(request.stop.signal)
+            self._sink.note(f"{why}: stopping {running} (grace {self._grace}); once more kills at once")
         elif self._step in (_Step.RUNNING, _Step.ASKED):
-            self._sink.note(f"{name}: killing {running}")
             self._step = _Step.FORCED
             self._broadcast(Kill())
-        elif not at_once:
-            self._sink.note(f"{name}: leaving; agents go on killing")
+            self._sink.note(f"{why}: killing {running}")
+        elif not request.at_once:
             self._step = _Step.LEFT
+            self._sink.note(f"{why}: leaving; agents go on killing")
 
     def _ask(self, signum: int) -> None:
         self._step = _Step.ASKED
@@ -270,35 +272,11 @@ class Session:
                 link.over = True
                 self._lose(link, "its agent did not answer in time and was killed")
 
-    # --- words and results
-
-    def _running_ranks(self) -> int:
-        lost = {loss.host for loss in self._losses}
-        nodes: list[NodePlan] = [node for node in self._plan.nodes if node.host.name not in lost]
-        return sum(worker.rank not in self._exits for node in nodes for worker in node.workers)
+    # --- words
 
     @property
     def _grace(self) -> str:
         return format_duration(self._plan.grace_s)
-
-    def _outcome(self) -> Outcome:
-        ends = tuple(self._end_of(node, worker.rank) for node in self._plan.nodes for worker in node.workers)
-        exit_code, report = judge(ends, self._losses, self._user_stop)
-        return Outcome(exit_code=exit_code, report=report, ends=ends)
-
-    def _end_of(self, node: NodePlan, rank: int) -> RankEnd:
-        message = self._exits.get(rank)
-        output = self._outputs[rank]
-        return RankEnd(
-            rank=rank,
-            host=node.host.name,
-            pid=self._pids.get(rank),
-            status=None if message is None else message.status,
-            time_s=None if message is None else message.time_s,
-            error=None if message is None else message.error,
-            last_lines=tuple(output.tail),
-            log=os.fspath(output.path),
-        )
 
 
 def _ranks(count: int, which: str = "") -> str:

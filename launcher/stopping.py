@@ -19,11 +19,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StopRequests:
     """Counts wishes and passes each on once."""
 
-    def __init__(self, request_stop: Callable[[int], None]) -> None:
+    def __init__(self, request_stop: Callable[[int, str | None], None]) -> None:
         """Prepares to pass wishes on.
 
         Args:
-            request_stop: takes the signal that stands for the wish; called from signal handlers too.
+            request_stop: takes the signal that stands for the wish, and its reason where that is another; called
+                from signal handlers too.
         """
         self._request_stop = request_stop
         self._first_signal: int | None = None
@@ -34,7 +35,7 @@ class StopRequests:
         if self._first_signal is None and not self._closed:
             self._closed = True
             # Not SIGPIPE: Python ignores it, and so would the ranks.
-            self._request_stop(signal.SIGTERM)
+            self._request_stop(signal.SIGTERM, "nobody reads the output")
 
     def signalled(self, signum: int) -> None:
         """A signal came: a wish to stop, unless it is the other half of a closed pipe."""
@@ -42,7 +43,7 @@ class StopRequests:
         if self._first_signal is None:
             self._first_signal = signum
         if not is_other_half:
-            self._request_stop(signum)
+            self._request_stop(signum, None)
 
     def exit_code(self, stopped_code: int) -> int:
         """Returns the code of a job that was stopped.

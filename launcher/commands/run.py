@@ -25,7 +25,7 @@ from ..resolve import Backend, Launch, Request, resolve
 from ..stopping import StopRequests
 
 if TYPE_CHECKING:
-    from ..session import Outcome
+    from ..tally import Outcome
 
 DEFAULT_GRACE_S = 10.0
 
@@ -168,6 +168,7 @@ def _run(launch: Launch, plan: LaunchPlan, *, as_json: bool, quiet: bool) -> int
         stdout_is_data=as_json,
         environ=os.environ,
         on_closed=lambda: stops.output_closed(),
+        keep_waiting=lambda: session.obey_requests(),
     )
     session = Session(plan, LocalTransport(), printer, python=sys.executable)
     stops = StopRequests(session.request_stop)

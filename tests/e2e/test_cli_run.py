@@ -9,12 +9,14 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.cli import Result, clean_environment, run_dsrun, start_dsrun
+from support.processes import wait_for_end
 
 SHOW = """
 import json, os, sys
@@ -255,6 +257,32 @@ def test_the_second_ctrl_c_kills_ranks_that_do_not_listen(folder: Path) -> None:
     assert told.startswith(b"dsrun: ")
     assert b"10m 0s" in told
     assert [is_alive(pid) for pid in ranks_of(folder)] == [False]
+
+
+def test_a_job_whose_reader_does_not_read_can_be_stopped_and_left(folder: Path) -> None:
+    (folder / "chatter.py").write_text(SLEEPER.replace("time.sleep(600)", "while True: print('y' * 999)"))
+    with start_dsrun("--start", "exec", "chatter.py", cwd=folder, env=environment(folder)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"[0] ready\n"
+        assert process.stderr.readline().startswith(b"dsrun: job ")
+        for told in (b"SIGTERM: stopping", b"SIGTERM: killing", b"SIGTERM: leaving"):
+            process.send_signal(signal.SIGTERM)
+            assert told in process.stderr.readline()
+        assert process.wait(timeout=DEADLINE_S) == 143
+    assert wait_for_end(ranks_of(folder)[0], timeout_s=DEADLINE_S)
+
+
+def test_a_flood_of_short_lines_ends_soon_after_its_reader(folder: Path) -> None:
+    with start_dsrun("-n", "2", "--no-python", "yes", cwd=folder, env=environment(folder)) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().endswith(b"y\n")
+        process.stdout.close()
+        closed_s = time.monotonic()
+        assert process.wait(timeout=DEADLINE_S) == 141
+        assert time.monotonic() - closed_s < 5.0
+        assert b"dsrun: nobody reads the output: stopping 2 ranks" in process.stderr.read()
 
 
 def test_a_reader_that_goes_away_stops_the_job(folder: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.plan import LaunchPlan, StartMethod
-from dsrun.launcher.session import Outcome
+from dsrun.launcher.tally import Outcome
 from support.jobs import RecordingSink, local_session, program_plan, script_plan
 from support.processes import job_processes, kill_left, wait_for_end, wait_until_gone
 
@@ -135,7 +135,7 @@ from dsrun.launcher.plan import LaunchPlan
 from dsrun.launcher.session import Session
 from dsrun.launcher.transport.local import LocalTransport
 class Sink:
-    def line(self, rank, stream, text): print(text, flush=True)
+    def lines(self, rank, stream, texts): print(*texts, sep="\\n", flush=True)
     def note(self, text): pass
 plan = LaunchPlan.from_json(json.load(sys.stdin))
 Session(plan, LocalTransport(), Sink(), python=sys.executable).run()
@@ -239,7 +239,7 @@ def test_a_mistake_found_on_every_rank_is_shown_as_one_error(tmp_path: Path) -> 
     assert outcome.exit_code == 2
     assert outcome.report is not None
     assert outcome.report.render() == ["error: model: nothing to train", "hint: unfreeze something"]
-    assert not any("Traceback" in text for _, _, text in sink.lines)
+    assert not any("Traceback" in text for _, _, text in sink.shown)
 
 
 @pytest.mark.parametrize("start", ["fork", "exec"])

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import errno
 import io
 import os
+import threading
 
 import pytest
 
-from dsrun.launcher.output import Printer, encode, wants_colour
+from dsrun.launcher.output import PatientStream, Printer, encode, wants_colour
 
 
 class Recorder(io.BytesIO):
@@ -20,19 +22,23 @@ class Recorder(io.BytesIO):
         return len(data)
 
 
-class Closed(Recorder):
-    """A pipe nobody reads."""
+class Broken(Recorder):
+    """A stream whose writes fail: a pipe nobody reads, unless told otherwise."""
+
+    def __init__(self, code: int = errno.EPIPE) -> None:
+        super().__init__()
+        self._code = code
 
     def write(self, data: bytes, /) -> int:  # type: ignore[override]
         self.writes.append(data)
-        raise BrokenPipeError
+        raise OSError(self._code, os.strerror(self._code))
 
 
 def test_stdout_is_data_and_stderr_is_talk() -> None:
     out, err = Recorder(), Recorder()
     printer = Printer(stdout=out, stderr=err)
-    printer.line(0, "stdout", "loss 3.2")
-    printer.line(1, "stderr", "slow disk")
+    printer.lines(0, "stdout", ["loss 3.2"])
+    printer.lines(1, "stderr", ["slow disk"])
     printer.note("job ends")
     printer.warning("warning: ds.json: no effect")
     printer.report(["error: rank 1 exited with code 3", "  | slow disk"])
@@ -49,7 +55,7 @@ def test_stdout_is_data_and_stderr_is_talk() -> None:
 def test_the_tag_names_the_host_where_there_are_several() -> None:
     out = Recorder()
     printer = Printer(stdout=out, stderr=out, hosts=("w0", "w0", "w1"))
-    printer.line(2, "stdout", "x")
+    printer.lines(2, "stdout", ["x"])
     assert out.writes == [b"[w1:2] x\n"]
 
 
@@ -65,8 +71,8 @@ def test_quiet_drops_talk_and_keeps_errors() -> None:
 def test_colour_marks_the_tag_and_ends_with_the_line() -> None:
     out, err = Recorder(), Recorder()
     printer = Printer(stdout=out, stderr=err, stdout_colour=True, stderr_colour=True)
-    printer.line(0, "stdout", "plain")
-    printer.line(1, "stdout", "\x1b[31mred without end")
+    printer.lines(0, "stdout", ["plain"])
+    printer.lines(1, "stdout", ["\x1b[31mred without end"])
     printer.report(["error: x"])
     assert out.writes == [b"\x1b[36m[0]\x1b[0m plain\n", b"\x1b[32m[1]\x1b[0m \x1b[31mred without end\x1b[0m\n"]
     assert err.writes == [b"\x1b[1;31merror:\x1b[0m x\n"]
@@ -74,7 +80,7 @@ def test_colour_marks_the_tag_and_ends_with_the_line() -> None:
 
 def test_without_colour_terminal_escapes_pass_unchanged() -> None:
     out = Recorder()
-    Printer(stdout=out, stderr=out).line(0, "stdout", "\x1b[31mred")
+    Printer(stdout=out, stderr=out).lines(0, "stdout", ["\x1b[31mred"])
     assert out.writes == [b"[0] \x1b[31mred\n"]
 
 
@@ -88,26 +94,66 @@ def test_any_text_can_be_printed(text: str, data: bytes) -> None:
 
 def test_a_reader_that_goes_away_is_reported_once_and_the_other_stream_goes_on() -> None:
     calls: list[str] = []
-    out, err = Closed(), Recorder()
+    out, err = Broken(), Recorder()
     printer = Printer(stdout=out, stderr=err, on_closed=lambda: calls.append("closed"))
     for _ in range(3):
-        printer.line(0, "stdout", "y")
+        printer.lines(0, "stdout", ["y"])
     printer.note("stopping")
     assert (len(out.writes), calls, printer.closed) == (1, ["closed"], True)
     assert err.writes == [b"dsrun: stopping\n"]
 
 
-def test_a_terminal_that_someone_made_non_blocking_loses_no_line() -> None:
+def test_a_full_disk_is_told_on_the_other_stream_and_stops_nothing() -> None:
+    calls: list[str] = []
+    out, err = Broken(errno.ENOSPC), Recorder()
+    printer = Printer(stdout=out, stderr=err, on_closed=lambda: calls.append("closed"))
+    printer.lines(0, "stdout", ["y"])
+    printer.lines(0, "stdout", ["y"])
+    assert (len(out.writes), calls) == (1, [])
+    assert err.writes == [b"dsrun: stdout cannot be written: No space left on device; the logs are complete\n"]
+
+
+def test_nothing_that_can_be_written_to_is_left_to_say_so() -> None:
+    broken = Broken(errno.ENOSPC)
+    printer = Printer(stdout=broken, stderr=broken)
+    printer.lines(0, "stdout", ["y"])
+    printer.note("done")
+    assert len(broken.writes) == 2
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_reader_that_comes_late_gets_every_byte_and_the_writer_looks_around_meanwhile(blocking: bool) -> None:
     reader, writer = os.pipe()
-    os.set_blocking(writer, False)
+    os.set_blocking(writer, blocking)
+    lines = ["x" * 100_000, *map(str, range(20_000))]
+    read: list[bytes] = []
 
-    class FullOnce(io.FileIO):
-        def write(self, data: bytes, /) -> int | None:  # type: ignore[override]
-            return super().write(data[:3]) if os.get_blocking(self.fileno()) else None
+    def read_all() -> None:
+        with open(reader, "rb") as source:
+            read.append(source.read())
 
-    with FullOnce(writer, "w") as stream, open(reader, "rb") as source:
-        Printer(stdout=stream, stderr=stream).line(0, "stdout", "a long line")
-        assert source.read(16) == b"[0] a long line\n"
+    late = threading.Thread(target=read_all)
+
+    def keep_waiting() -> bool:
+        if not late.ident:
+            late.start()
+        return True
+
+    stream = PatientStream(writer, keep_waiting)
+    Printer(stdout=stream, stderr=stream).lines(0, "stdout", lines)
+    os.close(writer)
+    late.join(10)
+    assert read == ["".join(f"[0] {line}\n" for line in lines).encode()]
+
+
+def test_a_reader_that_does_not_read_is_left_when_the_wait_is_over() -> None:
+    reader, writer = os.pipe()
+    stream = PatientStream(writer, lambda: False)
+    printer = Printer(stdout=stream, stderr=stream)
+    printer.lines(0, "stdout", ["x" * 1_000_000])
+    assert printer.closed
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ from dsrun.errors import LaunchError
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.plan import LaunchPlan, Program, make_plan
 from dsrun.launcher.protocol import Exit, Failed, Finished, Hello, Kill, Message, Output, Start, Started, Stop
-from dsrun.launcher.session import Outcome, Session
+from dsrun.launcher.session import Session
+from dsrun.launcher.tally import Outcome
 from dsrun.launcher.transport.fake import Await, Call, Die, FakeTransport, Step
 from support.jobs import RecordingSink
 
@@ -143,11 +144,54 @@ def test_kill_now_asks_nobody(tmp_path: Path) -> None:
     assert received[1:] == [Kill()]
 
 
+def test_a_request_overtakes_output_that_waits_to_be_shown(tmp_path: Path) -> None:
+    transport, sink = (
+        FakeTransport({"box": [*BEGIN, *(out("y\n") for _ in range(30)), Await(Stop), DONE]}),
+        RecordingSink(),
+    )
+    session = Session(plan_for(tmp_path), transport, sink, python="python3")
+    shown_before: list[int] = []
+
+    def stop_once(rank: int, text: str) -> None:
+        if not shown_before:
+            session.request_stop(signal.SIGTERM)
+        if not sink.notes:
+            shown_before.append(len(sink.shown))
+
+    sink.act_on_lines(stop_once)
+    session.run()
+    assert shown_before == [1]
+
+
+def test_a_request_is_obeyed_while_the_sink_waits_for_its_reader(tmp_path: Path) -> None:
+    stopped = threading.Event()
+    script = [*BEGIN, out("y\n"), Await(Stop), Call(stopped.set), exited(0, -15), exited(1, -15), DONE]
+    sink = RecordingSink()
+    session = Session(plan_for(tmp_path), FakeTransport({"box": script}), sink, python="python3")
+
+    def reader_does_not_read(rank: int, text: str) -> None:
+        session.request_stop(signal.SIGTERM)
+        assert session.obey_requests()
+        assert stopped.wait(10)
+
+    sink.act_on_lines(reader_does_not_read)
+    assert session.run().exit_code == 143
+
+
 def test_a_request_from_another_thread_while_the_session_waits_is_seen(tmp_path: Path) -> None:
     sessions: list[Session] = []
     stop = Call(lambda: threading.Thread(target=lambda: sessions[0].request_stop(signal.SIGTERM)).start())
     script = [*BEGIN, stop, Await(Stop), exited(0, -15), exited(1, -15), DONE]
     assert run(tmp_path, script, on_session=sessions.append)[0].exit_code == 143
+
+
+def test_a_stop_that_is_no_signal_says_why(tmp_path: Path) -> None:
+    def nobody_reads(session: Session) -> None:
+        session.request_stop(signal.SIGTERM, "nobody reads the output")
+
+    script = [*BEGIN, Await(Stop), exited(0, -15), exited(1, -15), DONE]
+    _, sink, _ = run(tmp_path, script, on_session=nobody_reads)
+    assert sink.notes[0].startswith("nobody reads the output: stopping 2 ranks")
 
 
 @pytest.mark.parametrize(

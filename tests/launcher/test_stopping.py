@@ -26,7 +26,7 @@ CLOSED = "closed"
 )
 def test_one_wish_is_passed_on_once(events: list[int | str], requests: list[int], exit_code: int) -> None:
     passed: list[int] = []
-    stops = StopRequests(passed.append)
+    stops = StopRequests(lambda signum, why: passed.append(signum))
     for event in events:
         if isinstance(event, str):
             stops.output_closed()
@@ -40,7 +40,7 @@ def test_one_wish_is_passed_on_once(events: list[int | str], requests: list[int]
 def test_signals_are_caught_inside_the_block_only() -> None:
     passed: list[int] = []
     handlers = [signal.getsignal(signum) for signum in (INT, TERM, HUP)]
-    with StopRequests(passed.append).catching_signals():
+    with StopRequests(lambda signum, why: passed.append(signum)).catching_signals():
         for signum in (TERM, HUP, INT):
             os.kill(os.getpid(), signum)
     assert passed == [TERM, HUP, INT]
@@ -54,7 +54,7 @@ def test_a_hangup_ignored_by_nohup_stays_so_and_an_interrupt_ignored_by_a_shell_
     passed: list[int] = []
     before = signal.signal(ignored, signal.SIG_IGN)
     try:
-        with StopRequests(passed.append).catching_signals():
+        with StopRequests(lambda signum, why: passed.append(signum)).catching_signals():
             os.kill(os.getpid(), ignored)
         assert passed == passed_on
         assert signal.getsignal(ignored) == signal.SIG_IGN

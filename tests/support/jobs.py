@@ -23,7 +23,7 @@ class RecordingSink:
     """Keeps every line and note; `on_line` runs on the session's thread, as each line arrives."""
 
     def __init__(self, on_line: Callable[[int, str], None] = lambda rank, text: None) -> None:
-        self.lines: list[tuple[int, StreamName, str]] = []
+        self.shown: list[tuple[int, StreamName, str]] = []
         self.notes: list[str] = []
         self._on_line = on_line
 
@@ -31,16 +31,17 @@ class RecordingSink:
         """Sets `on_line` later, for an action that needs the session."""
         self._on_line = on_line
 
-    def line(self, rank: int, stream: StreamName, text: str) -> None:
-        self.lines.append((rank, stream, text))
-        self._on_line(rank, text)
+    def lines(self, rank: int, stream: StreamName, texts: Sequence[str]) -> None:
+        for text in texts:
+            self.shown.append((rank, stream, text))
+            self._on_line(rank, text)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
     def texts(self, rank: int, stream: StreamName = "stdout") -> list[str]:
         """The lines of one stream."""
-        return [text for from_rank, name, text in self.lines if (from_rank, name) == (rank, stream)]
+        return [text for from_rank, name, text in self.shown if (from_rank, name) == (rank, stream)]
 
 
 def script_plan(

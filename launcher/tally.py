@@ -1,0 +1,95 @@
+"""What is known of a job's ranks and hosts so far, and what that makes of the job. Sends nothing and stops nobody."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .failures import FailureReport, HostLoss, RankEnd, UserStop, judge
+from .plan import LaunchPlan, NodePlan
+from .protocol import Exit
+from .rank_output import RankOutput
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a job ended.
+
+    Attributes:
+        exit_code: see `failures` for what each means.
+        report: why it failed; None if it did not, or if the user stopped it.
+        ends: every rank's end, by rank.
+    """
+
+    exit_code: int
+    report: FailureReport | None
+    ends: tuple[RankEnd, ...]
+
+
+class Tally:
+    """Facts about one job, in the order they come.
+
+    Args:
+        plan: the launch.
+    """
+
+    def __init__(self, plan: LaunchPlan) -> None:
+        self._plan = plan
+        #: Each rank's output, by rank; filled by who opens them.
+        self.outputs: dict[int, RankOutput] = {}
+        #: The user's first request to end the job.
+        self.user_stop: UserStop | None = None
+        self._pids: dict[int, int] = {}
+        self._exits: dict[int, Exit] = {}
+        self._losses: list[HostLoss] = []
+
+    def started(self, node: NodePlan, pids: Sequence[int]) -> None:
+        """Notes the processes of a host's ranks, in the order of its workers."""
+        self._pids |= {worker.rank: pid for worker, pid in zip(node.workers, pids, strict=True)}
+
+    def exited(self, message: Exit) -> None:
+        """Notes how a rank ended, by the front end's clock."""
+        self._exits[message.rank] = message
+
+    def lost(self, loss: HostLoss) -> bool:
+        """Notes why a host is lost; returns whether that is news: the first reason stays."""
+        if any(known.host == loss.host for known in self._losses):
+            return False
+        self._losses.append(loss)
+        return True
+
+    def all_ended(self, node: NodePlan) -> bool:
+        """Whether every rank of a host has ended."""
+        return all(worker.rank in self._exits for worker in node.workers)
+
+    def running_ranks(self) -> int:
+        """Counts the ranks that have not ended, on hosts that are not lost."""
+        lost = {loss.host for loss in self._losses}
+        nodes = [node for node in self._plan.nodes if node.host.name not in lost]
+        return sum(worker.rank not in self._exits for node in nodes for worker in node.workers)
+
+    def close_outputs(self) -> None:
+        """Shows what was left without an end of line, and closes the ranks' files."""
+        for output in self.outputs.values():
+            output.finish()
+
+    def outcome(self) -> Outcome:
+        """Returns how the job ended."""
+        ends = tuple(self._end_of(node, worker.rank) for node in self._plan.nodes for worker in node.workers)
+        exit_code, report = judge(ends, self._losses, self.user_stop)
+        return Outcome(exit_code=exit_code, report=report, ends=ends)
+
+    def _end_of(self, node: NodePlan, rank: int) -> RankEnd:
+        message = self._exits.get(rank)
+        output = self.outputs[rank]
+        return RankEnd(
+            rank=rank,
+            host=node.host.name,
+            pid=self._pids.get(rank),
+            status=None if message is None else message.status,
+            time_s=None if message is None else message.time_s,
+            error=None if message is None else message.error,
+            last_lines=tuple(output.tail),
+            log=os.fspath(output.path),
+        )
