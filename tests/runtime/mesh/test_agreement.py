@@ -1,0 +1,44 @@
+"""Ranks that mean different things, or of which one failed, hear of it together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dsrun.errors import ModelError
+from dsrun.runtime.mesh.agreement import Failure, attempt, check_agreement
+from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+
+CPU = torch.device("cpu")
+
+
+def test_ranks_that_agree_pass() -> None:
+    facts = {"a": [1, None, "x"], "b": {"y": 2, "x": 1}}
+    LoopbackWorld(3).run(lambda c: check_agreement(facts, c, device=CPU))
+
+
+def test_every_fact_that_differs_is_named_with_its_ranks_on_all_ranks() -> None:
+    def body(collectives: LoopbackCollectives) -> str:
+        facts = {"same": 1, "the model": collectives.rank == 1, "the config": max(collectives.rank, 1)}
+        with pytest.raises(ModelError) as caught:
+            check_agreement(facts, collectives, device=CPU)
+        return str(caught.value)
+
+    texts = LoopbackWorld(4).run(body)
+    assert set(texts) == {
+        "the ranks do not agree with rank 0: the model differs on rank 1; the config differs on rank 2, 3"
+    }
+
+
+def test_a_failure_is_known_on_every_rank() -> None:
+    def body(collectives: LoopbackCollectives) -> Failure | None:
+        def work() -> None:
+            if collectives.rank == 1:
+                raise OSError("full")
+
+        return attempt(work, collectives, device=CPU)
+
+    found = LoopbackWorld(3).run(body)
+    assert [failure is not None and failure.rank for failure in found] == [1, 1, 1]
+    assert [failure is not None and str(failure.error) for failure in found] == ["None", "full", "None"]
+    assert LoopbackWorld(2).run(lambda c: attempt(lambda: None, c, device=CPU)) == [None, None]

@@ -1,0 +1,107 @@
+"""Loopback threads and Gloo give the same numbers as a plain computation, and count the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsrun.contract import RankInfo
+from dsrun.runtime.mesh.collectives import C10dCollectives, Collectives, own_slice
+from dsrun.runtime.mesh.groups import join, make_mesh
+from dsrun.runtime.mesh.loopback import LoopbackWorld
+from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
+from support.ranks import run_ranks
+
+SHARD = 6
+
+
+def buffer_of(rank: int, size: int, dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(SHARD * size, generator=generator).to(dtype)
+
+
+def exercise(collectives: Collectives, dtype: torch.dtype) -> dict[str, Any]:
+    """Every collective once or twice; what this rank may read afterwards."""
+    rank, size = collectives.rank, collectives.size
+    found: dict[str, Any] = {}
+    mine = buffer_of(rank, size, dtype)
+
+    into = torch.full((SHARD * size,), 7.0, dtype=dtype)
+    shard = mine[:SHARD].clone()
+    collectives.all_gather(into, shard).wait()
+    found["gathered"], found["shard after"] = into, shard
+
+    inside = torch.zeros(SHARD * size + 2, dtype=dtype)  # with a guard on both sides
+    output = inside.narrow(0, 1, SHARD * size)
+    own_slice(output, rank=rank, size=size).copy_(mine[:SHARD])
+    collectives.all_gather(output, own_slice(output, rank=rank, size=size)).wait()
+    found["gathered in place"] = inside
+
+    scattered = mine.clone()
+    collectives.reduce_scatter(scattered).wait()
+    found["scattered"] = own_slice(scattered, rank=rank, size=size).clone()
+    for op in ("sum", "max"):
+        reduced = mine.clone()
+        handle = collectives.all_reduce(reduced, op=op)
+        handle.wait()
+        handle.wait()
+        found[op] = reduced
+    sent = mine.clone()
+    collectives.broadcast(sent, source=size - 1).wait()
+    found["sent"] = sent
+    collectives.barrier()
+    found["calls"], found["bytes"] = dict(collectives.traffic.calls), dict(collectives.traffic.bytes)
+    return found
+
+
+def check(results: list[dict[str, Any]], dtype: torch.dtype) -> None:
+    size = len(results)
+    buffers = [buffer_of(rank, size, dtype) for rank in range(size)]
+    gathered = torch.cat([buffer[:SHARD] for buffer in buffers])
+    for rank, found in enumerate(results):
+        assert torch.equal(found["gathered"], gathered)
+        assert torch.equal(found["shard after"], buffers[rank][:SHARD])
+        assert torch.equal(found["gathered in place"][1:-1], gathered)
+        assert found["gathered in place"][0] == found["gathered in place"][-1] == 0
+        exact = torch.stack(buffers).double().sum(0)
+        tolerance = 1e-6 if dtype == torch.float32 else 0.05
+        torch.testing.assert_close(found["sum"].double(), exact, rtol=tolerance, atol=tolerance)
+        assert torch.equal(found["sum"], results[0]["sum"]), "the same bits on every rank"
+        assert torch.equal(found["scattered"], own_slice(found["sum"], rank=rank, size=size))
+        assert torch.equal(found["max"], torch.stack(buffers).amax(0))
+        assert torch.equal(found["sent"], buffers[-1])
+        calls = {"all_gather": 2, "reduce_scatter": 1, "all_reduce": 2, "broadcast": 1, "barrier": 1}
+        assert found["calls"] == calls
+        whole = SHARD * size * dtype.itemsize
+        assert found["bytes"] == {name: n * whole for name, n in calls.items() if name != "barrier"}
+
+
+def _on_gloo(dtype: torch.dtype) -> list[dict[str, Any]]:
+    info = RankInfo.from_env()
+    device = torch.device("cpu")
+    join(info, backend="gloo", device=device, timeout_s=30)
+    mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device)
+    tuned = mesh.axes[DATA_AXIS]
+    assert isinstance(tuned, C10dCollectives)
+    return [exercise(tuned, dtype), exercise(C10dCollectives(tuned.group), dtype)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_loopback_gloo_and_plain_computation_agree(size: int, dtype: torch.dtype) -> None:
+    loopback = LoopbackWorld(size).run(lambda collectives: exercise(collectives, dtype))
+    check(loopback, dtype)
+    gloo = run_ranks(size, _on_gloo, dtype)
+    for way in (0, 1):
+        check([rank[way] for rank in gloo], dtype)
+    if size <= 2:  # of two terms there is one sum
+        for ours, theirs in zip(loopback, gloo, strict=True):
+            assert torch.equal(ours["sum"], theirs[0]["sum"])
+
+
+def test_a_buffer_that_does_not_divide_is_refused() -> None:
+    with pytest.raises(AssertionError, match="does not divide"):
+        own_slice(torch.zeros(7), rank=0, size=2)

@@ -1,0 +1,63 @@
+"""Backends and devices are chosen, or refused with what to do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dsrun.contract import RankInfo
+from dsrun.errors import InputError, LaunchError
+from dsrun.runtime.compat import TCPStore
+from dsrun.runtime.mesh.groups import choose_backend, choose_device, join, make_mesh, present_backend
+from dsrun.runtime.mesh.spec import MeshSpec
+from support.ranks import run_ranks
+
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+@without_gpu
+def test_nccl_without_a_gpu_is_refused_with_the_way_out() -> None:
+    assert choose_backend(None) == "gloo"
+    with pytest.raises(InputError, match="backend is nccl, but torch sees no CUDA device") as caught:
+        choose_backend("nccl")
+    assert caught.value.exit_code == 2
+    assert caught.value.hint is not None
+    assert "--backend gloo" in caught.value.hint
+    with pytest.raises(InputError, match="local rank 0 has no GPU: 1 ranks and 0 visible GPUs"):
+        choose_device("nccl", RankInfo())
+
+
+def test_an_unknown_backend_is_refused() -> None:
+    with pytest.raises(InputError, match="backend is 'mpi'; expected nccl or gloo"):
+        choose_backend("mpi")
+
+
+def test_a_lone_process_joins_itself_and_a_second_join_does_nothing() -> None:
+    for _ in range(2):
+        join(RankInfo(), backend="gloo", device=torch.device("cpu"), timeout_s=5)
+    assert dist.get_world_size() == 1
+    assert present_backend() == "gloo"
+
+
+def test_ranks_that_never_come_are_reported() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    info = RankInfo(rank=0, world_size=2, local_world_size=2, master_port=store.port, agent_store=True)
+    with pytest.raises(LaunchError, match="rank 0 could not join the 2 ranks at 127.0.0.1"):
+        join(info, backend="gloo", device=torch.device("cpu"), timeout_s=1)
+
+
+def _sums_over_axes() -> tuple[float, float]:
+    info = RankInfo.from_env()
+    join(info, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    mesh = make_mesh(MeshSpec((("slow", 2), ("fast", 2))), info, device=torch.device("cpu"))
+    sums: list[float] = []
+    for axis in ("slow", "fast"):
+        value = torch.tensor([float(10**info.rank)])
+        mesh.axes[axis].all_reduce(value).wait()
+        sums.append(value.item())
+    return sums[0], sums[1]
+
+
+def test_every_axis_has_its_own_groups() -> None:
+    assert run_ranks(4, _sums_over_axes) == [(101.0, 11.0), (1010.0, 11.0), (101.0, 1100.0), (1010.0, 1100.0)]

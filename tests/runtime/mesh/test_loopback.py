@@ -1,0 +1,33 @@
+"""Threads as ranks: the first real error comes out, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+
+from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+
+
+def test_results_come_in_rank_order() -> None:
+    assert LoopbackWorld(4).run(lambda c: (c.rank, c.size)) == [(rank, 4) for rank in range(4)]
+
+
+def test_a_rank_that_raises_releases_the_others_and_its_error_comes_out() -> None:
+    def body(collectives: LoopbackCollectives) -> None:
+        if collectives.rank == 2:
+            raise KeyError("rank 2")
+        collectives.barrier()
+
+    with pytest.raises(KeyError, match="rank 2"):
+        LoopbackWorld(3).run(body)
+
+
+def test_a_rank_that_stays_away_ends_the_others_wait() -> None:
+    def body(collectives: LoopbackCollectives) -> None:
+        if collectives.rank == 0:
+            collectives.all_reduce(torch.zeros(1)).wait()
+
+    with pytest.raises(threading.BrokenBarrierError):
+        LoopbackWorld(2, timeout_s=0.05).run(body)
