@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from math import prod
 
 import pytest
@@ -43,7 +44,7 @@ def test_any_two_cuts_of_a_tensor_intersect_to_each_element_once(shape: tuple[in
     def cut(parts: int) -> list[Region]:
         size = prod(shape)
         bounds = [size * i // parts for i in range(parts + 1)]
-        return [r for a, b in zip(bounds, bounds[1:], strict=False) for r in regions_of_flat_range(shape, a, b)]
+        return [r for a, b in itertools.pairwise(bounds) for r in regions_of_flat_range(shape, a, b)]
 
     seen = torch.zeros(shape, dtype=torch.int64)
     for a in cut(left):

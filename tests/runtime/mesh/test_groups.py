@@ -43,7 +43,7 @@ def test_a_lone_process_joins_itself_and_a_second_join_does_nothing() -> None:
 def test_ranks_that_never_come_are_reported() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     info = RankInfo(rank=0, world_size=2, local_world_size=2, master_port=store.port, agent_store=True)
-    with pytest.raises(LaunchError, match="rank 0 could not join the 2 ranks at 127.0.0.1"):
+    with pytest.raises(LaunchError, match=r"rank 0 could not join the 2 ranks at 127\.0\.0\.1"):
         join(info, backend="gloo", device=torch.device("cpu"), timeout_s=1)
 
 

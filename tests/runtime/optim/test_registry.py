@@ -1,0 +1,79 @@
+"""Config names become optimizers with torch's arithmetic; what needs whole tensors is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from dsrun.errors import ModelError
+from dsrun.runtime.optim.registry import adopt, check_elementwise, factory_of, states_per_element
+
+ADAM: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2, "betas": [0.8, 0.9], "eps": 1e-6, "adam_w_mode": True}
+SGD: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "dampening": 0.0, "nesterov": True}
+
+
+def leaf() -> nn.Parameter:
+    return nn.Parameter(torch.zeros(64))
+
+
+@pytest.mark.parametrize(
+    ("name", "decoupled", "kind"),
+    [
+        ("Adam", True, optim.AdamW),
+        ("Adam", False, optim.Adam),
+        ("adamw", False, optim.AdamW),
+        ("AdamW", True, optim.AdamW),
+    ],
+)
+def test_adam_means_adamw_unless_the_config_says_otherwise(name: str, decoupled: bool, kind: type) -> None:
+    made = factory_of(name, {**ADAM, "adam_w_mode": decoupled})([leaf()])
+    assert type(made) is kind
+    group = made.param_groups[0]
+    assert (group["betas"], group["eps"], group["weight_decay"], group["fused"]) == ((0.8, 0.9), 1e-6, 0.2, True)
+
+
+def test_sgd_takes_its_parameters() -> None:
+    made = factory_of("SGD", SGD)([{"params": [leaf()], "lr": 0.5}])
+    assert (made.param_groups[0]["lr"], made.param_groups[0]["momentum"]) == (0.5, 0.9)
+    assert made.param_groups[0]["nesterov"] is True
+
+
+@pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD, optim.RMSprop, optim.Adagrad, optim.NAdam, optim.ASGD])
+def test_states_an_element_are_those_that_a_step_makes(kind: Any) -> None:
+    for options in [{}, *([{"momentum": 0.9}] if kind in (optim.SGD, optim.RMSprop) else [])]:
+        param = leaf()
+        optimizer = kind([param], **options)
+        param.grad = torch.ones_like(param)
+        optimizer.step()
+        states = [v for v in optimizer.state[param].values() if torch.is_tensor(v) and v.shape == param.shape]
+        assert states_per_element(optimizer) == len(states)
+    assert states_per_element(None) == 0
+
+
+class Own(optim.AdamW):
+    """A class nobody here has tried."""
+
+
+def test_an_untested_class_is_refused_unless_allowed() -> None:
+    for optimizer in (Own([leaf()]), optim.LBFGS([leaf()])):
+        with pytest.raises(ModelError, match=f"{type(optimizer).__name__} is not known to be elementwise"):
+            check_elementwise(optimizer, allow_untested=False)
+        check_elementwise(optimizer, allow_untested=True)
+
+
+def test_an_adopted_optimizer_keeps_its_object_and_options() -> None:
+    optimizer = optim.SGD([{"params": [leaf()], "lr": 0.1}, {"params": [leaf()], "lr": 0.2}], lr=1.0)
+    first, second = leaf(), leaf()
+    adopt(optimizer, [[first], [second]])
+    assert [group["params"] for group in optimizer.param_groups] == [[first], [second]]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.2]
+
+
+def test_an_optimizer_with_state_is_refused_with_the_way_out() -> None:
+    with pytest.raises(ModelError, match="this Adagrad holds state already") as caught:
+        adopt(optim.Adagrad([leaf()]), [[leaf()]])
+    assert caught.value.hint is not None
+    assert "a function that makes it" in caught.value.hint

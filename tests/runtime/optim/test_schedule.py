@@ -1,0 +1,90 @@
+"""Learning rates follow DeepSpeed's formulas update by update, and resume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn, optim
+
+from dsrun.runtime.optim.schedule import SCHEDULES, WarmupCosineLR, WarmupDecayLR, WarmupLR, WarmupSchedule
+
+
+def sgd(*rates: float) -> optim.Optimizer:
+    return optim.SGD([{"params": [nn.Parameter(torch.zeros(1))], "lr": rate} for rate in rates or (0.1,)], lr=1.0)
+
+
+def rates(schedule: WarmupSchedule, updates: int) -> list[float]:
+    """The rates that updates 1, 2, ... are taken with."""
+    seen: list[float] = []
+    for _ in range(updates):
+        seen.append(schedule.get_last_lr()[0])
+        schedule.step()
+    return seen
+
+
+def test_linear_warm_up_as_observed_in_deepspeed() -> None:
+    schedule = WarmupLR(sgd(), warmup_max_lr=0.4, warmup_num_steps=4, warmup_type="linear")
+    assert rates(schedule, 7) == pytest.approx([0.0, 0.0, 0.1, 0.2, 0.3, 0.4, 0.4])
+
+
+def test_logarithmic_warm_up() -> None:
+    schedule = WarmupLR(sgd(), warmup_min_lr=0.1, warmup_max_lr=0.5, warmup_num_steps=6)
+    expected = [0.1] + [0.1 + 0.4 * math.log(k + 1) / math.log(6) for k in range(6)] + [0.5, 0.5]
+    assert rates(schedule, 9) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_a_warm_up_of_fewer_than_two_updates_counts_as_two(steps: int) -> None:
+    schedule = WarmupLR(sgd(), warmup_max_lr=1.0, warmup_num_steps=steps, warmup_type="linear")
+    assert rates(schedule, 5) == [0.0, 0.0, 0.5, 1.0, 1.0]
+
+
+def test_no_maximum_takes_each_groups_own_rate() -> None:
+    optimizer = sgd(0.1, 0.3)
+    schedule = WarmupLR(optimizer, warmup_num_steps=2, warmup_type="linear")
+    assert schedule.get_last_lr() == [0.0, 0.0]
+    schedule.step(5)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3] == schedule.get_lr()
+
+
+def test_decay_falls_in_a_line_to_the_minimum_and_stays() -> None:
+    schedule = WarmupDecayLR(
+        sgd(), total_num_steps=8, warmup_min_lr=0.1, warmup_max_lr=0.5, warmup_num_steps=4, warmup_type="linear"
+    )
+    expected = [0.1, 0.1, 0.2, 0.3, 0.4] + [0.1 + 0.4 * f for f in (1, 0.75, 0.5, 0.25, 0, 0)]
+    assert rates(schedule, 11) == pytest.approx(expected)
+
+
+def test_cosine_falls_to_its_share() -> None:
+    schedule = WarmupCosineLR(
+        sgd(0.2), total_num_steps=10, warmup_min_ratio=0.1, warmup_num_steps=4, cos_min_ratio=0.05, warmup_type="linear"
+    )
+    warm = [0.1, 0.1, 0.1 + 0.9 / 4, 0.1 + 0.9 / 2, 0.1 + 0.9 * 3 / 4]
+    falling = [0.05 + 0.95 * (1 + math.cos(math.pi * min(1.0, (k - 4 + 1) / 6))) / 2 for k in range(4, 12)]
+    assert rates(schedule, 13) == pytest.approx([0.2 * share for share in warm + falling])
+    assert schedule.get_last_lr() == pytest.approx([0.2 * 0.05])
+
+
+@pytest.mark.parametrize("make", [
+    lambda o: WarmupLR(o, warmup_num_steps=5),
+    lambda o: WarmupDecayLR(o, total_num_steps=9, warmup_num_steps=3),
+    lambda o: WarmupCosineLR(o, total_num_steps=9, warmup_num_steps=3, warmup_type="linear"),
+])  # fmt: skip
+def test_a_resumed_schedule_goes_on(make: Callable[[optim.Optimizer], WarmupSchedule]) -> None:
+    whole = rates(make(sgd()), 12)
+    first = make(sgd())
+    assert rates(first, 5) == whole[:5]
+    state = first.state_dict()
+    assert state == {"last_batch_iteration": 4}
+    second = make(sgd())
+    second.load_state_dict(state)
+    assert rates(second, 7) == whole[5:]
+
+
+def test_more_warm_up_than_steps_stays_finite() -> None:
+    for name in ("WarmupDecayLR", "WarmupCosineLR"):
+        schedule = SCHEDULES[name](sgd(), total_num_steps=2, warmup_num_steps=6)
+        assert all(math.isfinite(rate) and rate >= 0 for rate in rates(schedule, 12))
