@@ -4,8 +4,9 @@ Does not start processes and knows nothing of the launch but the error file. Two
 (`--start exec`), and `enter_forked_rank` then `run` in a fork of the spawner (`--start fork`).
 
 What is the same as with plain python: `__main__`, `sys.argv`, `sys.path[0]`, `sys.excepthook`, exit codes of
-SystemExit, atexit, threads, death by SIGINT after KeyboardInterrupt. What is better: a `DsrunError` is shown as its
-`error:` and `hint:` lines, tracebacks begin at the user's code, and a crash in native code shows the Python stack.
+SystemExit, atexit, threads, death by SIGINT after KeyboardInterrupt. What is better: a `DsrunError` is left to the
+launcher, which shows its `error:` and `hint:` lines once, tracebacks begin at the user's code, and a crash in native
+code shows the Python stack.
 """
 
 from __future__ import annotations
@@ -110,14 +111,15 @@ def fail(error: DsrunError, exit_code: int) -> None:
     """Ends the rank for a mistake that needs no traceback.
 
     Args:
-        error: shown on stderr as its `error:` and `hint:` lines, and written to the error file.
+        error: left in the error file, from where the launcher shows it once for all ranks that made it; shown on
+            stderr as its `error:` and `hint:` lines where it cannot be left.
         exit_code: of the process.
 
     Raises:
         SystemExit: always.
     """
-    _leave_word(error)
-    print(error.render(), file=sys.stderr, flush=True)
+    if not _leave_word(error):
+        print(error.render(), file=sys.stderr, flush=True)
     sys.exit(exit_code)
 
 
@@ -161,15 +163,16 @@ def _new_main() -> types.ModuleType:
     return module
 
 
-def _leave_word(error: BaseException) -> None:
+def _leave_word(error: BaseException) -> bool:
     path = os.environ.get(ERROR_FILE_ENV)
     if path is None:
-        return
+        return False
     try:
-        write_error_file(Path(path), error.with_traceback(_user_frames(error.__traceback__)))
+        return write_error_file(Path(path), error.with_traceback(_user_frames(error.__traceback__)))
     except OSError as reason:
         # A full or read-only disk must not hide the error itself, which is shown next.
         print(f"dsrun: cannot write {path}: {reason.strerror}", file=sys.stderr, flush=True)
+        return False
 
 
 def _show(error: BaseException) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsrun.contract import WorkerError
+from dsrun.errors import DsrunError
 
 #: A host could not run its ranks, or its agent was lost.
 EXIT_HOST_LOST = 74
@@ -59,6 +60,16 @@ class RankEnd:
         if not self.status or self.time_s is None:
             return None
         return self.time_s if self.error is None else min(self.error.time_s, self.time_s)
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether bad input ended the rank: its `error:` and `hint:` lines tell all, whoever met it."""
+        return is_mistake(self.status, self.error)
+
+
+def is_mistake(status: int | None, error: WorkerError | None) -> bool:
+    """Tells bad input from failures in which the rank and host matter. See `RankEnd.is_mistake`."""
+    return status not in (None, DsrunError.exit_code) and error is not None and error.is_rendered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +120,9 @@ class FailureReport:
                 lines = [f"error: host {loss.host}: {loss.reason}"]
                 lines += _quote(f"last lines of the agent on {loss.host}:", loss.last_lines)
                 return [*lines, *self._others()]
-            case RankEnd(error=WorkerError(message=message, traceback="")) if message.startswith("error: "):
-                return message.split("\n")
+            case RankEnd() as end if end.is_mistake:
+                assert end.error is not None, "a mistake is told by its error file"
+                return end.error.message.split("\n")
             case RankEnd() as end:
                 return [*_render_rank(end), *self._others()]
 
@@ -153,8 +165,10 @@ def judge(
             assert cause.status, "a failing rank has a status"
             code = exit_code_of(cause.status)
     others = [end for end in ends if end is not cause and end.status != 0]
-    stopped = sum(end.status in (None, -signal.SIGTERM, -signal.SIGKILL) for end in others)
-    return code, FailureReport(cause=cause, exit_code=code, stopped=stopped, also_failed=len(others) - stopped)
+    never_ran = sum(end.status is None and end.pid is None for end in others)
+    stopped = sum(end.status in (None, -signal.SIGTERM, -signal.SIGKILL) for end in others) - never_ran
+    also_failed = len(others) - stopped - never_ran
+    return code, FailureReport(cause=cause, exit_code=code, stopped=stopped, also_failed=also_failed)
 
 
 def exit_code_of(status: int) -> int:

@@ -44,6 +44,7 @@ class RankOutput:
         self.path = Path(run_dir) / f"rank{rank}.log"
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._rank = rank
+        self._at_line_start = True
         self._show = show
         self._warn = warn
         self._lines: dict[StreamName, LineAssembler] = {"stdout": LineAssembler(), "stderr": LineAssembler()}
@@ -59,12 +60,19 @@ class RankOutput:
         """Writes a frame to the file and shows the lines that it completes."""
         data = frame.text.encode("utf-8", "surrogateescape")
         self._write(data)
+        self._at_line_start = data.endswith(b"\n")
         self._deliver(frame.stream, self._lines[frame.stream].feed(data, now_s=frame.time_s))
 
-    def finish(self) -> None:
-        """Shows what was left without an end of line, and closes the file."""
+    def finish(self, *, last_word: str | None = None) -> None:
+        """Shows what was left without an end of line, and closes the file.
+
+        Args:
+            last_word: what the rank left beside its streams; ends the file, on lines of its own.
+        """
         for name, assembler in self._lines.items():
             self._deliver(name, assembler.finish())
+        if last_word is not None:
+            self._write((last_word if self._at_line_start else f"\n{last_word}").encode("utf-8", "replace") + b"\n")
         self._close()
 
     def _deliver(self, stream: StreamName, lines: Sequence[str]) -> None:

@@ -23,7 +23,7 @@ from typing import Protocol
 from dsrun.errors import LaunchError
 from dsrun.units import format_duration
 
-from .failures import HostLoss, UserStop, describe_status, signal_name
+from .failures import HostLoss, UserStop, describe_status, is_mistake, signal_name
 from .link import Ended, Link, LinkEvent, Received, Said
 from .plan import LaunchPlan
 from .protocol import VERSION, Exit, Failed, Finished, Hello, Kill, Message, Output, Started, Stop, StreamName
@@ -216,7 +216,9 @@ class Session:
             self._expect_end(link)
         if message.status != 0:
             host = link.node.host.name
-            self._stop_after(f"rank {message.rank} on {host} {describe_status(message.status)}")
+            failure = f"rank {message.rank} on {host} {describe_status(message.status)}"
+            # Of bad input every rank ends by itself, and the report says all.
+            self._stop_after(failure, silent=is_mistake(message.status, message.error))
 
     def _lose(self, link: Link, reason: str, *, time_s: float | None = None, last_lines: tuple[str, ...] = ()) -> None:
         """Notes the first reason for which a host is lost, and stops the others."""
@@ -228,11 +230,11 @@ class Session:
 
     # --- the way down
 
-    def _stop_after(self, failure: str) -> None:
+    def _stop_after(self, failure: str, *, silent: bool = False) -> None:
         if self._step is not _Step.RUNNING:
             return
         running = self._tally.running_ranks()
-        if running:
+        if running and not silent:
             self._sink.note(f"{failure}; stopping {_ranks(running, 'other')} (grace {self._grace})")
         self._ask(signal.SIGTERM)
 

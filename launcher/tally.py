@@ -71,8 +71,10 @@ class Tally:
 
     def close_outputs(self) -> None:
         """Shows what was left without an end of line, and closes the ranks' files."""
-        for output in self.outputs.values():
-            output.finish()
+        for rank, output in self.outputs.items():
+            error = self._exits[rank].error if rank in self._exits else None
+            # It is in no stream, so that not every rank shows it; the log is to be complete without the report.
+            output.finish(last_word=error.message if error is not None and error.is_rendered else None)
 
     def outcome(self) -> Outcome:
         """Returns how the job ended."""

@@ -129,7 +129,7 @@ class WorkerError:
 
     Attributes:
         message: one line: the exception's type and text, or the rendered `error:` and `hint:` lines.
-        traceback: the Python traceback; empty for a user's mistake, which needs none.
+        traceback: the Python traceback; empty for a `DsrunError`, which needs none.
         time_s: seconds since the epoch, by the worker's clock.
     """
 
@@ -137,21 +137,43 @@ class WorkerError:
     traceback: str
     time_s: float
 
+    @property
+    def is_rendered(self) -> bool:
+        """Whether the message is the `error:` and `hint:` lines of a `DsrunError`, to be shown as they are."""
+        return not self.traceback and self.message.startswith("error: ")
 
-def write_error_file(path: Path, error: BaseException) -> None:
+
+def write_error_file(path: Path, error: BaseException) -> bool:
     """Writes torch elastic's error file format, so other launchers can read it too.
 
     Args:
         path: where the launcher asked for it; an existing file is kept, for the first error is the cause.
         error: the exception that ends the worker.
+
+    Returns:
+        whether it was written.
+
+    Raises:
+        OSError: the folder is missing, read-only or full.
     """
     if path.exists():
-        return
+        return False
     expected = isinstance(error, DsrunError)
-    message = error.render() if isinstance(error, DsrunError) else f"{type(error).__name__}: {error}"
+    message = error.render() if isinstance(error, DsrunError) else _summary(error)
     stack = "" if expected else "".join(traceback.format_exception(type(error), error, error.__traceback__))
     body = {"message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": repr(time.time())}}}
     write_atomic(path, json.dumps(body).encode(), mode=0o600)
+    return True
+
+
+def _summary(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        # A user's class may fail at that; plain python says so in the same words.
+        text = "<exception str() failed>"
+    return f"{name}: {text}" if text else name
 
 
 def read_error_file(path: Path) -> WorkerError | None:

@@ -232,6 +232,7 @@ def test_a_third_stop_leaves_and_the_agent_finishes_the_kill(tmp_path: Path) -> 
 
 def test_a_mistake_found_on_every_rank_is_shown_as_one_error(tmp_path: Path) -> None:
     source = (
+        "print('half', end='')\n"
         "from dsrun.errors import ModelError\nraise ModelError('model: nothing to train', hint='unfreeze something')\n"
     )
     sink = RecordingSink()
@@ -239,7 +240,11 @@ def test_a_mistake_found_on_every_rank_is_shown_as_one_error(tmp_path: Path) -> 
     assert outcome.exit_code == 2
     assert outcome.report is not None
     assert outcome.report.render() == ["error: model: nothing to train", "hint: unfreeze something"]
-    assert not any("Traceback" in text for _, _, text in sink.shown)
+    assert {text for _, _, text in sink.shown} == {"half"}
+    assert sink.notes == []
+    log = Path(outcome.ends[0].log).read_text()
+    assert outcome.ends[0].status in (2, -15)
+    assert log == "half\nerror: model: nothing to train\nhint: unfreeze something\n" or outcome.ends[0].status != 2
 
 
 @pytest.mark.parametrize("start", ["fork", "exec"])

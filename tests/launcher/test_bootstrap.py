@@ -13,8 +13,10 @@ from dsrun.contract import read_error_file
 from dsrun.launcher.worker import isolated_command
 
 
-def run(folder: Path, kind: str, target: str, *args: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(folder / "error.json")}
+def run(
+    folder: Path, kind: str, target: str, *args: str, error_file: str = "error.json"
+) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(folder / error_file)}
     command = isolated_command(sys.executable, "dsrun.launcher.bootstrap", kind, target, *args)
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=30)
 
@@ -113,18 +115,45 @@ def test_keyboard_interrupt_dies_by_sigint_and_is_shown_once(tmp_path: Path) -> 
     assert "bootstrap" not in ours.stderr
 
 
-def test_a_dsrun_error_is_its_lines_and_its_exit_code_without_traceback(tmp_path: Path) -> None:
-    source = "from dsrun.errors import ModelError\nraise ModelError('model: no parameters', hint='add some')"
-    ours = run(tmp_path, "script", script(tmp_path, source))
-    assert (ours.returncode, ours.stderr) == (2, "error: model: no parameters\nhint: add some\n")
+NO_PARAMETERS = "from dsrun.errors import ModelError\nraise ModelError('model: no parameters', hint='add some')"
+
+
+def test_a_dsrun_error_is_left_to_the_launcher_to_show_once_for_all_ranks(tmp_path: Path) -> None:
+    ours = run(tmp_path, "script", script(tmp_path, NO_PARAMETERS))
+    assert (ours.returncode, ours.stderr) == (2, "")
     error = read_error_file(tmp_path / "error.json")
     assert error is not None
     assert (error.message, error.traceback) == ("error: model: no parameters\nhint: add some", "")
 
 
+@pytest.mark.parametrize(
+    ("error_file", "before"),
+    [("error.json", ""), ("gone/error.json", "dsrun: cannot write {path}: No such file or directory\n")],
+)
+def test_a_dsrun_error_that_cannot_be_left_is_shown_as_its_lines(tmp_path: Path, error_file: str, before: str) -> None:
+    (tmp_path / "error.json").write_text("that of another process of this rank")
+    ours = run(tmp_path, "script", script(tmp_path, NO_PARAMETERS), error_file=error_file)
+    expected = before.format(path=tmp_path / error_file) + "error: model: no parameters\nhint: add some\n"
+    assert (ours.returncode, ours.stderr) == (2, expected)
+
+
 def test_a_missing_script_is_bad_input(tmp_path: Path) -> None:
     ours = run(tmp_path, "script", "nowhere.py")
-    assert (ours.returncode, ours.stderr) == (2, "error: script: cannot read 'nowhere.py': No such file or directory\n")
+    error = read_error_file(tmp_path / "error.json")
+    assert error is not None
+    assert ours.returncode == 2
+    assert error.message == "error: script: cannot read 'nowhere.py': No such file or directory"
+
+
+def test_an_exception_that_cannot_be_turned_into_text_is_shown_as_python_shows_it(tmp_path: Path) -> None:
+    source = "class Odd(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Odd"
+    ours = run(tmp_path, "script", script(tmp_path, source))
+    error = read_error_file(tmp_path / "error.json")
+    assert error is not None
+    assert error.message == "Odd: <exception str() failed>"
+    assert ours.returncode == 1
+    assert ours.stderr.endswith("Odd: <exception str() failed>\n")
+    assert "RuntimeError" not in ours.stderr
 
 
 def test_the_users_own_excepthook_is_called(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 
 import pytest
@@ -85,6 +86,27 @@ def test_a_users_mistake_is_shown_once_as_it_is_and_not_as_a_crash() -> None:
     assert code == 2
     assert report is not None
     assert report.render() == message.split("\n")
+
+
+def test_our_own_failure_names_the_rank_that_met_it() -> None:
+    word = WorkerError(message="error: checkpoint c1: disk full\nhint: make room", traceback="", time_s=9.0)
+    code, report = judge([end(0, -15, 11.0), end(1, 1, error=word)], [], None)
+    assert code == 1
+    assert report is not None
+    assert report.render() == [
+        "error: rank 1 on box (pid 101) exited with code 1",
+        "  error: checkpoint c1: disk full",
+        "  hint: make room",
+        "full log: /run/rank1.log",
+        "1 other rank was stopped after it",
+    ]
+
+
+def test_ranks_that_never_ran_are_not_counted() -> None:
+    never = [dataclasses.replace(end(rank, None, None), pid=None) for rank in range(3)]
+    _, report = judge(never, [HostLoss(host="box", reason="cannot start: too many open files", time_s=9.0)], None)
+    assert report is not None
+    assert report.render() == ["error: host box: cannot start: too many open files"]
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.contract import read_error_file
 from dsrun.launcher.plan import LaunchPlan, StartMethod
 from dsrun.launcher.protocol import Exit, FrameReader, Message, Spawn, Started, encode
-from dsrun.launcher.worker import isolated_command, node_environment
+from dsrun.launcher.worker import error_file, isolated_command, node_environment
 from support.jobs import program_plan, script_plan
 from support.processes import kill_left, wait_until_gone
 
@@ -156,14 +157,21 @@ def test_a_forked_rank_ends_like_an_interpreter(tmp_path: Path) -> None:
     assert {b"thread", b"gone", b"atexit"} <= set(text.removeprefix(b"half").split())
 
 
+def word_of(plan: LaunchPlan) -> str:
+    """What rank 0 left in its error file."""
+    error = read_error_file(error_file(plan.run_dir, 0))
+    assert error is not None
+    return error.message
+
+
 def test_a_command_that_does_not_exist_gives_the_shells_code_and_says_so(tmp_path: Path) -> None:
-    with spawner_for(program_plan(tmp_path, "command", "no-such-program", ranks=1)) as spawner:
+    plan = program_plan(tmp_path, "command", "no-such-program", ranks=1)
+    with spawner_for(plan) as spawner:
         spawner.next()
         end = spawner.next()
-        text = spawner.outputs[0].read()
     assert isinstance(end, Exit)
     assert end.status == 127
-    assert text == b"error: command: cannot run 'no-such-program': No such file or directory\n"
+    assert word_of(plan) == "error: command: cannot run 'no-such-program': No such file or directory"
 
 
 def test_a_working_folder_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
@@ -172,7 +180,8 @@ def test_a_working_folder_that_does_not_exist_is_bad_input(tmp_path: Path) -> No
     with spawner_for(missing) as spawner:
         spawner.next()
         end = spawner.next()
-        text = spawner.outputs[0].read()
     assert isinstance(end, Exit)
     assert end.status == 2
-    assert text == b"error: working folder: cannot enter '/no/such/folder' on this host: No such file or directory\n"
+    assert (
+        word_of(plan) == "error: working folder: cannot enter '/no/such/folder' on this host: No such file or directory"
+    )
