@@ -51,10 +51,19 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         code = _INTERRUPTED
     except BrokenPipeError:
-        # What is still in the buffer has no reader; without this the interpreter would complain about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         code = CLOSED_PIPE_EXIT
+    except OSError as error:
+        # The machine's refusal, not a fault of ours: a full disk behind stdout, no process or descriptor left.
+        _say(Problem(_words_of(error)).render())
+        _drop_stdout()
+        code = DsrunError.exit_code
     sys.exit(code)
+
+
+def _drop_stdout() -> None:
+    """Leaves what is still in the buffer unwritten; the interpreter would complain about it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _open_missing_streams() -> None:
@@ -131,6 +140,11 @@ def _problem_of(error: click.ClickException) -> Problem:
         names = "/".join(error.param.opts)
         return Problem(f"`{names}`: {_lower_first(error.message)}", see)
     return Problem(_lower_first(error.format_message()), see)
+
+
+def _words_of(error: OSError) -> str:
+    what = "cannot go on" if error.filename is None else os.fsdecode(error.filename)
+    return f"{what}: {_lower_first(error.strerror or str(error))}"
 
 
 def _lower_first(text: str) -> str:

@@ -38,6 +38,8 @@ def check_program(program: Program, *, verbs: Sequence[str]) -> None:
 
 def _problem_with_script(target: str, verbs: Sequence[str]) -> Problem | None:
     path = Path(target)
+    if not target:
+        return Problem("script: the name is empty", "`dsrun train.py` runs `train.py`; see `dsrun run --help`")
     try:
         if path.is_dir():
             module = ".".join(path.parts)

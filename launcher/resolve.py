@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from dsrun.contract import CONFIG_ENV
 from dsrun.errors import ConfigError, InputError, Problem, UsageError
 
 from .environment import job_environment, parse_env_options, thread_environment
@@ -135,7 +136,7 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
     if request.backend == "nccl" and gpus is not None:
         versions = read_versions()
         findings.attempt(lambda: check_nccl(gpus, allocation, torch=versions.torch, cuda=versions.cuda))
-    config = findings.attempt(lambda: _check_configs(request, words, allocation))
+    config = findings.attempt(lambda: _check_configs(request, words, allocation, environ))
     if findings.problems or allocation is None:
         raise UsageError.of(findings.problems)
     path, warnings = config or (None, ())
@@ -211,9 +212,12 @@ def check_nccl(gpus: GpuReport, allocation: Allocation | None, *, torch: str | N
 
 
 def _check_configs(
-    request: Request, words: ScriptWords, allocation: Allocation | None
+    request: Request, words: ScriptWords, allocation: Allocation | None, environ: Mapping[str, str]
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Returns the absolute path of the job's config, if it has one, and the warnings about it."""
+    """Returns the absolute path of the job's config, if it has one, and the warnings about it.
+
+    What the command line names comes before DSRUN_CONFIG in the environment, which ranks would find all the same.
+    """
     ours = [value for value in (request.config, words.config) if value is not None]
     theirs = words.deepspeed_config
     for other in (*ours[1:], *(() if theirs is None else (theirs,))):
@@ -223,14 +227,26 @@ def _check_configs(
                 f"`{CONFIG_FLAG} {ours[0]}` and `{flag} {other}` name different configs",
                 hint="a job has one config: give one of them",
             )
-    if not ours and theirs is None:
-        return None, ()
     world_size = None if allocation is None else allocation.world_size
+    inherited = environ.get(CONFIG_ENV)
+    if not ours and theirs is None:
+        return _check_inherited(inherited, world_size=world_size) if inherited else (None, ())
     if ours:
         return _load_config(Path(ours[0]), world_size=world_size, hint=_AFTER_DASHES if words.config else None)
     assert theirs is not None, "one of the two is given"
     # DeepSpeed scripts may be given the JSON itself, plain or as base64; then there is no file to pass on.
     return _load_config(theirs, world_size=world_size, hint=None)
+
+
+def _check_inherited(source: str, *, world_size: int | None) -> tuple[str | None, tuple[str, ...]]:
+    try:
+        return _load_config(source, world_size=world_size, hint=None)
+    except ConfigError as error:
+        whence = Problem(
+            f"`{CONFIG_ENV}` in the environment is `{source[:200]}`, which is no config to train with",
+            f"`unset {CONFIG_ENV}`, or name another with `{CONFIG_FLAG} FILE`",
+        )
+        raise ConfigError.of([*error.problems, whence]) from error
 
 
 def _same_file(one: str, other: str) -> bool:

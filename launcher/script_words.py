@@ -9,7 +9,8 @@ Everything after the script is the script's, untouched, with one exception:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from dsrun.errors import Problem, UsageError
@@ -75,6 +76,23 @@ def split_script_words(words: Sequence[str]) -> ScriptWords:
         config=next(iter(found[CONFIG_FLAG]), None),
         deepspeed_config=next(iter(found[DEEPSPEED_CONFIG_FLAG]), None),
     )
+
+
+def misplaced_options(words: Sequence[str], complaint: Sequence[str], *, options: Collection[str]) -> list[str]:
+    """Finds options of dsrun that stand after the script and that the script refused by name.
+
+    Args:
+        words: everything after the script, as the user typed it.
+        complaint: the last lines of a rank that ended with code 2, as argument parsers do.
+        options: those of dsrun.
+
+    Returns:
+        the options, in the order of `words`. One that the script lists in its usage is the script's own.
+    """
+    ours, _ = _cut_at_double_dash(words)
+    *usage, refusal = [set(re.findall(r"(?<![\w-])--?\w[\w-]*", line)) for line in complaint if line.strip()] or [set()]
+    typed = dict.fromkeys(word.partition("=")[0] for word in ours)
+    return [word for word in typed if word in options and word in refusal and not any(word in line for line in usage)]
 
 
 def _cut_at_double_dash(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:

@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,14 @@ import click
 from dsrun.errors import UsageError
 from dsrun.units import format_duration
 
+from ..failures import FailureReport, RankEnd
 from ..hostfile import MAX_SLOTS
 from ..job_folder import jobs_folder, make_job_folder, new_job_id
 from ..output import terminal_printer
 from ..plan import LaunchPlan, ProgramKind, StartMethod
 from ..plan_text import describe_plan
 from ..resolve import Backend, Launch, Request, resolve
+from ..script_words import misplaced_options
 from ..stopping import StopRequests
 
 if TYPE_CHECKING:
@@ -38,19 +41,36 @@ def parse_seconds(text: str) -> float:
     return float(match.group(1)) * (60 if match.group(2) == "m" else 1)
 
 
+def parse_ranks(text: str) -> int:
+    """Reads a number of ranks on one host."""
+    if re.fullmatch(r"[0-9]{1,9}", text) is None or not 1 <= int(text) <= MAX_SLOTS:
+        raise click.BadParameter(f"expected a number of ranks from 1 to {MAX_SLOTS}, got `{text}`")
+    return int(text)
+
+
+def parse_path(text: str) -> str:
+    """Refuses an empty word, which an unset variable of a shell leaves and which would mean the working folder."""
+    if not text:
+        raise click.BadParameter("expected a path, got an empty word")
+    return text
+
+
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option(
     "-n",
     "--ranks-per-host",
-    type=click.IntRange(1, MAX_SLOTS),
+    type=parse_ranks,
     metavar="N",
     help="Ranks on each host; without it one for each GPU, or one.",
 )
-@click.option("-H", "--hostfile", metavar="FILE", help="Hosts of the job, one `host slots=N` a line.")
+@click.option("-H", "--hostfile", type=parse_path, metavar="FILE", help="Hosts of the job, one `host slots=N` a line.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is any program, run as it is.")
 @click.option(
-    "--config", metavar="FILE", help="Training config, checked before anything starts. May stand after the script too."
+    "--config",
+    type=parse_path,
+    metavar="FILE",
+    help="Training config, checked before anything starts. May stand after the script too.",
 )
 @click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="How ranks talk; without it the script chooses.")
 @click.option(
@@ -64,7 +84,12 @@ def parse_seconds(text: str) -> float:
     metavar="K[=V]",
     help="Set a variable for all ranks; K alone copies it from here. Repeatable.",
 )
-@click.option("--log-dir", metavar="DIR", help="Make the job's folder in DIR instead of ~/.local/state/dsrun/jobs.")
+@click.option(
+    "--log-dir",
+    type=parse_path,
+    metavar="DIR",
+    help="Make the job's folder in DIR instead of ~/.local/state/dsrun/jobs.",
+)
 @click.option(
     "--grace",
     type=parse_seconds,
@@ -179,14 +204,24 @@ def _run(launch: Launch, plan: LaunchPlan, *, as_json: bool, quiet: bool) -> int
     with stops.catching_signals():
         outcome = session.run()
     duration_s = time.monotonic() - started_s
-    if outcome.report is not None:
-        printer.report(outcome.report.render())
+    report = None if outcome.report is None else [*outcome.report.render(), *_hints(launch, outcome.report)]
+    if report is not None:
+        printer.report(report)
     was_stopped = outcome.report is None and outcome.exit_code != 0
     exit_code = stops.exit_code(outcome.exit_code) if was_stopped else outcome.exit_code
     printer.note(_closing(plan, outcome, duration_s))
     if as_json:
-        click.echo(json.dumps(outcome_json(plan, outcome, exit_code=exit_code, duration_s=duration_s)))
+        click.echo(json.dumps(outcome_json(plan, outcome, report, exit_code=exit_code, duration_s=duration_s)))
     return exit_code
+
+
+def _hints(launch: Launch, report: FailureReport) -> list[str]:
+    """Says so where a script stumbled over an option that was meant for dsrun."""
+    if not isinstance(report.cause, RankEnd) or report.cause.status != UsageError.exit_code:
+        return []
+    options = {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
+    misplaced = misplaced_options(launch.request.words[1:], report.cause.last_lines, options=options)
+    return [f"hint: `{option}` is an option of dsrun; put it before the script" for option in misplaced]
 
 
 def _opening(launch: Launch, plan: LaunchPlan) -> str:
@@ -211,16 +246,18 @@ def _short(path: str) -> str:
     return f"~{path[len(home) :]}" if home != "/" and path.startswith(f"{home}/") else path
 
 
-def outcome_json(plan: LaunchPlan, outcome: Outcome, *, exit_code: int, duration_s: float) -> dict[str, Any]:
+def outcome_json(
+    plan: LaunchPlan, outcome: Outcome, report: Sequence[str] | None, *, exit_code: int, duration_s: float
+) -> dict[str, Any]:
     """Returns what `--json` prints at the end of a run.
 
     Args:
         plan: the launch.
         outcome: how it ended.
+        report: why it failed, in lines; None if it did not.
         exit_code: what dsrun exits with.
         duration_s: from starting the agents to the last rank's end.
     """
-    report = outcome.report
     return {
         "schema_version": 1,
         "job_id": plan.job_id,
@@ -228,7 +265,7 @@ def outcome_json(plan: LaunchPlan, outcome: Outcome, *, exit_code: int, duration
         "exit_code": exit_code,
         "duration_s": round(duration_s, 3),
         "run_dir": plan.run_dir,
-        "failure": None if report is None else report.render(),
+        "failure": report,
         "ranks": [
             {"rank": end.rank, "host": end.host, "pid": end.pid, "status": end.status, "log": end.log}
             for end in outcome.ends

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,6 +150,42 @@ def test_the_exit_code_is_the_failing_ranks_own_and_its_words_are_shown(folder: 
     assert lines[at + 1 : at + 3] == ["last lines of rank 1:", "  | cannot read the data"]
     assert lines[-1].startswith(f"dsrun: job {job.name}: failed after ")
     assert lines[-1].endswith(f"with exit code 42, logs in {job}")
+
+
+def test_an_option_of_dsrun_after_the_script_ends_in_a_hint(folder: Path) -> None:
+    (folder / "parse.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    result = run(folder, "--json", "--start", "exec", "parse.py", "--log-dir", "x")
+    hint = "hint: `--log-dir` is an option of dsrun; put it before the script"
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-2] == hint
+    assert json.loads(result.stdout)["failure"][-1] == hint
+
+
+@pytest.mark.parametrize("args", [["--help"], ["probe"], ["--dry-run", "show.py"], ["--json", "show.py"]])
+def test_a_full_disk_behind_stdout_is_told_in_one_line(folder: Path, args: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "dsrun", "--start", "exec"][: None if "show.py" in args else 3]
+        ended = subprocess.run(
+            [*command, *args], cwd=folder, env=environment(folder), stdout=full, stderr=subprocess.PIPE, timeout=60
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.decode().splitlines()[-1] == "error: cannot go on: no space left on device"
+    assert b"Traceback" not in ended.stderr
+
+
+def test_a_full_disk_behind_stdout_stops_no_rank(folder: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "dsrun", "--start", "exec", "show.py"],
+            cwd=folder,
+            env=environment(folder),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+        )
+    _, told, _ = ended.stderr.decode().splitlines()
+    assert ended.returncode == 0
+    assert told == "dsrun: stdout cannot be written: No space left on device; the logs are complete"
 
 
 def test_json_keeps_stdout_for_one_object(folder: Path) -> None:

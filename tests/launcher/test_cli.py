@@ -56,7 +56,7 @@ Usage: dsrun run [OPTIONS] SCRIPT [ARGS]...
 
 Options:
   -n, --ranks-per-host N  Ranks on each host; without it one for each GPU, or
-                          one.  [1<=x<=4096]
+                          one.
   -H, --hostfile FILE     Hosts of the job, one `host slots=N` a line.
   -m, --module            SCRIPT is a module, as with `python -m`.
   --no-python             SCRIPT is any program, run as it is.
@@ -212,7 +212,19 @@ def test_grace_is_a_time(text: str, seconds: float) -> None:
             "see `dsrun run --help`; options of the script stand after it",
         ),
         (["--backnd", "gloo"], "`dsrun run` has no option `--backnd`", "did you mean `--backend`?"),
-        (["-n", "0", "x"], "`-n/--ranks-per-host`: 0 is not in the range 1<=x<=4096", "see `dsrun run --help`"),
+        (
+            ["-n", "0", "x"],
+            "`-n/--ranks-per-host`: expected a number of ranks from 1 to 4096, got `0`",
+            "see `dsrun run --help`",
+        ),
+        (
+            ["-n", "two", "x"],
+            "`-n/--ranks-per-host`: expected a number of ranks from 1 to 4096, got `two`",
+            "see `dsrun run --help`",
+        ),
+        ([""], "script: the name is empty", "`dsrun train.py` runs `train.py`; see `dsrun run --help`"),
+        (["--log-dir", "", "x"], "`--log-dir`: expected a path, got an empty word", "see `dsrun run --help`"),
+        (["-H", "", "x"], "`-H/--hostfile`: expected a path, got an empty word", "see `dsrun run --help`"),
         (
             ["--grace", "soon", "x"],
             "`--grace`: expected a time like `10s` or `2m`, got `soon`",
@@ -292,6 +304,26 @@ def test_a_config_given_as_text_to_deepspeeds_flag_is_checked_and_left_to_the_sc
     assert "zero_optimization.stage" in refused(
         "train.py", "--deepspeed_config", '{"train_batch_size": 4, "zero_optimization": {"stage": 7}}'
     )
+
+
+def test_a_config_of_the_environment_is_checked_like_one_of_the_command_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "other.json").write_text('{"train_batch_size": 8}')
+    monkeypatch.setenv("DSRUN_CONFIG", "ds.json")
+    assert json.loads(dry("-n", "2", "train.py").stdout)["env"]["DSRUN_CONFIG"] == str(folder / "ds.json")
+    assert "`train_batch_size` 4 is no multiple of 3" in refused("-n", "3", "train.py")
+    chosen = json.loads(dry("train.py", "--config", "other.json").stdout)
+    assert chosen["env"]["DSRUN_CONFIG"] == str(folder / "other.json")
+    monkeypatch.setenv("DSRUN_CONFIG", "gone.json")
+    assert refused("train.py") == (
+        "error: file not found: gone.json\n"
+        "hint: did you mean `other.json` or `ds.json`?\n"
+        "error: `DSRUN_CONFIG` in the environment is `gone.json`, which is no config to train with\n"
+        "hint: `unset DSRUN_CONFIG`, or name another with `--config FILE`\n"
+    )
+    monkeypatch.setenv("DSRUN_CONFIG", "")
+    assert "DSRUN_CONFIG" not in json.loads(dry("train.py").stdout)["env"]
 
 
 def test_a_config_is_checked_for_the_ranks_of_the_job(folder: Path) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.launcher.script_words import split_script_words
+from dsrun.launcher.script_words import misplaced_options, split_script_words
 
 
 @pytest.mark.parametrize(
@@ -64,3 +64,29 @@ plain_words = st.lists(
 def test_every_other_word_arrives_as_it_was_and_in_order(before: list[str], after: list[str]) -> None:
     assert list(split_script_words([*before, "--config", "c", *after]).args) == before + after
     assert list(split_script_words([*before, "--", *after]).args) == before + after
+
+
+REFUSED = ["usage: train.py [-h] [--env ENV]", "               [--lr LR]", ""]
+
+
+@pytest.mark.parametrize(
+    ("words", "last_line", "found"),
+    [
+        (["--log-dir", "x"], "train.py: error: unrecognized arguments: --log-dir x", ["--log-dir"]),
+        (["--log-dir=x", "-n", "4"], "train.py: error: unrecognized arguments: --log-dir=x -n 4", ["--log-dir", "-n"]),
+        (["--log-dir"], "Error: No such option: --log-dir", ["--log-dir"]),
+        (["--log-dirs"], "train.py: error: unrecognized arguments: --log-dirs", []),
+        (["--other"], "train.py: error: unrecognized arguments: --other", []),
+        (["--env"], "train.py: error: argument --env: expected one argument", []),
+        (["--", "--log-dir", "x"], "train.py: error: unrecognized arguments: --log-dir x", []),
+        ([], "train.py: error: unrecognized arguments: --log-dir", []),
+    ],
+)
+def test_an_option_of_dsrun_that_the_script_refused_is_found(
+    words: list[str], last_line: str, found: list[str]
+) -> None:
+    assert misplaced_options(words, [*REFUSED, last_line], options={"--log-dir", "-n", "--env"}) == found
+
+
+def test_without_a_word_of_the_script_no_option_is_blamed() -> None:
+    assert misplaced_options(["--log-dir", "x"], [], options={"--log-dir"}) == []
