@@ -20,14 +20,11 @@ from collections.abc import Sequence
 
 import psutil
 
-from dsrun.contract import read_error_file
-
 from . import processes
-from .failures import describe_status
+from .host_ranks import HostRanks
 from .plan import LaunchPlan
 from .protocol import (
     VERSION,
-    Exit,
     Failed,
     Finished,
     FrameReader,
@@ -36,13 +33,10 @@ from .protocol import (
     Message,
     ProtocolError,
     Start,
-    Started,
     Stop,
     encode,
 )
 from .relay import Relay
-from .spawner_pipe import SpawnerPipe
-from .worker import error_file
 
 _READ_BYTES = 1 << 16
 #: Between two looks at processes that must end and give no event when they do.
@@ -92,14 +86,12 @@ class Agent:
 
     def __init__(self, start: Start, control: FrameReader, report_fd: int) -> None:
         self._plan = LaunchPlan.from_json(start.plan)
-        self._plan_json = start.plan
-        self._node = self._plan.nodes[start.node_rank]
         self._control = control
         self._selector = selectors.DefaultSelector()
         self._relay = Relay(self._selector, report_fd)
-        self._spawner: SpawnerPipe | None = None
-        self._rank_of: dict[int, int] = {}
-        self._ended: set[int] = set()
+        self._ranks = HostRanks(
+            self._plan, start.node_rank, selector=self._selector, relay=self._relay, on_lost=self._fail
+        )
         self._grace_until_s: float | None = None
         self._killing_since_s: float | None = None
         self._lingerers_asked = False
@@ -116,8 +108,7 @@ class Agent:
         self._selector.register(0, selectors.EVENT_READ, self._read_control)
         self._relay.send(Hello(pid=os.getpid(), time_s=time.time()))
         try:
-            self._prepare_run_dir()
-            self._start_spawner()
+            self._ranks.start(os.environ)
         except OSError as error:
             self._fail(f"cannot start: {error}")
         self._obey(messages)
@@ -130,25 +121,6 @@ class Agent:
             # As long as it takes: only this process is left, and it ends with the front end.
             for key, _ in self._selector.select():
                 key.data()
-
-    # --- start
-
-    def _prepare_run_dir(self) -> None:
-        os.makedirs(self._plan.run_dir, mode=0o700, exist_ok=True)
-        for worker in self._node.workers:
-            # An earlier job's word must not be taken for this one's.
-            error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
-
-    def _start_spawner(self) -> None:
-        self._spawner = SpawnerPipe(
-            self._plan,
-            self._plan_json,
-            self._node.node_rank,
-            environ=os.environ,
-            address="127.0.0.1",
-            open_stream=self._relay.open_stream,
-        )
-        self._selector.register(self._spawner, selectors.EVENT_READ, self._read_spawner)
 
     # --- events
 
@@ -189,34 +161,6 @@ class Agent:
                 case _:
                     self._fail(f"unexpected message from the front end: {type(message).__name__}")
 
-    def _read_spawner(self) -> bool:
-        """Takes what the spawner reports; returns whether more may come."""
-        assert self._spawner is not None, "its pipe was registered"
-        reports = self._spawner.read()
-        if reports is None:
-            self._selector.unregister(self._spawner)
-            return False
-        for message in reports:
-            self._on_report(message)
-        return True
-
-    def _on_report(self, message: Message) -> None:
-        match message:
-            case Started(pids=pids):
-                self._rank_of = {pid: worker.rank for pid, worker in zip(pids, self._node.workers, strict=True)}
-                self._relay.send(message)
-            case Exit():
-                self._report_exit(message.rank, message.status, message.time_s)
-            case Failed(reason=reason):
-                self._fail(reason)
-            case _:
-                raise AssertionError(f"the spawner never sends {type(message).__name__}")
-
-    def _report_exit(self, rank: int, status: int, time_s: float) -> None:
-        self._ended.add(rank)
-        error = read_error_file(error_file(self._plan.run_dir, rank)) if status else None
-        self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error))
-
     # --- the way down, see [Note: stopping]
 
     def _fail(self, reason: str) -> None:
@@ -226,12 +170,12 @@ class Agent:
     def _ask(self, signum: int) -> None:
         if self._grace_until_s is not None or self._killing_since_s is not None:
             return
-        if not self._rank_of:
+        if not self._ranks.pids:
             # Ranks that are not known yet cannot be asked, and have nothing to save.
             self._kill()
             return
         self._grace_until_s = time.monotonic() + self._plan.grace_s
-        processes.send_to_groups(self._rank_of, signum)
+        processes.send_to_groups(self._ranks.pids, signum)
 
     def _kill(self) -> None:
         if self._killing_since_s is None:
@@ -240,17 +184,17 @@ class Agent:
     def _advance(self) -> bool:
         """Does what is due now; returns whether everything has ended."""
         now_s = time.monotonic()
-        self._reap()
+        self._ranks.reap(spawner_may_end=self._killing_since_s is not None)
         if self._grace_until_s is not None and now_s >= self._grace_until_s:
             self._kill()
         if self._killing_since_s is not None:
             return self._kill_round(self._killing_since_s, now_s)
-        if not self._ranks_ended:
+        if not self._ranks.all_ended:
             return False
-        if left := self._below():
+        if left := self._ranks.processes_left():
             self._ask_lingerers(left, now_s)
             return False
-        return self._spawner_is_gone() and self._drained(now_s)
+        return self._ranks.release_spawner() and self._drained(now_s)
 
     def _ask_lingerers(self, left: list[psutil.Process], now_s: float) -> None:
         if self._lingerers_asked:
@@ -262,52 +206,18 @@ class Agent:
             self._grace_until_s = now_s + self._plan.grace_s
 
     def _kill_round(self, since_s: float, now_s: float) -> bool:
-        left = self._below()
+        left = self._ranks.processes_left()
         if left and now_s >= since_s + _KILL_PATIENCE_S:
             self._unkillable = [process.pid for process in left]
             return True
         for process in left:
             processes.send(process, signal.SIGKILL)
-        if self._spawner is not None and not (self._rank_of and now_s < since_s + _SPAWNER_PATIENCE_S):
+        if not (self._ranks.pids and now_s < since_s + _SPAWNER_PATIENCE_S) and self._ranks.kill_spawner():
             # It has nothing to report, or does not: otherwise it is waited for, as it knows how the ranks ended.
-            self._spawner.kill()
             return False
-        if left or not (self._ranks_ended or self._spawner is None):
+        if left or not (self._ranks.all_ended or self._ranks.spawner_ended):
             return False
-        return self._spawner_is_gone() and self._drained(now_s)
-
-    @property
-    def _ranks_ended(self) -> bool:
-        return len(self._ended) == len(self._node.workers)
-
-    def _below(self) -> list[psutil.Process]:
-        """Everything below the agent but the spawner, which stays to the end. See [Note: two reapers]."""
-        spawner_pid = None if self._spawner is None else self._spawner.pid
-        return [process for process in processes.descendants() if process.pid != spawner_pid]
-
-    def _spawner_is_gone(self) -> bool:
-        if self._spawner is not None:
-            self._spawner.release()
-        return self._spawner is None
-
-    def _reap(self) -> None:
-        ended = dict(processes.reap())
-        if self._spawner is not None and self._spawner.pid in ended:
-            # Before the ranks among these: they are ours only since it died, which is why they ended.
-            self._spawner_ended(ended.pop(self._spawner.pid))
-        for pid, status in ended.items():
-            if pid in self._rank_of and self._rank_of[pid] not in self._ended:
-                self._report_exit(self._rank_of[pid], status, time.time())
-
-    def _spawner_ended(self, status: int) -> None:
-        assert self._spawner is not None, "it was started"
-        # What it reported before it died; the pipe ended with it.
-        while self._spawner in self._selector.get_map() and self._read_spawner():
-            pass
-        self._spawner.close(status)
-        self._spawner = None
-        if not self._ranks_ended and self._killing_since_s is None:
-            self._fail(f"the spawner {describe_status(status)} before its ranks ended")
+        return self._ranks.release_spawner() and self._drained(now_s)
 
     def _drained(self, now_s: float) -> bool:
         """Whether all output was read; a pipe that does not end though nobody is left is given up at last."""
@@ -316,7 +226,7 @@ class Agent:
         return not self._relay.unsent and now_s - self._relay.moved_at_s > _DRAIN_PATIENCE_S
 
     def _patience_s(self) -> float | None:
-        if self._killing_since_s is not None or self._ranks_ended:
+        if self._killing_since_s is not None or self._ranks.all_ended:
             return _ROUND_S
         if self._grace_until_s is not None:
             return max(0.0, self._grace_until_s - time.monotonic())

@@ -1,0 +1,159 @@
+"""The host's ranks as the agent sees them: started through the spawner, reported as they end, found while they live.
+
+Sends news of them to the front end. Decides nothing about their end: the agent says who is signalled, and when.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Callable, Collection, Mapping
+
+import psutil
+
+from dsrun.contract import read_error_file
+
+from . import processes
+from .failures import describe_status
+from .plan import LaunchPlan
+from .protocol import Exit, Failed, Message, Started
+from .relay import Relay
+from .spawner_pipe import SpawnerPipe
+from .worker import error_file
+
+
+class HostRanks:
+    """The ranks of one host, and the spawner that makes them.
+
+    Args:
+        plan: the launch.
+        node_rank: this host.
+        selector: shared with the agent; every key's data is a function to call when the key is ready.
+        relay: where news goes.
+        on_lost: called with the reason when ranks cannot be run any more.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        node_rank: int,
+        *,
+        selector: selectors.BaseSelector,
+        relay: Relay,
+        on_lost: Callable[[str], None],
+    ) -> None:
+        self._plan = plan
+        self._node = plan.nodes[node_rank]
+        self._selector = selector
+        self._relay = relay
+        self._on_lost = on_lost
+        self._spawner: SpawnerPipe | None = None
+        self._rank_of: dict[int, int] = {}
+        self._ended: set[int] = set()
+
+    def start(self, environ: Mapping[str, str]) -> None:
+        """Starts the spawner.
+
+        Args:
+            environ: what ranks inherit.
+
+        Raises:
+            OSError: the run folder, a pipe or the process cannot be made.
+        """
+        os.makedirs(self._plan.run_dir, mode=0o700, exist_ok=True)
+        for worker in self._node.workers:
+            # An earlier job's word must not be taken for this one's.
+            error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
+        self._spawner = SpawnerPipe(
+            self._plan,
+            self._plan.to_json(),
+            self._node.node_rank,
+            environ=environ,
+            address="127.0.0.1",
+            open_stream=self._relay.open_stream,
+        )
+        self._selector.register(self._spawner, selectors.EVENT_READ, self._read_spawner)
+
+    @property
+    def pids(self) -> Collection[int]:
+        """The ranks' processes, ended ones too; empty until the spawner has told them."""
+        return self._rank_of
+
+    @property
+    def all_ended(self) -> bool:
+        """Every rank's end was reported."""
+        return len(self._ended) == len(self._node.workers)
+
+    @property
+    def spawner_ended(self) -> bool:
+        """There is no spawner: it has ended, or could not be started."""
+        return self._spawner is None
+
+    def processes_left(self) -> list[psutil.Process]:
+        """Everything below the agent but the spawner, which stays to the end. See [Note: two reapers]."""
+        spawner_pid = None if self._spawner is None else self._spawner.pid
+        return [process for process in processes.descendants() if process.pid != spawner_pid]
+
+    def release_spawner(self) -> bool:
+        """Lets the spawner exit, as nothing is left below it; returns whether it has."""
+        if self._spawner is not None:
+            self._spawner.release()
+        return self._spawner is None
+
+    def kill_spawner(self) -> bool:
+        """Kills the spawner, and so all ranks that still run; returns whether there was one."""
+        if self._spawner is not None:
+            self._spawner.kill()
+        return self._spawner is not None
+
+    def reap(self, *, spawner_may_end: bool) -> None:
+        """Collects and reports whatever has ended below the agent.
+
+        Args:
+            spawner_may_end: it is being killed, so that its end is no news.
+        """
+        ended = dict(processes.reap())
+        if self._spawner is not None and self._spawner.pid in ended:
+            # Before the ranks among these: they are ours only since it died, which is why they ended.
+            self._end_spawner(self._spawner, ended.pop(self._spawner.pid), expected=spawner_may_end)
+        for pid, status in ended.items():
+            if pid in self._rank_of and self._rank_of[pid] not in self._ended:
+                self._report_exit(self._rank_of[pid], status, time.time())
+
+    def _end_spawner(self, spawner: SpawnerPipe, status: int, *, expected: bool) -> None:
+        # What it reported before it died; the pipe ended with it.
+        while spawner in self._selector.get_map() and self._read_spawner():
+            pass
+        spawner.close(status)
+        self._spawner = None
+        if not self.all_ended and not expected:
+            self._on_lost(f"the spawner {describe_status(status)} before its ranks ended")
+
+    def _read_spawner(self) -> bool:
+        """Takes what the spawner reports; returns whether more may come."""
+        assert self._spawner is not None, "its pipe was registered"
+        reports = self._spawner.read()
+        if reports is None:
+            self._selector.unregister(self._spawner)
+            return False
+        for message in reports:
+            self._on_report(message)
+        return True
+
+    def _on_report(self, message: Message) -> None:
+        match message:
+            case Started(pids=pids):
+                self._rank_of = {pid: worker.rank for pid, worker in zip(pids, self._node.workers, strict=True)}
+                self._relay.send(message)
+            case Exit():
+                self._report_exit(message.rank, message.status, message.time_s)
+            case Failed(reason=reason):
+                self._on_lost(reason)
+            case _:
+                raise AssertionError(f"the spawner never sends {type(message).__name__}")
+
+    def _report_exit(self, rank: int, status: int, time_s: float) -> None:
+        self._ended.add(rank)
+        error = read_error_file(error_file(self._plan.run_dir, rank)) if status else None
+        self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error))
