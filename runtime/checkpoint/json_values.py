@@ -11,7 +11,7 @@ _ITEMS = "__items__"
 def to_json(value: Any) -> Any:
     """Returns `value` with each dict that JSON would change as a list of its items; tuples become lists."""
     if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
+        if all(isinstance(key, str) and key != _ITEMS for key in value):
             return {key: to_json(item) for key, item in value.items()}
         return {_ITEMS: [[to_json(key), to_json(item)] for key, item in value.items()]}
     if isinstance(value, list | tuple):

@@ -63,17 +63,17 @@ def write_tensor_file(path: Path, entries: Mapping[str, Tensor], *, metadata: Ma
         offset += size
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    try:
-        with path.open("xb") as file:
+    with path.open("xb") as file:
+        try:
             file.write(len(text).to_bytes(8, "little"))
             file.write(text)
             for tensor in entries.values():
                 file.write(_bytes_of(tensor))
             file.flush()
             os.fsync(file.fileno())
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

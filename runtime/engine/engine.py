@@ -98,7 +98,11 @@ class Engine:
         self._report.add_loss(loss.detach().reshape(1))
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
         self._parts.hooks.before_backward(retain_graph=retain_graph)
-        scaled.backward(retain_graph=retain_graph)
+        try:
+            scaled.backward(retain_graph=retain_graph)
+        except BaseException:
+            self._parts.hooks.abandon_backward()
+            raise
         self._parts.hooks.after_backward()
         self._backward_done = True
         return scaled

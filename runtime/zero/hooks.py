@@ -69,11 +69,16 @@ class UnitHooks:
         self._reducer.finish()
         self.release_rest()
         if self._watches:
-            for handle in self._watches:
-                handle.remove()
-            self._watches.clear()
-            for driver in self._drivers:
-                driver.calls.unseen = 0
+            self._unwatch()
+
+    def abandon_backward(self) -> None:
+        """The root's backward raised: what it left half done is forgotten, with its gradients."""
+        self._timeline.abandon_backward()
+        self._reducer.abandon()
+        self.release_rest()
+        if self._watches:
+            self._unwatch()
+            self._watched = False
 
     def before_step(self) -> None:
         """The parameters get new values: no backward goes through an earlier call any more."""
@@ -112,6 +117,13 @@ class UnitHooks:
             for extent, param in zip(unit.layout.extents, unit.params, strict=True):
                 handle = param.register_hook(partial(self._timeline.check_place, driver.calls, extent.name))
                 self._watches.append(handle)
+
+    def _unwatch(self) -> None:
+        for handle in self._watches:
+            handle.remove()
+        self._watches.clear()
+        for driver in self._drivers:
+            driver.calls.unseen = 0
 
 
 def _first_use(driver: _UnitDriver) -> int:

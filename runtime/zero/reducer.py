@@ -135,6 +135,18 @@ class GradReducer:
         self._cursor = 0
         self._holder.clear()
 
+    def abandon(self) -> None:
+        """Ends a micro step whose backward raised: reductions under way are waited for, and nothing is accumulated."""
+        for unit, progress in zip(self._units, self._progress, strict=True):
+            if progress.pending is not None:
+                progress.pending.wait()
+                progress.pending = None
+            progress.flat, progress.phase = progress.home, _Phase.IDLE
+            unit.bind_grads(progress.home)
+        self._used.clear()
+        self._cursor = 0
+        self._holder.clear()
+
     def zero(self) -> None:
         """Forgets the accumulated gradients."""
         for unit in self._units:

@@ -146,6 +146,11 @@ class Timeline:
         self._ended.clear()
         self._in_backward = False
 
+    def abandon_backward(self) -> None:
+        """The engine's own backward raised: no gradient of it is complete."""
+        self._in_backward = False
+        self.leave_backward()
+
     def check_place(self, calls: UnitCalls, name: str, grad: Tensor) -> None:
         """Called before parameter `name` gets its gradient: is this the backward of one of its unit's calls?
 

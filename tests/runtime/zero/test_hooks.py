@@ -470,6 +470,77 @@ def test_an_exception_in_a_forward_leaves_the_engine_usable() -> None:
     assert_same(accumulated_gradients(engine), expected, "after")
 
 
+class Refuses(torch.autograd.Function):
+    """Its first backward raises."""
+
+    raises = True
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        if Refuses.raises:
+            raise MemoryError("no memory in backward")
+        return grad
+
+
+class RunsOutOfMemory(Base):
+    """Raises in the middle of the stack's first backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for index, block in enumerate(self.blocks):
+            x = block(x)
+            if index == 1:
+                x = Refuses.apply(x)  # type: ignore[assignment]
+        return self.out(x * self.scale)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_exception_in_a_backward_leaves_the_engine_usable(stage: int) -> None:
+    Refuses.raises = False
+    torch.manual_seed(3)
+    expected = plain_gradients(RunsOutOfMemory(), lambda m: m(sample(1)).square().mean())
+    torch.manual_seed(3)
+    engine = make_engine(settings(stage, 1), model=RunsOutOfMemory())
+    for _ in range(2):
+        Refuses.raises = True
+        loss = engine(sample(0)).square().mean()
+        with pytest.raises(MemoryError, match="no memory"):
+            engine.backward(loss)
+        engine.zero_grad()
+        Refuses.raises = False
+        engine.backward(engine(sample(1)).square().mean())
+        assert_same(accumulated_gradients(engine), expected, "after")
+        engine.zero_grad()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_two_engines_train_against_each_other(stage: int) -> None:
+    """As in a GAN: one engine's loss goes through the other engine's model."""
+
+    def models() -> tuple[nn.Module, nn.Module]:
+        return build("plain"), build("shared input")
+
+    maker, judge = models()
+    makers, judges = (
+        make_engine(settings(stage, 1), model=models()[0]),
+        make_engine(settings(stage, 1), model=models()[1]),
+    )
+    for seed in range(2):
+        ours = plain_gradients(maker, lambda m, s=seed: judge(m(sample(s))).square().mean())  # type: ignore[misc]
+        makers.backward(judges(makers(sample(seed))).square().mean())
+        assert_same(accumulated_gradients(makers), ours, "maker")
+        judge.zero_grad()
+        theirs = plain_gradients(judge, lambda m, s=seed: m(maker(sample(s)).detach()).square().mean())  # type: ignore[misc]
+        judges.backward(judges(makers(sample(seed)).detach()).square().mean())
+        assert_same(accumulated_gradients(judges), theirs, "judge")
+        maker.zero_grad(), judge.zero_grad()
+        makers.zero_grad(), judges.zero_grad()
+
+
 def _every_model(stage: int) -> dict[str, dict[str, Tensor]]:
     """Two ranks with different samples; the mean over ranks of what each would find alone."""
     found: dict[str, dict[str, Tensor]] = {}

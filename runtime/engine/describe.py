@@ -1,0 +1,161 @@
+"""A model's size as `dsrun plan` reads it: from a live model, or from one built on the meta device by name.
+
+`python -m dsrun.runtime.engine.describe MODULE:CALLABLE` prints it as JSON. Nothing is allocated: the launcher runs
+this as a process of its own, for it needs torch and the user's code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+
+from dsrun.errors import DsrunError, ModelError
+from dsrun.estimate.architecture import Architecture, from_transformers
+from dsrun.estimate.model import ModelSize, UnitGroup
+
+from ..layout.unit_layout import lay_out
+from ..zero.unit import ParamUnit
+from ..zero.units import find_units
+
+_GUESSED = "layers as the embedding and the repeated blocks suggest; the MLP taken to have no gate"
+
+
+def describe(model: nn.Module) -> ModelSize:
+    """Describes a model that no engine has taken over yet.
+
+    Args:
+        model: on any device, the meta device too.
+    """
+    units = [
+        UnitGroup(
+            spec.name,
+            lay_out(spec.name, [(name, param.shape) for name, param in spec.params], world_size=1).numel,
+            has_module=spec.module is not None,
+        )
+        for spec in find_units(model)
+    ]
+    trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
+    return _describe(model, units, trained=trained)
+
+
+def describe_units(model: nn.Module, units: Iterable[ParamUnit]) -> ModelSize:
+    """Describes a model of an engine.
+
+    Args:
+        model: the engine's module.
+        units: its trained parameters.
+    """
+    found = list(units)
+    sizes = [UnitGroup(unit.name, unit.layout.numel, has_module=unit.module is not None) for unit in found]
+    trained = sum(extent.numel for unit in found for extent in unit.layout.extents)
+    return _describe(model, sizes, trained=trained)
+
+
+def _describe(model: nn.Module, units: list[UnitGroup], *, trained: int) -> ModelSize:
+    shape, notes = _architecture(model, units)
+    return ModelSize(
+        label=type(model).__name__,
+        units=_grouped(units),
+        trained_numel=trained,
+        frozen_numel=sum(param.numel() for param in model.parameters() if not param.requires_grad),
+        architecture=shape,
+        notes=notes,
+    )
+
+
+def _grouped(units: list[UnitGroup]) -> tuple[UnitGroup, ...]:
+    """Puts equal neighbours together."""
+    groups: list[UnitGroup] = []
+    for (numel, has_module), same in groupby(units, key=lambda unit: (unit.numel, unit.has_module)):
+        members = list(same)
+        groups.append(UnitGroup(members[0].name, numel, count=len(members), has_module=has_module))
+    return tuple(groups)
+
+
+def _architecture(model: nn.Module, units: list[UnitGroup]) -> tuple[Architecture | None, tuple[str, ...]]:
+    """Returns the shape of the layers from the model's own config, else from its modules, and what was assumed."""
+    config = getattr(model, "config", None)
+    to_dict = getattr(config, "to_dict", None)
+    if callable(to_dict):
+        values = to_dict()
+        if isinstance(values, Mapping):
+            try:
+                return from_transformers(values, source="the model's config"), ()
+            except ModelError:
+                pass  # not a decoder of the known kind; its modules may still tell
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    blocks, layers = Counter(unit.numel for unit in units if unit.has_module).most_common(1)[0] if units else (0, 0)
+    if not embeddings or layers < 2:
+        return None, ()
+    tokens = max(embeddings, key=lambda module: module.num_embeddings)
+    hidden = tokens.embedding_dim
+    heads = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    return Architecture(
+        layers=layers,
+        hidden=hidden,
+        intermediate=max(hidden, (blocks - 4 * hidden * hidden) // (2 * hidden)),
+        heads=1,
+        kv_heads=1,
+        head_dim=hidden,
+        vocab=tokens.num_embeddings,
+        gated=False,
+        tied=any(weight is tokens.weight for weight in heads),
+        layer_norm=True,
+    ), (_GUESSED,)
+
+
+def build_on_meta(target: str) -> nn.Module:
+    """Calls `MODULE:CALLABLE` without arguments, with every tensor on the meta device.
+
+    Args:
+        target: where the callable is; its module is found as `python -m` finds one, in the working folder first.
+
+    Raises:
+        ModelError: it cannot be imported or called, or returns something else than a module.
+    """
+    module_name, _, attribute = target.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        factory: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            factory = getattr(factory, part)
+        with torch.device("meta"):
+            model = factory()
+    except Exception as error:
+        raise ModelError(
+            f"`{target}` cannot be built on the meta device: {type(error).__name__}: {error}",
+            hint="expected a function or class without arguments that returns a torch.nn.Module",
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"`{target}` returned {type(model).__name__}; expected a torch.nn.Module",
+            hint="name a function or class that makes the model",
+        )
+    return model
+
+
+def main() -> int:
+    """Prints the description of the model named on the command line; what the model's code prints goes to stderr."""
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        size = describe(build_on_meta(sys.argv[1]))
+    except DsrunError as error:
+        print(error.render(), file=sys.stderr)
+        return error.exit_code
+    with os.fdopen(answer, "w") as file:
+        json.dump(size.to_json(), file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

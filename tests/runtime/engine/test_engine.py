@@ -1,0 +1,307 @@
+"""What a script sees of the engine: micro steps, counters, skipped steps, and what a step sends and holds."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dsrun
+from dsrun.errors import InputError, ModelError
+from dsrun.runtime.observe.memory import StatePrediction
+from dsrun.runtime.optim.registry import states_per_element
+from support.models import TinyGPT, loss_of
+from support.ranks import run_ranks
+from support.training import batches, config, full_parameters, make_engine, train
+
+STAGES = (0, 1, 2, 3)
+WARMUP = {"type": "WarmupLR", "params": {"warmup_num_steps": 4, "warmup_type": "linear"}}
+
+
+def micro_step(engine: Any, seed: int = 0) -> torch.Tensor:
+    inputs, targets = batches(seed, samples=engine.train_micro_batch_size_per_gpu())
+    scaled = engine.backward(loss_of(engine(inputs), targets))
+    engine.step()
+    return scaled
+
+
+# Micro steps ----------------------------------------------------------------------------------------------------------
+
+
+def test_backward_returns_the_loss_divided_by_the_accumulation_steps() -> None:
+    engine = make_engine(config(1, micro=2, accumulation=4))
+    inputs, targets = batches(0, samples=2)
+    loss = loss_of(engine(inputs), targets)
+    assert engine.backward(loss).item() == pytest.approx(loss.item() / 4)
+    engine.step()
+    loss = loss_of(engine(inputs), targets)
+    assert engine.backward(loss, scale_wrt_gas=False).item() == loss.item()
+
+
+def test_steps_off_the_boundary_only_count() -> None:
+    engine = make_engine(config(2, micro=2, accumulation=3, scheduler=WARMUP))
+    start = full_parameters(engine)
+    for number in range(1, 10):
+        assert engine.is_gradient_accumulation_boundary() == (number % 3 == 0)
+        micro_step(engine, number)
+        assert engine.micro_steps == number
+        assert engine.global_steps == number // 3
+        assert engine.was_step_applied() == (number % 3 == 0)
+        assert engine.lr_scheduler.last_batch_iteration == number // 3 - 1
+        changed = any(not torch.equal(v, start[k]) for k, v in full_parameters(engine).items())
+        assert changed == (number == 9), "the first two updates run at rate 0"
+    assert engine.global_samples == 18
+    assert engine.get_lr() == [pytest.approx(0.01 / 2)]
+
+
+def test_the_boundary_can_be_set_and_stays_set() -> None:
+    engine = make_engine(config(0, micro=2, accumulation=2))
+    engine.set_gradient_accumulation_boundary(is_boundary=False)
+    for seed in range(4):
+        micro_step(engine, seed)
+    assert (engine.global_steps, engine.micro_steps) == (0, 4)
+    engine.set_gradient_accumulation_boundary(is_boundary=True)
+    for seed in range(2):
+        micro_step(engine, seed)
+    assert engine.global_steps == 2
+
+
+def test_changing_the_batch_changes_the_accumulation_of_whole_batches() -> None:
+    engine = make_engine(config(0, micro=2, accumulation=2))
+    micro_step(engine), micro_step(engine)
+    engine.set_train_batch_size(6)
+    assert (engine.train_batch_size(), engine.gradient_accumulation_steps()) == (6, 3)
+    applied: list[bool] = []
+    for seed in range(6):
+        micro_step(engine, seed)
+        applied.append(engine.was_step_applied())
+    assert applied == [False, False, True] * 2
+    for wrong in (0, 1, 7):
+        with pytest.raises(InputError, match=f"train_batch_size {wrong} is no multiple"):
+            engine.set_train_batch_size(wrong)
+
+
+def test_zero_grad_forgets_what_was_accumulated() -> None:
+    engine = make_engine(config(1, micro=2, accumulation=1))
+    inputs, targets = batches(0, samples=2)
+    engine.backward(loss_of(engine(inputs), targets))
+    engine.zero_grad()
+    engine.step()
+    assert engine.get_global_grad_norm() == 0.0
+
+
+def test_misuse_is_an_error_with_a_way_out() -> None:
+    engine = make_engine(config(1, micro=2))
+    inputs, targets = batches(0, samples=2)
+    with pytest.raises(ModelError, match=r"no engine\.backward since the last step"):
+        engine.step()
+    with pytest.raises(ModelError, match=r"the loss has shape \(2, 12, 61\)"):
+        engine.backward(engine(inputs))
+    with torch.no_grad(), pytest.raises(ModelError, match="requires_grad=False"):
+        engine.backward(loss_of(engine(inputs), targets))
+    settings = config(1, micro=2)
+    del settings["optimizer"]
+    watching = dsrun.initialize(model=TinyGPT(), config=settings)[0]
+    with pytest.raises(ModelError, match="the engine has no optimizer"):
+        watching.backward(loss_of(watching(inputs), targets))
+    assert watching.get_lr() == []
+    with pytest.raises(AttributeError, match="neither Engine nor TinyGPT has `nonsense`"):
+        _ = engine.nonsense
+
+
+def test_a_loss_of_one_element_in_any_shape_is_taken() -> None:
+    engine = make_engine(config(1, micro=2))
+    inputs, targets = batches(0, samples=2)
+    engine.backward(loss_of(engine(inputs), targets).view(1, 1))
+    engine.step()
+    assert engine.global_steps == 1
+
+
+def test_the_module_is_reachable_through_the_engine() -> None:
+    engine = make_engine(config(2, micro=2))
+    assert engine.embed is engine.module.embed
+    assert engine.eval() is engine
+    assert not engine.module.training
+    assert engine.train().module.training
+    assert len(engine.state_dict()) == len(engine.module.state_dict())
+    with pytest.raises(ModelError, match="at ZeRO stage 3 no rank holds the whole model"):
+        make_engine(config(3, micro=2)).module.state_dict()
+
+
+# Gradients that are not finite ----------------------------------------------------------------------------------------
+
+
+def _skip(stage: int) -> list[Any]:
+    engine = make_engine(config(stage, micro=2, bf16=True, scheduler=WARMUP))
+    train(engine, range(3), samples=2 * engine.world_size)
+    before, rate = full_parameters(engine), engine.get_lr()
+    inputs, targets = batches(0, samples=2)
+    loss = loss_of(engine(inputs), targets)
+    bad = float("nan") if engine.global_rank == engine.world_size - 1 else 1.0
+    engine.backward(loss * bad)
+    engine.step()
+    after = full_parameters(engine)
+    found = [
+        engine.skipped_steps,
+        engine.global_steps,
+        engine.was_step_applied(),
+        engine.get_lr() == rate,
+        engine.lr_scheduler.last_batch_iteration,
+        all(torch.equal(value, before[name]) for name, value in after.items()),
+        math.isfinite(engine.get_global_grad_norm()),
+    ]
+    losses = train(engine, range(3, 5), samples=2 * engine.world_size)
+    return [*found, all(math.isfinite(loss) for loss in losses), engine.was_step_applied()]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gradient_of_one_rank_that_is_not_finite_skips_the_update_on_all(stage: int) -> None:
+    expected = [1, 4, False, True, 2, True, False, True, True]
+    assert run_ranks(2, _skip, stage) == [expected, expected]
+
+
+def test_in_fp32_the_update_is_taken_as_torch_does() -> None:
+    engine = make_engine(config(0, micro=2))
+    inputs, targets = batches(0, samples=2)
+    engine.backward(loss_of(engine(inputs), targets) * float("nan"))
+    engine.step()
+    assert engine.skipped_steps == 0
+    assert engine.was_step_applied()
+
+
+# What a step sends ----------------------------------------------------------------------------------------------------
+
+
+def _traffic(stage: int, bf16: bool, accumulation: int) -> tuple[dict[str, int], dict[str, int], int, int]:
+    engine = make_engine(config(stage, micro=2, accumulation=accumulation, bf16=bf16))
+    samples = 2 * accumulation * engine.world_size
+    train(engine, range(2), samples=samples)
+    traffic = engine._parts.collectives.traffic
+    traffic.calls.clear()
+    traffic.bytes.clear()
+    train(engine, range(2, 4), samples=samples)
+    units = engine._parts.step.units
+    return dict(traffic.calls), dict(traffic.bytes), len(units), sum(unit.layout.padded_numel for unit in units)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("bf16", [False, True])
+def test_a_step_sends_what_the_formula_says(stage: int, bf16: bool, accumulation: int) -> None:
+    calls, sent, units, numel = _traffic(stage, bf16, accumulation)
+    steps, size = 2, 2 if bf16 else 4
+    micro = steps * accumulation
+    # One mean loss a step; the norm's largest block and sum, where gradients are spread; 8 bytes each.
+    small = 1 if stage == 0 else 3
+    if stage == 0:
+        expected = {"all_reduce": micro * units + steps * small}
+        expected_bytes = {"all_reduce": micro * numel * size + steps * small * 8}
+    else:
+        expected = {"reduce_scatter": micro * units, "all_reduce": steps * small}
+        expected_bytes = {"reduce_scatter": micro * numel * size, "all_reduce": steps * small * 8}
+    if stage in (1, 2):
+        expected["all_gather"] = steps * units
+        expected_bytes["all_gather"] = steps * numel * size
+    gathered, gathered_bytes = calls.pop("all_gather", 0), sent.pop("all_gather", 0)
+    if stage == 3:
+        # Each unit for forward and for backward; what still lies in its slot is not gathered again: the rest unit
+        # all step long, and at the turn the units that forward used last.
+        assert micro * units <= gathered <= 2 * micro * units
+        assert gathered_bytes <= 2 * micro * numel * size
+    else:
+        assert gathered == expected.pop("all_gather", 0)
+        assert gathered_bytes == expected_bytes.pop("all_gather", 0)
+    assert calls == expected
+    assert sent == expected_bytes
+
+
+def _gathers() -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for layers in (4, 6):
+        engine = make_engine(config(3, micro=2), model=TinyGPT(layers=layers))
+        train(engine, range(2), samples=2 * engine.world_size)
+        before = engine._parts.collectives.traffic.calls["all_gather"]
+        train(engine, range(2, 3), samples=2 * engine.world_size)
+        units = [unit.name for unit in engine._parts.step.units]
+        found.append((engine._parts.collectives.traffic.calls["all_gather"] - before, len(units)))
+    return found
+
+
+def test_stage_3_gathers_each_unit_twice_a_step_but_for_those_that_are_still_there() -> None:
+    # embed, blocks, head: twice each, without the two that lie in the slots at the turn; the rest once.
+    for calls, units in run_ranks(2, _gathers)[0]:
+        shared = units - 1
+        assert calls == 2 * shared - 2 + 1
+
+
+# What a rank holds ----------------------------------------------------------------------------------------------------
+
+
+def _bytes_held(stage: int, bf16: bool, optimizer: str) -> tuple[int, int, int]:
+    engine = make_engine(config(stage, micro=2, bf16=bf16, optimizer=optimizer))
+    train(engine, range(1), samples=2 * engine.world_size)
+    step = engine._parts.step
+    first = step.units[0]
+    prediction = StatePrediction(
+        layouts=[unit.layout for unit in step.units],
+        has_module=[unit.module is not None for unit in step.units],
+        compute=first.shard.dtype,
+        master=first.master.dtype,
+        states_per_element=states_per_element(engine.optimizer),
+        shard_optimizer=step.plan.shard_optimizer,
+        shard_gradients=step.plan.shard_gradients,
+        shard_parameters=step.plan.shard_parameters,
+    )
+    scalars = sum(t.nbytes for t in step.optimizer.tensors() if t.ndim == 0)
+    return engine.model_state_bytes() - scalars, prediction.total_bytes(), _without_state(engine)
+
+
+def _without_state(engine: Any) -> int:
+    """Bytes of states that no element needs: runs end where the last tensor ends, owned ranges with the padding."""
+    step = engine._parts.step
+    owned = sum(unit.owned[1] - unit.owned[0] for unit in step.units)
+    held = sum(t.numel() for t in step.optimizer.tensors() if t.ndim)
+    return (owned * states_per_element(engine.optimizer) - held) * 4
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_rank_holds_the_bytes_that_were_predicted(stage: int) -> None:
+    for bf16, optimizer in ((False, "AdamW"), (True, "AdamW"), (True, "SGD")):
+        for held, predicted, padding in run_ranks(2, _bytes_held, stage, bf16, optimizer):
+            # Exactly, but for scalar step counts, and for states of the padding, which no optimizer is given.
+            assert held == predicted - padding
+            assert 0 <= padding < 0.02 * predicted
+
+
+def _more_ranks_than_elements() -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+    engine = dsrun.initialize(
+        model=model,
+        model_parameters=[{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters()}],
+        config=config(3, micro=1),
+    )[0]
+    losses: list[float] = []
+    for _ in range(3):
+        loss = engine(torch.ones(2, 3)).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_ranks_may_own_nothing() -> None:
+    results = run_ranks(3, _more_ranks_than_elements)
+    assert results[0] == results[1] == results[2]
+    assert results[0][2] < results[0][0]
+
+
+def test_destroy_leaves_the_process_group() -> None:
+    engine = make_engine(config(1, micro=2))
+    assert dist.is_initialized()
+    engine.destroy()
+    assert not dist.is_initialized()

@@ -1,0 +1,23 @@
+"""Records are JSON lines, one an event."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from dsrun.runtime.observe.records import RecordWriter
+
+
+def test_records_are_appended_as_lines_in_a_folder_made_on_demand(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "records.jsonl"
+    for number in range(2):
+        RecordWriter(path).write("step", {"step": number, "loss": float("inf") if number else 0.5})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["step", "step"]
+    assert [line["loss"] for line in lines] == [0.5, float("inf")]
+    assert lines[0]["time"] <= lines[1]["time"]
+
+
+def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
+    RecordWriter(None).write("step", {})
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,137 @@
+"""Each unit's gradient is reduced once a micro step, in one order on all ranks, whatever completes when."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dsrun.runtime.mesh.collectives import Pending
+from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from dsrun.runtime.precision.policy import BF16, FP32, PrecisionPolicy
+from dsrun.runtime.zero.build import build_store, build_units
+from dsrun.runtime.zero.plan import ZeroPlan
+from dsrun.runtime.zero.reducer import GradReducer
+from dsrun.runtime.zero.unit import ParamUnit
+from dsrun.runtime.zero.units import UnitSpec
+
+SIZES = (300, 700, 10, 513, 256)  # the last unit is the rest
+
+
+class Recording(LoopbackCollectives):
+    """Loopback that notes the sizes of reduced buffers."""
+
+    def __init__(self, of: LoopbackCollectives) -> None:
+        super().__init__(of._world, of.rank)
+        self.sizes: list[int] = []
+
+    def reduce_scatter(self, buffer_N: Tensor) -> Pending:
+        self.sizes.append(buffer_N.numel())
+        return super().reduce_scatter(buffer_N)
+
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum") -> Pending:
+        self.sizes.append(buffer_N.numel())
+        return super().all_reduce(buffer_N, op=op)
+
+
+def units_of(
+    collectives: LoopbackCollectives, stage: int, precision: PrecisionPolicy = FP32
+) -> tuple[list[ParamUnit], GradReducer]:
+    plan = ZeroPlan.of_stage(stage)
+    modules: list[nn.Module | None] = [nn.Identity() for _ in SIZES[:-1]]
+    specs = [
+        UnitSpec(f"u{i}", module, ((f"u{i}.w", nn.Parameter(torch.zeros(size))),))
+        for i, (size, module) in enumerate(zip(SIZES, [*modules, None], strict=True))
+    ]
+    groups = {id(param): 0 for spec in specs for _, param in spec.params}
+    device = torch.device("cpu")
+    units = build_units(specs, plan, collectives, precision=precision, device=device, group_of=groups)
+    build_store(units, plan, collectives)
+    reducer = GradReducer(
+        units, collectives, shard_optimizer=plan.shard_optimizer, shard_gradients=plan.shard_gradients
+    )
+    return units, reducer
+
+
+def gradient(unit: ParamUnit, rank: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(100 * unit.index + 10 * rank + seed)
+    return torch.randn(unit.params[0].shape, generator=generator)
+
+
+def owned_means(units: list[ParamUnit], size: int, seeds: list[int], without: dict[int, set[int]]) -> list[Tensor]:
+    """What each rank's owned range should be: the mean over ranks, summed over micro steps."""
+    found: list[Tensor] = []
+    for unit in units:
+        whole = torch.zeros(unit.layout.padded_numel)
+        for seed in seeds:
+            total = torch.zeros(unit.layout.numel)
+            for rank in range(size):
+                if unit.index not in without.get(rank, set()):
+                    total = total + gradient(unit, rank, seed)
+            whole[: unit.layout.numel] += total / size
+        found.append(whole[slice(*unit.owned)])
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_any_order_of_completion_on_any_rank_gives_the_mean(stage: int, size: int) -> None:
+    def body(plain: LoopbackCollectives) -> list[int]:
+        collectives = Recording(plain)
+        units, reducer = units_of(collectives, stage)
+        shuffled = random.Random(size * 10 + collectives.rank)  # other ranks, other graphs
+        without = {rank: {rank % 4} for rank in range(size)} if size > 1 else {}
+        for micro_step in range(3):
+            used = [unit for unit in units if unit.index not in without.get(collectives.rank, set())]
+            shared = [unit for unit in used if unit.module is not None]
+            reducer.begin(order=[units[-1], *shared], used=used)
+            reducer.open(units[-1])
+            shuffled.shuffle(shared)
+            for unit in [*shared, units[-1]]:
+                reducer.open(unit)
+                grad = unit.params[0].grad
+                assert grad is not None
+                assert not bool(grad.any())
+                if shuffled.random() < 0.3:
+                    unit.params[0].grad = gradient(unit, collectives.rank, micro_step)  # as autograd makes a new one
+                else:
+                    grad += gradient(unit, collectives.rank, micro_step)
+                if shuffled.random() < 0.7:
+                    reducer.complete(unit)
+            reducer.finish()
+        seeds = [0, 1, 2]
+        for unit, expected in zip(units, owned_means(units, size, seeds, without), strict=True):
+            torch.testing.assert_close(unit.grad_sum, expected, rtol=1e-5, atol=1e-6)
+        reducer.zero()
+        assert not any(bool(unit.grad_sum.any()) for unit in units)
+        return collectives.sizes
+
+    sizes = LoopbackWorld(size).run(body)
+    assert all(found == sizes[0] for found in sizes)
+    assert len(sizes[0]) == 3 * len(SIZES)
+
+
+def test_sums_are_kept_in_fp32_where_gradients_are_bf16() -> None:
+    collectives = LoopbackCollectives(LoopbackWorld(1), 0)
+    units, reducer = units_of(collectives, 2, BF16)
+    for value in (256.0, 1.0):  # 257 is no bf16 number
+        reducer.begin(order=units, used=units)
+        reducer.open(units[0])
+        assert units[0].params[0].grad is not None
+        assert units[0].params[0].grad.dtype == torch.bfloat16
+        units[0].params[0].grad += value
+        reducer.complete(units[0])
+        reducer.finish()
+    assert bool((units[0].grad_sum[: SIZES[0]] == 257.0).all())
+
+
+def test_a_gradient_after_the_reduction_is_an_impossible_state() -> None:
+    collectives = LoopbackCollectives(LoopbackWorld(1), 0)
+    units, reducer = units_of(collectives, 2)
+    reducer.begin(order=[units[1], units[0]], used=[units[0]])
+    reducer.open(units[0])
+    reducer.complete(units[0])
+    with pytest.raises(AssertionError, match="a gradient of u0 after its reduction"):
+        reducer.open(units[0])
