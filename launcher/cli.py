@@ -25,6 +25,7 @@ VERBS = {
     "run": "Start a script on every rank (the verb may be left out).",
     "probe": "Show host, processor, memory, GPUs and versions.",
     "config": "Check training configs.",
+    "plan": "Predict memory and the shortest step before anything runs.",
 }
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}

@@ -32,6 +32,7 @@ Verbs:
   run     Start a script on every rank (the verb may be left out).
   probe   Show host, processor, memory, GPUs and versions.
   config  Check training configs.
+  plan    Predict memory and the shortest step before anything runs.
 """
 
 RUN_HELP = """\

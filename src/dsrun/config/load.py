@@ -10,7 +10,7 @@ from typing import Any
 from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY
 from dsrun.config.build import Build, build_section, is_comment
 from dsrun.config.config import Config, Facts, is_left_to_script
-from dsrun.config.findings import Code, Finding, Report, errors_of
+from dsrun.config.findings import Code, Finding, Report, Severity, errors_of
 from dsrun.config.legacy import translate
 from dsrun.config.provenance import Provenance
 from dsrun.config.rules import check_rules
@@ -58,12 +58,15 @@ def load(source: str | Path | Mapping[str, Any], *, world_size: int | None = Non
     return inspection.config
 
 
-def inspect(source: str | Path | Mapping[str, Any], *, world_size: int | None = None) -> Inspection:
+def inspect(
+    source: str | Path | Mapping[str, Any], *, world_size: int | None = None, keep_planned: bool = False
+) -> Inspection:
     """Checks a config without raising for what is wrong inside it.
 
     Args:
         source: as for `load`.
         world_size: as for `load`, but a batch left to the script by `"auto"` is only a warning.
+        keep_planned: return the config also where its only errors are keys of a later version, to plan with.
 
     Raises:
         ConfigError: the source cannot be read or parsed at all.
@@ -83,7 +86,10 @@ def inspect(source: str | Path | Mapping[str, Any], *, world_size: int | None = 
         _check_whole(config, root, report)
         config = _check_batch(config, world_size, report)
     findings = report.findings
-    if errors_of(findings) is not None or not isinstance(config, Config):
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if keep_planned:
+        errors = [finding for finding in errors if finding.code is not Code.PLANNED]
+    if errors or not isinstance(config, Config):
         return Inspection(None, findings)
     return Inspection(config.with_facts(replace(config.facts, findings=findings)), findings)
 

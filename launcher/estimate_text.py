@@ -1,0 +1,266 @@
+"""A prediction for people, 80 columns without colour, and for programs as JSON. Computes nothing but percentages."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from dsrun.estimate.catalogue import ACHIEVABLE
+from dsrun.estimate.machine import Machine
+from dsrun.estimate.prediction import Prediction, Tier
+from dsrun.estimate.settings import RunSettings
+from dsrun.units import format_bytes, format_count, format_duration
+
+SCHEMA_VERSION = 1
+_WIDTH = 80
+_LABEL = 26
+_BAR = 30
+_GIB = 1 << 30
+
+
+def describe_prediction(prediction: Prediction) -> list[str]:
+    """Returns the report: what runs where, a table and a bar a tier, one step's paths, what was assumed."""
+    lines = [*_head(prediction), ""]
+    for tier in prediction.tiers:
+        if tier.lines:
+            lines += [*_tier_lines(tier), ""]
+    if not prediction.machine.on_cpu or prediction.machine.ranks_per_host > 1:
+        lines += [*_host_lines(prediction), ""]
+    lines += [*_step_lines(prediction), ""]
+    lines += [*_assumed(prediction)]
+    return lines
+
+
+def _head(prediction: Prediction) -> list[str]:
+    model, settings, machine = prediction.model, prediction.settings, prediction.machine
+    frozen = f", {format_count(model.frozen_numel)} of them frozen" if model.frozen_numel else ""
+    shape = model.architecture
+    layers = "" if shape is None else f", {shape.layers} layers of width {shape.hidden}"
+    rows = [
+        ("model", f"{model.label}: {format_count(model.numel)} parameters{frozen}{layers}"),
+        ("on", machine.label),
+        ("settings", describe_settings(settings)),
+        ("batch", _batch(prediction)),
+        ("verdict", verdict(prediction)),
+    ]
+    if settings.planned:
+        rows.append(("", f"this version refuses {', '.join(f'`{key}`' for key in settings.planned)}"))
+    lines: list[str] = []
+    for label, text in rows:
+        lines += textwrap.wrap(
+            text, _WIDTH, initial_indent=f"{label:<10}", subsequent_indent=" " * 10, break_long_words=False
+        )
+    return lines
+
+
+def describe_settings(settings: RunSettings) -> str:
+    """Returns stage, format, offload and recomputation in a few words."""
+    parts = [f"ZeRO stage {settings.stage}", "16-bit with fp32 masters" if settings.has_master else "fp32"]
+    parts += [offload_text(settings)] if offload_text(settings) != "none" else []
+    if settings.tensor_parallel > 1:
+        parts.append(f"tensor parallel {settings.tensor_parallel}")
+    if settings.sequence_parallel > 1:
+        parts.append(f"sequence parallel {settings.sequence_parallel}")
+    parts.append("blocks recomputed" if settings.recompute == "blocks" else "nothing recomputed")
+    return ", ".join(parts)
+
+
+def offload_text(settings: RunSettings) -> str:
+    """Returns what is offloaded where: `none`, `optimizer to cpu`, `optimizer and parameters to nvme`."""
+    optimizer, param = settings.offload_optimizer, settings.offload_param
+    if optimizer == param:
+        return "none" if optimizer == "none" else f"optimizer and parameters to {optimizer}"
+    parts = [f"{name} to {tier}" for name, tier in (("optimizer", optimizer), ("parameters", param)) if tier != "none"]
+    return ", ".join(parts)
+
+
+def _batch(prediction: Prediction) -> str:
+    settings = prediction.settings
+    steps = settings.accumulation_steps
+    micro = f"{settings.micro_batch} x {settings.sequence:,} tokens a rank"
+    return f"{micro}, {steps} micro step{'s' if steps > 1 else ''}: {prediction.tokens_per_step:,} tokens a step"
+
+
+def verdict(prediction: Prediction) -> str:
+    """Returns whether it fits, with the numbers where it does not."""
+    if prediction.fits is True:
+        return "fits"
+    short = [
+        f"{tier.name} needs {format_bytes(tier.total)} of {format_bytes(tier.limit)} a rank"
+        for tier in prediction.tiers
+        if tier.limit is not None and tier.total > tier.limit
+    ]
+    limit = prediction.machine.host_memory_bytes
+    if limit is not None and prediction.host_bytes > limit:
+        short.append(f"a host needs {format_bytes(prediction.host_bytes)} of {format_bytes(limit)}")
+    if short:
+        return f"does not fit: {'; '.join(short)}"
+    unknown = [tier.name for tier in prediction.limiting_tiers if tier.fits is None]
+    what = " and ".join(dict.fromkeys("host memory" if name.startswith("CPU") else name for name in unknown))
+    return f"{'GPU memory fits; ' if _gpu_fits(prediction) else ''}not known for {what}"
+
+
+def _gpu_fits(prediction: Prediction) -> bool:
+    return any(tier.name == "GPU" and tier.fits for tier in prediction.tiers)
+
+
+def _tier_lines(tier: Tier) -> list[str]:
+    lines = [f"{f'{tier.name} of a rank':<{_LABEL}}{'GiB':>8}"]
+    largest = max((line.size or 0 for line in tier.lines), default=0)
+    scale = max(largest, tier.limit or 0) or 1
+    for line in tier.lines:
+        size = "?" if line.size is None else f"{line.size / _GIB:.2f}"
+        lines.append(f"  {line.name:<{_LABEL - 2}}{size:>8}  {'#' * _cells(line.size or 0, scale)}".rstrip())
+    total = f"  {'total':<{_LABEL - 2}}{tier.total / _GIB:>8.2f}"
+    if tier.limit is None:
+        return [*lines, total]
+    used = min(_BAR, _cells(tier.total, tier.limit))
+    share = f"{100 * tier.total / tier.limit:.0f} % of {tier.limit / _GIB:.1f}" if tier.limit else "no room"
+    return [*lines, f"{total}  [{'#' * used}{'.' * (_BAR - used)}] {share}"]
+
+
+def _cells(size: int, scale: int) -> int:
+    """Characters of a bar; something is never nothing."""
+    return 0 if size <= 0 else max(1, round(_BAR * size / max(1, scale)))
+
+
+def _host_lines(prediction: Prediction) -> list[str]:
+    machine = prediction.machine
+    limit = machine.host_memory_bytes
+    room = "unknown, see `--host-memory`" if limit is None else f"{format_bytes(limit)}"
+    return [
+        f"host memory of {machine.ranks_per_host} rank{'s' if machine.ranks_per_host > 1 else ''}: "
+        f"{format_bytes(prediction.host_bytes)} of {room}"
+    ]
+
+
+def _step_lines(prediction: Prediction) -> list[str]:
+    traffic, step = prediction.traffic, prediction.step
+    amounts = {
+        "compute": f"{traffic.flops / 1e12:,.1f} TFLOP",
+        "optimizer": format_bytes(traffic.optimizer_bytes),
+        "network": format_bytes(traffic.network_bytes),
+        "PCIe": f"{format_bytes(traffic.pcie_to_gpu_bytes)} in, {format_bytes(traffic.pcie_to_host_bytes)} out",
+        "DDR": format_bytes(traffic.ddr_bytes),
+        "NVMe": f"{format_bytes(traffic.nvme_read_bytes)} in, {format_bytes(traffic.nvme_write_bytes)} out",
+    }
+    whose = {"DDR": " (host)", "NVMe": " (host)"}
+    lines = [f"{'one step of a rank':<20}{'amount':>28}  at least"]
+    for floor in prediction.paths:
+        time = f"unknown: no `--speed {floor.missing}=`" if floor.seconds is None else format_duration(floor.seconds)
+        mark = "  <- bottleneck" if floor.path == step.bottleneck else ""
+        lines.append(f"  {floor.path + whose.get(floor.path, ''):<18}{amounts[floor.path]:>28}  {time}{mark}")
+    if step.seconds is None:
+        return [*lines, "a step: unknown, for no speed is known"]
+    beside = "" if step.complete else " by the paths whose speed is known"
+    tokens = prediction.tokens_per_step / step.seconds
+    return [
+        *lines,
+        f"a step: at least {format_duration(step.seconds)}{beside}, at most {tokens:,.0f} tokens/s; "
+        f"bound by {step.bottleneck}",
+    ]
+
+
+def _assumed(prediction: Prediction) -> list[str]:
+    machine, settings = prediction.machine, prediction.settings
+    notes = [*prediction.model.notes, *settings.notes, *machine.notes, *_speed_notes(machine)]
+    if prediction.model.architecture is None:
+        notes.append("the shape of the layers is not known, so neither are activations and logits")
+    lines = ["assumed"]
+    for note in notes:
+        lines += textwrap.wrap(
+            note,
+            _WIDTH,
+            initial_indent="  - ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return lines if notes else []
+
+
+def _speed_notes(machine: Machine) -> list[str]:
+    if machine.gpu is None:
+        return [] if not machine.on_cpu else ["speeds of processors are not guessed; give them with `--speed`"]
+    shares = f"{ACHIEVABLE['compute']:.0%} of its FLOP/s, {ACHIEVABLE['memory']:.0%} of its memory's"
+    return [f"speeds: {shares} and {ACHIEVABLE['links']:.0%} of links' bandwidth in: {machine.gpu.source}"]
+
+
+def describe_choices(predictions: Sequence[Prediction]) -> list[str]:
+    """Returns a table of settings: memory, shortest step, whether they fit and whether this version runs them."""
+    on_cpu = predictions[0].machine.on_cpu
+    columns = ("CPU", "NVMe") if on_cpu else ("GPU", "CPU", "NVMe")
+    header = f"{'stage':<6}{'offload':<34}" + "".join(f"{name:>8}" for name in columns) + "   step >=  fits"
+    lines = [header]
+    for prediction in predictions:
+        settings = prediction.settings
+        sizes = "".join(f"{_column(prediction, name) / _GIB:>8.1f}" for name in columns)
+        seconds = prediction.step.seconds
+        time = "?" if seconds is None else format_duration(seconds)
+        mark = "" if prediction.step.complete or seconds is None else "+"
+        fits = {True: "yes", False: "no", None: "?"}[prediction.fits]
+        lines.append(
+            f"{settings.stage:<6}{offload_text(settings):<34}{sizes}{time + mark:>10}  {fits}"
+            f"{'' if settings.can_run else ' *'}"
+        )
+    lines.append("memory in GiB a rank")
+    if any(not prediction.settings.can_run for prediction in predictions):
+        lines.append("* planned: this version cannot run it")
+    if any(not prediction.step.complete and prediction.step.seconds is not None for prediction in predictions):
+        lines.append("+ and a path whose speed is not known")
+    return lines
+
+
+def _column(prediction: Prediction, name: str) -> int:
+    return sum(tier.total for tier in prediction.tiers if tier.name.split()[0] == name)
+
+
+def prediction_json(prediction: Prediction) -> dict[str, Any]:
+    """Returns the prediction as plain JSON values; bytes, seconds and FLOPs."""
+    settings = {key: value for key, value in asdict(prediction.settings).items() if key != "notes"}
+    machine = prediction.machine
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": {
+            "label": prediction.model.label,
+            "parameters": prediction.model.numel,
+            "trained_parameters": prediction.model.trained_numel,
+        },
+        "machine": {
+            "label": machine.label,
+            "ranks": machine.ranks,
+            "ranks_per_host": machine.ranks_per_host,
+            "gpu": None if machine.gpu is None else machine.gpu.name,
+        },
+        "settings": settings,
+        "fits": prediction.fits,
+        "runs": prediction.settings.can_run,
+        "model_state_bytes": prediction.state.total,
+        "tiers": [
+            {
+                "name": tier.name,
+                "bytes": tier.total,
+                "limit_bytes": tier.limit,
+                "fits": tier.fits,
+                "lines": [{"name": line.name, "bytes": line.size} for line in tier.lines],
+            }
+            for tier in prediction.tiers
+        ],
+        "host_bytes": prediction.host_bytes,
+        "host_limit_bytes": machine.host_memory_bytes,
+        "step": {
+            **asdict(prediction.traffic),
+            "floors_s": {floor.path: floor.seconds for floor in prediction.paths},
+            "floor_s": prediction.step.seconds,
+            "bottleneck": prediction.step.bottleneck,
+            "tokens": prediction.tokens_per_step,
+        },
+        "assumed": [
+            *prediction.model.notes,
+            *prediction.settings.notes,
+            *machine.notes,
+            *_speed_notes(machine),
+        ],
+    }

@@ -1,0 +1,176 @@
+"""Shape of a decoder-only transformer, and how many parameters that makes. Reads transformers' config.json keys.
+
+Counts follow the modules of Hugging Face transformers, so published parameter counts come out to the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dsrun.errors import ModelError, Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    """A decoder-only transformer.
+
+    Attributes:
+        layers: blocks.
+        hidden: width of the residual stream.
+        intermediate: width of the MLP.
+        heads: attention heads.
+        kv_heads: heads of keys and values; fewer than `heads` with grouped queries.
+        head_dim: width of a head.
+        vocab: rows of the embedding.
+        gated: the MLP has a gate (SwiGLU: three matrices and not two).
+        tied: embedding and output layer share one matrix.
+        layer_norm: norms are LayerNorm with weight and bias; else RMSNorm.
+        qkv_bias: queries, keys and values have biases.
+        other_bias: the other linear layers of a block have biases.
+        qk_norm: queries and keys have a norm over `head_dim`.
+        positions: rows of a learned position embedding; 0 for none.
+        max_positions: longest sequence the model is made for, where known.
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    gated: bool = True
+    tied: bool = False
+    layer_norm: bool = False
+    qkv_bias: bool = False
+    other_bias: bool = False
+    qk_norm: bool = False
+    positions: int = 0
+    max_positions: int | None = None
+
+    @property
+    def norm_numel(self) -> int:
+        """Parameters of one norm."""
+        return self.hidden * (2 if self.layer_norm else 1)
+
+    @property
+    def embedding_numel(self) -> int:
+        """Parameters of the token embedding."""
+        return self.vocab * self.hidden
+
+    @property
+    def attention_width(self) -> int:
+        """Width of queries and of attention's output, all heads together."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of keys, and of values, all heads together."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def block_numel(self) -> int:
+        """Parameters of one block."""
+        projected = self.attention_width + 2 * self.kv_width
+        attention = self.hidden * projected + self.attention_width * self.hidden
+        mlp = (3 if self.gated else 2) * self.hidden * self.intermediate
+        biases = projected if self.qkv_bias else 0
+        if self.other_bias:
+            biases += 2 * self.hidden + (2 if self.gated else 1) * self.intermediate
+        norms = 2 * self.norm_numel + (2 * self.head_dim if self.qk_norm else 0)
+        return attention + mlp + biases + norms
+
+    @property
+    def numel(self) -> int:
+        """Parameters of the whole model."""
+        embeddings = self.embedding_numel * (1 if self.tied else 2) + self.positions * self.hidden
+        return embeddings + self.layers * self.block_numel + self.norm_numel
+
+
+#: Our name of a size -> the keys transformers uses for it, the common one first.
+_KEYS: Mapping[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "heads": ("num_attention_heads", "n_head", "num_heads"),
+    "vocab": ("vocab_size",),
+}
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_LATENT = ("kv_lora_rank",)
+_TIED_BY_DEFAULT = ("gpt2", "gemma", "gemma2", "gemma3_text")
+
+
+def from_transformers(config: Mapping[str, Any], *, source: str) -> Architecture:
+    """Reads the shape from a transformers config.
+
+    Args:
+        config: the object in config.json.
+        source: what messages call it.
+
+    Raises:
+        ModelError: sizes are missing or no whole numbers, or the model is a mixture of experts or has latent
+            attention, whose parameters these keys do not tell.
+    """
+    experts = next((key for key in _EXPERTS if _whole(config.get(key)) and config[key] > 1), None)
+    if experts is not None:
+        raise ModelError(
+            f"{source}: `{experts}` is {config[experts]}; mixtures of experts are not counted from a config.json",
+            hint="give the number of parameters, e.g. `47B`, or `module:callable`",
+        )
+    latent = next((key for key in _LATENT if _whole(config.get(key))), None)
+    if latent is not None:
+        raise ModelError(
+            f"{source}: `{latent}` is {config[latent]}; latent attention is not counted from a config.json",
+            hint="give the number of parameters, e.g. `16B`, or `module:callable`",
+        )
+    problems: list[Problem] = []
+    sizes = {name: _size(config, keys, source, problems) for name, keys in _KEYS.items()}
+    if problems:
+        raise ModelError.of(problems)
+    hidden, heads = sizes["hidden"], sizes["heads"]
+    kind = str(config.get("model_type", "llama"))
+    is_gpt2, is_neox = kind == "gpt2" or "n_embd" in config, kind == "gpt_neox"
+    plain = is_gpt2 or is_neox
+    head_dim = _whole(config.get("head_dim")) or hidden // heads
+    longest = next((n for key in ("max_position_embeddings", "n_positions") if (n := _whole(config.get(key)))), None)
+    attention_bias = bool(config.get("attention_bias", is_neox)) or is_gpt2 or kind in ("qwen2", "qwen")
+    return Architecture(
+        layers=sizes["layers"],
+        hidden=hidden,
+        intermediate=_whole(config.get("intermediate_size")) or _whole(config.get("n_inner")) or 4 * hidden,
+        heads=heads,
+        kv_heads=_whole(config.get("num_key_value_heads")) or heads,
+        head_dim=head_dim,
+        vocab=sizes["vocab"],
+        gated=not plain,
+        tied=bool(config.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT or is_gpt2)),
+        layer_norm=plain,
+        qkv_bias=attention_bias,
+        other_bias=plain,
+        qk_norm=kind == "qwen3",
+        positions=(longest or 1024) if is_gpt2 else 0,
+        max_positions=longest,
+    )
+
+
+def _size(config: Mapping[str, Any], keys: tuple[str, ...], source: str, problems: list[Problem]) -> int:
+    key = next((key for key in keys if key in config), None)
+    if key is None:
+        problems.append(
+            Problem(
+                f"{source}: `{keys[0]}` is missing",
+                "expected a transformers config.json of a decoder-only model" if not problems else None,
+            )
+        )
+        return 1
+    value = _whole(config[key])
+    if value is None:
+        problems.append(Problem(f"{source}: `{key}` is {str(config[key])[:40]}; expected a whole number above 0"))
+        return 1
+    return value
+
+
+def _whole(value: Any) -> int | None:
+    """The value as a whole number above 0; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None

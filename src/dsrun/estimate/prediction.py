@@ -1,0 +1,261 @@
+"""The whole prediction of one run: lines of memory by tier, traffic, floors, and whether it fits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsrun.estimate.activations import ActivationBytes, activation_bytes
+from dsrun.estimate.machine import Machine
+from dsrun.estimate.model import ModelSize
+from dsrun.estimate.settings import RunSettings
+from dsrun.estimate.state import PaddedUnit, StateBytes, pad_units, reduction_bytes, state_bytes
+from dsrun.estimate.steps import Floor, StepFloor, StepTraffic, floors, step_floor, step_traffic
+
+_MIB = 1 << 20
+_GIB = 1 << 30
+#: CUDA's context with the kernels of torch's libraries loaded.
+CUDA_CONTEXT_BYTES = 512 * _MIB
+#: Buffers of NCCL's channels, for one communicator on one host.
+NCCL_BYTES = 512 * _MIB
+#: What the caching allocator rounds up and cannot use again, as a share of what it holds.
+ALLOCATOR_SHARE = 0.03
+#: A Python process that has imported torch: its CPU build, and one that has touched CUDA.
+CPU_PROCESS_BYTES = 350 * _MIB
+CUDA_PROCESS_BYTES = 1536 * _MIB
+#: Buffers of the host through which offloaded gradients and parameters stream, and groups that stream from NVMe.
+_STAGING_UNITS = 2
+_NVME_RING = 3
+#: Extents on NVMe start at multiples of this.
+_NVME_ALIGN = 2 * _MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One kind of memory: its name and bytes a rank; None where they cannot be told."""
+
+    name: str
+    size: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """One kind of memory of a rank.
+
+    Attributes:
+        name: `GPU`, `CPU pinned`, `CPU` or `NVMe`.
+        lines: what lies there; empty lines are left out.
+        limit: what a rank may use of it; None where that is not known.
+    """
+
+    name: str
+    lines: tuple[Line, ...]
+    limit: int | None = None
+
+    @property
+    def total(self) -> int:
+        """Bytes that are known."""
+        return sum(line.size or 0 for line in self.lines)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every line could be told."""
+        return all(line.size is not None for line in self.lines)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether it fits; None where it cannot be told. Known lines alone can show that it does not."""
+        if self.limit is None:
+            return None
+        if self.total > self.limit:
+            return False
+        return True if self.complete else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What a run needs.
+
+    Attributes:
+        model: the model.
+        settings: of the run.
+        machine: where it runs.
+        state: model state, wherever it lies.
+        tiers: memory of one rank.
+        host_bytes: host memory of all ranks of one host.
+        traffic: of one step.
+        paths: shortest time of each path.
+        step: shortest time of a step.
+    """
+
+    model: ModelSize
+    settings: RunSettings
+    machine: Machine
+    state: StateBytes
+    tiers: tuple[Tier, ...]
+    host_bytes: int
+    traffic: StepTraffic
+    paths: tuple[Floor, ...]
+    step: StepFloor
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether everything fits; None where that cannot be told."""
+        answers = [tier.fits for tier in self.limiting_tiers]
+        if False in answers or self.host_fits is False:
+            return False
+        return None if None in answers else True
+
+    @property
+    def limiting_tiers(self) -> list[Tier]:
+        """Tiers that decide whether it fits: not the processes' own memory on hosts of which nothing is known."""
+        bare = CUDA_PROCESS_BYTES
+        return [tier for tier in self.tiers if tier.lines and (tier.limit is not None or tier.total != bare)]
+
+    @property
+    def host_fits(self) -> bool | None:
+        """Whether all ranks of a host fit into its memory."""
+        limit = self.machine.host_memory_bytes
+        if limit is None:
+            return None
+        return self.host_bytes <= limit
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of all ranks in one optimizer step."""
+        data_ranks = self.machine.ranks // (self.settings.tensor_parallel * self.settings.sequence_parallel)
+        samples = self.settings.micro_batch * self.settings.accumulation_steps * data_ranks
+        return samples * self.settings.sequence
+
+    def tier(self, name: str) -> Tier:
+        """Returns a tier by its name."""
+        return next(tier for tier in self.tiers if tier.name == name)
+
+
+def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Prediction:
+    """Predicts a run.
+
+    Args:
+        model: what is trained.
+        settings: how.
+        machine: on what; its ranks divide by the parallel sizes of `settings`.
+    """
+    units = pad_units(model.units, machine.ranks // settings.tensor_parallel, tensor_parallel=settings.tensor_parallel)
+    state = state_bytes(units, settings, frozen_numel=-(-model.frozen_numel // settings.tensor_parallel))
+    kept = None if model.architecture is None else activation_bytes(model.architecture, settings)
+    device = _device_lines(state, kept, units, settings)
+    pinned, pageable = _host_lines(state, kept, units, settings)
+    drives = _nvme_lines(units, settings)
+    share = machine.ranks_per_host
+    if machine.on_cpu:
+        process = [Line("Python and torch", CPU_PROCESS_BYTES)]
+        tiers = [_tier("CPU", [*device, *pinned, *pageable, *process], _part(machine.host_memory_bytes, share))]
+    else:
+        framework = _overhead(device, ranks=machine.ranks)
+        process = [Line("Python, torch and CUDA", CUDA_PROCESS_BYTES)]
+        tiers = [
+            _tier("GPU", [*device, *framework], machine.gpu_memory_bytes),
+            _tier("CPU pinned", pinned, _part(machine.host_memory_bytes, share)),
+            _tier("CPU", [*pageable, *process], _part(machine.host_memory_bytes, share)),
+        ]
+    tiers.append(_tier("NVMe", drives, _part(machine.nvme_bytes, share)))
+    traffic = step_traffic(model, units, settings, machine)
+    paths = floors(traffic, settings, machine)
+    return Prediction(
+        model=model,
+        settings=settings,
+        machine=machine,
+        state=state,
+        tiers=tuple(tiers),
+        host_bytes=share * sum(tier.total for tier in tiers if tier.name.startswith("CPU")),
+        traffic=traffic,
+        paths=paths,
+        step=step_floor(paths),
+    )
+
+
+def _device_lines(
+    state: StateBytes, kept: ActivationBytes | None, units: list[PaddedUnit], settings: RunSettings
+) -> list[Line]:
+    """What lies where the rank computes."""
+    away, params_away = settings.offload_optimizer != "none", settings.offload_param != "none"
+    slots = state.gather_slots
+    if params_away and not slots:
+        slots = _STAGING_UNITS * settings.compute_bytes * max(unit.padded for unit in units)
+    return [
+        Line("parameters", 0 if params_away else state.parameters),
+        Line("frozen parameters", state.frozen),
+        Line("gather slots", slots),
+        Line("gradients", state.gradients),
+        Line("gradient buckets", state.gradient_slots + reduction_bytes(units, settings)),
+        Line("gradient sums fp32", 0 if away else state.gradient_sums),
+        Line("master weights", 0 if away else state.masters),
+        Line("optimizer states", 0 if away else state.states),
+        Line("activations", None if kept is None else kept.layers),
+        Line("logits and loss", None if kept is None else kept.logits),
+    ]
+
+
+def _host_lines(
+    state: StateBytes, kept: ActivationBytes | None, units: list[PaddedUnit], settings: RunSettings
+) -> tuple[list[Line], list[Line]]:
+    """What offloading puts into host memory: page-locked and not.
+
+    Page-locked is what copies touch: 16-bit gradients on their way in, parameters on their way out. Masters and
+    moments are read by the processor alone.
+
+    Source: ZeRO-Offload (Ren et al., 2021), section 4; ZeRO-Infinity (Rajbhandari et al., 2021), section 6.
+    """
+    largest = max(unit.shard if settings.stage >= 1 else unit.padded for unit in units)
+    compute = settings.compute_bytes
+    moved: list[Line] = []
+    kept_there: list[Line] = []
+    if settings.offload_optimizer != "none":
+        owned = state.gradient_sums // 4
+        moved.append(Line("gradients on their way", owned * compute))
+        ring = _NVME_RING * largest * (4 + 4 * settings.states_per_element)
+        if settings.offload_optimizer == "nvme":
+            moved.append(Line("states on their way", ring))
+        else:
+            # In fp32 the masters leave the GPU as copies of the parameters.
+            kept_there.append(Line("master weights", state.masters or owned * 4))
+            kept_there.append(Line("optimizer states", state.states))
+        if settings.offload_param == "none":
+            moved.append(Line("parameters on their way", _STAGING_UNITS * largest * compute))
+    if settings.offload_param == "cpu":
+        moved.append(Line("parameters", state.parameters))
+    elif settings.offload_param == "nvme":
+        moved.append(Line("parameters on their way", _NVME_RING * largest * compute))
+    if kept is not None:
+        moved.append(Line("activations", kept.on_host))
+    return (moved, kept_there) if settings.pin_memory else ([], [*moved, *kept_there])
+
+
+def _nvme_lines(units: list[PaddedUnit], settings: RunSettings) -> list[Line]:
+    def total(element_bytes: int, *, whole: bool) -> int:
+        sizes = ((unit.padded if whole else unit.shard) * element_bytes for unit in units)
+        return sum(-(-size // _NVME_ALIGN) * _NVME_ALIGN for size in sizes)
+
+    lines: list[Line] = []
+    if settings.offload_optimizer == "nvme":
+        state = 4 + 4 * settings.states_per_element
+        lines.append(Line("master weights and states", total(state, whole=settings.stage < 1)))
+    if settings.offload_param == "nvme":
+        lines.append(Line("parameters", total(settings.compute_bytes, whole=settings.stage < 3)))
+    return lines
+
+
+def _overhead(lines: list[Line], *, ranks: int) -> list[Line]:
+    tensors = sum(line.size or 0 for line in lines)
+    return [
+        Line("allocator slack", round(tensors * ALLOCATOR_SHARE)),
+        Line("CUDA context", CUDA_CONTEXT_BYTES),
+        Line("NCCL buffers", NCCL_BYTES if ranks > 1 else 0),
+    ]
+
+
+def _tier(name: str, lines: list[Line], limit: int | None) -> Tier:
+    return Tier(name=name, lines=tuple(line for line in lines if line.size != 0), limit=limit)
+
+
+def _part(total: int | None, ranks: int) -> int | None:
+    return None if total is None else total // ranks

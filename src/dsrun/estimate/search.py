@@ -1,0 +1,165 @@
+"""Other settings of the same run: every stage and offload, the fastest that fits, the nearest that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dsrun.estimate.machine import Machine
+from dsrun.estimate.model import ModelSize
+from dsrun.estimate.prediction import Prediction, predict
+from dsrun.estimate.settings import RunSettings, Tier
+
+#: What offloading puts away: optimizer, parameters.
+_OFFLOADS: tuple[tuple[Tier, Tier], ...] = (
+    ("none", "none"),
+    ("cpu", "none"),
+    ("cpu", "cpu"),
+    ("nvme", "none"),
+    ("nvme", "nvme"),
+)
+_STAGES = (0, 1, 2, 3)
+_OFFLOAD_KEYS = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Settings with what they come to.
+
+    Attributes:
+        prediction: of them.
+        changes: (key, value) of what differs from the settings asked about, in the words of the config or a flag.
+    """
+
+    prediction: Prediction
+    changes: tuple[tuple[str, int | str | bool], ...]
+
+
+def what_if(model: ModelSize, settings: RunSettings, machine: Machine) -> list[Prediction]:
+    """Predicts every stage with every offload; parameters are offloaded at stage 3 only, nothing at stage 0."""
+    found: list[Prediction] = []
+    for stage in _STAGES:
+        for optimizer, param in _OFFLOADS:
+            if (stage == 0 and optimizer != "none") or (stage < 3 and param != "none"):
+                continue
+            changed = with_offload(replace(settings, stage=stage), optimizer, param)
+            found.append(predict(model, changed, machine))
+    return found
+
+
+def with_offload(settings: RunSettings, optimizer: Tier, param: Tier) -> RunSettings:
+    """Returns the settings with another offload, and the keys of it that this version refuses."""
+    others = tuple(key for key in settings.planned if ".offload_" not in key)
+    asked = tuple(key for key, tier in zip(_OFFLOAD_KEYS, (optimizer, param), strict=True) if tier != "none")
+    return replace(settings, offload_optimizer=optimizer, offload_param=param, planned=(*others, *asked))
+
+
+def fastest(model: ModelSize, settings: RunSettings, machine: Machine) -> Choice | None:
+    """Returns the fastest settings that fit and that this version runs; None where there are none.
+
+    Stage and micro batch are free; samples of an optimizer step stay as they are. Where no speed is known, the order
+    is that of bytes on the wire. Of equals, the lower stage and the larger micro batch.
+    """
+    base = with_offload(settings, "none", "none")
+    samples = settings.micro_batch * settings.accumulation_steps
+    tried: list[Choice] = []
+    for stage in _STAGES:
+        for micro in divisors(samples):
+            changed = replace(base, stage=stage, micro_batch=micro, accumulation_steps=samples // micro)
+            tried.append(_choice(model, settings, changed, machine))
+    fitting = [choice for choice in tried if choice.prediction.fits is not False and choice.prediction.settings.can_run]
+    return min(fitting, key=_slowness, default=None)
+
+
+def _slowness(choice: Choice) -> tuple[float, int, int, int]:
+    prediction = choice.prediction
+    chosen = prediction.settings
+    seconds = prediction.step.seconds
+    # Floors that differ by less than one part in a thousand are equal.
+    rounded = 0.0 if seconds is None else float(f"{seconds:.3g}")
+    return rounded, prediction.traffic.network_bytes, chosen.stage, -chosen.micro_batch
+
+
+def nearest(
+    model: ModelSize, settings: RunSettings, machine: Machine, *, most_ranks: int, count: int = 3
+) -> list[Choice]:
+    """Returns settings that fit and that this version runs, those with the fewest and smallest changes first.
+
+    Args:
+        model: the model.
+        settings: that do not fit.
+        machine: on which they do not fit.
+        most_ranks: ranks there could be on one host.
+        count: how many to return at most.
+    """
+    base = with_offload(settings, "none", "none")
+    found: list[tuple[tuple[float, ...], Choice]] = []
+    for stage in _STAGES:
+        for compute in sorted({base.compute_bytes, 2}, reverse=True):
+            for micro in divisors(base.micro_batch):
+                for ranks in _ranks(machine.ranks, most_ranks):
+                    steps = base.accumulation_steps * base.micro_batch // micro
+                    changed = replace(
+                        base, stage=stage, compute_bytes=compute, micro_batch=micro, accumulation_steps=steps
+                    )
+                    if ranks % changed.tensor_parallel:
+                        continue
+                    choice = _choice(model, settings, changed, machine.with_ranks(ranks), asked_ranks=machine.ranks)
+                    if choice.changes and changed.can_run and choice.prediction.fits is not False:
+                        distance = (
+                            len(choice.changes),
+                            # Of single changes, the stage costs least: results stay the same, bit for bit.
+                            compute != settings.compute_bytes,
+                            ranks != machine.ranks,
+                            abs(stage - settings.stage),
+                            settings.micro_batch / micro,
+                            abs(ranks - machine.ranks),
+                        )
+                        found.append((distance, choice))
+    found.sort(key=lambda item: item[0])
+    return [choice for _, choice in found[:count]]
+
+
+def _choice(
+    model: ModelSize,
+    asked: RunSettings,
+    changed: RunSettings,
+    machine: Machine,
+    *,
+    asked_ranks: int | None = None,
+) -> Choice:
+    return Choice(predict(model, changed, machine), tuple(_changes(asked, changed, machine, asked_ranks)))
+
+
+def _changes(
+    asked: RunSettings, changed: RunSettings, machine: Machine, asked_ranks: int | None
+) -> Iterator[tuple[str, int | str | bool]]:
+    if changed.stage != asked.stage:
+        yield "zero_optimization.stage", changed.stage
+    if changed.compute_bytes != asked.compute_bytes:
+        yield "bf16.enabled", True
+    if changed.offload_optimizer != asked.offload_optimizer:
+        yield _OFFLOAD_KEYS[0], changed.offload_optimizer
+    if changed.offload_param != asked.offload_param:
+        yield _OFFLOAD_KEYS[1], changed.offload_param
+    if changed.micro_batch != asked.micro_batch:
+        yield "train_micro_batch_size_per_gpu", changed.micro_batch
+        yield "gradient_accumulation_steps", changed.accumulation_steps
+    if asked_ranks is not None and machine.ranks != asked_ranks:
+        yield "-n", machine.ranks
+
+
+def divisors(number: int) -> list[int]:
+    """Returns the divisors of a whole number above 0, the largest first."""
+    small = [size for size in range(1, int(number**0.5) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)}, reverse=True)
+
+
+def _ranks(asked: int, most: int) -> list[int]:
+    """Ranks to try: as asked, and powers of two up to what one host has."""
+    counts = {asked}
+    power = 1
+    while power <= most:
+        counts.add(power)
+        power *= 2
+    return sorted(counts | ({most} if most >= 1 else set()))

@@ -1,0 +1,169 @@
+"""What of a config decides memory, traffic and time, as plain numbers. Configs are read here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY, BatchSizes, solve
+from dsrun.config.config import Config, is_left_to_script
+from dsrun.config.findings import Code
+from dsrun.config.sections.optimizer import SgdParams
+from dsrun.errors import ConfigError
+
+Tier = Literal["none", "cpu", "nvme"]
+Recompute = Literal["none", "blocks"]
+
+#: States an optimizer keeps for each element, beside the master weight.
+_STATES = {"adagrad": 1, "lion": 1, "muon": 1, "musgd": 1, "rmsprop": 1, "asgd": 1}
+_ADAM_STATES = 2
+_SAMPLE_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Settings of a run that cost something.
+
+    Attributes:
+        stage: ZeRO stage.
+        compute_bytes: bytes of a parameter in forward and backward, and of its gradient: 4 or 2.
+        states_per_element: fp32 optimizer states of each element, e.g. 2 for Adam.
+        offload_optimizer: where masters and optimizer states live, `none` being with the rank's compute.
+        offload_param: where parameter shards live between uses.
+        pin_memory: host memory that copies touch is page-locked.
+        recompute: what of the activations is computed again in backward.
+        kept_segments: block inputs that are kept with recomputation; None for one a block.
+        cut_activations: what is kept of them is cut over the tensor-parallel ranks.
+        activations_on_cpu: what is kept of them moves to host memory.
+        tensor_parallel: ranks that share each layer.
+        sequence_parallel: ranks that share each sequence.
+        micro_batch: samples of one rank in one forward.
+        accumulation_steps: forwards of one rank in one optimizer step.
+        sequence: tokens of a sample.
+        planned: keys of the config that this version refuses, because it does not do them yet.
+        notes: what was assumed.
+    """
+
+    stage: int = 0
+    compute_bytes: int = 4
+    states_per_element: int = _ADAM_STATES
+    offload_optimizer: Tier = "none"
+    offload_param: Tier = "none"
+    pin_memory: bool = True
+    recompute: Recompute = "none"
+    kept_segments: int | None = None
+    cut_activations: bool = False
+    activations_on_cpu: bool = False
+    tensor_parallel: int = 1
+    sequence_parallel: int = 1
+    micro_batch: int = 1
+    accumulation_steps: int = 1
+    sequence: int = _SAMPLE_TOKENS
+    planned: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_master(self) -> bool:
+        """Whether masters are tensors of their own: in fp32 the optimizer updates the parameters themselves."""
+        return self.compute_bytes != 4
+
+    @property
+    def tokens_per_micro_step(self) -> int:
+        """Tokens that one rank holds activations of."""
+        return -(-self.micro_batch * self.sequence // self.sequence_parallel)
+
+    @property
+    def can_run(self) -> bool:
+        """Whether this version runs it."""
+        return not self.planned
+
+
+def read_settings(
+    config: Config,
+    *,
+    ranks: int,
+    sequence: int | None = None,
+    micro_batch: int | None = None,
+    recompute: Recompute | None = None,
+) -> RunSettings:
+    """Takes from a config what costs something.
+
+    Args:
+        config: a checked config; keys that this version refuses as planned may be set.
+        ranks: ranks of the job.
+        sequence: tokens of a sample; None assumes 4096.
+        micro_batch: goes before the config's, and the accumulation steps follow.
+        recompute: goes before the config's.
+
+    Raises:
+        ConfigError: the ranks do not divide by the parallel sizes, or the batch does not fit them.
+    """
+    zero, activations = config.zero_optimization, config.activation_checkpointing
+    tensor = max(1, config.tensor_parallel.autotp_size, config.tensor_parallel.tp.tp_size)
+    shared = tensor * config.sequence_parallel_size
+    if ranks % shared:
+        raise ConfigError(
+            f"{config.source}: {ranks} ranks do not divide by tensor parallel {tensor} x sequence parallel "
+            f"{config.sequence_parallel_size}",
+            hint=f"use a multiple of {shared} ranks",
+        )
+    notes: list[str] = []
+    if sequence is None:
+        notes.append(f"`--seq` is not given: {_SAMPLE_TOKENS} tokens a sample")
+    # Whoever writes the section asks for recomputation, as in DeepSpeed, whose models then call `checkpoint`.
+    asked = any(path.startswith("activation_checkpointing.") for path in config.provenance)
+    batch = _batch(config, ranks // shared, micro_batch, notes)
+    half = config.bf16.enabled or config.fp16.enabled
+    return RunSettings(
+        stage=zero.stage,
+        compute_bytes=2 if half else 4,
+        states_per_element=_states(config, notes),
+        offload_optimizer=zero.offload_optimizer.device,
+        offload_param=zero.offload_param.device,
+        pin_memory=zero.offload_optimizer.pin_memory,
+        recompute=recompute or ("blocks" if asked else "none"),
+        kept_segments=activations.number_checkpoints,
+        cut_activations=activations.partition_activations,
+        activations_on_cpu=activations.cpu_checkpointing,
+        tensor_parallel=tensor,
+        sequence_parallel=config.sequence_parallel_size,
+        micro_batch=batch.micro_batch,
+        accumulation_steps=batch.accumulation_steps,
+        sequence=sequence or _SAMPLE_TOKENS,
+        planned=tuple(
+            dict.fromkeys(
+                finding.key
+                for finding in config.findings
+                if finding.code is Code.PLANNED and finding.severity.value == "error"
+            )
+        ),
+        notes=tuple(notes),
+    )
+
+
+def _batch(config: Config, data_ranks: int, micro_batch: int | None, notes: list[str]) -> BatchSizes:
+    train, steps = config.train_batch_size, config.gradient_accumulation_steps
+    micro = config.train_micro_batch_size_per_gpu
+    place = f"{config.batch_place()}: "
+    if micro_batch is not None:
+        steps = None if train is not None else steps
+        return solve(train, micro_batch, steps, data_parallel_size=data_ranks, place=place)
+    if train is None and micro is None:
+        why = 'is "auto"' if is_left_to_script(config) else "is not set"
+        notes.append(f"`{MICRO_KEY}` {why}: 1 sample")
+        return BatchSizes((steps or 1) * data_ranks, 1, steps or 1)
+    return solve(train, micro, steps, data_parallel_size=data_ranks, place=place)
+
+
+def _states(config: Config, notes: list[str]) -> int:
+    section = config.optimizer
+    if section is None:
+        notes.append("no `optimizer` in the config: two states an element, as Adam has")
+        return _ADAM_STATES
+    if isinstance(section.params, SgdParams):
+        return 1 if section.params.momentum else 0
+    return _STATES.get(section.type.lower(), _ADAM_STATES)
+
+
+#: The keys a batch is made of, for those who change it.
+BATCH_KEYS = (TRAIN_KEY, MICRO_KEY, STEPS_KEY)
