@@ -12,6 +12,7 @@ What outlives the ranks (detached processes included) is asked when the last ran
 
 from __future__ import annotations
 
+import errno
 import os
 import selectors
 import signal
@@ -110,7 +111,7 @@ class Agent:
         try:
             self._ranks.start(os.environ)
         except OSError as error:
-            self._fail(f"cannot start: {error}")
+            self._fail(f"cannot start the ranks: {_words_of(error)}")
         self._obey(messages)
         while not self._advance():
             for key, _ in self._selector.select(self._patience_s()):
@@ -231,3 +232,10 @@ class Agent:
         if self._grace_until_s is not None:
             return max(0.0, self._grace_until_s - time.monotonic())
         return None
+
+
+def _words_of(error: OSError) -> str:
+    words = (error.strerror or str(error)).lower()
+    if error.errno == errno.EMFILE:
+        return f"{words}; raise `ulimit -n`"
+    return words if error.filename is None else f"{os.fsdecode(error.filename)}: {words}"

@@ -50,6 +50,9 @@ def _problem_with_script(target: str, verbs: Sequence[str]) -> Problem | None:
             )
         if not path.exists():
             return Problem(f"script {target}: no such file", _did_you_mean(path, verbs))
+        if not path.is_file():
+            # A named pipe would be waited for, and could be read by one rank only.
+            return Problem(f"script {target}: is no regular file; expected a Python file")
         with path.open("rb"):
             return None
     except (OSError, ValueError) as error:

@@ -49,9 +49,11 @@ class SpawnerPipe:
         node, program = plan.nodes[node_rank], plan.program
         python = sys.executable if program.kind == "command" else program.python
         with socket.create_server((address, 0), backlog=4096) as store:
-            output_fds = [(open_stream(w.rank, "stdout"), open_stream(w.rank, "stderr")) for w in node.workers]
-            write_fds = [descriptor for pair in output_fds for descriptor in pair]
+            write_fds: list[int] = []
             try:
+                for worker in node.workers:
+                    write_fds.append(open_stream(worker.rank, "stdout"))
+                    write_fds.append(open_stream(worker.rank, "stderr"))
                 self._process = subprocess.Popen(
                     isolated_command(python, "dsrun.launcher.spawner"),
                     stdin=subprocess.PIPE,
@@ -70,7 +72,7 @@ class SpawnerPipe:
                 master_addr=address,
                 master_port=store.getsockname()[1],
                 store_fd=store.fileno(),
-                output_fds=output_fds,
+                output_fds=list(zip(write_fds[::2], write_fds[1::2], strict=True)),
             )
         assert self._process.stdin is not None, "stdin is a pipe"
         assert self._process.stdout is not None, "stdout is a pipe"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -186,6 +187,19 @@ def test_a_full_disk_behind_stdout_stops_no_rank(folder: Path) -> None:
     _, told, _ = ended.stderr.decode().splitlines()
     assert ended.returncode == 0
     assert told == "dsrun: stdout cannot be written: No space left on device; the logs are complete"
+
+
+def test_too_few_descriptors_are_told_at_once_and_without_blame_of_ranks(folder: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limit[1]))
+    try:
+        process = start_dsrun("-q", "-n", "40", "--start", "exec", "show.py", cwd=folder, env=environment(folder))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    # Within the time for which an agent waits for output that may still come.
+    _, err = process.communicate(timeout=4)
+    assert process.returncode == 74
+    assert err == b"error: host localhost: cannot start the ranks: too many open files; raise `ulimit -n`\n"
 
 
 def test_json_keeps_stdout_for_one_object(folder: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -275,6 +276,11 @@ def test_a_folder_is_no_script(folder: Path) -> None:
     )
     (folder / "package" / "__main__.py").write_text("")
     assert "hint: `dsrun -m package` runs it as a module\n" in refused("package")
+
+
+def test_a_pipe_is_no_script(folder: Path) -> None:
+    os.mkfifo(folder / "pipe.py")
+    assert refused("pipe.py") == "error: script pipe.py: is no regular file; expected a Python file\n"
 
 
 def test_all_problems_are_told_in_one_go(folder: Path) -> None:
