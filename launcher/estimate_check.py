@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.contract import CONFIG_ENV
+from dsrun.contract import CONFIG_ENV, digest_of
 from dsrun.errors import InputError, UsageError
 from dsrun.units import format_bytes
 
 from .estimate_machine import machine_here
-from .estimate_model import digest_of, find_model, last_run
+from .estimate_model import find_model, last_run
 from .probe import probe
 
 if TYPE_CHECKING:

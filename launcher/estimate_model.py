@@ -5,7 +5,6 @@ Torch stays out of this process: a callable is built in one of its own.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -141,12 +140,6 @@ def last_run(script: Path, *, jobs: Sequence[Path], arguments: str | None = None
         except (ModelError, KeyError, TypeError, ValueError):
             continue  # of another version
     return None
-
-
-def digest_of(words: Sequence[str]) -> str:
-    """Returns what stands for a script's words in its record, which are nobody's business."""
-    text = "\0".join(words).encode("utf-8", "surrogateescape")
-    return hashlib.sha256(text).hexdigest()[:16]
 
 
 def _newest_first(jobs: Sequence[Path]) -> Iterator[Path]:

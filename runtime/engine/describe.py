@@ -11,13 +11,14 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import nn
 
+from dsrun.contract import digest_of
 from dsrun.errors import DsrunError, ModelError
 from dsrun.estimate.architecture import Architecture, from_transformers
 from dsrun.estimate.model import ModelSize, UnitGroup
@@ -47,17 +48,34 @@ def describe(model: nn.Module) -> ModelSize:
     return _describe(model, units, trained=trained)
 
 
-def describe_units(model: nn.Module, units: Iterable[ParamUnit]) -> ModelSize:
+def describe_units(model: nn.Module, units: Sequence[ParamUnit]) -> ModelSize:
     """Describes a model of an engine.
 
     Args:
         model: the engine's module.
         units: its trained parameters.
     """
-    found = list(units)
-    sizes = [UnitGroup(unit.name, unit.layout.numel, has_module=unit.module is not None) for unit in found]
-    trained = sum(extent.numel for unit in found for extent in unit.layout.extents)
+    sizes = [UnitGroup(unit.name, unit.layout.numel, has_module=unit.module is not None) for unit in units]
+    trained = sum(extent.numel for unit in units for extent in unit.layout.extents)
     return _describe(model, sizes, trained=trained)
+
+
+def start_record(model: nn.Module, units: Sequence[ParamUnit], *, world_size: int, stage: int) -> dict[str, Any]:
+    """Returns the fields of a run's first record: by them `dsrun plan train.py` knows the script's model next time.
+
+    Args:
+        model: the engine's module.
+        units: its trained parameters.
+        world_size: ranks of the job.
+        stage: ZeRO stage.
+    """
+    return {
+        "script": os.path.realpath(sys.argv[0]),
+        "arguments": digest_of(sys.argv[1:]),
+        "world_size": world_size,
+        "stage": stage,
+        "model": describe_units(model, units).to_json(),
+    }
 
 
 def _describe(model: nn.Module, units: list[UnitGroup], *, trained: int) -> ModelSize:

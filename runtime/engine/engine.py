@@ -6,6 +6,7 @@ It orders its parts and counts; it does not know how any of them works. `initial
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from dsrun.errors import CheckpointError, InputError, ModelError
 
 from ..checkpoint.index import check_tag, latest_tag
 from ..observe.memory import measure
+from ..observe.peaks import PeakSummary
 from .parts import EngineParts
 from .persist import load_engine, save_engine
 from .report import StepReport
@@ -57,6 +59,14 @@ class Engine:
             steps_per_print=parts.steps_per_print,
             device=self.device,
         )
+        self._peaks = PeakSummary(
+            parts.records,
+            rank=self.global_rank,
+            device=self.device,
+            predicted_state_bytes=parts.predicted_state_bytes,
+        )
+        # Few scripts call `destroy`: the summary then comes when the engine or the interpreter ends.
+        self._at_end = weakref.finalize(self, self._peaks.report)
 
     # Training ---------------------------------------------------------------------------------------------------------
 
@@ -159,6 +169,8 @@ class Engine:
         self._counters.global_steps += 1
         self._counters.global_samples += self.train_batch_size()
         self._report.step(result, self._counters, lr=lr, samples=self.train_batch_size())
+        if result.applied and self._peaks.wants_state:
+            self._peaks.take_state(self.model_state_bytes())
 
     def _check_first_loss(self, loss: Tensor) -> None:
         """Catches parameters used outside their unit's forward: at first, what is not gathered holds NaN."""
@@ -349,7 +361,8 @@ class Engine:
         return self.train(False)
 
     def destroy(self) -> None:
-        """Takes the hooks off the module and leaves the process group."""
+        """Reports the peaks of memory, takes the hooks off the module and leaves the process group."""
+        self._at_end()
         self._parts.hooks.remove()
         if dist.is_initialized():
             dist.destroy_process_group()

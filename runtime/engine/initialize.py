@@ -37,6 +37,7 @@ from ..zero.plan import ZeroPlan
 from ..zero.reducer import GradReducer
 from ..zero.unit import ParamUnit
 from ..zero.units import find_units
+from .describe import start_record
 from .engine import Engine
 from .parts import EngineParts, Scheduler
 from .step import StepParts
@@ -138,6 +139,17 @@ def initialize(
             collate_fn=collate_fn,
             drop_last=settings.dataloader_drop_last,
         )
+    prediction = StatePrediction(
+        layouts=[unit.layout for unit in units],
+        has_module=[unit.module is not None for unit in units],
+        compute=precision.compute,
+        master=precision.master,
+        states_per_element=states_per_element(torch_optimizer),
+        shard_optimizer=plan.shard_optimizer,
+        shard_gradients=plan.shard_gradients,
+        shard_parameters=plan.shard_parameters,
+    )
+    records = RecordWriter(_records_path(info))
     engine = Engine(
         EngineParts(
             module=model,
@@ -161,15 +173,15 @@ def initialize(
             clipping=settings.gradient_clipping,
             skip_non_finite=settings.bf16.enabled and settings.bf16.check_grad_overflow,
             steps_per_print=settings.steps_per_print,
-            records=RecordWriter(_records_path(info)),
+            records=records,
+            predicted_state_bytes=prediction.total_bytes(),
         )
     )
     if plan.shard_parameters:
         model.register_state_dict_pre_hook(_refuse_state_dict)
     if info.rank == 0:
-        print(
-            _describe(units, plan, mesh, precision, states=states_per_element(torch_optimizer), stage=stage), flush=True
-        )
+        records.write("start", start_record(model, units, world_size=info.world_size, stage=stage))
+        print(_describe(units, mesh, precision, stage=stage, state_bytes=prediction.total_bytes()), flush=True)
     return engine, torch_optimizer, loader, scheduler
 
 
@@ -273,28 +285,12 @@ def _refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
 
 
 def _describe(
-    units: list[ParamUnit],
-    plan: ZeroPlan,
-    mesh: ProcessGroupMesh,
-    precision: PrecisionPolicy,
-    *,
-    states: int,
-    stage: int,
+    units: list[ParamUnit], mesh: ProcessGroupMesh, precision: PrecisionPolicy, *, stage: int, state_bytes: int
 ) -> str:
-    prediction = StatePrediction(
-        layouts=[unit.layout for unit in units],
-        has_module=[unit.module is not None for unit in units],
-        compute=precision.compute,
-        master=precision.master,
-        states_per_element=states,
-        shard_optimizer=plan.shard_optimizer,
-        shard_gradients=plan.shard_gradients,
-        shard_parameters=plan.shard_parameters,
-    )
     numel = sum(param.numel() for unit in units for param in unit.params)
     ranks = f"{mesh.info.world_size} rank" + ("s" if mesh.info.world_size > 1 else "")
     dtype = str(precision.compute).removeprefix("torch.")
     return (
         f"dsrun: {ranks} ({mesh.backend}), ZeRO stage {stage}, {format_count(numel)} parameters in {len(units)} units, "
-        f"{dtype}, {format_bytes(prediction.total_bytes())} of model state a rank"
+        f"{dtype}, {format_bytes(state_bytes)} of model state a rank"
     )

@@ -53,6 +53,7 @@ class EngineParts:
         skip_non_finite: leave an update out where a gradient is inf or nan.
         steps_per_print: optimizer steps between printed lines; None for none.
         records: where steps are recorded.
+        predicted_state_bytes: model state of this rank, as predicted.
     """
 
     module: nn.Module
@@ -70,3 +71,4 @@ class EngineParts:
     skip_non_finite: bool
     steps_per_print: int | None
     records: RecordWriter
+    predicted_state_bytes: int

@@ -6,11 +6,12 @@ work unchanged, and a worker started by torchrun or Slurm's torchrun idiom is un
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,12 @@ ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
 
 #: File inside the run folder to which rank 0 of the runtime appends one JSON object a line.
 RECORDS_FILE = "records.jsonl"
+
+
+def digest_of(words: Sequence[str]) -> str:
+    """Returns what stands for a script's words in its records, where passwords among them would not be safe."""
+    text = "\0".join(words).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
