@@ -111,7 +111,8 @@ def _architecture(model: nn.Module, units: list[UnitGroup]) -> tuple[Architectur
             except ModelError:
                 pass  # not a decoder of the known kind; its modules may still tell
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    blocks, layers = Counter(unit.numel for unit in units if unit.has_module).most_common(1)[0] if units else (0, 0)
+    sizes = Counter(unit.numel for unit in units if unit.has_module).most_common(1)
+    blocks, layers = sizes[0] if sizes else (0, 0)
     if not embeddings or layers < 2:
         return None, ()
     tokens = max(embeddings, key=lambda module: module.num_embeddings)

@@ -44,6 +44,9 @@ def take_step(parts: StepParts, *, clipping: float, skip_non_finite: bool) -> St
         clipping: largest global gradient norm; 0 for none.
         skip_non_finite: leave the parameters as they are where a gradient is inf or nan.
     """
+    # 0. What was computed must be one model's: one all-reduce of two numbers where parameters are sharded.
+    parts.store.check_same_order()
+
     # 1. The norm over all ranks: two all-reduces of one number where gradients are sharded. The one host read.
     ranges = [unit.grad_sum for unit in parts.units]
     total = sum(unit.layout.padded_numel for unit in parts.units)

@@ -55,6 +55,9 @@ class UnitHooks:
         """
         self._hold_rest()
         if not self._watched:
+            # Each step checks this before its update. The first one does so here too: where ranks went other ways,
+            # their gathers and reductions would wait for each other for ever.
+            self._store.check_same_order()
             self._watch()
         order = [driver.calls.unit for driver in sorted(self._drivers, key=_first_use) if driver.first_use is not None]
         used = [d.calls.unit for d in self._drivers if self._watches or d.calls.may_get_grads]

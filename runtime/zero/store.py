@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from zlib import crc32
+
+import torch
 
 from dsrun.errors import ModelError
 
@@ -38,6 +41,10 @@ class ParamStore(Protocol):
         """The shards have new values: what was gathered before is stale."""
         ...
 
+    def check_same_order(self) -> None:
+        """Raises where ranks have gathered different units since the last check; every rank must call."""
+        ...
+
 
 class ResidentStore:
     """Every rank holds every parameter all the time."""
@@ -53,6 +60,9 @@ class ResidentStore:
     def invalidate(self) -> None:
         """See `ParamStore`: the publisher writes new values in place."""
 
+    def check_same_order(self) -> None:
+        """See `ParamStore`: nothing is gathered."""
+
 
 @dataclass(slots=True)
 class _Slot:
@@ -66,7 +76,8 @@ class SlottedStore:
 
     The order in which units are acquired is recorded and replayed: while one unit computes, the next one is gathered
     into another slot. A unit out of order is gathered on demand, and the replay goes on behind it. All ranks must
-    acquire the same units in the same order: a forward that takes other blocks on other ranks needs stage 2.
+    acquire the same units in the same order: a forward that takes other blocks on other ranks needs stage 2. The first
+    backward refuses it; later on, ranks that differ are refused at the step or wait until the collectives' timeout.
 
     While the first order is recorded, released slots are filled with NaN: a weight that is used outside of its unit's
     forward then shows in the first loss.
@@ -87,11 +98,13 @@ class SlottedStore:
         first = units[0].shard
         placed = allocate_slots(units, count=slot_count, dtype=first.dtype, device=first.device)
         self._collectives = collectives
+        self._device = first.device
         slots = {number: _Slot() for number, _ in placed}
         self._slots = list(slots.values())
         self._slot_of = [slots[number] for number, _ in placed]
         self.poison = poison
         self._order = _RecordedOrder()
+        self._fingerprint = 0  # of the units gathered since the last check, in order
         for unit, (_, memory) in zip(units, placed, strict=True):
             unit.bind_params(memory)
         # A read before the first gather is a parameter used outside its unit's forward: let it show.
@@ -142,6 +155,24 @@ class SlottedStore:
             slot.occupant = None
         self._order.restart()
 
+    def check_same_order(self) -> None:
+        """See `ParamStore`; one all-reduce of two numbers.
+
+        Ranks that call different blocks of one size would mix their weights without any error of the collectives.
+
+        Raises:
+            ModelError: on every rank.
+        """
+        bounds = torch.tensor([self._fingerprint, -self._fingerprint], device=self._device)
+        self._collectives.all_reduce(bounds, op="max").wait()
+        largest, smallest = bounds.tolist()
+        self._fingerprint = 0
+        if largest != -smallest:
+            raise ModelError(
+                "model: the ranks called its blocks in different orders, so at stage 3 they gathered different weights",
+                hint="call the same blocks on every rank, or set `zero_optimization.stage` to 2",
+            )
+
     def _prefetch(self, unit: ParamUnit) -> None:
         slot = self._slot_of[unit.index]
         if slot.users == 0 and slot.occupant is not unit:
@@ -151,6 +182,7 @@ class SlottedStore:
         if slot.pending is not None:
             slot.pending.wait()
         slot.pending = self._collectives.all_gather(unit.flat_param, unit.shard)
+        self._fingerprint = crc32(unit.index.to_bytes(8, "little"), self._fingerprint)
         slot.occupant = unit
 
 
