@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,8 @@ def check_fits(launch: Launch, *, model: str | None, jobs: Sequence[Path], envir
         UsageError: it cannot fit, or `model` names no model.
     """
     config = launch.env.get(CONFIG_ENV)
+    if config is None and model is None:
+        return
     size = find_model(model, jobs=jobs) if model is not None else _same_as_before(launch, jobs)
     if size is None or config is None:
         return
@@ -79,7 +82,8 @@ def refuse_misfit(model: ModelSize, config: str, machine: Machine, *, most_ranks
     ranks = f"{machine.ranks} rank{'s' if machine.ranks > 1 else ''}"
     hold = f"{format_bytes(state)} of model state a rank"
     total = f", {format_bytes(needed)} for {ranks}" if machine.on_cpu and machine.ranks > 1 else ""
-    fitting = nearest(model, settings, machine, most_ranks=most_ranks)
+    # Activations are left out of the other settings too: they are not known here, only what cannot fit is.
+    fitting = nearest(replace(model, architecture=None), settings, machine, most_ranks=most_ranks)
     raise UsageError(
         f"{config}: {model.label} cannot fit at stage {settings.stage}: {hold}{total}; "
         f"{format_bytes(limit)} is what {where}",
@@ -90,7 +94,7 @@ def refuse_misfit(model: ModelSize, config: str, machine: Machine, *, most_ranks
 def _way_out(choices: Sequence[Choice]) -> str:
     if not choices:
         return "no stage, precision or micro batch of this version fits here; see `dsrun plan --what-if`"
-    return "fits with " + ", or ".join(
+    return "the model state fits with " + ", or ".join(
         " and ".join(
             f"`{key} {value}`" if key.startswith("-") else f"`{key}` {_value(value)}" for key, value in c.changes
         )

@@ -18,6 +18,7 @@ _WIDTH = 80
 _LABEL = 26
 _BAR = 30
 _GIB = 1 << 30
+_MIB = 1 << 20
 
 
 def describe_prediction(prediction: Prediction) -> list[str]:
@@ -107,17 +108,18 @@ def _gpu_fits(prediction: Prediction) -> bool:
 
 
 def _tier_lines(tier: Tier) -> list[str]:
-    lines = [f"{f'{tier.name} of a rank':<{_LABEL}}{'GiB':>8}"]
+    unit, name = (_GIB, "GiB") if tier.total >= _GIB else (_MIB, "MiB")
+    lines = [f"{f'{tier.name} of a rank':<{_LABEL}}{name:>8}"]
     largest = max((line.size or 0 for line in tier.lines), default=0)
     scale = max(largest, tier.limit or 0) or 1
     for line in tier.lines:
-        size = "?" if line.size is None else f"{line.size / _GIB:.2f}"
+        size = "?" if line.size is None else f"{line.size / unit:.2f}"
         lines.append(f"  {line.name:<{_LABEL - 2}}{size:>8}  {'#' * _cells(line.size or 0, scale)}".rstrip())
-    total = f"  {'total':<{_LABEL - 2}}{tier.total / _GIB:>8.2f}"
+    total = f"  {'total':<{_LABEL - 2}}{tier.total / unit:>8.2f}"
     if tier.limit is None:
         return [*lines, total]
     used = min(_BAR, _cells(tier.total, tier.limit))
-    share = f"{100 * tier.total / tier.limit:.0f} % of {tier.limit / _GIB:.1f}" if tier.limit else "no room"
+    share = f"{100 * tier.total / tier.limit:.0f} % of {tier.limit / unit:.1f}" if tier.limit else "no room"
     return [*lines, f"{total}  [{'#' * used}{'.' * (_BAR - used)}] {share}"]
 
 
@@ -139,7 +141,7 @@ def _host_lines(prediction: Prediction) -> list[str]:
 def _step_lines(prediction: Prediction) -> list[str]:
     traffic, step = prediction.traffic, prediction.step
     amounts = {
-        "compute": f"{traffic.flops / 1e12:,.1f} TFLOP",
+        "compute": _flops(traffic.flops),
         "optimizer": format_bytes(traffic.optimizer_bytes),
         "network": format_bytes(traffic.network_bytes),
         "PCIe": f"{format_bytes(traffic.pcie_to_gpu_bytes)} in, {format_bytes(traffic.pcie_to_host_bytes)} out",
@@ -161,6 +163,10 @@ def _step_lines(prediction: Prediction) -> list[str]:
         f"a step: at least {format_duration(step.seconds)}{beside}, at most {tokens:,.0f} tokens/s; "
         f"bound by {step.bottleneck}",
     ]
+
+
+def _flops(flops: float) -> str:
+    return f"{flops / 1e12:,.1f} TFLOP" if flops >= 1e11 else f"{flops / 1e9:,.2f} GFLOP"
 
 
 def _assumed(prediction: Prediction) -> list[str]:

@@ -98,6 +98,8 @@ def parse_path(text: str) -> str:
     metavar="SECONDS",
     help="Time ranks have to end by themselves when the job is stopped.",
 )
+@click.option("--model", metavar="MODEL", help="What the script trains, as for `dsrun plan`: refuse what cannot fit.")
+@click.option("--no-plan", is_flag=True, help="Start also what cannot fit.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan, start nothing.")
 @click.option(
     "--json",
@@ -120,6 +122,8 @@ def command(
     env: tuple[str, ...],
     log_dir: str | None,
     grace: float,
+    model: str | None,
+    no_plan: bool,
     dry_run: bool,
     as_json: bool,
     quiet: bool,
@@ -158,6 +162,10 @@ def command(
     )
     launch = resolve(request, environ=os.environ, verbs=_verbs(ctx))
     folder = jobs_folder(os.environ) if log_dir is None else Path(log_dir)
+    if not no_plan:
+        from ..estimate_check import check_fits
+
+        check_fits(launch, model=model, jobs=[folder], environ=os.environ)
     if dry_run:
         job_id = new_job_id(datetime.now())
         _show_plan(launch.plan(job_id=job_id, run_dir=str(folder.absolute() / job_id)), as_json=as_json)

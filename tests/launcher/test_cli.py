@@ -73,6 +73,9 @@ Options:
                           ~/.local/state/dsrun/jobs.
   --grace SECONDS         Time ranks have to end by themselves when the job is
                           stopped.  [default: 10s]
+  --model MODEL           What the script trains, as for `dsrun plan`: refuse
+                          what cannot fit.
+  --no-plan               Start also what cannot fit.
   --dry-run               Check everything, print the plan, start nothing.
   --json                  Print one JSON object on stdout: the plan with
                           --dry-run, else the outcome; ranks' lines go to

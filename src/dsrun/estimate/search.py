@@ -117,7 +117,11 @@ def nearest(
                         )
                         found.append((distance, choice))
     found.sort(key=lambda item: item[0])
-    return [choice for _, choice in found[:count]]
+    # One of each kind: who cannot change the ranks is not helped by three numbers of them.
+    kinds: dict[frozenset[str], Choice] = {}
+    for _, choice in found:
+        kinds.setdefault(frozenset(key for key, _ in choice.changes), choice)
+    return list(kinds.values())[:count]
 
 
 def _choice(
