@@ -82,7 +82,7 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
 
     Raises:
         SystemExit: as the program asked, 1 after an uncaught exception, or a `DsrunError`'s own code.
-        KeyboardInterrupt: uncaught in the program; already shown, so that only the death by SIGINT is left to do.
+        KeyboardInterrupt: uncaught in the program; not to be shown, only the death by SIGINT is left to do.
     """
     # Sixty-four ranks that crash must not write sixty-four stacks of other threads: `all_threads` stays off.
     faulthandler.enable(all_threads=False)
@@ -95,9 +95,9 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
         raise
     except DsrunError as error:
         fail(error, error.exit_code)
-    except KeyboardInterrupt as error:
-        _show(error)
-        # The interpreter kills itself with SIGINT only if this reaches the top; it must not be shown again.
+    except KeyboardInterrupt:
+        # The user wants the job to end: a stack from each of its ranks says nothing that they do not know. The
+        # interpreter kills itself with SIGINT only if this reaches the top.
         sys.excepthook = _show_nothing
         raise
     except BaseException as error:
