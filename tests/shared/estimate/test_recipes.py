@@ -1,0 +1,71 @@
+"""Every recipe in configs/ can be planned, those that wait for features too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsrun.config.load import inspect
+from dsrun.estimate.catalogue import find_gpu
+from dsrun.estimate.machine import Machine
+from dsrun.estimate.model import from_count, parse_count
+from dsrun.estimate.prediction import Prediction, predict
+from dsrun.estimate.settings import read_settings
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+RECIPES = sorted([*CONFIGS.glob("*.json"), *CONFIGS.glob("*.yaml")])
+PLANNED = sorted((CONFIGS / "planned").glob("*.json"))
+
+
+def plan(
+    path: Path,
+    model: str = "1B",
+    *,
+    gpu: str = "H100-80G",
+    ranks: int = 8,
+    host_memory: int | None = None,
+    seq: int = 2048,
+) -> Prediction:
+    config = inspect(path, keep_planned=True).config
+    assert config is not None
+    spec = find_gpu(gpu)
+    numel = parse_count(model)
+    assert numel is not None
+    machine = Machine(
+        label=gpu,
+        ranks=ranks,
+        ranks_per_host=min(8, ranks),
+        gpu=spec,
+        gpu_memory_bytes=spec.memory_bytes,
+        host_memory_bytes=host_memory,
+    )
+    return predict(from_count(numel), read_settings(config, ranks=ranks, sequence=seq), machine)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_a_recipe_is_planned_and_runs(path: Path) -> None:
+    prediction = plan(path)
+    assert prediction.settings.can_run
+    assert prediction.step.complete
+    assert prediction.tier("GPU").complete
+
+
+@pytest.mark.parametrize("path", PLANNED, ids=lambda path: path.name)
+def test_a_planned_recipe_is_planned_and_said_not_to_run(path: Path) -> None:
+    prediction = plan(path, ranks=128)
+    assert not prediction.settings.can_run
+    assert prediction.tier("GPU").complete
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "gpu", "ranks"),
+    [
+        ("finetune-7b-8x80gb.json", "7B", "A100-80G", 8),
+        ("pretrain-1b-8x80gb.json", "1B", "A100-80G", 8),
+        ("planned/finetune-70b-8x80gb.json", "70B", "H100-80G", 8),
+        ("planned/finetune-7b-1x24gb-offload.json", "7B", "RTX4090-24G", 1),
+    ],
+)
+def test_a_recipe_fits_the_machine_in_its_name(recipe: str, model: str, gpu: str, ranks: int) -> None:
+    assert plan(CONFIGS / recipe, model, gpu=gpu, ranks=ranks, host_memory=2 << 40, seq=1024).fits

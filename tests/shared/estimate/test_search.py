@@ -1,0 +1,76 @@
+"""Which other settings fit, and which of them is fastest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dsrun.estimate.catalogue import find_gpu
+from dsrun.estimate.machine import Machine
+from dsrun.estimate.model import from_count
+from dsrun.estimate.prediction import predict
+from dsrun.estimate.search import divisors, fastest, nearest, what_if
+from dsrun.estimate.settings import RunSettings
+
+GIB = 1 << 30
+MODEL = from_count(7 * 10**9)
+BF16 = RunSettings(compute_bytes=2, sequence=2048, micro_batch=8)
+
+
+def gpus(name: str, count: int = 8) -> Machine:
+    gpu = find_gpu(name)
+    return Machine(label=name, ranks=count, ranks_per_host=count, gpu=gpu, gpu_memory_bytes=gpu.memory_bytes)
+
+
+def test_what_if_covers_every_stage_and_offload_and_marks_what_cannot_run() -> None:
+    found = what_if(MODEL, BF16, gpus("H100-80G"))
+    keys = [(p.settings.stage, p.settings.offload_optimizer, p.settings.offload_param) for p in found]
+    assert len(keys) == len(set(keys)) == 12
+    assert {(p.settings.offload_optimizer == "none") == p.settings.can_run for p in found} == {True}
+
+
+def test_each_stage_needs_less_than_the_one_before() -> None:
+    totals = [p.tier("GPU").total for p in what_if(MODEL, BF16, gpus("H100-80G")) if p.settings.can_run]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_the_fastest_fits_and_keeps_the_samples_of_a_step() -> None:
+    choice = fastest(MODEL, BF16, gpus("A100-80G"))
+    assert choice is not None
+    chosen = choice.prediction.settings
+    assert choice.prediction.fits is not False
+    assert chosen.micro_batch * chosen.accumulation_steps == 8
+    assert chosen.stage in (1, 2)  # stage 3 gathers in every micro step, stage 0 does not fit
+
+
+def test_the_fastest_is_as_fast_as_anything_that_fits() -> None:
+    machine = gpus("A100-80G")
+    choice = fastest(MODEL, BF16, machine)
+    assert choice is not None
+    best = choice.prediction.step.seconds
+    assert best is not None
+    for stage in range(4):
+        for micro in divisors(8):
+            other = predict(
+                MODEL, replace(BF16, stage=stage, micro_batch=micro, accumulation_steps=8 // micro), machine
+            )
+            assert other.fits is False or (other.step.seconds or 0) >= best * 0.999
+
+
+def test_there_is_no_fastest_where_nothing_fits() -> None:
+    assert fastest(from_count(70 * 10**9), BF16, gpus("RTX4090-24G", 2)) is None
+
+
+def test_the_nearest_that_fit_change_as_little_as_can_be() -> None:
+    machine = gpus("A100-80G")
+    settings = replace(BF16, stage=0, micro_batch=1)
+    choices = nearest(MODEL, settings, machine, most_ranks=8)
+    assert predict(MODEL, settings, machine).fits is False
+    assert choices[0].changes == (("zero_optimization.stage", 1),)
+    assert all(choice.prediction.fits is not False for choice in choices)
+
+
+def test_the_nearest_may_use_fewer_ranks_where_they_share_one_memory() -> None:
+    host = Machine(label="cpu", ranks=4, ranks_per_host=4, host_memory_bytes=20 * GIB)
+    model = replace(from_count(10**9), architecture=None)
+    choices = nearest(model, RunSettings(stage=0), host, most_ranks=4)
+    assert [choice.changes for choice in choices[:2]] == [(("zero_optimization.stage", 3),), (("-n", 1),)]

@@ -1,0 +1,99 @@
+"""What of a config decides memory and time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dsrun.config.config import Config
+from dsrun.config.load import inspect
+from dsrun.errors import ConfigError
+from dsrun.estimate.settings import RunSettings, read_settings
+
+MICRO = {"train_micro_batch_size_per_gpu": 4}
+
+
+def settings(raw: dict[str, Any], *, ranks: int = 8, **more: Any) -> RunSettings:
+    return read_settings(config(raw), ranks=ranks, **more)
+
+
+def config(raw: dict[str, Any]) -> Config:
+    found = inspect(raw, keep_planned=True).config
+    assert found is not None
+    return found
+
+
+def test_stage_format_and_states_come_from_the_config() -> None:
+    read = settings(
+        {
+            **MICRO,
+            "bf16": {"enabled": True},
+            "zero_optimization": {"stage": 2},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        },
+        sequence=2048,
+    )
+    assert (read.stage, read.compute_bytes, read.states_per_element, read.has_master) == (2, 2, 2, True)
+    assert (read.micro_batch, read.accumulation_steps, read.sequence) == (4, 1, 2048)
+    assert (read.planned, read.notes) == ((), ())
+
+
+@pytest.mark.parametrize(("momentum", "states"), [(0.0, 0), (0.9, 1)])
+def test_sgd_keeps_a_state_for_momentum_only(momentum: float, states: int) -> None:
+    optimizer = {"type": "SGD", "params": {"lr": 1e-3, "momentum": momentum}}
+    assert settings({**MICRO, "optimizer": optimizer}).states_per_element == states
+
+
+def test_planned_keys_are_read_and_named() -> None:
+    read = settings(
+        {
+            **MICRO,
+            "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+            "tensor_parallel": {"autotp_size": 4},
+            "activation_checkpointing": {"partition_activations": True},
+        }
+    )
+    assert (read.offload_optimizer, read.tensor_parallel, read.recompute, read.cut_activations) == (
+        "cpu",
+        4,
+        "blocks",
+        True,
+    )
+    assert set(read.planned) == {
+        "zero_optimization.offload_optimizer.device",
+        "tensor_parallel.autotp_size",
+        "activation_checkpointing.partition_activations",
+    }
+    assert not read.can_run
+
+
+def test_a_batch_is_solved_for_the_ranks_that_see_different_samples() -> None:
+    read = settings(
+        {"train_batch_size": 64, "gradient_accumulation_steps": 4, "tensor_parallel": {"autotp_size": 4}}, ranks=16
+    )
+    assert (read.micro_batch, read.accumulation_steps) == (4, 4)
+
+
+def test_a_given_micro_batch_keeps_the_train_batch() -> None:
+    read = settings({"train_batch_size": 64, "gradient_accumulation_steps": 1}, micro_batch=2)
+    assert (read.micro_batch, read.accumulation_steps) == (2, 4)
+
+
+def test_what_the_config_leaves_open_is_said() -> None:
+    read = settings({"train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 2})
+    assert (read.micro_batch, read.accumulation_steps) == (1, 2)
+    assert read.notes == (
+        "`--seq` is not given: 4096 tokens a sample",
+        '`train_micro_batch_size_per_gpu` is "auto": 1 sample',
+        "no `optimizer` in the config: two states an element, as Adam has",
+    )
+
+
+def test_ranks_that_do_not_divide_are_refused_with_the_multiple() -> None:
+    with pytest.raises(ConfigError) as error:
+        settings({**MICRO, "tensor_parallel": {"autotp_size": 4}}, ranks=6)
+    assert error.value.render() == (
+        "error: <dict>: 6 ranks do not divide by tensor parallel 4 x sequence parallel 1\n"
+        "hint: use a multiple of 4 ranks"
+    )
