@@ -16,6 +16,7 @@ from dsrun.config.provenance import Provenance
 from dsrun.config.rules import check_rules
 from dsrun.config.source import read_source
 from dsrun.config.status import judge
+from dsrun.config.suggest import suggest_key
 from dsrun.config.tree import Node, Position, show
 from dsrun.errors import ConfigError
 
@@ -98,13 +99,19 @@ def _require_a_config(root: Node, name: str) -> None:
     """Refuses a file of some other kind in one line, not with one complaint per key."""
     keys = [key for key in root.members or {} if not is_comment(key)]
     known = {*Config.model_fields, *Config.renamed, *Config.removed}
-    if len(keys) < 2 or any(key in known for key in keys):
+    # A single key may be a slip of the pen; one that is like none of ours is not.
+    slip = len(keys) == 1 and suggest_key(keys[0], Config, "", Config) is not None
+    if not keys or slip or any(key in known for key in keys):
         return
     shown = ", ".join(f"`{key[:30]}`" for key in keys[:3]) + (", ..." if keys[3:] else "")
     raise NotAConfigError(
-        f"{name}: this is no dsrun config: none of its {len(keys)} keys is known ({shown})",
+        f"{name}: this is no dsrun config: {_none_of(len(keys))} known ({shown})",
         hint="if the file is for the script, put it after `--`: `dsrun train.py -- --config FILE`",
     )
+
+
+def _none_of(count: int) -> str:
+    return "its only key is not" if count == 1 else f"none of its {count} keys is"
 
 
 def _check_whole(config: Config, root: Node, report: Report) -> None:

@@ -147,6 +147,15 @@ def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path: Path) -> None:
     )
 
 
+def test_a_single_strange_key_is_another_kind_of_file_and_a_misspelt_one_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("rate: 3\n")
+    with pytest.raises(NotAConfigError, match=r"this is no dsrun config: its only key is not known \(`rate`\)"):
+        load(path)
+    path.write_text("optimizr: 3\n")
+    assert (f"{path}:1:1: `optimizr` is not a key of the config", "did you mean `optimizer`?") in errors_of(path)
+
+
 def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
     path = tmp_path / "ds.json"
     path.write_text(
