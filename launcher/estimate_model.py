@@ -46,6 +46,8 @@ def find_model(text: str, *, jobs: Sequence[Path]) -> ModelSize:
             raise UsageError(f"MODEL `{text}` has no parameters", hint=_FORMS)
         return from_count(numel)
     path = Path(text)
+    if not text:
+        raise UsageError("MODEL `` is empty", hint=_FORMS)
     if path.suffix == ".py":
         return _of_script(path, jobs)
     if path.suffix == ".json" or path.is_dir():

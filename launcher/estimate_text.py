@@ -16,7 +16,7 @@ from dsrun.units import format_bytes, format_count, format_duration
 SCHEMA_VERSION = 1
 _WIDTH = 80
 _LABEL = 26
-_BAR = 30
+_BAR = 24
 _GIB = 1 << 30
 _MIB = 1 << 20
 
@@ -151,7 +151,7 @@ def _step_lines(prediction: Prediction) -> list[str]:
     whose = {"DDR": " (host)", "NVMe": " (host)"}
     lines = [f"{'one step of a rank':<20}{'amount':>28}  at least"]
     for floor in prediction.paths:
-        time = f"unknown: no `--speed {floor.missing}=`" if floor.seconds is None else format_duration(floor.seconds)
+        time = f"unknown (`--speed {floor.missing}=`)" if floor.seconds is None else format_duration(floor.seconds)
         mark = "  <- bottleneck" if floor.path == step.bottleneck else ""
         lines.append(f"  {floor.path + whose.get(floor.path, ''):<18}{amounts[floor.path]:>28}  {time}{mark}")
     if step.seconds is None:
@@ -198,7 +198,7 @@ def describe_choices(predictions: Sequence[Prediction]) -> list[str]:
     """Returns a table of settings: memory, shortest step, whether they fit and whether this version runs them."""
     on_cpu = predictions[0].machine.on_cpu
     columns = ("CPU", "NVMe") if on_cpu else ("GPU", "CPU", "NVMe")
-    header = f"{'stage':<6}{'offload':<34}" + "".join(f"{name:>8}" for name in columns) + "   step >=  fits"
+    header = f"{'stage':<6}{'offload':<33}" + "".join(f"{name:>8}" for name in columns) + "   step >=  fits"
     lines = [header]
     for prediction in predictions:
         settings = prediction.settings
@@ -208,7 +208,7 @@ def describe_choices(predictions: Sequence[Prediction]) -> list[str]:
         mark = "" if prediction.step.complete or seconds is None else "+"
         fits = {True: "yes", False: "no", None: "?"}[prediction.fits]
         lines.append(
-            f"{settings.stage:<6}{offload_text(settings):<34}{sizes}{time + mark:>10}  {fits}"
+            f"{settings.stage:<6}{offload_text(settings):<33}{sizes}{time + mark:>10}  {fits}"
             f"{'' if settings.can_run else ' *'}"
         )
     lines.append("memory in GiB a rank")

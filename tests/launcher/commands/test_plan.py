@@ -1,0 +1,337 @@
+"""`dsrun plan` from its words to what it prints, and the check that `dsrun run` makes before it starts anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsrun.config.load import load
+from dsrun.contract import digest_of
+from dsrun.estimate.model import from_count
+from support.cli import Result, invoke
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+REPORT = """\
+model     7B: 7B parameters, 32 layers of width 4096
+on        8 x H100-80G
+settings  ZeRO stage 3, 16-bit with fp32 masters, nothing recomputed
+batch     1 x 2,048 tokens a rank, 1 micro step: 16,384 tokens a step
+verdict   fits
+
+GPU of a rank                  GiB
+  parameters                  1.63  #
+  gather slots                0.78  #
+  gradient buckets            0.88  #
+  gradient sums fp32          3.26  #
+  master weights              3.26  #
+  optimizer states            6.52  ##
+  activations                 9.38  ###
+  logits and loss             0.61  #
+  allocator slack             0.79  #
+  CUDA context                0.50  #
+  NCCL buffers                0.50  #
+  total                      28.11  [########................] 35 % of 79.6
+
+CPU of a rank                  GiB
+  Python, torch and CUDA      1.50  ########################
+  total                       1.50
+
+host memory of 8 ranks: 12.0 GiB of unknown, see `--host-memory`
+
+one step of a rank                        amount  at least
+  compute                             87.7 TFLOP  111 ms  <- bottleneck
+  optimizer                             24.4 GiB  8.71 ms
+  network                               33.7 GiB  100 ms
+a step: at least 120 ms, at most 137,041 tokens/s; bound by compute
+
+assumed
+  - the number says no more than the size: layers as in Llama 2 7B (32 of width
+    4096)
+  - speeds: 80% of its FLOP/s, 90% of its memory's and 80% of links' bandwidth
+    in: NVIDIA H100 datasheet (2022, dense); host as in DGX H100: 8 NDR links,
+    16 channels of DDR5-4800 for 8 GPUs
+"""
+
+
+@pytest.fixture(autouse=True)
+def state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "state"
+
+
+def planned(*args: str) -> str:
+    result = invoke("plan", *args)
+    assert (result.exit_code, result.stderr) == (0, "")
+    return result.stdout
+
+
+def refused(*args: str) -> str:
+    result = invoke(*args)
+    assert (result.exit_code, result.stdout) == (2, "")
+    return result.stderr
+
+
+def as_json(*args: str) -> Any:
+    return json.loads(planned(*args, "--json"))
+
+
+def test_the_report_reads_as_reviewed() -> None:
+    config = str(CONFIGS / "bf16-zero3.json")
+    assert planned("7B", "--config", config, "--gpus", "8xH100-80G", "--seq", "2048", "--micro", "1") == REPORT
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["405B", "--gpus", "128xH100-80G"],
+        ["70B", "--gpus", "8xH100", "--config", str(CONFIGS / "planned" / "finetune-70b-8x80gb.json")],
+        ["7B", "--gpus", "8xA100-40G", "--what-if", "--host-memory", "1T", "--nvme", "7T"],
+        ["10M", "-n", "2", "--seq", "128"],
+    ],
+    ids=["405B", "planned", "what-if", "cpu"],
+)
+def test_no_line_is_wider_than_80_columns(words: list[str]) -> None:
+    assert max(len(line) for line in planned(*words).splitlines()) <= 80
+
+
+def test_json_has_the_same_figures_and_a_schema_version() -> None:
+    plan = as_json("7B", "--gpus", "8xH100-80G", "--config", str(CONFIGS / "bf16-zero3.json"), "--micro", "1")
+    assert plan["schema_version"] == 1
+    assert (plan["fits"], plan["runs"], plan["machine"]["ranks"]) == (True, True, 8)
+    gpu = next(tier for tier in plan["tiers"] if tier["name"] == "GPU")
+    assert gpu["bytes"] == sum(line["bytes"] for line in gpu["lines"])
+    assert plan["step"]["floor_s"] == pytest.approx(
+        plan["step"]["floors_s"]["compute"] + plan["step"]["floors_s"]["optimizer"]
+    )
+
+
+def test_without_a_config_the_fastest_stage_that_fits_is_planned() -> None:
+    plan = as_json("7B", "--gpus", "8xH100-80G", "--seq", "2048")
+    assert plan["settings"]["stage"] == 1
+    assert "no `--config`: bf16 with AdamW, at stage 1 (the fastest that fits)" in plan["assumed"]
+
+
+def test_what_does_not_fit_says_by_how_much() -> None:
+    said = planned("70B", "--gpus", "8xA100-40G", "--seq", "2048", "--config", str(CONFIGS / "bf16-zero3.json"))
+    assert re.search(r"verdict   does not fit: GPU needs [0-9.]+ GiB of 40\.0 GiB a rank\n", said)
+
+
+def test_what_if_marks_what_fits_and_what_this_version_cannot_run() -> None:
+    lines = planned("7B", "--gpus", "8xA100-80G", "--seq", "2048", "--host-memory", "1T", "--what-if").splitlines()
+    rows = [line for line in lines if line[:1].isdigit()]
+    assert len(rows) == 12
+    assert re.fullmatch(r"0     none .* no", rows[0])
+    assert re.fullmatch(r"1     none .* yes", rows[1])
+    assert rows[2].startswith("1     optimizer to cpu")
+    assert all(row.endswith("*") == ("none" not in row) for row in rows)
+    assert "* planned: this version cannot run it" in lines
+
+
+def test_fit_prints_a_config_that_loads_and_fits(tmp_path: Path) -> None:
+    source = str(CONFIGS / "bf16-zero0.json")
+    result = invoke("plan", "7B", "--gpus", "8xA100-80G", "--seq", "2048", "--config", source, "--fit")
+    assert result.exit_code == 0
+    fitted = tmp_path / "fitted.json"
+    fitted.write_text(result.stdout)
+    before, after = load(source, world_size=8), load(fitted, world_size=8)
+    assert before.batch is not None
+    assert after.batch is not None
+    assert after.batch.train_batch_size == before.batch.train_batch_size
+    assert after.zero_optimization.stage in (1, 2)
+    assert "`zero_optimization.stage`" in result.stderr
+    assert as_json("7B", "--gpus", "8xA100-80G", "--seq", "2048", "--config", str(fitted))["fits"]
+
+
+def test_fit_where_nothing_fits_says_what_needs_less() -> None:
+    assert refused("plan", "70B", "--gpus", "2xRTX4090", "--fit") == (
+        "error: no stage and micro batch fits\n"
+        "hint: `--what-if` shows by how much; more ranks, `--recompute blocks` or a shorter `--seq` need less\n"
+    )
+
+
+def test_a_config_json_is_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "Llama-3-8B"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "hidden_size": 4096,
+                "num_hidden_layers": 32,
+                "intermediate_size": 14336,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "vocab_size": 128256,
+            }
+        )
+    )
+    for words in (str(folder), str(folder / "config.json")):
+        plan = as_json(words, "--gpus", "8xH100")
+        assert plan["model"] == {
+            "label": "Llama-3-8B",
+            "parameters": 8_030_261_248,
+            "trained_parameters": 8_030_261_248,
+        }
+
+
+def test_a_callable_is_built_on_the_meta_device(tmp_path: Path) -> None:
+    (tmp_path / "mymodel.py").write_text(
+        "import torch\n"
+        "def make():\n"
+        "    assert torch.get_default_device().type == 'meta'\n"
+        "    return torch.nn.Sequential(torch.nn.Linear(100_000, 100_000), torch.nn.ReLU())\n"
+    )
+    plan = as_json("mymodel:make", "--gpus", "8xH100")
+    assert plan["model"]["label"] == "mymodel:make"
+    assert plan["model"]["parameters"] == 100_000 * 100_001
+    assert "activations" in [line["name"] for line in plan["tiers"][0]["lines"] if line["bytes"] is None]
+
+
+def test_a_callable_that_cannot_be_built_says_why() -> None:
+    assert refused("plan", "no_such_module:make", "--gpus", "H100") == (
+        "error: `no_such_module:make` cannot be built on the meta device: ModuleNotFoundError: "
+        "No module named 'no_such_module'\n"
+        "hint: expected a function or class without arguments that returns a torch.nn.Module\n"
+    )
+
+
+def write_run(
+    state: Path, script: Path, *, job: str = "20261121-0700-aaaa", count: str = "1B", words: Sequence[str] = ()
+) -> None:
+    """Leaves what a run of `script` leaves."""
+    from dsrun.estimate.model import parse_count
+
+    numel = parse_count(count)
+    assert numel is not None
+    folder = state / "dsrun" / "jobs" / job
+    folder.mkdir(parents=True)
+    record = {
+        "event": "start",
+        "time": time.time() + 10,
+        "script": os.path.realpath(script),
+        "arguments": digest_of(list(words)),
+        "model": from_count(numel).to_json(),
+    }
+    (folder / "records.jsonl").write_text(json.dumps(record) + '\n{"event": "step"}\n')
+
+
+def test_a_script_that_never_ran_names_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    assert refused("plan", "train.py", "--gpus", "H100") == (
+        "error: MODEL train.py: a script says nothing about its model before it runs, and no run of it is on record\n"
+        "hint: add `--model 7B` (or a config.json, or `module:callable`), or run it once with `dsrun`\n"
+    )
+
+
+def test_a_script_is_planned_by_its_last_run(tmp_path: Path, state_folder: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    write_run(state_folder, script, job="20261121-0700-aaaa", count="1B")
+    write_run(state_folder, script, job="20261122-0700-aaaa", count="2B")
+    write_run(state_folder, tmp_path / "other.py", job="20261123-0700-aaaa", count="3B")
+    plan = as_json("train.py", "--gpus", "H100")
+    assert plan["model"]["parameters"] == 2 * 10**9
+    assert "the model is that of the script's last run, job 20261122-0700-aaaa" in plan["assumed"]
+
+
+def test_a_script_may_be_given_its_model(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    assert as_json("train.py", "--model", "350M", "--gpus", "H100")["model"]["parameters"] == 350 * 10**6
+
+
+def test_a_hostfile_says_how_many_ranks(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("a slots=4\nb slots=4\n")
+    machine = as_json("1B", "--hostfile", "hosts", "--gpus", "A100-80G")["machine"]
+    assert (machine["ranks"], machine["ranks_per_host"], machine["gpu"]) == (8, 4, "A100-80G")
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text('{"train_batch_size": 8, "zero_optimization": {"stage": 7}}')
+    said = refused(
+        *("plan", "llama.json", "--gpus", "8xH101", "--config", "bad.json"),
+        *("--speed", "wind=3", "--host-memory", "lots"),
+    )
+    assert [line for line in said.splitlines() if line.startswith("error: ")] == [
+        "error: llama.json: cannot be read: no such file or directory",
+        "error: `--speed` is `wind=3`; expected NAME=VALUE with a value above 0",
+        "error: `--host-memory` is `lots`; expected a size like `512G` or `2T`",
+        "error: GPU `H101` is not in the catalogue",
+        "error: bad.json:1:56: `zero_optimization.stage` is 7; expected 0, 1, 2 or 3",
+    ]
+
+
+@pytest.mark.parametrize("model", ["llama", "7", "0B", "", "a:b:c", "7B x"])
+def test_text_that_names_no_model_lists_the_forms(model: str) -> None:
+    said = refused("plan", model, "--gpus", "H100")
+    assert said.startswith(f"error: MODEL `{model}` ")
+    assert "expected a count like `7B`" in said
+
+
+def test_405b_on_128_gpus_is_planned_within_a_second_and_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "from dsrun.launcher.cli import main\n"
+        "try:\n"
+        "    main(['plan', '405B', '--gpus', '128xH100-80G'])\n"
+        "finally:\n"
+        "    heavy = {'torch', 'numpy', 'rich', 'fabric'} & set(sys.modules)\n"
+        "    assert not heavy, heavy\n"
+    )
+    times: list[float] = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
+        times.append(time.perf_counter() - started)
+    assert min(times) < 1.0
+
+
+def dry_run(*args: str) -> Result:
+    return invoke("run", "--backend", "gloo", "--dry-run", *args)
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text("")
+    return path
+
+
+def test_a_run_that_cannot_fit_is_refused_with_what_fits(script: Path) -> None:
+    result = dry_run("-n", "2", "--model", "100B", "--config", str(CONFIGS / "zero0.json"), str(script))
+    assert result.exit_code == 2
+    assert re.search(
+        r"error: \S+zero0\.json: 100B cannot fit at stage 0: 1\.8 TiB of model state a rank, 3\.6 TiB for 2 ranks; "
+        r"[0-9.]+ [GT]iB is what this machine has free\nhint: .*; `--no-plan` starts it anyway\n",
+        result.stderr,
+    )
+
+
+def test_the_last_run_of_the_same_script_and_words_is_proof_enough(script: Path, state_folder: Path) -> None:
+    write_run(state_folder, script, count="100B", words=["--depth", "3"])
+    config = str(CONFIGS / "zero0.json")
+    assert dry_run("--config", config, str(script), "--depth", "3").exit_code == 2
+    assert dry_run("--config", config, str(script), "--depth", "4").exit_code == 0
+    assert dry_run("--no-plan", "--config", config, str(script), "--depth", "3").exit_code == 0
+    os.utime(script, (time.time() + 100, time.time() + 100))
+    assert dry_run("--config", config, str(script), "--depth", "3").exit_code == 0
+
+
+def test_a_run_of_which_nothing_is_known_is_not_held_up(script: Path) -> None:
+    result = dry_run("--config", str(CONFIGS / "zero0.json"), str(script))
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_a_run_that_fits_is_not_held_up(script: Path) -> None:
+    result = dry_run("--model", "1M", "--config", str(CONFIGS / "zero3.json"), str(script))
+    assert (result.exit_code, result.stderr) == (0, "")
