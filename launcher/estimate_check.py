@@ -17,7 +17,7 @@ from dsrun.errors import InputError, UsageError
 from dsrun.units import format_bytes
 
 from .estimate_machine import machine_here
-from .estimate_model import find_model, last_run
+from .estimate_model import LAST_RUN, find_model, last_run
 from .probe import probe
 
 if TYPE_CHECKING:
@@ -85,10 +85,15 @@ def refuse_misfit(model: ModelSize, config: str, machine: Machine, *, most_ranks
     # Activations are left out of the other settings too: they are not known here, only what cannot fit is.
     fitting = nearest(replace(model, architecture=None), settings, machine, most_ranks=most_ranks)
     raise UsageError(
-        f"{config}: {model.label} cannot fit at stage {settings.stage}: {hold}{total}; "
+        f"{config}: {model.label}{_origin(model)} cannot fit at stage {settings.stage}: {hold}{total}; "
         f"{format_bytes(limit)} is what {where}",
         hint=f"{_way_out(fitting)}; `--no-plan` starts it anyway",
     )
+
+
+def _origin(model: ModelSize) -> str:
+    """Names the run a model is known from, for the user did not name the model."""
+    return next((f" ({note})" for note in model.notes if LAST_RUN in note), "")
 
 
 def _way_out(choices: Sequence[Choice]) -> str:

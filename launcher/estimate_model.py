@@ -22,6 +22,8 @@ from dsrun.estimate.model import ModelSize, from_architecture, from_count, parse
 
 _CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _FORMS = "expected a count like `7B`, a transformers config.json, `module:callable`, or a script that has run before"
+#: Begins the note on a model that comes from a record.
+LAST_RUN = "the model is that of the script's last run"
 #: How long building on the meta device may take; importing torch is most of it.
 _BUILD_S = 120.0
 _MAX_BYTES = 1 << 20
@@ -132,7 +134,7 @@ def last_run(script: Path, *, jobs: Sequence[Path], arguments: str | None = None
             continue
         try:
             model = ModelSize.from_json(record["model"])
-            note = f"the model is that of the script's last run, job {folder.name}"
+            note = f"{LAST_RUN}, job {folder.name}"
             return LastRun(
                 job_id=folder.name,
                 model=replace(model, notes=(note, *model.notes)),

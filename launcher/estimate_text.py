@@ -35,19 +35,28 @@ def describe_prediction(prediction: Prediction) -> list[str]:
 
 
 def _head(prediction: Prediction) -> list[str]:
-    model, settings, machine = prediction.model, prediction.settings, prediction.machine
-    frozen = f", {format_count(model.frozen_numel)} of them frozen" if model.frozen_numel else ""
-    shape = model.architecture
-    layers = "" if shape is None else f", {shape.layers} layers of width {shape.hidden}"
+    settings = prediction.settings
     rows = [
-        ("model", f"{model.label}: {format_count(model.numel)} parameters{frozen}{layers}"),
-        ("on", machine.label),
+        _model_row(prediction),
+        ("on", prediction.machine.label),
         ("settings", describe_settings(settings)),
         ("batch", _batch(prediction)),
         ("verdict", verdict(prediction)),
     ]
     if settings.planned:
         rows.append(("", f"this version refuses {', '.join(f'`{key}`' for key in settings.planned)}"))
+    return _table(rows)
+
+
+def _model_row(prediction: Prediction) -> tuple[str, str]:
+    model = prediction.model
+    frozen = f", {format_count(model.frozen_numel)} of them frozen" if model.frozen_numel else ""
+    shape = model.architecture
+    layers = "" if shape is None else f", {shape.layers} layers of width {shape.hidden}"
+    return "model", f"{model.label}: {format_count(model.numel)} parameters{frozen}{layers}"
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
     lines: list[str] = []
     for label, text in rows:
         lines += textwrap.wrap(
@@ -89,9 +98,9 @@ def verdict(prediction: Prediction) -> str:
     if prediction.fits is True:
         return "fits"
     short = [
-        f"{tier.name} needs {format_bytes(tier.total)} of {format_bytes(tier.limit)} a rank"
+        f"{tier.name} needs {format_bytes(tier.total_bytes)} of {format_bytes(tier.limit_bytes)} a rank"
         for tier in prediction.tiers
-        if tier.limit is not None and tier.total > tier.limit
+        if tier.limit_bytes is not None and tier.total_bytes > tier.limit_bytes
     ]
     limit = prediction.machine.host_memory_bytes
     if limit is not None and prediction.host_bytes > limit:
@@ -108,18 +117,22 @@ def _gpu_fits(prediction: Prediction) -> bool:
 
 
 def _tier_lines(tier: Tier) -> list[str]:
-    unit, name = (_GIB, "GiB") if tier.total >= _GIB else (_MIB, "MiB")
+    unit, name = (_GIB, "GiB") if tier.total_bytes >= _GIB else (_MIB, "MiB")
     lines = [f"{f'{tier.name} of a rank':<{_LABEL}}{name:>8}"]
-    largest = max((line.size or 0 for line in tier.lines), default=0)
-    scale = max(largest, tier.limit or 0) or 1
+    largest = max((line.size_bytes or 0 for line in tier.lines), default=0)
+    scale = max(largest, tier.limit_bytes or 0) or 1
     for line in tier.lines:
-        size = "?" if line.size is None else f"{line.size / unit:.2f}"
-        lines.append(f"  {line.name:<{_LABEL - 2}}{size:>8}  {'#' * _cells(line.size or 0, scale)}".rstrip())
-    total = f"  {'total':<{_LABEL - 2}}{tier.total / unit:>8.2f}"
-    if tier.limit is None:
+        size = "?" if line.size_bytes is None else f"{line.size_bytes / unit:.2f}"
+        lines.append(f"  {line.name:<{_LABEL - 2}}{size:>8}  {'#' * _cells(line.size_bytes or 0, scale)}".rstrip())
+    total = f"  {'total':<{_LABEL - 2}}{tier.total_bytes / unit:>8.2f}"
+    if tier.limit_bytes is None:
         return [*lines, total]
-    used = min(_BAR, _cells(tier.total, tier.limit))
-    share = f"{100 * tier.total / tier.limit:.0f} % of {tier.limit / unit:.1f}" if tier.limit else "no room"
+    used = min(_BAR, _cells(tier.total_bytes, tier.limit_bytes))
+    share = (
+        f"{100 * tier.total_bytes / tier.limit_bytes:.0f} % of {tier.limit_bytes / unit:.1f}"
+        if tier.limit_bytes
+        else "no room"
+    )
     return [*lines, f"{total}  [{'#' * used}{'.' * (_BAR - used)}] {share}"]
 
 
@@ -196,10 +209,11 @@ def _speed_notes(machine: Machine) -> list[str]:
 
 def describe_choices(predictions: Sequence[Prediction]) -> list[str]:
     """Returns a table of settings: memory, shortest step, whether they fit and whether this version runs them."""
-    on_cpu = predictions[0].machine.on_cpu
+    first = predictions[0]
+    on_cpu = first.machine.on_cpu
     columns = ("CPU", "NVMe") if on_cpu else ("GPU", "CPU", "NVMe")
     header = f"{'stage':<6}{'offload':<33}" + "".join(f"{name:>8}" for name in columns) + "   step >=  fits"
-    lines = [header]
+    lines = [*_table([_model_row(first), ("on", first.machine.label), ("batch", _batch(first))]), "", header]
     for prediction in predictions:
         settings = prediction.settings
         sizes = "".join(f"{_column(prediction, name) / _GIB:>8.1f}" for name in columns)
@@ -220,7 +234,7 @@ def describe_choices(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _column(prediction: Prediction, name: str) -> int:
-    return sum(tier.total for tier in prediction.tiers if tier.name.split()[0] == name)
+    return sum(tier.total_bytes for tier in prediction.tiers if tier.name.split()[0] == name)
 
 
 def prediction_json(prediction: Prediction) -> dict[str, Any]:
@@ -247,10 +261,10 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         "tiers": [
             {
                 "name": tier.name,
-                "bytes": tier.total,
-                "limit_bytes": tier.limit,
+                "bytes": tier.total_bytes,
+                "limit_bytes": tier.limit_bytes,
                 "fits": tier.fits,
-                "lines": [{"name": line.name, "bytes": line.size} for line in tier.lines],
+                "lines": [{"name": line.name, "bytes": line.size_bytes} for line in tier.lines],
             }
             for tier in prediction.tiers
         ],

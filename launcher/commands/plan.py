@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from dsrun.estimate.search import Choice
     from dsrun.estimate.settings import RunSettings
 
+_T = TypeVar("_T")
+
+#: What is planned without a config; the stage is then chosen.
 _NO_CONFIG: dict[str, Any] = {
     "train_micro_batch_size_per_gpu": 1,
     "optimizer": {"type": "AdamW", "params": {}},
@@ -125,7 +129,7 @@ def command(
     return 0
 
 
-def _attempt(problems: list[Problem], step: Any) -> Any:
+def _attempt(problems: list[Problem], step: Callable[[], _T]) -> _T | None:
     """Returns what `step` returns, or None after noting what it found wrong."""
     try:
         return step()
@@ -202,10 +206,15 @@ def _print_fit(config: Config, choice: Choice | None, settings: RunSettings) -> 
 
     from ..estimate_text import verdict
 
-    if choice is None:
-        blocked = [key for key in settings.planned if ".offload_" not in key]
+    blocked = [key for key in settings.planned if ".offload_" not in key]
+    if blocked:
         raise UsageError(
-            "no stage and micro batch fits" + (f"; `{blocked[0]}` is not built in this version" if blocked else ""),
+            f"the config asks for {', '.join(f'`{key}`' for key in blocked)}, which this version does not build yet",
+            hint="leave that out, or see with `--what-if` what it would need",
+        )
+    if choice is None:
+        raise UsageError(
+            "no stage and micro batch fits",
             hint="`--what-if` shows by how much; more ranks, `--recompute blocks` or a shorter `--seq` need less",
         )
     prediction = choice.prediction

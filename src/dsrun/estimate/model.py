@@ -69,8 +69,9 @@ class ModelSize:
             raise ModelError(
                 f"`--trained {format_count(numel)}` is more than the model's {format_count(self.numel)} parameters"
             )
-        share = numel / self.trained_numel
+        share = numel / max(1, self.trained_numel)
         units = tuple(replace(unit, numel=max(1, round(unit.numel * share))) for unit in self.units)
+        units = units or (UnitGroup("adapters", max(1, numel)),)
         return replace(self, units=units, trained_numel=numel, frozen_numel=self.numel - numel)
 
     def to_json(self) -> dict[str, Any]:
@@ -88,7 +89,10 @@ class ModelSize:
             shape = data["architecture"]
             return cls(
                 label=str(data["label"]),
-                units=tuple(UnitGroup(**unit) for unit in data["units"]),
+                units=tuple(
+                    UnitGroup(str(unit["name"]), int(unit["numel"]), int(unit["count"]), bool(unit["has_module"]))
+                    for unit in data["units"]
+                ),
                 trained_numel=int(data["trained_numel"]),
                 frozen_numel=int(data["frozen_numel"]),
                 architecture=None if shape is None else Architecture(**shape),

@@ -31,10 +31,10 @@ _NVME_ALIGN = 2 * _MIB
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One kind of memory: its name and bytes a rank; None where they cannot be told."""
+    """One kind of memory of a rank: its name, and bytes, None where they cannot be told."""
 
     name: str
-    size: int | None
+    size_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,29 +44,29 @@ class Tier:
     Attributes:
         name: `GPU`, `CPU pinned`, `CPU` or `NVMe`.
         lines: what lies there; empty lines are left out.
-        limit: what a rank may use of it; None where that is not known.
+        limit_bytes: what a rank may use of it; None where that is not known.
     """
 
     name: str
     lines: tuple[Line, ...]
-    limit: int | None = None
+    limit_bytes: int | None = None
 
     @property
-    def total(self) -> int:
+    def total_bytes(self) -> int:
         """Bytes that are known."""
-        return sum(line.size or 0 for line in self.lines)
+        return sum(line.size_bytes or 0 for line in self.lines)
 
     @property
     def complete(self) -> bool:
         """Whether every line could be told."""
-        return all(line.size is not None for line in self.lines)
+        return all(line.size_bytes is not None for line in self.lines)
 
     @property
     def fits(self) -> bool | None:
         """Whether it fits; None where it cannot be told. Known lines alone can show that it does not."""
-        if self.limit is None:
+        if self.limit_bytes is None:
             return None
-        if self.total > self.limit:
+        if self.total_bytes > self.limit_bytes:
             return False
         return True if self.complete else None
 
@@ -109,7 +109,9 @@ class Prediction:
     def limiting_tiers(self) -> list[Tier]:
         """Tiers that decide whether it fits: not the processes' own memory on hosts of which nothing is known."""
         bare = CUDA_PROCESS_BYTES
-        return [tier for tier in self.tiers if tier.lines and (tier.limit is not None or tier.total != bare)]
+        return [
+            tier for tier in self.tiers if tier.lines and (tier.limit_bytes is not None or tier.total_bytes != bare)
+        ]
 
     @property
     def host_fits(self) -> bool | None:
@@ -166,7 +168,7 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
         machine=machine,
         state=state,
         tiers=tuple(tiers),
-        host_bytes=share * sum(tier.total for tier in tiers if tier.name.startswith("CPU")),
+        host_bytes=share * sum(tier.total_bytes for tier in tiers if tier.name.startswith("CPU")),
         traffic=traffic,
         paths=paths,
         step=step_floor(paths),
@@ -180,7 +182,7 @@ def _device_lines(
     away, params_away = settings.offload_optimizer != "none", settings.offload_param != "none"
     slots = state.gather_slots
     if params_away and not slots:
-        slots = _STAGING_UNITS * settings.compute_bytes * max(unit.padded for unit in units)
+        slots = _STAGING_UNITS * settings.compute_bytes * max((unit.padded for unit in units), default=0)
     return [
         Line("parameters", 0 if params_away else state.parameters),
         Line("frozen parameters", state.frozen),
@@ -205,7 +207,7 @@ def _host_lines(
 
     Source: ZeRO-Offload (Ren et al., 2021), section 4; ZeRO-Infinity (Rajbhandari et al., 2021), section 6.
     """
-    largest = max(unit.shard if settings.stage >= 1 else unit.padded for unit in units)
+    largest = max((unit.shard if settings.stage >= 1 else unit.padded for unit in units), default=0)
     compute = settings.compute_bytes
     moved: list[Line] = []
     kept_there: list[Line] = []
@@ -245,7 +247,7 @@ def _nvme_lines(units: list[PaddedUnit], settings: RunSettings) -> list[Line]:
 
 
 def _overhead(lines: list[Line], *, ranks: int) -> list[Line]:
-    tensors = sum(line.size or 0 for line in lines)
+    tensors = sum(line.size_bytes or 0 for line in lines)
     return [
         Line("allocator slack", round(tensors * ALLOCATOR_SHARE)),
         Line("CUDA context", CUDA_CONTEXT_BYTES),
@@ -254,7 +256,7 @@ def _overhead(lines: list[Line], *, ranks: int) -> list[Line]:
 
 
 def _tier(name: str, lines: list[Line], limit: int | None) -> Tier:
-    return Tier(name=name, lines=tuple(line for line in lines if line.size != 0), limit=limit)
+    return Tier(name=name, lines=tuple(line for line in lines if line.size_bytes != 0), limit_bytes=limit)
 
 
 def _part(total: int | None, ranks: int) -> int | None:

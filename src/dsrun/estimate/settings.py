@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY, BatchSizes, solve
+from dsrun.config.batch import MICRO_KEY, BatchSizes, solve
 from dsrun.config.config import Config, is_left_to_script
 from dsrun.config.findings import Code
 from dsrun.config.sections.optimizer import SgdParams
@@ -163,7 +163,3 @@ def _states(config: Config, notes: list[str]) -> int:
     if isinstance(section.params, SgdParams):
         return 1 if section.params.momentum else 0
     return _STATES.get(section.type.lower(), _ADAM_STATES)
-
-
-#: The keys a batch is made of, for those who change it.
-BATCH_KEYS = (TRAIN_KEY, MICRO_KEY, STEPS_KEY)

@@ -160,6 +160,20 @@ def test_fit_where_nothing_fits_says_what_needs_less() -> None:
     )
 
 
+def test_fit_refuses_a_config_with_keys_that_are_not_built() -> None:
+    config = str(CONFIGS / "planned" / "pretrain-405b-128x80gb.json")
+    said = refused("plan", "405B", "--gpus", "128xH100", "--config", config, "--fit")
+    assert "`tensor_parallel.autotp_size`" in said
+    assert "which this version does not build yet\n" in said
+
+
+def test_fit_takes_offloading_out(tmp_path: Path) -> None:
+    config = str(CONFIGS / "planned" / "offload-optimizer-zero2.json")
+    result = invoke("plan", "1B", "--gpus", "8xA100-80G", "--config", config, "--fit")
+    (tmp_path / "fitted.json").write_text(result.stdout)
+    assert load(tmp_path / "fitted.json", world_size=8).zero_optimization.offload_optimizer.device == "none"
+
+
 def test_a_config_json_is_counted(tmp_path: Path) -> None:
     folder = tmp_path / "Llama-3-8B"
     folder.mkdir()

@@ -29,7 +29,7 @@ def test_what_if_covers_every_stage_and_offload_and_marks_what_cannot_run() -> N
 
 
 def test_each_stage_needs_less_than_the_one_before() -> None:
-    totals = [p.tier("GPU").total for p in what_if(MODEL, BF16, gpus("H100-80G")) if p.settings.can_run]
+    totals = [p.tier("GPU").total_bytes for p in what_if(MODEL, BF16, gpus("H100-80G")) if p.settings.can_run]
     assert totals == sorted(totals, reverse=True)
 
 
