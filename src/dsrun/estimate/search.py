@@ -117,11 +117,15 @@ def nearest(
                         )
                         found.append((distance, choice))
     found.sort(key=lambda item: item[0])
-    # One of each kind: who cannot change the ranks is not helped by three numbers of them.
-    kinds: dict[frozenset[str], Choice] = {}
+    # One of each kind comes first: who cannot change the ranks is not helped by three numbers of them.
+    seen: set[frozenset[str]] = set()
+    first: list[Choice] = []
+    others: list[Choice] = []
     for _, choice in found:
-        kinds.setdefault(frozenset(key for key, _ in choice.changes), choice)
-    return list(kinds.values())[:count]
+        kind = frozenset(key for key, _ in choice.changes)
+        (others if kind in seen else first).append(choice)
+        seen.add(kind)
+    return [*first, *others][:count]
 
 
 def _choice(
