@@ -22,6 +22,8 @@ MAX_BYTES = 1 << 20
 MAX_YAML_BYTES = 1 << 16
 
 _YAML_ENDINGS = (".yaml", ".yml")
+#: Where a shell's pipes to this process have their names; these have a writer.
+_OPEN_FILES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _BASE64 = re.compile(r"[A-Za-z0-9_\-+/]{4,}={0,2}\s*")
 
 
@@ -67,6 +69,9 @@ def _read_bytes(path: Path, limit: int) -> bytes:
         raise ConfigError(f"file not found: {_cut(str(path))}", hint=_similar(path))
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; expected a config file", hint=_similar(path / "ds.json"))
+    if path.is_fifo() and not str(path).startswith(_OPEN_FILES):
+        # Opening one waits until somebody writes, which may be never.
+        raise ConfigError(f"{path} is a named pipe; expected a config file", hint="`/dev/stdin` and `<(command)` work")
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)

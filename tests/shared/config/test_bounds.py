@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import tracemalloc
 from itertools import pairwise
@@ -41,6 +42,24 @@ def test_a_file_of_100_mb_is_refused_by_its_size(name: str, limit: str, tmp_path
 def test_text_of_100_mb_is_refused_by_its_size() -> None:
     text = '{"a": "' + "x" * (100 << 20) + '"}'
     assert refusal(text) == "error: <inline>: has 100.0 MiB; a config has at most 1.0 MiB"
+
+
+def test_a_named_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    assert refusal(path) == (
+        f"error: {path} is a named pipe; expected a config file\nhint: `/dev/stdin` and `<(command)` work"
+    )
+
+
+def test_a_pipe_of_the_shell_is_read() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'{"train_batch_size": 8}')
+    os.close(writing)
+    try:
+        assert load(f"/dev/fd/{reading}").train_batch_size == 8
+    finally:
+        os.close(reading)
 
 
 @pytest.mark.parametrize(
