@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dsrun.config.source import read_source
 from dsrun.contract import RECORDS_FILE
 from dsrun.errors import ModelError, UsageError
-from dsrun.estimate.architecture import from_transformers
+from dsrun.estimate.architecture import assumptions, from_transformers
 from dsrun.estimate.model import ModelSize, from_architecture, from_count, parse_count
 
 _CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -60,19 +61,14 @@ def find_model(text: str, *, jobs: Sequence[Path]) -> ModelSize:
 
 
 def _of_config(path: Path) -> ModelSize:
-    try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}", hint=_FORMS) from error
-    try:
-        config: Any = json.loads(data)
-    except ValueError as error:
-        raise ModelError(f"{path}: is no JSON: {error}") from error
+    if not path.exists():
+        raise UsageError(f"{path}: cannot be read: no such file or directory", hint=_FORMS)
+    config: Any = read_source(path)[0].plain()
     if not isinstance(config, dict):
         raise ModelError(f"{path}: expected an object, `{{ ... }}`")
     label = path.parent.resolve().name if path.name == "config.json" else path.stem
-    return from_architecture(from_transformers(config, source=str(path)), label=label)
+    model = from_architecture(from_transformers(config, source=str(path)), label=label)
+    return replace(model, notes=assumptions(config))
 
 
 def _of_callable(target: str) -> ModelSize:

@@ -96,6 +96,19 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "n_head", "num_heads"),
     "vocab": ("vocab_size",),
 }
+_OPTIONAL = (
+    "intermediate_size",
+    "n_inner",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "n_positions",
+)
+#: Sizes above these are slips; they would also cost time, for layers are listed one by one.
+_MOST: Mapping[str, int] = {"num_hidden_layers": 10_000}
+_MOST_OF_ANY = 10**9
+#: `model_type`s whose modules the counts follow.
+_COUNTED = ("gemma", "gpt2", "gpt_neox", "llama", "mistral", "phi3", "qwen2", "qwen3")
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _LATENT = ("kv_lora_rank",)
 _TIED_BY_DEFAULT = ("gpt2", "gemma", "gemma2", "gemma3_text")
@@ -124,27 +137,34 @@ def from_transformers(config: Mapping[str, Any], *, source: str) -> Architecture
             f"{source}: `{latent}` is {config[latent]}; latent attention is not counted from a config.json",
             hint="give the number of parameters, e.g. `16B`, or `module:callable`",
         )
+    _refuse_other_kinds(config, source)
     problems: list[Problem] = []
     sizes = {name: _size(config, keys, source, problems) for name, keys in _KEYS.items()}
+    optional = {key: _optional(config, key, source, problems) for key in _OPTIONAL}
+    hidden, heads = sizes["hidden"], sizes["heads"]
+    if not problems and optional["head_dim"] is None and heads > hidden:
+        problems.append(Problem(f"{source}: {heads:,} attention heads are more than the width of {hidden:,}"))
+    tied = config.get("tie_word_embeddings")
+    if not isinstance(tied, bool | None):
+        problems.append(Problem(f"{source}: `tie_word_embeddings` is {str(tied)[:40]}; expected true or false"))
     if problems:
         raise ModelError.of(problems)
-    hidden, heads = sizes["hidden"], sizes["heads"]
     kind = str(config.get("model_type", "llama"))
     is_gpt2, is_neox = kind == "gpt2" or "n_embd" in config, kind == "gpt_neox"
     plain = is_gpt2 or is_neox
-    head_dim = _whole(config.get("head_dim")) or hidden // heads
-    longest = next((n for key in ("max_position_embeddings", "n_positions") if (n := _whole(config.get(key)))), None)
+    head_dim = optional["head_dim"] or hidden // heads
+    longest = optional["max_position_embeddings"] or optional["n_positions"]
     attention_bias = bool(config.get("attention_bias", is_neox)) or is_gpt2 or kind in ("qwen2", "qwen")
     return Architecture(
         layers=sizes["layers"],
         hidden=hidden,
-        intermediate=_whole(config.get("intermediate_size")) or _whole(config.get("n_inner")) or 4 * hidden,
+        intermediate=optional["intermediate_size"] or optional["n_inner"] or 4 * hidden,
         heads=heads,
-        kv_heads=_whole(config.get("num_key_value_heads")) or heads,
+        kv_heads=optional["num_key_value_heads"] or heads,
         head_dim=head_dim,
         vocab=sizes["vocab"],
         gated=not plain,
-        tied=bool(config.get("tie_word_embeddings", kind in _TIED_BY_DEFAULT or is_gpt2)),
+        tied=(kind in _TIED_BY_DEFAULT or is_gpt2) if tied is None else tied,
         layer_norm=plain,
         qkv_bias=attention_bias,
         other_bias=plain,
@@ -152,6 +172,26 @@ def from_transformers(config: Mapping[str, Any], *, source: str) -> Architecture
         positions=(longest or 1024) if is_gpt2 else 0,
         max_positions=longest,
     )
+
+
+def assumptions(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns what `from_transformers` takes for granted of a config, a sentence each."""
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind in _COUNTED:
+        return ()
+    return (f"`model_type` is `{kind[:40]}`, whose layers are not known here: counted as Llama's",)
+
+
+def _refuse_other_kinds(config: Mapping[str, Any], source: str) -> None:
+    """Raises ModelError for what is no decoder of text alone."""
+    hint = "give the number of parameters, e.g. `7B`, or `module:callable`"
+    if config.get("is_encoder_decoder") is True:
+        raise ModelError(f"{source}: an encoder with a decoder is not counted from a config.json", hint=hint)
+    if isinstance(config.get("text_config"), Mapping) and not any(key in config for key in _KEYS["hidden"]):
+        raise ModelError(
+            f"{source}: the sizes are in `text_config`; a model of more than text is not counted from a config.json",
+            hint=hint,
+        )
 
 
 def _size(config: Mapping[str, Any], keys: tuple[str, ...], source: str, problems: list[Problem]) -> int:
@@ -168,7 +208,28 @@ def _size(config: Mapping[str, Any], keys: tuple[str, ...], source: str, problem
     if value is None:
         problems.append(Problem(f"{source}: `{key}` is {str(config[key])[:40]}; expected a whole number above 0"))
         return 1
+    if value > _MOST.get(keys[0], _MOST_OF_ANY):
+        problems.append(Problem(f"{source}: `{key}` is {_short(value)}; no model has that many"))
+        return 1
     return value
+
+
+def _optional(config: Mapping[str, Any], key: str, source: str, problems: list[Problem]) -> int | None:
+    """Returns a size that may be missing or null; anything else but a size is told, not replaced."""
+    given = config.get(key)
+    if given is None:
+        return None
+    value = _whole(given)
+    if value is None:
+        problems.append(Problem(f"{source}: `{key}` is {str(given)[:40]}; expected a whole number above 0"))
+    elif value > _MOST_OF_ANY:
+        problems.append(Problem(f"{source}: `{key}` is {_short(value)}; no model has that many"))
+        return None
+    return value
+
+
+def _short(value: int) -> str:
+    return f"{value:,}" if value < 10**15 else "above 10^15"
 
 
 def _whole(value: Any) -> int | None:

@@ -102,7 +102,7 @@ class ModelSize:
             raise ModelError(f"the description of a model cannot be read: {type(error).__name__}: {error}") from error
 
 
-_COUNT = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[kmbtKMBT])")
+_COUNT = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<unit>[kmbtKMBT])")
 _UNITS = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 

@@ -349,3 +349,26 @@ def test_a_run_of_which_nothing_is_known_is_not_held_up(script: Path) -> None:
 def test_a_run_that_fits_is_not_held_up(script: Path) -> None:
     result = dry_run("--model", "1M", "--config", str(CONFIGS / "zero3.json"), str(script))
     assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("text", ["[" * 10_000, '{"a":' * 10_000])
+def test_a_config_json_ten_thousand_levels_deep_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "deep.json"
+    path.write_text(text)
+    assert "nested more than 64 deep" in refused("plan", str(path), "--gpus", "H100")
+
+
+def test_a_config_json_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pipe.json"
+    os.mkfifo(path)
+    assert refused("plan", str(path), "--gpus", "H100").startswith(f"error: {path} is a named pipe")
+
+
+def test_a_number_of_five_thousand_digits_is_no_count() -> None:
+    assert "nothing that can be planned" in refused("plan", "9" * 5_000 + "T", "--gpus", "H100")
+
+
+def test_a_kind_of_model_that_is_not_known_is_said_to_be_assumed(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 100}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "opt", **sizes}))
+    assert "`model_type` is `opt`" in as_json(str(tmp_path), "--gpus", "H100")["assumed"][0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dsrun.errors import ModelError
-from dsrun.estimate.architecture import from_transformers
+from dsrun.estimate.architecture import assumptions, from_transformers
 
 LLAMA = {
     "model_type": "llama",
@@ -91,6 +91,36 @@ def test_all_missing_and_malformed_sizes_are_told_at_once() -> None:
 def test_a_mixture_of_experts_is_refused_by_its_key(key: str) -> None:
     with pytest.raises(ModelError, match=f"`{key}` is 8; mixtures of experts are not counted"):
         from_transformers({**LLAMA, key: 8}, source="config.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "`num_hidden_layers` is 1,000,000,000; no model has that many"),
+        ({"hidden_size": 10**200}, "`hidden_size` is above 10^15; no model has that many"),
+        ({"num_key_value_heads": "8"}, "`num_key_value_heads` is 8; expected a whole number above 0"),
+        ({"intermediate_size": "abc"}, "`intermediate_size` is abc; expected a whole number above 0"),
+        ({"num_attention_heads": 10**6}, "1,000,000 attention heads are more than the width of 4,096"),
+        ({"tie_word_embeddings": "false"}, "`tie_word_embeddings` is false; expected true or false"),
+        ({"is_encoder_decoder": True}, "an encoder with a decoder is not counted from a config.json"),
+    ],
+)
+def test_a_size_that_cannot_be_is_told_and_not_replaced(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError) as error:
+        from_transformers({**LLAMA, **change}, source="config.json")
+    assert error.value.problems[0].message == f"config.json: {message}"
+
+
+def test_sizes_in_a_text_config_are_named() -> None:
+    with pytest.raises(ModelError, match="the sizes are in `text_config`"):
+        from_transformers({"model_type": "gemma3", "text_config": LLAMA}, source="config.json")
+
+
+def test_an_unknown_kind_of_model_is_counted_with_a_note() -> None:
+    assert assumptions(LLAMA) == ()
+    assert assumptions({**LLAMA, "model_type": "opt"}) == (
+        "`model_type` is `opt`, whose layers are not known here: counted as Llama's",
+    )
 
 
 def test_latent_attention_is_refused_by_its_key() -> None:
