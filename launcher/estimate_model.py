@@ -28,6 +28,8 @@ LAST_RUN = "the model is that of the script's last run"
 #: How long building on the meta device may take; importing torch is most of it.
 _BUILD_S = 120.0
 _MAX_BYTES = 1 << 20
+#: No path or name is longer.
+_MAX_CHARACTERS = 4096
 #: The newest jobs that are looked through for a script.
 _MAX_JOBS = 500
 
@@ -48,6 +50,8 @@ def find_model(text: str, *, jobs: Sequence[Path]) -> ModelSize:
         if numel < 1:
             raise UsageError(f"MODEL `{text}` has no parameters", hint=_FORMS)
         return from_count(numel)
+    if len(text) > _MAX_CHARACTERS:
+        raise UsageError(f"MODEL `{text[:40]}...` is nothing that can be planned", hint=_FORMS)
     path = Path(text)
     if not text:
         raise UsageError("MODEL `` is empty", hint=_FORMS)

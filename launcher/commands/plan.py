@@ -183,9 +183,13 @@ def _settings(
     from dsrun.config.buckets import resolve_buckets
     from dsrun.estimate.settings import read_settings
 
+    longest = None
     if size.architecture is not None:
         config = resolve_buckets(config, size.architecture.hidden)
-    return read_settings(config, ranks=machine.ranks, sequence=seq, micro_batch=micro, recompute=recompute)
+        longest = size.architecture.max_positions
+    return read_settings(
+        config, ranks=machine.ranks, sequence=seq, micro_batch=micro, recompute=recompute, longest=longest
+    )
 
 
 def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> RunSettings:
@@ -224,7 +228,8 @@ def _print_fit(config: Config, choice: Choice | None, settings: RunSettings) -> 
     seconds = prediction.step.seconds
     time = "" if seconds is None else f", a step of at least {format_duration(seconds)}"
     changed = ", ".join(f"`{key}` {value}" for key, value in choice.changes) or "nothing to change"
-    click.echo(f"dsrun: {verdict(prediction)}{time}; {changed}", err=True)
+    by_script = ", where the script recomputes its blocks" if chosen.recompute == "blocks" else ""
+    click.echo(f"dsrun: {verdict(prediction)}{by_script}{time}; {changed}", err=True)
     return 0
 
 

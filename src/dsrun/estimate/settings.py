@@ -7,7 +7,7 @@ from typing import Literal
 
 from dsrun.config.batch import MICRO_KEY, BatchSizes, solve
 from dsrun.config.config import Config, is_left_to_script
-from dsrun.config.findings import Code
+from dsrun.config.findings import Code, Severity
 from dsrun.config.sections.optimizer import SgdParams
 from dsrun.errors import ConfigError
 
@@ -85,15 +85,17 @@ def read_settings(
     sequence: int | None = None,
     micro_batch: int | None = None,
     recompute: Recompute | None = None,
+    longest: int | None = None,
 ) -> RunSettings:
     """Takes from a config what costs something.
 
     Args:
         config: a checked config; keys that this version refuses as planned may be set.
         ranks: ranks of the job.
-        sequence: tokens of a sample; None assumes 4096.
+        sequence: tokens of a sample; None assumes 4096, or `longest` where that is less.
         micro_batch: goes before the config's, and the accumulation steps follow.
         recompute: goes before the config's.
+        longest: tokens of a sample that the model is made for; None where that is not known.
 
     Raises:
         ConfigError: the ranks do not divide by the parallel sizes, or the batch does not fit them.
@@ -109,9 +111,21 @@ def read_settings(
         )
     notes: list[str] = []
     if sequence is None:
-        notes.append(f"`--seq` is not given: {_SAMPLE_TOKENS} tokens a sample")
-    # Whoever writes the section asks for recomputation, as in DeepSpeed, whose models then call `checkpoint`.
-    asked = any(path.startswith("activation_checkpointing.") for path in config.provenance)
+        sequence = min(_SAMPLE_TOKENS, longest or _SAMPLE_TOKENS)
+        notes.append(f"`--seq` is not given: {sequence} tokens a sample")
+    if longest is not None and sequence > longest:
+        notes.append(f"the model is made for samples of up to {longest:,} tokens")
+    planned = tuple(
+        dict.fromkeys(
+            finding.key
+            for finding in config.findings
+            if finding.code is Code.PLANNED and finding.severity is Severity.ERROR
+        )
+    )
+    # A section with everything off is accepted and does nothing; one that is refused asks for recomputation.
+    asked = any(key.startswith("activation_checkpointing.") for key in planned)
+    if recompute == "blocks" and not asked:
+        notes.append("blocks are recomputed by the script (`torch.utils.checkpoint`): no key of this version does it")
     batch = _batch(config, ranks // shared, micro_batch, notes)
     half = config.bf16.enabled or config.fp16.enabled
     return RunSettings(
@@ -129,14 +143,8 @@ def read_settings(
         sequence_parallel=config.sequence_parallel_size,
         micro_batch=batch.micro_batch,
         accumulation_steps=batch.accumulation_steps,
-        sequence=sequence or _SAMPLE_TOKENS,
-        planned=tuple(
-            dict.fromkeys(
-                finding.key
-                for finding in config.findings
-                if finding.code is Code.PLANNED and finding.severity.value == "error"
-            )
-        ),
+        sequence=sequence,
+        planned=planned,
         notes=tuple(notes),
     )
 

@@ -45,6 +45,23 @@ def test_sgd_keeps_a_state_for_momentum_only(momentum: float, states: int) -> No
     assert settings({**MICRO, "optimizer": optimizer}).states_per_element == states
 
 
+def test_a_section_that_switches_nothing_on_recomputes_nothing() -> None:
+    off = {"activation_checkpointing": {"partition_activations": False, "cpu_checkpointing": False}}
+    assert settings({**MICRO, **off}).recompute == "none"
+
+
+def test_recomputation_that_no_key_asks_for_is_said_to_be_the_scripts() -> None:
+    assert any("by the script" in note for note in settings(MICRO, recompute="blocks").notes)
+
+
+def test_samples_are_as_long_as_the_model_is_made_for() -> None:
+    assert settings(MICRO, longest=1024).sequence == 1024
+    assert settings(MICRO, longest=32768).sequence == 4096
+    read = settings(MICRO, longest=1024, sequence=2048)
+    assert read.sequence == 2048
+    assert "the model is made for samples of up to 1,024 tokens" in read.notes
+
+
 def test_planned_keys_are_read_and_named() -> None:
     read = settings(
         {
