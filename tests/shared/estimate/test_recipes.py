@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def test_a_planned_recipe_is_planned_and_said_not_to_run(path: Path) -> None:
 @pytest.mark.parametrize(
     ("recipe", "model", "gpu", "ranks"),
     [
+        ("finetune-7b-8x24gb.json", "7B", "RTX4090-24G", 8),
         ("finetune-7b-8x80gb.json", "7B", "A100-80G", 8),
         ("pretrain-1b-8x80gb.json", "1B", "A100-80G", 8),
         ("planned/finetune-70b-8x80gb.json", "70B", "H100-80G", 8),
@@ -69,3 +71,20 @@ def test_a_planned_recipe_is_planned_and_said_not_to_run(path: Path) -> None:
 )
 def test_a_recipe_fits_the_machine_in_its_name(recipe: str, model: str, gpu: str, ranks: int) -> None:
     assert plan(CONFIGS / recipe, model, gpu=gpu, ranks=ranks, host_memory=2 << 40, seq=1024).fits
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "ranks"),
+    [
+        ("finetune-7b-8x24gb.json", "7B", 8),
+        ("finetune-7b-8x80gb.json", "7B", 8),
+        ("pretrain-1b-8x80gb.json", "1B", 8),
+        ("planned/pretrain-405b-128x80gb.json", "405B", 128),
+    ],
+)
+def test_the_comment_of_a_recipe_says_what_its_states_take(recipe: str, model: str, ranks: int) -> None:
+    said = re.search(r"(\d+) GB of states per rank", (CONFIGS / recipe).read_text())
+    assert said is not None
+    state = plan(CONFIGS / recipe, model, ranks=ranks).state
+    resident = state.total - state.gather_slots - state.gradient_slots
+    assert int(said[1]) == round(resident / 1e9)

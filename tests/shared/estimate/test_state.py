@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from dsrun.config.explain import explain, find
 from dsrun.estimate.model import UnitGroup
 from dsrun.estimate.settings import RunSettings
 from dsrun.estimate.state import pad_units, reduction_bytes, state_bytes, textbook_bytes
@@ -83,6 +84,27 @@ def test_in_fp32_the_parameters_are_the_masters() -> None:
     assert (state.masters, state.parameters, state.states) == (0, 4096, 8192)
     assert reduction_bytes(units, FP32) == 0
     assert reduction_bytes(units, BF16) == 4096
+
+
+def bytes_of_an_element(settings: RunSettings) -> str:
+    """Returns what a parameter takes on N ranks, slots left out: `4 + 16/N`."""
+    numel = 1 << 30
+
+    def on(ranks: int) -> float:
+        state = state_bytes(pad_units([UnitGroup("w", numel)], ranks), settings)
+        return (state.total - state.gather_slots - state.gradient_slots) / numel
+
+    cut = (on(2) - on(4)) * 4
+    whole = on(2) - cut / 2
+    parts = [f"{whole:g}"] if whole else []
+    return " + ".join([*parts, f"{cut:g}/N"] if cut else parts)
+
+
+def test_the_config_explains_stages_with_the_bytes_that_the_runtime_takes() -> None:
+    zero, one, two, three = (bytes_of_an_element(replace(BF16, stage=stage)) for stage in range(4))
+    (key,) = find("zero_optimization.stage")
+    said = " ".join(explain(key).split())
+    assert f"{zero} at stage 0, {one} at 1, {two} at 2, {three} at 3" in said
 
 
 def test_frozen_parameters_cost_their_own_bytes_only() -> None:

@@ -87,8 +87,8 @@ class ZeroOptimization(Section):
         knob(
             "What is sharded over the data-parallel ranks: 0 nothing, 1 optimizer states, 2 gradients too, "
             "3 parameters too.",
-            effect="bytes per parameter on N ranks in bf16 with Adam: 16 at stage 0, 4 + 12/N at 1, 2 + 14/N at 2, "
-            "16/N at 3",
+            effect="bytes per parameter on N ranks in bf16 with Adam: 20 at stage 0, 4 + 16/N at 1, 2 + 16/N at 2, "
+            "18/N at 3; gradients are summed in fp32, 4 of these",
             users=(293, 45),
         ),
     ] = 0
