@@ -73,6 +73,21 @@ def inspect(
         ConfigError: the source cannot be read or parsed at all.
     """
     root, name = read_source(source)
+    return inspect_tree(root, name, world_size=world_size, keep_planned=keep_planned)
+
+
+def inspect_tree(root: Node, name: str, *, world_size: int | None = None, keep_planned: bool = False) -> Inspection:
+    """Checks a config that has been read already.
+
+    Args:
+        root: what was read; old forms in it are translated in place.
+        name: what messages call it.
+        world_size: as for `inspect`.
+        keep_planned: as for `inspect`.
+
+    Raises:
+        ConfigError: it is no object, or no config at all.
+    """
     raw = root.plain()
     if root.members is None:
         kind = "a list" if isinstance(root.value, list) else show(raw)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from dsrun.config.build import is_comment, section_in
 from dsrun.config.findings import Code, Finding, Report, Severity
 from dsrun.config.knob import Section
 from dsrun.config.legacy import translate
-from dsrun.config.load import inspect
+from dsrun.config.load import inspect, inspect_tree
 from dsrun.config.sections.training import Training
 from dsrun.config.source import read_source
 from dsrun.config.tree import Node, join, show
-from dsrun.config.values import as_real, as_whole
+from dsrun.config.values import as_flag, as_real, as_whole
 from dsrun.errors import ConfigError
 
 #: Comment key that lists the changes in the new file.
@@ -51,7 +52,8 @@ def migrate(source: str | Path | Mapping[str, Any]) -> Migration:
     Raises:
         ConfigError: the source cannot be read, or is no object.
     """
-    root, _ = read_source(source)
+    root, name = read_source(source)
+    as_written = deepcopy(root)  # `translate` changes the tree, and a pipe can be read but once
     if root.members is None:
         raise ConfigError(f"{root.at}: the config is no object; there is nothing to migrate")
     report = Report()
@@ -62,7 +64,7 @@ def migrate(source: str | Path | Mapping[str, Any]) -> Migration:
     still = {(finding.code, finding.key) for finding in inspect(document).findings}
     left = tuple(
         finding
-        for finding in inspect(source).findings
+        for finding in inspect_tree(as_written, name).findings
         if finding.severity is Severity.ERROR
         and finding.code not in _NOT_THE_FILE
         and ((finding.code, finding.key) in still or finding.code is Code.TWO_NAMES)
@@ -96,7 +98,10 @@ def _rewrite(model: type[Section], node: Node, path: str, changes: list[str]) ->
         else:
             if name != key:
                 changes.append(f"`{full}` is written as `{join(path, name)}`")
-            written[name] = _value(model, name, child, join(path, name), node, changes)
+            value = _value(model, name, child, join(path, name), node, changes)
+            if value == {} and child.members:
+                continue  # all that was in it is gone, as the changes say
+            written[name] = value
     return written
 
 
@@ -110,6 +115,11 @@ def _value(model: type[Section], name: str, child: Node, path: str, parent: Node
     if number is not None and (type(number) is not type(plain)):
         changes.append(f"`{path}` {show(plain)} is written as the number {show(number)}")
         return number
+    if isinstance(plain, str) and "as_flag" in str(model.model_fields[name].rebuild_annotation()):
+        flag = as_flag(plain)
+        if isinstance(flag, bool):
+            changes.append(f"`{path}` {show(plain)} is written as {show(flag)}")
+            return flag
     return plain
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,27 @@ OLD = {
     "zero_optimization": {"stage": "3", "cpu_offload": False, "max_live_parameters": 1e9, "elastic_checkpoint": True},
     "aio": {"thread_count": 4},
 }
+
+
+def test_a_config_is_migrated_from_a_pipe() -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'{"train_batch_size": "8", "colour": 1}')
+    os.close(writing)
+    try:
+        result = migrate(f"/dev/fd/{reading}")
+    finally:
+        os.close(reading)
+    assert json.loads(result.text)["train_batch_size"] == 8
+    assert [finding.key for finding in result.left] == ["colour"]
+
+
+def test_flags_in_quotes_become_flags_and_sections_that_are_left_empty_go() -> None:
+    result = migrate({"train_batch_size": 8, "bf16": {"enabled": "True"}, "fp16": {"fp16": False}, "wandb": {}})
+    document = json.loads(result.text)
+    assert document["bf16"] == {"enabled": True}
+    assert "fp16" not in document
+    assert document["wandb"] == {}
+    assert '`bf16.enabled` "True" is written as true' in result.changes
 
 
 def test_an_old_config_becomes_a_modern_one_with_its_changes() -> None:
