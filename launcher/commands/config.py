@@ -133,7 +133,7 @@ def _findings(file: str, *, world_size: int | None) -> tuple[Finding, ...]:
     from dsrun.config.load import inspect
 
     try:
-        return inspect(Path(file), world_size=world_size).findings
+        return inspect(file, world_size=world_size).findings
     except ConfigError as error:
         return unreadable(error, file)
 

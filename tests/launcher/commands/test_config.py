@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import resource
 import subprocess
@@ -137,3 +138,17 @@ def test_check_is_quick() -> None:
 
     # 0.25 s is the promise on the machine the project is made on; twice that leaves room for slower ones.
     assert min(processor_seconds() for _ in range(3)) < 0.5
+
+
+def test_check_takes_inline_json_and_base64_as_the_other_verbs_do() -> None:
+    text = '{"train_batch_size": 8, "gradient_clipping": 1.0}'
+    for source in (text, base64.urlsafe_b64encode(text.encode()).decode()):
+        result = invoke("config", "check", source)
+        assert (result.exit_code, result.stdout, result.stderr) == (0, f"{source}: ok\n", "")
+    assert (
+        "<inline>:1:25: `colour` is not a key"
+        in invoke("config", "check", '{"train_batch_size": 8, "colour": 1}').stderr
+    )
+    broken = invoke("config", "check", '{"train_batch_size": 8')
+    assert (broken.exit_code, broken.stdout) == (2, "")
+    assert broken.stderr.startswith("error: <inline>:1:")
