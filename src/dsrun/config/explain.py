@@ -7,6 +7,7 @@ import textwrap
 
 from dsrun.config.keys import Key, all_keys
 from dsrun.config.knob import Status
+from dsrun.config.legacy import OLD_FLAGS
 from dsrun.config.sections.training import Training
 from dsrun.errors import ConfigError
 
@@ -35,6 +36,10 @@ def find(name: str) -> list[Key]:
     if paths:
         shown = ", ".join(f"`{path}`" for path in paths[:6]) + (", ..." if paths[6:] else "")
         raise ConfigError(f"`{wanted}` is the end of {len(paths)} keys: {shown}", hint="give the whole path")
+    section = OLD_FLAGS.get(wanted.split(".")[-1])
+    if section is not None:
+        new = f"zero_optimization.{section}.device"
+        raise ConfigError(f"`{wanted}` is an old form of `{new}`", hint=f"see `dsrun config explain {new}`")
     _refuse_gone(wanted, keys)
     close = difflib.get_close_matches(wanted, [*(key.path for key in keys), *(key.name for key in keys)], n=1)
     hint = f"did you mean `{close[0]}`?" if close else "`dsrun config explain` without a key lists all"

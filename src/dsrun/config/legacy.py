@@ -5,7 +5,8 @@ from __future__ import annotations
 from dsrun.config.findings import Code, Report
 from dsrun.config.tree import Node
 
-_OFFLOAD = {
+#: Flags of `zero_optimization` -> the section whose `device` they became.
+OLD_FLAGS = {
     "cpu_offload": "offload_optimizer",
     "cpu_offload_param": "offload_param",
     "cpu_offload_params": "offload_param",
@@ -50,7 +51,7 @@ def _cpu_offload(zero: Node, report: Report) -> None:
     members = zero.members
     if members is None:
         return
-    for old, new in _OFFLOAD.items():
+    for old, new in OLD_FLAGS.items():
         if old not in members:
             continue
         node, key_at = members.pop(old), zero.keys_at.pop(old)

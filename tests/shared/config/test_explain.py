@@ -61,3 +61,13 @@ def test_what_is_no_key_is_refused_with_a_way_out(name: str, message: str, hint:
 
 def test_the_overview_names_every_section() -> None:
     assert {"zero_optimization", "bf16", "train_batch_size"} <= {line.split()[0] for line in overview().splitlines()}
+
+
+@pytest.mark.parametrize("key", ["cpu_offload", "zero_optimization.cpu_offload"])
+def test_an_old_flag_is_explained_by_the_key_it_became(key: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        find(key)
+    assert error.value.render() == (
+        f"error: `{key}` is an old form of `zero_optimization.offload_optimizer.device`\n"
+        "hint: see `dsrun config explain zero_optimization.offload_optimizer.device`"
+    )
