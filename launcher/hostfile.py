@@ -18,6 +18,7 @@ from .hosts import HostSpec
 
 #: More ranks than this on one host are a typing error, not a machine.
 MAX_SLOTS = 4096
+_MAX_BYTES = 4 << 20
 
 # Names reach ssh and log tags: nothing that reads as an option, a shell word or a path may pass.
 _HOST = re.compile(r"(?![-.])[A-Za-z0-9._\[\]:-]+")
@@ -45,12 +46,18 @@ def read_hostfile(path: Path) -> tuple[HostSpec, ...]:
         HostfileError: the file cannot be read, or lines are wrong. A missing file never means "run here".
     """
     try:
-        data = path.read_bytes()
+        if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):
+            # Opening one waits until somebody writes, which may be never; the pipes of a shell have a writer.
+            raise HostfileError(f"{path} is a named pipe; expected a hostfile")
+        with path.open("rb") as file:
+            data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise HostfileError(
             f"{path}: the hostfile cannot be read: {(error.strerror or str(error)).lower()}",
             hint="leave `--hostfile` out to run on this machine alone",
         ) from error
+    if len(data) > _MAX_BYTES:
+        raise HostfileError(f"{path} has more than {_MAX_BYTES >> 20} MiB; no hostfile does")
     return parse_hostfile(data.decode("utf-8-sig", errors="replace"), name=str(path))
 
 

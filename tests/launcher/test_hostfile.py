@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,15 @@ def test_example_parses(name: str, expected: list[tuple[str, int]]) -> None:
 
 def test_every_example_is_tested() -> None:
     assert sorted(path.name for path in EXAMPLES.iterdir()) == ["four-hosts", "localhost", "workstation"]
+
+
+def test_a_named_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    os.mkfifo(path)
+    with pytest.raises(HostfileError, match="is a named pipe"):
+        read_hostfile(path)
+
+
+def test_a_file_without_end_is_refused() -> None:
+    with pytest.raises(HostfileError, match="/dev/zero has more than 4 MiB"):
+        read_hostfile(Path("/dev/zero"))
