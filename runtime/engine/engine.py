@@ -365,6 +365,9 @@ class Engine:
         self._at_end()
         self._parts.hooks.remove()
         if dist.is_initialized():
+            # A thread of the group that outlives the interpreter aborts the process, so nothing may hold the group on.
+            for collectives in self._parts.mesh.axes.values():
+                collectives.close()
             dist.destroy_process_group()
 
     def __getattr__(self, name: str) -> Any:

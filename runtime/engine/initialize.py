@@ -177,6 +177,7 @@ def initialize(
             predicted_state_bytes=prediction.total_bytes(),
         )
     )
+    model.register_load_state_dict_pre_hook(_refuse_load_state_dict)
     if plan.shard_parameters:
         model.register_state_dict_pre_hook(_refuse_state_dict)
     if info.rank == 0:
@@ -281,6 +282,14 @@ def _refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     raise ModelError(
         f"{type(module).__name__}.state_dict: at ZeRO stage 3 no rank holds the whole model",
         hint="use engine.save_checkpoint, whose files load at any stage",
+    )
+
+
+def _refuse_load_state_dict(module: nn.Module, *_: object) -> None:
+    raise ModelError(
+        f"{type(module).__name__}.load_state_dict: the engine has taken the parameters over, and its fp32 masters "
+        "would not hear of new values",
+        hint="load weights before dsrun.initialize, or use engine.load_checkpoint",
     )
 
 

@@ -125,6 +125,9 @@ def _check_optimizer(parts: EngineParts, index: Index, target: Path) -> None:
         raise CheckpointError(
             f"{target}: its optimizer states are {saved}'s; this run's optimizer is {mine}", hint=hint
         )
+    groups, here = len(index.values["optimizer"]["groups"]), len(parts.step.optimizer.options())
+    if groups != here:
+        raise CheckpointError(f"{target}: its optimizer has {groups} groups; this run's has {here}", hint=hint)
     problems = [
         Problem(f"{target}: no {role} of `{extent.name}`, which was not trained then", hint)
         for role in sorted(index.state_roles())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import torch
@@ -73,6 +74,8 @@ class StepReport:
                 "seconds": round(seconds, 6),
             },
         )
+        if result.applied and not math.isfinite(result.grad_norm):
+            print(f"step {number}: a gradient is not finite, and the update was applied", flush=True)
         if not result.applied:
             print(f"step {number}: a gradient is not finite, the update was skipped", flush=True)
         if self._steps_per_print and number % self._steps_per_print == 0:

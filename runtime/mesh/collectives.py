@@ -71,6 +71,10 @@ class Collectives(Protocol):
         """Returns when every rank has entered."""
         ...
 
+    def close(self) -> None:
+        """Ends the use of this axis; no collective may follow."""
+        ...
+
 
 def own_slice(buffer_N: Tensor, *, rank: int, size: int) -> Tensor:
     """Returns the view of slice `rank`; `buffer_N` must divide into `size` slices."""
@@ -140,6 +144,10 @@ class C10dCollectives:
         self.traffic.calls["barrier"] += 1
         device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
         dist.all_reduce(torch.zeros(1, device=device), group=self.group)
+
+    def close(self) -> None:
+        """Lets go of the group, whose threads end with its last reference; no collective may follow."""
+        del self.group
 
 
 class GlooCollectives(C10dCollectives):

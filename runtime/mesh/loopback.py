@@ -103,6 +103,9 @@ class LoopbackCollectives:
         self.traffic.calls["barrier"] += 1
         self._world.exchange(self.rank, torch.zeros(()), lambda _: None)
 
+    def close(self) -> None:
+        """See `Collectives`: there is nothing to let go of."""
+
     def _reduce(self, buffer_N: Tensor, op: str) -> Tensor:
         results: list[Tensor] = []
 

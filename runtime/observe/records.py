@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ class RecordWriter:
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"event": event, "time": round(time.time(), 6), **fields}, allow_nan=True)
+        # JSON has no inf and nan: strict readers refuse a file that holds one.
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
+        line = json.dumps({"event": event, "time": round(time.time(), 6), **finite}, allow_nan=False)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
+from dsrun.errors import ModelError
+
 from ..layout.unit_layout import TENSOR_ALIGN, ShardPiece
 from ..protocols import OwnedRange, StateEntry
 
@@ -50,6 +52,7 @@ class ShardOptimizer:
         self._runs = [run for owned in ranges for run in _runs(owned)]
         self._group_count = group_count
         self.torch_optimizer: optim.Optimizer | None = None
+        self._stepping = False
 
     def shards_by_group(self) -> list[list[nn.Parameter]]:
         """Returns the leaves that a torch optimizer shall update, group by group."""
@@ -58,6 +61,7 @@ class ShardOptimizer:
     def drive(self, optimizer: optim.Optimizer) -> None:
         """Says which torch optimizer holds the leaves."""
         self.torch_optimizer = optimizer
+        optimizer.register_step_pre_hook(self._refuse_foreign_step)
 
     def step(self) -> None:
         """Takes one optimizer step on the local ranges."""
@@ -66,7 +70,11 @@ class ShardOptimizer:
             # A script's own optimizer.zero_grad() sets gradients to None; they are views and come back here.
             if run.param.grad is None:
                 run.param.grad = run.grad
-        self.torch_optimizer.step()
+        self._stepping = True
+        try:
+            self.torch_optimizer.step()
+        finally:
+            self._stepping = False
 
     def state_entries(self, *, replicated: bool) -> list[StateEntry]:
         """Returns the optimizer's state as pieces of the parameters it belongs to.
@@ -125,6 +133,14 @@ class ShardOptimizer:
     def tensors(self) -> list[Tensor]:
         """Returns every state tensor, for memory reports."""
         return [value for run in self._runs for value in self._state(run).values() if isinstance(value, Tensor)]
+
+    def _refuse_foreign_step(self, *_: object) -> None:
+        """A script's own `optimizer.step()` would update shards that no reduction has filled, and publish nothing."""
+        if not self._stepping:
+            raise ModelError(
+                "optimizer.step: the engine takes the steps of this optimizer",
+                hint="call engine.backward(loss) and engine.step() instead",
+            )
 
     def _state(self, run: _Run) -> dict[str, Any]:
         assert self.torch_optimizer is not None, "drive() was not called"

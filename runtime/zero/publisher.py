@@ -14,7 +14,7 @@ def publish(units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives
     """Writes master shards into the compute parameters, rounding where the dtypes differ.
 
     Stages 1 and 2 enter one all-gather a unit, all under way at once; stage 0 has every value already, and stage 3
-    gathers when a unit is next used.
+    gathers the rest unit now and the others when they are next used.
 
     Args:
         units: all units, after the optimizer's step.
@@ -31,3 +31,10 @@ def publish(units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives
         for work in pending:
             work.wait()
     store.invalidate()
+    if plan.shard_parameters:
+        # The rest unit keeps a slot to itself: fresh from here on, also for calls that pass the engine by
+        # (`engine.module(x)`, a `generate` method of the model).
+        for unit in units:
+            if unit.module is None:
+                store.acquire(unit)
+                store.release(unit)

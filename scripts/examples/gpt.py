@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import dsrun
+from dsrun.errors import InputError
 
 VOCABULARY = 256
 
@@ -95,6 +96,10 @@ def read_text(path: Path | None, *, limit: int = 16_000_000) -> Tensor:
         text += file.read_bytes()
         if len(text) >= limit:
             break
+    if not text:
+        raise InputError(
+            f"--data {path}: no text to train on", hint="name a file or folder that exists and is not empty"
+        )
     return torch.frombuffer(text[:limit], dtype=torch.uint8)
 
 
@@ -138,6 +143,7 @@ def main() -> None:
         if path and engine.global_rank == 0:
             print(f"going on from {path} at step {engine.global_steps}")
 
+    saved = engine.global_steps
     while engine.global_steps < args.steps:
         for window_BT in loader:
             window_BT = window_BT.to(engine.device)
@@ -145,8 +151,8 @@ def main() -> None:
             loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), window_BT[:, 1:].flatten())
             engine.backward(loss)
             engine.step()
-            step_ended = engine.micro_steps % engine.gradient_accumulation_steps() == 0
-            if args.checkpoint and step_ended and engine.global_steps % args.save_every == 0:
+            if args.checkpoint and engine.global_steps > saved and engine.global_steps % args.save_every == 0:
+                saved = engine.global_steps
                 engine.save_checkpoint(args.checkpoint)
             if engine.global_steps >= args.steps:
                 break

@@ -307,3 +307,26 @@ def test_destroy_leaves_the_process_group() -> None:
     assert dist.is_initialized()
     engine.destroy()
     assert not dist.is_initialized()
+
+
+def _passing_the_engine_by(stage: int) -> tuple[bool, list[str]]:
+    engine = make_engine(config(stage, micro=4))
+    train(engine, range(2), samples=4 * engine.world_size)
+    inputs, _ = batches(9, samples=2)
+    with torch.no_grad():
+        direct = engine.module(inputs)
+        same = torch.equal(direct, engine(inputs))
+    refused: list[str] = []
+    for misuse in (engine.optimizer.step, lambda: engine.module.load_state_dict({})):
+        try:
+            misuse()
+        except ModelError as error:
+            refused.append(str(error).split(":")[0])
+    return same, refused
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_module_called_by_itself_reads_the_new_weights_and_what_would_be_lost_is_refused(stage: int) -> None:
+    for same, refused in run_ranks(2, _passing_the_engine_by, stage):
+        assert same
+        assert refused == ["optimizer.step", "TinyGPT.load_state_dict"]
