@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -81,24 +82,17 @@ def _seeded(options: dict[str, Any]) -> nn.Module:
 
 
 def full_parameters(engine: Any) -> dict[str, Tensor]:
-    """Gathers every master parameter whole, by summing the pieces that ranks own."""
-    import torch.distributed as dist
-
-    step = engine._parts.step
-    whole: dict[str, Tensor] = {}
-    for unit in step.units:
-        flat = torch.zeros(unit.layout.padded_numel)
-        start, stop = unit.owned
-        flat[start:stop] = unit.master
-        if step.plan.shard_optimizer:
-            dist.all_reduce(flat)
-        for extent in unit.layout.extents:
-            whole[extent.name] = flat[extent.offset : extent.offset + extent.numel].view(extent.shape).clone()
-    return whole
+    """Gathers every master parameter whole."""
+    return _gather(engine, lambda unit: unit.master)
 
 
 def accumulated_gradients(engine: Any) -> dict[str, Tensor]:
-    """Gathers the gradients accumulated since the last step whole, by summing the pieces that ranks own."""
+    """Gathers the gradients accumulated since the last step whole."""
+    return _gather(engine, lambda unit: unit.grad_sum)
+
+
+def _gather(engine: Any, owned: Callable[[Any], Tensor]) -> dict[str, Tensor]:
+    """Makes tensors whole of the ranges that ranks own, by summing the pieces."""
     import torch.distributed as dist
 
     step = engine._parts.step
@@ -106,7 +100,7 @@ def accumulated_gradients(engine: Any) -> dict[str, Tensor]:
     for unit in step.units:
         flat = torch.zeros(unit.layout.padded_numel)
         start, stop = unit.owned
-        flat[start:stop] = unit.grad_sum
+        flat[start:stop] = owned(unit)
         if step.plan.shard_optimizer:
             dist.all_reduce(flat)
         for extent in unit.layout.extents:
