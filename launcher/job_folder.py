@@ -10,6 +10,9 @@ from pathlib import Path
 
 from dsrun.errors import UsageError
 
+#: One JSON object a line: what happened to the job, in order of time.
+EVENTS_FILE = "events.jsonl"
+
 # Without 0/o, 1/l/i: people read ids aloud and type them.
 _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
 

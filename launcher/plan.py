@@ -17,6 +17,11 @@ from .hosts import Allocation, HostSpec
 ProgramKind = Literal["script", "module", "command"]
 #: `fork`: import torch once a host and fork the ranks; `exec`: a fresh interpreter or program for each.
 StartMethod = Literal["fork", "exec"]
+#: `auto`: by NUMA node where there are several, else nothing; `cores`: whole cores of its own for each rank; `numa`:
+#: the cores of the rank's NUMA node, shared with the ranks of that node; `none`: what the host allows.
+Bind = Literal["auto", "none", "cores", "numa"]
+#: Longest silence between front end and agent, in seconds, before each takes the other for lost.
+DEFAULT_LEASE_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +83,13 @@ class LaunchPlan:
         run_dir: folder of this job's logs, records and error files.
         grace_s: seconds between asking all ranks to end and killing them.
         nodes: hosts in rank order.
+        nonce: secret word that only this job's ranks and store know; another for each attempt.
+        master_addr: address on the first host that all hosts can reach; the rendezvous store listens there alone.
+        bind: which cores each rank may run on; hosts resolve it, for only they know their cores.
+        lease_s: longest silence between front end and agent.
+        attempt: how often the job was started before: 0 at first.
+        max_restarts: how often it may be started again.
+        resume: folder of the checkpoint to go on from; None at the first start, or where there is none.
     """
 
     job_id: str
@@ -88,6 +100,13 @@ class LaunchPlan:
     run_dir: str
     grace_s: float
     nodes: tuple[NodePlan, ...]
+    nonce: str
+    master_addr: str = "127.0.0.1"
+    bind: Bind = "auto"
+    lease_s: float = DEFAULT_LEASE_S
+    attempt: int = 0
+    max_restarts: int = 0
+    resume: str | None = None
 
     @property
     def world_size(self) -> int:
@@ -138,6 +157,9 @@ def make_plan(
     env: dict[str, str],
     run_dir: str,
     grace_s: float,
+    nonce: str,
+    bind: Bind = "auto",
+    max_restarts: int = 0,
     worker_env: dict[str, dict[str, str]] | None = None,
 ) -> LaunchPlan:
     """Numbers the ranks host by host and puts the launch together.
@@ -151,7 +173,10 @@ def make_plan(
         env: variables for all ranks.
         run_dir: folder of the job's files.
         grace_s: seconds between asking and killing.
-        worker_env: variables for all ranks of one host, by host name (OMP_NUM_THREADS, devices).
+        nonce: secret word of the job.
+        bind: which cores each rank may run on.
+        max_restarts: how often the job may be started again.
+        worker_env: variables for all ranks of one host, by host name (devices).
     """
     nodes: list[NodePlan] = []
     first_rank = 0
@@ -172,4 +197,7 @@ def make_plan(
         run_dir=run_dir,
         grace_s=grace_s,
         nodes=tuple(nodes),
+        nonce=nonce,
+        bind=bind,
+        max_restarts=max_restarts,
     )

@@ -17,7 +17,7 @@ from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 1
+VERSION = 2
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
@@ -50,6 +50,31 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Meet:
+    """Front end to the agents of all hosts but the first: where the rendezvous store is. They start their ranks now."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Front end to agent, several times within the plan's lease: go on. Without one for that long, all is stopped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signal:
+    """Front end to agent: pass `signal` to the ranks that catch it, as the user sent it to dsrun; stops nothing."""
+
+    signal: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeStacks:
+    """Front end to agent: say where every rank is; the answer is `Stacks`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
     """Agent to front end, the reply to `Start`; `time_s` is the agent's clock, seconds since the epoch."""
 
@@ -63,6 +88,95 @@ class Started:
     """Spawner to agent to front end: every rank of the host runs; pids in the order of the node's workers."""
 
     pids: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """First host's agent to front end: the rendezvous store's socket is bound; sent before its ranks start."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPulse:
+    """How one rank fares.
+
+    Attributes:
+        rank: which one.
+        beats: how often it has beaten, see `dsrun.heartbeats`; 0 if it never has.
+        step: optimizer steps it has finished; None where it does not say.
+        idle_s: seconds since its last beat; None if it never has.
+        waited_s: seconds it has waited in collectives so far.
+        phase: what it says it does.
+        collective: the one it waits in; empty while it is in none.
+        cpu_percent: of one core, since the pulse before.
+        rss_bytes: memory it has resident.
+    """
+
+    rank: int
+    beats: int
+    step: int | None
+    idle_s: float | None
+    waited_s: float
+    phase: str
+    collective: str
+    cpu_percent: float
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """Agent to front end, about every second once ranks run: the host lives, and so do these ranks.
+
+    Attributes:
+        ranks: those that have not ended.
+        time_s: when they were looked at, by the host's clock, seconds since the epoch.
+    """
+
+    ranks: list[RankPulse]
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passed:
+    """Agent to front end, the reply to `Signal`: which ranks got it; the others do not catch it and would have died."""
+
+    signal: int
+    ranks: list[int]
+    spared: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStack:
+    """Where one rank is.
+
+    Attributes:
+        rank: which one.
+        state: letter of the process's state in /proc (`R`, `S`, `D`, `T`); empty if it has ended.
+        kernel: kernel function it sleeps in, where the kernel says; else empty.
+        text: what faulthandler wrote, all threads; empty where the rank cannot answer (stopped, no Python).
+        phase: as in `RankPulse`.
+        collective: as in `RankPulse`.
+        step: as in `RankPulse`.
+        idle_s: as in `RankPulse`.
+    """
+
+    rank: int
+    state: str
+    kernel: str
+    text: str
+    phase: str
+    collective: str
+    step: int | None
+    idle_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """Agent to front end, the reply to `TakeStacks`, within 3 s: the host's ranks that have not ended."""
+
+    ranks: list[RankStack]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +207,15 @@ class Exit:
         status: exit code, or minus the signal's number.
         time_s: when it was reaped, by the host's clock.
         error: what the rank itself wrote into its error file; added by the agent.
+        oom_kills: processes that the kernel killed in the host's memory cgroup since the ranks started; added by the
+            agent. Above 0, a SIGKILL that nobody sent has its cause.
     """
 
     rank: int
     status: int
     time_s: float
     error: WorkerError | None = None
+    oom_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,21 +270,51 @@ class Release:
     """Agent to spawner, last message: nothing is left below you, exit. An end of file without it means kill."""
 
 
-Message = Start | Stop | Kill | Hello | Started | Output | Exit | Failed | Finished | Spawn | Release
+Message = (
+    Start
+    | Meet
+    | Lease
+    | Stop
+    | Kill
+    | Signal
+    | TakeStacks
+    | Hello
+    | Listening
+    | Started
+    | Pulse
+    | Output
+    | Passed
+    | Stacks
+    | Exit
+    | Failed
+    | Finished
+    | Spawn
+    | Release
+)
 
 _CLASS_OF: dict[str, type[Message]] = {
     "start": Start,
+    "meet": Meet,
+    "lease": Lease,
     "stop": Stop,
     "kill": Kill,
+    "signal": Signal,
+    "take_stacks": TakeStacks,
     "hello": Hello,
+    "listening": Listening,
     "started": Started,
+    "pulse": Pulse,
     "output": Output,
+    "passed": Passed,
+    "stacks": Stacks,
     "exit": Exit,
     "failed": Failed,
     "finished": Finished,
     "spawn": Spawn,
     "release": Release,
 }
+#: Messages whose `ranks` are values of a class of their own.
+_RANKS_OF: dict[type[Message], type[RankPulse | RankStack]] = {Pulse: RankPulse, Stacks: RankStack}
 _NAME_OF = {cls: name for name, cls in _CLASS_OF.items()}
 _FIELDS_OF = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASS_OF.values()}
 
@@ -177,8 +324,13 @@ def encode(message: Message) -> bytes:
     cls = type(message)
     # A shallow dict: `asdict` copies deeply, which costs more than everything else on the output path.
     body: dict[str, Any] = {name: getattr(message, name) for name in _FIELDS_OF[cls]}
-    if isinstance(message, Exit) and message.error is not None:
-        body["error"] = asdict(message.error)
+    match message:
+        case Exit(error=WorkerError() as error):
+            body["error"] = asdict(error)
+        case Pulse(ranks=ranks) | Stacks(ranks=ranks):
+            body["ranks"] = [asdict(rank) for rank in ranks]
+        case _:
+            pass
     return json.dumps({"type": _NAME_OF[cls], **body}, separators=(",", ":")).encode("ascii") + b"\n"
 
 
@@ -196,6 +348,8 @@ def decode(line: bytes) -> Message:
         cls = _CLASS_OF[body.pop("type")]
         if cls is Exit and body["error"] is not None:
             body["error"] = WorkerError(**body["error"])
+        elif cls in _RANKS_OF:
+            body["ranks"] = [_RANKS_OF[cls](**rank) for rank in body["ranks"]]
         return cls(**body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         shown = line[:200].decode("utf-8", "backslashreplace").rstrip()

@@ -6,6 +6,7 @@ Reads files and asks the driver, starts and writes nothing. All problems are fou
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -95,6 +96,7 @@ class Launch:
             env=self.env,
             run_dir=run_dir,
             grace_s=self.request.grace_s,
+            nonce=secrets.token_hex(16),
             worker_env=self.worker_env,
         )
 

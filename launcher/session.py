@@ -1,6 +1,6 @@
 """The front end's side of a job: starts an agent on every host, merges what they send, and decides when to stop.
 
-Prints nothing: lines and notes go to a `Sink`. Starts no rank and signals none: agents do. Everything is decided on
+Prints nothing: output and news go to a `Sink`. Starts no rank and signals none: agents do. Everything is decided on
 the caller's thread, in the order of one queue.
 
 [Note: escalation] A stop is asked, then forced, then left: the first request sends the signal to all ranks with the
@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from dsrun.errors import LaunchError
 from dsrun.units import format_duration
@@ -26,8 +26,7 @@ from dsrun.units import format_duration
 from .failures import HostLoss, UserStop, describe_status, is_mistake, signal_name
 from .link import Ended, Link, LinkEvent, Received, Said
 from .plan import LaunchPlan
-from .protocol import VERSION, Exit, Failed, Finished, Hello, Kill, Message, Output, Started, Stop, StreamName
-from .rank_output import RankOutput
+from .protocol import VERSION, Exit, Failed, Finished, Hello, Kill, Message, Output, RankPulse, Started, Stop
 from .tally import Outcome, Tally
 from .transport.base import Transport
 from .worker import isolated_command
@@ -39,14 +38,43 @@ _END_MARGIN_S = 40.0
 
 
 class Sink(Protocol):
-    """Where a session's talk goes; called on the thread that runs the session."""
+    """What becomes of a job's output and news; called on the thread that runs the session, and may not raise."""
 
-    def lines(self, rank: int, stream: StreamName, texts: Sequence[str]) -> None:
-        """Whole lines of a rank, without their ends; undecodable bytes are surrogate escapes."""
+    def take(self, frame: Output) -> None:
+        """Bytes of a rank, in order for each rank."""
+        ...
+
+    def ended(self, rank: int, last_word: str | None) -> None:
+        """No more bytes come from a rank; what it left without an end of line is shown.
+
+        Args:
+            rank: which one.
+            last_word: what it left beside its streams, to end its log with.
+        """
+        ...
+
+    def tail(self, rank: int) -> tuple[str, ...]:
+        """The rank's last lines, both streams."""
+        ...
+
+    def log(self, rank: int) -> str:
+        """Path of the rank's complete output."""
         ...
 
     def note(self, text: str) -> None:
-        """One line about the job itself."""
+        """One line about the job itself, for people."""
+        ...
+
+    def event(self, name: str, **fields: Any) -> None:
+        """One fact about the job, for `events.jsonl`; values are plain JSON."""
+        ...
+
+    def pulse(self, ranks: Sequence[RankPulse]) -> None:
+        """How the ranks of one host fare."""
+        ...
+
+    def tick(self, now_s: float) -> float | None:
+        """Does what is due by the monotonic clock; returns when it wants to be called next, if at all."""
         ...
 
 
@@ -76,7 +104,7 @@ class Session:
     Args:
         plan: the launch; its run_dir must exist here.
         transport: how to reach the hosts.
-        sink: where lines and notes go.
+        sink: where output and news go.
         python: the interpreter for the agents; dsrun must be importable there.
     """
 
@@ -143,14 +171,10 @@ class Session:
         finally:
             for link in self._links:
                 link.close(wait=self._step is not _Step.LEFT)
-            self._tally.close_outputs()
-        return self._tally.outcome()
+            self._tally.end_outputs(self._sink.ended)
+        return self._tally.outcome(tail=self._sink.tail, log=self._sink.log)
 
     def _open(self) -> None:
-        for worker in (worker for node in self._plan.nodes for worker in node.workers):
-            self._tally.outputs[worker.rank] = RankOutput(
-                worker.rank, self._plan.run_dir, show=self._sink.lines, warn=self._sink.note
-            )
         argv = isolated_command(self._python, "dsrun.launcher.agent", self._plan.job_id)
         for node in self._plan.nodes:
             link = Link(node, self._transport.start(node.host, argv), self._events.put)
@@ -195,8 +219,8 @@ class Session:
                 link.deadline_s = None
             case Started(pids=pids):
                 self._tally.started(link.node, pids)
-            case Output(rank=rank):
-                self._tally.outputs[rank].take(message)
+            case Output():
+                self._sink.take(message)
             case Exit():
                 self._on_exit(link, link.on_our_clock(message))
             case Failed(reason=reason, time_s=time_s):

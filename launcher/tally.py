@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .failures import FailureReport, HostLoss, RankEnd, UserStop, judge
 from .plan import LaunchPlan, NodePlan
 from .protocol import Exit
-from .rank_output import RankOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +34,6 @@ class Tally:
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
-        #: Each rank's output, by rank; filled by who opens them.
-        self.outputs: dict[int, RankOutput] = {}
         #: The user's first request to end the job.
         self.user_stop: UserStop | None = None
         self._pids: dict[int, int] = {}
@@ -69,22 +65,34 @@ class Tally:
         nodes = [node for node in self._plan.nodes if node.host.name not in lost]
         return sum(worker.rank not in self._exits for node in nodes for worker in node.workers)
 
-    def close_outputs(self) -> None:
-        """Shows what was left without an end of line, and closes the ranks' files."""
-        for rank, output in self.outputs.items():
+    def end_outputs(self, ended: Callable[[int, str | None], None]) -> None:
+        """Tells that no rank writes any more.
+
+        Args:
+            ended: called with each rank, and what it left beside its streams.
+        """
+        for rank in range(self._plan.world_size):
             error = self._exits[rank].error if rank in self._exits else None
             # It is in no stream, so that not every rank shows it; the log is to be complete without the report.
-            output.finish(last_word=error.message if error is not None and error.is_rendered else None)
+            ended(rank, error.message if error is not None and error.is_rendered else None)
 
-    def outcome(self) -> Outcome:
-        """Returns how the job ended."""
-        ends = tuple(self._end_of(node, worker.rank) for node in self._plan.nodes for worker in node.workers)
+    def outcome(self, *, tail: Callable[[int], tuple[str, ...]], log: Callable[[int], str]) -> Outcome:
+        """Returns how the job ended.
+
+        Args:
+            tail: gives a rank's last lines.
+            log: gives the path of a rank's complete output.
+        """
+        ends = tuple(
+            self._end_of(node, worker.rank, tail(worker.rank), log(worker.rank))
+            for node in self._plan.nodes
+            for worker in node.workers
+        )
         exit_code, report = judge(ends, self._losses, self.user_stop)
         return Outcome(exit_code=exit_code, report=report, ends=ends)
 
-    def _end_of(self, node: NodePlan, rank: int) -> RankEnd:
+    def _end_of(self, node: NodePlan, rank: int, last_lines: tuple[str, ...], log: str) -> RankEnd:
         message = self._exits.get(rank)
-        output = self.outputs[rank]
         return RankEnd(
             rank=rank,
             host=node.host.name,
@@ -92,6 +100,6 @@ class Tally:
             status=None if message is None else message.status,
             time_s=None if message is None else message.time_s,
             error=None if message is None else message.error,
-            last_lines=tuple(output.tail),
-            log=os.fspath(output.path),
+            last_lines=last_lines,
+            log=log,
         )

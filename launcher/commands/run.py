@@ -192,6 +192,7 @@ def _show_plan(plan: LaunchPlan, *, as_json: bool) -> None:
 
 
 def _run(launch: Launch, plan: LaunchPlan, *, as_json: bool, quiet: bool) -> int:
+    from ..job_output import JobOutput
     from ..session import Session
     from ..transport.local import LocalTransport
 
@@ -203,7 +204,8 @@ def _run(launch: Launch, plan: LaunchPlan, *, as_json: bool, quiet: bool) -> int
         on_closed=lambda: stops.output_closed(),
         keep_waiting=lambda: session.obey_requests(),
     )
-    session = Session(plan, LocalTransport(), printer, python=sys.executable)
+    output = JobOutput(plan, printer)
+    session = Session(plan, LocalTransport(), output, python=sys.executable)
     stops = StopRequests(session.request_stop)
     for warning in launch.warnings:
         printer.warning(warning)
@@ -211,6 +213,7 @@ def _run(launch: Launch, plan: LaunchPlan, *, as_json: bool, quiet: bool) -> int
     started_s = time.monotonic()
     with stops.catching_signals():
         outcome = session.run()
+    output.close()
     duration_s = time.monotonic() - started_s
     report = None if outcome.report is None else [*outcome.report.render(), *_hints(launch, outcome.report)]
     if report is not None:

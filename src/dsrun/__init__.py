@@ -8,17 +8,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dsrun.heartbeats import heartbeat
     from dsrun.runtime.engine.arguments import add_config_arguments
     from dsrun.runtime.engine.engine import Engine
     from dsrun.runtime.engine.initialize import init_distributed, initialize
 
 __version__ = "0.1.0"
 
-__all__ = ["Engine", "__version__", "add_config_arguments", "init_distributed", "initialize"]
+__all__ = ["Engine", "__version__", "add_config_arguments", "heartbeat", "init_distributed", "initialize"]
 
 _HOME = {
     "Engine": "dsrun.runtime.engine.engine",
     "add_config_arguments": "dsrun.runtime.engine.arguments",
+    "heartbeat": "dsrun.heartbeats",
     "init_distributed": "dsrun.runtime.engine.initialize",
     "initialize": "dsrun.runtime.engine.initialize",
 }

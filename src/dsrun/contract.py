@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,18 @@ JOB_ID_ENV = "DSRUN_JOB_ID"
 RUN_DIR_ENV = "DSRUN_RUN_DIR"
 #: `nccl` or `gloo` where the user asked for one; absent means the runtime chooses.
 BACKEND_ENV = "DSRUN_BACKEND"
+#: Path of the host's heartbeat table (see `dsrun.heartbeats`); a worker's slot is its LOCAL_RANK.
+HEARTBEAT_ENV = "DSRUN_HEARTBEAT"
+#: Secret word of the job, the same for all its ranks: what tells its rendezvous store from another job's.
+NONCE_ENV = "DSRUN_NONCE"
+#: Folder of the newest complete checkpoint, set when a job is started again; absent on a first start.
+RESUME_ENV = "DSRUN_RESUME"
+#: File to which `faulthandler` writes the rank's stacks when the agent sends `STACKS_SIGNAL`.
+STACKS_ENV = "DSRUN_STACKS"
+#: Key of the rendezvous store under which the launcher leaves the job's nonce.
+NONCE_KEY = "dsrun/nonce"
+#: Sent to ranks that catch it, for their Python stacks; a real-time signal, so that USR1 and USR2 stay the user's.
+STACKS_SIGNAL = signal.SIGRTMIN + 9
 #: torch elastic's variable: where a failing worker writes its traceback as JSON.
 ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
 

@@ -131,6 +131,7 @@ def test_a_killed_spawner_is_the_cause_and_not_the_ranks_that_die_with_it(tmp_pa
 
 FRONT_END = """
 import json, sys
+from dsrun.launcher.job_output import JobOutput
 from dsrun.launcher.plan import LaunchPlan
 from dsrun.launcher.session import Session
 from dsrun.launcher.transport.local import LocalTransport
@@ -138,7 +139,7 @@ class Sink:
     def lines(self, rank, stream, texts): print(*texts, sep="\\n", flush=True)
     def note(self, text): pass
 plan = LaunchPlan.from_json(json.load(sys.stdin))
-Session(plan, LocalTransport(), Sink(), python=sys.executable).run()
+Session(plan, LocalTransport(), JobOutput(plan, Sink()), python=sys.executable).run()
 """
 
 

@@ -20,6 +20,7 @@ def plan(*slots: int, args: tuple[str, ...] = (), env: dict[str, str] | None = N
         env=env or {},
         run_dir="/logs/20261121-0733-x7k2",
         grace_s=10.0,
+        nonce="test-nonce",
         worker_env={"w0": {"OMP_NUM_THREADS": "2"}},
     )
 

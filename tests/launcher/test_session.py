@@ -13,6 +13,7 @@ import pytest
 
 from dsrun.errors import LaunchError
 from dsrun.launcher.hosts import Allocation, HostSpec
+from dsrun.launcher.job_output import JobOutput
 from dsrun.launcher.plan import LaunchPlan, Program, make_plan
 from dsrun.launcher.protocol import Exit, Failed, Finished, Hello, Kill, Message, Output, Start, Started, Stop
 from dsrun.launcher.session import Session
@@ -33,14 +34,19 @@ def plan_for(folder: Path, *, hosts: Sequence[str] = ("box",)) -> LaunchPlan:
         env={},
         run_dir=str(folder),
         grace_s=10,
+        nonce="test-nonce",
     )
+
+
+def session_for(plan: LaunchPlan, transport: FakeTransport, sink: RecordingSink) -> Session:
+    return Session(plan, transport, JobOutput(plan, sink), python="python3")
 
 
 def run(
     folder: Path, script: Sequence[Step], *, on_session: Callable[[Session], None] = lambda session: None
 ) -> tuple[Outcome, RecordingSink, list[Message]]:
     transport, sink = FakeTransport({"box": script}), RecordingSink()
-    session = Session(plan_for(folder), transport, sink, python="python3")
+    session = session_for(plan_for(folder), transport, sink)
     on_session(session)
     outcome = session.run()
     return outcome, sink, transport.channels["box"].received
@@ -149,7 +155,7 @@ def test_a_request_overtakes_output_that_waits_to_be_shown(tmp_path: Path) -> No
         FakeTransport({"box": [*BEGIN, *(out("y\n") for _ in range(30)), Await(Stop), DONE]}),
         RecordingSink(),
     )
-    session = Session(plan_for(tmp_path), transport, sink, python="python3")
+    session = session_for(plan_for(tmp_path), transport, sink)
     shown_before: list[int] = []
 
     def stop_once(rank: int, text: str) -> None:
@@ -167,7 +173,7 @@ def test_a_request_is_obeyed_while_the_sink_waits_for_its_reader(tmp_path: Path)
     stopped = threading.Event()
     script = [*BEGIN, out("y\n"), Await(Stop), Call(stopped.set), exited(0, -15), exited(1, -15), DONE]
     sink = RecordingSink()
-    session = Session(plan_for(tmp_path), FakeTransport({"box": script}), sink, python="python3")
+    session = session_for(plan_for(tmp_path), FakeTransport({"box": script}), sink)
 
     def reader_does_not_read(rank: int, text: str) -> None:
         session.request_stop(signal.SIGTERM)
@@ -200,8 +206,8 @@ def test_a_stop_that_is_no_signal_says_why(tmp_path: Path) -> None:
         ([Die(1)], "the agent exited with code 1 unexpectedly"),
         ([*BEGIN, Die(-9)], "the agent was killed by SIGKILL unexpectedly"),
         ([*BEGIN, exited(0, 0), exited(1, 0)], "the agent exited with code 0 unexpectedly"),
-        ([b"Welcome to box!\n"], "protocol: expected a message of version 1, got 'Welcome to box!'"),
-        ([Hello(pid=1, time_s=0, version=2)], "its agent speaks protocol 2, this dsrun speaks 1"),
+        ([b"Welcome to box!\n"], "protocol: expected a message of version 2, got 'Welcome to box!'"),
+        ([Hello(pid=1, time_s=0, version=1)], "its agent speaks protocol 1, this dsrun speaks 2"),
         ([hello(), Failed(reason="cannot import torch: no", time_s=0), DONE], "cannot import torch: no"),
         ([hello(), Stop(signal=1)], "its agent sent an unexpected Stop"),
     ],
@@ -216,13 +222,13 @@ def test_a_lost_host_ends_the_job_with_its_own_code_and_reason(tmp_path: Path, s
 
 def test_an_agent_that_cannot_be_started_is_an_error_that_names_the_host(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="host box"):
-        Session(plan_for(tmp_path), FakeTransport({}), RecordingSink(), python="python3").run()
+        session_for(plan_for(tmp_path), FakeTransport({}), RecordingSink()).run()
 
 
 def test_several_hosts_are_refused_before_anything_starts(tmp_path: Path) -> None:
     transport = FakeTransport({"a": [], "b": []})
     with pytest.raises(LaunchError, match="several hosts"):
-        Session(plan_for(tmp_path, hosts=("a", "b")), transport, RecordingSink(), python="python3").run()
+        session_for(plan_for(tmp_path, hosts=("a", "b")), transport, RecordingSink()).run()
     assert transport.channels == {}
 
 

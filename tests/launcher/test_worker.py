@@ -22,6 +22,7 @@ def two_hosts(**per_host: dict[str, str]) -> LaunchPlan:
         env={"SHARED": "plan"},
         run_dir="/run/j1",
         grace_s=5,
+        nonce="test-nonce",
         worker_env=per_host,
     )
 

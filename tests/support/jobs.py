@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dsrun.launcher.hosts import Allocation, HostSpec
+from dsrun.launcher.job_output import JobOutput
 from dsrun.launcher.plan import LaunchPlan, Program, ProgramKind, StartMethod, make_plan
 from dsrun.launcher.protocol import StreamName
 from dsrun.launcher.session import Session
@@ -82,6 +83,7 @@ def program_plan(
         env={"OMP_NUM_THREADS": "1"} if env is None else env,
         run_dir=str(run_dir),
         grace_s=grace_s,
+        nonce=f"nonce-{number}",
     )
 
 
@@ -101,7 +103,7 @@ def local_session(plan: LaunchPlan, sink: RecordingSink) -> Iterator[Session]:
     """A session on this machine; afterwards no process of the job may be left."""
     transport = RememberingTransport()
     try:
-        yield Session(plan, transport, sink, python=sys.executable)
+        yield Session(plan, transport, JobOutput(plan, sink), python=sys.executable)
         assert wait_until_gone(plan.job_id) == []
     finally:
         kill_left(plan.job_id)
