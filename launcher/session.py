@@ -26,7 +26,21 @@ from dsrun.units import format_duration
 from .failures import HostLoss, UserStop, describe_status, is_mistake, signal_name
 from .link import Ended, Link, LinkEvent, Received, Said
 from .plan import LaunchPlan
-from .protocol import VERSION, Exit, Failed, Finished, Hello, Kill, Message, Output, RankPulse, Started, Stop
+from .protocol import (
+    VERSION,
+    Exit,
+    Failed,
+    Finished,
+    Hello,
+    Kill,
+    Listening,
+    Message,
+    Output,
+    Pulse,
+    RankPulse,
+    Started,
+    Stop,
+)
 from .tally import Outcome, Tally
 from .transport.base import Transport
 from .worker import isolated_command
@@ -219,6 +233,10 @@ class Session:
                 link.deadline_s = None
             case Started(pids=pids):
                 self._tally.started(link.node, pids)
+            case Listening():
+                pass  # The ranks of this one host know it already.
+            case Pulse(ranks=ranks):
+                self._sink.pulse(ranks)
             case Output():
                 self._sink.take(message)
             case Exit():
