@@ -36,8 +36,10 @@ from .protocol import (
     Listening,
     Message,
     Output,
+    Passed,
     Pulse,
     RankPulse,
+    Signal,
     Started,
     Stop,
 )
@@ -129,7 +131,7 @@ class Session:
         self._python = python
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
         self._events: queue.SimpleQueue[LinkEvent | _Wake] = queue.SimpleQueue()
-        self._requests: deque[_UserRequest] = deque()
+        self._requests: deque[_UserRequest | int] = deque()
         self._links: list[Link] = []
         self._tally = Tally(plan)
         self._step = _Step.RUNNING
@@ -151,6 +153,15 @@ class Session:
         """
         self._request(signum, at_once=True)
 
+    def pass_signal(self, signum: int) -> None:
+        """Passes a signal on to the ranks that catch it, and stops nothing; may be called from a signal handler.
+
+        Args:
+            signum: the signal, SIGUSR1 for example.
+        """
+        self._requests.append(signum)
+        self._events.put(_Wake())
+
     def _request(self, signum: int, *, at_once: bool, why: str | None = None) -> None:
         stop = UserStop(signal=signum, time_s=time.time())
         self._requests.append(_UserRequest(stop, why or signal_name(signum), at_once))
@@ -163,7 +174,11 @@ class Session:
             whether the job is still to be waited for.
         """
         while self._requests:
-            self._on_user_request(self._requests.popleft())
+            match self._requests.popleft():
+                case _UserRequest() as request:
+                    self._on_user_request(request)
+                case signum:
+                    self._pass_on(signum)
         return self._step is not _Step.LEFT
 
     def run(self) -> Outcome:
@@ -237,6 +252,8 @@ class Session:
                 pass  # The ranks of this one host know it already.
             case Pulse(ranks=ranks):
                 self._sink.pulse(ranks)
+            case Passed():
+                self._on_passed(link, message)
             case Output():
                 self._sink.take(message)
             case Exit():
@@ -294,6 +311,17 @@ class Session:
             self._step = _Step.LEFT
             self._sink.note(f"{why}: leaving; agents go on killing")
 
+    def _pass_on(self, signum: int) -> None:
+        for link in self._links:
+            if not link.over:
+                link.send(Signal(signal=signum))
+
+    def _on_passed(self, link: Link, message: Passed) -> None:
+        name, host = signal_name(message.signal), link.node.host.name
+        self._sink.event("signal", signal=name, host=host, ranks=message.ranks, spared=message.spared)
+        spared = f"; {_named(message.spared)} would have died of it" if message.spared else ""
+        self._sink.note(f"{name}: passed to {_ranks(len(message.ranks))} on {host}{spared}")
+
     def _ask(self, signum: int) -> None:
         self._step = _Step.ASKED
         self._broadcast(Stop(signal=signum))
@@ -326,3 +354,7 @@ class Session:
 def _ranks(count: int, which: str = "") -> str:
     words = f"{count} {which} rank" if which else f"{count} rank"
     return words if count == 1 else f"{words}s"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"

@@ -18,11 +18,13 @@ class Outcome:
         exit_code: see `failures` for what each means.
         report: why it failed; None if it did not, or if the user stopped it.
         ends: every rank's end, by rank.
+        attempts: how often the job was started.
     """
 
     exit_code: int
     report: FailureReport | None
     ends: tuple[RankEnd, ...]
+    attempts: int
 
 
 class Tally:
@@ -89,7 +91,7 @@ class Tally:
             for worker in node.workers
         )
         exit_code, report = judge(ends, self._losses, self.user_stop)
-        return Outcome(exit_code=exit_code, report=report, ends=ends)
+        return Outcome(exit_code=exit_code, report=report, ends=ends, attempts=self._plan.attempt + 1)
 
     def _end_of(self, node: NodePlan, rank: int, last_lines: tuple[str, ...], log: str) -> RankEnd:
         message = self._exits.get(rank)

@@ -193,7 +193,7 @@ def _show_plan(plan: LaunchPlan, *, as_json: bool) -> None:
 
 def _run(launch: Launch, plan: LaunchPlan, *, as_json: bool, quiet: bool) -> int:
     from ..job_output import JobOutput
-    from ..session import Session
+    from ..job_run import JobRun, Policies
     from ..transport.local import LocalTransport
 
     printer = terminal_printer(
@@ -202,17 +202,17 @@ def _run(launch: Launch, plan: LaunchPlan, *, as_json: bool, quiet: bool) -> int
         stdout_is_data=as_json,
         environ=os.environ,
         on_closed=lambda: stops.output_closed(),
-        keep_waiting=lambda: session.obey_requests(),
+        keep_waiting=lambda: job.obey_requests(),
     )
     output = JobOutput(plan, printer)
-    session = Session(plan, LocalTransport(), output, python=sys.executable)
-    stops = StopRequests(session.request_stop)
+    job = JobRun(plan, LocalTransport(), output, python=sys.executable, policies=Policies())
+    stops = StopRequests(job.request_stop)
     for warning in launch.warnings:
         printer.warning(warning)
     printer.note(_opening(launch, plan))
     started_s = time.monotonic()
     with stops.catching_signals():
-        outcome = session.run()
+        outcome = job.run()
     output.close()
     duration_s = time.monotonic() - started_s
     report = None if outcome.report is None else [*outcome.report.render(), *_hints(launch, outcome.report)]
