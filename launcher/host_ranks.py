@@ -51,6 +51,8 @@ class HostRanks:
         self._spawner: SpawnerPipe | None = None
         self._rank_of: dict[int, int] = {}
         self._ended: set[int] = set()
+        #: Ranks that ended below a dying spawner: pid -> status and time; unknown pids until it has told the ranks'.
+        self._orphans: dict[int, tuple[int, float]] = {}
 
     def start(self, environ: Mapping[str, str]) -> None:
         """Starts the spawner.
@@ -114,12 +116,19 @@ class HostRanks:
             spawner_may_end: it is being killed, so that its end is no news.
         """
         ended = dict(processes.reap())
-        if self._spawner is not None and self._spawner.pid in ended:
-            # Before the ranks among these: they are ours only since it died, which is why they ended.
-            self._end_spawner(self._spawner, ended.pop(self._spawner.pid), expected=spawner_may_end)
+        time_s = time.time()
         for pid, status in ended.items():
+            if pid in self._rank_of or not self._rank_of:
+                self._orphans[pid] = (status, time_s)
+        if self._spawner is not None and self._spawner.pid in ended:
+            self._end_spawner(self._spawner, ended[self._spawner.pid], expected=spawner_may_end)
+        if self._spawner is not None:
+            # A rank is ours to reap only once the spawner is dying, which may be seen later, and is why it ended.
+            return
+        for pid, (status, ended_at_s) in self._orphans.items():
             if pid in self._rank_of and self._rank_of[pid] not in self._ended:
-                self._report_exit(self._rank_of[pid], status, time.time())
+                self._report_exit(self._rank_of[pid], status, ended_at_s)
+        self._orphans.clear()
 
     def _end_spawner(self, spawner: SpawnerPipe, status: int, *, expected: bool) -> None:
         # What it reported before it died; the pipe ended with it.
