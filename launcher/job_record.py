@@ -1,0 +1,208 @@
+"""What is written down about a job, as files in its folder: who started what, and how it ended. Decides nothing.
+
+`job.json` says what was asked for, `machine.json` on what (see `job_facts`), `outcome.json` how it ended. All are
+replaced whole, readable by hand and by this user only. No secret is in them: see `secrets_mask`.
+
+[Note: job lock] The front end holds a lock on `job.lock` as long as it lives, and the kernel lets go of it however the
+front end ends. So a job runs while its lock is held, has ended once there is an outcome, and has crashed if neither is
+true. The outcome is written before the lock is let go; who looks must ask for the lock first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dsrun.atomic import write_atomic
+from dsrun.errors import UsageError
+
+JOB_FILE = "job.json"
+OUTCOME_FILE = "outcome.json"
+LOCK_FILE = "job.lock"
+#: Copy of the training config, as it was checked.
+CONFIG_COPY = "config.json"
+
+#: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
+SCHEMA_VERSION = 1
+_MODE = 0o600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessMark:
+    """One process among all that ever had its pid.
+
+    Attributes:
+        pid: its number.
+        start_ticks: when it started, in the kernel's ticks since the boot.
+        boot_id: of which boot.
+    """
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessMark | None:
+        """Marks a live process; None where there is none of that number, or it is a zombie."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return None
+        # The name, in brackets, may hold anything; state is the third field and the start the 22nd.
+        fields = stat.rpartition(")")[2].split()
+        return None if fields[0] in "ZX" else cls(pid=pid, start_ticks=int(fields[19]), boot_id=boot_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """What was asked for.
+
+    Attributes:
+        id: the job's.
+        created: when, in local time with its zone.
+        command: the words after `dsrun`, secrets masked.
+        cwd: where it was typed.
+        user: who typed it.
+        host: where the front end runs.
+        front_end: its process.
+        detached: it has no terminal.
+        queued: it waits its turn for devices before it starts.
+        started: when it stopped waiting; None while it waits.
+        config: absolute path of the training config.
+        config_digest: of the config's bytes (SHA-256).
+        ranks: how many.
+        hosts: where they run.
+        plan: the launch as `LaunchPlan.to_json` gave it, secrets masked; to be shown, for its form may be an older one.
+        schema_version: of this file.
+    """
+
+    id: str
+    created: datetime
+    command: tuple[str, ...]
+    cwd: str
+    user: str
+    host: str
+    front_end: ProcessMark
+    detached: bool
+    queued: bool
+    started: datetime | None
+    config: str | None
+    config_digest: str | None
+    ranks: int
+    hosts: tuple[str, ...]
+    plan: dict[str, Any]
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        body = asdict(self)
+        started = None if self.started is None else self.started.isoformat(timespec="milliseconds")
+        return body | {"created": self.created.isoformat(timespec="milliseconds"), "started": started}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> JobRecord:
+        """Reads what `to_json` wrote, and what a later version of it may add.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is no such value.
+        """
+        started = value["started"]
+        known = {name: value[name] for name in cls.__dataclass_fields__ if name in value}
+        changed: dict[str, Any] = {
+            "created": datetime.fromisoformat(value["created"]),
+            "started": None if started is None else datetime.fromisoformat(started),
+            "command": tuple(value["command"]),
+            "hosts": tuple(value["hosts"]),
+            "front_end": ProcessMark(**value["front_end"]),
+        }
+        return cls(**(known | changed))
+
+
+def write_record(folder: Path, record: JobRecord) -> None:
+    """Writes `job.json`.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    write_json(folder / JOB_FILE, record.to_json())
+
+
+def read_record(folder: Path) -> JobRecord | None:
+    """Reads `job.json`; None where there is none, or it is of a version that this one does not know."""
+    value = read_json(folder / JOB_FILE)
+    if value is None or value.get("schema_version") != SCHEMA_VERSION:
+        return None
+    try:
+        return JobRecord.from_json(value)
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Replaces a file of the record by a value."""
+    write_atomic(path, (json.dumps(value, indent=2) + "\n").encode(), mode=_MODE)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Reads a file of the record; None where it is missing or no JSON object."""
+    try:
+        value: Any = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+class JobLock:
+    """Shows that the front end lives, until it is let go or the process ends. See [Note: job lock].
+
+    Args:
+        folder: the job's.
+
+    Raises:
+        UsageError: the folder's file system has no locks, or cannot be written to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            # Locked before it has its name: nobody ever sees it free while the front end lives.
+            descriptor, name = tempfile.mkstemp(prefix=f".{LOCK_FILE}.", dir=folder)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.rename(name, folder / LOCK_FILE)
+            except OSError:
+                os.unlink(name)
+                os.close(descriptor)
+                raise
+        except OSError as error:
+            raise UsageError(
+                f"job folder {folder}: cannot be locked: {(error.strerror or str(error)).lower()}",
+                hint="name another place with `--log-dir DIR`",
+            ) from error
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Lets go; the job must have its outcome by then."""
+        os.close(self._descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether the job's front end lives, on whatever host. See [Note: job lock]."""
+    try:
+        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        # Shared, so that two who ask at once do not take each other for the front end.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

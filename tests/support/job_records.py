@@ -1,0 +1,76 @@
+"""Records of jobs that never ran: a folder as the front end would have left it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from dsrun.launcher.hosts import Allocation, HostSpec
+from dsrun.launcher.job_record import OUTCOME_FILE, JobRecord, ProcessMark, write_json, write_record
+from dsrun.launcher.plan import LaunchPlan, Program, make_plan
+
+#: When the jobs of tests were created.
+NOW = datetime(2026, 11, 21, 7, 33, tzinfo=timezone.utc)
+
+
+def a_plan(run_dir: Path, *, job_id: str = "a-job", ranks: int = 2, words: tuple[str, ...] = ()) -> LaunchPlan:
+    """A launch on this machine."""
+    return make_plan(
+        Allocation(hosts=(HostSpec(name="localhost", slots=ranks, source="test"),)),
+        Program(kind="script", target="train.py", args=words, python=sys.executable),
+        job_id=job_id,
+        start="fork",
+        cwd=str(run_dir.parent),
+        env={},
+        run_dir=str(run_dir),
+        grace_s=10.0,
+        nonce="",
+    )
+
+
+def a_record(folder: Path, **changes: Any) -> JobRecord:
+    """The record of a job of two ranks whose front end is this process."""
+    mark = ProcessMark.of(os.getpid())
+    assert mark is not None
+    values: dict[str, Any] = {
+        "id": folder.name,
+        "created": NOW,
+        "command": ("run", "-n", "2", "train.py"),
+        "cwd": str(folder.parent),
+        "user": "ada",
+        "host": os.uname().nodename,
+        "front_end": mark,
+        "detached": False,
+        "queued": False,
+        "started": NOW + timedelta(seconds=1),
+        "config": None,
+        "config_digest": None,
+        "ranks": 2,
+        "hosts": ("localhost",),
+        "plan": json.loads(json.dumps(a_plan(folder, job_id=folder.name).to_json())),
+    }
+    return JobRecord(**(values | changes))
+
+
+def leave_job(parent: Path, job_id: str, *, outcome: str | None = None, exit_code: int = 0, **changes: Any) -> Path:
+    """Makes a job's folder with its record.
+
+    Args:
+        parent: the folder of jobs.
+        job_id: names it.
+        outcome: `done`, `failed` or `stopped`; without one it has crashed.
+        exit_code: goes with the outcome.
+        changes: fields of the record that are to be others.
+    """
+    folder = parent / job_id
+    folder.mkdir(mode=0o700, parents=True)
+    write_record(folder, a_record(folder, **changes))
+    if outcome is not None:
+        ended = (NOW + timedelta(minutes=2)).isoformat()
+        value = {"schema_version": 1, "outcome": outcome, "exit_code": exit_code, "ended": ended, "failure": None}
+        write_json(folder / OUTCOME_FILE, value)
+    return folder
