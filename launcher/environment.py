@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from dsrun.contract import BACKEND_ENV, CONFIG_ENV, ERROR_FILE_ENV, JOB_ID_ENV, RUN_DIR_ENV, RankInfo
 from dsrun.errors import Problem, UsageError
 
+from .secrets_mask import masked as masked
+
 THREADS_ENV = "OMP_NUM_THREADS"
 
 #: Variables that say who a worker is: a user's value could only break the job.
 RESERVED = frozenset({*RankInfo().to_env(), CONFIG_ENV, BACKEND_ENV, JOB_ID_ENV, RUN_DIR_ENV, ERROR_FILE_ENV})
-
-
-# WANDB_API_KEY, HF_TOKEN, AWS_SECRET_ACCESS_KEY, DB_PASSWORD, ...
-_SECRET_WORDS = frozenset({"KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASS", "CREDENTIAL", "CREDENTIALS"})
 
 
 def parse_env_options(options: Sequence[str], *, environ: Mapping[str, str]) -> dict[str, str]:
@@ -88,9 +86,3 @@ def thread_environment(*, usable_cores: int, local_ranks: int, given: Mapping[st
     if THREADS_ENV in given:
         return {}
     return {THREADS_ENV: str(max(1, usable_cores // local_ranks))}
-
-
-def masked(name: str, value: str) -> str:
-    """Returns a variable's value as it may be shown: `***` where the name speaks of a secret."""
-    words = name.upper().split("_")
-    return "***" if value and not _SECRET_WORDS.isdisjoint(words) else value

@@ -1,0 +1,150 @@
+"""What may be shown of names, words and texts that could hold a secret. Pure; it hides, and never protects.
+
+Used wherever dsrun itself shows or records something: plans, notes, events. What ranks write is theirs and is never
+altered. A false alarm costs a reader three stars, a miss costs a user a key: names decide generously.
+
+[Note: secret names] A name is cut into words at `_`, `-`, `.`, blanks and changes of case. PASSWORD, SECRET, CREDENTIAL
+and kin count anywhere, KEY and TOKEN as whole words or where they end one (`apikey`, but neither `monkey` nor
+`keyboard` nor `tokenizers`). A short plain number is a size and no key: `--num-key-value-heads 8` is shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+#: Stands for what is not shown.
+MASK = "***"
+#: A known secret shorter than this is not looked for in texts: it would hit words that mean something else.
+MIN_KNOWN_SECRET = 8
+
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_ANYWHERE = re.compile(r"PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|PRIVATEKEY|AUTHORIZATION")
+_WHOLE_WORDS = frozenset({"KEY", "KEYS", "TOKEN", "TOKENS", "PASS", "PAT", "NONCE", "COOKIE", "BEARER"})
+_ENDINGS = ("APIKEY", "APIKEYS", "ACCESSKEY", "SSHKEY", "AUTHKEY", "TOKEN")
+#: Before TOKEN they speak of a vocabulary.
+_VOCABULARY = frozenset({"PAD", "EOS", "BOS", "UNK", "SEP", "CLS", "STOP", "IMAGE", "VOCAB", "SPECIAL", "PER", "MASK"})
+_SIZE = re.compile(r"[-+]?[0-9]{1,7}(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|true|false|none", re.IGNORECASE)
+
+#: Keys that their makers gave a shape: Hugging Face, OpenAI and Anthropic, GitHub, GitLab, Slack, AWS, Google, JWT.
+_SHAPES = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
+    r"|glpat-[A-Za-z0-9_-]{16,}|xox[abeoprs]-[A-Za-z0-9-]{10,}|A(?:KI|SI)A[0-9A-Z]{16}|AIza[0-9A-Za-z_-]{30,}"
+    r"|eyJ[A-Za-z0-9_-]{8,}\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
+)
+#: `scheme://user:password@host`.
+_URL_PASSWORD = re.compile(r"(\b[A-Za-z][A-Za-z0-9+.-]*://[^\s/:@]*):([^\s/@]+)@")
+#: A bearer's token, and a field of a URL's query.
+_BEARER = re.compile(r"\b(bearer\s+)[A-Za-z0-9._~+/=-]{8,}", re.IGNORECASE)
+_QUERY = re.compile(r"([?&])([A-Za-z0-9_.-]+)=([^&\s#'\"]+)")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable, option or field of this name holds a secret. See [Note: secret names]."""
+    words = [word.upper() for word in _WORD.findall(name)]
+    if _ANYWHERE.search("".join(words)):
+        return True
+    for before, word in zip(["", *words], words, strict=False):
+        if word in _WHOLE_WORDS:
+            if before not in _VOCABULARY:
+                return True
+        elif word.endswith(_ENDINGS):
+            return True
+    # Every shell has PWD and OLDPWD; with a word before it, it is somebody's password.
+    return len(words) > 1 and words[-1] == "PWD"
+
+
+def masked(name: str, value: str) -> str:
+    """Returns a variable's value as it may be shown: `***` where the name or the value itself speaks of a secret."""
+    if value and is_secret_name(name) and not _SIZE.fullmatch(value):
+        return MASK
+    return masked_text(value)
+
+
+def masked_text(text: str) -> str:
+    """Returns a text without what looks like a key: known shapes, passwords in URLs, bearer tokens."""
+    if "://" in text:
+        text = _URL_PASSWORD.sub(rf"\1:{MASK}@", text)
+        text = _QUERY.sub(lambda match: f"{match[1]}{match[2]}={masked(match[2], match[3])}", text)
+    return _BEARER.sub(rf"\1{MASK}", _SHAPES.sub(MASK, text))
+
+
+def masked_words(words: Sequence[str]) -> list[str]:
+    """Returns the words of a command line as they may be shown.
+
+    `--api-key=X`, `--api-key X` and `api_key=X` lose X, and every word what `masked_text` takes. A secret that is a
+    word of its own, without a shape or an option before it, cannot be told from any other word.
+    """
+    shown: list[str] = []
+    awaits_value: str | None = None
+    for word in words:
+        name, equals, value = word.partition("=")
+        if awaits_value is not None and not word.startswith("-"):
+            shown.append(masked(awaits_value, word))
+        elif equals and re.fullmatch(r"-{0,2}[A-Za-z][A-Za-z0-9_.+-]*", name):
+            shown.append(f"{name}={masked(name, value)}")
+        else:
+            shown.append(masked_text(word))
+        awaits_value = word if word.startswith("-") and not equals and is_secret_name(word) else None
+    return shown
+
+
+def mask_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a launch plan as it may be shown or recorded.
+
+    Args:
+        plan: what `LaunchPlan.to_json` wrote; not changed.
+    """
+    return {
+        **plan,
+        "nonce": MASK,
+        "env": _masked_environment(plan["env"]),
+        "program": {**plan["program"], "args": masked_words(plan["program"]["args"])},
+        "nodes": [
+            {**node, "workers": [{**worker, "env": _masked_environment(worker["env"])} for worker in node["workers"]]}
+            for node in plan["nodes"]
+        ],
+    }
+
+
+def _masked_environment(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: masked(name, value) for name, value in env.items()}
+
+
+class Masker:
+    """Hides secrets that are known by value, on top of what `masked_text` knows by shape.
+
+    Args:
+        environments: variables whose names speak of secrets give the values; those shorter than `MIN_KNOWN_SECRET`
+            and plain numbers are left alone.
+    """
+
+    def __init__(self, environments: Iterable[Mapping[str, str]] = ()) -> None:
+        values = {
+            value
+            for environment in environments
+            for name, value in environment.items()
+            if len(value) >= MIN_KNOWN_SECRET and not value.isdecimal() and is_secret_name(name)
+        }
+        # Longest first, so that no rest is left of one that begins with another.
+        longest_first = sorted(values, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, longest_first))) if values else None
+
+    def text(self, text: str) -> str:
+        """Returns a text as it may be shown."""
+        return masked_text(text if self._known is None else self._known.sub(MASK, text))
+
+    def value(self, value: Any) -> Any:
+        """Returns a plain JSON value with every text in it masked; keys are left, and decide as names do."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, Mapping):
+            items: dict[str, Any] = {str(key): item for key, item in value.items()}
+            return {
+                key: masked(key, self.text(item)) if isinstance(item, str) else self.value(item)
+                for key, item in items.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self.value(item) for item in value]
+        return value
