@@ -1,0 +1,139 @@
+"""What a job depends on beside its command: versions, GPUs, the state of the code, variables. And what changed since.
+
+Reads only; what cannot be told is None. Values of variables that speak of a secret are masked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .probe import probe
+from .secrets_mask import masked
+
+#: File of a job's folder with what `read_facts` returned when the job started.
+MACHINE_FILE = "machine.json"
+#: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
+SCHEMA_VERSION = 1
+
+#: Variables that change what a training run does.
+_PREFIXES = (
+    *("CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "GLOO_", "UCX_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "KMP_"),
+    *("DSRUN_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "PYTHON", "LD_", "VIRTUAL_ENV", "CONDA_"),
+)
+#: For git to answer, in a working tree of any size and on any file system.
+_GIT_PATIENCE_S = 5.0
+_SHOWN_DIGITS = 16
+_SHOWN_CHARS = 80
+
+
+def read_facts(*, target: Path | None, folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Looks at what a job is about to depend on.
+
+    Args:
+        target: the script, where the job runs one.
+        folder: where the code is looked for in a git working tree: the script's folder.
+        environ: the environment the ranks inherit.
+
+    Returns:
+        plain JSON values: `script_digest`, `git`, `environment` and `probe`.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "script_digest": None if target is None else digest_of_file(target),
+        "git": git_state(folder),
+        "environment": {
+            name: masked(name, value) for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)
+        },
+        "probe": probe(environ=environ).to_json(),
+    }
+
+
+def digest_of_file(path: Path) -> str | None:
+    """Returns the SHA-256 of a file's bytes; None where it cannot be read."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return None
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Asks git for the state of the code.
+
+    Args:
+        folder: in the working tree.
+
+    Returns:
+        `commit`, and `dirty`: whether files git knows were changed since; None where git or a commit is missing.
+    """
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return None
+    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changed is None else changed != ""}
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    # Neither writes the index nor runs a program that the working tree names.
+    command = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", *words]
+    try:
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=_GIT_PATIENCE_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return os.fsdecode(done.stdout).strip()
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Says what changed between two answers of `read_facts`, a line each.
+
+    Args:
+        before: as it was recorded; what it says nothing of is not compared.
+        now: as it is.
+    """
+    then, today = _sections(before), _sections(now)
+    return [
+        f"{what}{name}: {_shown(values.get(name))} -> {_shown(today[what].get(name))}"
+        for what, values in then.items()
+        for name in sorted({*values, *today[what]})
+        if values.get(name) != today[what].get(name)
+    ]
+
+
+def _sections(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns what is worth comparing, by what it is about."""
+    probe_report: dict[str, Any] = facts.get("probe") or {}
+    git: dict[str, Any] = facts.get("git") or {}
+    sections: dict[str, dict[str, Any]] = {}
+    if "versions" in probe_report:
+        sections[""] = {**probe_report["versions"], "driver": probe_report.get("driver")}
+    if "gpus" in probe_report:
+        usable = [gpu for gpu in probe_report["gpus"] if gpu["usable"]]
+        sections["GPU "] = {str(gpu["index"]): f"{gpu['name']} ({gpu['uuid']})" for gpu in usable}
+    if "cpu" in probe_report and "host" in probe_report:
+        cpu, host = probe_report["cpu"], probe_report["host"]
+        sections["host "] = {
+            "name": host["name"],
+            "kernel": host["kernel"],
+            "processor": cpu["model"],
+            "usable cores": cpu["cores_usable"],
+        }
+    if "git" in facts:
+        dirty = {True: "changed files", False: "no changed files"}
+        sections["git "] = {"commit": git.get("commit"), "working tree": dirty.get(git.get("dirty", ""))}
+    if "script_digest" in facts:
+        digest: str | None = facts["script_digest"]
+        sections["script "] = {"digest": None if digest is None else digest[:_SHOWN_DIGITS]}
+    if "environment" in facts:
+        sections["variable "] = dict(facts["environment"])
+    return sections
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[: _SHOWN_CHARS - 3]}..."
