@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -51,6 +52,10 @@ class GpuReport:
     reason: str | None
 
 
+class NoDriver(Exception):
+    """The driver does not answer; the text says why."""
+
+
 def read_gpus(environ: Mapping[str, str], *, load_nvml: Callable[[], Any] | None = None) -> GpuReport:
     """Asks the driver for the GPUs of this machine.
 
@@ -59,47 +64,69 @@ def read_gpus(environ: Mapping[str, str], *, load_nvml: Callable[[], Any] | None
         load_nvml: returns the `pynvml` module; tests give a made-up one.
     """
     try:
+        with open_nvml(load_nvml) as nvml:
+            return _read(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
+    except NoDriver as error:
+        return GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=str(error))
+
+
+@contextlib.contextmanager
+def open_nvml(load_nvml: Callable[[], Any] | None = None) -> Generator[Any, None, None]:
+    """Gives the `pynvml` module, ready to be asked, and shuts it down at the end.
+
+    Args:
+        load_nvml: returns the module; tests give a made-up one.
+
+    Raises:
+        NoDriver: there is none, or it failed at a question inside.
+    """
+    try:
         nvml = (load_nvml or _load_pynvml)()
     except ImportError:
-        return _none("the package nvidia-ml-py is not installed")
+        raise NoDriver("the package nvidia-ml-py is not installed") from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return _none(_why(error))
+        raise NoDriver(_why(error)) from error
     try:
-        return _read(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
+        yield nvml
     except nvml.NVMLError as error:
-        return _none(_why(error))
+        raise NoDriver(_why(error)) from error
     finally:
-        _ask(nvml, nvml.nvmlShutdown)
+        ask_driver(nvml, nvml.nvmlShutdown)
 
 
-def visible_devices(value: str | None, uuids: Sequence[str | None]) -> tuple[int | None, ...]:
-    """Applies CUDA_VISIBLE_DEVICES by CUDA's own rules.
+def listed_devices(value: str | None, uuids: Sequence[str | None]) -> tuple[int | str, ...]:
+    """Applies CUDA_VISIBLE_DEVICES by CUDA's own rules, except that a job may have several MIG slices.
 
-    The list ends at the first entry that names no device; a device named twice hides all of them; of MIG slices
-    a process sees the first only.
+    The list ends at the first entry that names no device; a device named twice hides all of them. Of MIG slices a
+    process sees the first only, so a job with several gives each rank one of them (`devices.Held`).
 
     Args:
         value: the variable; None where it is not set.
         uuids: of the machine's GPUs, in order; an entry of the list may be a unique beginning of one.
 
     Returns:
-        indices of the devices left, in the order of the list; None stands for a MIG slice.
+        the devices left, in the order of the list: indices of GPUs and names of MIG slices.
     """
     if value is None:
         return tuple(range(len(uuids)))
-    chosen: list[int | None] = []
+    chosen: list[int | str] = []
     for entry in value.split(","):
         name = entry.strip()
         if name.startswith("MIG-"):
-            chosen.append(None)
-            break
+            chosen.append(name)
+            continue
         matches = [index for index, uuid in enumerate(uuids) if _names(name, index, uuid)]
         if len(matches) != 1:
             break
         chosen.append(matches[0])
     return () if len(set(chosen)) < len(chosen) else tuple(chosen)
+
+
+def visible_devices(value: str | None, uuids: Sequence[str | None]) -> tuple[int | None, ...]:
+    """Returns what `listed_devices` does, with None for a MIG slice."""
+    return tuple(entry if isinstance(entry, int) else None for entry in listed_devices(value, uuids))
 
 
 def _names(entry: str, index: int, uuid: str | None) -> bool:
@@ -116,28 +143,28 @@ def _load_pynvml() -> Any:
 
 def _read(nvml: Any, visible: str | None) -> GpuReport:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    uuids = [_text(_ask(nvml, nvml.nvmlDeviceGetUUID, handle)) for handle in handles]
+    uuids = [text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) for handle in handles]
     devices = visible_devices(visible, uuids)
-    cuda: int | None = _ask(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+    cuda: int | None = ask_driver(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
     return GpuReport(
         gpus=tuple(
             _read_one(nvml, handle, index=index, uuid=uuids[index], usable=index in devices)
             for index, handle in enumerate(handles)
         ),
         usable_count=len(devices),
-        driver=_text(_ask(nvml, nvml.nvmlSystemGetDriverVersion)),
+        driver=text_of(ask_driver(nvml, nvml.nvmlSystemGetDriverVersion)),
         driver_cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         reason=None if handles else "the driver finds no GPU",
     )
 
 
 def _read_one(nvml: Any, handle: Any, *, index: int, uuid: str | None, usable: bool) -> Gpu:
-    memory: Any = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    capability: Any = _ask(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
+    memory: Any = ask_driver(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    capability: Any = ask_driver(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return Gpu(
         index=index,
         uuid=uuid,
-        name=_text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
+        name=text_of(ask_driver(nvml, nvml.nvmlDeviceGetName, handle)),
         memory_total_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
         compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
@@ -145,7 +172,7 @@ def _read_one(nvml: Any, handle: Any, *, index: int, uuid: str | None, usable: b
     )
 
 
-def _ask(nvml: Any, call: Callable[..., _T], *args: Any) -> _T | None:
+def ask_driver(nvml: Any, call: Callable[..., _T], *args: Any) -> _T | None:
     """One question to the driver; None where it has no answer (old driver, MIG, virtual GPU)."""
     try:
         return call(*args)
@@ -153,12 +180,9 @@ def _ask(nvml: Any, call: Callable[..., _T], *args: Any) -> _T | None:
         return None
 
 
-def _text(value: Any) -> str | None:
+def text_of(value: Any) -> str | None:
+    """Returns a text of the driver, which older versions give as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _none(reason: str) -> GpuReport:
-    return GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=reason)
 
 
 def _why(error: Exception) -> str:

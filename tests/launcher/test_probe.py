@@ -301,11 +301,15 @@ def test_no_driver_is_an_answer_and_not_a_crash(error: Exception, reason: str) -
         ("GPU-b", (1,)),
         ("GPU-a", ()),
         ("GPU-aa1,GPU-aa0", (2, 0)),
-        ("MIG-x,MIG-y", (None,)),
+        ("MIG-x,MIG-y", (None, None)),
+        ("MIG-x,1", (None, 1)),
+        ("MIG-x,MIG-x", ()),
         ("0,x", (0,)),
     ],
 )
-def test_visible_devices_follow_cudas_rules(value: str | None, devices: tuple[int | None, ...]) -> None:
+def test_visible_devices_follow_cudas_rules_and_a_job_may_have_several_slices(
+    value: str | None, devices: tuple[int | None, ...]
+) -> None:
     assert visible_devices(value, ["GPU-aa0", "GPU-bb0", "GPU-aa1"]) == devices
 
 

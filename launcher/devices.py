@@ -1,0 +1,222 @@
+"""Which GPUs of this machine a job takes: free ones first. The driver is read here, leases are an argument.
+
+A device is a GPU, or a MIG slice. It is *free* if no lease is on it and no process computes there: dsrun's own jobs are
+known by their leases before they use the GPU, those of others by NVML. Seen on made-up driver answers only: busy
+GPUs of other users, MIG, and containers were not at hand.
+
+[Note: MIG] CUDA shows a process one slice only, as `cuda:0`. So with slices each rank gets a CUDA_VISIBLE_DEVICES of
+its own, and LOCAL_RANK stays the rank's number on the host, for it names its heartbeat, cores and error file: a script
+that runs on slices takes `cuda:0`, not `cuda:LOCAL_RANK`. NCCL does not connect slices of one GPU: use gloo.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dsrun.errors import DsrunError
+
+from .probe_gpu import NoDriver, ask_driver, listed_devices, open_nvml, text_of
+
+#: Monitors and MPS daemons keep less than this on a GPU; a CUDA context alone is more.
+LITTLE_BYTES = 100 << 20
+#: More than any driver keeps for itself. Processes of other containers are not listed, their memory is.
+UNSEEN_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU or MIG slice that the job may see.
+
+    Attributes:
+        name: UUID, which is what CUDA_VISIBLE_DEVICES and the lease are called; the index where there is none.
+        label: for people.
+        is_slice: a MIG slice.
+        used_by: who computes there, in words: `pid 4242 of user bob`; empty if nobody does.
+        used_bytes: memory in use.
+    """
+
+    name: str
+    label: str
+    is_slice: bool = False
+    used_by: tuple[str, ...] = ()
+    used_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """What a job wants of this machine.
+
+    Attributes:
+        ranks: ranks it starts here.
+        gpus: devices it needs; 0 for a job on the CPU, which takes a slot (a core) for each rank instead.
+    """
+
+    ranks: int
+    gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a job got.
+
+    Attributes:
+        cuda_visible_devices: what all ranks here get; None leaves the variable as it is.
+        slices: MIG slice of each local rank instead, see [Note: MIG]; empty without MIG.
+        labels: what is held, for people and the job's record; empty if nothing could be.
+    """
+
+    cuda_visible_devices: str | None = None
+    slices: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    def environment(self, local_rank: int) -> dict[str, str]:
+        """Returns the variables by which a rank sees what it got."""
+        value = self.slices[local_rank % len(self.slices)] if self.slices else self.cuda_visible_devices
+        return {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+
+
+def read_devices(
+    environ: Mapping[str, str],
+    *,
+    load_nvml: Callable[[], Any] | None = None,
+    user_of: Callable[[int], str | None] | None = None,
+) -> tuple[Device, ...]:
+    """Asks the driver for the devices a job may see, in the order in which it sees them.
+
+    Where CUDA_VISIBLE_DEVICES is not set, the slices of a GPU in MIG mode are devices of their own; the GPU counts as
+    one only in the number of ranks that a job has without `-n`.
+
+    Args:
+        environ: where CUDA_VISIBLE_DEVICES is read.
+        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        user_of: returns the user of a process, None if it cannot be told.
+
+    Raises:
+        DsrunError: the driver does not answer.
+    """
+    try:
+        with open_nvml(load_nvml) as nvml:
+            return _read(nvml, environ.get("CUDA_VISIBLE_DEVICES"), user_of or user_of_process)
+    except NoDriver as error:
+        raise DsrunError(
+            f"GPUs: the driver cannot be asked which are free: {error}", hint="`dsrun probe` shows what it says"
+        ) from error
+
+
+def take_devices(
+    devices: Sequence[Device], count: int, *, leased: Mapping[str, str], share: bool
+) -> tuple[tuple[Device, ...], dict[str, list[str]]]:
+    """Chooses devices for a job; pure.
+
+    Args:
+        devices: those the job may see.
+        count: how many it needs.
+        leased: name of a device -> its holder, in words.
+        share: take devices in use too, those with the least memory in use first, if too few are free.
+
+    Returns:
+        the devices in the order of `devices`, none if there are too few; who is on the others -> labels of these.
+    """
+    holders = {device.name: leased.get(device.name) or ", ".join(device.used_by) for device in devices}
+    free = [device for device in devices if not holders[device.name]]
+    obstacles: dict[str, list[str]] = {}
+    for device in devices:
+        if holders[device.name]:
+            obstacles.setdefault(holders[device.name], []).append(device.label)
+    chosen = free[:count]
+    if share and len(free) < count:
+        busy = [device for device in devices if holders[device.name]]
+        busy.sort(key=lambda device: (device.name in leased, device.used_bytes))
+        chosen += busy[: count - len(free)]
+    if len(chosen) < count:
+        return (), obstacles
+    return tuple(device for device in devices if device in chosen), obstacles
+
+
+def held_devices(taken: Sequence[Device], devices: Sequence[Device], *, ranks: int) -> Held:
+    """Returns what a job's ranks get to see: UUIDs, for an index means another GPU where CUDA sorts them by speed.
+
+    Args:
+        taken: devices of the job.
+        devices: those it might have seen; the variable stays as it is if it got all of them.
+        ranks: ranks on this machine.
+    """
+    labels = tuple(device.label for device in taken)
+    if any(device.is_slice for device in taken):
+        return Held(slices=tuple(taken[rank % len(taken)].name for rank in range(ranks)), labels=labels)
+    if len(taken) == len(devices):
+        return Held(labels=labels)
+    return Held(cuda_visible_devices=",".join(device.name for device in taken), labels=labels)
+
+
+def user_of_process(pid: int) -> str | None:
+    """Returns the name of a process's user; its number where it has no name, None if the process is not to be seen."""
+    try:
+        uid = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _read(nvml: Any, visible: str | None, user_of: Callable[[int], str | None]) -> tuple[Device, ...]:
+    uuids: list[str | None] = []
+    parts: list[list[Device]] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuids.append(text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)))
+        slices = _slices(nvml, handle, index, user_of)
+        parts.append(slices or [_device(nvml, handle, f"GPU {index}", str(index), user_of)])
+    if visible is None:
+        return tuple(device for devices in parts for device in devices)
+    slice_of = {device.name: device for devices in parts for device in devices if device.is_slice}
+    return tuple(
+        # Of a GPU in MIG mode that is named as a whole, CUDA shows the first slice.
+        parts[entry][0]
+        if isinstance(entry, int)
+        else slice_of.get(entry, Device(name=entry, label=f"slice {entry}", is_slice=True))
+        for entry in listed_devices(visible, uuids)
+    )
+
+
+def _slices(nvml: Any, handle: Any, index: int, user_of: Callable[[int], str | None]) -> list[Device]:
+    mode: Any = ask_driver(nvml, nvml.nvmlDeviceGetMigMode, handle)
+    if mode is None or not mode[0]:
+        return []
+    found: list[Device] = []
+    for number in range(ask_driver(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+        part: Any = ask_driver(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
+        if part is not None:
+            label = f"slice {number} of GPU {index}"
+            found.append(_device(nvml, part, label, f"{index}:{number}", user_of, is_slice=True))
+    return found
+
+
+def _device(
+    nvml: Any, handle: Any, label: str, index: str, user_of: Callable[[int], str | None], *, is_slice: bool = False
+) -> Device:
+    memory: Any = ask_driver(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    used_bytes = 0 if memory is None else int(memory.total) - int(memory.free)
+    processes: Sequence[Any] = ask_driver(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    # A process whose memory the driver does not tell (vGPU, some MIG drivers) counts: nothing says that it is small.
+    large = [process for process in processes if process.usedGpuMemory is None or process.usedGpuMemory > LITTLE_BYTES]
+    used_by = tuple(_in_words(process.pid, user_of(process.pid)) for process in large)
+    if not processes and used_bytes > UNSEEN_BYTES:
+        used_by = (f"processes that cannot be seen from here ({used_bytes >> 30} GiB)",)
+    return Device(
+        name=text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) or index,
+        label=label,
+        is_slice=is_slice,
+        used_by=used_by,
+        used_bytes=used_bytes,
+    )
+
+
+def _in_words(pid: int, user: str | None) -> str:
+    return f"pid {pid}" if user is None else f"pid {pid} of user {user}"

@@ -1,0 +1,377 @@
+"""A job's turn and its share of this machine: waits for free GPUs or slots if asked to, and holds them for its life.
+
+[Note: turn] A job that waits has a ticket. Tickets are served by priority, highest first, then in the order they were
+taken, and a ticket waits for every earlier one that wants any of the same devices: a job for one GPU does not
+overtake one for eight, which would else wait for ever; jobs that are held to different GPUs do not wait for each
+other. Jobs started without `--queue` take what is free at once and look at no ticket: who starts them sits in front of
+them. Slots are as many as there are usable cores; they are counted for jobs on the CPU only.
+
+Leases and tickets are files of one user on one host, see `leases`. GPUs in use by others are seen through the
+driver. Other hosts' devices are not leased.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from dsrun.errors import DsrunError, UsageError
+
+from .devices import Demand, Device, Held, held_devices, read_devices, take_devices
+from .job_folder import jobs_folder
+from .leases import Claim, ClaimFolder, safe_name
+from .probe import count_usable_cores
+
+_SLOT = "slot"
+#: Between two looks of a waiting job.
+LOOK_EVERY_S = 0.5
+
+
+@contextlib.contextmanager
+def hold_devices(
+    demand: Demand,
+    *,
+    environ: Mapping[str, str],
+    queue: bool,
+    priority: int,
+    share: bool,
+    job_id: str,
+    note: Callable[[str], None],
+    keep_waiting: Callable[[], bool],
+    look_every_s: float = LOOK_EVERY_S,
+    load_nvml: Callable[[], Any] | None = None,
+) -> Generator[Held | None, None, None]:
+    """Holds a job's GPUs, or its slots, for as long as the block runs.
+
+        with hold_devices(launch.demand, ..., keep_waiting=lambda: not stops.asked) as held:
+            if held is None: the user stopped waiting
+            plan = launch.plan(job_id=..., run_dir=..., held=held)
+
+    The locks are this process's: call it in the process that stays with the job (after detaching), and keep the block
+    open over restarts. A job on the CPU that does not queue takes the slots that are free, waits for none and
+    never fails. So does a job on GPUs where leases cannot be kept (a read-only home), with a note.
+
+    Args:
+        demand: what the job wants of this machine (`Launch.demand`); nothing is held for no ranks.
+        environ: CUDA_VISIBLE_DEVICES limits the choice; XDG_STATE_HOME is where leases and tickets are.
+        queue: wait until the devices are free and it is this job's turn. See [Note: turn].
+        priority: of the ticket, higher first; 0 is usual.
+        share: take GPUs that are in use if too few are free.
+        job_id: names the holder to others.
+        note: told what the job waits for, whenever that changes.
+        keep_waiting: asked between two looks; False ends the wait.
+        look_every_s: time between two looks.
+        load_nvml: returns the `pynvml` module; tests give a made-up one.
+
+    Yields:
+        what was got; None if `keep_waiting` ended the wait.
+
+    Raises:
+        UsageError: too few GPUs are free and the job does not queue; or the queue cannot be kept.
+        DsrunError: the driver does not answer.
+    """
+    with contextlib.ExitStack() as stack:
+        if demand.ranks == 0:
+            held: Held | None = Held()
+        else:
+            try:
+                leases, tickets = (ClaimFolder(folder) for folder in claim_folders(environ))
+                stack.callback(leases.drop_all)
+                stack.callback(tickets.drop_all)
+                turn = _Turn(demand, environ, leases, tickets, job_id=job_id, share=share, load_nvml=load_nvml)
+                if queue:
+                    held = turn.wait(priority, note=note, keep_waiting=keep_waiting, look_every_s=look_every_s)
+                else:
+                    held = turn.take_now()
+            except OSError as error:
+                held = _unleased(error, queue=queue, note=note)
+        yield held
+
+
+def claim_folders(environ: Mapping[str, str]) -> tuple[Path, Path]:
+    """Returns the folders of leases and tickets: of this host, as a home may be shared by several."""
+    state, host = jobs_folder(environ).parent, safe_name(socket.gethostname())
+    return state / "leases" / host, state / "queue" / host
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A job that holds devices or waits for some.
+
+    Attributes:
+        job_id: the job.
+        pid: of its front end.
+        state: `holds` or `waits`.
+        since_s: when that began, in seconds since the epoch.
+        priority: of its ticket; None for one that holds.
+        devices: what it holds, or wants, in words.
+        names: UUIDs and slots that it holds, or may choose from.
+    """
+
+    job_id: str
+    pid: int
+    state: Literal["holds", "waits"]
+    since_s: float
+    priority: int | None
+    devices: str
+    names: tuple[str, ...]
+
+
+def list_queue(environ: Mapping[str, str]) -> list[Entry]:
+    """Returns the jobs of this user on this host: those that hold devices, then those that wait, the next first.
+
+    Args:
+        environ: XDG_STATE_HOME is where leases and tickets are.
+    """
+    leases, tickets = ((ClaimFolder(path).others() if path.is_dir() else []) for path in claim_folders(environ))
+    by_job: dict[str, list[Claim]] = {}
+    for lease in leases:
+        by_job.setdefault(str(lease.content.get("job_id", "?")), []).append(lease)
+    holding = [
+        _entry(
+            held[0],
+            state="holds",
+            devices=_together(sorted((str(one.content.get("label", one.name)) for one in held), key=_by_number)),
+            names=[str(one.content.get("device", one.name)) for one in held],
+        )
+        for held in by_job.values()
+    ]
+    waiting = [
+        _entry(one, state="waits", devices=str(one.content.get("wants", "?")), names=one.content.get("names", []))
+        for one in sorted(tickets, key=_place)
+    ]
+    return [*sorted(holding, key=lambda entry: entry.since_s), *waiting]
+
+
+def _entry(claim: Claim, *, state: Literal["holds", "waits"], devices: str, names: Sequence[str]) -> Entry:
+    since_s = claim.content.get("since_s")
+    return Entry(
+        job_id=str(claim.content.get("job_id", "?")),
+        pid=_whole(claim, "pid"),
+        state=state,
+        since_s=float(since_s) if isinstance(since_s, int | float) else 0.0,
+        priority=_whole(claim, "priority") if state == "waits" else None,
+        devices=devices,
+        names=tuple(names),
+    )
+
+
+def _by_number(label: str) -> list[int | str]:
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", label)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offer:
+    """What the job could have now.
+
+    Attributes:
+        taken: names to lease; empty if there is too little.
+        held: what the ranks see with them.
+        obstacles: who holds what it lacks -> labels of these.
+        names: everything it may choose from.
+    """
+
+    taken: tuple[str, ...]
+    held: Held
+    obstacles: dict[str, list[str]]
+    names: tuple[str, ...]
+
+
+class _Turn:
+    """One job's way to its leases."""
+
+    def __init__(
+        self,
+        demand: Demand,
+        environ: Mapping[str, str],
+        leases: ClaimFolder,
+        tickets: ClaimFolder,
+        *,
+        job_id: str,
+        share: bool,
+        load_nvml: Callable[[], Any] | None,
+    ) -> None:
+        self._demand = demand
+        self._environ = environ
+        self._leases = leases
+        self._tickets = tickets
+        self._job_id = job_id
+        self._share = share
+        self._load_nvml = load_nvml
+
+    def take_now(self) -> Held:
+        """Takes what is free, or says why that is too little."""
+        devices = self._read_devices()
+        with self._leases.deciding():
+            offer = self._offer(devices, partly=True)
+            self._lease(offer)
+        if self._demand.gpus and not offer.taken:
+            raise _refusal(self._demand.gpus, offer.obstacles, devices)
+        return offer.held
+
+    def wait(
+        self, priority: int, *, note: Callable[[str], None], keep_waiting: Callable[[], bool], look_every_s: float
+    ) -> Held | None:
+        """Takes a ticket and what is free when its turn has come; None if the wait was ended."""
+        said = ""
+        number: int | None = None
+        while True:
+            # Before the decision: waking a driver can take a second, in which others would stand still.
+            devices = self._read_devices()
+            with self._leases.deciding():
+                offer = self._offer(devices, partly=False)
+                others = self._tickets.others(clean=True)
+                if number is None:
+                    number = 1 + max((_whole(one, "number") for one in others), default=0)
+                    self._take_ticket(offer, number, priority)
+                ahead = _ahead(others, number=number, priority=priority, names=offer.names)
+                if offer.taken and not ahead:
+                    self._lease(offer)
+                    self._tickets.drop_all()
+                    return offer.held
+            text = _waiting_text(self._demand, offer.obstacles, ahead)
+            if text != said:
+                note(text)
+                said = text
+            if not keep_waiting():
+                return None
+            time.sleep(look_every_s)
+
+    def _read_devices(self) -> tuple[Device, ...]:
+        if not self._demand.gpus:
+            return ()
+        devices = read_devices(self._environ, load_nvml=self._load_nvml)
+        if len(devices) < self._demand.gpus:
+            raise DsrunError(f"{_gpus(self._demand.gpus)} are asked for and the driver shows {len(devices)} now")
+        return devices
+
+    def _offer(self, devices: Sequence[Device], *, partly: bool) -> _Offer:
+        leased = _holders(self._leases.others(clean=True))
+        if not self._demand.gpus:
+            return _offer_slots(self._demand.ranks, leased, partly=partly)
+        taken, obstacles = take_devices(devices, self._demand.gpus, leased=leased, share=self._share)
+        return _Offer(
+            taken=tuple(device.name for device in taken),
+            held=held_devices(taken, devices, ranks=self._demand.ranks),
+            obstacles=obstacles,
+            names=tuple(device.name for device in devices),
+        )
+
+    def _lease(self, offer: _Offer) -> None:
+        labels = offer.held.labels
+        for name, label in zip(offer.taken, labels, strict=True):
+            # One file a holder: devices that are shared have several.
+            self._leases.claim(f"{name}.{self._job_id}", self._content(device=name, label=label))
+
+    def _take_ticket(self, offer: _Offer, number: int, priority: int) -> None:
+        wanted = _wanted(self._demand)
+        more = {"number": number, "priority": priority, "wants": wanted, "names": list(offer.names)}
+        self._tickets.claim(self._job_id, self._content(**more))
+
+    def _content(self, **more: Any) -> dict[str, Any]:
+        return {"job_id": self._job_id, "pid": os.getpid(), "since_s": time.time(), **more}
+
+
+def _offer_slots(ranks: int, leased: Mapping[str, str], *, partly: bool) -> _Offer:
+    """Slots for a job on the CPU: one a rank; a job that queues waits for all it needs, at most all there are."""
+    names = tuple(f"{_SLOT}-{number}" for number in range(count_usable_cores()))
+    free = [name for name in names if name not in leased]
+    taken = free[:ranks]
+    if not partly and len(taken) < min(ranks, len(names)):
+        taken = []
+    obstacles: dict[str, list[str]] = {}
+    for name in names:
+        if name in leased:
+            obstacles.setdefault(leased[name], []).append(name)
+    return _Offer(taken=tuple(taken), held=Held(labels=tuple(taken)), obstacles=obstacles, names=names)
+
+
+def _holders(claims: Sequence[Claim]) -> dict[str, str]:
+    """Returns name of a device -> who holds it, in words."""
+    found: dict[str, list[str]] = {}
+    for claim in claims:
+        content = claim.content
+        found.setdefault(str(content.get("device", claim.name)), []).append(
+            f"job {content.get('job_id', '?')} (pid {content.get('pid', '?')})"
+        )
+    return {name: " and ".join(holders) for name, holders in found.items()}
+
+
+def _ahead(tickets: Sequence[Claim], *, number: int, priority: int, names: Sequence[str]) -> list[str]:
+    """Returns the jobs whose tickets come first and want any of the same devices. See [Note: turn]."""
+    return [
+        str(one.content.get("job_id", one.name))
+        for one in tickets
+        if _place(one) < (-priority, number) and not set(names).isdisjoint(one.content.get("names", []))
+    ]
+
+
+def _place(ticket: Claim) -> tuple[int, int]:
+    return -_whole(ticket, "priority"), _whole(ticket, "number")
+
+
+def _whole(claim: Claim, key: str) -> int:
+    value = claim.content.get(key)
+    return value if isinstance(value, int) else 0
+
+
+def _refusal(count: int, obstacles: Mapping[str, list[str]], devices: Sequence[Device]) -> UsageError:
+    free = len(devices) - sum(map(len, obstacles.values()))
+    are, is_free = (
+        ("is" if count == 1 else "are"),
+        ("none is" if not free else f"{free} {'is' if free == 1 else 'are'}"),
+    )
+    fewer = f", `-n {free}` takes what is free" if free else ""
+    return UsageError(
+        f"{_gpus(count)} {are} asked for and {is_free} free: {_in_words(obstacles)}",
+        hint=f"`--queue` waits for them, `--share-gpus` takes them all the same{fewer}",
+    )
+
+
+def _waiting_text(demand: Demand, obstacles: Mapping[str, list[str]], ahead: Sequence[str]) -> str:
+    reasons = [_in_words(obstacles)] if obstacles else []
+    if ahead:
+        reasons.append(f"{len(ahead)} job{'s' if len(ahead) > 1 else ''} ahead")
+    return f"waiting for {_wanted(demand)}: {'; '.join(reasons)}"
+
+
+def _in_words(obstacles: Mapping[str, list[str]]) -> str:
+    return ", ".join(
+        f"{_together(labels)} {'is' if len(labels) == 1 else 'are'} held by {holder}"
+        for holder, labels in obstacles.items()
+    )
+
+
+def _together(labels: Sequence[str]) -> str:
+    """Names a few devices, and counts slots and many."""
+    if len(labels) == 1:
+        return labels[0]
+    if labels[0].startswith(_SLOT + "-"):
+        return f"{len(labels)} slots"
+    kind, _, first = labels[0].partition(" ")
+    if kind == "GPU" and all(label.startswith("GPU ") for label in labels):
+        return f"GPUs {first}, {', '.join(label[4:] for label in labels[1:])}"
+    return ", ".join(labels)
+
+
+def _wanted(demand: Demand) -> str:
+    return _gpus(demand.gpus) if demand.gpus else f"{demand.ranks} slot{'s' if demand.ranks > 1 else ''}"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' if count > 1 else ''}"
+
+
+def _unleased(error: OSError, *, queue: bool, note: Callable[[str], None]) -> Held:
+    reason = f"{error.filename or 'leases'}: {(error.strerror or str(error)).lower()}"
+    if queue:
+        raise UsageError(f"the queue cannot be kept: {reason}", hint="name another place in XDG_STATE_HOME") from error
+    note(f"devices are not leased, another job may take them too: {reason}")
+    return Held()

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import pytest
+
+from dsrun.errors import DsrunError
+from dsrun.launcher.devices import Device, Held, held_devices, read_devices, take_devices, user_of_process
+from support.nvml import GIB, MIB, NVMLError, Part, box, made_up_nvml
+
+
+def read(*gpus: Part, visible: str | None = None) -> tuple[Device, ...]:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    return read_devices(environ, load_nvml=made_up_nvml(*gpus), user_of={4242: "bob"}.get)
+
+
+def taken(
+    devices: tuple[Device, ...], count: int, leased: Mapping[str, str] | None = None, *, share: bool = False
+) -> str:
+    chosen, _ = take_devices(devices, count, leased=leased or {}, share=share)
+    return " ".join(device.name for device in chosen)
+
+
+# what the driver says
+
+
+def test_a_gpu_is_used_by_processes_that_hold_more_than_a_little() -> None:
+    devices = read(*box(4, g0=[(1, 30 * MIB)], g1=[(4242, 9 * GIB), (7, 40 * MIB)], g2=[(7, None)]))
+    assert [device.used_by for device in devices] == [(), ("pid 4242 of user bob",), ("pid 7",), ()]
+
+
+def test_memory_that_no_visible_process_holds_is_another_containers() -> None:
+    (device,) = read(Part("GPU-0", used_bytes=37 * GIB))
+    assert device.used_by == ("processes that cannot be seen from here (37 GiB)",)
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [(None, ["GPU-0", "GPU-1", "GPU-2"]), ("2,0", ["GPU-2", "GPU-0"]), ("GPU-1", ["GPU-1"]), ("", []), ("9", [])],
+)
+def test_only_what_cuda_visible_devices_lists_is_offered_in_its_order(visible: str | None, names: list[str]) -> None:
+    assert [device.name for device in read(*box(3), visible=visible)] == names
+
+
+MIG = Part("GPU-1", slices=[Part("MIG-a", processes=[(4242, None)]), Part("MIG-b")])
+
+
+def test_slices_are_devices_of_their_own() -> None:
+    devices = read(Part("GPU-0"), MIG)
+    assert [(device.name, device.label, device.is_slice) for device in devices] == [
+        ("GPU-0", "GPU 0", False),
+        ("MIG-a", "slice 0 of GPU 1", True),
+        ("MIG-b", "slice 1 of GPU 1", True),
+    ]
+    assert devices[1].used_by == ("pid 4242 of user bob",)
+
+
+def test_slices_are_chosen_by_their_uuids() -> None:
+    assert [device.name for device in read(Part("GPU-0"), MIG, visible="MIG-b,MIG-a")] == ["MIG-b", "MIG-a"]
+    (unknown,) = read(Part("GPU-0"), visible="MIG-elsewhere")
+    assert (unknown.name, unknown.is_slice) == ("MIG-elsewhere", True)
+
+
+def test_a_driver_that_fails_is_told_with_its_reason() -> None:
+    nvml = made_up_nvml()()
+
+    def refuse() -> int:
+        raise NVMLError("GPU is lost")
+
+    nvml.nvmlDeviceGetCount = refuse
+    with pytest.raises(DsrunError, match=r"cannot be asked which are free: .*GPU is lost"):
+        read_devices({}, load_nvml=lambda: nvml)
+
+
+def test_the_user_of_a_process_is_named_and_of_a_dead_one_unknown() -> None:
+    assert user_of_process(os.getpid()) is not None
+    assert user_of_process(2**22 + 1) is None
+
+
+# the choice
+
+
+def test_free_devices_are_taken_first_and_in_order() -> None:
+    devices = read(*box(8, g0=[(4242, GIB)], g3=[(7, GIB)]))
+    assert taken(devices, 3) == "GPU-1 GPU-2 GPU-4"
+    assert taken(devices, 3, {"GPU-1": "job x"}) == "GPU-2 GPU-4 GPU-5"
+
+
+def test_too_few_free_devices_are_none_and_say_who_is_on_the_others() -> None:
+    devices = read(*box(3, g0=[(4242, GIB)]))
+    chosen, obstacles = take_devices(devices, 2, leased={"GPU-1": "job x", "GPU-2": "job x"}, share=False)
+    assert chosen == ()
+    assert obstacles == {"pid 4242 of user bob": ["GPU 0"], "job x": ["GPU 1", "GPU 2"]}
+
+
+def test_sharing_prefers_free_devices_then_those_of_others_and_leased_ones_last() -> None:
+    devices = read(*box(4, g0=[(4242, GIB)], g2=[(7, GIB)]))
+    assert taken(devices, 1, {"GPU-1": "job x"}, share=True) == "GPU-3"
+    assert taken(devices, 3, {"GPU-1": "job x"}, share=True) == "GPU-0 GPU-2 GPU-3"
+    assert taken(devices, 4, {"GPU-1": "job x"}, share=True) == "GPU-0 GPU-1 GPU-2 GPU-3"
+
+
+# what ranks see
+
+
+def test_a_part_of_the_gpus_is_named_by_uuid_and_all_of_them_leave_the_variable_alone() -> None:
+    devices = read(*box(3))
+    some = held_devices(devices[1:], devices, ranks=2)
+    assert some == Held(cuda_visible_devices="GPU-1,GPU-2", labels=("GPU 1", "GPU 2"))
+    assert some.environment(1) == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+    assert held_devices(devices, devices, ranks=3).environment(0) == {}
+
+
+def test_each_rank_sees_its_own_slice() -> None:
+    devices = read(MIG)
+    held = held_devices(devices, devices, ranks=3)
+    assert [held.environment(rank)["CUDA_VISIBLE_DEVICES"] for rank in range(3)] == ["MIG-a", "MIG-b", "MIG-a"]
