@@ -1,6 +1,7 @@
-"""All output of one job on the front end: each rank's complete file, whole lines to the console, events to a file.
+"""All output of one job on the front end: complete logs and their index, whole lines to the console, events to a file.
 
-Lives as long as the job, over restarts too. Knows nothing of processes and decides nothing.
+Lives as long as the job, over restarts too. Knows nothing of processes and decides nothing. What dsrun itself says
+and records passes through a mask for secrets; what ranks write does not.
 """
 
 from __future__ import annotations
@@ -8,27 +9,27 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from dsrun.errors import LaunchError
 
 from .job_folder import EVENTS_FILE
+from .live_status import LiveStatus
+from .log_files import PART_BYTES, LogFiles
+from .output_index import IndexWriter
 from .plan import LaunchPlan
-from .protocol import Output, RankPulse, StreamName
-from .rank_output import RankOutput
+from .protocol import Output, RankPulse
+from .rank_output import BarDisplay, Console, JobLog, RankOutput
+from .secrets_mask import Masker
 
 
-class Console(Protocol):
-    """What a person sees of a job; nothing here may raise."""
+class Display(BarDisplay, Protocol):
+    """What of a console moves: bars, progress, lines that are held for a moment."""
 
-    def lines(self, rank: int, stream: StreamName, texts: Sequence[str]) -> None:
-        """Whole lines of a rank, without their ends; undecodable bytes are surrogate escapes."""
-        ...
-
-    def note(self, text: str) -> None:
-        """One line about the job itself."""
+    def tick(self, now_s: float) -> float | None:
+        """Does what is due by the monotonic clock; returns when it wants to be called next, if at all."""
         ...
 
 
@@ -38,18 +39,33 @@ class JobOutput:
     Args:
         plan: the job; its run_dir must exist.
         console: where lines and notes are shown.
+        display: the moving part of the console; without it bars become a line now and then.
+        environ: where secrets are known from, besides the plan.
+        part_bytes: a log that is larger is continued in another file.
 
     Raises:
         LaunchError: a file cannot be made.
     """
 
-    def __init__(self, plan: LaunchPlan, console: Console) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        console: Console,
+        *,
+        display: Display | None = None,
+        environ: Mapping[str, str] = os.environ,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        folder = Path(plan.run_dir)
         self._console = console
-        self._ranks = {
-            rank: RankOutput(rank, plan.run_dir, show=console.lines, warn=console.note)
-            for rank in range(plan.world_size)
-        }
-        path = Path(plan.run_dir) / EVENTS_FILE
+        self._display = display
+        self._masker = Masker([environ, plan.env, {"nonce": plan.nonce}])
+        self._files = LogFiles(folder, plan.world_size, part_bytes=part_bytes)
+        self._log = JobLog(self._files, IndexWriter(folder), warn=self._warn)
+        self._ranks = [RankOutput(rank, self._log, console, bars=display) for rank in range(plan.world_size)]
+        hosts = [node.host.name for node in plan.nodes for _ in node.workers]
+        self._live = LiveStatus(folder, hosts, clock=time.time)
+        path = folder / EVENTS_FILE
         try:
             self._events_fd: int | None = os.open(
                 path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
@@ -64,6 +80,7 @@ class JobOutput:
     def ended(self, rank: int, last_word: str | None) -> None:
         """See `Sink`."""
         self._ranks[rank].finish(last_word=last_word)
+        self._live.ended(rank)
 
     def tail(self, rank: int) -> tuple[str, ...]:
         """See `Sink`."""
@@ -71,32 +88,61 @@ class JobOutput:
 
     def log(self, rank: int) -> str:
         """See `Sink`."""
-        return os.fspath(self._ranks[rank].path)
+        return os.fspath(self._files.path(rank))
 
     def note(self, text: str) -> None:
-        """See `Sink`."""
-        self._console.note(text)
+        """Shows and records a line. See `Sink`."""
+        shown = self._masker.text(text)
+        self._console.note(shown)
+        self._record("note", {"text": shown})
 
     def event(self, name: str, **fields: Any) -> None:
         """Appends a line to the event file. See `Sink`."""
+        match name, fields:
+            case "start", {"attempt": int(attempt)} if attempt > 0:
+                self._begin_attempt(attempt)
+            case "rank_started", {"rank": int(rank), "pid": int(pid)}:
+                self._live.started(rank, pid)
+            case "rank_exit", {"rank": int(rank)}:
+                self._live.ended(rank)
+            case _:
+                pass
+        self._record(name, self._masker.value(fields))
+
+    def pulse(self, ranks: Sequence[RankPulse]) -> None:
+        """See `Sink`."""
+        self._live.pulse(ranks)
+
+    def tick(self, now_s: float) -> float | None:
+        """See `Sink`."""
+        wanted = [self._live.tick(now_s), None if self._display is None else self._display.tick(now_s)]
+        return min((time_s for time_s in wanted if time_s is not None), default=None)
+
+    def close(self) -> None:
+        """Ends all files; what comes later is shown and not recorded."""
+        self._log.close()
+        self._live.write()
+        self._close_events()
+
+    def _begin_attempt(self, attempt: int) -> None:
+        heading = f"--- dsrun: attempt {attempt + 1} starts {time.strftime('%Y-%m-%d %H:%M:%S')} ---"
+        for rank in self._ranks:
+            rank.begin(heading)
+
+    def _record(self, name: str, fields: Mapping[str, Any]) -> None:
         if self._events_fd is None:
             return
         line = json.dumps({"event": name, "time": round(time.time(), 6), **fields}) + "\n"
         try:
             os.write(self._events_fd, line.encode())
         except OSError as error:
-            self.close()
-            self.note(f"{EVENTS_FILE} is incomplete from here on: {error.strerror}")
+            self._close_events()
+            self._warn(f"{EVENTS_FILE} is incomplete from here on: {error.strerror}")
 
-    def pulse(self, ranks: Sequence[RankPulse]) -> None:
-        """See `Sink`."""
+    def _warn(self, text: str) -> None:
+        self._console.note(text)
 
-    def tick(self, now_s: float) -> float | None:
-        """See `Sink`."""
-        return None
-
-    def close(self) -> None:
-        """Closes the event file; what comes later is shown and not recorded."""
+    def _close_events(self) -> None:
         if self._events_fd is not None:
             os.close(self._events_fd)
             self._events_fd = None

@@ -26,6 +26,12 @@ class LineAssembler:
         self._bar_interval_s = bar_interval_s
         self._pending = b""
         self._shown_at_s: float | None = None
+        self._is_bar = False
+
+    @property
+    def bar(self) -> str | None:
+        """The state of the line that is being written, if it has been started over; else None."""
+        return _text(self._pending.rstrip(b"\r")) if self._is_bar else None
 
     def feed(self, data: bytes, *, now_s: float) -> list[str]:
         """Returns the lines that `data` completes.
@@ -40,7 +46,7 @@ class LineAssembler:
             # Nothing to fold and nothing to cut: all lines at once, as a program that prints numbers writes millions.
             end = data.rfind(b"\n") + 1
             if end:
-                lines, self._shown_at_s = _text(data[: end - 1]).split("\n"), None
+                lines, self._shown_at_s, self._is_bar = _text(data[: end - 1]).split("\n"), None, False
             self._pending = data[end:]
             return lines
         *complete, rest = data.split(b"\n")
@@ -48,19 +54,20 @@ class LineAssembler:
             # Any number of `\r` before `\n`: a pseudo-terminal adds one more to each `\r\n`.
             lines += self._pieces(_last_state(line.rstrip(b"\r")))
         if complete:
-            self._shown_at_s = None
+            self._shown_at_s, self._is_bar = None, False
         self._pending = self._hold(rest, now_s, lines)
         return lines
 
     def finish(self) -> list[str]:
         """Returns what is left when the stream ends without a newline; the assembler is empty afterwards."""
-        rest, self._pending = self._pending, b""
+        rest, self._pending, self._is_bar = self._pending, b"", False
         state = _last_state(rest.rstrip(b"\r"))
         return self._pieces(state) if state else []
 
     def _hold(self, rest: bytes, now_s: float, lines: list[str]) -> bytes:
         """Returns what must wait for more bytes, after delivering a bar's state or the pieces of a long line."""
         if b"\r" in rest:
+            self._is_bar = True
             # A `\r` at the very end may be half of `\r\n`, so it and the state before it are kept.
             body = rest.rstrip(b"\r")
             state = _last_state(body)

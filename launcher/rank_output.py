@@ -1,96 +1,149 @@
-"""One rank's output on the front end: the complete file, the lines for the console, and the tail for a report."""
+"""One rank's output on the front end: its complete log, the lines for the console, and the tail for a report."""
 
 from __future__ import annotations
 
-import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
-
-from dsrun.errors import LaunchError
+from typing import Protocol
 
 from .failures import TAIL_LINES
-from .lines import LineAssembler
+from .lines import BAR_INTERVAL_S, LineAssembler
+from .log_files import LogFiles
+from .output_index import IndexWriter, LogStream
 from .protocol import Output, StreamName
 
 #: Longest part of a line that a report repeats.
 _TAIL_LINE_CHARACTERS = 2000
 
 
-class RankOutput:
-    """Takes a rank's frames in order.
+class Console(Protocol):
+    """What a person sees of a job; nothing here may raise."""
 
-    The file holds every byte of both streams in order of arrival, bars and a missing last newline included; only
+    def lines(self, rank: int, stream: StreamName, texts: Sequence[str]) -> None:
+        """Whole lines of a rank, without their ends; undecodable bytes are surrogate escapes."""
+        ...
+
+    def note(self, text: str) -> None:
+        """One line about the job itself."""
+        ...
+
+
+class BarDisplay(Protocol):
+    """Where a rank's progress bar is shown while it runs."""
+
+    def bar(self, rank: int, stream: StreamName, state: str | None) -> None:
+        """The bar as it is now; None when its line is over or begins anew."""
+        ...
+
+
+class JobLog:
+    """The logs and the index of a job, as one place that bytes go to; an error is told once and ends nothing.
+
+    Args:
+        files: the ranks' logs.
+        index: what came when.
+        warn: gets one line, should something become incomplete.
+    """
+
+    def __init__(self, files: LogFiles, index: IndexWriter, *, warn: Callable[[str], None]) -> None:
+        self.files = files
+        self._index = index
+        self._warn = warn
+        self._incomplete: set[int] = set()
+
+    def append(self, rank: int, stream: LogStream, data: bytes, *, time_s: float) -> None:
+        """Writes bytes to a rank's log and records when they came."""
+        if rank in self._incomplete or not data:
+            return
+        try:
+            offset = self.files.append(rank, data)
+        except OSError as error:
+            # A full disk must not end a job that may be about to save: its output still reaches the console.
+            self.files.close(rank)
+            self._incomplete.add(rank)
+            self._warn(f"{self.files.path(rank)} is incomplete from here on: {error.strerror}")
+            return
+        try:
+            self._index.add(time_s, rank, stream, offset, len(data))
+        except OSError as error:
+            self._warn(f"`dsrun logs` cannot order by time from here on: index file: {error.strerror}")
+
+    def close(self) -> None:
+        """Ends all logs."""
+        self.files.close_all()
+        self._index.close()
+
+
+class RankOutput:
+    """Takes a rank's frames in order, over all attempts of the job.
+
+    The log holds every byte of both streams in order of arrival, bars and a missing last newline included; only
     the lines are folded.
 
     Args:
         rank: whose output.
-        run_dir: where the file goes; it must exist.
-        show: gets whole lines.
-        warn: gets one line, should the file become incomplete.
-
-    Raises:
-        LaunchError: the file cannot be made.
+        log: where the bytes go.
+        console: gets whole lines.
+        bars: shows bars as they run; without it their state becomes a line now and then.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        run_dir: str,
-        *,
-        show: Callable[[int, StreamName, Sequence[str]], None],
-        warn: Callable[[str], None],
-    ) -> None:
-        self.path = Path(run_dir) / f"rank{rank}.log"
+    def __init__(self, rank: int, log: JobLog, console: Console, *, bars: BarDisplay | None = None) -> None:
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
         self._rank = rank
+        self._log = log
+        self._console = console
+        self._bars = bars
         self._at_line_start = True
-        self._show = show
-        self._warn = warn
-        self._lines: dict[StreamName, LineAssembler] = {"stdout": LineAssembler(), "stderr": LineAssembler()}
-        try:
-            # Not through a link that somebody planted, and for this user only.
-            self._fd: int | None = os.open(
-                self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
-        except OSError as error:
-            raise LaunchError(f"log file {self.path}: cannot be made: {error.strerror}") from error
+        self._heading: str | None = None
+        interval_s = BAR_INTERVAL_S if bars is None else float("inf")
+        self._lines: dict[StreamName, LineAssembler] = {
+            "stdout": LineAssembler(bar_interval_s=interval_s),
+            "stderr": LineAssembler(bar_interval_s=interval_s),
+        }
 
-    def take(self, frame: Output) -> None:
-        """Writes a frame to the file and shows the lines that it completes."""
-        data = frame.text.encode("utf-8", "surrogateescape")
-        self._write(data)
-        self._at_line_start = data.endswith(b"\n")
-        self._deliver(frame.stream, self._lines[frame.stream].feed(data, now_s=frame.time_s))
-
-    def finish(self, *, last_word: str | None = None) -> None:
-        """Shows what was left without an end of line, and closes the file.
+    def begin(self, heading: str) -> None:
+        """Goes on with another attempt.
 
         Args:
-            last_word: what the rank left beside its streams; ends the file, on lines of its own.
+            heading: one line that divides its output from what was before; written when there is output.
+        """
+        self._heading = heading
+
+    def take(self, frame: Output) -> None:
+        """Writes a frame to the log and shows the lines that it completes."""
+        if self._heading is not None:
+            self._write_line(self._heading, time_s=frame.time_s)
+            self._heading = None
+        data = frame.text.encode("utf-8", "surrogateescape")
+        self._log.append(self._rank, frame.stream, data, time_s=frame.time_s)
+        self._at_line_start = data.endswith(b"\n")
+        assembler = self._lines[frame.stream]
+        had_bar = assembler.bar is not None
+        self._deliver(frame.stream, assembler.feed(data, now_s=frame.time_s))
+        if self._bars is not None and (had_bar or assembler.bar is not None):
+            self._bars.bar(self._rank, frame.stream, assembler.bar)
+
+    def finish(self, *, last_word: str | None = None) -> None:
+        """Shows what was left without an end of line, and gives the log's descriptor back.
+
+        Args:
+            last_word: what the rank left beside its streams; goes to the log, on lines of its own.
         """
         for name, assembler in self._lines.items():
+            if self._bars is not None and assembler.bar is not None:
+                self._bars.bar(self._rank, name, None)
             self._deliver(name, assembler.finish())
         if last_word is not None:
-            self._write((last_word if self._at_line_start else f"\n{last_word}").encode("utf-8", "replace") + b"\n")
-        self._close()
+            self._write_line(last_word, time_s=time.time())
+        self._log.files.close(self._rank)
 
     def _deliver(self, stream: StreamName, lines: Sequence[str]) -> None:
-        self.tail.extend(line[:_TAIL_LINE_CHARACTERS] for line in lines[-TAIL_LINES:])
         if lines:
-            self._show(self._rank, stream, lines)
+            self.tail.extend([line[:_TAIL_LINE_CHARACTERS] for line in lines[-TAIL_LINES:]])
+            self._console.lines(self._rank, stream, lines)
 
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view and self._fd is not None:
-            try:
-                view = view[os.write(self._fd, view) :]
-            except OSError as error:
-                # A full disk must not end a job that may be about to save: its output still reaches the console.
-                self._close()
-                self._warn(f"{self.path} is incomplete from here on: {error.strerror}")
-
-    def _close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+    def _write_line(self, text: str, *, time_s: float) -> None:
+        line = text if self._at_line_start else f"\n{text}"
+        self._log.append(self._rank, "dsrun", line.encode("utf-8", "replace") + b"\n", time_s=time_s)
+        self._at_line_start = True

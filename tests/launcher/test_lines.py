@@ -72,3 +72,18 @@ def test_a_bar_takes_no_memory_however_long_it_runs() -> None:
     lines = [line for _ in range(10_000) for line in assembler.feed(b"\r" + b"#" * 50, now_s=0)]
     assert lines == []
     assert assembler.finish() == ["#" * 50]
+
+
+def test_the_present_state_of_a_bar_can_be_seen_until_its_line_ends() -> None:
+    assembler = LineAssembler()
+    assembler.feed(b"a line\nhalf", now_s=0)
+    assert assembler.bar is None
+    assembler.feed(b"\r10%", now_s=0)
+    assert assembler.bar == "10%"
+    assembler.feed(b"\r20%\r", now_s=0)
+    assert assembler.bar == "20%"
+    assert assembler.feed(b"\r100%\n", now_s=0) == ["100%"]
+    assert assembler.bar is None
+    assembler.feed(b"1\r2", now_s=0)
+    assert assembler.finish() == ["2"]
+    assert assembler.bar is None

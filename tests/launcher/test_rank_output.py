@@ -1,0 +1,123 @@
+"""A rank's bytes reach its log as they are, its lines the console, its bars the display."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.log_files import LogFiles
+from dsrun.launcher.log_reader import read_log
+from dsrun.launcher.output_index import IndexWriter
+from dsrun.launcher.protocol import Output, StreamName
+from dsrun.launcher.rank_output import JobLog, RankOutput
+
+
+class Shown:
+    """A console and a display that remember."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.notes: list[str] = []
+        self.bars: list[str | None] = []
+
+    def lines(self, rank: int, stream: StreamName, texts: Sequence[str]) -> None:
+        self.texts += texts
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def bar(self, rank: int, stream: StreamName, state: str | None) -> None:
+        self.bars.append(state)
+
+
+def rank_output(folder: Path, shown: Shown, *, bars: bool = False) -> RankOutput:
+    log = JobLog(LogFiles(folder, 1), IndexWriter(folder), warn=shown.note)
+    return RankOutput(0, log, shown, bars=shown if bars else None)
+
+
+def out(text: str, *, time_s: float = 1.0, stream: StreamName = "stdout") -> Output:
+    return Output(rank=0, stream=stream, sequence=0, time_s=time_s, text=text)
+
+
+def test_the_log_has_every_byte_and_the_console_whole_lines(tmp_path: Path) -> None:
+    shown = Shown()
+    output = rank_output(tmp_path, shown)
+    for text in ("10%\r", "20%\r\nbad\udcff", " half", "\n", "no end"):
+        output.take(out(text))
+    output.finish(last_word="error: x")
+    assert (tmp_path / "rank0.log").read_bytes() == b"10%\r20%\r\nbad\xff half\nno end\nerror: x\n"
+    assert shown.texts == ["20%", "bad\udcff half", "no end"]
+
+
+def test_another_attempt_goes_on_in_the_same_log_after_one_line(tmp_path: Path) -> None:
+    shown = Shown()
+    output = rank_output(tmp_path, shown)
+    output.take(out("first, cut"))
+    output.finish()
+    output.begin("--- attempt 2 ---")
+    output.take(out("second\n", time_s=2))
+    output.take(out("third\n", time_s=3))
+    output.finish()
+    assert (tmp_path / "rank0.log").read_text() == "first, cut\n--- attempt 2 ---\nsecond\nthird\n"
+    assert [(line.stream, line.text) for line in read_log(tmp_path)] == [
+        ("stdout", "first, cut"),
+        ("dsrun", "--- attempt 2 ---"),
+        ("stdout", "second"),
+        ("stdout", "third"),
+    ]
+
+
+def test_bars_go_to_the_display_and_only_their_end_to_the_console(tmp_path: Path) -> None:
+    shown = Shown()
+    output = rank_output(tmp_path, shown, bars=True)
+    for second in range(40):
+        output.take(out(f"\r{second}%", time_s=second, stream="stderr"))
+    output.take(out("\rdone\n", time_s=50, stream="stderr"))
+    output.take(out("a line\n", time_s=51))
+    assert shown.texts == ["done", "a line"]
+    assert shown.bars == [*(f"{second}%" for second in range(40)), None]
+
+
+def test_a_bar_that_never_ended_is_taken_away_at_the_end(tmp_path: Path) -> None:
+    shown = Shown()
+    output = rank_output(tmp_path, shown, bars=True)
+    output.take(out("\r5%"))
+    output.finish()
+    assert (shown.texts, shown.bars) == (["5%"], ["5%", None])
+
+
+@pytest.fixture
+def small_files() -> Iterator[None]:
+    """No file may grow above 100 bytes: what a full disk does, without one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.usefixtures("small_files")
+def test_a_log_that_cannot_grow_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
+    shown = Shown()
+    output = rank_output(tmp_path, shown)
+    for number in range(20):
+        output.take(out(f"a line of a good length {number}\n"))
+    output.finish(last_word="x")
+    assert shown.notes == [f"{tmp_path}/rank0.log is incomplete from here on: {os.strerror(27)}"]
+    assert len(shown.texts) == 20
+
+
+@pytest.mark.usefixtures("small_files")
+def test_an_index_that_cannot_grow_is_told_once_and_the_log_goes_on(tmp_path: Path) -> None:
+    shown = Shown()
+    output = rank_output(tmp_path, shown)
+    for number in range(20):
+        output.take(out(f"{number}\n"))
+    assert shown.notes == [f"`dsrun logs` cannot order by time from here on: index file: {os.strerror(27)}"]
+    assert [line.text for line in read_log(tmp_path)] == [str(number) for number in range(20)]
