@@ -2,7 +2,8 @@
 
 [Note: pressure] Nothing here waits. If the front end reads slowly, frames are held up to a limit; above it ranks'
 pipes are not read, they fill up, and the ranks wait in their writes. If the front end is gone, pipes are still read and
-the bytes dropped, so that a rank which saves its state in the grace is not stuck in a print.
+the bytes dropped, so that a rank which saves its state in the grace is not stuck in a print. Signs of life pass all
+frames that wait, and only the newest is kept: a host whose output is held back has not gone silent.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ class Relay:
         self._descriptor = descriptor
         self._frames: deque[bytes] = deque()
         self._held_bytes = 0
+        #: To be sent before all frames but one that is sent in part already.
+        self._sign_of_life: bytes | None = None
+        self._mid_frame = False
         self._writing = False
         self._paused = False
         self._streams: list[_Stream] = []
@@ -91,9 +95,16 @@ class Relay:
             self._held_bytes += len(frame)
             self._flush()
 
+    def send_sign_of_life(self, message: Message) -> None:
+        """Sends a message as soon as possible, in place of the one before if that was not sent yet."""
+        if not self.broken:
+            self._sign_of_life = encode(message)
+            self._flush()
+
     def abandon(self) -> None:
         """The front end is gone: frames are dropped from now on."""
         self.broken = True
+        self._sign_of_life = None
         self._frames.clear()
         self._held_bytes = 0
         self._balance()
@@ -119,24 +130,40 @@ class Relay:
 
     def _flush(self) -> None:
         try:
-            while self._frames:
-                frame = self._frames[0]
-                sent = os.write(self._descriptor, frame)
-                self._held_bytes -= sent
-                self.moved_at_s = time.monotonic()
-                if sent == len(frame):
-                    self._frames.popleft()
+            while self._frames or self._sign_of_life is not None:
+                if self._sign_of_life is not None and not self._mid_frame:
+                    self._write_sign_of_life(self._sign_of_life)
                 else:
-                    self._frames[0] = frame[sent:]
+                    self._write_frame(self._frames[0])
         except BlockingIOError:
             pass  # Full: the selector says when to go on.
         except OSError:
             self.abandon()
         self._balance()
 
+    def _write_frame(self, frame: bytes) -> None:
+        sent = os.write(self._descriptor, frame)
+        self._held_bytes -= sent
+        self.moved_at_s = time.monotonic()
+        self._mid_frame = sent < len(frame)
+        if self._mid_frame:
+            self._frames[0] = frame[sent:]
+        else:
+            self._frames.popleft()
+
+    def _write_sign_of_life(self, frame: bytes) -> None:
+        # Not noted in `moved_at_s`: it is no output, and comes for as long as output is waited for.
+        sent = os.write(self._descriptor, frame)
+        self._sign_of_life = None
+        self._mid_frame = sent < len(frame)
+        if self._mid_frame:
+            self._frames.appendleft(frame[sent:])
+            self._held_bytes += len(frame) - sent
+
     def _balance(self) -> None:
         """Listens for room while frames wait, and to the ranks only while they are not too many."""
-        if self._writing != bool(self._frames):
+        waiting = bool(self._frames) or self._sign_of_life is not None
+        if self._writing != waiting:
             self._writing = not self._writing
             if self._writing:
                 self._selector.register(self._descriptor, selectors.EVENT_WRITE, self._flush)
