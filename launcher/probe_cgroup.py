@@ -59,7 +59,7 @@ def read_limits(root: Path) -> CgroupLimits:
     memory: list[tuple[int, int | None]] = []
     for mount in mounts:
         for controller in mount.controllers or {""}:
-            for folder in _levels(root, mount, groups.get(controller)):
+            for folder in levels(root, mount, groups.get(controller)):
                 if not controller or controller == "cpu":
                     quotas += _quota(folder)
                 if not controller or controller == "memory":
@@ -111,7 +111,7 @@ def _version(mounts: tuple[CgroupMount, ...]) -> str | None:
     return "+".join(kinds) or None
 
 
-def _levels(root: Path, mount: CgroupMount, group: PurePosixPath | None) -> Iterator[Path]:
+def levels(root: Path, mount: CgroupMount, group: PurePosixPath | None) -> Iterator[Path]:
     """Yields the folders from the process's own group up to the mounted root."""
     point = root / mount.point.relative_to("/")
     if group is not None and group.is_relative_to(mount.root):
