@@ -1,12 +1,13 @@
 """The agent: one per host; runs the host's ranks through a spawner and answers for their end.
 
 Started over a channel, speaks the protocol on stdin and stdout, and imports the standard library and psutil only.
-Decides nothing about the job: the front end says when to stop. But its stdin is the lifeline: when that ends,
-however the front end ended, the agent stops everything by itself. It exits only when nothing of the job is left.
+Decides nothing about the job: the front end says when to stop. But its stdin is the lifeline: when that ends, or
+nothing comes on it for as long as the plan's lease, the agent stops everything by itself, whatever became of the front
+end. It exits only when nothing of the job is left.
 
 [Note: stopping] One way down, entered at any step and never walked back:
 - asked: the signal went to every rank's process group; one grace for all ranks together runs.
-- killing: SIGKILL to everything below the agent, in rounds, until nothing is left.
+- killing: SIGKILL to everything below the agent, in rounds, until nothing is left; then to the control group.
 What outlives the ranks (detached processes included) is asked when the last rank has ended, then killed.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import selectors
 import signal
 import time
@@ -21,8 +23,12 @@ from collections.abc import Sequence
 
 import psutil
 
-from . import processes
+from dsrun.contract import HEARTBEAT_ENV
+from dsrun.heartbeats import HeartbeatTable
+
+from . import processes, stacks
 from .host_ranks import HostRanks
+from .lifeline import Lifeline
 from .plan import LaunchPlan
 from .protocol import (
     VERSION,
@@ -31,15 +37,24 @@ from .protocol import (
     FrameReader,
     Hello,
     Kill,
+    Lease,
+    Listening,
+    Meet,
     Message,
+    Passed,
     ProtocolError,
+    Signal,
     Start,
     Stop,
+    TakeStacks,
     encode,
 )
+from .pulses import PULSE_S, Pulses
 from .relay import Relay
 
 _READ_BYTES = 1 << 16
+#: For the front end's first word, before there is anything to stop: it may be lost between starting us and saying it.
+_FIRST_WORD_PATIENCE_S = 60.0
 #: Between two looks at processes that must end and give no event when they do.
 _ROUND_S = 0.05
 #: From SIGKILL to giving up on what is left (a process stuck in the kernel, or another user's).
@@ -70,7 +85,7 @@ def main() -> None:
 
 def _read_first(reader: FrameReader) -> list[Message]:
     """Returns the first message and those that came with it; none if the front end is gone already."""
-    while data := os.read(0, _READ_BYTES):
+    while select.select([0], [], [], _FIRST_WORD_PATIENCE_S)[0] and (data := os.read(0, _READ_BYTES)):
         if messages := reader.feed(data):
             return messages
     return []
@@ -90,9 +105,16 @@ class Agent:
         self._control = control
         self._selector = selectors.DefaultSelector()
         self._relay = Relay(self._selector, report_fd)
+        self._node_rank = start.node_rank
         self._ranks = HostRanks(
             self._plan, start.node_rank, selector=self._selector, relay=self._relay, on_lost=self._fail
         )
+        self._heartbeats = HeartbeatTable(len(self._plan.nodes[start.node_rank].workers))
+        self._pulses = Pulses(self._heartbeats)
+        self._pulse_at_s = 0.0
+        self._lifeline = Lifeline(self._plan.lease_s, time.monotonic())
+        self._listens = True
+        self._stacks: stacks.StackTaking | None = None
         self._grace_until_s: float | None = None
         self._killing_since_s: float | None = None
         self._lingerers_asked = False
@@ -108,20 +130,37 @@ class Agent:
         self._listen_to_signals()
         self._selector.register(0, selectors.EVENT_READ, self._read_control)
         self._relay.send(Hello(pid=os.getpid(), time_s=time.time()))
-        try:
-            self._ranks.start(os.environ)
-        except OSError as error:
-            self._fail(f"cannot start the ranks: {_words_of(error)}")
+        if self._node_rank == 0:
+            self._start_first_host()
         self._obey(messages)
         while not self._advance():
             for key, _ in self._selector.select(self._patience_s()):
                 key.data()
+        self._ranks.end_scope(remove=not self._unkillable)
         self._relay.close_streams()
         self._relay.send(Finished(unkillable=self._unkillable))
         while self._relay.unsent:
             # As long as it takes: only this process is left, and it ends with the front end.
-            for key, _ in self._selector.select():
+            self._report(time.monotonic())
+            for key, _ in self._selector.select(PULSE_S):
                 key.data()
+
+    def _start_first_host(self) -> None:
+        try:
+            rendezvous = self._ranks.open_store()
+        except OSError as error:
+            self._fail(f"cannot listen on {self._plan.master_addr} for the ranks to meet: {_words_of(error)}")
+            return
+        self._relay.send(Listening(address=rendezvous[0], port=rendezvous[1]))
+        self._start_ranks(rendezvous)
+
+    def _start_ranks(self, rendezvous: tuple[str, int]) -> None:
+        if self._killing_since_s is not None or not self._ranks.spawner_ended:
+            return
+        try:
+            self._ranks.start({**os.environ, HEARTBEAT_ENV: self._heartbeats.path}, rendezvous)
+        except OSError as error:
+            self._fail(f"cannot start the ranks: {_words_of(error)}")
 
     # --- events
 
@@ -140,17 +179,24 @@ class Agent:
     def _read_control(self) -> None:
         data = os.read(0, _READ_BYTES)
         if not data:
-            self._selector.unregister(0)
-            self._relay.abandon()
-            self._ask(signal.SIGTERM)
+            self._lose_front_end()
             return
+        self._lifeline.renew()
         try:
             messages = self._control.feed(data)
         except ProtocolError as error:
+            self._listens = False
             self._selector.unregister(0)
             self._fail(str(error))
             return
         self._obey(messages)
+
+    def _lose_front_end(self) -> None:
+        if self._listens:
+            self._listens = False
+            self._selector.unregister(0)
+        self._relay.abandon()
+        self._ask(signal.SIGTERM)
 
     def _obey(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -159,8 +205,41 @@ class Agent:
                     self._ask(signum)
                 case Kill():
                     self._kill()
+                case Lease():
+                    pass  # Any message renews it.
+                case Meet(address=address, port=port):
+                    self._start_ranks((address, port))
+                case Signal(signal=signum):
+                    self._pass(signum)
+                case TakeStacks():
+                    # Asked twice, one answer says it.
+                    self._stacks = self._stacks or self._take_stacks()
                 case _:
                     self._fail(f"unexpected message from the front end: {type(message).__name__}")
+
+    def _pass(self, signum: int) -> None:
+        """Passes a user's signal to the ranks that catch it, and to none of the processes that they started."""
+        live = self._ranks.live
+        caught = [rank for rank in live if processes.catches(rank.process, signum)]
+        for rank in caught:
+            processes.send(rank.process, signum)
+        spared = [rank.rank for rank in live if rank not in caught]
+        self._relay.send(Passed(signal=signum, ranks=[rank.rank for rank in caught], spared=spared))
+
+    def _take_stacks(self) -> stacks.StackTaking:
+        now_s = time.monotonic()
+        return stacks.StackTaking(self._ranks.live, run_dir=self._plan.run_dir, table=self._heartbeats, now_s=now_s)
+
+    def _report(self, now_s: float) -> None:
+        """Sends what is due to be told, once it is sure that somebody listens."""
+        if self._listens and self._lifeline.has_run_out(now_s):
+            self._lose_front_end()
+        if now_s >= self._pulse_at_s:
+            self._pulse_at_s = now_s + PULSE_S
+            self._relay.send_sign_of_life(self._pulses.take(self._ranks.live))
+        if self._stacks is not None and (answer := self._stacks.look(now_s)) is not None:
+            self._stacks = None
+            self._relay.send(answer)
 
     # --- the way down, see [Note: stopping]
 
@@ -185,6 +264,7 @@ class Agent:
     def _advance(self) -> bool:
         """Does what is due now; returns whether everything has ended."""
         now_s = time.monotonic()
+        self._report(now_s)
         self._ranks.reap(spawner_may_end=self._killing_since_s is not None)
         if self._grace_until_s is not None and now_s >= self._grace_until_s:
             self._kill()
@@ -213,6 +293,9 @@ class Agent:
             return True
         for process in left:
             processes.send(process, signal.SIGKILL)
+        if left and now_s >= since_s + _SPAWNER_PATIENCE_S:
+            # It forks faster than it is found, or is not seen to end.
+            self._ranks.end_scope(remove=False)
         if not (self._ranks.pids and now_s < since_s + _SPAWNER_PATIENCE_S) and self._ranks.kill_spawner():
             # It has nothing to report, or does not: otherwise it is waited for, as it knows how the ranks ended.
             return False
@@ -226,12 +309,16 @@ class Agent:
             return True
         return not self._relay.unsent and now_s - self._relay.moved_at_s > _DRAIN_PATIENCE_S
 
-    def _patience_s(self) -> float | None:
+    def _patience_s(self) -> float:
+        now_s = time.monotonic()
+        due_s = [self._pulse_at_s]
         if self._killing_since_s is not None or self._ranks.all_ended:
-            return _ROUND_S
-        if self._grace_until_s is not None:
-            return max(0.0, self._grace_until_s - time.monotonic())
-        return None
+            due_s.append(now_s + _ROUND_S)
+        elif self._grace_until_s is not None:
+            due_s.append(self._grace_until_s)
+        if self._stacks is not None:
+            due_s.append(self._stacks.due_s)
+        return max(0.0, min(due_s) - now_s)
 
 
 def _words_of(error: OSError) -> str:

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
 
 import psutil
 
 from dsrun.contract import read_error_file
 
 from . import processes
+from .environment import THREADS_ENV
 from .failures import describe_status
-from .plan import LaunchPlan
+from .host_binding import read_bindings
+from .oom_kills import OomKills
+from .plan import LaunchPlan, NodePlan
 from .protocol import Exit, Failed, Message, Started
 from .relay import Relay
+from .scope import make_scope
 from .spawner_pipe import SpawnerPipe
-from .worker import error_file
+from .worker import LiveRank, error_file
 
 
 class HostRanks:
@@ -48,34 +55,64 @@ class HostRanks:
         self._selector = selector
         self._relay = relay
         self._on_lost = on_lost
+        self._store: socket.socket | None = None
         self._spawner: SpawnerPipe | None = None
         self._rank_of: dict[int, int] = {}
+        self._live: dict[int, LiveRank] = {}
         self._ended: set[int] = set()
         #: Ranks that ended below a dying spawner: pid -> status and time; unknown pids until it has told the ranks'.
         self._orphans: dict[int, tuple[int, float]] = {}
+        self._oom_kills = OomKills()
+        self._scope = make_scope(f"dsrun-{plan.job_id}-{node_rank}")
 
-    def start(self, environ: Mapping[str, str]) -> None:
-        """Starts the spawner.
+    def open_store(self) -> tuple[str, int]:
+        """Binds the rendezvous store's socket to a free port; it is held from here on.
+
+        Returns:
+            address and port.
+
+        Raises:
+            OSError: the plan's address is not this host's.
+        """
+        address = self._plan.master_addr
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._store = socket.create_server((address, 0), family=family, backlog=4096)
+        return address, self._store.getsockname()[1]
+
+    def start(self, environ: Mapping[str, str], rendezvous: tuple[str, int]) -> None:
+        """Starts the spawner, which starts the ranks.
 
         Args:
             environ: what ranks inherit.
+            rendezvous: address and port of the store.
 
         Raises:
             OSError: the run folder, a pipe or the process cannot be made.
         """
         os.makedirs(self._plan.run_dir, mode=0o700, exist_ok=True)
         for worker in self._node.workers:
-            # An earlier job's word must not be taken for this one's.
+            # The word of an earlier job or attempt must not be taken for this one's.
             error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
+        plan, cpus = _bound(self._plan, self._node, environ)
         self._spawner = SpawnerPipe(
-            self._plan,
-            self._plan.to_json(),
+            plan,
             self._node.node_rank,
             environ=environ,
-            address="127.0.0.1",
+            rendezvous=rendezvous,
+            store=self._store,
+            cpus=cpus,
+            scope=self._scope,
             open_stream=self._relay.open_stream,
         )
+        if self._store is not None:
+            # The spawner has it now. Held here as well, it would listen on when nobody serves it.
+            self._store.close()
         self._selector.register(self._spawner, selectors.EVENT_READ, self._read_spawner)
+
+    @property
+    def live(self) -> list[LiveRank]:
+        """The ranks whose end was not reported; empty until the spawner has told them."""
+        return [rank for rank in self._live.values() if rank.rank not in self._ended]
 
     @property
     def pids(self) -> Collection[int]:
@@ -108,6 +145,19 @@ class HostRanks:
         if self._spawner is not None:
             self._spawner.kill()
         return self._spawner is not None
+
+    def end_scope(self, *, remove: bool) -> None:
+        """Kills what is in the job's control group, the spawner included; and removes the group if nothing is left.
+
+        Args:
+            remove: nothing is left that could be found otherwise.
+        """
+        if self._scope is None:
+            return
+        if remove:
+            self._scope.remove()
+        else:
+            self._scope.kill()
 
     def reap(self, *, spawner_may_end: bool) -> None:
         """Collects and reports whatever has ended below the agent.
@@ -154,6 +204,7 @@ class HostRanks:
         match message:
             case Started(pids=pids):
                 self._rank_of = {pid: worker.rank for pid, worker in zip(pids, self._node.workers, strict=True)}
+                self._find(pids)
                 self._relay.send(message)
             case Exit():
                 self._report_exit(message.rank, message.status, message.time_s)
@@ -162,7 +213,30 @@ class HostRanks:
             case _:
                 raise AssertionError(f"the spawner never sends {type(message).__name__}")
 
+    def _find(self, pids: list[int]) -> None:
+        for pid, worker in zip(pids, self._node.workers, strict=True):
+            # One that has ended already is gone, and its pid another's soon; its report comes next.
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if self._spawner is not None and process.ppid() in (self._spawner.pid, os.getpid()):
+                    self._live[worker.rank] = LiveRank(worker.rank, worker.local_rank, process)
+
     def _report_exit(self, rank: int, status: int, time_s: float) -> None:
         self._ended.add(rank)
         error = read_error_file(error_file(self._plan.run_dir, rank)) if status else None
-        self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error))
+        oom_kills = self._oom_kills.since_start()
+        self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error, oom_kills=oom_kills))
+
+
+def _bound(
+    plan: LaunchPlan, node: NodePlan, environ: Mapping[str, str]
+) -> tuple[LaunchPlan, list[tuple[int, ...] | None]]:
+    """Shares this host's cores among its ranks; returns the plan with their threads, and the CPUs of each."""
+    given = {**environ, **plan.env}
+    bindings = read_bindings(plan.bind, len(node.workers), given)
+    workers = tuple(
+        replace(worker, env={**({} if THREADS_ENV in given else {THREADS_ENV: str(binding.threads)}), **worker.env})
+        for worker, binding in zip(node.workers, bindings, strict=True)
+    )
+    nodes = tuple(replace(other, workers=workers) if other is node else other for other in plan.nodes)
+    return replace(plan, nodes=nodes), [binding.cpus for binding in bindings]

@@ -87,6 +87,16 @@ def send(process: psutil.Process, signum: int) -> None:
         os.close(descriptor)
 
 
+def catches(process: psutil.Process, signum: int) -> bool:
+    """Whether the process has a handler for the signal; False if it has ended."""
+    try:
+        with open(f"/proc/{process.pid}/status", encoding="utf-8", errors="replace") as status:
+            caught = next((line for line in status if line.startswith("SigCgt:")), None)
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return caught is not None and bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
+
 def send_to_groups(groups: Iterable[int], signum: int) -> None:
     """Signals the descendants that are in one of these process groups."""
     wanted = set(groups)

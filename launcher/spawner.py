@@ -22,14 +22,18 @@ import threading
 import time
 import warnings
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from dsrun.contract import NONCE_KEY
 from dsrun.errors import DsrunError
 
 from . import bootstrap, processes
 from .plan import LaunchPlan, NodePlan, WorkerSpec
 from .protocol import Exit, Failed, FrameReader, Message, Spawn, Started, encode
+from .scope import Scope
 from .worker import enter_worker, exec_program, worker_environment
 
 _READ_BYTES = 1 << 16
@@ -67,7 +71,7 @@ def main() -> None:
     report_fd = os.dup(1)
     os.dup2(2, 1)
     order = _read_order()
-    signal.signal(signal.SIGTERM, _end_everything)
+    signal.signal(signal.SIGTERM, partial(_end_everything, order.scope))
     processes.become_subreaper()
     # Not SIGKILL: ranks may have children that carry no death signal, and only we can still find them.
     processes.die_with_parent(order.agent_pid, signal.SIGTERM)
@@ -99,9 +103,18 @@ def _read_order() -> Spawn:
     os._exit(0)
 
 
-def _end_everything(_signum: int, _frame: FrameType | None) -> NoReturn:
+def _end_everything(scope: str | None, _signum: int, _frame: FrameType | None) -> NoReturn:
     processes.kill_descendants(patience_s=_KILL_PATIENCE_S)
+    _remove_scope(scope)
     os._exit(1)
+
+
+def _remove_scope(folder: str | None) -> None:
+    """Does what the agent would have done at the end."""
+    if folder is not None:
+        scope = Scope(Path(folder))
+        scope.leave()
+        scope.remove()
 
 
 def _import_torch(job: _Job) -> None:
@@ -129,7 +142,8 @@ def _start_rank(job: _Job, worker: WorkerSpec) -> int:
     if pid != 0:
         return pid
     try:
-        enter_worker(spawner_pid, cwd=job.plan.cwd, stdout_fd=stdout_fd, stderr_fd=stderr_fd)
+        cpus = job.order.cpus[worker.local_rank]
+        enter_worker(spawner_pid, cwd=job.plan.cwd, cpus=cpus, stdout_fd=stdout_fd, stderr_fd=stderr_fd)
         if job.forks:
             bootstrap.enter_forked_rank(environment)
             _close_inherited(job)
@@ -178,6 +192,7 @@ def _supervise(job: _Job, rank_of: dict[int, int]) -> NoReturn:
         released = False  # The agent died; the lifeline would have said so next.
     if not released:
         processes.kill_descendants(patience_s=_KILL_PATIENCE_S)
+        _remove_scope(job.order.scope)
     # Not through the interpreter's end: torch may be half imported in the thread.
     os._exit(0)
 
@@ -215,6 +230,8 @@ def _serve_store(job: _Job, listen_fd: int) -> None:
             wait_for_workers=False,
             master_listen_fd=listen_fd,
         )
+        # Ranks ask for it first, and wait: a store without it, or with another, is not their job's.
+        store.set(NONCE_KEY, job.plan.nonce)
     except Exception as error:
         job.give_up("cannot serve the rendezvous store", error)
         return

@@ -10,12 +10,12 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from .plan import LaunchPlan
 from .protocol import FrameReader, Message, Release, Spawn, StreamName, encode
+from .scope import Scope
 from .worker import isolated_command, node_environment
 
 _READ_BYTES = 1 << 16
@@ -26,54 +26,62 @@ class SpawnerPipe:
 
     Args:
         plan: the launch.
-        plan_json: the same, as it came.
         node_rank: this host.
-        environ: the agent's own environment.
-        address: where the store is to listen; the port is chosen here and held from here on.
+        environ: what ranks inherit.
+        rendezvous: address and port of the store.
+        store: its listening socket, bound to them; None where another host serves it.
+        cpus: CPUs of each worker, see `Spawn`.
+        scope: control group for the job's processes, if there is one.
         open_stream: makes the pipe for a rank's stream and returns its write end.
 
     Raises:
-        OSError: the interpreter cannot be run, or the address is not this host's.
+        OSError: the interpreter cannot be run, or a pipe not made.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
-        plan_json: dict[str, Any],
         node_rank: int,
         *,
         environ: Mapping[str, str],
-        address: str,
+        rendezvous: tuple[str, int],
+        store: socket.socket | None,
+        cpus: Sequence[Sequence[int] | None],
+        scope: Scope | None,
         open_stream: Callable[[int, StreamName], int],
     ) -> None:
         node, program = plan.nodes[node_rank], plan.program
         python = sys.executable if program.kind == "command" else program.python
-        with socket.create_server((address, 0), backlog=4096) as store:
-            write_fds: list[int] = []
-            try:
-                for worker in node.workers:
-                    write_fds.append(open_stream(worker.rank, "stdout"))
-                    write_fds.append(open_stream(worker.rank, "stderr"))
-                self._process = subprocess.Popen(
-                    isolated_command(python, "dsrun.launcher.spawner"),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=node_environment(environ, plan, node),
-                    pass_fds=[store.fileno(), *write_fds],
-                )
-            finally:
-                # Ours are closed, so that a pipe ends with the last process that writes to it.
-                for descriptor in write_fds:
-                    os.close(descriptor)
-            order = Spawn(
-                plan=plan_json,
-                node_rank=node_rank,
-                agent_pid=os.getpid(),
-                master_addr=address,
-                master_port=store.getsockname()[1],
-                store_fd=store.fileno(),
-                output_fds=list(zip(write_fds[::2], write_fds[1::2], strict=True)),
+        store_fds = [] if store is None else [store.fileno()]
+        write_fds: list[int] = []
+        try:
+            for worker in node.workers:
+                write_fds.append(open_stream(worker.rank, "stdout"))
+                write_fds.append(open_stream(worker.rank, "stderr"))
+            self._process = subprocess.Popen(
+                isolated_command(python, "dsrun.launcher.spawner"),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=node_environment(environ, plan, node),
+                pass_fds=[*store_fds, *write_fds],
             )
+        finally:
+            # Ours are closed, so that a pipe ends with the last process that writes to it.
+            for descriptor in write_fds:
+                os.close(descriptor)
+        # Before its order, without which it starts nothing that could be left outside.
+        in_scope = scope is not None and scope.add(self._process.pid)
+        order = Spawn(
+            plan=plan.to_json(),
+            node_rank=node_rank,
+            agent_pid=os.getpid(),
+            master_addr=rendezvous[0],
+            master_port=rendezvous[1],
+            store_fd=store_fds[0] if store_fds else None,
+            output_fds=list(zip(write_fds[::2], write_fds[1::2], strict=True)),
+            cpus=[None if numbers is None else list(numbers) for numbers in cpus],
+            scope=str(scope.folder) if scope is not None and in_scope else None,
+        )
         assert self._process.stdin is not None, "stdin is a pipe"
         assert self._process.stdout is not None, "stdout is a pipe"
         self._stdin, self._stdout = self._process.stdin, self._process.stdout

@@ -7,14 +7,33 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.contract import ERROR_FILE_ENV, JOB_ID_ENV, RUN_DIR_ENV
+import psutil
+
+from dsrun.contract import ERROR_FILE_ENV, JOB_ID_ENV, NONCE_ENV, RESUME_ENV, RUN_DIR_ENV, STACKS_ENV
 from dsrun.errors import InputError
 
 from . import processes
 from .plan import LaunchPlan, NodePlan, Program, WorkerSpec
+
+
+@dataclass(frozen=True, slots=True)
+class LiveRank:
+    """A rank that runs, as its host's agent sees it.
+
+    Attributes:
+        rank: global rank.
+        local_rank: rank within the host.
+        process: its own process, not those that it started.
+    """
+
+    rank: int
+    local_rank: int
+    process: psutil.Process
 
 
 def isolated_command(python: str, module: str, *arguments: str) -> list[str]:
@@ -22,10 +41,12 @@ def isolated_command(python: str, module: str, *arguments: str) -> list[str]:
 
     `python -c` puts the working folder first on the path; it is taken off before anything is imported, so a user's
     `queue.py` or `launcher/` cannot shadow ours. `-P` does the same but exists from 3.11 on only, and is
-    inherited by interpreters that the user's script starts.
+    inherited by interpreters that the user's script starts. `-O` and `-OO` are passed on from process to process, so
+    that a user's `python -O -m dsrun` means the ranks too.
     """
+    optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
     code = f"import sys; sys.path[:1] = [p for p in sys.path[:1] if p]; from {module} import main; main()"
-    return [python, "-u", "-c", code, *arguments]
+    return [python, *optimize, "-u", "-c", code, *arguments]
 
 
 def node_environment(base: Mapping[str, str], plan: LaunchPlan, node: NodePlan) -> dict[str, str]:
@@ -37,7 +58,11 @@ def node_environment(base: Mapping[str, str], plan: LaunchPlan, node: NodePlan) 
     shared: dict[str, str] = dict(node.workers[0].env) if node.workers else {}
     for worker in node.workers[1:]:
         shared = {name: value for name, value in shared.items() if worker.env.get(name) == value}
-    return {**base, **plan.env, **shared, JOB_ID_ENV: plan.job_id, RUN_DIR_ENV: plan.run_dir}
+    # Of a job that this one was started in; everything else that it was given there is given anew here.
+    inherited = {name: value for name, value in base.items() if name != RESUME_ENV}
+    resume = {} if plan.resume is None else {RESUME_ENV: plan.resume}
+    job = {JOB_ID_ENV: plan.job_id, RUN_DIR_ENV: plan.run_dir, NONCE_ENV: plan.nonce}
+    return {**inherited, **plan.env, **shared, **job, **resume}
 
 
 def worker_environment(
@@ -61,9 +86,10 @@ def worker_environment(
         **worker.env,
         **place.to_env(),
         "TORCHELASTIC_RUN_ID": plan.job_id,
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RESTART_COUNT": str(plan.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
         ERROR_FILE_ENV: str(error_file(plan.run_dir, worker.rank)),
+        STACKS_ENV: str(stacks_file(plan.run_dir, worker.rank)),
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -73,6 +99,11 @@ def error_file(run_dir: str, rank: int) -> Path:
     return Path(run_dir) / f"rank{rank}.error.json"
 
 
+def stacks_file(run_dir: str, rank: int) -> Path:
+    """Where a rank writes its stacks when it is asked for them."""
+    return Path(run_dir) / f"rank{rank}.stacks.txt"
+
+
 def exec_command(program: Program) -> list[str]:
     """Returns the argv of a rank that is not forked."""
     if program.kind == "command":
@@ -80,17 +111,19 @@ def exec_command(program: Program) -> list[str]:
     return isolated_command(program.python, "dsrun.launcher.bootstrap", program.kind, program.target, *program.args)
 
 
-def enter_worker(parent_pid: int, *, cwd: str, stdout_fd: int, stderr_fd: int) -> None:
-    """Turns a process that was just forked into a rank's: own group, own streams, no inherited signal set-up.
+def enter_worker(parent_pid: int, *, cwd: str, cpus: Sequence[int] | None, stdout_fd: int, stderr_fd: int) -> None:
+    """Turns a process that was just forked into a rank's: own group, cores and streams, no inherited signal set-up.
 
     Args:
         parent_pid: the spawner.
         cwd: working folder.
+        cpus: cores it may run on; None for those of the parent.
         stdout_fd: write end for stdout.
         stderr_fd: write end for stderr.
 
     Raises:
-        InputError: the working folder cannot be entered; the streams are set up, so it can be shown.
+        InputError: the working folder cannot be entered, or a core not be used; the streams are set up, so it can be
+            shown.
     """
     processes.die_with_parent(parent_pid, signal.SIGKILL)
     os.setpgid(0, 0)
@@ -103,10 +136,21 @@ def enter_worker(parent_pid: int, *, cwd: str, stdout_fd: int, stderr_fd: int) -
     for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
         os.dup2(source, target)
     os.close(null)
+    if cpus is not None:
+        _bind(cpus)
     try:
         os.chdir(cwd)
     except OSError as error:
         raise InputError(f"working folder: cannot enter {cwd!r} on this host: {error.strerror}") from error
+
+
+def _bind(cpus: Sequence[int]) -> None:
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        numbers = ",".join(map(str, cpus))
+        reason = f"cores: this host does not let a rank run on CPUs {numbers}: {error.strerror}"
+        raise InputError(reason, hint="start without binding: `--bind none`") from error
 
 
 def exec_program(program: Program, environment: Mapping[str, str]) -> tuple[int, InputError]:

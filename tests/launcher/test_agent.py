@@ -9,12 +9,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from dsrun.launcher.plan import LaunchPlan, StartMethod
+from dsrun.contract import write_error_file
+from dsrun.launcher.host_binding import read_bindings
+from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.plan import DEFAULT_LEASE_S, LaunchPlan, NodePlan, StartMethod, WorkerSpec
 from dsrun.launcher.protocol import (
     Exit,
     Failed,
@@ -22,15 +26,25 @@ from dsrun.launcher.protocol import (
     FrameReader,
     Hello,
     Kill,
+    Lease,
+    Listening,
+    Meet,
     Message,
     Output,
+    Passed,
+    Pulse,
+    RankStack,
+    Signal,
+    Stacks,
     Start,
     Started,
     Stop,
+    TakeStacks,
     encode,
 )
-from dsrun.launcher.worker import isolated_command
-from support.jobs import script_plan
+from dsrun.launcher.scope import make_scope
+from dsrun.launcher.worker import error_file, isolated_command
+from support.jobs import program_plan, script_plan
 from support.processes import job_processes, kill_left, wait_for_end, wait_until_gone
 
 pytestmark = pytest.mark.timeout(40)
@@ -40,7 +54,7 @@ M = TypeVar("M")
 class Agent:
     """A real agent with this test as its front end."""
 
-    def __init__(self, plan: LaunchPlan, start: Start | None = None) -> None:
+    def __init__(self, plan: LaunchPlan, start: Start | None = None, *, node_rank: int = 0) -> None:
         self.process = subprocess.Popen(
             isolated_command(sys.executable, "dsrun.launcher.agent", plan.job_id),
             stdin=subprocess.PIPE,
@@ -49,7 +63,11 @@ class Agent:
         )
         self._reader = FrameReader()
         self._messages: list[Message] = []
-        self.send(Start(plan=plan.to_json(), node_rank=0) if start is None else start)
+        if start is None:
+            # No test says often that it lives; those that are about it set a lease of their own.
+            lease_s = 600.0 if plan.lease_s == DEFAULT_LEASE_S else plan.lease_s
+            start = Start(plan=replace(plan, lease_s=lease_s).to_json(), node_rank=node_rank)
+        self.send(start)
 
     def send(self, message: Message) -> None:
         assert self.process.stdin is not None
@@ -86,8 +104,8 @@ class Agent:
 
 
 @contextmanager
-def agent_for(plan: LaunchPlan, start: Start | None = None) -> Iterator[Agent]:
-    agent = Agent(plan, start)
+def agent_for(plan: LaunchPlan, start: Start | None = None, *, node_rank: int = 0) -> Iterator[Agent]:
+    agent = Agent(plan, start, node_rank=node_rank)
     try:
         yield agent
         assert agent.process.wait(20) is not None
@@ -259,6 +277,307 @@ def test_a_front_end_that_reads_slowly_slows_the_ranks_and_loses_nothing(tmp_pat
         outputs = [message.text for message in agent.rest() if isinstance(message, Output)]
     assert sum(map(len, outputs)) == 24_000_000
     assert resident_kib < 100_000
+
+
+# --- several hosts
+
+
+def on_hosts(plan: LaunchPlan, *slots: int) -> LaunchPlan:
+    """The same job, as if this machine were several."""
+    nodes: list[NodePlan] = []
+    for node_rank, count in enumerate(slots):
+        first = sum(slots[:node_rank])
+        workers = tuple(WorkerSpec(rank=first + local, local_rank=local, env={}) for local in range(count))
+        nodes.append(
+            NodePlan(node_rank=node_rank, host=HostSpec(name=f"n{node_rank}", slots=count, source=""), workers=workers)
+        )
+    return replace(plan, nodes=tuple(nodes))
+
+
+ALL_REDUCE = """
+import os, sys, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(float(dist.get_rank() + 1))
+dist.all_reduce(total)
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+sys.stdout.write("%s %s of %s: %s %s\\n" % (
+    os.environ["RANK"], os.environ["LOCAL_RANK"], os.environ["LOCAL_WORLD_SIZE"], total.item(),
+    store.get("dsrun/nonce").decode(),
+))
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_uneven_hosts_know_their_place_and_meet_in_the_jobs_own_store(tmp_path: Path) -> None:
+    plan = on_hosts(script_plan(tmp_path, ALL_REDUCE, start="fork"), 1, 2)
+    with agent_for(plan) as first, agent_for(plan, node_rank=1) as second:
+        listening = first.until(Listening)
+        assert listening.address == "127.0.0.1"
+        second.send(Meet(address=listening.address, port=listening.port))
+        texts = [message.text for agent in (first, second) for message in agent.rest() if isinstance(message, Output)]
+    lines = sorted(line for line in "".join(texts).splitlines() if " of " in line)
+    assert lines == [f"{place}: 6.0 {plan.nonce}" for place in ("0 0 of 1", "1 0 of 2", "2 1 of 2")]
+
+
+def test_hosts_but_the_first_start_nothing_before_they_know_where_to_meet(tmp_path: Path) -> None:
+    with agent_for(on_hosts(script_plan(tmp_path, WAIT), 1, 1), node_rank=1) as agent:
+        assert isinstance(agent.next(), Hello)
+        assert agent.until(Pulse).ranks == []
+        assert children(agent.process.pid) == []
+        agent.send(Stop(signal=signal.SIGTERM))
+        agent.send(Meet(address="127.0.0.1", port=1))
+        messages = agent.rest()
+    assert isinstance(messages[-1], Finished)
+    assert not any(isinstance(message, Started | Failed) for message in messages)
+
+
+def test_an_address_that_is_not_this_hosts_is_an_error_that_names_it(tmp_path: Path) -> None:
+    # TEST-NET-1: nobody has it.
+    with agent_for(replace(script_plan(tmp_path, WAIT), master_addr="192.0.2.1")) as agent:
+        failed = agent.until(Failed)
+        assert isinstance(agent.rest()[-1], Finished)
+    assert failed.reason.startswith("cannot listen on 192.0.2.1 for the ranks to meet: cannot assign requested address")
+
+
+# --- signs of life
+
+
+def test_ranks_are_asked_once_the_front_end_has_been_silent_for_the_lease(tmp_path: Path) -> None:
+    said = tmp_path / "asked"
+    source = f"import signal, sys\nsignal.signal(15, lambda *_: (open({str(said)!r}, 'a').write('x'), sys.exit(0)))\n"
+    with agent_for(replace(script_plan(tmp_path, source + WAIT), lease_s=3.0)) as agent:
+        agent.until_ready(2)
+        for _ in range(4):
+            # Longer than the lease in all, so that it must have been renewed.
+            agent.until(Pulse)
+            agent.send(Lease())
+        assert not said.exists()
+        assert agent.process.wait(30) == 0
+    assert said.read_text() == "xx"
+
+
+@pytest.mark.parametrize("start", ["exec", "fork"])
+def test_a_pulse_tells_what_ranks_say_and_use(tmp_path: Path, start: StartMethod) -> None:
+    source = "import os\nif os.environ['RANK'] == '1':\n    import dsrun; dsrun.heartbeat(step=3, phase='evaluate')\n"
+    with agent_for(script_plan(tmp_path, source + WAIT, start=start)) as agent:
+        agent.until_ready(2)
+        agent.until(Pulse)
+        silent, beating = agent.until(Pulse).ranks
+        agent.send(Kill())
+    assert (silent.rank, silent.beats, silent.step, silent.idle_s, silent.phase) == (0, 0, None, None, "")
+    assert (beating.rank, beating.beats, beating.step, beating.phase) == (1, 1, 3, "evaluate")
+    assert beating.idle_s is not None
+    assert min(silent.rss_bytes, beating.rss_bytes) > 5 << 20
+
+
+def test_processor_time_is_counted_from_one_pulse_to_the_next(tmp_path: Path) -> None:
+    source = "import os\nprint('ready', flush=True)\nwhile os.environ['RANK'] == '0': pass\n" + WAIT
+    with agent_for(script_plan(tmp_path, source)) as agent:
+        agent.until_ready(2)
+        agent.until(Pulse)
+        agent.until(Pulse)
+        busy, idle = agent.until(Pulse).ranks
+        agent.send(Kill())
+    assert idle.cpu_percent < 10 < busy.cpu_percent < 150
+
+
+# --- signals for the ranks alone
+
+
+CATCHER = """
+import os, signal, subprocess, sys
+if os.environ["RANK"] == "0":
+    signal.signal(signal.SIGUSR1, lambda *_: os.write(1, b"saved\\n"))
+    # In the rank's own process group, and would die of the signal.
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+"""
+
+
+def test_a_passed_signal_reaches_ranks_that_catch_it_and_harms_nobody(tmp_path: Path) -> None:
+    source = CATCHER + WAIT.replace("threading.Event().wait()", "while True: threading.Event().wait(1)")
+    with agent_for(script_plan(tmp_path, source)) as agent:
+        agent.until_ready(2)
+        spared = job_processes_below(agent)
+        agent.send(Signal(signal=signal.SIGUSR1))
+        assert agent.until(Passed) == Passed(signal=signal.SIGUSR1, ranks=[0], spared=[1])
+        saved = ""
+        while "saved" not in saved:
+            saved += agent.until(Output).text
+        assert job_processes_below(agent) == spared
+        agent.send(Kill())
+
+
+# --- where ranks are
+
+
+STUCK = """
+import ctypes, os, threading
+def wait_for_ever():
+    print("ready", flush=True)
+    threading.Event().wait()
+def hold_the_gil():
+    libc = ctypes.PyDLL(None)
+    print("ready", flush=True)
+    while True:
+        libc.sleep(1000)
+import dsrun
+dsrun.heartbeat(step=7, phase="forward")
+hold_the_gil() if os.environ["RANK"] == "1" else wait_for_ever()
+"""
+
+
+@pytest.mark.parametrize("start", ["exec", "fork"])
+def test_stacks_come_from_all_ranks_that_can_answer_and_a_state_from_those_that_cannot(
+    tmp_path: Path, start: StartMethod
+) -> None:
+    plan = script_plan(tmp_path, STUCK, ranks=3, start=start)
+    with agent_for(plan) as agent:
+        pids = agent.until(Started).pids
+        agent.until_ready(3)
+        os.kill(pids[2], signal.SIGSTOP)
+        wait_for_state(pids[2], "T")
+        waiting, holding, stopped = take_stacks(agent)
+        again = take_stacks(agent)
+        agent.send(Kill())
+    assert 'train.py", line 5 in wait_for_ever' in waiting.text
+    assert 'train.py", line 10 in hold_the_gil' in holding.text
+    assert (waiting.state, stopped.state, stopped.text) == ("S", "T", "")
+    for stack in (waiting, holding, stopped):
+        assert (stack.step, stack.phase, stack.collective) == (7, "forward", "")
+        assert stack.idle_s is not None
+    # Each answer is of its own moment, though the file holds them all.
+    assert again[0].text.count("wait_for_ever") == 1
+    assert (Path(plan.run_dir) / "rank0.stacks.txt").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_program_that_is_no_python_is_not_asked_for_stacks(tmp_path: Path) -> None:
+    with agent_for(program_plan(tmp_path, "command", "sleep", "1000", ranks=1)) as agent:
+        agent.until(Started)
+        (stack,) = take_stacks(agent)
+        agent.send(Stop(signal=signal.SIGTERM))
+        assert statuses(agent.rest()) == {0: -15}
+    assert (stack.text, stack.idle_s, stack.step) == ("", None, None)
+
+
+def test_a_planted_link_is_not_followed_for_stacks(tmp_path: Path) -> None:
+    plan = script_plan(tmp_path, WAIT, ranks=1)
+    (tmp_path / "precious").write_text("precious")
+    (Path(plan.run_dir) / "rank0.stacks.txt").symlink_to(tmp_path / "precious")
+    with agent_for(plan) as agent:
+        agent.until_ready(1)
+        (stack,) = take_stacks(agent)
+        agent.send(Kill())
+    assert stack.text == ""
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def take_stacks(agent: Agent) -> list[RankStack]:
+    agent.send(TakeStacks())
+    return agent.until(Stacks).ranks
+
+
+# --- the kernel's part
+
+
+def test_the_job_has_a_control_group_of_its_own_where_one_may_be_made(tmp_path: Path) -> None:
+    probe = make_scope(f"dsrun-test-{os.getpid()}")
+    if probe is None:
+        pytest.skip("no cgroup v2 in which this user may make a group")
+    probe.remove()
+    plan = script_plan(tmp_path, WAIT, ranks=1)
+    with agent_for(plan) as agent:
+        (pid,) = agent.until(Started).pids
+        assert f"/dsrun-{plan.job_id}-0\n" in Path(f"/proc/{pid}/cgroup").read_text()
+        agent.send(Kill())
+        assert statuses(agent.rest()) == {0: -9}
+    assert not (probe.folder.parent / f"dsrun-{plan.job_id}-0").exists()
+
+
+def test_a_killed_agent_leaves_no_control_group(tmp_path: Path) -> None:
+    probe = make_scope(f"dsrun-test-{os.getpid()}")
+    if probe is None:
+        pytest.skip("no cgroup v2 in which this user may make a group")
+    probe.remove()
+    plan = script_plan(tmp_path, WAIT, ranks=1)
+    with agent_for(plan) as agent:
+        agent.until_ready(1)
+        agent.process.kill()
+    assert not (probe.folder.parent / f"dsrun-{plan.job_id}-0").exists()
+
+
+@contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path]:
+    """A real group of cgroup v1 below this process's own, with a limit."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    own = next((path for _, names, path in lines if "memory" in names.split(",")), None)
+    folder = Path("/sys/fs/cgroup/memory", (own or "").lstrip("/"), f"dsrun-test-{os.getpid()}")
+    if own is None or not os.access(folder.parent / "cgroup.procs", os.W_OK):
+        pytest.skip("no memory cgroup (v1) in which this user may make a group")
+    folder.mkdir()
+    try:
+        (folder / "memory.limit_in_bytes").write_text(str(limit_bytes))
+        yield folder
+    finally:
+        folder.rmdir()
+
+
+def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_one_that_somebody_killed(tmp_path: Path) -> None:
+    source = (
+        "import os, signal, time\n"
+        "print('ready', flush=True)\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r} + os.environ['RANK']): time.sleep(0.01)\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '0' else b'x' * (1 << 30)\n"
+    )
+    with memory_group(256 << 20) as group, agent_for(script_plan(tmp_path, source)) as agent:
+        # Its ranks come after it, as they are started by what it starts.
+        (group / "cgroup.procs").write_text(str(agent.process.pid))
+        agent.until_ready(2)
+        (tmp_path / "go0").touch()
+        killed = agent.until(Exit)
+        (tmp_path / "go1").touch()
+        starved = agent.until(Exit)
+        agent.rest()
+        agent.process.wait(20)
+    assert (killed.rank, killed.status, killed.oom_kills) == (0, -9, 0)
+    assert (starved.rank, starved.status) == (1, -9)
+    assert starved.oom_kills >= 1
+
+
+def test_ranks_run_on_the_cores_that_the_binding_gives_them(tmp_path: Path) -> None:
+    source = "import os\nprint(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS'])\n"
+    plan = replace(script_plan(tmp_path, source, env={}), bind="cores")
+    given = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    with agent_for(plan) as agent:
+        messages = agent.rest()
+    for rank, binding in enumerate(read_bindings("cores", 2, given)):
+        cpus = sorted(os.sched_getaffinity(0)) if binding.cpus is None else list(binding.cpus)
+        said = "".join(message.text for message in messages if isinstance(message, Output) and message.rank == rank)
+        assert said == f"{cpus} {os.environ.get('OMP_NUM_THREADS', binding.threads)}\n"
+
+
+def test_the_word_of_an_earlier_attempt_is_not_taken_for_this_ones(tmp_path: Path) -> None:
+    plan = script_plan(tmp_path, "import os; os._exit(5)\n", ranks=1)
+    write_error_file(error_file(plan.run_dir, 0), ValueError("of the first attempt"))
+    with agent_for(replace(plan, attempt=1, max_restarts=3)) as agent:
+        end = agent.until(Exit)
+        agent.rest()
+    assert (end.status, end.error) == (5, None)
+
+
+def wait_for_state(pid: int, letter: str) -> None:
+    deadline_s = time.monotonic() + 20
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != letter:
+        assert time.monotonic() < deadline_s, f"process {pid} is never in state {letter}"
+        time.sleep(0.01)
+
+
+def job_processes_below(agent: Agent) -> list[int]:
+    """All processes below an agent that have not ended."""
+    found: list[int] = []
+    for pid in children(agent.process.pid):
+        found += [pid, *(grandchild for child in children(pid) for grandchild in [child, *children(child)])]
+    return sorted(found)
 
 
 def children(pid: int) -> list[int]:

@@ -46,6 +46,8 @@ MESSAGES: list[Message] = [
         master_port=1,
         store_fd=None,
         output_fds=[],
+        cpus=[None, [0, 1]],
+        scope="/sys/fs/cgroup/dsrun-j1-0",
     ),
     Release(),
 ]

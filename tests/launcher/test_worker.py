@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from dsrun.launcher.hosts import Allocation, HostSpec
@@ -51,8 +52,22 @@ def test_a_rank_sees_torchruns_variables_and_its_own_place() -> None:
         "PYTHONUNBUFFERED": "1",
         "DSRUN_JOB_ID": "j1",
         "DSRUN_RUN_DIR": "/run/j1",
+        "DSRUN_NONCE": "test-nonce",
+        "DSRUN_STACKS": "/run/j1/rank2.stacks.txt",
     }
     assert {name: env.get(name) for name in expected} == expected
+
+
+def test_a_job_that_is_started_again_says_how_often_and_where_to_go_on() -> None:
+    plan = replace(two_hosts(), attempt=2, max_restarts=3, resume="/save/step40")
+    node = plan.nodes[0]
+    env = worker_environment({}, plan, node, node.workers[0], address="h", port=5)
+    names = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "DSRUN_RESUME")
+    assert [env[name] for name in names] == ["2", "3", "/save/step40"]
+
+
+def test_a_job_inside_a_job_does_not_take_over_its_checkpoint() -> None:
+    assert "DSRUN_RESUME" not in node_environment({"DSRUN_RESUME": "/outer"}, two_hosts(), two_hosts().nodes[0])
 
 
 def test_the_place_in_the_job_cannot_be_overridden_but_torch_settings_can() -> None:
@@ -75,6 +90,13 @@ def test_the_spawner_runs_in_what_all_ranks_of_the_host_have_in_common() -> None
 def test_a_command_runs_as_it_stands() -> None:
     program = Program(kind="command", target="echo", args=("a b", "$X"), python="python3")
     assert exec_command(program) == ["echo", "a b", "$X"]
+
+
+def test_the_flag_for_optimized_code_reaches_the_processes_below() -> None:
+    code = "from dsrun.launcher.worker import isolated_command\nprint(isolated_command('python', 'm')[:3])"
+    for flags, expected in (([], ["python", "-u", "-c"]), (["-OO"], ["python", "-OO", "-u"])):
+        run = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, check=True)
+        assert run.stdout.strip() == str(expected)
 
 
 def test_files_in_the_working_folder_cannot_shadow_what_dsrun_imports(tmp_path: Path) -> None:
