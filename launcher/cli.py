@@ -88,6 +88,7 @@ class LazyVerbs(click.Group):
             ctx.exit(2)
         if args[0] not in VERBS and args[0] not in _GROUP_OPTIONS:
             args = ["run", *args]
+        ctx.obj = tuple(args)
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -22,7 +22,7 @@ _READY = b"ready"
 _DRIVER_FILES = "/dev/nvidia"
 
 
-def run_in_background(work: Callable[[Callable[[], None]], None], *, log: str) -> None:
+def run_in_background(work: Callable[[Callable[[], None]], object], *, log: str) -> None:
     """Goes on with `work` in a new session, and returns here once that says it is ready.
 
     The background process keeps the working folder, the environment and nothing else: no terminal, no stream, no
@@ -51,7 +51,7 @@ def run_in_background(work: Callable[[Callable[[], None]], None], *, log: str) -
         raise _error_in(answer)
 
 
-def _go_on(work: Callable[[Callable[[], None]], None], *, log: str, answer_to: int) -> NoReturn:
+def _go_on(work: Callable[[Callable[[], None]], object], *, log: str, answer_to: int) -> NoReturn:
     """Is the background process. Ends without the exit handlers of the one it was forked from."""
     is_ready = False
 

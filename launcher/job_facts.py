@@ -8,10 +8,12 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .job_record import write_json
 from .probe import probe
 from .secrets_mask import masked
 
@@ -31,11 +33,11 @@ _SHOWN_DIGITS = 16
 _SHOWN_CHARS = 80
 
 
-def read_facts(*, target: Path | None, folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+def read_facts(*, script: Path | None, folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     """Looks at what a job is about to depend on.
 
     Args:
-        target: the script, where the job runs one.
+        script: its file, where the job runs one.
         folder: where the code is looked for in a git working tree: the script's folder.
         environ: the environment the ranks inherit.
 
@@ -44,13 +46,40 @@ def read_facts(*, target: Path | None, folder: Path, environ: Mapping[str, str])
     """
     return {
         "schema_version": SCHEMA_VERSION,
-        "script_digest": None if target is None else digest_of_file(target),
+        "script_digest": None if script is None else digest_of_file(script),
         "git": git_state(folder),
         "environment": {
             name: masked(name, value) for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)
         },
         "probe": probe(environ=environ).to_json(),
     }
+
+
+class FactsWriter:
+    """Reads the facts and writes them into a job's folder on a thread of its own: the job need not wait for them.
+
+    Args:
+        job_folder: where to.
+        read: returns what `read_facts` returns.
+    """
+
+    def __init__(self, job_folder: Path, read: Callable[[], dict[str, Any]]) -> None:
+        self._path = job_folder / MACHINE_FILE
+        self._read = read
+        self._problem: str | None = None
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def finish(self, patience_s: float) -> str | None:
+        """Waits for the end of the writing; returns what went wrong, if anything."""
+        self._thread.join(patience_s)
+        return f"{MACHINE_FILE} is not complete yet" if self._thread.is_alive() else self._problem
+
+    def _write(self) -> None:
+        try:
+            write_json(self._path, self._read())
+        except OSError as error:
+            self._problem = f"{MACHINE_FILE} is not written: {(error.strerror or str(error)).lower()}"
 
 
 def digest_of_file(path: Path) -> str | None:

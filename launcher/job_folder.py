@@ -28,10 +28,25 @@ def new_job_id(now: datetime, choose: Callable[[str], str] = secrets.choice) -> 
 
 
 def jobs_folder(environ: Mapping[str, str]) -> Path:
-    """Returns where jobs go by default, after the XDG base directory specification."""
+    """Returns where jobs go by default, after the XDG base directory specification.
+
+    Raises:
+        UsageError: nothing tells where this user's files are.
+    """
     state = environ.get("XDG_STATE_HOME", "")
-    base = Path(state) if os.path.isabs(state) else Path(environ.get("HOME") or Path.home()) / ".local" / "state"
+    base = Path(state) if os.path.isabs(state) else _home(environ) / ".local" / "state"
     return base / "dsrun" / "jobs"
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError as error:
+        # A container may run under a number that the user database does not know.
+        raise UsageError(
+            "there is no folder for jobs: neither XDG_STATE_HOME nor HOME is set, and this user has no home",
+            hint="set XDG_STATE_HOME to a folder that can be written to",
+        ) from error
 
 
 def make_job_folder(parent: Path, new_id: Callable[[], str]) -> tuple[str, Path]:
@@ -48,7 +63,7 @@ def make_job_folder(parent: Path, new_id: Callable[[], str]) -> tuple[str, Path]
         UsageError: the folder cannot be made.
     """
     try:
-        parent.mkdir(parents=True, exist_ok=True)
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
             job_id = new_id()
             folder = parent.absolute() / job_id
@@ -62,3 +77,25 @@ def make_job_folder(parent: Path, new_id: Callable[[], str]) -> tuple[str, Path]
             f"log folder {parent}: cannot be made: {(error.strerror or str(error)).lower()}",
             hint="name another with `--log-dir DIR`",
         ) from error
+
+
+def link_job(folder: Path, environ: Mapping[str, str]) -> str | None:
+    """Makes a job that is elsewhere known in the state folder.
+
+    Args:
+        folder: the job's, as an absolute path.
+        environ: where the state folder is.
+
+    Returns:
+        why it cannot be made known; None if it is.
+    """
+    try:
+        parent = jobs_folder(environ)
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not parent.samefile(folder.parent):
+            (parent / folder.name).symlink_to(folder)
+    except UsageError as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename2 or error.filename}: {(error.strerror or str(error)).lower()}"
+    return None

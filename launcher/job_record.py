@@ -11,9 +11,13 @@ true. The outcome is written before the lock is let go; who looks must ask for t
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
+import pwd
+import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +25,9 @@ from typing import Any
 
 from dsrun.atomic import write_atomic
 from dsrun.errors import UsageError
+
+from .plan import LaunchPlan
+from .secrets_mask import Masker, mask_plan, masked, masked_text, masked_words
 
 JOB_FILE = "job.json"
 OUTCOME_FILE = "outcome.json"
@@ -68,6 +75,7 @@ class JobRecord:
         id: the job's.
         created: when, in local time with its zone.
         command: the words after `dsrun`, secrets masked.
+        masked_words: which of them are not as they were typed.
         cwd: where it was typed.
         user: who typed it.
         host: where the front end runs.
@@ -86,6 +94,7 @@ class JobRecord:
     id: str
     created: datetime
     command: tuple[str, ...]
+    masked_words: tuple[int, ...]
     cwd: str
     user: str
     host: str
@@ -104,6 +113,7 @@ class JobRecord:
         """Returns plain JSON values."""
         body = asdict(self)
         started = None if self.started is None else self.started.isoformat(timespec="milliseconds")
+        body = {"schema_version": body.pop("schema_version")} | body
         return body | {"created": self.created.isoformat(timespec="milliseconds"), "started": started}
 
     @classmethod
@@ -119,10 +129,105 @@ class JobRecord:
             "created": datetime.fromisoformat(value["created"]),
             "started": None if started is None else datetime.fromisoformat(started),
             "command": tuple(value["command"]),
+            "masked_words": tuple(value["masked_words"]),
             "hosts": tuple(value["hosts"]),
             "front_end": ProcessMark(**value["front_end"]),
         }
         return cls(**(known | changed))
+
+
+def new_record(
+    plan: LaunchPlan,
+    *,
+    words: Sequence[str],
+    now: datetime,
+    detached: bool,
+    queued: bool,
+    config: str | None,
+    config_digest: str | None,
+) -> JobRecord:
+    """Returns the record of a job whose front end is this process.
+
+    Args:
+        plan: the launch, with all its secrets.
+        words: the words after `dsrun`, as they were typed.
+        now: when the job was made.
+        detached: see `JobRecord`.
+        queued: see `JobRecord`.
+        config: see `JobRecord`.
+        config_digest: see `JobRecord`.
+    """
+    command = tuple(masked_words(words))
+    mark = ProcessMark.of(os.getpid())
+    assert mark is not None, "/proc shows this process"
+    return JobRecord(
+        id=plan.job_id,
+        created=now,
+        command=command,
+        masked_words=tuple(at for at, (shown, word) in enumerate(zip(command, words, strict=True)) if shown != word),
+        cwd=plan.cwd,
+        user=_user_name(),
+        host=os.uname().nodename,
+        front_end=mark,
+        detached=detached,
+        queued=queued,
+        started=None if queued else now,
+        config=config,
+        config_digest=config_digest,
+        ranks=plan.world_size,
+        hosts=tuple(node.host.name for node in plan.nodes),
+        plan=mask_plan(plan.to_json()),
+    )
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        # A container may run under a number that has no name.
+        return str(os.getuid())
+
+
+def copy_config(path: str | None, folder: Path) -> str | None:
+    """Keeps the training config beside the job, for the file may be changed the next minute.
+
+    Args:
+        path: the config; None where the job has none.
+        folder: the job's.
+
+    Returns:
+        digest (SHA-256) of the config's bytes; None where the job has none, or it is no file any more.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    try:
+        data = b"" if path is None else Path(path).read_bytes()
+    except OSError:
+        return None
+    if path is None:
+        return None
+    write_atomic(folder / CONFIG_COPY, _without_secrets(data), mode=_MODE)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _without_secrets(data: bytes) -> bytes:
+    """Returns a config's bytes as they are, unless a value in it is to be hidden."""
+    text = data.decode("utf-8", "surrogateescape")
+    try:
+        value: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        # YAML, or JSON with comments.
+        return "".join(map(_line_without_secrets, text.splitlines(keepends=True))).encode("utf-8", "surrogateescape")
+    hidden = Masker().value(value)
+    return data if hidden == value else (json.dumps(hidden, indent=2) + "\n").encode()
+
+
+def _line_without_secrets(line: str) -> str:
+    match = re.fullmatch(r"""(\s*["']?([\w.-]+)["']?\s*:\s*)(\S[^\n]*)(\n?)""", line)
+    if match is None:
+        return masked_text(line)
+    return f"{match[1]}{masked(match[2], match[3])}{match[4]}"
 
 
 def write_record(folder: Path, record: JobRecord) -> None:
@@ -132,6 +237,15 @@ def write_record(folder: Path, record: JobRecord) -> None:
         OSError: the folder cannot be written to.
     """
     write_json(folder / JOB_FILE, record.to_json())
+
+
+def write_outcome(folder: Path, value: dict[str, Any]) -> None:
+    """Writes `outcome.json`, while the lock is held.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    write_json(folder / OUTCOME_FILE, value)
 
 
 def read_record(folder: Path) -> JobRecord | None:

@@ -1,58 +1,29 @@
-"""`dsrun run`: options -> checked launch -> session -> exit code. What each step does stands in the module it calls."""
+"""`dsrun run`: options -> checked launch -> front end -> exit code. What a step does stands in the module it calls."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
-import sys
-import time
-from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from dsrun.errors import UsageError
-from dsrun.units import format_duration
 
-from ..failures import FailureReport, RankEnd
-from ..hostfile import MAX_SLOTS
 from ..job_folder import jobs_folder, make_job_folder, new_job_id
-from ..output import terminal_printer
-from ..plan import LaunchPlan, ProgramKind, StartMethod
+from ..option_words import parse_path, parse_ranks, parse_seconds
+from ..plan import ProgramKind, StartMethod
 from ..plan_text import describe_plan
 from ..resolve import Backend, Launch, Request, resolve
-from ..script_words import misplaced_options
-from ..stopping import StopRequests
+from ..secrets_mask import mask_plan
 
 if TYPE_CHECKING:
-    from ..tally import Outcome
+    from ..front_end import RunSettings
+    from ..job_run import OnHang
 
 DEFAULT_GRACE_S = 10.0
-
-
-def parse_seconds(text: str) -> float:
-    """Reads `10`, `10s`, `1.5s` or `2m`."""
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?)(s|m|)", text)
-    if match is None:
-        raise click.BadParameter(f"expected a time like `10s` or `2m`, got `{text}`")
-    return float(match.group(1)) * (60 if match.group(2) == "m" else 1)
-
-
-def parse_ranks(text: str) -> int:
-    """Reads a number of ranks on one host."""
-    if re.fullmatch(r"[0-9]{1,9}", text) is None or not 1 <= int(text) <= MAX_SLOTS:
-        raise click.BadParameter(f"expected a number of ranks from 1 to {MAX_SLOTS}, got `{text}`")
-    return int(text)
-
-
-def parse_path(text: str) -> str:
-    """Refuses an empty word, which an unset variable of a shell leaves and which would mean the working folder."""
-    if not text:
-        raise click.BadParameter("expected a path, got an empty word")
-    return text
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -98,6 +69,34 @@ def parse_path(text: str) -> str:
     metavar="SECONDS",
     help="Time ranks have to end by themselves when the job is stopped.",
 )
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0, 1000),
+    default=0,
+    metavar="N",
+    help="Start a job that failed again, up to N times, from its newest checkpoint.",
+)
+@click.option(
+    "--min-uptime",
+    type=parse_seconds,
+    default="60s",
+    metavar="SECONDS",
+    help="Shorter attempts failed at the start: wait longer before the next.  [default: 60s]",
+)
+@click.option(
+    "--hang-timeout",
+    type=parse_seconds,
+    metavar="SECONDS",
+    help="A rank without progress for so long hangs; without it 30m, for ranks that tell of progress.",
+)
+@click.option(
+    "--on-hang",
+    type=click.Choice(["report", "stop", "restart"]),
+    default="report",
+    show_default=True,
+    help="What becomes of a job that hangs, beside the report which rank is where.",
+)
+@click.option("-d", "--detach", is_flag=True, help="Print the job's id and go on in the background; see `dsrun ps`.")
 @click.option("--model", metavar="MODEL", help="What the script trains, as for `dsrun plan`: refuse what cannot fit.")
 @click.option("--no-plan", is_flag=True, help="Start also what cannot fit.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan, start nothing.")
@@ -122,6 +121,11 @@ def command(
     env: tuple[str, ...],
     log_dir: str | None,
     grace: float,
+    max_restarts: int,
+    min_uptime: float,
+    hang_timeout: float | None,
+    on_hang: OnHang,
+    detach: bool,
     model: str | None,
     no_plan: bool,
     dry_run: bool,
@@ -168,10 +172,52 @@ def command(
         check_fits(launch, model=model, jobs=[folder], environ=os.environ)
     if dry_run:
         job_id = new_job_id(datetime.now())
-        _show_plan(launch.plan(job_id=job_id, run_dir=str(folder.absolute() / job_id)), as_json=as_json)
+        plan = launch.plan(job_id=job_id, run_dir=str(folder.absolute() / job_id))
+        click.echo(json.dumps(mask_plan(plan.to_json()), indent=2) if as_json else describe_plan(plan))
         return 0
     job_id, run_dir = make_job_folder(folder, lambda: new_job_id(datetime.now()))
-    return _run(launch, launch.plan(job_id=job_id, run_dir=str(run_dir)), as_json=as_json, quiet=quiet)
+    from ..front_end import RunSettings
+    from ..job_run import Policies
+
+    settings = RunSettings(
+        words=ctx.find_root().obj,
+        options=frozenset(name for option in ctx.command.params for name in option.opts if name.startswith("-")),
+        policies=Policies(
+            max_restarts=max_restarts, min_uptime_s=min_uptime, hang_timeout_s=hang_timeout, on_hang=on_hang
+        ),
+        detached=detach,
+        as_json=as_json,
+        quiet=quiet,
+    )
+    return (_run_detached if detach else _run)(launch, settings, job_id=job_id, run_dir=run_dir)
+
+
+def _run(launch: Launch, settings: RunSettings, *, job_id: str, run_dir: Path) -> int:
+    from ..front_end import FrontEnd
+
+    outcome = FrontEnd(launch, settings, job_id=job_id, folder=run_dir).run()
+    if settings.as_json:
+        click.echo(json.dumps(outcome))
+    return outcome["exit_code"]
+
+
+def _run_detached(launch: Launch, settings: RunSettings, *, job_id: str, run_dir: Path) -> int:
+    from ..detach import run_in_background
+    from ..front_end import FRONT_END_LOG, FrontEnd
+
+    for warning in () if settings.quiet else launch.warnings:
+        click.echo(warning, err=True)
+    run_in_background(
+        lambda ready: FrontEnd(launch, settings, job_id=job_id, folder=run_dir).run(ready),
+        log=str(run_dir / FRONT_END_LOG),
+    )
+    if settings.as_json:
+        click.echo(json.dumps({"schema_version": 1, "job_id": job_id, "run_dir": str(run_dir)}))
+    else:
+        click.echo(job_id)
+    if not settings.quiet:
+        click.echo(f"dsrun: `dsrun logs {job_id} -f` follows the job, `dsrun stop {job_id}` ends it", err=True)
+    return 0
 
 
 def _program_kind(*, module: bool, no_python: bool, start: StartMethod | None) -> ProgramKind:
@@ -185,100 +231,3 @@ def _program_kind(*, module: bool, no_python: bool, start: StartMethod | None) -
 def _verbs(ctx: click.Context) -> list[str]:
     group = ctx.parent.command if ctx.parent is not None else None
     return group.list_commands(ctx) if isinstance(group, click.Group) else []
-
-
-def _show_plan(plan: LaunchPlan, *, as_json: bool) -> None:
-    click.echo(json.dumps(plan.to_json(), indent=2) if as_json else describe_plan(plan))
-
-
-def _run(launch: Launch, plan: LaunchPlan, *, as_json: bool, quiet: bool) -> int:
-    from ..job_output import JobOutput
-    from ..job_run import JobRun, Policies
-    from ..transport.local import LocalTransport
-
-    printer = terminal_printer(
-        hosts=[node.host.name for node in plan.nodes for _ in node.workers],
-        quiet=quiet,
-        stdout_is_data=as_json,
-        environ=os.environ,
-        on_closed=lambda: stops.output_closed(),
-        keep_waiting=lambda: job.obey_requests(),
-    )
-    output = JobOutput(plan, printer)
-    job = JobRun(plan, LocalTransport(), output, python=sys.executable, policies=Policies())
-    stops = StopRequests(job.request_stop)
-    for warning in launch.warnings:
-        printer.warning(warning)
-    printer.note(_opening(launch, plan))
-    started_s = time.monotonic()
-    with stops.catching_signals():
-        outcome = job.run()
-    output.close()
-    duration_s = time.monotonic() - started_s
-    report = None if outcome.report is None else [*outcome.report.render(), *_hints(launch, outcome.report)]
-    if report is not None:
-        printer.report(report)
-    was_stopped = outcome.report is None and outcome.exit_code != 0
-    exit_code = stops.exit_code(outcome.exit_code) if was_stopped else outcome.exit_code
-    printer.note(_closing(plan, outcome, duration_s))
-    if as_json:
-        click.echo(json.dumps(outcome_json(plan, outcome, report, exit_code=exit_code, duration_s=duration_s)))
-    return exit_code
-
-
-def _hints(launch: Launch, report: FailureReport) -> list[str]:
-    """Says so where a script stumbled over an option that was meant for dsrun."""
-    if not isinstance(report.cause, RankEnd) or report.cause.status != UsageError.exit_code:
-        return []
-    options = {name for parameter in command.params for name in parameter.opts if name.startswith("-")}
-    misplaced = misplaced_options(launch.request.words[1:], report.cause.last_lines, options=options)
-    return [f"hint: `{option}` is an option of dsrun; put it before the script" for option in misplaced]
-
-
-def _opening(launch: Launch, plan: LaunchPlan) -> str:
-    ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
-    hosts = plan.nodes[0].host.name if len(plan.nodes) == 1 else f"{len(plan.nodes)} hosts"
-    what = f"{ranks} on {hosts}, {launch.devices}, {plan.program.target}"
-    return f"job {plan.job_id}: {what}, logs in {_short(plan.run_dir)}"
-
-
-def _closing(plan: LaunchPlan, outcome: Outcome, duration_s: float) -> str:
-    after = f"after {format_duration(duration_s)}"
-    if outcome.exit_code == 0:
-        return f"job {plan.job_id}: done {after}"
-    if outcome.report is None:
-        return f"job {plan.job_id}: stopped {after}, logs in {_short(plan.run_dir)}"
-    return f"job {plan.job_id}: failed {after} with exit code {outcome.exit_code}, logs in {_short(plan.run_dir)}"
-
-
-def _short(path: str) -> str:
-    """Writes the home folder as `~`, which a shell reads back."""
-    home = os.path.expanduser("~")
-    return f"~{path[len(home) :]}" if home != "/" and path.startswith(f"{home}/") else path
-
-
-def outcome_json(
-    plan: LaunchPlan, outcome: Outcome, report: Sequence[str] | None, *, exit_code: int, duration_s: float
-) -> dict[str, Any]:
-    """Returns what `--json` prints at the end of a run.
-
-    Args:
-        plan: the launch.
-        outcome: how it ended.
-        report: why it failed, in lines; None if it did not.
-        exit_code: what dsrun exits with.
-        duration_s: from starting the agents to the last rank's end.
-    """
-    return {
-        "schema_version": 1,
-        "job_id": plan.job_id,
-        "outcome": "done" if outcome.exit_code == 0 else "stopped" if report is None else "failed",
-        "exit_code": exit_code,
-        "duration_s": round(duration_s, 3),
-        "run_dir": plan.run_dir,
-        "failure": report,
-        "ranks": [
-            {"rank": end.rank, "host": end.host, "pid": end.pid, "status": end.status, "log": end.log}
-            for end in outcome.ends
-        ],
-    }

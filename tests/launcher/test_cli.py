@@ -57,31 +57,48 @@ Usage: dsrun run [OPTIONS] SCRIPT [ARGS]...
     other  that of the rank that failed first; 128 + N if signal N killed it
 
 Options:
-  -n, --ranks-per-host N  Ranks on each host; without it one for each GPU, or
-                          one.
-  -H, --hostfile FILE     Hosts of the job, one `host slots=N` a line.
-  -m, --module            SCRIPT is a module, as with `python -m`.
-  --no-python             SCRIPT is any program, run as it is.
-  --config FILE           Training config, checked before anything starts. May
-                          stand after the script too.
-  --backend [nccl|gloo]   How ranks talk; without it the script chooses.
-  --start [fork|exec]     fork: import torch once for all ranks (default).
-                          exec: a fresh interpreter for each.
-  --env K[=V]             Set a variable for all ranks; K alone copies it from
-                          here. Repeatable.
-  --log-dir DIR           Make the job's folder in DIR instead of
-                          ~/.local/state/dsrun/jobs.
-  --grace SECONDS         Time ranks have to end by themselves when the job is
-                          stopped.  [default: 10s]
-  --model MODEL           What the script trains, as for `dsrun plan`: refuse
-                          what cannot fit.
-  --no-plan               Start also what cannot fit.
-  --dry-run               Check everything, print the plan, start nothing.
-  --json                  Print one JSON object on stdout: the plan with
-                          --dry-run, else the outcome; ranks' lines go to
-                          stderr.
-  -q, --quiet             No notes from dsrun itself, errors excepted.
-  -h, --help              Show this message and exit.
+  -n, --ranks-per-host N          Ranks on each host; without it one for each
+                                  GPU, or one.
+  -H, --hostfile FILE             Hosts of the job, one `host slots=N` a line.
+  -m, --module                    SCRIPT is a module, as with `python -m`.
+  --no-python                     SCRIPT is any program, run as it is.
+  --config FILE                   Training config, checked before anything
+                                  starts. May stand after the script too.
+  --backend [nccl|gloo]           How ranks talk; without it the script
+                                  chooses.
+  --start [fork|exec]             fork: import torch once for all ranks
+                                  (default). exec: a fresh interpreter for
+                                  each.
+  --env K[=V]                     Set a variable for all ranks; K alone copies
+                                  it from here. Repeatable.
+  --log-dir DIR                   Make the job's folder in DIR instead of
+                                  ~/.local/state/dsrun/jobs.
+  --grace SECONDS                 Time ranks have to end by themselves when
+                                  the job is stopped.  [default: 10s]
+  --max-restarts N                Start a job that failed again, up to N
+                                  times, from its newest checkpoint.
+                                  [0<=x<=1000]
+  --min-uptime SECONDS            Shorter attempts failed at the start: wait
+                                  longer before the next.  [default: 60s]
+  --hang-timeout SECONDS          A rank without progress for so long hangs;
+                                  without it 30m, for ranks that tell of
+                                  progress.
+  --on-hang [report|stop|restart]
+                                  What becomes of a job that hangs, beside the
+                                  report which rank is where.  [default:
+                                  report]
+  -d, --detach                    Print the job's id and go on in the
+                                  background; see `dsrun ps`.
+  --model MODEL                   What the script trains, as for `dsrun plan`:
+                                  refuse what cannot fit.
+  --no-plan                       Start also what cannot fit.
+  --dry-run                       Check everything, print the plan, start
+                                  nothing.
+  --json                          Print one JSON object on stdout: the plan
+                                  with --dry-run, else the outcome; ranks'
+                                  lines go to stderr.
+  -q, --quiet                     No notes from dsrun itself, errors excepted.
+  -h, --help                      Show this message and exit.
 """
 
 PROBE_HELP = """\

@@ -47,7 +47,7 @@ def test_where_there_is_no_commit_git_says_nothing(tmp_path: Path) -> None:
 
 def facts(code: Path, **environ: str) -> dict[str, Any]:
     """What would be read back from the file."""
-    return json.loads(json.dumps(read_facts(target=code / "train.py", folder=code, environ=environ)))
+    return json.loads(json.dumps(read_facts(script=code / "train.py", folder=code, environ=environ)))
 
 
 def test_facts_are_plain_json_and_hold_no_secret(code: Path) -> None:
@@ -59,7 +59,7 @@ def test_facts_are_plain_json_and_hold_no_secret(code: Path) -> None:
 
 
 def test_nothing_changed_is_no_difference(code: Path) -> None:
-    assert differences(facts(code), read_facts(target=code / "train.py", folder=code, environ={})) == []
+    assert differences(facts(code), read_facts(script=code / "train.py", folder=code, environ={})) == []
 
 
 def test_every_change_is_a_line(code: Path) -> None:

@@ -40,6 +40,7 @@ def a_record(folder: Path, **changes: Any) -> JobRecord:
         "id": folder.name,
         "created": NOW,
         "command": ("run", "-n", "2", "train.py"),
+        "masked_words": (),
         "cwd": str(folder.parent),
         "user": "ada",
         "host": os.uname().nodename,

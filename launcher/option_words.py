@@ -1,0 +1,33 @@
+"""What the words of options may be: times, counts, paths. Each returns the value or complains as click does."""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from .hostfile import MAX_SLOTS
+
+_SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_seconds(text: str) -> float:
+    """Reads `10`, `10s`, `1.5s`, `2m`, `1h` or `30d`."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?)(s|m|h|d|)", text)
+    if match is None:
+        raise click.BadParameter(f"expected a time like `10s` or `2m`, got `{text}`")
+    return float(match.group(1)) * _SECONDS_IN[match.group(2)]
+
+
+def parse_ranks(text: str) -> int:
+    """Reads a number of ranks on one host."""
+    if re.fullmatch(r"[0-9]{1,9}", text) is None or not 1 <= int(text) <= MAX_SLOTS:
+        raise click.BadParameter(f"expected a number of ranks from 1 to {MAX_SLOTS}, got `{text}`")
+    return int(text)
+
+
+def parse_path(text: str) -> str:
+    """Refuses an empty word, which an unset variable of a shell leaves and which would mean the working folder."""
+    if not text:
+        raise click.BadParameter("expected a path, got an empty word")
+    return text

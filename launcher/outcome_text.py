@@ -1,0 +1,99 @@
+"""What dsrun says of a job when it begins and when it has ended: a line each for people, an object for programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from dsrun.units import format_duration
+
+from .plan import LaunchPlan
+from .tally import Outcome
+
+#: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
+SCHEMA_VERSION = 1
+
+
+def opening(plan: LaunchPlan, *, devices: str) -> str:
+    """Returns the line with which a job begins.
+
+    Args:
+        plan: the launch.
+        devices: what it trains on, for the eye.
+    """
+    ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
+    hosts = plan.nodes[0].host.name if len(plan.nodes) == 1 else f"{len(plan.nodes)} hosts"
+    return f"job {plan.job_id}: {ranks} on {hosts}, {devices}, {plan.program.target}, logs in {short(plan.run_dir)}"
+
+
+def closing(value: dict[str, Any]) -> str:
+    """Returns the line with which a job ends.
+
+    Args:
+        value: what `outcome_json` returned.
+    """
+    attempts = value["attempts"]
+    after = f"after {format_duration(value['duration_s'])}{f', {attempts} attempts' if attempts > 1 else ''}"
+    logs = f", logs in {short(value['run_dir'])}"
+    match value["outcome"]:
+        case "done":
+            return f"job {value['job_id']}: done {after}"
+        case "stopped":
+            return f"job {value['job_id']}: stopped {after}{logs}"
+        case _:
+            return f"job {value['job_id']}: failed {after} with exit code {value['exit_code']}{logs}"
+
+
+def outcome_json(
+    plan: LaunchPlan, outcome: Outcome, report: Sequence[str] | None, *, exit_code: int, duration_s: float
+) -> dict[str, Any]:
+    """Returns what `--json` prints at the end of a run, and `outcome.json` keeps.
+
+    Args:
+        plan: the launch.
+        outcome: how it ended.
+        report: why it failed, in lines; None if it did not.
+        exit_code: what dsrun exits with.
+        duration_s: from starting the agents to the last rank's end, just now.
+    """
+    how = "done" if outcome.exit_code == 0 else "stopped" if report is None else "failed"
+    ranks = [
+        {"rank": end.rank, "host": end.host, "pid": end.pid, "status": end.status, "log": end.log}
+        for end in outcome.ends
+    ]
+    value = without_ranks(plan, how, exit_code, report, duration_s=duration_s)
+    return value | {"attempts": outcome.attempts, "ranks": ranks}
+
+
+def without_ranks(
+    plan: LaunchPlan, how: str, exit_code: int, report: Sequence[str] | None, *, duration_s: float
+) -> dict[str, Any]:
+    """Returns the same for a job of whose ranks nothing is known: they were not started, or their host was not.
+
+    Args:
+        plan: the launch.
+        how: `stopped` or `failed`.
+        exit_code: what dsrun exits with.
+        report: why it failed, in lines.
+        duration_s: how long it took, up to now.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "job_id": plan.job_id,
+        "outcome": how,
+        "exit_code": exit_code,
+        "attempts": 0,
+        "ended": datetime.now().astimezone().isoformat(timespec="milliseconds"),
+        "duration_s": round(duration_s, 3),
+        "run_dir": plan.run_dir,
+        "failure": None if report is None else list(report),
+        "ranks": [],
+    }
+
+
+def short(path: str) -> str:
+    """Writes the home folder as `~`, which a shell reads back."""
+    home = os.path.expanduser("~")
+    return f"~{path[len(home) :]}" if home != "/" and path.startswith(f"{home}/") else path
