@@ -1,4 +1,5 @@
-"""Which variables workers get on top of the environment dsrun was started in. Pure; RANK and kin are made elsewhere.
+"""Which variables all ranks of a job get beside the environment dsrun was started in. Pure; RANK, cores and devices are
+the business of others.
 
 Nothing is taken away, and nothing overwritten but what is named here: CUDA_VISIBLE_DEVICES, PYTHONPATH and NCCL_*
 pass as they are.
@@ -8,15 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dsrun.contract import BACKEND_ENV, CONFIG_ENV, ERROR_FILE_ENV, JOB_ID_ENV, RUN_DIR_ENV, RankInfo
+from dsrun.contract import (
+    BACKEND_ENV,
+    CONFIG_ENV,
+    ERROR_FILE_ENV,
+    HEARTBEAT_ENV,
+    JOB_ID_ENV,
+    NONCE_ENV,
+    RUN_DIR_ENV,
+    STACKS_ENV,
+    RankInfo,
+)
 from dsrun.errors import Problem, UsageError
 
-from .secrets_mask import masked as masked
-
+#: Threads of a rank; set on the rank's host, which knows its cores, unless the user has set it.
 THREADS_ENV = "OMP_NUM_THREADS"
 
 #: Variables that say who a worker is: a user's value could only break the job.
-RESERVED = frozenset({*RankInfo().to_env(), CONFIG_ENV, BACKEND_ENV, JOB_ID_ENV, RUN_DIR_ENV, ERROR_FILE_ENV})
+RESERVED = frozenset(
+    {
+        *RankInfo().to_env(),
+        *(CONFIG_ENV, BACKEND_ENV, JOB_ID_ENV, RUN_DIR_ENV, ERROR_FILE_ENV, HEARTBEAT_ENV, NONCE_ENV, STACKS_ENV),
+    }
+)
 
 
 def parse_env_options(options: Sequence[str], *, environ: Mapping[str, str]) -> dict[str, str]:
@@ -71,18 +86,3 @@ def job_environment(*, user: Mapping[str, str], config: str | None, backend: str
     if backend is not None:
         env[BACKEND_ENV] = backend
     return env
-
-
-def thread_environment(*, usable_cores: int, local_ranks: int, given: Mapping[str, str]) -> dict[str, str]:
-    """Shares the cores of a host among its ranks.
-
-    PyTorch starts one thread a core in every rank unless told otherwise; ranks that each do so stall one another.
-
-    Args:
-        usable_cores: cores this job may use, not the cores there are.
-        local_ranks: ranks on the host.
-        given: what the ranks will see already; a value the user set is kept.
-    """
-    if THREADS_ENV in given:
-        return {}
-    return {THREADS_ENV: str(max(1, usable_cores // local_ranks))}

@@ -30,7 +30,7 @@ def read_bindings(
 ) -> tuple[Binding, ...]:
     """Returns where each rank of this host runs, and how many threads it should start.
 
-    The threads are what OMP_NUM_THREADS should say unless the user set it (`environment.thread_environment`).
+    The threads are what OMP_NUM_THREADS should say unless the user has set it; that is not looked at here.
 
     Args:
         bind: what was asked for.

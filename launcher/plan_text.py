@@ -1,33 +1,81 @@
-"""A launch plan for people: what `dsrun --dry-run` prints. The plan's own JSON stands in plan.py."""
+"""A launch plan for people, without secrets: what `dsrun --dry-run` prints. The plan's own JSON stands in plan.py."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
-from .environment import masked
+from .affinity import Binding
 from .plan import LaunchPlan, NodePlan
+from .secrets_mask import MASK, masked, masked_words
 
 
-def describe_plan(plan: LaunchPlan) -> str:
-    """Returns the plan as aligned lines, ready to be read and to be pasted into a shell."""
+def describe_plan(plan: LaunchPlan, *, bindings: Mapping[str, Sequence[Binding]] | None = None) -> str:
+    """Returns the plan as aligned lines, ready to be read and to be pasted into a shell.
+
+    Args:
+        plan: the launch.
+        bindings: where the ranks of a host run, by its name, for the hosts that were asked (`Launch.bindings`).
+    """
     rows = [
         ("job", plan.job_id),
-        ("command", shlex.join(plan.program.words())),
+        ("command", shlex.join(masked_words(plan.program.words()))),
         ("folder", plan.cwd),
-        ("start", plan.start),
+        ("start", _start(plan)),
         ("logs", plan.run_dir),
         ("grace", f"{plan.grace_s:g}s between asking and killing"),
     ]
+    if plan.max_restarts:
+        rows.append(("restarts", f"at most {plan.max_restarts}"))
     for position, node in enumerate(plan.nodes):
         rows.append(("ranks" if position == 0 else "", _describe_node(node)))
+    found = bindings or {}
+    cores = [line for node in plan.nodes for line in _describe_cores(node, found.get(node.host.name, ()))]
+    rows += [("cores" if position == 0 else "", line) for position, line in enumerate(cores)]
     variables = {**plan.env, **(plan.nodes[0].workers[0].env if plan.nodes else {})}
     for position, (name, value) in enumerate(sorted(variables.items())):
-        rows.append(("variables" if position == 0 else "", f"{name}={masked(name, shlex.quote(value))}"))
+        rows.append(("variables" if position == 0 else "", f"{name}={_shown(name, value)}"))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 
 
+def _shown(name: str, value: str) -> str:
+    text = masked(name, value)
+    return text if text == MASK else shlex.quote(text)
+
+
+def _start(plan: LaunchPlan) -> str:
+    return "exec, as the program is not Python" if plan.program.kind == "command" else plan.start
+
+
 def _describe_node(node: NodePlan) -> str:
     first, last = node.workers[0].rank, node.workers[-1].rank
-    span = str(first) if first == last else f"{first}-{last}"
-    return f"{span} on {node.host.name} ({node.host.source})"
+    return f"{_span(first, last)} on {node.host.name} ({node.host.source})"
+
+
+def _describe_cores(node: NodePlan, bindings: Sequence[Binding]) -> list[str]:
+    """Returns a line for each run of ranks with the same binding."""
+    lines: list[str] = []
+    ranks = iter(worker.rank for worker in node.workers)
+    for binding, group in groupby(bindings):
+        mine = [next(ranks) for _ in group]
+        where = "any cpu" if binding.cpus is None else f"cpu {_numbers(binding.cpus)}"
+        threads = f"{binding.threads} thread{'s' if binding.threads > 1 else ''} a rank"
+        lines.append(f"{_span(mine[0], mine[-1])} on {where}, {threads}")
+    return lines
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Writes ascending numbers as the kernel does: `0-3,8`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ",".join(_span(run[0], run[-1]) for run in runs)
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

@@ -1,4 +1,4 @@
-"""Whether the script, module or command can be started at all, before anything is. Starts and imports nothing."""
+"""What the first word is, and whether it can be started at all, before anything is. Starts and imports nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,49 @@ from pathlib import Path
 
 from dsrun.errors import Problem, UsageError
 
-from .plan import Program
+from .plan import Program, ProgramKind, StartMethod
+
+
+def find_program(target: str, *, kind: ProgramKind | None) -> tuple[ProgramKind, str]:
+    """Decides how the first word is to be understood.
+
+    A file that is a program of another kind (an ELF binary, a script whose `#!` line names no Python) is a command; all
+    else is a Python script. A bare name is looked up here, not in PATH: `dsrun evaluate` with a forgotten `.py` must
+    not run what happens to be installed under that name.
+
+    Args:
+        target: the word; a relative path counts from the working folder.
+        kind: what the user said it is; None means to look.
+
+    Returns:
+        the kind, and the target: a command in the working folder gets `./`, or it would be looked up in PATH.
+    """
+    if kind is not None:
+        return kind, target
+    if _interpreter(target) is None:
+        return "script", target
+    return "command", target if os.sep in target else f".{os.sep}{target}"
+
+
+def start_method(program: Program, asked: StartMethod | None) -> StartMethod:
+    """Returns how ranks are made: by fork, but for programs that are not Python.
+
+    Args:
+        program: what every rank is to run.
+        asked: what the user said.
+
+    Raises:
+        UsageError: a program that is not Python cannot be forked.
+    """
+    if program.kind != "command":
+        return asked or "fork"
+    if asked == "fork":
+        interpreter = _interpreter(program.target)
+        what = f"it is {interpreter}, not Python" if interpreter else "it is run as it is, not by Python"
+        raise UsageError(
+            f"`--start fork` cannot fork {_shown(program.target)}: {what}", hint="leave `--start fork` out"
+        )
+    return "exec"
 
 
 def check_program(program: Program, *, verbs: Sequence[str]) -> None:
@@ -110,9 +152,34 @@ def _problem_with_command(target: str) -> Problem | None:
     if shutil.which(target) is not None:
         return None
     if os.sep in target and Path(target).is_file():
+        interpreter = _interpreter(target)
+        if interpreter is not None:
+            return Problem(f"command {_shown(target)}: is {interpreter} and not executable", f"`chmod +x {target}`")
         way_out = f"`chmod +x {target}`; for a Python script leave `--no-python` out"
         return Problem(f"command {_shown(target)}: is not executable", way_out)
     return Problem(f"command {_shown(target)}: there is no such program", "give its path, or add its folder to PATH")
+
+
+def _interpreter(target: str) -> str | None:
+    """Tells what a file is that is no Python script: `a binary`, `a bash script`; None for everything else."""
+    if target.endswith((".py", ".pyw", ".pyz")):
+        return None
+    try:
+        if not Path(target).is_file():
+            # Opening a named pipe would wait.
+            return None
+        with open(target, "rb") as file:
+            first_line = file.readline(256)
+    except (OSError, ValueError):
+        return None
+    if first_line.startswith(b"\x7fELF"):
+        return "a binary"
+    if not first_line.startswith(b"#!"):
+        return None
+    # `#!/usr/bin/env -S A=1 python3 -u`: the first word that is neither env, an option of it, nor a variable.
+    words = (os.path.basename(word) for word in os.fsdecode(first_line[2:]).split())
+    name = next((word for word in words if word != "env" and not word.startswith("-") and "=" not in word), "")
+    return None if not name or name.startswith(("python", "pypy")) else f"a {_shown(name)} script"
 
 
 def _shown(text: str) -> str:

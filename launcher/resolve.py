@@ -9,23 +9,26 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from dsrun.contract import CONFIG_ENV
+from dsrun.contract import BACKEND_ENV, CONFIG_ENV
 from dsrun.errors import ConfigError, InputError, Problem, UsageError
 
-from .environment import job_environment, parse_env_options, thread_environment
+from .affinity import Binding
+from .devices import Demand, Held
+from .environment import THREADS_ENV, job_environment, parse_env_options
+from .host_binding import read_bindings
 from .hostfile import read_hostfile
 from .hosts import Allocation
-from .plan import LaunchPlan, Program, ProgramKind, StartMethod, make_plan
-from .probe import count_usable_cores, host_names
+from .plan import Bind, LaunchPlan, Program, ProgramKind, StartMethod, make_plan
+from .probe import host_names
 from .probe_gpu import GpuReport, read_gpus
 from .probe_versions import read_versions
-from .program import check_program
+from .program import check_program, find_program, start_method
 from .script_words import CONFIG_FLAG, DEEPSPEED_CONFIG_FLAG, ScriptWords, split_script_words
-from .selection import select_hosts, select_local
+from .selection import is_local, select_hosts, select_local
 
 Backend = Literal["nccl", "gloo"]
 
@@ -39,26 +42,30 @@ class Request:
     """What the user asked for, not yet checked against anything.
 
     Attributes:
-        kind: how `words[0]` is to be understood.
+        kind: how `words[0]` is to be understood; None means by what the file is.
         words: the script and everything after it.
         ranks_per_host: None means as many as there are GPUs.
         hostfile: None means this machine.
         config: `--config` from before the script.
         env: values of `--env`.
         backend: None leaves the choice to the script.
-        start: how ranks are made.
+        start: how ranks are made; None means by fork where that can be.
         grace_s: seconds between asking and killing.
+        bind: which cores each rank may run on.
+        max_restarts: how often the job may be started again.
     """
 
-    kind: ProgramKind
+    kind: ProgramKind | None = None
     words: tuple[str, ...]
     ranks_per_host: int | None = None
     hostfile: str | None = None
     config: str | None = None
     env: tuple[str, ...] = ()
     backend: Backend | None = None
-    start: StartMethod = "fork"
+    start: StartMethod | None = None
     grace_s: float = 10.0
+    bind: Bind = "auto"
+    max_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,37 +75,84 @@ class Launch:
     Attributes:
         request: where it came from.
         program: what each rank runs.
+        start: how ranks are made.
         allocation: where.
         cwd: working folder of every rank.
         env: variables for all ranks.
-        worker_env: variables for the ranks of one host, by its name.
+        local_hosts: names of those hosts of the allocation that are this machine.
+        demand: what the job wants of this machine, for `job_queue.hold_devices`.
         devices: `nccl`, `gloo`, `2 GPUs` or `no GPU`: what the job trains on, for the eye.
         warnings: what the config says and does not do, as `warning:` lines; they stop nothing.
     """
 
     request: Request
     program: Program
+    start: StartMethod
     allocation: Allocation
     cwd: str
     env: dict[str, str]
-    worker_env: dict[str, dict[str, str]]
+    local_hosts: frozenset[str]
+    demand: Demand
     devices: str
     warnings: tuple[str, ...] = ()
 
-    def plan(self, *, job_id: str, run_dir: str) -> LaunchPlan:
-        """Completes the plan."""
-        return make_plan(
+    def plan(self, *, job_id: str, run_dir: str, held: Held | None = None) -> LaunchPlan:
+        """Completes the plan.
+
+        Args:
+            job_id: id of the job.
+            run_dir: its folder.
+            held: what `hold_devices` yielded: the ranks of this machine see these devices.
+        """
+        plan = make_plan(
             self.allocation,
             self.program,
             job_id=job_id,
-            start=self.request.start,
+            start=self.start,
             cwd=self.cwd,
             env=self.env,
             run_dir=run_dir,
             grace_s=self.request.grace_s,
             nonce=secrets.token_hex(16),
-            worker_env=self.worker_env,
+            bind=self.request.bind,
+            max_restarts=self.request.max_restarts,
         )
+        return plan if held is None else _with_devices(plan, held, self.local_hosts)
+
+    def bindings(self, environ: Mapping[str, str]) -> dict[str, tuple[Binding, ...]]:
+        """Looks where the ranks of this machine would run; other machines resolve that themselves.
+
+        Args:
+            environ: the environment the ranks inherit.
+
+        Returns:
+            by name of the host; threads are those the user asked for, where OMP_NUM_THREADS is set.
+        """
+        given = {**environ, **self.env}
+        threads = given.get(THREADS_ENV, "").split(",")[0].strip()
+        found: dict[str, tuple[Binding, ...]] = {}
+        for host in self.allocation.hosts:
+            if host.name in self.local_hosts:
+                bindings = read_bindings(self.request.bind, host.slots, given)
+                if threads.isdecimal():
+                    bindings = tuple(replace(binding, threads=int(threads)) for binding in bindings)
+                found[host.name] = bindings
+        return found
+
+
+def _with_devices(plan: LaunchPlan, held: Held, local_hosts: frozenset[str]) -> LaunchPlan:
+    nodes = tuple(
+        replace(
+            node,
+            workers=tuple(
+                replace(worker, env={**worker.env, **held.environment(worker.local_rank)}) for worker in node.workers
+            ),
+        )
+        if node.host.name in local_hosts
+        else node
+        for node in plan.nodes
+    )
+    return replace(plan, nodes=nodes)
 
 
 @dataclass(slots=True)
@@ -130,28 +184,63 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
     cwd = _working_folder()
     findings = _Findings()
     words = findings.attempt(lambda: split_script_words(request.words[1:])) or _NO_WORDS
-    program = Program(kind=request.kind, target=request.words[0], args=words.args, python=sys.executable)
+    kind, target = find_program(request.words[0], kind=request.kind)
+    program = Program(kind=kind, target=target, args=words.args, python=sys.executable)
     findings.attempt(lambda: check_program(program, verbs=verbs))
+    start: StartMethod | None = findings.attempt(lambda: start_method(program, request.start))
     user_env = findings.attempt(lambda: parse_env_options(request.env, environ=environ)) or {}
-    gpus = _gpus_if_needed(request, environ)
+    choice = findings.attempt(lambda: _choose_backend(request.backend, environ)) or _BackendChoice(None, "")
+    gpus = _gpus_if_needed(choice.backend, environ)
     allocation = findings.attempt(lambda: _allocate(request, gpus))
-    if request.backend == "nccl" and gpus is not None:
+    if choice.backend == "nccl" and gpus is not None:
         versions = read_versions()
-        findings.attempt(lambda: check_nccl(gpus, allocation, torch=versions.torch, cuda=versions.cuda))
+        findings.attempt(
+            lambda: check_nccl(gpus, allocation, torch=versions.torch, cuda=versions.cuda, asked_by=choice.asked_by)
+        )
     config = findings.attempt(lambda: _check_configs(request, words, allocation, environ))
-    if findings.problems or allocation is None:
+    if findings.problems or allocation is None or start is None:
         raise UsageError.of(findings.problems)
     path, warnings = config or (None, ())
+    names = host_names()
+    local_hosts = frozenset(host.name for host in allocation.hosts if is_local(host.name, local_names=names))
     return Launch(
         request=request,
         program=program,
+        start=start,
         allocation=allocation,
         cwd=cwd,
-        env=job_environment(user=user_env, config=path, backend=request.backend),
-        worker_env=_thread_variables(allocation, given={**environ, **user_env}),
-        devices=request.backend or _devices(gpus),
+        env=job_environment(user=user_env, config=path, backend=choice.backend),
+        local_hosts=local_hosts,
+        demand=_demand(allocation, local_hosts, gpus),
+        devices=choice.backend or _devices(gpus),
         warnings=warnings,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _BackendChoice:
+    """How ranks talk, None leaves it to the script; and where that was said, for messages."""
+
+    backend: Backend | None
+    asked_by: str
+
+
+def _choose_backend(asked: Backend | None, environ: Mapping[str, str]) -> _BackendChoice:
+    """Returns `--backend`, else what DSRUN_BACKEND in the environment says: ranks would find it all the same."""
+    if asked is not None:
+        return _BackendChoice(asked, f"`--backend {asked}`")
+    inherited = environ.get(BACKEND_ENV, "")
+    if inherited not in ("", "nccl", "gloo"):
+        raise UsageError(
+            f"`{BACKEND_ENV}` in the environment is `{inherited[:200]}`; expected nccl or gloo",
+            hint=f"`unset {BACKEND_ENV}`, or use `--backend`",
+        )
+    return _BackendChoice(inherited or None, f"`{BACKEND_ENV}={inherited}`")
+
+
+def _demand(allocation: Allocation, local_hosts: frozenset[str], gpus: GpuReport | None) -> Demand:
+    ranks = sum(host.slots for host in allocation.hosts if host.name in local_hosts)
+    return Demand(ranks=ranks, gpus=0 if gpus is None else min(ranks, gpus.usable_count))
 
 
 def _working_folder() -> str:
@@ -161,9 +250,9 @@ def _working_folder() -> str:
         raise UsageError("the working folder does not exist any more", hint="`cd` to another") from error
 
 
-def _gpus_if_needed(request: Request, environ: Mapping[str, str]) -> GpuReport | None:
+def _gpus_if_needed(backend: Backend | None, environ: Mapping[str, str]) -> GpuReport | None:
     """Asks the driver unless the answer could change nothing: waking it can take a second."""
-    return None if request.backend == "gloo" else read_gpus(environ)
+    return None if backend == "gloo" else read_gpus(environ)
 
 
 def _devices(gpus: GpuReport | None) -> str:
@@ -179,15 +268,14 @@ def _allocate(request: Request, gpus: GpuReport | None) -> Allocation:
     return select_hosts(hosts, ranks_per_host=request.ranks_per_host, local_names=host_names())
 
 
-def _thread_variables(allocation: Allocation, *, given: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    cores = count_usable_cores()
-    return {
-        host.name: thread_environment(usable_cores=cores, local_ranks=host.slots, given=given)
-        for host in allocation.hosts
-    }
-
-
-def check_nccl(gpus: GpuReport, allocation: Allocation | None, *, torch: str | None, cuda: str | None) -> None:
+def check_nccl(
+    gpus: GpuReport,
+    allocation: Allocation | None,
+    *,
+    torch: str | None,
+    cuda: str | None,
+    asked_by: str = "`--backend nccl`",
+) -> None:
     """Looks whether NCCL can work: it needs a CUDA build of torch and a GPU of its own for every rank.
 
     Args:
@@ -195,6 +283,7 @@ def check_nccl(gpus: GpuReport, allocation: Allocation | None, *, torch: str | N
         allocation: the hosts, where they are known.
         torch: version of torch beside this interpreter, if any.
         cuda: what that torch was built for; None for a CPU build.
+        asked_by: who wants it, for messages.
 
     Raises:
         UsageError: it cannot.
@@ -202,13 +291,13 @@ def check_nccl(gpus: GpuReport, allocation: Allocation | None, *, torch: str | N
     way_out = "`--backend gloo` trains on the CPU"
     if gpus.usable_count == 0:
         reason = gpus.reason or "CUDA_VISIBLE_DEVICES hides all of them"
-        raise UsageError(f"`--backend nccl` needs a GPU and this machine offers none: {reason}", hint=way_out)
+        raise UsageError(f"{asked_by} needs a GPU and this machine offers none: {reason}", hint=way_out)
     if torch is not None and cuda is None:
-        raise UsageError(f"`--backend nccl` needs CUDA and torch {torch} is built without it", hint=way_out)
+        raise UsageError(f"{asked_by} needs CUDA and torch {torch} is built without it", hint=way_out)
     slots = max((host.slots for host in allocation.hosts), default=0) if allocation is not None else 0
     if slots > gpus.usable_count:
         raise UsageError(
-            f"`--backend nccl` needs a GPU for each rank; {slots} ranks share {gpus.usable_count}",
+            f"{asked_by} needs a GPU for each rank; {slots} ranks share {gpus.usable_count}",
             hint=f"use `-n {gpus.usable_count}`",
         )
 

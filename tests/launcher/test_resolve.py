@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.launcher.devices import Demand, Held
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.probe_gpu import Gpu, GpuReport
-from dsrun.launcher.resolve import check_nccl
+from dsrun.launcher.resolve import Launch, Request, check_nccl, resolve
 
 
 def gpu_report(usable: int, reason: str | None = None) -> GpuReport:
@@ -39,3 +43,72 @@ def test_nccl_needs_a_cuda_build_and_a_gpu_for_each_rank() -> None:
         check_nccl(gpu_report(2), hosts, torch="2.13.0+cpu", cuda=None)
     with pytest.raises(UsageError, match="needs a GPU for each rank; 3 ranks share 2"):
         check_nccl(gpu_report(2), hosts, torch="2.13.0+cu128", cuda="12.8")
+
+
+# the whole, on a machine that shows no GPU
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "train.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "train.sh").chmod(0o755)
+    return tmp_path
+
+
+def resolved(request: Request, **environ: str) -> Launch:
+    return resolve(request, environ={"CUDA_VISIBLE_DEVICES": "", **environ}, verbs=[])
+
+
+@pytest.mark.parametrize(("word", "kind", "start"), [("train.py", "script", "fork"), ("train.sh", "command", "exec")])
+def test_kind_and_start_follow_from_the_file(folder: Path, word: str, kind: str, start: str) -> None:
+    plan = resolved(Request(words=(word,))).plan(job_id="j", run_dir="/r")
+    assert (plan.program.kind, plan.start) == (kind, start)
+
+
+def test_forking_a_shell_script_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match=r"`--start fork` cannot fork \./train\.sh: it is a sh script, not Python"):
+        resolved(Request(words=("train.sh",), start="fork"))
+
+
+def test_binding_and_restarts_reach_the_plan_and_threads_are_left_to_the_host(folder: Path) -> None:
+    launch = resolved(Request(words=("train.py",), bind="cores", max_restarts=3))
+    plan = launch.plan(job_id="j", run_dir="/r")
+    assert (plan.bind, plan.max_restarts, plan.env, plan.nodes[0].workers[0].env) == ("cores", 3, {}, {})
+
+
+def test_the_backend_of_the_environment_is_taken_and_checked_as_the_flag_is(folder: Path) -> None:
+    launch = resolved(Request(words=("train.py",)), DSRUN_BACKEND="gloo")
+    assert (launch.devices, launch.env) == ("gloo", {"DSRUN_BACKEND": "gloo"})
+    assert resolved(Request(words=("train.py",)), DSRUN_BACKEND="").env == {}
+    assert resolved(Request(words=("train.py",), backend="gloo"), DSRUN_BACKEND="mpi").env == {"DSRUN_BACKEND": "gloo"}
+    with pytest.raises(UsageError) as caught:
+        resolved(Request(words=("train.py",)), DSRUN_BACKEND="mpi")
+    assert caught.value.render() == (
+        "error: `DSRUN_BACKEND` in the environment is `mpi`; expected nccl or gloo\n"
+        "hint: `unset DSRUN_BACKEND`, or use `--backend`"
+    )
+    with pytest.raises(UsageError, match="`DSRUN_BACKEND=nccl` needs a GPU and this machine offers none"):
+        resolved(Request(words=("train.py",)), DSRUN_BACKEND="nccl")
+
+
+def test_bindings_of_this_machine_are_shown_with_the_users_threads(folder: Path) -> None:
+    launch = resolved(Request(words=("train.py",), ranks_per_host=2, bind="none"))
+    bindings = launch.bindings({"OMP_NUM_THREADS": "7,2"})
+    assert {name: [one.threads for one in found] for name, found in bindings.items()} == {"localhost": [7, 7]}
+    assert all(one.threads >= 1 for one in launch.bindings({})["localhost"])
+
+
+def test_what_is_held_reaches_the_ranks_of_this_machine_only(folder: Path) -> None:
+    launch = resolved(Request(words=("train.py",), ranks_per_host=2))
+    assert launch.demand == Demand(ranks=2, gpus=0)
+    there = HostSpec(name="elsewhere", slots=1, source="hosts:2")
+    both = replace(launch, allocation=Allocation(hosts=(*launch.allocation.hosts, there)))
+    plan = both.plan(job_id="j", run_dir="/r", held=Held(slices=("MIG-a", "MIG-b")))
+    assert [worker.env for node in plan.nodes for worker in node.workers] == [
+        {"CUDA_VISIBLE_DEVICES": "MIG-a"},
+        {"CUDA_VISIBLE_DEVICES": "MIG-b"},
+        {},
+    ]
+    assert list(both.bindings({})) == ["localhost"]
