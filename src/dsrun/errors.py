@@ -36,6 +36,9 @@ class Problem:
 class DsrunError(Exception):
     """Base of every error dsrun raises on purpose.
 
+    `str()` is the first message alone. Where python itself shows the error, as it does under torchrun, the hint and the
+    further problems stand below it as notes (from Python 3.11 on).
+
     Args:
         message: thing, place and value, without a full stop.
         hint: the way out, if one is known.
@@ -47,6 +50,9 @@ class DsrunError(Exception):
     def __init__(self, message: str, *, hint: str | None = None, more: Sequence[Problem] = ()) -> None:
         super().__init__(message)
         self.problems: tuple[Problem, ...] = (Problem(message, hint), *more)
+        # What BaseException.add_note of Python 3.11 fills; an older one shows no notes.
+        self.__notes__ = [] if hint is None else [f"hint: {hint}"]
+        self.__notes__ += [problem.render() for problem in more]
 
     @property
     def hint(self) -> str | None:
