@@ -16,14 +16,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dsrun.config.batch import BatchSizes
-from dsrun.errors import CheckpointError, InputError, ModelError
+from dsrun.errors import InputError, ModelError
 
-from ..checkpoint.index import check_tag, latest_tag
 from ..observe.memory import measure
 from ..observe.peaks import PeakSummary
 from .parts import EngineParts
 from .persist import load_engine, save_engine
 from .report import StepReport
+from .resume import choose_checkpoint
 from .state import Counters
 from .step import StepResult, take_step
 
@@ -225,7 +225,7 @@ class Engine:
 
     def load_checkpoint(
         self,
-        load_dir: str | Path,
+        load_dir: str | Path | None = None,
         tag: str | int | None = None,
         load_module_strict: bool = True,
         load_optimizer_states: bool = True,
@@ -237,8 +237,9 @@ class Engine:
         """Loads a checkpoint that any number of ranks saved at any stage; every rank must call.
 
         Args:
-            load_dir: checkpoint folder.
-            tag: name inside it; the one that `latest` names by default.
+            load_dir: checkpoint folder; may be left out in a job that was started again.
+            tag: name inside it. By default the one that a job which was started again goes on from, if it lies in
+                `load_dir`, else the one that `latest` names.
             load_module_strict: tensors of the checkpoint that the model does not have are an error.
             load_optimizer_states: take over optimizer states and hyperparameters.
             load_lr_scheduler_states: take over the schedule.
@@ -249,17 +250,14 @@ class Engine:
             the tag's folder, and the client state it was saved with.
 
         Raises:
+            InputError: there is nothing to choose by: no `load_dir`, and the job was not started again.
             CheckpointError: there is none, it is damaged, or it is of another model; nothing was changed then, unless
                 a file turns out damaged while it is read.
         """
-        found = latest_tag(Path(load_dir)) if tag is None else check_tag(str(tag))
-        if found is None and missing_ok:
+        folder = None if load_dir is None else Path(load_dir)
+        target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
+        if target is None:
             return None, None
-        if found is None:
-            raise CheckpointError(
-                f"{load_dir}: no checkpoint here: there is no file `latest`",
-                hint="check the folder, pass tag=, or pass missing_ok=True to start from scratch",
-            )
         # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
         self._parts.hooks.before_step()
         self._parts.step.reducer.zero()
@@ -267,13 +265,13 @@ class Engine:
         client_state = load_engine(
             self._parts,
             self._counters,
-            Path(load_dir) / found,
+            target,
             strict=load_module_strict,
             optimizer=load_optimizer_states and not load_module_only,
             scheduler=load_lr_scheduler_states and not load_module_only,
             progress=not load_module_only,
         )
-        return str(Path(load_dir) / found), client_state
+        return str(target), client_state
 
     # What scripts ask -------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from dsrun.config.config import Config
 from dsrun.config.load import load
-from dsrun.contract import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE, RUN_DIR_ENV, RankInfo
+from dsrun.contract import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE, RUN_DIR_ENV, RankInfo, resume_folder, store_nonce
 from dsrun.errors import InputError, ModelError
 from dsrun.units import format_bytes, format_count
 
@@ -64,7 +64,7 @@ def init_distributed(dist_backend: str | None = None, *, timeout_s: float = _TIM
     """
     info = RankInfo.from_env()
     backend = choose_backend(dist_backend or os.environ.get(BACKEND_ENV))
-    join(info, backend=backend, device=choose_device(backend, info), timeout_s=timeout_s)
+    join(info, backend=backend, device=choose_device(backend, info), timeout_s=timeout_s, nonce=store_nonce())
     return info
 
 
@@ -174,6 +174,7 @@ def initialize(
             skip_non_finite=settings.bf16.enabled and settings.bf16.check_grad_overflow,
             steps_per_print=settings.steps_per_print,
             records=records,
+            resume=resume_folder(),
             predicted_state_bytes=prediction.total_bytes(),
         )
     )

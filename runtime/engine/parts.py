@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import nn, optim
@@ -53,6 +54,7 @@ class EngineParts:
         skip_non_finite: leave an update out where a gradient is inf or nan.
         steps_per_print: optimizer steps between printed lines; None for none.
         records: where steps are recorded.
+        resume: checkpoint that a job which was started again goes on from; None at first.
         predicted_state_bytes: model state of this rank, as predicted.
     """
 
@@ -71,4 +73,5 @@ class EngineParts:
     skip_non_finite: bool
     steps_per_print: int | None
     records: RecordWriter
+    resume: Path | None
     predicted_state_bytes: int

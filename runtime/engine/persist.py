@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dsrun.contract import CHECKPOINT_EVENT
 from dsrun.errors import CheckpointError, Problem
 from dsrun.units import format_bytes
 
@@ -62,8 +63,8 @@ def save_engine(
     if parts.mesh.info.rank == 0:
         seconds = time.perf_counter() - started
         size = sum(path.stat().st_size for path in target.iterdir())
-        fields = {"step": counters.global_steps, "path": str(target), "seconds": round(seconds, 6), "bytes": size}
-        parts.records.write("checkpoint", fields)
+        fields = {"path": str(target.absolute()), "tag": tag, "step": counters.global_steps}
+        parts.records.write(CHECKPOINT_EVENT, {**fields, "seconds": round(seconds, 6), "bytes": size})
         print(f"saved {target} ({format_bytes(size)}, {seconds:.1f} s)", flush=True)
 
 

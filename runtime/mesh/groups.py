@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from dsrun.contract import RankInfo
+from dsrun.contract import NONCE_KEY, RankInfo
 from dsrun.errors import InputError, LaunchError
 
 from ..compat import HashStore, PrefixStore, Store, TCPStore
@@ -20,6 +20,9 @@ from .collectives import C10dCollectives, Collectives, GlooCollectives
 from .spec import MeshSpec
 
 Backend = Literal["nccl", "gloo"]
+
+#: Longest wait for the launcher's mark in the store, which it leaves before it listens to anything else.
+_NONCE_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,7 @@ def choose_device(backend: Backend, info: RankInfo) -> torch.device:
     return device
 
 
-def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: float) -> None:
+def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: float, nonce: str | None = None) -> None:
     """Joins torch.distributed's default group; every rank of the job must call. Does nothing where one exists.
 
     Args:
@@ -86,13 +89,15 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
         backend: library for collectives.
         device: this rank's device.
         timeout_s: how long to wait for the other ranks, here and in each later collective.
+        nonce: what the launcher left in this job's store; None where it leaves nothing, as torchrun does.
 
     Raises:
-        LaunchError: the other ranks cannot be reached, or not in time.
+        LaunchError: the other ranks cannot be reached, or not in time, or another job's store answers.
     """
     if dist.is_initialized():
         return
     timeout = timedelta(seconds=timeout_s)
+    prefix = "dsrun"
     try:
         if info.world_size == 1 and info.master_port == 0:
             store: Store = HashStore()
@@ -105,9 +110,12 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
                 timeout=timeout,
                 wait_for_workers=False,
             )
+            if nonce is not None and info.agent_store:
+                _check_nonce(store, nonce, info, timeout_s=min(timeout_s, _NONCE_TIMEOUT_S))
+                prefix = f"dsrun/{nonce}"
         dist.init_process_group(
             backend,
-            store=PrefixStore("dsrun", store),
+            store=PrefixStore(prefix, store),
             rank=info.rank,
             world_size=info.world_size,
             timeout=timeout,
@@ -119,6 +127,24 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
             f"{info.master_addr}:{info.master_port}: {error}",
             hint="a rank that ended early or a blocked port keeps the others waiting: look at the other ranks' logs",
         ) from error
+
+
+def _check_nonce(store: Store, nonce: str, info: RankInfo, *, timeout_s: float) -> None:
+    """Raises where the store is not this job's: its ranks would wait for, or disturb, those of another job.
+
+    The launcher sets the nonce as soon as the store is there, so it is waited for, but not for long.
+    """
+    try:
+        store.wait([NONCE_KEY], timedelta(seconds=timeout_s))
+        found = store.get(NONCE_KEY).decode("utf-8", "replace")
+    except dist.DistStoreError:
+        found = None
+    if found != nonce:
+        seen = f"holds no job's mark after {timeout_s:g} s" if found is None else "holds another job's mark"
+        raise LaunchError(
+            f"rank {info.rank}: the store at {info.master_addr}:{info.master_port} is not this job's: it {seen}",
+            hint="another job's store answers at that address: start the job again without a fixed port",
+        )
 
 
 def present_backend() -> Backend:

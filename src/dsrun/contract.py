@@ -2,6 +2,13 @@
 
 The only place that names RANK, MASTER_ADDR and their kin. The names are torchrun's, so plain torch scripts
 work unchanged, and a worker started by torchrun or Slurm's torchrun idiom is understood as well.
+
+[Note: resuming] The runtime appends a `CHECKPOINT_EVENT` to the job's `RECORDS_FILE` once a checkpoint is complete and
+durable. A launcher that starts the job again puts the `path` of the newest one into `RESUME_ENV`, and
+`engine.load_checkpoint` loads it.
+
+[Note: nonce] Who serves the rendezvous store sets `NONCE_KEY` in it and `NONCE_ENV` in the ranks. A rank that finds
+another value there, or none, has reached another job's store, and ends.
 """
 
 from __future__ import annotations
@@ -43,8 +50,33 @@ STACKS_SIGNAL = signal.SIGRTMIN + 9
 #: torch elastic's variable: where a failing worker writes its traceback as JSON.
 ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
 
-#: File inside the run folder to which rank 0 of the runtime appends one JSON object a line.
+#: File inside the run folder to which rank 0 of the runtime appends one JSON object a line: `event`, `time` (seconds
+#: since the epoch) and the event's own fields.
 RECORDS_FILE = "records.jsonl"
+#: Event of a saved checkpoint, written when it is complete and durable, see [Note: resuming]. Fields: `path` (absolute,
+#: the tag's folder), `tag`, `step` (optimizer steps it holds), `seconds`, `bytes`.
+CHECKPOINT_EVENT = "checkpoint"
+#: Event of an optimizer step. Fields: `step`, `loss`, `lr`, `grad_norm`, `applied`, `samples`, `seconds`,
+#: `memory_bytes` (of rank 0: most of GPU memory so far, or resident now); where they are known, `tokens_per_s` and
+#: `tflops` (of the whole job; the latter is an estimate of the model's own, 6 operations a parameter and token) and
+#: `total_steps`.
+STEP_EVENT = "step"
+
+
+def store_nonce(environ: Mapping[str, str] | None = None) -> str | None:
+    """Returns the nonce that the rendezvous store of this worker must hold; None where its launcher left none.
+
+    A rank that torchrun started inside a dsrun job has inherited dsrun's nonce, but meets at torchrun's store.
+    """
+    env = os.environ if environ is None else environ
+    nonce = env.get(NONCE_ENV)
+    return nonce if nonce and env.get("TORCHELASTIC_RUN_ID") == env.get(JOB_ID_ENV) else None
+
+
+def resume_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Returns the checkpoint that a job which was started again goes on from, see [Note: resuming]; None at first."""
+    text = (os.environ if environ is None else environ).get(RESUME_ENV)
+    return Path(text) if text else None
 
 
 def digest_of(words: Sequence[str]) -> str:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract import RankInfo, WorkerError, read_error_file, write_error_file
+from dsrun.contract import (
+    RankInfo,
+    WorkerError,
+    read_error_file,
+    resume_folder,
+    store_nonce,
+    write_error_file,
+)
 from dsrun.errors import InputError, ModelError
 
 
@@ -50,6 +57,18 @@ def test_an_incomplete_or_impossible_environment_is_refused(env: dict[str, str],
     with pytest.raises(InputError) as caught:
         RankInfo.from_env(given)
     assert str(caught.value) == message
+
+
+def test_the_nonce_counts_only_at_the_store_of_the_job_that_set_it() -> None:
+    ours = {"DSRUN_NONCE": "n", "DSRUN_JOB_ID": "job", "TORCHELASTIC_RUN_ID": "job"}
+    assert store_nonce(ours) == "n"
+    assert store_nonce(ours | {"TORCHELASTIC_RUN_ID": "a torchrun inside the job"}) is None
+    assert store_nonce({"TORCHELASTIC_RUN_ID": "job"}) is None
+
+
+def test_a_job_that_was_started_again_names_the_checkpoint_it_goes_on_from() -> None:
+    assert resume_folder({"DSRUN_RESUME": "/ckpt/step4"}) == Path("/ckpt/step4")
+    assert resume_folder({}) is None
 
 
 def test_an_error_file_says_what_was_raised_and_where(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import dsrun
+from dsrun.contract import CHECKPOINT_EVENT, RECORDS_FILE, RESUME_ENV, RUN_DIR_ENV
 from dsrun.errors import CheckpointError, InputError
 from support.models import CONTEXT, VOCAB, TinyGPT, loss_of
 from support.ranks import run_ranks
@@ -390,3 +391,22 @@ def test_a_file_where_the_folder_should_be_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("")
     with pytest.raises(CheckpointError, match=r"t: could not be saved, nothing was published"):
         engine.save_checkpoint(tmp_path, tag="t")
+
+
+def test_what_a_save_records_is_what_a_job_started_again_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(RUN_DIR_ENV, str(tmp_path / "job"))
+    engine = make_engine(config(1, micro=2))
+    train(engine, range(2), samples=2)
+    engine.save_checkpoint("here", tag="a", client_state={"epoch": 3})
+    engine.save_checkpoint("here", tag="b", client_state={"epoch": 4})
+    records = [json.loads(line) for line in (tmp_path / "job" / RECORDS_FILE).read_text().splitlines()]
+    saved = [record for record in records if record["event"] == CHECKPOINT_EVENT]
+    assert [(record["tag"], record["step"]) for record in saved] == [("a", 2), ("b", 2)]
+    assert saved[0]["path"] == str(tmp_path / "here" / "a")
+    monkeypatch.setenv(RESUME_ENV, saved[0]["path"])
+    again = make_engine(config(1, micro=2), seed=8)
+    assert again.load_checkpoint() == (saved[0]["path"], {"epoch": 3})
+    assert again.load_checkpoint("here")[1] == {"epoch": 3}
+    assert again.load_checkpoint("here", tag="b")[1] == {"epoch": 4}
+    assert again.global_steps == 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dsrun.contract import RankInfo
+from dsrun.contract import NONCE_KEY, RankInfo
 from dsrun.errors import InputError, LaunchError
 from dsrun.runtime.compat import TCPStore
 from dsrun.runtime.mesh.groups import choose_backend, choose_device, join, make_mesh, present_backend
@@ -45,6 +45,40 @@ def test_ranks_that_never_come_are_reported() -> None:
     info = RankInfo(rank=0, world_size=2, local_world_size=2, master_port=store.port, agent_store=True)
     with pytest.raises(LaunchError, match=r"rank 0 could not join the 2 ranks at 127\.0\.0\.1"):
         join(info, backend="gloo", device=torch.device("cpu"), timeout_s=1)
+
+
+def _join_store_with(mark: str | None, *, nonce: str | None, timeout_s: float = 30) -> None:
+    """Joins as the only rank of a job whose nonce is `nonce`, at a launcher's store that holds `mark`."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    if mark is not None:
+        store.set(NONCE_KEY, mark)
+    info = RankInfo(master_port=store.port, agent_store=True)
+    try:
+        join(info, backend="gloo", device=torch.device("cpu"), timeout_s=timeout_s, nonce=nonce)
+    except LaunchError as error:
+        raise LaunchError(str(error).replace(str(store.port), "PORT"), hint=error.hint) from error
+
+
+def test_a_rank_does_not_join_another_jobs_store() -> None:
+    with pytest.raises(LaunchError) as caught:
+        _join_store_with("theirs", nonce="ours")
+    assert str(caught.value) == "rank 0: the store at 127.0.0.1:PORT is not this job's: it holds another job's mark"
+    assert caught.value.hint is not None
+    assert "another job's store answers" in caught.value.hint
+    assert not dist.is_initialized()
+
+
+def test_a_rank_does_not_join_a_store_without_a_mark_and_does_not_wait_for_ever() -> None:
+    with pytest.raises(LaunchError, match=r"is not this job's: it holds no job's mark after 0\.2 s"):
+        _join_store_with(None, nonce="ours", timeout_s=0.2)
+
+
+@pytest.mark.parametrize(("mark", "nonce"), [("ours", "ours"), (None, None), ("theirs", None)])
+def test_a_rank_joins_its_own_jobs_store_and_one_whose_launcher_leaves_no_mark(
+    mark: str | None, nonce: str | None
+) -> None:
+    _join_store_with(mark, nonce=nonce)
+    assert dist.get_world_size() == 1
 
 
 def _sums_over_axes() -> tuple[float, float]:
