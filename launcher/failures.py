@@ -23,7 +23,7 @@ from dsrun.errors import DsrunError
 #: A host could not run its ranks, or its agent was lost.
 EXIT_HOST_LOST = 74
 #: Lines of the failing rank that a report repeats.
-TAIL_LINES = 25
+TAIL_LINES = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +81,14 @@ class HostLoss:
         reason: what is known, in words.
         time_s: when the front end noticed.
         last_lines: what the agent's stderr said last.
+        hint: a way out, where one is known.
     """
 
     host: str
     reason: str
     time_s: float
     last_lines: tuple[str, ...] = ()
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +120,7 @@ class FailureReport:
         match self.cause:
             case HostLoss() as loss:
                 lines = [f"error: host {loss.host}: {loss.reason}"]
+                lines += [] if loss.hint is None else [f"hint: {loss.hint}"]
                 lines += _quote(f"last lines of the agent on {loss.host}:", loss.last_lines)
                 return [*lines, *self._others()]
             case RankEnd() as end if end.is_mistake:

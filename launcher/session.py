@@ -1,7 +1,9 @@
-"""The front end's side of a job: starts an agent on every host, merges what they send, and decides when to stop.
+"""The front end's side of one attempt at a job: starts an agent on every host, merges what they send, stops them.
+
+Decides when to stop and why.
 
 Prints nothing: output and news go to a `Sink`. Starts no rank and signals none: agents do. Everything is decided on
-the caller's thread, in the order of one queue.
+the caller's thread, in the order of one queue, and nothing there waits for a single host.
 
 [Note: escalation] A stop is asked, then forced, then left: the first request sends the signal to all ranks with the
 plan's grace, the second kills them now, the third returns at once and leaves the kill to the agents, whose
@@ -14,17 +16,19 @@ from __future__ import annotations
 import enum
 import queue
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dsrun.errors import LaunchError
 from dsrun.units import format_duration
 
 from .failures import HostLoss, UserStop, describe_status, is_mistake, signal_name
-from .link import Ended, Link, LinkEvent, Received, Said
+from .keepalive import Keepalive
+from .link import Ended, Link, LinkEvent, Opening, Received, Said, start_frame
+from .passing import Passing
 from .plan import LaunchPlan
 from .protocol import (
     VERSION,
@@ -34,6 +38,7 @@ from .protocol import (
     Hello,
     Kill,
     Listening,
+    Meet,
     Message,
     Output,
     Passed,
@@ -44,13 +49,21 @@ from .protocol import (
     Stop,
 )
 from .tally import Outcome, Tally
-from .transport.base import Transport
+from .transport.base import Channel, Transport
 from .worker import isolated_command
 
 #: From starting an agent to its first word.
 _HELLO_PATIENCE_S = 60.0
 #: Beyond the grace: for an agent to kill, to give up on what cannot be killed, and to send the rest of the output.
 _END_MARGIN_S = 40.0
+#: For all agents together to exit once nothing is expected of them.
+_CLOSE_PATIENCE_S = 5.0
+#: Hosts between the first knock and the agent's first word: jump hosts refuse more connections than a few dozen.
+_OPEN_AT_ONCE = 64
+#: Events that may wait to be handled, of one host and of all.
+_ROOM_OF_ONE, _ROOM_OF_ALL = 64, 2048
+#: Between two looks at which hosts are late or silent.
+_LOOK_S = 1.0
 
 
 class Sink(Protocol):
@@ -104,10 +117,20 @@ class _Step(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _UserRequest:
+class _StopRequest:
     stop: UserStop
     why: str
     at_once: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _SignalRequest:
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Remark:
+    text: str
 
 
 class _Wake:
@@ -115,7 +138,7 @@ class _Wake:
 
 
 class Session:
-    """One job, from its plan to its outcome.
+    """One attempt, from its plan to its outcome.
 
     Args:
         plan: the launch; its run_dir must exist here.
@@ -128,13 +151,18 @@ class Session:
         self._plan = plan
         self._transport = transport
         self._sink = sink
-        self._python = python
+        self._argv = isolated_command(python, "dsrun.launcher.agent", plan.job_id)
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
         self._events: queue.SimpleQueue[LinkEvent | _Wake] = queue.SimpleQueue()
-        self._requests: deque[_UserRequest | int] = deque()
-        self._links: list[Link] = []
+        self._requests: deque[_StopRequest | _SignalRequest | _Remark] = deque()
+        room = max(4, min(_ROOM_OF_ONE, _ROOM_OF_ALL // len(plan.nodes)))
+        self._links = [Link(node, self._events.put, room=room, lease_s=plan.lease_s) for node in plan.nodes]
+        self._expected = len(self._links)
+        self._keepalive = Keepalive(self._links, lease_s=plan.lease_s)
+        self._passing = Passing()
         self._tally = Tally(plan)
         self._step = _Step.RUNNING
+        self._look_at_s = 0.0
 
     def request_stop(self, signum: int, why: str | None = None) -> None:
         """Takes the user's wish to end the job; may be called from a signal handler. See [Note: escalation].
@@ -143,7 +171,8 @@ class Session:
             signum: the signal the user sent: ranks get it too, and the exit code becomes 128 + signum.
             why: what notes say instead of the signal's name, where it was no signal.
         """
-        self._request(signum, why=why, at_once=False)
+        stop = UserStop(signal=signum, time_s=time.time())
+        self._request(_StopRequest(stop, why or signal_name(signum), at_once=False))
 
     def kill_now(self, signum: int = signal.SIGTERM) -> None:
         """Ends the job without grace; may be called from a signal handler.
@@ -151,7 +180,8 @@ class Session:
         Args:
             signum: the exit code becomes 128 + signum.
         """
-        self._request(signum, at_once=True)
+        stop = UserStop(signal=signum, time_s=time.time())
+        self._request(_StopRequest(stop, signal_name(signum), at_once=True))
 
     def pass_signal(self, signum: int) -> None:
         """Passes a signal on to the ranks that catch it, and stops nothing; may be called from a signal handler.
@@ -159,12 +189,14 @@ class Session:
         Args:
             signum: the signal, SIGUSR1 for example.
         """
-        self._requests.append(signum)
-        self._events.put(_Wake())
+        self._request(_SignalRequest(signum))
 
-    def _request(self, signum: int, *, at_once: bool, why: str | None = None) -> None:
-        stop = UserStop(signal=signum, time_s=time.time())
-        self._requests.append(_UserRequest(stop, why or signal_name(signum), at_once))
+    def remark(self, text: str) -> None:
+        """Shows a note when the session's thread gets to it; may be called from a signal handler."""
+        self._request(_Remark(text))
+
+    def _request(self, request: _StopRequest | _SignalRequest | _Remark) -> None:
+        self._requests.append(request)
         self._events.put(_Wake())
 
     def obey_requests(self) -> bool:
@@ -175,54 +207,66 @@ class Session:
         """
         while self._requests:
             match self._requests.popleft():
-                case _UserRequest() as request:
-                    self._on_user_request(request)
-                case signum:
+                case _StopRequest() as request:
+                    self._on_stop_request(request)
+                case _SignalRequest(signum):
                     self._pass_on(signum)
+                case _Remark(text):
+                    self._sink.note(text)
         return self._step is not _Step.LEFT
 
     def run(self) -> Outcome:
-        """Runs the job to its end, whatever the end is.
+        """Runs the attempt to its end, whatever the end is.
 
         Returns:
             the outcome; failures of ranks and hosts are part of it.
-
-        Raises:
-            LaunchError: an agent could not be started; what was started is stopped.
         """
-        if len(self._plan.nodes) > 1:
-            names = ", ".join(node.host.name for node in self._plan.nodes)
-            raise LaunchError(f"hosts {names}: a job over several hosts cannot be started yet")
+        plan = self._plan
+        hosts = [link.node.host.name for link in self._links]
+        self._sink.event("start", attempt=plan.attempt, world_size=plan.world_size, hosts=hosts, resume=plan.resume)
         try:
             self._open()
-            while self.obey_requests() and not all(link.over for link in self._links):
+            while self.obey_requests() and self._expected:
                 self._wait_and_handle()
         finally:
-            for link in self._links:
-                link.close(wait=self._step is not _Step.LEFT)
+            self._close()
             self._tally.end_outputs(self._sink.ended)
         return self._tally.outcome(tail=self._sink.tail, log=self._sink.log)
 
     def _open(self) -> None:
-        argv = isolated_command(self._python, "dsrun.launcher.agent", self._plan.job_id)
-        for node in self._plan.nodes:
-            link = Link(node, self._transport.start(node.host, argv), self._events.put)
-            link.deadline_s = time.monotonic() + _HELLO_PATIENCE_S
-            self._links.append(link)
-            link.begin(self._plan)
+        gate = threading.Semaphore(_OPEN_AT_ONCE)
+        frame = start_frame(self._plan)
+        for link in self._links:
+            link.open(lambda link=link: self._connect(link), frame(link.node.node_rank), gate)
+        self._keepalive.start()
+
+    def _connect(self, link: Link) -> Channel:
+        return self._transport.start(link.node.host, self._argv)
+
+    def _close(self) -> None:
+        self._keepalive.stop()
+        for link in self._links:
+            link.end_input()
+        if self._step is not _Step.LEFT:
+            until_s = time.monotonic() + _CLOSE_PATIENCE_S
+            for link in self._links:
+                link.close(until_s)
 
     # --- events
 
     def _wait_and_handle(self) -> None:
-        deadlines = [link.deadline_s for link in self._links if link.deadline_s is not None and not link.over]
+        now_s = time.monotonic()
+        sink_at_s = self._sink.tick(now_s)
+        if now_s >= self._look_at_s:
+            self._look(now_s)
+        until_s = self._look_at_s if sink_at_s is None else min(self._look_at_s, sink_at_s)
         try:
-            timeout_s = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-            event = self._events.get(timeout=timeout_s)
+            event = self._events.get(timeout=max(0.0, until_s - now_s))
         except queue.Empty:
-            # Only now: as long as events wait to be handled, it is this end that is late.
-            self._give_up_on_late_hosts()
             return
         match event:
+            case Opening(link):
+                link.deadline_s = time.monotonic() + _HELLO_PATIENCE_S
             case Received(link, message):
                 link.handled()
                 if not link.over:
@@ -230,30 +274,31 @@ class Session:
             case Said(link, line):
                 link.handled()
                 self._sink.note(f"{link.node.host.name}: {line}")
-            case Ended(link, fault):
+            case Ended(link, reason):
                 if not link.over:
-                    reason, last_lines = link.why_lost(fault)
-                    self._lose(link, reason, last_lines=last_lines)
-                    link.over = True
+                    self._finish(link)
+                    self._lose(link, reason, last_lines=event.last_lines, hint=event.hint)
             case _Wake():
                 pass
 
     def _on_message(self, link: Link, message: Message) -> None:
         match message:
             case Hello(version=version) if version != VERSION:
-                self._lose(link, f"its agent speaks protocol {version}, this dsrun speaks {VERSION}")
-                link.kill()
+                self._give_up(link, f"its agent speaks protocol {version}, this dsrun speaks {VERSION}")
             case Hello():
                 link.greet(message)
                 link.deadline_s = None
+            case Listening(address=address, port=port) if link is self._links[0]:
+                for other in self._links[1:]:
+                    if not other.over:
+                        other.send(Meet(address=address, port=port))
             case Started(pids=pids):
-                self._tally.started(link.node, pids)
-            case Listening():
-                pass  # The ranks of this one host know it already.
+                self._on_started(link, pids)
             case Pulse(ranks=ranks):
                 self._sink.pulse(ranks)
             case Passed():
-                self._on_passed(link, message)
+                self._passing.answered(link.node.host.name, message)
+                self._tell_passed()
             case Output():
                 self._sink.take(message)
             case Exit():
@@ -261,31 +306,70 @@ class Session:
             case Failed(reason=reason, time_s=time_s):
                 self._lose(link, reason, time_s=link.our_time_s(time_s))
             case Finished(unkillable=pids):
-                link.over = True
+                self._finish(link)
                 if pids:
                     listed = ", ".join(map(str, pids))
                     self._sink.note(f"{link.node.host.name}: processes {listed} did not end after SIGKILL")
             case _:
-                self._lose(link, f"its agent sent an unexpected {type(message).__name__}")
-                link.kill()
+                self._give_up(link, f"its agent sent an unexpected {type(message).__name__}")
+
+    def _on_started(self, link: Link, pids: Sequence[int]) -> None:
+        self._tally.started(link.node, pids)
+        for worker, pid in zip(link.node.workers, pids, strict=True):
+            self._sink.event("rank_started", rank=worker.rank, host=link.node.host.name, pid=pid)
 
     def _on_exit(self, link: Link, message: Exit) -> None:
         self._tally.exited(message)
+        host, status = link.node.host.name, message.status
+        self._sink.event("rank_exit", rank=message.rank, host=host, status=status, oom_kills=message.oom_kills)
         if self._tally.all_ended(link.node):
             self._expect_end(link)
-        if message.status != 0:
-            host = link.node.host.name
-            failure = f"rank {message.rank} on {host} {describe_status(message.status)}"
+        if status != 0:
             # Of bad input every rank ends by itself, and the report says all.
-            self._stop_after(failure, silent=is_mistake(message.status, message.error))
+            failure = f"rank {message.rank} on {host} {describe_status(status)}"
+            self._stop_after(failure, silent=is_mistake(status, message.error))
 
-    def _lose(self, link: Link, reason: str, *, time_s: float | None = None, last_lines: tuple[str, ...] = ()) -> None:
+    def _finish(self, link: Link) -> None:
+        """Nothing more is expected of this host."""
+        link.over = True
+        self._expected -= 1
+        self._passing.gone(link.node.host.name)
+        self._tell_passed()
+
+    def _give_up(self, link: Link, reason: str) -> None:
+        link.kill()
+        self._finish(link)
+        self._lose(link, reason)
+
+    def _lose(
+        self,
+        link: Link,
+        reason: str,
+        *,
+        time_s: float | None = None,
+        last_lines: tuple[str, ...] = (),
+        hint: str | None = None,
+    ) -> None:
         """Notes the first reason for which a host is lost, and stops the others."""
         host = link.node.host.name
         since_s = time.time() if time_s is None else time_s
-        if self._tally.lost(HostLoss(host=host, reason=reason, time_s=since_s, last_lines=last_lines)):
+        if self._tally.lost(HostLoss(host=host, reason=reason, time_s=since_s, last_lines=last_lines, hint=hint)):
+            self._sink.event("host_lost", host=host, reason=reason)
             self._expect_end(link)
             self._stop_after(f"host {host}: {reason}")
+
+    def _look(self, now_s: float) -> None:
+        """Finds the hosts that are late or silent."""
+        self._look_at_s = now_s + _LOOK_S
+        # As long as events wait to be handled, it is this end that is late.
+        up_to_date = self._events.empty()
+        for link in self._links:
+            if link.over:
+                continue
+            if up_to_date and link.deadline_s is not None and now_s >= link.deadline_s:
+                self._give_up(link, "its agent did not answer in time and was killed")
+            elif self._tally.is_running(link.node) and link.is_silent(now_s):
+                self._give_up(link, f"no word from its agent for {self._plan.lease_s:g} s")
 
     # --- the way down
 
@@ -295,40 +379,35 @@ class Session:
         running = self._tally.running_ranks()
         if running and not silent:
             self._sink.note(f"{failure}; stopping {_ranks(running, 'other')} (grace {self._grace})")
-        self._ask(signal.SIGTERM)
+        self._ask(signal.SIGTERM, why=failure)
 
-    def _on_user_request(self, request: _UserRequest) -> None:
+    def _on_stop_request(self, request: _StopRequest) -> None:
         self._tally.user_stop = self._tally.user_stop or request.stop
         why, running = request.why, _ranks(self._tally.running_ranks())
         if self._step is _Step.RUNNING and not request.at_once:
-            self._ask(request.stop.signal)
             self._sink.note(f"{why}: stopping {running} (grace {self._grace}); once more kills at once")
+            self._ask(request.stop.signal, why=why)
         elif self._step in (_Step.RUNNING, _Step.ASKED):
             self._step = _Step.FORCED
-            self._broadcast(Kill())
             self._sink.note(f"{why}: killing {running}")
+            self._sink.event("kill", why=why)
+            self._broadcast(Kill())
         elif not request.at_once:
             self._step = _Step.LEFT
             self._sink.note(f"{why}: leaving; agents go on killing")
 
-    def _pass_on(self, signum: int) -> None:
-        for link in self._links:
-            if not link.over:
-                link.send(Signal(signal=signum))
-
-    def _on_passed(self, link: Link, message: Passed) -> None:
-        name, host = signal_name(message.signal), link.node.host.name
-        self._sink.event("signal", signal=name, host=host, ranks=message.ranks, spared=message.spared)
-        spared = f"; {_named(message.spared)} would have died of it" if message.spared else ""
-        self._sink.note(f"{name}: passed to {_ranks(len(message.ranks))} on {host}{spared}")
-
-    def _ask(self, signum: int) -> None:
+    def _ask(self, signum: int, *, why: str) -> None:
         self._step = _Step.ASKED
+        self._sink.event("stop", why=why, signal=signal_name(signum))
         self._broadcast(Stop(signal=signum))
 
-    def _broadcast(self, message: Message) -> None:
+    def _broadcast(self, message: Stop | Kill) -> None:
         for link in self._links:
-            if not link.over:
+            if link.over:
+                continue
+            if link.cancel():
+                self._finish(link)
+            else:
                 link.send(message)
                 self._expect_end(link)
 
@@ -336,13 +415,21 @@ class Session:
         if link.deadline_s is None:
             link.deadline_s = time.monotonic() + self._plan.grace_s + _END_MARGIN_S
 
-    def _give_up_on_late_hosts(self) -> None:
-        now_s = time.monotonic()
-        for link in self._links:
-            if not link.over and link.deadline_s is not None and now_s >= link.deadline_s:
-                link.kill()
-                link.over = True
-                self._lose(link, "its agent did not answer in time and was killed")
+    # --- signals that stop nothing
+
+    def _pass_on(self, signum: int) -> None:
+        reached = [link for link in self._links if not link.over and link.is_started]
+        self._passing.send(signum, [link.node.host.name for link in reached])
+        for link in reached:
+            link.send(Signal(signal=signum))
+        self._tell_passed()
+
+    def _tell_passed(self) -> None:
+        for passed in self._passing.complete():
+            name = signal_name(passed.signal)
+            self._sink.event("signal", signal=name, ranks=passed.ranks, spared=passed.spared)
+            spared = f"; {_named(passed.spared)} would have died of it and did not get it" if passed.spared else ""
+            self._sink.note(f"{name}: passed to {_ranks(len(passed.ranks))}{spared}")
 
     # --- words
 

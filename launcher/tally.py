@@ -61,6 +61,10 @@ class Tally:
         """Whether every rank of a host has ended."""
         return all(worker.rank in self._exits for worker in node.workers)
 
+    def is_running(self, node: NodePlan) -> bool:
+        """Whether ranks of a host were started and have not all ended."""
+        return bool(node.workers) and node.workers[0].rank in self._pids and not self.all_ended(node)
+
     def running_ranks(self) -> int:
         """Counts the ranks that have not ended, on hosts that are not lost."""
         lost = {loss.host for loss in self._losses}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,23 @@ from dsrun.errors import LaunchError
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.job_output import JobOutput
 from dsrun.launcher.plan import LaunchPlan, Program, make_plan
-from dsrun.launcher.protocol import Exit, Failed, Finished, Hello, Kill, Message, Output, Start, Started, Stop
+from dsrun.launcher.protocol import (
+    Exit,
+    Failed,
+    Finished,
+    Hello,
+    Kill,
+    Lease,
+    Listening,
+    Meet,
+    Message,
+    Output,
+    Passed,
+    Signal,
+    Start,
+    Started,
+    Stop,
+)
 from dsrun.launcher.session import Session
 from dsrun.launcher.tally import Outcome
 from dsrun.launcher.transport.fake import Await, Call, Die, FakeTransport, Step
@@ -220,16 +238,105 @@ def test_a_lost_host_ends_the_job_with_its_own_code_and_reason(tmp_path: Path, s
     assert outcome.report.render()[0] == f"error: host box: {reason}"
 
 
-def test_an_agent_that_cannot_be_started_is_an_error_that_names_the_host(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="host box"):
-        session_for(plan_for(tmp_path), FakeTransport({}), RecordingSink()).run()
+def test_a_host_whose_agent_cannot_be_started_is_lost_and_says_why(tmp_path: Path) -> None:
+    outcome = session_for(plan_for(tmp_path), FakeTransport({}), RecordingSink()).run()
+    assert outcome.exit_code == 74
+    assert outcome.report is not None
+    assert outcome.report.render() == ["error: host box: cannot run 'python3': no script"]
 
 
-def test_several_hosts_are_refused_before_anything_starts(tmp_path: Path) -> None:
-    transport = FakeTransport({"a": [], "b": []})
-    with pytest.raises(LaunchError, match="several hosts"):
-        session_for(plan_for(tmp_path, hosts=("a", "b")), transport, RecordingSink()).run()
-    assert transport.channels == {}
+def run_hosts(
+    folder: Path, scripts: Mapping[str, Sequence[Step]], *, lease_s: float = 15.0
+) -> tuple[Outcome, RecordingSink, FakeTransport]:
+    plan = dataclasses.replace(plan_for(folder, hosts=list(scripts)), lease_s=lease_s)
+    transport, sink = FakeTransport(scripts), RecordingSink()
+    return session_for(plan, transport, sink).run(), sink, transport
+
+
+def test_the_other_hosts_meet_where_the_first_listens(tmp_path: Path) -> None:
+    first = [hello(), Listening(address="10.0.0.1", port=4711), Await(Stop), DONE]
+    second = [hello(), Await(Meet), Started(pids=[21, 22]), exited(2, 3), DONE]
+    outcome, _, transport = run_hosts(tmp_path, {"a": first, "b": second})
+    assert outcome.exit_code == 3
+    assert Meet(address="10.0.0.1", port=4711) in transport.channels["b"].received
+    assert not any(isinstance(message, Meet) for message in transport.channels["a"].received)
+
+
+def test_a_failure_on_one_host_stops_the_ranks_of_all(tmp_path: Path) -> None:
+    failed = Exit(rank=3, status=7, time_s=time.time() - 5)
+    first = [hello(), Started(pids=[11, 12]), Await(Stop), exited(0, -15), exited(1, -15), DONE]
+    second = [hello(), Started(pids=[21, 22]), failed, Await(Stop), exited(2, -15), DONE]
+    outcome, sink, _ = run_hosts(tmp_path, {"a": first, "b": second})
+    assert outcome.exit_code == 7
+    assert outcome.report is not None
+    assert outcome.report.stopped == 3
+    assert [end.host for end in outcome.ends] == ["a", "a", "b", "b"]
+    assert sink.notes[0].startswith("rank 3 on b exited with code 7; stopping ")
+
+
+def test_of_64_hosts_the_dead_one_is_named_though_another_is_slow(tmp_path: Path) -> None:
+    # The slow one says nothing until it is told to stop; nobody waits for it to be blamed.
+    scripts: dict[str, list[Step]] = {f"n{n}": [hello(), Await(Stop), DONE] for n in range(64)}
+    scripts["n17"] = [Await(Stop), DONE]
+    scripts["n40"] = [Die(255)]
+    outcome, _, _ = run_hosts(tmp_path, scripts)
+    assert outcome.exit_code == 74
+    assert outcome.report is not None
+    assert outcome.report.render()[0] == "error: host n40: the agent exited with code 255 unexpectedly"
+
+
+def test_a_host_that_falls_silent_is_lost_and_its_job_ends(tmp_path: Path) -> None:
+    silent = [hello(), Started(pids=[11, 12]), Await(Finished)]
+    without_ranks_yet: list[Step] = [hello(), Await(Stop), DONE]
+    outcome, _, transport = run_hosts(tmp_path, {"a": silent, "b": without_ranks_yet}, lease_s=1.0)
+    assert outcome.exit_code == 74
+    assert outcome.report is not None
+    assert outcome.report.render()[0] == "error: host a: no word from its agent for 1 s"
+    assert transport.channels["a"].killed
+
+
+def test_agents_get_leases_while_the_sink_waits_for_its_reader(tmp_path: Path) -> None:
+    leased = threading.Event()
+    script = [*BEGIN, out("y\n"), Await(Lease), Call(leased.set), exited(0, 0), exited(1, 0), DONE]
+    sink = RecordingSink(lambda rank, text: require(leased.wait(10)))
+    plan = dataclasses.replace(plan_for(tmp_path), lease_s=0.5)
+    assert session_for(plan, FakeTransport({"box": script}), sink).run().exit_code == 0
+
+
+def require(happened: bool) -> None:
+    assert happened
+
+
+def test_a_stop_before_a_host_has_the_plan_starts_nothing_there(tmp_path: Path) -> None:
+    outcome, _, received = run(tmp_path, [Await(Start), *BEGIN], on_session=lambda s: s.request_stop(signal.SIGINT))
+    assert outcome.exit_code == 130
+    assert not any(isinstance(message, Kill) for message in received)
+
+
+def test_a_signal_is_passed_on_and_the_ranks_that_would_have_died_are_named(tmp_path: Path) -> None:
+    sessions: list[Session] = []
+    usr1 = Call(lambda: sessions[0].pass_signal(signal.SIGUSR1))
+    answer = Passed(signal=signal.SIGUSR1, ranks=[0], spared=[1])
+    script = [*BEGIN, usr1, Await(Signal), answer, exited(0, 0), exited(1, 0), DONE]
+    outcome, sink, received = run(tmp_path, script, on_session=sessions.append)
+    assert outcome.exit_code == 0
+    assert Signal(signal=signal.SIGUSR1) in received
+    assert sink.notes == ["SIGUSR1: passed to 1 rank; rank 1 would have died of it and did not get it"]
+
+
+def test_events_tell_the_whole_story_in_order(tmp_path: Path) -> None:
+    run(tmp_path, [*BEGIN, exited(1, 3), Await(Stop), exited(0, -15), DONE])
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    named = [event for event in events if event["event"] != "note"]
+    assert [event["event"] for event in named] == [
+        "start",
+        "rank_started",
+        "rank_started",
+        "rank_exit",
+        "stop",
+        "rank_exit",
+    ]
+    assert (named[3]["rank"], named[3]["status"], named[3]["host"]) == (1, 3, "box")
 
 
 def test_processes_that_survive_sigkill_are_named(tmp_path: Path) -> None:
