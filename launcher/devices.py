@@ -1,7 +1,8 @@
 """Which GPUs of this machine a job takes: free ones first. The driver is read here, leases are an argument.
 
 A device is a GPU, or a MIG slice. It is *free* if no lease is on it and no process computes there: dsrun's own jobs are
-known by their leases before they use the GPU, those of others by NVML. Seen on made-up driver answers only: busy
+known by their leases before they use the GPU, everybody else by NVML. The processes that started this one do not count:
+a notebook that calls dsrun has made room for it, or else has to know. Seen on made-up driver answers only: busy
 GPUs of other users, MIG, and containers were not at hand.
 
 [Note: MIG] CUDA shows a process one slice only, as `cuda:0`. So with slices each rank gets a CUDA_VISIBLE_DEVICES of
@@ -11,9 +12,10 @@ that runs on slices takes `cuda:0`, not `cuda:LOCAL_RANK`. NCCL does not connect
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +86,7 @@ def read_devices(
     *,
     load_nvml: Callable[[], Any] | None = None,
     user_of: Callable[[int], str | None] | None = None,
+    own: Collection[int] | None = None,
 ) -> tuple[Device, ...]:
     """Asks the driver for the devices a job may see, in the order in which it sees them.
 
@@ -94,13 +97,29 @@ def read_devices(
         environ: where CUDA_VISIBLE_DEVICES is read.
         load_nvml: returns the `pynvml` module; tests give a made-up one.
         user_of: returns the user of a process, None if it cannot be told.
+        own: processes that do not count as users; this one and those that started it if None.
+
+    Raises:
+        DsrunError: the driver does not answer.
+    """
+    ask = _Questions(user_of=user_of or user_of_process, own=frozenset(own_line() if own is None else own))
+    with driver_open(load_nvml) as nvml:
+        return _read(nvml, environ.get("CUDA_VISIBLE_DEVICES"), ask)
+
+
+@contextlib.contextmanager
+def driver_open(load_nvml: Callable[[], Any] | None = None) -> Generator[Any, None, None]:
+    """Keeps the driver open over several calls of `read_devices`; it may take a second to wake up each time.
+
+    Args:
+        load_nvml: returns the `pynvml` module; tests give a made-up one.
 
     Raises:
         DsrunError: the driver does not answer.
     """
     try:
         with open_nvml(load_nvml) as nvml:
-            return _read(nvml, environ.get("CUDA_VISIBLE_DEVICES"), user_of or user_of_process)
+            yield nvml
     except NoDriver as error:
         raise DsrunError(
             f"GPUs: the driver cannot be asked which are free: {error}", hint="`dsrun probe` shows what it says"
@@ -165,14 +184,41 @@ def user_of_process(pid: int) -> str | None:
         return str(uid)
 
 
-def _read(nvml: Any, visible: str | None, user_of: Callable[[int], str | None]) -> tuple[Device, ...]:
+def own_line() -> list[int]:
+    """Returns this process and those that started it, as far up as can be seen."""
+    line = [os.getpid()]
+    parent = os.getppid()
+    while parent > 0 and parent not in line:
+        line.append(parent)
+        parent = _parent_of(parent)
+    return line
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            # pid (name) state ppid ...; a name may hold blanks and brackets.
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Questions:
+    """What the driver does not know of processes: their users, and which are our own."""
+
+    user_of: Callable[[int], str | None]
+    own: frozenset[int]
+
+
+def _read(nvml: Any, visible: str | None, ask: _Questions) -> tuple[Device, ...]:
     uuids: list[str | None] = []
     parts: list[list[Device]] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
         uuids.append(text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)))
-        slices = _slices(nvml, handle, index, user_of)
-        parts.append(slices or [_device(nvml, handle, f"GPU {index}", str(index), user_of)])
+        slices = _slices(nvml, handle, index, ask)
+        parts.append(slices or [_device(nvml, handle, f"GPU {index}", str(index), ask)])
     if visible is None:
         return tuple(device for devices in parts for device in devices)
     slice_of = {device.name: device for devices in parts for device in devices if device.is_slice}
@@ -185,7 +231,7 @@ def _read(nvml: Any, visible: str | None, user_of: Callable[[int], str | None]) 
     )
 
 
-def _slices(nvml: Any, handle: Any, index: int, user_of: Callable[[int], str | None]) -> list[Device]:
+def _slices(nvml: Any, handle: Any, index: int, ask: _Questions) -> list[Device]:
     mode: Any = ask_driver(nvml, nvml.nvmlDeviceGetMigMode, handle)
     if mode is None or not mode[0]:
         return []
@@ -194,19 +240,20 @@ def _slices(nvml: Any, handle: Any, index: int, user_of: Callable[[int], str | N
         part: Any = ask_driver(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
         if part is not None:
             label = f"slice {number} of GPU {index}"
-            found.append(_device(nvml, part, label, f"{index}:{number}", user_of, is_slice=True))
+            found.append(_device(nvml, part, label, f"{index}:{number}", ask, is_slice=True))
     return found
 
 
-def _device(
-    nvml: Any, handle: Any, label: str, index: str, user_of: Callable[[int], str | None], *, is_slice: bool = False
-) -> Device:
+def _device(nvml: Any, handle: Any, label: str, index: str, ask: _Questions, *, is_slice: bool = False) -> Device:
     memory: Any = ask_driver(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     used_bytes = 0 if memory is None else int(memory.total) - int(memory.free)
     processes: Sequence[Any] = ask_driver(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     # A process whose memory the driver does not tell (vGPU, some MIG drivers) counts: nothing says that it is small.
-    large = [process for process in processes if process.usedGpuMemory is None or process.usedGpuMemory > LITTLE_BYTES]
-    used_by = tuple(_in_words(process.pid, user_of(process.pid)) for process in large)
+    used_by = tuple(
+        _in_words(process.pid, ask.user_of(process.pid))
+        for process in processes
+        if process.pid not in ask.own and (process.usedGpuMemory is None or process.usedGpuMemory > LITTLE_BYTES)
+    )
     if not processes and used_bytes > UNSEEN_BYTES:
         used_by = (f"processes that cannot be seen from here ({used_bytes >> 30} GiB)",)
     return Device(

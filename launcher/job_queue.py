@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from dsrun.errors import DsrunError, UsageError
 
-from .devices import Demand, Device, Held, held_devices, read_devices, take_devices
+from .devices import Demand, Device, Held, driver_open, held_devices, read_devices, take_devices
 from .job_folder import jobs_folder
 from .leases import Claim, ClaimFolder, safe_name
 from .probe import count_usable_cores
@@ -102,72 +101,6 @@ def claim_folders(environ: Mapping[str, str]) -> tuple[Path, Path]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A job that holds devices or waits for some.
-
-    Attributes:
-        job_id: the job.
-        pid: of its front end.
-        state: `holds` or `waits`.
-        since_s: when that began, in seconds since the epoch.
-        priority: of its ticket; None for one that holds.
-        devices: what it holds, or wants, in words.
-        names: UUIDs and slots that it holds, or may choose from.
-    """
-
-    job_id: str
-    pid: int
-    state: Literal["holds", "waits"]
-    since_s: float
-    priority: int | None
-    devices: str
-    names: tuple[str, ...]
-
-
-def list_queue(environ: Mapping[str, str]) -> list[Entry]:
-    """Returns the jobs of this user on this host: those that hold devices, then those that wait, the next first.
-
-    Args:
-        environ: XDG_STATE_HOME is where leases and tickets are.
-    """
-    leases, tickets = ((ClaimFolder(path).others() if path.is_dir() else []) for path in claim_folders(environ))
-    by_job: dict[str, list[Claim]] = {}
-    for lease in leases:
-        by_job.setdefault(str(lease.content.get("job_id", "?")), []).append(lease)
-    holding = [
-        _entry(
-            held[0],
-            state="holds",
-            devices=_together(sorted((str(one.content.get("label", one.name)) for one in held), key=_by_number)),
-            names=[str(one.content.get("device", one.name)) for one in held],
-        )
-        for held in by_job.values()
-    ]
-    waiting = [
-        _entry(one, state="waits", devices=str(one.content.get("wants", "?")), names=one.content.get("names", []))
-        for one in sorted(tickets, key=_place)
-    ]
-    return [*sorted(holding, key=lambda entry: entry.since_s), *waiting]
-
-
-def _entry(claim: Claim, *, state: Literal["holds", "waits"], devices: str, names: Sequence[str]) -> Entry:
-    since_s = claim.content.get("since_s")
-    return Entry(
-        job_id=str(claim.content.get("job_id", "?")),
-        pid=_whole(claim, "pid"),
-        state=state,
-        since_s=float(since_s) if isinstance(since_s, int | float) else 0.0,
-        priority=_whole(claim, "priority") if state == "waits" else None,
-        devices=devices,
-        names=tuple(names),
-    )
-
-
-def _by_number(label: str) -> list[int | str]:
-    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", label)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Offer:
     """What the job could have now.
 
@@ -220,6 +153,12 @@ class _Turn:
         self, priority: int, *, note: Callable[[str], None], keep_waiting: Callable[[], bool], look_every_s: float
     ) -> Held | None:
         """Takes a ticket and what is free when its turn has come; None if the wait was ended."""
+        with driver_open(self._load_nvml) if self._demand.gpus else contextlib.nullcontext():
+            return self._wait(priority, note, keep_waiting, look_every_s)
+
+    def _wait(
+        self, priority: int, note: Callable[[str], None], keep_waiting: Callable[[], bool], look_every_s: float
+    ) -> Held | None:
         said = ""
         number: int | None = None
         while True:
@@ -229,7 +168,7 @@ class _Turn:
                 offer = self._offer(devices, partly=False)
                 others = self._tickets.others(clean=True)
                 if number is None:
-                    number = 1 + max((_whole(one, "number") for one in others), default=0)
+                    number = 1 + max((whole(one, "number") for one in others), default=0)
                     self._take_ticket(offer, number, priority)
                 ahead = _ahead(others, number=number, priority=priority, names=offer.names)
                 if offer.taken and not ahead:
@@ -309,15 +248,17 @@ def _ahead(tickets: Sequence[Claim], *, number: int, priority: int, names: Seque
     return [
         str(one.content.get("job_id", one.name))
         for one in tickets
-        if _place(one) < (-priority, number) and not set(names).isdisjoint(one.content.get("names", []))
+        if place(one) < (-priority, number) and not set(names).isdisjoint(one.content.get("names", []))
     ]
 
 
-def _place(ticket: Claim) -> tuple[int, int]:
-    return -_whole(ticket, "priority"), _whole(ticket, "number")
+def place(ticket: Claim) -> tuple[int, int]:
+    """Returns what tickets are served by, the smallest first."""
+    return -whole(ticket, "priority"), whole(ticket, "number")
 
 
-def _whole(claim: Claim, key: str) -> int:
+def whole(claim: Claim, key: str) -> int:
+    """Returns a number that a claim holds; 0 where it holds none, as another version may have written it."""
     value = claim.content.get(key)
     return value if isinstance(value, int) else 0
 
@@ -344,12 +285,12 @@ def _waiting_text(demand: Demand, obstacles: Mapping[str, list[str]], ahead: Seq
 
 def _in_words(obstacles: Mapping[str, list[str]]) -> str:
     return ", ".join(
-        f"{_together(labels)} {'is' if len(labels) == 1 else 'are'} held by {holder}"
+        f"{together(labels)} {'is' if len(labels) == 1 else 'are'} held by {holder}"
         for holder, labels in obstacles.items()
     )
 
 
-def _together(labels: Sequence[str]) -> str:
+def together(labels: Sequence[str]) -> str:
     """Names a few devices, and counts slots and many."""
     if len(labels) == 1:
         return labels[0]

@@ -12,7 +12,7 @@ import click
 
 from dsrun.units import format_duration
 
-from ..job_queue import Entry, list_queue
+from ..queue_list import Entry, list_queue
 
 
 @click.command("queue")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from dsrun.errors import DsrunError
-from dsrun.launcher.devices import Device, Held, held_devices, read_devices, take_devices, user_of_process
+from dsrun.launcher.devices import Device, Held, held_devices, own_line, read_devices, take_devices, user_of_process
 from support.nvml import GIB, MIB, NVMLError, Part, box, made_up_nvml
 
 
@@ -76,6 +76,12 @@ def test_a_driver_that_fails_is_told_with_its_reason() -> None:
 def test_the_user_of_a_process_is_named_and_of_a_dead_one_unknown() -> None:
     assert user_of_process(os.getpid()) is not None
     assert user_of_process(2**22 + 1) is None
+
+
+def test_the_processes_that_started_this_one_do_not_count() -> None:
+    gpus = box(3, g0=[(os.getpid(), GIB)], g1=[(os.getppid(), GIB)], g2=[(4242, GIB)])
+    assert [bool(device.used_by) for device in read(*gpus)] == [False, False, True]
+    assert own_line()[:2] == [os.getpid(), os.getppid()]
 
 
 # the choice
