@@ -25,7 +25,7 @@ from .oom_kills import OomKills
 from .plan import LaunchPlan, NodePlan
 from .protocol import Exit, Failed, Message, Started
 from .relay import Relay
-from .scope import make_scope
+from .scope import make_scope, scope_name
 from .spawner_pipe import SpawnerPipe
 from .worker import LiveRank, error_file
 
@@ -63,7 +63,7 @@ class HostRanks:
         #: Ranks that ended below a dying spawner: pid -> status and time; unknown pids until it has told the ranks'.
         self._orphans: dict[int, tuple[int, float]] = {}
         self._oom_kills = OomKills()
-        self._scope = make_scope(f"dsrun-{plan.job_id}-{node_rank}")
+        self._scope = make_scope(scope_name(plan.job_id, node_rank))
 
     def open_store(self) -> tuple[str, int]:
         """Binds the rendezvous store's socket to a free port; it is held from here on.

@@ -59,12 +59,13 @@ def wake_up(_signum: int, _frame: FrameType | None) -> None:
 
 def descendants() -> list[psutil.Process]:
     """Returns every live process below this one; zombies, which nobody can end, are left out."""
-    return [process for process in psutil.Process().children(recursive=True) if _lives(process)]
+    return [process for process in psutil.Process().children(recursive=True) if lives(process)]
 
 
-def _lives(process: psutil.Process) -> bool:
+def lives(process: psutil.Process) -> bool:
+    """Whether this very process can still do anything; a zombie cannot."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 

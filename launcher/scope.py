@@ -51,6 +51,17 @@ class Scope:
         _write(self.folder.parent / "cgroup.procs", str(os.getpid()))
 
 
+def scope_name(job_id: str, node_rank: int) -> str:
+    """Returns the name of a job's group on one of its hosts; several of them may be this machine."""
+    return f"dsrun-{job_id}-{node_rank}"
+
+
+def job_of_scope(name: str) -> str | None:
+    """Returns the job whose group has this name; None for a group that is not dsrun's."""
+    head, _, node_rank = name.rpartition("-")
+    return head.removeprefix("dsrun-") if head.startswith("dsrun-") and node_rank.isdecimal() else None
+
+
 def make_scope(name: str, root: Path = Path("/")) -> Scope | None:
     """Makes a group below this process's own.
 
@@ -76,12 +87,12 @@ def make_scope(name: str, root: Path = Path("/")) -> Scope | None:
     return Scope(folder)
 
 
-def left_scopes(prefix: str, root: Path = Path("/")) -> list[Scope]:
-    """Returns the groups whose names begin with `prefix` on every level from this process's own to the root."""
+def left_scopes(job_id: str, root: Path = Path("/")) -> list[Scope]:
+    """Returns the job's groups on every level from this process's own to the root."""
     found: list[Scope] = []
     for folder in _v2_levels(root):
         with suppress(OSError):
-            found += [Scope(entry) for entry in sorted(folder.iterdir()) if entry.name.startswith(prefix)]
+            found += [Scope(entry) for entry in sorted(folder.iterdir()) if job_of_scope(entry.name) == job_id]
     return found
 
 

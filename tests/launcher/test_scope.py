@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.scope import left_scopes, make_scope
+from dsrun.launcher.scope import job_of_scope, left_scopes, make_scope, scope_name
 from support.processes import wait_for_end
 
 MOUNTINFO = "35 24 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
@@ -51,13 +51,18 @@ def test_a_kernel_that_cannot_kill_a_group_gets_none(tmp_path: Path) -> None:
 
 def test_a_machine_without_groups_gets_none(tmp_path: Path) -> None:
     assert make_scope("dsrun-j1-0", tmp_path) is None
-    assert left_scopes("dsrun-j1-", tmp_path) == []
+    assert left_scopes("j1", tmp_path) == []
 
 
 def test_groups_that_a_dead_job_left_are_found(tmp_path: Path) -> None:
     root = tree(tmp_path, members="")
-    assert [scope.folder.name for scope in left_scopes("dsrun-j1-", root)] == ["dsrun-j1-0"]
-    assert left_scopes("dsrun-j2-", root) == []
+    assert [scope.folder.name for scope in left_scopes("j1", root)] == ["dsrun-j1-0"]
+    assert left_scopes("j", root) == []
+
+
+def test_a_group_tells_its_job_also_where_names_begin_alike() -> None:
+    assert [job_of_scope(scope_name(job, 1)) for job in ("a", "a-1")] == ["a", "a-1"]
+    assert [job_of_scope(name) for name in ("dsrun-a", "user.slice", "dsrun-a-x")] == [None, None, None]
 
 
 def test_the_kernel_kills_and_forgets_a_real_group() -> None:
