@@ -1,43 +1,43 @@
-"""Hostfile text -> `HostSpec`s. Reads DeepSpeed's `host slots=N` lines; says nothing about which hosts are used.
+"""A hostfile -> `HostSpec`s: reads it, finds its form, and puts the hosts together. Says nothing about which are used.
 
-    file := { line "\\n" }        line := [HOST blank+ "slots=" DIGITS] [blank* "#" any]
-
-Stricter than DeepSpeed where DeepSpeed guesses: a tail after the slots, a host without slots, a second line for the
-same host and `slots=0` are errors. Every bad line is reported at once, as file:line:column with a caret under it.
+Every line that DeepSpeed reads without dropping a part of it means the same here; docs/guides/hostfiles.md has the
+grammar. Everything wrong is reported at once, as file:line:column with the line and a caret under it.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from dsrun.errors import HostfileError, Problem
 
+from .excerpts import Place, listed, point_at
+from .host_fields import Entry, Fault, build_hosts
+from .host_patterns import MAX_HOSTS, name_key
+from .hostfile_forms import find_form, read_tree
+from .hostfile_lines import read_line
+from .hosts import MAX_SLOTS as MAX_SLOTS
 from .hosts import HostSpec
 
-#: More ranks than this on one host are a typing error, not a machine.
-MAX_SLOTS = 4096
 _MAX_BYTES = 4 << 20
+#: After so many problems a file is no hostfile, and nobody reads on.
+_MOST_PROBLEMS = 200
 
-# Names reach ssh and log tags: nothing that reads as an option, a shell word or a path may pass.
-_HOST = re.compile(r"(?![-.])[A-Za-z0-9._\[\]:-]+")
-_WORD = re.compile(r"[^ \t]+")
-_SLOTS = re.compile(r"slots=([0-9]{1,9})")
+_STDIN = "-"
+_LINE_END = re.compile(r"\r\n?")
+# Unprintable, or taken for a line end by some readers and not by others.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _EXAMPLE = "a line reads `worker-0 slots=4`"
 
 
-@dataclass(frozen=True, slots=True)
-class _Word:
-    text: str
-    column: int
-
-
-def read_hostfile(path: Path) -> tuple[HostSpec, ...]:
+def read_hostfile(path: Path, *, stdin: BinaryIO | None = None) -> tuple[HostSpec, ...]:
     """Reads and parses a hostfile.
 
     Args:
-        path: the file as the user named it; messages name it the same way.
+        path: the file as the user named it; messages name it the same way. `-` is the standard input.
+        stdin: what to read for `-`; None means this process's own.
 
     Returns:
         the hosts in the order of the file; never empty.
@@ -45,95 +45,147 @@ def read_hostfile(path: Path) -> tuple[HostSpec, ...]:
     Raises:
         HostfileError: the file cannot be read, or lines are wrong. A missing file never means "run here".
     """
+    is_stdin = str(path) == _STDIN
+    name = "<stdin>" if is_stdin else str(path)
     try:
-        if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):
-            # Opening one waits until somebody writes, which may be never; the pipes of a shell have a writer.
-            raise HostfileError(f"{path} is a named pipe; expected a hostfile")
-        with path.open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except OSError as error:
+        data = _read_stdin(stdin) if is_stdin else _read_file(path)
+    except (OSError, ValueError) as error:  # ValueError: closed, or a path with NUL
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise HostfileError(
-            f"{path}: the hostfile cannot be read: {(error.strerror or str(error)).lower()}",
+            f"{name}: the hostfile cannot be read: {reason.lower()}",
             hint="leave `--hostfile` out to run on this machine alone",
         ) from error
     if len(data) > _MAX_BYTES:
-        raise HostfileError(f"{path} has more than {_MAX_BYTES >> 20} MiB; no hostfile does")
-    return parse_hostfile(data.decode("utf-8-sig", errors="replace"), name=str(path))
+        raise HostfileError(
+            f"{name} has more than {_MAX_BYTES >> 20} MiB; no hostfile does", hint="is it another file?"
+        )
+    return parse_hostfile(_decode(data, name), name=name)
+
+
+def _read_file(path: Path) -> bytes:
+    if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):
+        # Opening one waits until somebody writes, which may be never; the pipes of a shell have a writer.
+        raise HostfileError(
+            f"{path} is a named pipe; expected a hostfile", hint="`/dev/stdin`, `-` and `<(command)` work"
+        )
+    with path.open("rb") as file:
+        return file.read(_MAX_BYTES + 1)
+
+
+def _read_stdin(stdin: BinaryIO | None) -> bytes:
+    # A process may be started without one; Python then has None.
+    stream = stdin if stdin is not None else getattr(sys.stdin, "buffer", None)
+    if stream is None:
+        raise HostfileError("<stdin>: there is no standard input to read the hostfile from", hint="name a file")
+    return stream.read(_MAX_BYTES + 1)
+
+
+def _decode(data: bytes, name: str) -> str:
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise HostfileError(f"{name} is UTF-16 text; expected UTF-8", hint="save the file as UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        raise HostfileError(
+            f"{name}:{line}:{column}: byte 0x{data[error.start]:02x} is no UTF-8", hint="save the file as UTF-8"
+        ) from error
 
 
 def parse_hostfile(text: str, *, name: str) -> tuple[HostSpec, ...]:
     """Parses the text of a hostfile.
 
     Args:
-        text: the whole file; line ends may be LF or CRLF.
-        name: what messages call the file.
+        text: the whole file; lines may end in LF, CRLF or CR.
+        name: what messages call the file; `.json`, `.yaml` and `.yml` decide its form, others leave that to the text.
 
     Returns:
         the hosts in the order of the file; never empty.
 
     Raises:
-        HostfileError: carries one problem for each bad line.
+        HostfileError: carries one problem for each thing that is wrong.
     """
-    hosts: dict[str, HostSpec] = {}
-    lines: dict[str, int] = {}
-    problems: list[Problem] = []
-    for number, raw in enumerate(text.removeprefix("\ufeff").split("\n"), start=1):
-        line = raw.removesuffix("\r")
-        words = [_Word(match.group(), match.start() + 1) for match in _WORD.finditer(line.partition("#")[0])]
-        if not words:
-            continue
-        parsed = _parse_line(words, end_column=words[-1].column + len(words[-1].text))
-        if isinstance(parsed, _Fault):
-            problems.append(parsed.at(name, number, line))
-            continue
-        host, slots = parsed
-        if host in hosts:
-            fault = _Fault(words[0], f"host `{host}` stands on line {lines[host]} already", "give each host one line")
-            problems.append(fault.at(name, number, line))
-            continue
-        hosts[host] = HostSpec(name=host, slots=slots, source=f"{name}:{number}")
-        lines[host] = number
-    if not hosts and not problems:
-        problems.append(Problem(f"{name}: the hostfile names no host", _EXAMPLE))
-    if problems:
+    text = _LINE_END.sub("\n", text.removeprefix("\ufeff"))
+    lines = text.split("\n")
+    form = find_form(text, name=name)
+    if form == "lines":
+        entries, faults = _read_lines(lines)
+    elif faults := _forbidden(lines):
+        entries = []
+    elif text.strip():
+        entries, faults = read_tree(text, name=name, form=form)
+    else:
+        entries = []
+    hosts = _gather(entries, faults, name)
+    if not hosts and not faults:
+        raise HostfileError(f"{name}: the hostfile names no host", hint=_EXAMPLE)
+    if faults:
+        faults.sort(key=lambda fault: (fault.at.line, fault.at.column))
+        problems = [_problem(fault, name, lines) for fault in faults[:_MOST_PROBLEMS]]
+        if len(faults) >= _MOST_PROBLEMS:
+            problems.append(Problem(f"{name}: these are the first {_MOST_PROBLEMS} problems", "is it another file?"))
         raise HostfileError.of(problems)
-    return tuple(hosts.values())
+    return hosts
 
 
-@dataclass(frozen=True, slots=True)
-class _Fault:
-    """What is wrong with one word of a line."""
-
-    word: _Word
-    message: str
-    hint: str
-
-    def at(self, name: str, number: int, line: str) -> Problem:
-        """Returns the problem with its place and the line itself, a caret under the word."""
-        shown = "".join(char if char.isprintable() else " " if char == "\t" else "?" for char in line)
-        caret = " " * (self.word.column - 1) + "^" + "~" * (len(self.word.text) - 1)
-        return Problem(f"{name}:{number}:{self.word.column}: {self.message}\n  {shown}\n  {caret}", self.hint)
-
-
-def _parse_line(words: list[_Word], *, end_column: int) -> tuple[str, int] | _Fault:
-    host = words[0]
-    if _HOST.fullmatch(host.text) is None:
-        return _Fault(host, f"`{_shown(host.text)}` is no host name", "use letters, digits and . - _ : [ ]")
-    if len(words) == 1:
-        return _Fault(_Word(" ", end_column), f"host `{host.text}` has no `slots=N`", _EXAMPLE)
-    slots = words[1]
-    match = _SLOTS.fullmatch(slots.text)
-    if match is None:
-        return _Fault(slots, f"`{_shown(slots.text)}` is not understood; expected `slots=N`", _EXAMPLE)
-    count = int(match.group(1))
-    if not 1 <= count <= MAX_SLOTS:
-        way_out = "comment the line out to leave the host out" if count == 0 else "slots are the ranks a host takes"
-        return _Fault(slots, f"`slots` is {count}; expected 1 to {MAX_SLOTS}", way_out)
-    if len(words) > 2:
-        return _Fault(words[2], f"`{_shown(words[2].text)}` after the slots is not understood", _EXAMPLE)
-    return host.text, count
+def _read_lines(lines: list[str]) -> tuple[list[Entry], list[Fault]]:
+    entries: list[Entry] = []
+    faults: list[Fault] = []
+    for number, line in enumerate(lines, start=1):
+        if found := _forbidden([line], number):
+            faults += found
+            continue
+        entry, unclear = read_line(line, number=number)
+        faults += unclear
+        if entry is not None:
+            entries.append(entry)
+        if len(faults) >= _MOST_PROBLEMS:
+            break
+    return entries, faults
 
 
-def _shown(text: str) -> str:
-    """Keeps control characters of a broken file off the terminal."""
-    return "".join(char if char.isprintable() else "?" for char in text)
+def _forbidden(lines: list[str], first: int = 1) -> list[Fault]:
+    """Finds the first control character of each line."""
+    found: list[Fault] = []
+    for number, line in enumerate(lines, start=first):
+        if (match := _FORBIDDEN.search(line)) is not None and len(found) < _MOST_PROBLEMS:
+            message = f"character U+{ord(match[0]):04X} has no business in a hostfile"
+            found.append(Fault(Place(number, match.start() + 1), message, "delete it; is it another file?"))
+    return found
+
+
+def _gather(entries: list[Entry], faults: list[Fault], name: str) -> tuple[HostSpec, ...]:
+    """Builds the hosts of all entries in order; adds to `faults` what is wrong."""
+    hosts: list[HostSpec] = []
+    lines: dict[str, int] = {}
+    for entry in entries:
+        if len(faults) >= _MOST_PROBLEMS:
+            break
+        built, wrong = build_hosts(entry, source=f"{name}:{entry.host_at.line}")
+        faults += wrong
+        keys = [name_key(host.name) for host in built]
+        again = [(host.name, lines[key]) for host, key in zip(built, keys, strict=True) if key in lines]
+        if again:
+            names = [host for host, _ in again]
+            verb = "host {} stands" if len(names) == 1 else "hosts {} stand"
+            message = f"{verb.format(listed(names))} on line {again[0][1]} already"
+            faults.append(Fault(entry.host_at, message, "name each host once and add up its slots"))
+        lines |= {key: entry.host_at.line for key in keys if key not in lines}
+        hosts += built
+        if len(hosts) > MAX_HOSTS:
+            faults.append(Fault(entry.host_at, f"the file names more than {MAX_HOSTS} hosts", "is a range too long?"))
+            break
+    return tuple(hosts)
+
+
+def _problem(fault: Fault, name: str, lines: list[str]) -> Problem:
+    at = fault.at
+    return point_at(
+        f"{name}:{at.line}:{at.column}",
+        lines[at.line - 1],
+        column=at.column,
+        width=at.width,
+        message=fault.message,
+        hint=fault.hint,
+    )

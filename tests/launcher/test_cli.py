@@ -310,7 +310,7 @@ def test_all_problems_are_told_in_one_go(folder: Path) -> None:
     assert [line for line in text.splitlines() if line.startswith("error: ")] == [
         "error: script tran.py: no such file",
         "error: `--env NOPE_X` copies a variable that is not set here",
-        "error: hosts:2:11: `slots` is 0; expected 1 to 4096",
+        "error: hosts:2:17: `slots` is 0; expected 1 to 4096",
         *[line for line in text.splitlines() if "`--backend nccl` needs a GPU" in line],
         "error: bad.json:1:56: `zero_optimization.stage` is 7; expected 0, 1, 2 or 3",
     ]
