@@ -32,6 +32,10 @@ class Display(BarDisplay, Protocol):
         """Does what is due by the monotonic clock; returns when it wants to be called next, if at all."""
         ...
 
+    def close(self) -> None:
+        """Shows what is held, and takes away what moves."""
+        ...
+
 
 class JobOutput:
     """Implements the session's `Sink`.
@@ -119,7 +123,9 @@ class JobOutput:
         return min((time_s for time_s in wanted if time_s is not None), default=None)
 
     def close(self) -> None:
-        """Ends all files; what comes later is shown and not recorded."""
+        """Ends all files and what moves on the console; notes that come later are shown and not recorded."""
+        if self._display is not None:
+            self._display.close()
         self._log.close()
         self._live.write()
         self._close_events()

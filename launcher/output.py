@@ -13,6 +13,8 @@ import select
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
+from .console_ranks import format_rank_set
+
 # Six colours that can be read on dark and on light ground; red is left for errors.
 _TAG_COLOURS = ("36", "32", "35", "34", "33", "96")
 _RED, _YELLOW, _RESET = "\x1b[1;31m", "\x1b[1;33m", "\x1b[0m"
@@ -85,6 +87,7 @@ class Printer:
         hosts: Sequence[str] = ("localhost",),
         quiet: bool = False,
         on_closed: Callable[[], None] = lambda: None,
+        around: Callable[[str], str] = lambda text: text,
     ) -> None:
         """Prepares to print.
 
@@ -96,6 +99,7 @@ class Printer:
             hosts: host of each rank, by rank; one host for all is enough where there is only one.
             quiet: notes are not printed; lines and reports are.
             on_closed: called once, when the reader of stdout or stderr went away.
+            around: puts around whole lines what keeps a status area below them.
         """
         self._streams: dict[str, RawStream] = {"stdout": stdout, "stderr": stderr}
         self._colour = {"stdout": stdout_colour, "stderr": stderr_colour}
@@ -103,24 +107,37 @@ class Printer:
         self._several_hosts = len(set(hosts)) > 1
         self._quiet = quiet
         self._on_closed = on_closed
+        self._around = around
         self.closed = False
 
     def lines(self, rank: int, stream: Literal["stdout", "stderr"], texts: Sequence[str]) -> None:
-        """Prints whole lines of a rank.
+        """Prints whole lines of a rank. See `lines_of`."""
+        self.lines_of((rank,), stream, texts)
+
+    def lines_of(self, ranks: Sequence[int], stream: Literal["stdout", "stderr"], texts: Sequence[str]) -> None:
+        """Prints whole lines that one or several ranks wrote alike.
 
         Args:
-            rank: who wrote them.
+            ranks: who wrote them.
             stream: where to.
             texts: lines without their ends; bytes that are no UTF-8 stand in them as surrogate escapes and leave as
                 they came, terminal escapes too.
         """
         if stream not in self._streams:
             return
-        tag = f"[{self._hosts[rank]}:{rank}]" if self._several_hosts else f"[{rank}]"
+        tag = self.tag(ranks, coloured=self._colour[stream])
         if self._colour[stream]:
-            tag = f"\x1b[{_TAG_COLOURS[rank % len(_TAG_COLOURS)]}m{tag}{_RESET}"
             texts = [_closed(text) for text in texts]
-        self._write(stream, "".join([f"{tag} {text}\n" for text in texts]))
+        separator = f"\n{tag} "
+        self._write(stream, f"{tag} {separator.join(texts)}\n")
+
+    def tag(self, ranks: Sequence[int], *, coloured: bool) -> str:
+        """Returns what stands before a line: `[3]`, `[w1:3]` on several hosts, `[0-7]` for several ranks."""
+        if len(ranks) > 1:
+            return f"\x1b[1m[{format_rank_set(ranks)}]{_RESET}" if coloured else f"[{format_rank_set(ranks)}]"
+        rank = ranks[0]
+        tag = f"[{self._hosts[rank]}:{rank}]" if self._several_hosts else f"[{rank}]"
+        return f"\x1b[{_TAG_COLOURS[rank % len(_TAG_COLOURS)]}m{tag}{_RESET}" if coloured else tag
 
     def note(self, text: str) -> None:
         """Prints a line of dsrun's own talk."""
@@ -147,6 +164,15 @@ class Printer:
         stream = self._streams.get(name)
         if stream is None:
             return
+        self._send(name, stream, self._around(text))
+
+    def raw(self, text: str) -> None:
+        """Sends to stderr what moves the cursor and is no line; the caller knows that it is a terminal."""
+        stream = self._streams.get("stderr")
+        if stream is not None and text:
+            self._send("stderr", stream, text)
+
+    def _send(self, name: str, stream: RawStream, text: str) -> None:
         data = encode(text)
         try:
             while data:

@@ -133,6 +133,9 @@ def test_the_display_says_when_it_wants_to_be_called_again(tmp_path: Path) -> No
         def tick(self, now_s: float) -> float | None:
             return now_s + 0.1
 
+        def close(self) -> None:
+            pass
+
     output = JobOutput(plan_for(tmp_path), RecordingSink(), display=Display())
     assert output.tick(5.0) == 5.1
     output.close()

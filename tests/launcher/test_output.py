@@ -173,3 +173,19 @@ def test_colour_is_for_terminals_unless_told_otherwise(
     environ: dict[str, str], is_terminal: bool, wanted: bool
 ) -> None:
     assert wants_colour(environ, is_terminal=is_terminal) is wanted
+
+
+def test_lines_that_several_ranks_wrote_name_them_all_and_no_host() -> None:
+    out = Recorder()
+    printer = Printer(stdout=out, stderr=out, hosts=("w0", "w0", "w1"), stdout_colour=True)
+    printer.lines_of((0, 1, 2), "stdout", ["x", "y"])
+    assert out.writes == [b"\x1b[1m[0-2]\x1b[0m x\n\x1b[1m[0-2]\x1b[0m y\n"]
+
+
+def test_what_is_around_lines_goes_with_them_in_one_write() -> None:
+    out = Recorder()
+    printer = Printer(stdout=out, stderr=out, around=lambda text: f"<{text}>")
+    printer.lines(0, "stdout", ["x"])
+    printer.note("y")
+    printer.raw("rows")
+    assert out.writes == [b"<[0] x\n>", b"<dsrun: y\n>", b"rows"]
