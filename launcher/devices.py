@@ -7,7 +7,8 @@ GPUs of other users, MIG, and containers were not at hand.
 
 [Note: MIG] CUDA shows a process one slice only, as `cuda:0`. So with slices each rank gets a CUDA_VISIBLE_DEVICES of
 its own, and LOCAL_RANK stays the rank's number on the host, for it names its heartbeat, cores and error file: a script
-that runs on slices takes `cuda:0`, not `cuda:LOCAL_RANK`. NCCL does not connect slices of one GPU: use gloo.
+that runs on slices takes `cuda:0`, not `cuda:LOCAL_RANK`. NCCL refuses two ranks on one GPU, slices or not
+(github.com/NVIDIA/nccl/issues/1716), so ranks that talk need gloo.
 """
 
 from __future__ import annotations

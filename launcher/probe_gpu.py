@@ -43,6 +43,7 @@ class GpuReport:
         driver: version of the driver.
         driver_cuda: newest CUDA version the driver can run.
         reason: why there are none, where there are none.
+        slice_count: how many of the usable devices are MIG slices named in CUDA_VISIBLE_DEVICES.
     """
 
     gpus: tuple[Gpu, ...]
@@ -50,6 +51,7 @@ class GpuReport:
     driver: str | None
     driver_cuda: str | None
     reason: str | None
+    slice_count: int = 0
 
 
 class NoDriver(Exception):
@@ -155,6 +157,7 @@ def _read(nvml: Any, visible: str | None) -> GpuReport:
         driver=text_of(ask_driver(nvml, nvml.nvmlSystemGetDriverVersion)),
         driver_cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         reason=None if handles else "the driver finds no GPU",
+        slice_count=devices.count(None),
     )
 
 

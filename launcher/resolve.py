@@ -82,7 +82,7 @@ class Launch:
         local_hosts: names of those hosts of the allocation that are this machine.
         demand: what the job wants of this machine, for `job_queue.hold_devices`.
         devices: `nccl`, `gloo`, `2 GPUs` or `no GPU`: what the job trains on, for the eye.
-        warnings: what the config says and does not do, as `warning:` lines; they stop nothing.
+        warnings: what config and devices will not do as one may expect, as `warning:` lines; they stop nothing.
     """
 
     request: Request
@@ -213,7 +213,7 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
         local_hosts=local_hosts,
         demand=_demand(allocation, local_hosts, gpus),
         devices=choice.backend or _devices(gpus),
-        warnings=warnings,
+        warnings=(*warnings, *slice_warnings(gpus)),
     )
 
 
@@ -258,6 +258,16 @@ def _gpus_if_needed(backend: Backend | None, environ: Mapping[str, str]) -> GpuR
 def _devices(gpus: GpuReport | None) -> str:
     count = 0 if gpus is None else gpus.usable_count
     return f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
+
+
+def slice_warnings(gpus: GpuReport | None) -> tuple[str, ...]:
+    """Says what a script on several MIG slices has to know. See [Note: MIG] of devices."""
+    if gpus is None or gpus.slice_count < 2:
+        return ()
+    return (
+        f"warning: CUDA_VISIBLE_DEVICES names {gpus.slice_count} MIG slices: each rank sees its own as cuda:0, and "
+        "NCCL does not connect slices of one GPU",
+    )
 
 
 def _allocate(request: Request, gpus: GpuReport | None) -> Allocation:

@@ -62,6 +62,11 @@ def test_slices_are_chosen_by_their_uuids() -> None:
     assert (unknown.name, unknown.is_slice) == ("MIG-elsewhere", True)
 
 
+def test_the_made_up_driver_answers_to_names_of_the_real_one_only() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    assert [name for name in vars(made_up_nvml()()) if not hasattr(pynvml, name)] == []
+
+
 def test_a_driver_that_fails_is_told_with_its_reason() -> None:
     nvml = made_up_nvml()()
 

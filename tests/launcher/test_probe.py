@@ -262,6 +262,11 @@ def test_gpus_are_read_from_the_driver() -> None:
     assert [gpu.usable for gpu in report.gpus] == [False, True]
 
 
+def test_a_job_may_have_several_slices_where_a_process_has_one() -> None:
+    report = read_gpus({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, load_nvml=lambda: fake_nvml(1))
+    assert (report.usable_count, report.slice_count) == (2, 2)
+
+
 def test_a_question_the_driver_does_not_answer_leaves_the_others_standing() -> None:
     def refuse(*_: object) -> None:
         raise NVMLError("not supported")

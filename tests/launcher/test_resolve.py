@@ -11,7 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.launcher.devices import Demand, Held
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.probe_gpu import Gpu, GpuReport
-from dsrun.launcher.resolve import Launch, Request, check_nccl, resolve
+from dsrun.launcher.resolve import Launch, Request, check_nccl, resolve, slice_warnings
 
 
 def gpu_report(usable: int, reason: str | None = None) -> GpuReport:
@@ -43,6 +43,12 @@ def test_nccl_needs_a_cuda_build_and_a_gpu_for_each_rank() -> None:
         check_nccl(gpu_report(2), hosts, torch="2.13.0+cpu", cuda=None)
     with pytest.raises(UsageError, match="needs a GPU for each rank; 3 ranks share 2"):
         check_nccl(gpu_report(2), hosts, torch="2.13.0+cu128", cuda="12.8")
+
+
+def test_several_slices_come_with_a_warning_and_one_without() -> None:
+    assert slice_warnings(replace(gpu_report(1), slice_count=1)) == ()
+    (warning,) = slice_warnings(replace(gpu_report(2), slice_count=2))
+    assert warning.startswith("warning: CUDA_VISIBLE_DEVICES names 2 MIG slices: each rank sees its own as cuda:0")
 
 
 # the whole, on a machine that shows no GPU
