@@ -54,8 +54,9 @@ def cause_of(status: int, error: str, last_lines: Sequence[str], *, oom_kills: i
     if status == -signal.SIGKILL:
         # Whatever it said before, it did not end by itself.
         return _OUT_OF_MEMORY if oom_kills else _KILLED
-    texts = [error, "\n".join(last_lines)]
-    found = next((cause for text in texts if text for pattern, cause in _TEXTS if pattern.search(text)), None)
+    # An exception says why the rank ended; lines that it printed before may be about anything.
+    text = error or "\n".join(last_lines)
+    found = next((cause for pattern, cause in _TEXTS if re.search(pattern, text, re.MULTILINE)), None)
     return found or (_SIGNALS.get(-status) if status < 0 else None)
 
 
@@ -72,7 +73,7 @@ _BUS_ERROR = Cause(
     "bus error",
     "often a full /dev/shm (`df -h /dev/shm`; in a container raise `--shm-size`) or a file that shrank while mapped",
 )
-_SIGNALS = {
+_SIGNALS: dict[int, Cause] = {
     signal.SIGBUS: _BUS_ERROR,
     signal.SIGSEGV: Cause("", "a crash in native code; the Python stack is in the rank's log"),
     signal.SIGABRT: Cause("", "native code gave up; what it said is in the rank's log"),
@@ -82,12 +83,8 @@ _SIGNALS = {
 }
 
 
-def _table(*rows: tuple[str, Cause]) -> list[tuple[re.Pattern[str], Cause]]:
-    return [(re.compile(pattern, re.MULTILINE), cause) for pattern, cause in rows]
-
-
 #: The first that matches counts: what names the root stands before what it leads to.
-_TEXTS = _table(
+_TEXTS: tuple[tuple[str, Cause], ...] = (
     (
         r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: CUDA|HIP out of memory",
         Cause(
@@ -96,7 +93,7 @@ _TEXTS = _table(
         ),
     ),
     (
-        r"device-side assert triggered|Assertion `.*` failed\.$",
+        r"device-side assert triggered|Assertion `[^`]*` failed",
         Cause(
             "device-side assert",
             "an index or label is out of range on the GPU; CUDA_LAUNCH_BLOCKING=1 shows the line that does it",

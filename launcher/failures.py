@@ -1,14 +1,6 @@
-"""Which failure came first, what it means in words, and the exit code of the whole job. Pure: no I/O.
+"""Which failure came first, how it is told, and the exit code of the whole job. Pure: no I/O.
 
-Exit codes of a job:
-
-    0         every rank returned 0
-    1..127    the first failing rank's own code (2 where it met bad input; 126 or 127 where a command could not be run)
-    128 + n   the first failing rank was killed by signal n, or the user stopped the job with it:
-              130 on Ctrl-C, 143 on SIGTERM, 129 on SIGHUP
-    74        EXIT_HOST_LOST: a host could not run its ranks, or its agent was lost
-
-A failed job never exits 0.
+A failed job never exits 0. What each code means stands in EXIT_CODES, which docs/reference/exit-codes.md repeats.
 """
 
 from __future__ import annotations
@@ -20,10 +12,31 @@ from dataclasses import dataclass
 from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError
 
+from .causes import Cause, cause_of, signal_name
+
 #: A host could not run its ranks, or its agent was lost.
 EXIT_HOST_LOST = 74
+#: Ranks made no progress for the hang time-out, and the job was ended for it.
+EXIT_HANG = 76
 #: Lines of the failing rank that a report repeats.
 TAIL_LINES = 30
+
+#: Exit code of `dsrun run` and what it means, in the order of the reference page.
+EXIT_CODES = (
+    ("0", "every rank returned 0"),
+    ("1 to 127", "the first failing rank's own code (126 or 127 where a command could not be run)"),
+    ("2", "wrong arguments, config, hostfile or model; where ranks met it, the first one's own code"),
+    (str(EXIT_HOST_LOST), "a host was lost or could not run its ranks"),
+    (str(EXIT_HANG), "ranks made no progress for `--hang-timeout`, and the job was ended for it"),
+    ("128 + N", "the first failing rank was killed by signal N: 137 SIGKILL, 139 SIGSEGV, 134 SIGABRT"),
+    ("129", "stopped by SIGHUP: its terminal was closed"),
+    ("130", "stopped with Ctrl-C"),
+    ("131", "killed with Ctrl-\\"),
+    ("141", "stopped because nobody reads its output (`| head`)"),
+    ("143", "stopped by SIGTERM"),
+)
+#: Two failures this close in time may be told in the wrong order. See [Note: followers] in `causes`.
+_DOUBT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +52,7 @@ class RankEnd:
         error: what it wrote into its error file, with its time on the front end's clock.
         last_lines: its last lines of output, both streams.
         log: path of its complete output on the front end's host.
+        oom_kills: as in `Exit`.
     """
 
     rank: int
@@ -49,6 +63,21 @@ class RankEnd:
     error: WorkerError | None
     last_lines: tuple[str, ...]
     log: str
+    oom_kills: int = 0
+
+    @property
+    def cause(self) -> Cause | None:
+        """What is known of why it failed; None if it did not, or nothing is."""
+        if not self.status:
+            return None
+        error = "" if self.error is None else f"{self.error.message}\n{self.error.traceback}"
+        return cause_of(self.status, error, self.last_lines, oom_kills=self.oom_kills)
+
+    @property
+    def follows(self) -> bool:
+        """Whether another rank's failure is behind this one's. See [Note: followers] in `causes`."""
+        cause = self.cause
+        return cause is not None and cause.follows
 
     @property
     def failed_at_s(self) -> float | None:
@@ -100,45 +129,93 @@ class UserStop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """Ranks made no progress, and the job was ended for it.
+
+    Attributes:
+        lines: who is where; the first one says it all.
+        time_s: when it was found.
+    """
+
+    lines: tuple[str, ...]
+    time_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureReport:
     """Why a job failed: the first cause, and how many ranks ended because of it.
 
     Attributes:
-        cause: the first failing rank or lost host.
+        cause: the first failing rank, the lost host, or the hang.
         exit_code: what the job exits with.
         stopped: other ranks that were stopped after it.
+        followed: other ranks that failed after it, because their connection to it broke.
         also_failed: other ranks that failed by themselves after it.
+        also_lost: hosts that were lost after it.
     """
 
-    cause: RankEnd | HostLoss
+    cause: RankEnd | HostLoss | Hang
     exit_code: int
     stopped: int
+    followed: int
     also_failed: int
+    also_lost: tuple[HostLoss, ...] = ()
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether bad input ended the job, so that starting it again would not help."""
+        return isinstance(self.cause, RankEnd) and self.cause.is_mistake
+
+    def headline(self) -> str:
+        """Returns who failed and how, as part of a sentence."""
+        match self.cause:
+            case HostLoss() as loss:
+                return f"host {loss.host}: {loss.reason}"
+            case Hang() as hang:
+                return hang.lines[0]
+            case RankEnd() as end:
+                assert end.status is not None, "only a rank with a status can be the cause"
+                words = "" if end.cause is None or not end.cause.words else f": {end.cause.words}"
+                return f"rank {end.rank} on {end.host} (pid {end.pid}) {describe_status(end.status)}{words}"
 
     def render(self) -> list[str]:
         """Returns the report as lines without colour; a user's mistake is its own `error:` and `hint:` lines."""
+        head = f"error: {self.headline()}"
         match self.cause:
             case HostLoss() as loss:
-                lines = [f"error: host {loss.host}: {loss.reason}"]
-                lines += [] if loss.hint is None else [f"hint: {loss.hint}"]
-                lines += _quote(f"last lines of the agent on {loss.host}:", loss.last_lines)
-                return [*lines, *self._others()]
+                hint = [] if loss.hint is None else [f"hint: {loss.hint}"]
+                lines = _quote(f"last lines of the agent on {loss.host}:", loss.last_lines)
+                return [head, *hint, *lines, *self._others()]
+            case Hang() as hang:
+                return [head, *hang.lines[1:]]
             case RankEnd() as end if end.is_mistake:
                 assert end.error is not None, "a mistake is told by its error file"
                 return end.error.message.split("\n")
             case RankEnd() as end:
-                return [*_render_rank(end), *self._others()]
+                return [head, *_render_rank(end), *self._others()]
 
     def _others(self) -> list[str]:
         other = "other " if isinstance(self.cause, RankEnd) else ""
-        counted = ((self.stopped, "stopped after it"), (self.also_failed, "seen to fail after it"))
-        return [
-            f"{count} {other}{'rank was' if count == 1 else 'ranks were'} {verb}" for count, verb in counted if count
+        counted = (
+            (self.followed, "failed after it, of the broken connection"),
+            (self.stopped, "{was} stopped after it"),
+            (self.also_failed, "{was} seen to fail after it"),
+        )
+        ranks = [
+            f"{count} {other}rank{'' if count == 1 else 's'} {words.format(was='was' if count == 1 else 'were')}"
+            for count, words in counted
+            if count
         ]
+        return [*(f"host {loss.host} was lost after it: {loss.reason}" for loss in self.also_lost), *ranks]
 
 
 def judge(
-    ends: Sequence[RankEnd], losses: Sequence[HostLoss], user_stop: UserStop | None
+    ends: Sequence[RankEnd],
+    losses: Sequence[HostLoss],
+    user_stop: UserStop | None,
+    *,
+    hang: Hang | None = None,
+    stopped_at_s: float | None = None,
 ) -> tuple[int, FailureReport | None]:
     """Finds what ended the job.
 
@@ -146,37 +223,71 @@ def judge(
         ends: every rank of the job.
         losses: hosts that were lost.
         user_stop: the user's first request, if there was one.
+        hang: what the job was ended for, if it hung.
+        stopped_at_s: when the ranks were first asked to end; what they do after that may be because of it.
 
     Returns:
         the job's exit code, and the report where it failed by itself. A user's stop has no report: what ranks
         do after it is its consequence.
     """
-    causes: list[tuple[float, RankEnd | HostLoss | UserStop]] = [(loss.time_s, loss) for loss in losses]
+    causes: list[tuple[float, RankEnd | HostLoss | UserStop | Hang]] = [(loss.time_s, loss) for loss in losses]
     causes += [(end.failed_at_s, end) for end in ends if end.failed_at_s is not None]
-    if user_stop is not None:
-        causes.append((user_stop.time_s, user_stop))
+    causes += [(event.time_s, event) for event in (user_stop, hang) if event is not None]
     if not causes:
         assert all(end.status == 0 for end in ends), "a rank without a status on a host that was not lost"
         return 0, None
-    _, cause = min(causes, key=lambda timed: timed[0])
+    first_s, cause = min(causes, key=lambda timed: timed[0])
+    if isinstance(cause, RankEnd) and cause.follows:
+        cause = _leader(cause, first_s, causes, stopped_at_s)
     match cause:
         case UserStop():
             return 128 + cause.signal, None
         case HostLoss():
             code = EXIT_HOST_LOST
+        case Hang():
+            code = EXIT_HANG
         case RankEnd():
             assert cause.status, "a failing rank has a status"
             code = exit_code_of(cause.status)
     others = [end for end in ends if end is not cause and end.status != 0]
     never_ran = sum(end.status is None and end.pid is None for end in others)
     stopped = sum(end.status in (None, -signal.SIGTERM, -signal.SIGKILL) for end in others) - never_ran
-    also_failed = len(others) - stopped - never_ran
-    return code, FailureReport(cause=cause, exit_code=code, stopped=stopped, also_failed=also_failed)
+    followed = sum(end.follows for end in others)
+    return code, FailureReport(
+        cause=cause,
+        exit_code=code,
+        stopped=stopped,
+        followed=followed,
+        also_failed=len(others) - stopped - never_ran - followed,
+        also_lost=tuple(loss for loss in losses if loss is not cause),
+    )
+
+
+def _leader(
+    follower: RankEnd,
+    since_s: float,
+    causes: Sequence[tuple[float, RankEnd | HostLoss | UserStop | Hang]],
+    stopped_at_s: float | None,
+) -> RankEnd | HostLoss | UserStop | Hang:
+    """Finds whom a follower followed: the first that failed by itself, if that was at nearly the same time."""
+    close = sorted((timed for timed in causes if timed[0] <= since_s + _DOUBT_S), key=lambda timed: timed[0])
+    for time_s, other in close:
+        match other:
+            case RankEnd() if other.follows or other.status == -signal.SIGTERM:
+                continue
+            case RankEnd(error=None, status=status) if status and status > 0:
+                # A program that ends with a code of its own when it is asked to end has not failed.
+                if stopped_at_s is None or time_s < stopped_at_s:
+                    return other
+            case _:
+                return other
+    return follower
 
 
 def exit_code_of(status: int) -> int:
-    """Returns the shell's code for a status: itself, or 128 + the signal's number."""
-    return status if status >= 0 else 128 - status
+    """Returns the shell's code for a status that is not 0: itself, or 128 + the signal's number; never 0."""
+    # A shell sees the last eight bits alone, and a failure must not look like success in them.
+    return (status if status >= 0 else 128 - status) & 0xFF or 1
 
 
 def describe_status(status: int) -> str:
@@ -184,31 +295,11 @@ def describe_status(status: int) -> str:
     return f"exited with code {status}" if status >= 0 else f"was killed by {signal_name(-status)}"
 
 
-def signal_name(number: int) -> str:
-    """`9` -> `SIGKILL`; `signal 40` for numbers without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-#: What a signal that dsrun did not send usually means.
-_SIGNAL_HINTS = {
-    signal.SIGKILL: "nothing in dsrun sent this signal; it is often the kernel's out-of-memory killer: see `dmesg`",
-    signal.SIGBUS: "often a full /dev/shm or a file that shrank while it was mapped",
-    signal.SIGSEGV: "a crash in native code; the Python stack is in the rank's log",
-    signal.SIGABRT: "native code gave up; what it said is in the rank's log",
-}
-
-
 def _render_rank(end: RankEnd) -> list[str]:
-    assert end.status is not None, "only a rank with a status can be the cause"
-    lines = [f"error: rank {end.rank} on {end.host} (pid {end.pid}) {describe_status(end.status)}"]
-    if end.error is not None:
-        lines += [f"  {line}" for line in end.error.message.split("\n")]
+    lines = [] if end.error is None else [f"  {line}" for line in end.error.message.split("\n")]
     lines += _quote(f"last lines of rank {end.rank}:", end.last_lines)
-    if end.status < 0 and -end.status in _SIGNAL_HINTS:
-        lines.append(f"hint: {_SIGNAL_HINTS[signal.Signals(-end.status)]}")
+    if end.cause is not None and end.cause.hint is not None:
+        lines.append(f"hint: {end.cause.hint}")
     return [*lines, f"full log: {end.log}"]
 
 

@@ -25,7 +25,8 @@ from typing import Any, Protocol
 
 from dsrun.units import format_duration
 
-from .failures import HostLoss, UserStop, describe_status, is_mistake, signal_name
+from .causes import signal_name
+from .failures import HostLoss, UserStop, describe_status, is_mistake
 from .keepalive import Keepalive
 from .link import Ended, Link, LinkEvent, Opening, Received, Said, start_frame
 from .passing import Passing
@@ -398,6 +399,7 @@ class Session:
 
     def _ask(self, signum: int, *, why: str) -> None:
         self._step = _Step.ASKED
+        self._tally.stopped_at_s = time.time()
         self._sink.event("stop", why=why, signal=signal_name(signum))
         self._broadcast(Stop(signal=signum))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from .failures import FailureReport, HostLoss, RankEnd, UserStop, judge
+from .failures import FailureReport, Hang, HostLoss, RankEnd, UserStop, judge
 from .plan import LaunchPlan, NodePlan
 from .protocol import Exit
 
@@ -38,6 +38,10 @@ class Tally:
         self._plan = plan
         #: The user's first request to end the job.
         self.user_stop: UserStop | None = None
+        #: What the job is ended for, if it hangs.
+        self.hang: Hang | None = None
+        #: When the ranks were first asked to end.
+        self.stopped_at_s: float | None = None
         self._pids: dict[int, int] = {}
         self._exits: dict[int, Exit] = {}
         self._losses: list[HostLoss] = []
@@ -94,7 +98,7 @@ class Tally:
             for node in self._plan.nodes
             for worker in node.workers
         )
-        exit_code, report = judge(ends, self._losses, self.user_stop)
+        exit_code, report = judge(ends, self._losses, self.user_stop, hang=self.hang, stopped_at_s=self.stopped_at_s)
         return Outcome(exit_code=exit_code, report=report, ends=ends, attempts=self._plan.attempt + 1)
 
     def _end_of(self, node: NodePlan, rank: int, last_lines: tuple[str, ...], log: str) -> RankEnd:
@@ -108,4 +112,5 @@ class Tally:
             error=None if message is None else message.error,
             last_lines=last_lines,
             log=log,
+            oom_kills=0 if message is None else message.oom_kills,
         )

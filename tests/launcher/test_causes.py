@@ -125,7 +125,8 @@ def test_what_an_abort_said_counts_more_than_the_signal() -> None:
 
 
 def test_an_unknown_failure_has_no_cause() -> None:
-    assert cause_of(3, "ValueError: boom", ("loss 1.5",)) is None
+    assert cause_of(3, "", ("loss 1.5",)) is None
+    assert cause_of(3, "ValueError: boom", ("warning: cache: Permission denied", "loss 1.5")) is None
 
 
 def test_signals_have_names() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+from pathlib import Path
 
 import pytest
 
 from dsrun.contract import WorkerError
 from dsrun.launcher.failures import (
+    EXIT_CODES,
+    EXIT_HANG,
     EXIT_HOST_LOST,
+    Hang,
     HostLoss,
     RankEnd,
     UserStop,
@@ -107,6 +111,91 @@ def test_ranks_that_never_ran_are_not_counted() -> None:
     _, report = judge(never, [HostLoss(host="box", reason="cannot start: too many open files", time_s=9.0)], None)
     assert report is not None
     assert report.render() == ["error: host box: cannot start: too many open files"]
+
+
+GLOO = WorkerError(message="RuntimeError: [pair.cc:547] Connection closed by peer [::1]:2", traceback="", time_s=9.99)
+
+
+def test_a_rank_that_lost_its_peer_is_not_blamed_though_its_word_came_first() -> None:
+    # Rank 1 was killed and rank 0 saw the closed connection, a moment before rank 1 was reaped.
+    code, report = judge(
+        [end(0, 1, 10.1, error=GLOO), end(1, -9, 10.0), end(2, -15, 11.0)], [], None, stopped_at_s=10.2
+    )
+    assert code == 137
+    assert report is not None
+    assert report.render()[0] == "error: rank 1 on box (pid 101) was killed by SIGKILL"
+    assert report.render()[-2:] == [
+        "1 other rank failed after it, of the broken connection",
+        "1 other rank was stopped after it",
+    ]
+
+
+def test_a_follower_is_blamed_where_nobody_else_failed_by_itself() -> None:
+    # Rank 1 exits with a code of its own when it is asked to end: that is no failure.
+    code, report = judge([end(0, 1, 10.1, error=GLOO), end(1, 4, 10.5)], [], None, stopped_at_s=10.2)
+    assert code == 1
+    assert report is not None
+    assert report.headline() == "rank 0 on box (pid 100) exited with code 1: lost the connection to another rank"
+
+
+def test_a_lost_host_is_the_cause_of_broken_connections_to_it() -> None:
+    loss = HostLoss(host="n2", reason="the agent closed its channel unexpectedly", time_s=11.0)
+    code, report = judge([end(0, 1, 10.1, error=GLOO), end(1, None, None)], [loss], None, stopped_at_s=10.2)
+    assert code == EXIT_HOST_LOST
+    assert report is not None
+    assert report.cause is loss
+
+
+def test_63_followers_are_one_line() -> None:
+    followers = [end(rank, 1, 10.5, error=GLOO) for rank in range(1, 64)]
+    _, report = judge([end(0, -11, 9.0), *followers], [], None, stopped_at_s=9.1)
+    assert report is not None
+    assert report.render()[-1] == "63 other ranks failed after it, of the broken connection"
+
+
+def test_the_cause_stands_in_the_first_line_and_the_way_out_below() -> None:
+    last = ("step 7", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    _, report = judge([end(0, 1, last_lines=last)], [], None)
+    assert report is not None
+    lines = report.render()
+    assert lines[0] == "error: rank 0 on box (pid 100) exited with code 1: CUDA out of memory"
+    assert lines[-2].startswith("hint: lower the micro batch")
+
+
+def test_a_kill_for_want_of_memory_is_told_from_one_that_somebody_sent() -> None:
+    killed = dataclasses.replace(end(0, -9), oom_kills=1)
+    _, report = judge([killed], [], None)
+    assert report is not None
+    assert report.headline() == "rank 0 on box (pid 100) was killed by SIGKILL: out of memory (cgroup limit)"
+
+
+def test_a_hang_that_ended_the_job_is_its_cause_and_has_a_code_of_its_own() -> None:
+    hang = Hang(lines=("no progress for 5 s: rank 1 is stopped", "  rank 1 on box: ..."), time_s=10.0)
+    code, report = judge([end(0, -15, 11.0), end(1, -9, 20.0)], [], None, hang=hang)
+    assert code == EXIT_HANG == 76
+    assert report is not None
+    assert report.render() == ["error: no progress for 5 s: rank 1 is stopped", "  rank 1 on box: ..."]
+
+
+def test_hosts_that_were_lost_later_are_named_too() -> None:
+    losses = [HostLoss(host=f"n{n}", reason="no route", time_s=n) for n in (1, 2)]
+    _, report = judge([end(0, None, None)], losses, None)
+    assert report is not None
+    assert report.render() == [
+        "error: host n1: no route",
+        "host n2 was lost after it: no route",
+        "1 rank was stopped after it",
+    ]
+
+
+def test_a_code_whose_last_eight_bits_are_0_does_not_look_like_success() -> None:
+    assert [exit_code_of(status) for status in (256, 512, 257, 3)] == [1, 1, 1, 3]
+
+
+def test_the_reference_page_has_the_table_of_the_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "exit-codes.md").read_text().splitlines()
+    rows = [line for line in page if line.startswith("| ") and line != "| code | meaning |"]
+    assert rows == [f"| {code} | {meaning} |" for code, meaning in EXIT_CODES]
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
