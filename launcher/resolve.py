@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from dsrun.contract import BACKEND_ENV, CONFIG_ENV
-from dsrun.errors import ConfigError, InputError, Problem, UsageError
+from dsrun.contract import BACKEND_ENV
+from dsrun.errors import InputError, Problem, UsageError
 
 from .affinity import Binding
 from .devices import Demand, Held
@@ -22,18 +22,18 @@ from .environment import THREADS_ENV, job_environment, parse_env_options
 from .host_binding import read_bindings
 from .hostfile import read_hostfile
 from .hosts import Allocation
+from .job_config import check_config
 from .plan import Bind, LaunchPlan, Program, ProgramKind, StartMethod, make_plan
 from .probe import host_names
 from .probe_gpu import GpuReport, read_gpus
 from .probe_versions import read_versions
 from .program import check_program, find_program, start_method
-from .script_words import CONFIG_FLAG, DEEPSPEED_CONFIG_FLAG, ScriptWords, split_script_words
+from .script_words import ScriptWords, split_script_words
 from .selection import is_local, select_hosts, select_local
 
 Backend = Literal["nccl", "gloo"]
 
 _T = TypeVar("_T")
-_AFTER_DASHES = "if it is meant for the script, put it after `--`: `dsrun train.py -- --config FILE`"
 _NO_WORDS = ScriptWords(args=(), config=None, deepspeed_config=None)
 
 
@@ -197,7 +197,7 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
         findings.attempt(
             lambda: check_nccl(gpus, allocation, torch=versions.torch, cuda=versions.cuda, asked_by=choice.asked_by)
         )
-    config = findings.attempt(lambda: _check_configs(request, words, allocation, environ))
+    config = findings.attempt(lambda: check_config(request.config, words, allocation, environ))
     if findings.problems or allocation is None or start is None:
         raise UsageError.of(findings.problems)
     path, warnings = config or (None, ())
@@ -310,65 +310,3 @@ def check_nccl(
             f"{asked_by} needs a GPU for each rank; {slots} ranks share {gpus.usable_count}",
             hint=f"use `-n {gpus.usable_count}`",
         )
-
-
-def _check_configs(
-    request: Request, words: ScriptWords, allocation: Allocation | None, environ: Mapping[str, str]
-) -> tuple[str | None, tuple[str, ...]]:
-    """Returns the absolute path of the job's config, if it has one, and the warnings about it.
-
-    What the command line names comes before DSRUN_CONFIG in the environment, which ranks would find all the same.
-    """
-    ours = [value for value in (request.config, words.config) if value is not None]
-    theirs = words.deepspeed_config
-    for other in (*ours[1:], *(() if theirs is None else (theirs,))):
-        if ours and not _same_file(ours[0], other):
-            flag = CONFIG_FLAG if other in ours else DEEPSPEED_CONFIG_FLAG
-            raise ConfigError(
-                f"`{CONFIG_FLAG} {ours[0]}` and `{flag} {other}` name different configs",
-                hint="a job has one config: give one of them",
-            )
-    world_size = None if allocation is None else allocation.world_size
-    inherited = environ.get(CONFIG_ENV)
-    if not ours and theirs is None:
-        return _check_inherited(inherited, world_size=world_size) if inherited else (None, ())
-    if ours:
-        return _load_config(Path(ours[0]), world_size=world_size, hint=_AFTER_DASHES if words.config else None)
-    assert theirs is not None, "one of the two is given"
-    # DeepSpeed scripts may be given the JSON itself, plain or as base64; then there is no file to pass on.
-    return _load_config(theirs, world_size=world_size, hint=None)
-
-
-def _check_inherited(source: str, *, world_size: int | None) -> tuple[str | None, tuple[str, ...]]:
-    try:
-        return _load_config(source, world_size=world_size, hint=None)
-    except ConfigError as error:
-        whence = Problem(
-            f"`{CONFIG_ENV}` in the environment is `{source[:200]}`, which is no config to train with",
-            f"`unset {CONFIG_ENV}`, or name another with `{CONFIG_FLAG} FILE`",
-        )
-        raise ConfigError.of([*error.problems, whence]) from error
-
-
-def _same_file(one: str, other: str) -> bool:
-    try:
-        return os.path.samefile(one, other)
-    except OSError:
-        return os.path.abspath(one) == os.path.abspath(other)
-
-
-def _load_config(source: str | Path, *, world_size: int | None, hint: str | None) -> tuple[str | None, tuple[str, ...]]:
-    from dsrun.config.findings import Severity, errors_of
-    from dsrun.config.load import inspect
-
-    try:
-        findings = inspect(source, world_size=world_size).findings
-    except ConfigError as error:
-        # Unreadable altogether: it may never have been meant for dsrun.
-        first, *rest = error.problems
-        raise ConfigError(first.message, hint=first.hint or hint, more=rest) from error
-    errors = errors_of(findings)
-    if errors is not None:
-        raise errors
-    warnings = tuple(finding.render() for finding in findings if finding.severity is Severity.WARNING)
-    return (os.path.abspath(source) if os.path.exists(source) else None), warnings
