@@ -27,7 +27,7 @@ from .protocol import Exit, Failed, Message, Started
 from .relay import Relay
 from .scope import make_scope, scope_name
 from .spawner_pipe import SpawnerPipe
-from .worker import LiveRank, error_file
+from .worker import LiveRank, error_file, node_environment
 
 
 class HostRanks:
@@ -232,7 +232,8 @@ def _bound(
     plan: LaunchPlan, node: NodePlan, environ: Mapping[str, str]
 ) -> tuple[LaunchPlan, list[tuple[int, ...] | None]]:
     """Shares this host's cores among its ranks; returns the plan with their threads, and the CPUs of each."""
-    given = {**environ, **plan.env}
+    # With what the ranks of this host have in common: the front end may have chosen their GPUs.
+    given = node_environment(environ, plan, node)
     bindings = read_bindings(plan.bind, len(node.workers), given)
     workers = tuple(
         replace(worker, env={**({} if THREADS_ENV in given else {THREADS_ENV: str(binding.threads)}), **worker.env})
