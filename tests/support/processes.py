@@ -13,6 +13,8 @@ from dsrun.contract import JOB_ID_ENV
 
 def job_processes(job_id: str) -> list[int]:
     """Every live process that carries the job's id in its environment, or as a word of its command line (agents)."""
+    # Every command line ends with an empty word: without an id this would be every process of the machine.
+    assert job_id, "a job has an id"
     variable, word = f"{JOB_ID_ENV}={job_id}".encode(), job_id.encode()
     found: list[int] = []
     for entry in Path("/proc").iterdir():
