@@ -14,7 +14,7 @@ from dsrun.errors import UsageError
 
 from ..job_folder import jobs_folder, make_job_folder, new_job_id
 from ..option_words import parse_path, parse_ranks, parse_seconds
-from ..plan import ProgramKind, StartMethod
+from ..plan import Bind, ProgramKind, StartMethod
 from ..plan_text import describe_plan
 from ..resolve import Backend, Launch, Request, resolve
 from ..secrets_mask import mask_plan
@@ -48,6 +48,13 @@ DEFAULT_GRACE_S = 10.0
     "--start",
     type=click.Choice(["fork", "exec"]),
     help="fork: import torch once for all ranks (default). exec: a fresh interpreter for each.",
+)
+@click.option(
+    "--bind",
+    type=click.Choice(["auto", "none", "cores", "numa"]),
+    default="auto",
+    show_default=True,
+    help="Cores of each rank: its GPU's node (auto, numa), whole cores of its own, or any.",
 )
 @click.option(
     "--env",
@@ -118,6 +125,7 @@ def command(
     config: str | None,
     backend: Backend | None,
     start: StartMethod | None,
+    bind: Bind,
     env: tuple[str, ...],
     log_dir: str | None,
     grace: float,
@@ -150,7 +158,7 @@ def command(
       141    stopped because nobody reads its output (`| head`)
       other  that of the rank that failed first; 128 + N if signal N killed it
     """
-    kind = _program_kind(module=module, no_python=no_python, start=start)
+    kind = _program_kind(module=module, no_python=no_python)
     if not words:
         raise UsageError("no script is named", hint="`dsrun train.py` runs one; see `dsrun run --help`")
     request = Request(
@@ -161,8 +169,10 @@ def command(
         config=config,
         env=env,
         backend=backend,
-        start=start or ("exec" if no_python else "fork"),
+        start=start,
         grace_s=grace,
+        bind=bind,
+        max_restarts=max_restarts,
     )
     launch = resolve(request, environ=os.environ, verbs=_verbs(ctx))
     folder = jobs_folder(os.environ) if log_dir is None else Path(log_dir)
@@ -173,7 +183,11 @@ def command(
     if dry_run:
         job_id = new_job_id(datetime.now())
         plan = launch.plan(job_id=job_id, run_dir=str(folder.absolute() / job_id))
-        click.echo(json.dumps(mask_plan(plan.to_json()), indent=2) if as_json else describe_plan(plan))
+        click.echo(
+            json.dumps(mask_plan(plan.to_json()), indent=2)
+            if as_json
+            else describe_plan(plan, bindings=launch.bindings(os.environ))
+        )
         return 0
     job_id, run_dir = make_job_folder(folder, lambda: new_job_id(datetime.now()))
     from ..front_end import RunSettings
@@ -220,12 +234,11 @@ def _run_detached(launch: Launch, settings: RunSettings, *, job_id: str, run_dir
     return 0
 
 
-def _program_kind(*, module: bool, no_python: bool, start: StartMethod | None) -> ProgramKind:
+def _program_kind(*, module: bool, no_python: bool) -> ProgramKind | None:
+    """Returns what the flags say that SCRIPT is; None leaves it to the file."""
     if module and no_python:
         raise UsageError("`-m` and `--no-python` exclude each other", hint="leave one of them out")
-    if no_python and start == "fork":
-        raise UsageError("`--no-python` cannot fork a program that is not Python", hint="leave `--start fork` out")
-    return "module" if module else "command" if no_python else "script"
+    return "module" if module else "command" if no_python else None
 
 
 def _verbs(ctx: click.Context) -> list[str]:

@@ -69,6 +69,9 @@ Options:
   --start [fork|exec]             fork: import torch once for all ranks
                                   (default). exec: a fresh interpreter for
                                   each.
+  --bind [auto|none|cores|numa]   Cores of each rank: its GPU's node (auto,
+                                  numa), whole cores of its own, or any.
+                                  [default: auto]
   --env K[=V]                     Set a variable for all ranks; K alone copies
                                   it from here. Repeatable.
   --log-dir DIR                   Make the job's folder in DIR instead of
@@ -191,7 +194,10 @@ def test_options_before_the_script_are_dsruns_and_after_it_the_scripts(args: lis
 
 
 def test_dry_run_reads_well(folder: Path) -> None:
-    result = invoke("-n", "2", "--dry-run", "--log-dir", "logs", "--env", "OMP_NUM_THREADS=3", "train.py", "a b")
+    result = invoke(
+        *("-n", "2", "--bind", "none", "--dry-run", "--log-dir", "logs", "--env", "OMP_NUM_THREADS=3"),
+        *("train.py", "a b"),
+    )
     lines = result.stdout.splitlines()
     job = lines[0].split()[1]
     assert (result.exit_code, result.stderr) == (0, "")
@@ -203,6 +209,7 @@ def test_dry_run_reads_well(folder: Path) -> None:
         f"logs       {folder}/logs/{job}",
         "grace      10s between asking and killing",
         "ranks      0-1 on localhost (this machine)",
+        "cores      0-1 on any cpu, 3 threads a rank",
         "variables  OMP_NUM_THREADS=3",
     ]
     assert not (folder / "logs").exists()
@@ -212,6 +219,17 @@ def test_dry_run_reads_well(folder: Path) -> None:
 def test_ranks_are_forked_unless_asked_or_impossible(folder: Path, args: list[str], start: str) -> None:
     target = "sh" if args == ["--no-python"] else "train.py"
     assert json.loads(dry(*args, target).stdout)["start"] == start
+
+
+def test_a_shell_script_runs_as_it_is(folder: Path) -> None:
+    (folder / "train.sh").write_text("#!/bin/sh\n")
+    (folder / "train.sh").chmod(0o755)
+    plan = json.loads(dry("train.sh", "--lr", "3").stdout)
+    assert [plan["program"][key] for key in ("kind", "target", "args")] == ["command", "./train.sh", ["--lr", "3"]]
+    assert "\nstart    exec, as the program is not Python\n" in invoke("--dry-run", "train.sh").stdout
+    assert refused("--start", "fork", "train.sh") == (
+        "error: `--start fork` cannot fork ./train.sh: it is a sh script, not Python\nhint: leave `--start fork` out\n"
+    )
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("3", 3), ("3s", 3), ("0", 0), ("1.5s", 1.5), ("2m", 120)])
