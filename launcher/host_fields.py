@@ -221,14 +221,14 @@ def _python(text: str) -> str:
 
 
 def _gpus(text: str) -> tuple[int, ...]:
-    ids: list[int] = []
+    ids: dict[int, None] = {}
     for span in read_spans(text, example=_GPUS):
         if span.last >= MAX_SLOTS:
             raise Misread(f"no host has a GPU {span.last}", _GPUS, start=span.start, width=span.width)
         for number in range(span.first, span.last + 1):
             if number in ids:
                 raise Misread(f"GPU {number} is named twice", _GPUS, start=span.start, width=span.width)
-            ids.append(number)
+            ids[number] = None
     return tuple(ids)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from dsrun.errors import HostfileError, Problem
 
@@ -132,8 +133,8 @@ def _find_hosts(pattern: str, hosts: Sequence[HostSpec], known: dict[str, int]) 
     missing: list[str] = []
     for name in expand_names(pattern):
         if "*" in name or "?" in name:
-            glob = re.compile("".join(_GLOB.get(char, re.escape(char)) for char in name.lower()))
-            matches = [index for index, host in enumerate(hosts) if glob.fullmatch(host.name.lower())]
+            glob = name.lower().replace("[", "[[]")  # brackets are ranges or addresses here, never sets of characters
+            matches = [index for index, host in enumerate(hosts) if fnmatchcase(host.name.lower(), glob)]
         else:
             index = known.get(name_key(name))
             matches = [] if index is None else [index]
@@ -144,9 +145,6 @@ def _find_hosts(pattern: str, hosts: Sequence[HostSpec], known: dict[str, int]) 
         verb = "no host is called" if len(missing) == 1 else "no hosts are called"
         raise Misread(f"{verb} {listed(missing)}", _close_names(missing[0], hosts), width=max(1, len(pattern)))
     return found
-
-
-_GLOB = {"*": ".*", "?": "."}
 
 
 def _close_names(name: str, hosts: Sequence[HostSpec]) -> str:

@@ -112,6 +112,16 @@ def test_each_mistake_has_its_place_in_the_option(text: str, messages: list[str]
     assert problems(text) == messages
 
 
+def test_brackets_of_an_address_are_no_set_of_characters_in_a_glob() -> None:
+    assert read("[fd00::*]") == {"[fd00::4]": "all"}
+
+
+def test_a_glob_of_many_stars_does_not_take_for_ever() -> None:
+    hosts = parse_hostfile("a" * 250 + " slots=1", name="hosts")
+    with pytest.raises(HostfileError, match="no host is called"):
+        read_filter("*a" * 60 + "b", hosts, option="--include")
+
+
 def test_everything_wrong_is_said_at_once() -> None:
     assert [message.partition(":")[0] for message in problems("jeff@worker-1:9,0,8@@worker-0:x")] == [
         "1",
