@@ -63,8 +63,8 @@ class JobConsole:
         self._next_look_s = 0.0
 
     @property
-    def has_area(self) -> bool:
-        """Whether bars are shown as they run: then it is to be given them, see `JobOutput`."""
+    def shows_bars(self) -> bool:
+        """Whether bars are shown as they run, by `bar`; else their state becomes a line now and then."""
         return self._area is not None
 
     @property

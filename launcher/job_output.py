@@ -28,6 +28,11 @@ from .secrets_mask import Masker
 class Display(BarDisplay, Protocol):
     """What of a console moves: bars, progress, lines that are held for a moment."""
 
+    @property
+    def shows_bars(self) -> bool:
+        """Whether it wants bars as they run."""
+        ...
+
     def tick(self, now_s: float) -> float | None:
         """Does what is due by the monotonic clock; returns when it wants to be called next, if at all."""
         ...
@@ -43,7 +48,8 @@ class JobOutput:
     Args:
         plan: the job; its run_dir must exist.
         console: where lines and notes are shown.
-        display: the moving part of the console; without it bars become a line now and then.
+        display: the moving part of the console, mostly the same object; without it, or where it shows no bars, these
+            become a line now and then.
         environ: where secrets are known from, besides the plan.
         part_bytes: a log that is larger is continued in another file.
 
@@ -66,7 +72,8 @@ class JobOutput:
         self._masker = Masker([environ, plan.env, {"nonce": plan.nonce}])
         self._files = LogFiles(folder, plan.world_size, part_bytes=part_bytes)
         self._log = JobLog(self._files, IndexWriter(folder), warn=self._warn)
-        self._ranks = [RankOutput(rank, self._log, console, bars=display) for rank in range(plan.world_size)]
+        bars = display if display is not None and display.shows_bars else None
+        self._ranks = [RankOutput(rank, self._log, console, bars=bars) for rank in range(plan.world_size)]
         hosts = [node.host.name for node in plan.nodes for _ in node.workers]
         self._live = LiveStatus(folder, hosts, clock=time.time)
         path = folder / EVENTS_FILE

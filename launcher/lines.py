@@ -10,12 +10,16 @@
 
 from __future__ import annotations
 
+import re
+
 #: Seconds between two delivered states of one progress bar.
 BAR_INTERVAL_S = 10.0
 #: Longest line delivered in one piece.
 MAX_LINE_BYTES = 1 << 20
 #: Ends every piece of a long line but the last.
 CUT_MARK = " [line goes on]"
+
+_LINE_END = re.compile(rb"\r+\n")
 
 
 class LineAssembler:
@@ -42,20 +46,12 @@ class LineAssembler:
         """
         lines: list[str] = []
         data = self._pending + data
-        if b"\r" not in data and len(data) <= self._max_line_bytes:
-            # Nothing to fold and nothing to cut: all lines at once, as a program that prints numbers writes millions.
-            end = data.rfind(b"\n") + 1
-            if end:
-                lines, self._shown_at_s, self._is_bar = _text(data[: end - 1]).split("\n"), None, False
-            self._pending = data[end:]
-            return lines
-        *complete, rest = data.split(b"\n")
-        for line in complete:
-            # Any number of `\r` before `\n`: a pseudo-terminal adds one more to each `\r\n`.
-            lines += self._pieces(_last_state(line.rstrip(b"\r")))
-        if complete:
+        end = data.rfind(b"\n") + 1
+        whole, rest = data[:end], data[end:]
+        if end:
+            lines = _states(whole) if end <= self._max_line_bytes else self._all_pieces(whole)
             self._shown_at_s, self._is_bar = None, False
-        self._pending = self._hold(rest, now_s, lines)
+        self._pending = self._hold(rest, now_s, lines) if b"\r" in rest or len(rest) > self._max_line_bytes else rest
         return lines
 
     def finish(self) -> list[str]:
@@ -83,6 +79,11 @@ class LineAssembler:
             lines += [_text(piece) + CUT_MARK for piece in pieces]
         return rest
 
+    def _all_pieces(self, whole: bytes) -> list[str]:
+        """Returns lines of which some may be too long."""
+        lines = whole[:-1].split(b"\n")
+        return [piece for line in lines for piece in self._pieces(_last_state(line.rstrip(b"\r")))]
+
     def _pieces(self, line: bytes) -> list[str]:
         *first, last = self._cut(line)
         return [*(_text(piece) + CUT_MARK for piece in first), _text(last)]
@@ -98,6 +99,15 @@ class LineAssembler:
             pieces.append(line[:end])
             line = line[end:]
         return [*pieces, line]
+
+
+def _states(whole: bytes) -> list[str]:
+    """Returns what is left of whole lines; all at once, as programs write millions."""
+    while b"\r\n" in whole:
+        # Any number of `\r` before `\n`: a pseudo-terminal adds one more to each `\r\n`.
+        whole = whole.replace(b"\r\n", b"\n") if b"\r\r\r\n" not in whole else _LINE_END.sub(b"\n", whole)
+    lines = _text(whole[:-1]).split("\n")
+    return [line[line.rfind("\r") + 1 :] for line in lines] if b"\r" in whole else lines
 
 
 def _last_state(line: bytes) -> bytes:

@@ -203,7 +203,7 @@ def test_rows_are_for_terminals_and_for_those_who_want_them(
             keep_waiting=lambda: True,
             progress_of=tmp_path if asked else None,
         )
-        assert console.has_area is moves
+        assert console.shows_bars is moves
         if moves:
             fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 10, 0, 0))
         console.bar(0, "stderr", "a bar that is wider")

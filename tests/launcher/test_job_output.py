@@ -127,6 +127,8 @@ def test_pulses_show_in_live_json_with_host_and_pid_until_the_rank_ends(tmp_path
 
 def test_the_display_says_when_it_wants_to_be_called_again(tmp_path: Path) -> None:
     class Display:
+        shows_bars = True
+
         def bar(self, rank: int, stream: str, state: str | None) -> None:
             pass
 

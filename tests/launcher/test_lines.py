@@ -23,6 +23,7 @@ def assemble(*chunks: bytes, at_s: float = 0.0, max_line_bytes: int = 100) -> li
         (b"a\n\nb", ["a", "", "b"]),
         (b"a\r\nb\r\n", ["a", "b"]),
         (b"a\r\r\nb\n", ["a", "b"]),
+        (b"a" + b"\r" * 9 + b"\nb\n", ["a", "b"]),
         (b"no end", ["no end"]),
         (b"10%\r20%\r100%\ndone\n", ["100%", "done"]),
         (b"\r 10%\r 20%\n", [" 20%"]),
@@ -41,6 +42,21 @@ def test_lines_are_what_a_terminal_would_show(data: bytes, lines: list[str]) -> 
 def test_lines_do_not_depend_on_where_the_stream_is_cut(data: bytes, draw: st.DataObject) -> None:
     cut = draw.draw(st.integers(0, len(data)))
     assert assemble(data[:cut], data[cut:]) == assemble(data)
+
+
+@given(
+    st.lists(st.sampled_from([b"a", b"bc", b"\r", b"\n", b"\xff"]), max_size=12).map(
+        lambda parts: b"".join(parts) + b"\n"
+    )
+)
+def test_whole_lines_that_may_be_too_long_are_folded_alike(data: bytes) -> None:
+    assert assemble(data, max_line_bytes=3) == [
+        piece
+        for line in assemble(data)
+        for raw in [line.encode("utf-8", "surrogateescape")]
+        for start in range(0, max(1, len(raw)), 3)
+        for piece in [raw[start : start + 3].decode("utf-8", "surrogateescape") + CUT_MARK * (start + 3 < len(raw))]
+    ]
 
 
 @given(st.binary(max_size=60).filter(lambda data: b"\r" not in data))
