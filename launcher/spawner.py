@@ -27,7 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from dsrun.contract import NONCE_KEY
+from dsrun.contract import CONFIG_ENV, NONCE_KEY
 from dsrun.errors import DsrunError
 
 from . import bootstrap, processes
@@ -120,6 +120,10 @@ def _remove_scope(folder: str | None) -> None:
 def _import_torch(job: _Job) -> None:
     try:
         importlib.import_module("torch.distributed")
+        if CONFIG_ENV in job.plan.env:
+            # The first optimizer of a process imports it, which takes as long as torch itself. A job with a training
+            # config has one in every rank; others would only see their first line later.
+            importlib.import_module("torch._dynamo")
     except Exception as error:
         job.give_up("cannot import torch", error)
         os._exit(1)

@@ -56,7 +56,7 @@ def main() -> None:
     processes, processes that were ended, and those that outlived SIGKILL. The exit code is 1 if any did.
     """
     job_id, mark, *_ = [*sys.argv[1:], None]
-    assert job_id is not None, "the job's id is the first argument"
+    assert job_id, "the job's id is the first argument"
     ended = _end_all(job_id, mark)
     left = sorted(process.pid for process in ended if processes.lives(process))
     agents = sorted(_agents(job_id))

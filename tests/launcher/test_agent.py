@@ -227,10 +227,11 @@ def test_a_stopped_spawner_does_not_keep_the_job_from_ending(tmp_path: Path) -> 
         assert isinstance(agent.rest()[-1], Finished)
 
 
-def test_sigterm_to_the_agent_itself_stops_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_the_agent_itself_stops_the_job(tmp_path: Path, signum: int) -> None:
     with agent_for(script_plan(tmp_path, WAIT)) as agent:
         agent.until_ready(2)
-        agent.process.send_signal(signal.SIGTERM)
+        agent.process.send_signal(signum)
         assert statuses(agent.rest()) == {0: -15, 1: -15}
 
 

@@ -130,6 +130,15 @@ def test_forked_and_fresh_ranks_find_themselves_in_the_same_state(tmp_path: Path
     assert state[:5] == [f"True {tmp_path} True", str(files), below, "True default_int_handler", "set() 0 b"]
 
 
+@pytest.mark.parametrize("env", [{}, {"DSRUN_CONFIG": "/ds.json"}])
+def test_what_the_first_optimizer_imports_is_there_already_where_a_config_says_there_will_be_one(
+    tmp_path: Path, env: dict[str, str]
+) -> None:
+    source = "import sys\nprint('torch.distributed' in sys.modules, 'torch._dynamo' in sys.modules)"
+    with spawner_for(script_plan(tmp_path, source, ranks=1, start="fork", env=env)) as spawner:
+        assert spawner.outputs[0].read() == f"True {bool(env)}\n".encode()
+
+
 def test_forked_ranks_do_not_share_random_numbers_or_the_spawners_threads(tmp_path: Path) -> None:
     source = "import numpy, random, torch\nprint(random.random(), numpy.random.rand(), torch.get_num_threads())"
     plan = script_plan(tmp_path, source, start="fork")
