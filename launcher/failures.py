@@ -166,6 +166,20 @@ class FailureReport:
         """Whether bad input ended the job, so that starting it again would not help."""
         return isinstance(self.cause, RankEnd) and self.cause.is_mistake
 
+    @property
+    def is_hang(self) -> bool:
+        """Whether the job was ended because it made no progress."""
+        return isinstance(self.cause, Hang)
+
+    def short(self) -> list[str]:
+        """Returns what is enough between two attempts: who failed and how, and a way out."""
+        cause = self.cause
+        if not isinstance(cause, RankEnd):
+            return [self.headline()]
+        error = [] if cause.error is None else [cause.error.message.partition("\n")[0]]
+        hint = [] if cause.cause is None or cause.cause.hint is None else [f"hint: {cause.cause.hint}"]
+        return [self.headline(), *error, *hint, f"full log: {cause.log}"]
+
     def headline(self) -> str:
         """Returns who failed and how, as part of a sentence."""
         match self.cause:

@@ -1,17 +1,26 @@
-"""One job from its plan to its outcome, over all its attempts. Starts sessions; what a session does stands there."""
+"""One job from its plan to its outcome, over all its attempts: one session after the other, and the waits between.
+
+What an attempt does stands in `session`, whether there is another in `restarts`. Decides nothing by itself.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import queue
+import secrets
+import signal
+import time
+from dataclasses import dataclass, replace
 
+from dsrun.units import format_duration
+
+from .failures import FailureReport, UserStop
+from .hang import HangPolicy, OnHang
 from .plan import LaunchPlan
+from .restarts import AttemptEnd, GiveUp, Restart, Restarts
+from .resume_point import ResumePoint, newest_checkpoint
 from .session import Session, Sink
 from .tally import Outcome
 from .transport.base import Transport
-
-#: What becomes of a job that hangs: it is told, ended, or started again.
-OnHang = Literal["report", "stop", "restart"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,12 +30,14 @@ class Policies:
     Attributes:
         max_restarts: how often it may be started again.
         min_uptime_s: an attempt that lived this long was no crash at the start: waiting before restarts begins anew.
+        first_wait_s: before the first restart; each further wait is twice the one before, up to a minute.
         hang_timeout_s: a rank without progress for this long hangs; None looks only at ranks that beat, after 30 min.
         on_hang: what becomes of a job that hangs.
     """
 
     max_restarts: int = 0
     min_uptime_s: float = 60.0
+    first_wait_s: float = 1.0
     hang_timeout_s: float | None = None
     on_hang: OnHang = "report"
 
@@ -43,19 +54,36 @@ class JobRun:
     """
 
     def __init__(self, plan: LaunchPlan, transport: Transport, sink: Sink, *, python: str, policies: Policies) -> None:
-        self._session = Session(plan, transport, sink, python=python)
+        self._transport = transport
+        self._sink = sink
+        self._python = python
+        self._policies = policies
+        self._hang = HangPolicy(timeout_s=policies.hang_timeout_s, on_hang=policies.on_hang)
+        self._restarts = Restarts(
+            policies.max_restarts, min_uptime_s=policies.min_uptime_s, first_wait_s=policies.first_wait_s
+        )
+        # SimpleQueue, because its put may run in a signal handler that interrupted its get.
+        self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._stop: UserStop | None = None
+        self._session = self._new_session(plan)
 
     def request_stop(self, signum: int, why: str | None = None) -> None:
         """See `Session.request_stop`; ends the job, not only its present attempt."""
+        self._note_stop(signum)
         self._session.request_stop(signum, why)
 
-    def kill_now(self, signum: int) -> None:
+    def kill_now(self, signum: int = signal.SIGTERM) -> None:
         """See `Session.kill_now`; ends the job, not only its present attempt."""
+        self._note_stop(signum)
         self._session.kill_now(signum)
 
     def pass_signal(self, signum: int) -> None:
         """See `Session.pass_signal`."""
         self._session.pass_signal(signum)
+
+    def remark(self, text: str) -> None:
+        """See `Session.remark`."""
+        self._session.remark(text)
 
     def obey_requests(self) -> bool:
         """See `Session.obey_requests`."""
@@ -66,8 +94,86 @@ class JobRun:
 
         Returns:
             the outcome of the last attempt.
-
-        Raises:
-            LaunchError: an agent could not be started; what was started is stopped.
         """
-        return self._session.run()
+        while True:
+            outcome = self._session.run()
+            resume = newest_checkpoint(self._session.plan.run_dir)
+            restart = self._restart_after(outcome, resume)
+            if restart is None:
+                return self._ended(outcome)
+            self._tell(restart, outcome.report, resume)
+            if not self._wait(restart.wait_s):
+                return self._ended(self._stopped(outcome))
+            plan = replace(
+                self._session.plan,
+                attempt=restart.number,
+                nonce=secrets.token_hex(16),
+                resume=None if resume is None else resume.folder,
+            )
+            self._session = self._new_session(plan)
+            if self._stop is not None:
+                # It came when no session could take it.
+                return self._ended(self._stopped(outcome))
+
+    def _new_session(self, plan: LaunchPlan) -> Session:
+        return Session(plan, self._transport, self._sink, python=self._python, hang=self._hang)
+
+    def _note_stop(self, signum: int) -> None:
+        if self._stop is None:
+            self._stop = UserStop(signal=signum, time_s=time.time())
+        self._woken.put(None)
+
+    def _restart_after(self, outcome: Outcome, resume: ResumePoint | None) -> Restart | None:
+        report = outcome.report
+        if report is None or report.is_mistake or self._stop is not None:
+            return None
+        if report.is_hang and self._hang.on_hang != "restart":
+            return None
+        checkpoint = None if resume is None else resume.identity
+        end = AttemptEnd(uptime_s=outcome.uptime_s, step=outcome.step, checkpoint=checkpoint)
+        match self._restarts.after(end):
+            case Restart() as restart:
+                return restart
+            case GiveUp(why):
+                if why is not None:
+                    self._sink.note(f"not started again: {why}")
+                elif self._policies.max_restarts:
+                    self._sink.note(f"not started again: {_restarts(self._policies.max_restarts)} used")
+                return None
+
+    def _tell(self, restart: Restart, report: FailureReport | None, resume: ResumePoint | None) -> None:
+        assert report is not None, "only a failure is followed by a restart"
+        folder = None if resume is None else resume.folder
+        where = "" if folder is None else f" from checkpoint {folder}"
+        self._sink.event("restart", attempt=restart.number, wait_s=restart.wait_s, resume=folder, why=report.headline())
+        first, *more = report.short()
+        self._sink.note(f"attempt {restart.number} failed: {first}")
+        for line in more:
+            self._sink.note(f"  {line}")
+        number = f"restart {restart.number} of {self._policies.max_restarts}"
+        self._sink.note(f"{number} in {format_duration(restart.wait_s)}{where}")
+
+    def _wait(self, seconds: float) -> bool:
+        """Waits between two attempts; returns whether the job is to go on."""
+        until_s = time.monotonic() + seconds
+        while self._stop is None and (now_s := time.monotonic()) < until_s:
+            tick_s = self._sink.tick(now_s)
+            try:
+                self._woken.get(timeout=max(0.0, min(until_s, until_s if tick_s is None else tick_s) - now_s))
+            except queue.Empty:
+                continue
+        return self._stop is None
+
+    def _stopped(self, outcome: Outcome) -> Outcome:
+        """The user's stop came between two attempts: nothing runs, and the stop is the end."""
+        assert self._stop is not None, "a stop was asked for"
+        return replace(outcome, exit_code=128 + self._stop.signal, report=None)
+
+    def _ended(self, outcome: Outcome) -> Outcome:
+        kind = "done" if outcome.exit_code == 0 else "stopped" if outcome.report is None else "failed"
+        self._sink.event("end", outcome=kind, exit_code=outcome.exit_code, attempts=outcome.attempts)
+        return outcome
+
+
+def _restarts(count: int) -> str:
+    return "the 1 restart is" if count == 1 else f"all {count} restarts are"

@@ -26,7 +26,8 @@ from typing import Any, Protocol
 from dsrun.units import format_duration
 
 from .causes import signal_name
-from .failures import HostLoss, UserStop, describe_status, is_mistake
+from .failures import Hang, HostLoss, UserStop, describe_status, is_mistake
+from .hang import HangPolicy, HangTracker, StackRound
 from .keepalive import Keepalive
 from .link import Ended, Link, LinkEvent, Opening, Received, Said, start_frame
 from .passing import Passing
@@ -46,11 +47,15 @@ from .protocol import (
     Pulse,
     RankPulse,
     Signal,
+    Stacks,
     Started,
     Stop,
+    TakeStacks,
 )
+from .stragglers import StragglerTracker
 from .tally import Outcome, Tally
 from .transport.base import Channel, Transport
+from .verdict import verdict
 from .worker import isolated_command
 
 #: From starting an agent to its first word.
@@ -146,10 +151,14 @@ class Session:
         transport: how to reach the hosts.
         sink: where output and news go.
         python: the interpreter for the agents; dsrun must be importable there.
+        hang: what becomes of an attempt without progress; the default policy if None.
     """
 
-    def __init__(self, plan: LaunchPlan, transport: Transport, sink: Sink, *, python: str) -> None:
-        self._plan = plan
+    def __init__(
+        self, plan: LaunchPlan, transport: Transport, sink: Sink, *, python: str, hang: HangPolicy | None = None
+    ) -> None:
+        self.plan = plan
+        self._hang = hang or HangPolicy()
         self._transport = transport
         self._sink = sink
         self._argv = isolated_command(python, "dsrun.launcher.agent", plan.job_id)
@@ -162,6 +171,9 @@ class Session:
         self._keepalive = Keepalive(self._links, lease_s=plan.lease_s)
         self._passing = Passing()
         self._tally = Tally(plan)
+        self._watch = HangTracker(self._hang.timeout_s, now_s=time.monotonic())
+        self._round: StackRound | None = None
+        self._stragglers = StragglerTracker(plan.world_size)
         self._step = _Step.RUNNING
         self._look_at_s = 0.0
 
@@ -222,7 +234,7 @@ class Session:
         Returns:
             the outcome; failures of ranks and hosts are part of it.
         """
-        plan = self._plan
+        plan = self.plan
         hosts = [link.node.host.name for link in self._links]
         self._sink.event("start", attempt=plan.attempt, world_size=plan.world_size, hosts=hosts, resume=plan.resume)
         try:
@@ -236,7 +248,7 @@ class Session:
 
     def _open(self) -> None:
         gate = threading.Semaphore(_OPEN_AT_ONCE)
-        frame = start_frame(self._plan)
+        frame = start_frame(self.plan)
         for link in self._links:
             link.open(lambda link=link: self._connect(link), frame(link.node.node_rank), gate)
         self._keepalive.start()
@@ -295,12 +307,18 @@ class Session:
                         other.send(Meet(address=address, port=port))
             case Started(pids=pids):
                 self._on_started(link, pids)
-            case Pulse(ranks=ranks):
-                self._sink.pulse(ranks)
+            case Pulse():
+                self._on_pulse(message)
+            case Stacks(ranks=ranks) if self._round is not None:
+                self._round.answered(link.node.host.name, ranks)
+                self._judge_hang(time.monotonic())
+            case Stacks():
+                pass  # Too late: the verdict was given without it.
             case Passed():
                 self._passing.answered(link.node.host.name, message)
                 self._tell_passed()
             case Output():
+                self._watch.printed()
                 self._sink.take(message)
             case Exit():
                 self._on_exit(link, link.on_our_clock(message))
@@ -316,11 +334,13 @@ class Session:
 
     def _on_started(self, link: Link, pids: Sequence[int]) -> None:
         self._tally.started(link.node, pids)
+        self._watch.started(worker.rank for worker in link.node.workers)
         for worker, pid in zip(link.node.workers, pids, strict=True):
             self._sink.event("rank_started", rank=worker.rank, host=link.node.host.name, pid=pid)
 
     def _on_exit(self, link: Link, message: Exit) -> None:
         self._tally.exited(message)
+        self._watch.ended(message.rank)
         host, status = link.node.host.name, message.status
         self._sink.event("rank_exit", rank=message.rank, host=host, status=status, oom_kills=message.oom_kills)
         if self._tally.all_ended(link.node):
@@ -336,6 +356,8 @@ class Session:
         self._expected -= 1
         self._passing.gone(link.node.host.name)
         self._tell_passed()
+        if self._round is not None:
+            self._round.gone(link.node.host.name)
 
     def _give_up(self, link: Link, reason: str) -> None:
         link.kill()
@@ -370,16 +392,65 @@ class Session:
             if up_to_date and link.deadline_s is not None and now_s >= link.deadline_s:
                 self._give_up(link, "its agent did not answer in time and was killed")
             elif self._tally.is_running(link.node) and link.is_silent(now_s):
-                self._give_up(link, f"no word from its agent for {self._plan.lease_s:g} s")
+                self._give_up(link, f"no word from its agent for {self.plan.lease_s:g} s")
+
+        if self._step is _Step.RUNNING:
+            self._look_for_hang(now_s)
+
+    # --- progress
+
+    def _on_pulse(self, pulse: Pulse) -> None:
+        self._sink.pulse(pulse.ranks)
+        self._watch.pulse(pulse.ranks)
+        self._tally.pulse(pulse.ranks)
+        for straggler in self._stragglers.pulse(pulse.ranks, pulse.time_s):
+            rank, ratio = straggler.rank, round(straggler.ratio, 2)
+            self._sink.event("straggler", rank=rank, ratio=ratio)
+            self._sink.note(
+                f"rank {rank} on {self._tally.host_of(rank)} is steadily slower than the others: "
+                f"{ratio:.2f} x the median own time a step"
+            )
+
+    def _look_for_hang(self, now_s: float) -> None:
+        silent_s = self._watch.look(now_s)
+        if silent_s is not None and self._round is None:
+            asked = [link for link in self._links if not link.over and self._tally.is_running(link.node)]
+            self._round = StackRound([link.node.host.name for link in asked], silent_s=silent_s, now_s=now_s)
+            for link in asked:
+                link.send(TakeStacks())
+        self._judge_hang(now_s)
+
+    def _judge_hang(self, now_s: float) -> None:
+        """Says who hangs where, once all hosts have answered or time is up, and does what the policy says."""
+        stacks = self._round
+        if stacks is None or not stacks.is_over(now_s):
+            return
+        self._round = None
+        if self._step is not _Step.RUNNING:
+            return
+        lines = verdict(
+            stacks.stacks,
+            silent_s=stacks.silent_s,
+            ended=self._tally.ended_well(),
+            unanswered=sorted(stacks.waiting),
+            stacks_folder=self.plan.run_dir,
+        )
+        self._sink.event("hang", lines=lines)
+        if self._hang.on_hang == "report":
+            for line in lines:
+                self._sink.note(line)
+        else:
+            self._tally.hang = Hang(lines=lines, time_s=time.time())
+            self._stop_after(f"no progress for {format_duration(stacks.silent_s)}", which="")
 
     # --- the way down
 
-    def _stop_after(self, failure: str, *, silent: bool = False) -> None:
+    def _stop_after(self, failure: str, *, silent: bool = False, which: str = "other") -> None:
         if self._step is not _Step.RUNNING:
             return
         running = self._tally.running_ranks()
         if running and not silent:
-            self._sink.note(f"{failure}; stopping {_ranks(running, 'other')} (grace {self._grace})")
+            self._sink.note(f"{failure}; stopping {_ranks(running, which)} (grace {self._grace})")
         self._ask(signal.SIGTERM, why=failure)
 
     def _on_stop_request(self, request: _StopRequest) -> None:
@@ -415,7 +486,7 @@ class Session:
 
     def _expect_end(self, link: Link) -> None:
         if link.deadline_s is None:
-            link.deadline_s = time.monotonic() + self._plan.grace_s + _END_MARGIN_S
+            link.deadline_s = time.monotonic() + self.plan.grace_s + _END_MARGIN_S
 
     # --- signals that stop nothing
 
@@ -437,7 +508,7 @@ class Session:
 
     @property
     def _grace(self) -> str:
-        return format_duration(self._plan.grace_s)
+        return format_duration(self.plan.grace_s)
 
 
 def _ranks(count: int, which: str = "") -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from .failures import FailureReport, Hang, HostLoss, RankEnd, UserStop, judge
 from .plan import LaunchPlan, NodePlan
-from .protocol import Exit
+from .protocol import Exit, RankPulse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +20,16 @@ class Outcome:
         report: why it failed; None if it did not, or if the user stopped it.
         ends: every rank's end, by rank.
         attempts: how often the job was started.
+        uptime_s: from the first rank's start to the end; 0 if none was started.
+        step: highest step that a rank said it had finished; None if none did.
     """
 
     exit_code: int
     report: FailureReport | None
     ends: tuple[RankEnd, ...]
     attempts: int
+    uptime_s: float = 0.0
+    step: int | None = None
 
 
 class Tally:
@@ -36,19 +41,29 @@ class Tally:
 
     def __init__(self, plan: LaunchPlan) -> None:
         self._plan = plan
+        self._hosts = {worker.rank: node.host.name for node in plan.nodes for worker in node.workers}
         #: The user's first request to end the job.
         self.user_stop: UserStop | None = None
         #: What the job is ended for, if it hangs.
         self.hang: Hang | None = None
         #: When the ranks were first asked to end.
         self.stopped_at_s: float | None = None
+        self._started_at_s: float | None = None
+        self._step: int | None = None
         self._pids: dict[int, int] = {}
         self._exits: dict[int, Exit] = {}
         self._losses: list[HostLoss] = []
 
     def started(self, node: NodePlan, pids: Sequence[int]) -> None:
         """Notes the processes of a host's ranks, in the order of its workers."""
+        self._started_at_s = self._started_at_s or time.monotonic()
         self._pids |= {worker.rank: pid for worker, pid in zip(node.workers, pids, strict=True)}
+
+    def pulse(self, ranks: Iterable[RankPulse]) -> None:
+        """Notes how far ranks are."""
+        for rank in ranks:
+            if rank.step is not None:
+                self._step = max(rank.step, self._step or 0)
 
     def exited(self, message: Exit) -> None:
         """Notes how a rank ended, by the front end's clock."""
@@ -64,6 +79,14 @@ class Tally:
     def all_ended(self, node: NodePlan) -> bool:
         """Whether every rank of a host has ended."""
         return all(worker.rank in self._exits for worker in node.workers)
+
+    def host_of(self, rank: int) -> str:
+        """Names a rank's host."""
+        return self._hosts[rank]
+
+    def ended_well(self) -> list[int]:
+        """Lists the ranks that have returned 0."""
+        return sorted(rank for rank, message in self._exits.items() if message.status == 0)
 
     def is_running(self, node: NodePlan) -> bool:
         """Whether ranks of a host were started and have not all ended."""
@@ -99,7 +122,14 @@ class Tally:
             for worker in node.workers
         )
         exit_code, report = judge(ends, self._losses, self.user_stop, hang=self.hang, stopped_at_s=self.stopped_at_s)
-        return Outcome(exit_code=exit_code, report=report, ends=ends, attempts=self._plan.attempt + 1)
+        return Outcome(
+            exit_code=exit_code,
+            report=report,
+            ends=ends,
+            attempts=self._plan.attempt + 1,
+            uptime_s=0.0 if self._started_at_s is None else time.monotonic() - self._started_at_s,
+            step=self._step,
+        )
 
     def _end_of(self, node: NodePlan, rank: int, last_lines: tuple[str, ...], log: str) -> RankEnd:
         message = self._exits.get(rank)

@@ -1,0 +1,213 @@
+"""Who hangs where: ranks grouped by the place they are at, the odd ones out first. Pure: stacks in, lines out.
+
+Reads the text of `faulthandler` as Python 3.10 to 3.14 write it. Does not judge whether a job hangs; see `hang`.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsrun.units import format_duration
+
+from .protocol import RankStack
+
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_THREAD = re.compile(r"^(?P<current>Current t|T)hread 0x[0-9a-f]+")
+_NOT_USERS = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|/dsrun/|^<|^\?\?\?$")
+_LIBRARY_FOLDER = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python3[^/]*)/|^.*/(?=dsrun/)")
+#: More groups than this are counted, not told.
+_MOST_GROUPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One level of a Python stack."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def is_users(self) -> bool:
+        """Whether it is neither a library's, nor Python's, nor dsrun's."""
+        return _NOT_USERS.search(self.file) is None
+
+    @property
+    def place(self) -> str:
+        """The file as one speaks of it, and the line."""
+        short = self.file.rpartition("/")[2] if self.is_users else _LIBRARY_FOLDER.sub("", self.file)
+        return f"{short}:{self.line}"
+
+
+def main_thread(text: str) -> tuple[Frame, ...]:
+    """Returns the stack of a process's main thread, innermost first; empty where the text has none.
+
+    Args:
+        text: one dump of faulthandler, all threads.
+    """
+    threads: list[list[Frame]] = []
+    current: list[Frame] = []
+    for line in text.splitlines():
+        if thread := _THREAD.match(line):
+            threads.append([])
+            if thread["current"] != "T":
+                current = threads[-1]
+        elif threads and (frame := _FRAME.match(line)):
+            threads[-1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
+    # The kernel gives a signal to the main thread if it can, so that one is the current one. Else it is the last:
+    # threads come newest first.
+    return tuple(current or (threads[-1] if threads else ()))
+
+
+_C10D = "torch/distributed/distributed_c10d.py"
+#: Where a library waits: end of the file's name, function, what one calls it, and whether that waits for other ranks.
+#: `{}` stands for the function's own name.
+_PLACES: tuple[tuple[str, str, str, bool], ...] = (
+    ("torch/utils/data/dataloader.py", r"__next__", "DataLoader.__next__", False),
+    (_C10D, r"init_process_group|new_group|_store_based_barrier", "init_process_group", True),
+    ("torch/distributed/rendezvous.py", r".*", "init_process_group", True),
+    (_C10D, r"(monitored_)?barrier|all_\w+|reduce\w*|broadcast\w*|gather\w*|scatter\w*|i?send|i?recv", "{}", True),
+    ("dsrun/runtime/mesh/collectives.py", r"[a-z]\w*", "{}", True),
+    ("dsrun/runtime/mesh/shared_memory.py", r"[a-z]\w*", "{}", True),
+    ("dsrun/runtime/checkpoint/save.py", r"save", "saving a checkpoint", False),
+    ("torch/cuda/__init__.py", r"synchronize", "torch.cuda.synchronize", False),
+    ("torch/cuda/streams.py", r"synchronize", "torch.cuda synchronize", False),
+    ("torch/autograd/graph.py", r"_engine_run_backward", "backward", False),
+    ("subprocess.py", r"wait|communicate|_try_wait", "subprocess.wait", False),
+    ("concurrent/futures/_base.py", r"result", "Future.result", False),
+    ("multiprocessing/queues.py", r"get", "Queue.get", False),
+    ("multiprocessing/connection.py", r"recv\w*|poll", "Connection.recv", False),
+    ("queue.py", r"get|put|join", "Queue.{}", False),
+    ("threading.py", r"join", "Thread.join", False),
+    ("threading.py", r"wait", "Event.wait", False),
+    ("socket.py", r".*", "socket.{}", False),
+    ("ssl.py", r"read|recv\w*", "socket.{}", False),
+    ("asyncio/base_events.py", r"run_\w+", "asyncio.{}", False),
+)
+
+
+class _Kind(enum.IntEnum):
+    """How odd it is to be there; the oddest first."""
+
+    STOPPED = 0
+    KERNEL = 1
+    SILENT = 2
+    ELSEWHERE = 3
+    COLLECTIVE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Spot:
+    kind: _Kind
+    where: str
+
+
+def verdict(
+    stacks: Sequence[tuple[str, RankStack]],
+    *,
+    silent_s: float,
+    ended: Sequence[int] = (),
+    unanswered: Sequence[str] = (),
+    stacks_folder: str | None = None,
+) -> tuple[str, ...]:
+    """Says who is where.
+
+    Args:
+        stacks: host and answer of every rank that runs.
+        silent_s: for how long there was no progress.
+        ended: ranks that have returned 0 already.
+        unanswered: hosts that did not say.
+        stacks_folder: where each rank's complete stacks are.
+
+    Returns:
+        lines; the first one says it all.
+    """
+    groups: dict[_Spot, list[tuple[str, RankStack]]] = {}
+    for host, stack in sorted(stacks, key=lambda entry: entry[1].rank):
+        # One that ended between the question and the answer is no riddle.
+        if stack.state not in ("", "Z", "X"):
+            groups.setdefault(_spot_of(stack), []).append((host, stack))
+    ordered = sorted(groups.items(), key=lambda group: (group[0].kind, len(group[1]), group[1][0][1].rank))
+    facts = [f"{_subject(ended)} {'has' if len(ended) == 1 else 'have'} ended already"] if ended else []
+    facts += [_sentence(spot, [stack.rank for _, stack in group]) for spot, group in ordered[:_MOST_GROUPS]]
+    if len(ordered) > _MOST_GROUPS:
+        facts.append(f"others at {len(ordered) - _MOST_GROUPS} more places")
+    facts += [f"host {host} does not answer" for host in sorted(unanswered)]
+    lines = [f"no progress for {format_duration(silent_s)}: {', '.join(facts) or 'no rank is left to ask'}"]
+    lines += [f"  {_detail(group)}" for _, group in ordered[:_MOST_GROUPS]]
+    if stacks_folder is not None and any(stack.text for _, stack in stacks):
+        lines.append(f"all threads: {stacks_folder}/rank<N>.stacks.txt, on the rank's host")
+    return tuple(lines)
+
+
+def _spot_of(stack: RankStack) -> _Spot:
+    name, waits_for_ranks = _name_of(main_thread(stack.text))
+    if stack.state in ("T", "t"):
+        return _Spot(_Kind.STOPPED, "stopped, by SIGSTOP or a debugger")
+    if stack.state == "D":
+        kernel = f" ({stack.kernel})" if stack.kernel else ""
+        return _Spot(_Kind.KERNEL, f"in the kernel{kernel}" + (f", from {name}" if name else ""))
+    if stack.collective:
+        return _Spot(_Kind.COLLECTIVE, stack.collective)
+    if not name:
+        doing = "computing" if stack.state == "R" else "waiting"
+        return _Spot(_Kind.SILENT, f"{doing}, and has no Python stack to show")
+    if waits_for_ranks:
+        return _Spot(_Kind.COLLECTIVE, name)
+    # One that computes, maybe without ever giving Python's lock away, is told from one that sleeps.
+    return _Spot(_Kind.ELSEWHERE, f"busy in {name}" if stack.state == "R" else f"in {name}")
+
+
+def _name_of(frames: Sequence[Frame]) -> tuple[str, bool]:
+    """Returns what one calls the place, and whether it waits for other ranks there."""
+    if not frames:
+        return "", False
+    users = next((number for number, frame in enumerate(frames) if frame.is_users), len(frames))
+    # What the user's code called, seen from there: it is called by a name that users know.
+    for frame in reversed(frames[:users]):
+        for ending, function, name, waits_for_ranks in _PLACES:
+            if frame.file.endswith(f"/{ending}") and re.fullmatch(function, frame.function):
+                return f"{name.format(frame.function)} ({frame.place})", waits_for_ranks
+    frame = frames[users] if users < len(frames) else frames[0]
+    return f"{frame.function} ({frame.place})", False
+
+
+def _sentence(spot: _Spot, ranks: Sequence[int]) -> str:
+    is_one = len(ranks) == 1
+    if spot.kind is _Kind.COLLECTIVE:
+        return f"{_subject(ranks)} {'waits' if is_one else 'wait'} in {spot.where}"
+    return f"{_subject(ranks)} {'is' if is_one else 'are'} {spot.where}"
+
+
+def _subject(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks))}" if len(ranks) <= 3 else f"{len(ranks)} ranks"
+
+
+def _detail(group: Sequence[tuple[str, RankStack]]) -> str:
+    """One line about a group: who, and what its first rank was doing."""
+    host, first = group[0]
+    hosts = {host for host, _ in group}
+    where = host if len(hosts) == 1 else f"{len(hosts)} hosts"
+    who = f"{'rank' if len(group) == 1 else 'ranks'} {_ranges([stack.rank for _, stack in group])} on {where}"
+    user = next((frame for frame in main_thread(first.text) if frame.is_users), None)
+    parts = [] if user is None else [f"in {user.function} ({user.file}:{user.line})"]
+    parts += [f"step {first.step}"] if first.step is not None else []
+    parts += [f"phase {first.phase}"] if first.phase else []
+    parts += ["never beat" if first.idle_s is None else f"no beat for {format_duration(first.idle_s)}"]
+    return f"{who}: {', '.join(parts)}"
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """`[0, 1, 2, 5]` -> `0-2,5`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import pytest
+
+from dsrun.launcher.hang import DEFAULT_TIMEOUT_S, HangTracker, StackRound
+from dsrun.launcher.protocol import RankPulse, RankStack
+
+
+def pulse(rank: int, *, beats: int = 0, idle_s: float | None = None) -> RankPulse:
+    return RankPulse(
+        rank=rank,
+        beats=beats,
+        step=None,
+        idle_s=idle_s,
+        waited_s=0.0,
+        phase="",
+        collective="",
+        cpu_percent=0.0,
+        rss_bytes=0,
+    )
+
+
+def looks(tracker: HangTracker, seconds: range) -> list[float | None]:
+    return [tracker.look(float(second)) for second in seconds]
+
+
+def test_a_rank_that_beats_hangs_once_its_last_beat_is_too_old_and_is_told_once() -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0, 1])
+    tracker.pulse([pulse(0, beats=5, idle_s=1), pulse(1, beats=5, idle_s=9.9)])
+    assert tracker.look(1) is None
+    tracker.pulse([pulse(0, beats=6, idle_s=1), pulse(1, beats=5, idle_s=10.9)])
+    assert tracker.look(2) == 10.9
+    tracker.pulse([pulse(1, beats=5, idle_s=11.9)])
+    assert tracker.look(3) is None
+
+
+def test_a_hang_that_moved_on_and_came_back_is_told_again() -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0])
+    told: list[bool] = []
+    for beats, idle_s in ((1, 11.0), (1, 12.0), (2, 0.5), (2, 11.0)):
+        tracker.pulse([pulse(0, beats=beats, idle_s=idle_s)])
+        told.append(tracker.look(1) is not None)
+    assert told == [True, False, False, True]
+
+
+def test_without_a_time_the_default_judges_ranks_that_beat_and_no_others() -> None:
+    silent = HangTracker(None, now_s=0)
+    silent.started([0, 1])
+    assert not any(looks(silent, range(4 * int(DEFAULT_TIMEOUT_S))))
+    beating = HangTracker(None, now_s=0)
+    beating.started([0])
+    beating.pulse([pulse(0, beats=1, idle_s=DEFAULT_TIMEOUT_S - 1)])
+    assert beating.look(1) is None
+    beating.pulse([pulse(0, beats=1, idle_s=DEFAULT_TIMEOUT_S)])
+    assert beating.look(2) == DEFAULT_TIMEOUT_S
+
+
+def test_ranks_that_never_beat_hang_when_nobody_prints() -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0, 1])
+    assert not any(looks(tracker, range(10)))
+    tracker.printed()
+    assert not any(looks(tracker, range(10, 20)))
+    assert [silent_s for silent_s in looks(tracker, range(20, 40)) if silent_s] == [10]
+
+
+def test_a_rank_that_prints_nothing_is_well_as_long_as_another_beats() -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0, 1])
+    for second in range(60):
+        tracker.pulse([pulse(0, beats=second, idle_s=0.1), pulse(1)])
+        assert tracker.look(float(second)) is None
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_rank_that_has_ended_does_not_hang(beats: bool) -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0])
+    tracker.pulse([pulse(0, beats=1, idle_s=1.0)] if beats else [])
+    tracker.ended(0)
+    assert not any(looks(tracker, range(100)))
+
+
+def test_a_front_end_that_was_away_does_not_take_its_own_absence_for_a_hang() -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0])
+    assert tracker.look(1) is None
+    assert tracker.look(1000) is None
+
+
+def stack(rank: int) -> RankStack:
+    return RankStack(rank=rank, state="S", kernel="", text="", phase="", collective="", step=None, idle_s=None)
+
+
+def test_a_round_is_over_when_all_hosts_have_answered_or_are_gone() -> None:
+    asked = StackRound(["a", "b"], silent_s=10, now_s=0)
+    asked.answered("a", [stack(0)])
+    assert not asked.is_over(1)
+    asked.gone("b")
+    assert asked.is_over(1)
+    assert [(host, entry.rank) for host, entry in asked.stacks] == [("a", 0)]
+
+
+def test_a_host_that_does_not_answer_is_not_waited_for_for_ever() -> None:
+    asked = StackRound(["a", "b"], silent_s=10, now_s=0)
+    asked.answered("a", [stack(0)])
+    assert asked.is_over(6)
+    assert asked.waiting == {"b"}

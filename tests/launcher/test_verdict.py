@@ -1,0 +1,180 @@
+"""Texts of faulthandler, as Python wrote them, become one line that says who is where."""
+
+from __future__ import annotations
+
+import faulthandler
+import tempfile
+import threading
+
+import pytest
+
+from dsrun.launcher.protocol import RankStack
+from dsrun.launcher.verdict import Frame, main_thread, verdict
+
+SITE = "/env/lib/python3.11/site-packages"
+STD = "/usr/lib/python3.11"
+
+#: A rank that waits for a worker of its DataLoader, as Python 3.11 with torch 2.13 wrote it.
+LOADER = f"""Thread 0x00007f6ef6fff6c0 (most recent call first):
+  File "{STD}/threading.py", line 327 in wait
+  File "{STD}/multiprocessing/queues.py", line 231 in _feed
+  File "{STD}/threading.py", line 982 in run
+
+Current thread 0x00007f6f1569ab80 (most recent call first):
+  File "{STD}/selectors.py", line 415 in select
+  File "{STD}/multiprocessing/connection.py", line 947 in wait
+  File "{STD}/multiprocessing/connection.py", line 257 in poll
+  File "{STD}/multiprocessing/queues.py", line 113 in get
+  File "{SITE}/torch/utils/data/dataloader.py", line 1291 in _try_get_data
+  File "{SITE}/torch/utils/data/dataloader.py", line 1505 in _next_data
+  File "{SITE}/torch/utils/data/dataloader.py", line 725 in __next__
+  File "/home/me/train.py", line 11 in main
+  File "/home/me/train.py", line 14 in <module>
+"""
+#: One in a collective of plain torch.
+ALL_REDUCE = f"""Current thread 0x00007f6f1569ab80 (most recent call first):
+  File "{SITE}/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "{SITE}/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/me/train.py", line 20 in step
+  File "/home/me/train.py", line 30 in <module>
+"""
+#: One that reads its data itself: the user's own function says more than the library that called it.
+DATASET = f"""Current thread 0x00007f7aa9003b80 (most recent call first):
+  File "/home/me/train.py", line 8 in __getitem__
+  File "{SITE}/torch/utils/data/_utils/fetch.py", line 54 in <listcomp>
+  File "{SITE}/torch/utils/data/dataloader.py", line 725 in __next__
+  File "/home/me/train.py", line 11 in main
+"""
+EVENT = f"""Current thread 0x00007f7aa9003b80 (most recent call first):
+  File "{STD}/threading.py", line 327 in wait
+  File "{STD}/threading.py", line 629 in wait
+  File "/home/me/train.py", line 5 in <module>
+"""
+INIT = f"""Current thread 0x00007f7aa9003b80 (most recent call first):
+  File "{SITE}/torch/distributed/rendezvous.py", line 189 in _create_c10d_store
+  File "{SITE}/torch/distributed/distributed_c10d.py", line 1775 in init_process_group
+  File "{SITE}/torch/distributed/c10d_logger.py", line 97 in wrapper
+  File "/home/me/train.py", line 3 in <module>
+"""
+SYNCHRONIZE = f"""Current thread 0x00007f7aa9003b80 (most recent call first):
+  File "{SITE}/torch/cuda/__init__.py", line 1040 in synchronize
+  File "/home/me/train.py", line 40 in measure
+"""
+
+
+def stack(
+    rank: int,
+    text: str = "",
+    *,
+    state: str = "S",
+    kernel: str = "",
+    collective: str = "",
+    phase: str = "",
+    step: int | None = None,
+    idle_s: float | None = 312.0,
+) -> tuple[str, RankStack]:
+    answer = RankStack(
+        rank=rank,
+        state=state,
+        kernel=kernel,
+        text=text,
+        phase=phase,
+        collective=collective,
+        step=step,
+        idle_s=idle_s,
+    )
+    return f"n{rank // 4 + 1}", answer
+
+
+def headline(*stacks: tuple[str, RankStack], **more: object) -> str:
+    return verdict(stacks, silent_s=300.0, **more)[0]  # pyright: ignore[reportArgumentType]
+
+
+def test_the_odd_one_out_is_named_first_and_those_that_wait_for_it_are_counted() -> None:
+    waiting = [stack(rank, ALL_REDUCE, collective="all_gather of unit 12", step=40) for rank in (0, 1, 2, 3, 4, 6, 7)]
+    lines = verdict([*waiting, stack(5, LOADER, phase="script", step=40)], silent_s=300.0, stacks_folder="/jobs/j1")
+    assert lines == (
+        "no progress for 5m 0s: rank 5 is in DataLoader.__next__ (torch/utils/data/dataloader.py:725), "
+        "7 ranks wait in all_gather of unit 12",
+        "  rank 5 on n2: in main (/home/me/train.py:11), step 40, phase script, no beat for 5m 12s",
+        "  ranks 0-4,6-7 on 2 hosts: in step (/home/me/train.py:20), step 40, no beat for 5m 12s",
+        "all threads: /jobs/j1/rank<N>.stacks.txt, on the rank's host",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LOADER, "rank 0 is in DataLoader.__next__ (torch/utils/data/dataloader.py:725)"),
+        (DATASET, "rank 0 is in __getitem__ (train.py:8)"),
+        (EVENT, "rank 0 is in Event.wait (threading.py:629)"),
+        (SYNCHRONIZE, "rank 0 is in torch.cuda.synchronize (torch/cuda/__init__.py:1040)"),
+        (ALL_REDUCE, "rank 0 waits in all_reduce (torch/distributed/distributed_c10d.py:3252)"),
+        (INIT, "rank 0 waits in init_process_group (torch/distributed/distributed_c10d.py:1775)"),
+    ],
+)
+def test_a_place_is_called_by_the_name_that_users_know(text: str, said: str) -> None:
+    assert headline(stack(0, text)) == f"no progress for 5m 0s: {said}"
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (stack(0, state="T", collective="all_reduce of unit 1"), "rank 0 is stopped, by SIGSTOP or a debugger"),
+        (
+            stack(0, DATASET, state="D", kernel="nfs_wait_bit_killable"),
+            "rank 0 is in the kernel (nfs_wait_bit_killable), from __getitem__ (train.py:8)",
+        ),
+        (stack(0, DATASET, state="R"), "rank 0 is busy in __getitem__ (train.py:8)"),
+        (stack(0, state="R"), "rank 0 is computing, and has no Python stack to show"),
+        (stack(0, state="S"), "rank 0 is waiting, and has no Python stack to show"),
+    ],
+)
+def test_what_a_rank_cannot_say_its_process_says(entry: tuple[str, RankStack], said: str) -> None:
+    assert headline(entry) == f"no progress for 5m 0s: {said}"
+
+
+def test_a_rank_that_has_ended_already_is_named_before_those_that_wait_for_it() -> None:
+    waiting = [stack(rank, ALL_REDUCE) for rank in (0, 1)]
+    place = "all_reduce (torch/distributed/distributed_c10d.py:3252)"
+    assert (
+        headline(*waiting, ended=[3]) == f"no progress for 5m 0s: rank 3 has ended already, ranks 0, 1 wait in {place}"
+    )
+
+
+def test_one_that_ends_while_it_is_asked_is_no_riddle() -> None:
+    assert headline(stack(0, EVENT), stack(1, state="")).endswith(": rank 0 is in Event.wait (threading.py:629)")
+
+
+def test_a_host_that_does_not_answer_is_named() -> None:
+    assert headline(stack(0, EVENT), unanswered=["n9"]).endswith(", host n9 does not answer")
+
+
+def test_many_places_are_told_up_to_a_number() -> None:
+    texts = [EVENT.replace("line 629", f"line {number}") for number in range(20)]
+    lines = verdict([stack(rank, text) for rank, text in enumerate(texts)], silent_s=300.0)
+    assert lines[0].endswith("others at 12 more places")
+    assert len(lines) == 9
+
+
+def test_the_main_thread_is_found_by_its_signal_or_by_its_place() -> None:
+    assert main_thread(LOADER)[-1] == Frame("/home/me/train.py", 14, "<module>")
+    # Python 3.14 names threads; and where another thread took the signal, the main one is the last.
+    others = LOADER.replace("Current thread", "Thread").replace(" (most", " [python] (most")
+    assert main_thread(others)[-1] == Frame("/home/me/train.py", 14, "<module>")
+    assert main_thread("Fatal Python error\n") == ()
+
+
+def test_this_pythons_own_faulthandler_is_understood() -> None:
+    release = threading.Event()
+    helper = threading.Thread(target=release.wait)
+    helper.start()
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.seek(0)
+        frames = main_thread(file.read())
+    release.set()
+    helper.join()
+    assert frames[0].function == "test_this_pythons_own_faulthandler_is_understood"
+    assert frames[0].file == __file__
+    assert frames[0].is_users
