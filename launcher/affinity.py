@@ -14,6 +14,8 @@ from .plan import Bind
 
 #: By how much the cores of NUMA nodes may differ before `auto` leaves ranks unbound: all wait for the slowest.
 _EVEN_ENOUGH = 0.75
+#: Part of an even share of all cores that a rank must find on its GPU's node for `auto` to bind it there.
+_NEAR_ENOUGH = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,17 +102,20 @@ def _threads(cores: int, sharers: int, allowed: int | None) -> int:
 def _by_even_nodes(cores: Sequence[_Core], gpu_nodes: Sequence[int | None]) -> list[tuple[int, ...]] | None:
     """Binds by node where that gains something for sure; None where it might take cores from a rank.
 
-    Without GPUs, every rank must get as much as the next: several ranks on each node, or several whole nodes for each.
+    With GPUs, their nodes must have cores enough: not one node of eight for the only rank, nor the two cores of a node
+    that a cpuset has left for all. Without, every rank must get as much as the next: several ranks on each node, or
+    several whole nodes for each.
     """
     nodes = _nodes(cores)
     if len(nodes) < 2:
         return None
-    known = [node for node in gpu_nodes if node in nodes]
-    if len(known) == len(gpu_nodes):
-        return _by_node(cores, known)
     ranks = len(gpu_nodes)
-    sizes = [sum(core[0].node == node for core in cores) for node in nodes]
-    if ranks < 2 or min(sizes) < _EVEN_ENOUGH * max(sizes):
+    sizes = {node: sum(core[0].node == node for core in cores) for node in nodes}
+    known = [node for node in gpu_nodes if node in sizes]
+    if len(known) == ranks:
+        least = min((sizes[node] / known.count(node) for node in known), default=0.0)
+        return _by_node(cores, known) if least * ranks >= _NEAR_ENOUGH * len(cores) else None
+    if ranks < 2 or min(sizes.values()) < _EVEN_ENOUGH * max(sizes.values()):
         return None
     if ranks % len(nodes) == 0:
         return _by_node(cores, _node_of_each(cores, [None] * ranks))

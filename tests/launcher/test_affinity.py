@@ -67,6 +67,13 @@ def test_auto_sends_a_rank_to_its_gpus_node() -> None:
     assert bound(box, "auto", [1]) == [(span(4, 4), 4)]
 
 
+def test_auto_leaves_ranks_unbound_whose_gpus_node_has_few_cores() -> None:
+    assert bound(machine(packages=2, nodes=4, cores=4), "auto", [3]) == [(None, 32)]
+    cpuset = [cpu for cpu in machine(packages=2, cores=8) if cpu.number not in range(1, 8)]
+    assert bound(cpuset, "auto", [0, 0]) == [(None, 4), (None, 4)]
+    assert bound(machine(packages=2, cores=4), "auto", [0, 0]) == [(span(0, 4), 2), (span(0, 4), 2)]
+
+
 @pytest.mark.parametrize("bind", ["auto", "numa"])
 def test_a_gpu_on_a_node_without_usable_cores_counts_as_unknown(bind: Bind) -> None:
     assert bound(machine(packages=2, cores=4), bind, [7, 9]) == [(span(0, 4), 4), (span(4, 4), 4)]
