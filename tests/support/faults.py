@@ -124,7 +124,7 @@ class Job:
         (job_id,) = self.ids
         return self._jobs / job_id
 
-    def wait_ready(self, ranks: int, *, timeout_s: float = 60.0) -> dict[int, int]:
+    def wait_ready(self, ranks: int, *, timeout_s: float = HARD_LIMIT_S) -> dict[int, int]:
         """Waits until every rank has said `ready PID`; returns the pids by rank, and notes what the job holds."""
         pids: dict[int, int] = {}
         for match in self._streams["stdout"].matches(_READY_LINE, timeout_s=timeout_s):
@@ -134,7 +134,7 @@ class Job:
                 return pids
         raise AssertionError(f"of {ranks} ranks only {sorted(pids)} were ready in {timeout_s:g} s\n{self.said()}")
 
-    def wait_for(self, pattern: str, stream: str = "stderr", *, timeout_s: float = 60.0) -> re.Match[str]:
+    def wait_for(self, pattern: str, stream: str = "stderr", *, timeout_s: float = HARD_LIMIT_S) -> re.Match[str]:
         """Waits for a line in which `pattern` is found."""
         for match in self._streams[stream].matches(re.compile(pattern), timeout_s=timeout_s):
             return match
@@ -260,10 +260,14 @@ class Places:
         return places
 
     def left(self) -> set[str]:
-        """What lies where a job may leave nothing; /dev/shm without what live processes of the machine use."""
+        """What lies where a job may leave nothing; /dev/shm without what live processes of the machine use.
+
+        Torch's own cache of the user is none of the job's: importing parts of torch makes that folder.
+        """
         shared = {f"/dev/shm/{name}" for name in traces.names_in("/dev/shm")} - traces.in_use("/dev/shm/")
-        named = {f"/tmp/{name}" for name in traces.names_in("/tmp") if name.startswith(("dsrun", "torch", "pymp-"))}
-        return traces.files_in(self.work, self.temp) | shared | named
+        named = {f"/tmp/{name}" for name in traces.names_in("/tmp") if name.startswith("dsrun")}
+        found = traces.files_in(self.work, self.temp) | shared | named
+        return {path for path in found if "/torchinductor_" not in path}
 
 
 @contextmanager

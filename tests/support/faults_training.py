@@ -1,0 +1,70 @@
+"""A small run for rows of the fault matrix, and what its losses must be by plain PyTorch. See support.faults."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+STEPS = 8
+#: Ranks of the run.
+WORLD_SIZE = 2
+
+#: Trains, saves after every second step, and says each loss to the last bit. `CRASH` is put in before each step.
+#: Words: folder of the checkpoints, or `-` for none.
+TRAIN = f"""
+import os, signal, sys, torch, dsrun
+import torch.distributed as dist
+from torch import nn
+checkpoints = sys.argv[1]
+torch.manual_seed(7)
+engine, *_ = dsrun.initialize(model=nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)), config={{
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {{"type": "SGD", "params": {{"lr": 0.02, "momentum": 0.9}}}},
+    "zero_optimization": {{"stage": 2}},
+    "gradient_clipping": 0.0,
+}})
+if checkpoints != "-":
+    engine.load_checkpoint(checkpoints, missing_ok=True)
+rank, attempt = engine.global_rank, int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("attempt", attempt, "from", engine.global_steps, "resume", os.environ.get("DSRUN_RESUME"))
+while engine.global_steps < {STEPS}:
+    step = engine.global_steps
+    CRASH
+    generator = torch.Generator().manual_seed(100 + step)
+    x = torch.randn(4, 6, generator=generator)[rank * 2 : rank * 2 + 2]
+    loss = (engine(x) - x.sum(1, keepdim=True)).square().mean()
+    engine.backward(loss)
+    engine.step()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    if rank == 0:
+        print("step", step, "loss", (total.item() / 2).hex())
+    if checkpoints != "-" and engine.global_steps % 2 == 0:
+        engine.save_checkpoint(checkpoints)
+engine.destroy()
+"""
+
+
+def losses_said(lines: list[str]) -> dict[int, list[float]]:
+    """Every loss that rank 0 said, by step; a step that was taken again after a restart has several."""
+    said: dict[int, list[float]] = {}
+    for words in (line.split() for line in lines):
+        if words[:2] == ["[0]", "step"]:
+            said.setdefault(int(words[2]), []).append(float.fromhex(words[4]))
+    return said
+
+
+def true_losses() -> dict[int, list[float]]:
+    """The losses of `TRAIN` by plain PyTorch in this process, on the whole batch."""
+    torch.manual_seed(7)
+    model = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    losses: dict[int, list[float]] = {}
+    for step in range(STEPS):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(100 + step))
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses[step] = [loss.item()]
+    return losses
