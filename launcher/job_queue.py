@@ -272,7 +272,7 @@ def _refusal(count: int, obstacles: Mapping[str, list[str]], devices: Sequence[D
     fewer = f", `-n {free}` takes what is free" if free else ""
     return UsageError(
         f"{_gpus(count)} {are} asked for and {is_free} free: {_in_words(obstacles)}",
-        hint=f"`--queue` waits for them, `--share-gpus` takes them all the same{fewer}",
+        hint=f"`--queue` waits, `--share-gpus` takes them all the same{fewer}, `--backend gloo` needs none",
     )
 
 

@@ -85,7 +85,8 @@ def test_a_job_that_finds_too_few_is_told_who_has_them_and_what_to_do(machine: M
         raise AssertionError("started")
     assert caught.value.render() == (
         f"error: 2 GPUs are asked for and 1 is free: GPUs 0, 1 are held by job a (pid {os.getpid()})\n"
-        "hint: `--queue` waits for them, `--share-gpus` takes them all the same, `-n 1` takes what is free"
+        "hint: `--queue` waits, `--share-gpus` takes them all the same, `-n 1` takes what is free, `--backend gloo` "
+        "needs none"
     )
 
 
