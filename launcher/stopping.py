@@ -1,4 +1,7 @@
-"""What makes a person's wish to stop the job: signals, and a reader of the output that goes away. Stops nothing itself.
+"""What makes a person's wish about a running job: signals, and a reader of the output that goes away. Acts on none.
+
+- SIGINT, SIGTERM, SIGHUP: stop. SIGQUIT (Ctrl-\\): stop without grace. SIGUSR1, SIGUSR2: meant for the ranks.
+- SIGTSTP (Ctrl-Z): refused with a word. A front end that sleeps renews no lease, and its agents would end the job.
 
 One wish may arrive twice: Ctrl-C in `dsrun ... | tee log` ends tee as well, so the signal and the closed pipe come
 together, in either order. Passed on as two requests they would cost the ranks their grace.
@@ -10,10 +13,30 @@ import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 from .output import CLOSED_PIPE_EXIT
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+#: Said instead of falling asleep.
+NO_SUSPENSION = "a running job cannot be suspended; `dsrun run -d` starts one that needs no terminal"
+
+
+class RunningJob(Protocol):
+    """What wishes are passed to, from signal handlers; see `JobRun`."""
+
+    def kill_now(self, signum: int) -> None:
+        """Ends the job without grace."""
+        ...
+
+    def pass_signal(self, signum: int) -> None:
+        """Passes a signal on to the ranks."""
+        ...
+
+    def remark(self, text: str) -> None:
+        """Shows a note."""
+        ...
 
 
 class StopRequests:
@@ -56,22 +79,40 @@ class StopRequests:
         return CLOSED_PIPE_EXIT if self._first_signal is None else 128 + self._first_signal
 
     @contextmanager
-    def catching_signals(self) -> Generator[None, None, None]:
+    def catching_signals(self, job: RunningJob | None = None) -> Generator[None, None, None]:
         """Listens while the block runs.
 
         A hangup that was ignored at the start stays ignored: that is what `nohup` is for. An ignored interrupt does
         not: shells ignore it for every `command &` of a script, and whoever sends it means this job.
+
+        Args:
+            job: takes what is no wish to stop; without it only those are listened to.
         """
 
-        def on_signal(signum: int, frame: FrameType | None) -> None:
+        def on_stop(signum: int, frame: FrameType | None) -> None:
             self.signalled(signum)
 
-        before = {signum: signal.getsignal(signum) for signum in _SIGNALS}
-        caught = [signum for signum in _SIGNALS if signum != signal.SIGHUP or before[signum] is not signal.SIG_IGN]
-        for signum in caught:
-            signal.signal(signum, on_signal)
+        handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = dict.fromkeys(_STOPS, on_stop)
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+            del handlers[signal.SIGHUP]
+        if job is not None:
+            handlers |= self._job_handlers(job)
+        before = {signum: signal.signal(signum, handler) for signum, handler in handlers.items()}
         try:
             yield
         finally:
-            for signum in caught:
-                signal.signal(signum, before[signum])
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+
+    def _job_handlers(self, job: RunningJob) -> dict[signal.Signals, Callable[[int, FrameType | None], None]]:
+        def on_quit(signum: int, frame: FrameType | None) -> None:
+            self._first_signal = self._first_signal or signum
+            job.kill_now(signum)
+
+        def on_passed(signum: int, frame: FrameType | None) -> None:
+            job.pass_signal(signum)
+
+        def on_suspend(signum: int, frame: FrameType | None) -> None:
+            job.remark(NO_SUSPENSION)
+
+        return {signal.SIGQUIT: on_quit, signal.SIGTSTP: on_suspend, **dict.fromkeys(_PASSED_ON, on_passed)}

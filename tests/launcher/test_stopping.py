@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from dsrun.launcher.stopping import StopRequests
+from dsrun.launcher.stopping import NO_SUSPENSION, StopRequests
 
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 CLOSED = "closed"
@@ -60,3 +60,46 @@ def test_a_hangup_ignored_by_nohup_stays_so_and_an_interrupt_ignored_by_a_shell_
         assert signal.getsignal(ignored) == signal.SIG_IGN
     finally:
         signal.signal(ignored, before)
+
+
+class Job:
+    """Remembers what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int | str]] = []
+
+    def kill_now(self, signum: int) -> None:
+        self.asked.append(("kill", signum))
+
+    def pass_signal(self, signum: int) -> None:
+        self.asked.append(("pass", signum))
+
+    def remark(self, text: str) -> None:
+        self.asked.append(("remark", text))
+
+
+@pytest.mark.parametrize(
+    ("sent", "asked"),
+    [
+        (signal.SIGQUIT, ("kill", signal.SIGQUIT)),
+        (signal.SIGUSR1, ("pass", signal.SIGUSR1)),
+        (signal.SIGUSR2, ("pass", signal.SIGUSR2)),
+        (signal.SIGTSTP, ("remark", NO_SUSPENSION)),
+    ],
+)
+def test_signals_that_are_no_wish_to_stop_reach_the_job(sent: signal.Signals, asked: tuple[str, int | str]) -> None:
+    job, stops = Job(), []
+    before = signal.getsignal(sent)
+    with StopRequests(lambda signum, why: stops.append(signum)).catching_signals(job):
+        os.kill(os.getpid(), sent)
+    assert (job.asked, stops) == ([asked], [])
+    assert signal.getsignal(sent) == before
+
+
+def test_an_interrupt_after_a_quit_is_passed_on_so_that_the_session_may_leave() -> None:
+    job = Job()
+    passed: list[int] = []
+    with StopRequests(lambda signum, why: passed.append(signum)).catching_signals(job):
+        os.kill(os.getpid(), signal.SIGQUIT)
+        os.kill(os.getpid(), INT)
+    assert (job.asked, passed) == ([("kill", signal.SIGQUIT)], [INT])
