@@ -5,7 +5,7 @@ Each rank reads the elements it needs and no others; no rank holds a whole model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -51,13 +51,16 @@ def check_fit(index: Index, folder: Path, wanted: Iterable[tuple[str, str, tuple
         raise CheckpointError.of([first, *problems[1:]])
 
 
-def read(index: Index, folder: Path, entries: Sequence[StateEntry]) -> None:
+def read(
+    index: Index, folder: Path, entries: Sequence[StateEntry], *, progress: Callable[[], None] = lambda: None
+) -> None:
     """Fills each entry's tensor from the checkpoint, converting dtype and device.
 
     Args:
         index: the checkpoint's.
         folder: its tag folder.
         entries: this rank's pieces, whose names, roles and shapes fit (see `check_fit`).
+        progress: called after each box, so that a slow disk is no hang.
 
     Raises:
         CheckpointError: a file is missing or damaged, or boxes do not cover a piece.
@@ -80,6 +83,7 @@ def read(index: Index, folder: Path, entries: Sequence[StateEntry]) -> None:
                     source = _slice(files[box.file], box.key, common.relative_to(box.region).slices, folder / box.file)
                     target[common.relative_to(region).slices].copy_(source)
                     covered += common.numel
+                    progress()
                 if covered != region.numel:
                     raise CheckpointError(
                         f"{folder}: {entry.role} of `{entry.name}` has {covered} of {region.numel} elements of the box "

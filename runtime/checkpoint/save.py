@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ def save(
     collectives: Collectives,
     device: torch.device,
     save_latest: bool = True,
+    progress: Callable[[], None] = lambda: None,
 ) -> Path:
     """Writes one checkpoint; every rank must call. Enters one broadcast and two all-reduces of one number.
 
@@ -52,6 +53,7 @@ def save(
         collectives: all ranks that hold pieces.
         device: where collectives' tensors live.
         save_latest: let `latest` name this tag afterwards.
+        progress: called whenever a piece is on its way to the disk, so that a slow disk is no hang.
 
     Returns:
         the tag's folder.
@@ -61,23 +63,23 @@ def save(
     """
     target = folder / check_tag(tag)
     identity = torch.tensor([secrets.randbits(32)], dtype=torch.int64, device=device)
-    collectives.broadcast(identity, source=0).wait()
+    collectives.broadcast(identity, source=0, of="checkpoint id").wait()
     suffix = f"{int(identity.item()):08x}"
 
     def write_part() -> None:
         check_json(values)
-        _write_pieces(target, entries, rank=collectives.rank, suffix=suffix)
+        _write_pieces(target, entries, rank=collectives.rank, suffix=suffix, progress=progress)
 
     def publish() -> None:
         if collectives.rank == 0:
             _publish(folder, target, suffix, values, collectives.size, save_latest=save_latest)
 
-    failure = attempt(write_part, collectives, device=device)
+    failure = attempt(write_part, collectives, device=device, of="save")
     if failure is not None:
         with suppress(OSError):
             _file_of(target, collectives.rank, suffix).unlink(missing_ok=True)
     else:
-        failure = attempt(publish, collectives, device=device)
+        failure = attempt(publish, collectives, device=device, of="publish")
     if failure is not None:
         raise _refusal(target, failure) from failure.error
     return target
@@ -106,7 +108,9 @@ def _refusal(target: Path, failure: Failure) -> CheckpointError:
     return CheckpointError(f"{target}: could not be saved, nothing was published: {failure.error}", hint=hint)
 
 
-def _write_pieces(target: Path, entries: Sequence[StateEntry], *, rank: int, suffix: str) -> None:
+def _write_pieces(
+    target: Path, entries: Sequence[StateEntry], *, rank: int, suffix: str, progress: Callable[[], None]
+) -> None:
     target.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, Tensor] = {}
     boxes: list[dict[str, Any]] = []
@@ -124,7 +128,7 @@ def _write_pieces(target: Path, entries: Sequence[StateEntry], *, rank: int, suf
             boxes.append({"key": None, "name": entry.name, "role": entry.role, "shape": entry.shape})
             boxes[-1]["dtype"] = str(entry.tensor.dtype).removeprefix("torch.")
     path = _file_of(target, rank, suffix)
-    write_tensor_file(path, tensors, metadata={_BOXES: json.dumps(boxes)})
+    write_tensor_file(path, tensors, metadata={_BOXES: json.dumps(boxes)}, progress=progress)
     sync_folder(target)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -37,13 +37,24 @@ _NAMES = {
 }
 
 
-def write_tensor_file(path: Path, entries: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
+#: Bytes that are made durable at a time: a slow disk then shows progress, where one flush of everything would not.
+SYNC_BYTES = 256 << 20
+
+
+def write_tensor_file(
+    path: Path,
+    entries: Mapping[str, Tensor],
+    *,
+    metadata: Mapping[str, str],
+    progress: Callable[[], None] = lambda: None,
+) -> None:
     """Writes `entries` to a new file and makes it durable (fsync).
 
     Args:
         path: the file; it must not exist.
         entries: contiguous tensors by key, on any device; CUDA tensors are copied to the host one at a time.
         metadata: the header's free part.
+        progress: called after each entry, and whenever `SYNC_BYTES` more are durable.
 
     Raises:
         CheckpointError: the format has no name for a tensor's dtype.
@@ -67,8 +78,16 @@ def write_tensor_file(path: Path, entries: Mapping[str, Tensor], *, metadata: Ma
         try:
             file.write(len(text).to_bytes(8, "little"))
             file.write(text)
+            unsynced = 0
             for tensor in entries.values():
-                file.write(_bytes_of(tensor))
+                data = _bytes_of(tensor)
+                for start in range(0, len(data), SYNC_BYTES):
+                    unsynced += file.write(data[start : start + SYNC_BYTES])
+                    if unsynced >= SYNC_BYTES:
+                        file.flush()
+                        os.fdatasync(file.fileno())
+                        unsynced = 0
+                    progress()
             file.flush()
             os.fsync(file.fileno())
         except OSError:

@@ -27,6 +27,9 @@ from .resume import choose_checkpoint
 from .state import Counters
 from .step import StepResult, take_step
 
+#: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
+SCRIPT_PHASE = "script"
+
 
 class Engine:
     """Trains one model; every rank calls the same methods in the same order.
@@ -53,6 +56,7 @@ class Engine:
         self._last: StepResult | None = None
         self._step_applied = False
         self._backward_done = False
+        self._heartbeat = parts.heartbeat
         self._report = StepReport(
             parts.collectives,
             parts.records,
@@ -72,6 +76,7 @@ class Engine:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's forward. Inputs are neither moved nor cast. At stage 3, enters all-gathers."""
+        self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
         self._parts.hooks.before_forward()
         try:
             return self.module(*args, **kwargs)
@@ -104,6 +109,7 @@ class Engine:
                 "expected a scalar computed from the model's output",
                 hint="reduce it with .mean(), and compute it outside of torch.no_grad()",
             )
+        self._heartbeat.beat(phase="backward")
         self._check_first_loss(loss)
         self._report.add_loss(loss.detach().reshape(1))
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
@@ -133,8 +139,10 @@ class Engine:
         boundary = self.is_gradient_accumulation_boundary()
         self._micro_steps_done = 0 if boundary else self._micro_steps_done + 1
         if boundary:
+            self._heartbeat.beat(phase="step")
             self._parts.hooks.before_step()
             self._take_step()
+            self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._counters.micro_steps += 1
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -212,6 +220,7 @@ class Engine:
         """
         if not str(save_dir):
             raise InputError("save_checkpoint: save_dir is empty", hint="pass the folder to save checkpoints in")
+        self._heartbeat.beat(phase="save checkpoint")
         save_engine(
             self._parts,
             self._counters,
@@ -221,6 +230,7 @@ class Engine:
             save_latest=save_latest,
             frozen=not exclude_frozen_parameters,
         )
+        self._heartbeat.beat(phase=SCRIPT_PHASE)
         return True
 
     def load_checkpoint(
@@ -258,6 +268,7 @@ class Engine:
         target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
         if target is None:
             return None, None
+        self._heartbeat.beat(phase="load checkpoint")
         # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
         self._parts.hooks.before_step()
         self._parts.step.reducer.zero()
@@ -271,6 +282,7 @@ class Engine:
             scheduler=load_lr_scheduler_states and not load_module_only,
             progress=not load_module_only,
         )
+        self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         return str(target), client_state
 
     # What scripts ask -------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from dsrun.config.config import Config
 from dsrun.config.load import load
 from dsrun.contract import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE, RUN_DIR_ENV, RankInfo, resume_folder, store_nonce
 from dsrun.errors import InputError, ModelError
+from dsrun.heartbeats import process_writer
 from dsrun.units import format_bytes, format_count
 
 from ..data.loader import TrainingLoader
@@ -38,7 +39,7 @@ from ..zero.reducer import GradReducer
 from ..zero.unit import ParamUnit
 from ..zero.units import find_units
 from .describe import start_record
-from .engine import Engine
+from .engine import SCRIPT_PHASE, Engine
 from .parts import EngineParts, Scheduler
 from .step import StepParts
 
@@ -108,10 +109,13 @@ def initialize(
     if model is None:
         raise ModelError("dsrun.initialize: model is None", hint="pass model=, a torch.nn.Module")
     source = _config_source(args, config, config_params)
+    heartbeat = process_writer()
+    heartbeat.beat(phase="build")
     assignment = assign_groups(model, _groups_of(optimizer) or model_parameters)
     info = init_distributed()
     settings = load(source, world_size=info.world_size)
-    mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=choose_device(present_backend(), info))
+    device = choose_device(present_backend(), info)
+    mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device, observer=heartbeat)
     _check_same_everywhere(model, settings, assignment, training_data, mesh)
 
     stage = settings.zero_optimization.stage
@@ -174,6 +178,7 @@ def initialize(
             skip_non_finite=settings.bf16.enabled and settings.bf16.check_grad_overflow,
             steps_per_print=settings.steps_per_print,
             records=records,
+            heartbeat=heartbeat,
             resume=resume_folder(),
             predicted_state_bytes=prediction.total_bytes(),
         )
@@ -184,6 +189,7 @@ def initialize(
     if info.rank == 0:
         records.write("start", start_record(model, units, world_size=info.world_size, stage=stage))
         print(_describe(units, mesh, precision, stage=stage, state_bytes=prediction.total_bytes()), flush=True)
+    heartbeat.beat(step=0, phase=SCRIPT_PHASE)
     return engine, torch_optimizer, loader, scheduler
 
 

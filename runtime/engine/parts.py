@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import nn, optim
 
 from dsrun.config.batch import BatchSizes
+from dsrun.heartbeats import HeartbeatWriter
 
 from ..data.loader import TrainingLoader
 from ..mesh.collectives import Collectives
@@ -54,6 +55,7 @@ class EngineParts:
         skip_non_finite: leave an update out where a gradient is inf or nan.
         steps_per_print: optimizer steps between printed lines; None for none.
         records: where steps are recorded.
+        heartbeat: told where this rank is, for the launcher that watches it.
         resume: checkpoint that a job which was started again goes on from; None at first.
         predicted_state_bytes: model state of this rank, as predicted.
     """
@@ -73,5 +75,6 @@ class EngineParts:
     skip_non_finite: bool
     steps_per_print: int | None
     records: RecordWriter
+    heartbeat: HeartbeatWriter
     resume: Path | None
     predicted_state_bytes: int

@@ -59,6 +59,7 @@ def save_engine(
         collectives=parts.collectives,
         device=parts.mesh.device,
         save_latest=save_latest,
+        progress=parts.heartbeat.beat,
     )
     if parts.mesh.info.rank == 0:
         seconds = time.perf_counter() - started
@@ -156,7 +157,12 @@ def _read_tensors(parts: EngineParts, index: Index, target: Path, *, states: boo
     entries = parameter_entries(parts.module, step.units, replicated=whole, frozen=frozen)
     if states:
         entries += step.optimizer.loadable_entries(sorted(index.state_roles()), replicated=whole)
-    failure = attempt(lambda: read(index, target, entries), parts.collectives, device=parts.mesh.device)
+    failure = attempt(
+        lambda: read(index, target, entries, progress=parts.heartbeat.beat),
+        parts.collectives,
+        device=parts.mesh.device,
+        of="load",
+    )
     if failure is not None:
         raise failure.error or CheckpointError(
             f"{target}: rank {failure.rank} could not read its part; the engine's state is now a mixture",

@@ -31,7 +31,7 @@ def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, de
     digests = [hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest() for value in facts.values()]
     mine = torch.tensor(list(b"".join(digests)), dtype=torch.uint8, device=device).view(torch.int64)
     everyone = torch.empty(mine.numel() * collectives.size, dtype=torch.int64, device=device)
-    collectives.all_gather(everyone, mine).wait()
+    collectives.all_gather(everyone, mine, of="model and config digests").wait()
     table = [
         own_slice(everyone, rank=rank, size=collectives.size).view(len(facts), 4).tolist()
         for rank in range(collectives.size)
@@ -56,13 +56,14 @@ class Failure:
     error: Exception | None
 
 
-def attempt(work: Callable[[], None], collectives: Collectives, *, device: torch.device) -> Failure | None:
+def attempt(work: Callable[[], None], collectives: Collectives, *, device: torch.device, of: str) -> Failure | None:
     """Runs each rank's part and returns on every rank whether one failed; one all-reduce of one number.
 
     Args:
         work: this rank's part; it enters no collective.
         collectives: the axis; every rank must call.
         device: where the collectives' tensors live.
+        of: what is attempted, for who watches a rank wait for the others' parts.
     """
     error: Exception | None = None
     try:
@@ -70,5 +71,5 @@ def attempt(work: Callable[[], None], collectives: Collectives, *, device: torch
     except Exception as raised:  # whatever it is: the other ranks wait, and the caller raises it
         error = raised
     failed = torch.tensor([-1 if error is None else collectives.rank], dtype=torch.int64, device=device)
-    collectives.all_reduce(failed, op="max").wait()
+    collectives.all_reduce(failed, op="max", of=f"{of} outcome").wait()
     return None if int(failed.item()) < 0 else Failure(int(failed.item()), error)

@@ -2,10 +2,16 @@
 
 Buffers are flat and cut into `size` equal slices; slice r belongs to rank r of the axis. Every rank of the axis must
 make the same calls in the same order. Calls and bytes are counted, so tests can prove what a step sends.
+
+[Note: named waits] A rank that blocks in a collective says so, by what it moves (`all_gather of unit 12`): when others
+never come, that is the answer to where it hangs. A collective that is only under way is no wait; it becomes one in
+`wait`. On CUDA, `wait` blocks the stream and not the host, so no seconds are counted there, and a hang shows where the
+host reads a result next.
 """
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +32,28 @@ class Pending(Protocol):
         ...
 
 
+class WaitObserver(Protocol):
+    """Who hears of waits, see [Note: named waits]; `HeartbeatWriter` is one."""
+
+    def enter(self, collective: str) -> None:
+        """This rank begins to wait in `collective`."""
+        ...
+
+    def leave(self, waited_s: float) -> None:
+        """The wait is over; it has blocked this thread for so many seconds."""
+        ...
+
+
+class Unobserved:
+    """An observer that nobody listens to."""
+
+    def enter(self, collective: str) -> None:
+        """See `WaitObserver`."""
+
+    def leave(self, waited_s: float) -> None:
+        """See `WaitObserver`."""
+
+
 @dataclass(slots=True)
 class Traffic:
     """What went through one axis: calls and buffer bytes (of the whole flat buffer) by collective."""
@@ -40,30 +68,31 @@ class Traffic:
 
 
 class Collectives(Protocol):
-    """What the runtime asks of one axis."""
+    """What the runtime asks of one axis; `of` names what is moved, see [Note: named waits]."""
 
     rank: int
     size: int
     traffic: Traffic
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor) -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
         """Fills `output_N` with the shards of all ranks in rank order.
 
         Args:
             output_N: flat, N = size * S elements; overwritten. No other memory is written.
             shard_S: this rank's shard; may be slice `rank` of `output_N` itself, which saves a copy.
+            of: what is gathered, for who watches.
         """
         ...
 
-    def reduce_scatter(self, buffer_N: Tensor) -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
         """Sums `buffer_N` over the ranks in place; afterwards slice `rank` holds the sum, the rest is undefined."""
         ...
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
         """Reduces `buffer_N` over the ranks in place (`op` is `sum` or `max`); the same bits on every rank."""
         ...
 
-    def broadcast(self, buffer_N: Tensor, *, source: int) -> Pending:
+    def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
         """Overwrites `buffer_N` by that of rank `source` of the axis."""
         ...
 
@@ -90,17 +119,39 @@ class Done:
         """Returns at once."""
 
 
-class _Works:
-    """torch.distributed works under one handle."""
+def wait_name(collective: str, of: str) -> str:
+    """Returns how a wait in `collective` is called, see [Note: named waits]."""
+    return f"{collective} of {of}" if of else collective
 
-    def __init__(self, works: Sequence[dist.Work | None]) -> None:
+
+class _Works:
+    """torch.distributed works under one handle.
+
+    Args:
+        works: what was started.
+        name: of the whole, for the observer.
+        observer: hears of the wait.
+        blocks_host: whether `wait` blocks the thread that calls it.
+    """
+
+    def __init__(
+        self, works: Sequence[dist.Work | None], name: str, observer: WaitObserver, *, blocks_host: bool
+    ) -> None:
         self._works = [work for work in works if work is not None]
+        self._name = name
+        self._observer = observer
+        self._blocks_host = blocks_host
 
     def wait(self) -> None:
-        """Waits for each work; the second call returns at once."""
+        """Waits for each work; the second call returns at once. After an error the name stays with the observer."""
         works, self._works = self._works, []
+        if not works:
+            return
+        self._observer.enter(self._name)
+        started_s = time.perf_counter()
         for work in works:
             work.wait()
+        self._observer.leave(time.perf_counter() - started_s if self._blocks_host else 0.0)
 
 
 _REDUCE_OPS: dict[str, Callable[[], dist.ReduceOp.RedOpType]] = {
@@ -110,44 +161,58 @@ _REDUCE_OPS: dict[str, Callable[[], dist.ReduceOp.RedOpType]] = {
 
 
 class C10dCollectives:
-    """torch.distributed over one process group: the calls that every backend does well."""
+    """torch.distributed over one process group: the calls that every backend does well.
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    Args:
+        group: the axis.
+        observer: hears of waits.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, observer: WaitObserver | None = None) -> None:
         self.group = group
+        self._observer = Unobserved() if observer is None else observer
+        self._blocks_host = dist.get_backend(group) != "nccl"
         self.rank = group.rank()
         self.size = group.size()
         self.traffic = Traffic()
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor) -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`: one all-gather."""
         self.traffic.count("all_gather", output_N)
-        return _Works([all_gather_single(output_N, shard_S, group=self.group, async_op=True)])
+        return self._pending("all_gather", of, all_gather_single(output_N, shard_S, group=self.group, async_op=True))
 
-    def reduce_scatter(self, buffer_N: Tensor) -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`: one reduce-scatter in place."""
         self.traffic.count("reduce_scatter", buffer_N)
         shard = own_slice(buffer_N, rank=self.rank, size=self.size)
-        return _Works([reduce_scatter_single(shard, buffer_N, group=self.group, async_op=True)])
+        work = reduce_scatter_single(shard, buffer_N, group=self.group, async_op=True)
+        return self._pending("reduce_scatter", of, work)
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_reduce", buffer_N)
-        return _Works([dist.all_reduce(buffer_N, op=_REDUCE_OPS[op](), group=self.group, async_op=True)])
+        work = dist.all_reduce(buffer_N, op=_REDUCE_OPS[op](), group=self.group, async_op=True)
+        return self._pending("all_reduce", of, work)
 
-    def broadcast(self, buffer_N: Tensor, *, source: int) -> Pending:
+    def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("broadcast", buffer_N)
-        return _Works([dist.broadcast(buffer_N, group_src=source, group=self.group, async_op=True)])
+        work = dist.broadcast(buffer_N, group_src=source, group=self.group, async_op=True)
+        return self._pending("broadcast", of, work)
 
     def barrier(self) -> None:
         """See `Collectives`: an all-reduce of one number, which unlike c10d's barrier needs no device to be named."""
         self.traffic.calls["barrier"] += 1
         device = "cuda" if dist.get_backend(self.group) == "nccl" else "cpu"
-        dist.all_reduce(torch.zeros(1, device=device), group=self.group)
+        work = dist.all_reduce(torch.zeros(1, device=device), group=self.group, async_op=True)
+        self._pending("barrier", "", work).wait()
 
     def close(self) -> None:
         """Lets go of the group, whose threads end with its last reference; no collective may follow."""
         del self.group
+
+    def _pending(self, collective: str, of: str, *works: dist.Work | None) -> Pending:
+        return _Works(works, wait_name(collective, of), self._observer, blocks_host=self._blocks_host)
 
 
 class GlooCollectives(C10dCollectives):
@@ -158,25 +223,22 @@ class GlooCollectives(C10dCollectives):
     The all-reduce also makes the bits of stage 0 and of the sharded stages the same at every world size.
     """
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor) -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`: each rank broadcasts its slice."""
         self.traffic.count("all_gather", output_N)
         mine = own_slice(output_N, rank=self.rank, size=self.size)
         if mine.data_ptr() != shard_S.data_ptr():
             mine.copy_(shard_S)
-        return _Works(
-            [
-                dist.broadcast(
-                    own_slice(output_N, rank=source, size=self.size),
-                    group_src=source,
-                    group=self.group,
-                    async_op=True,
-                )
-                for source in range(self.size)
-            ]
-        )
+        works = [
+            dist.broadcast(
+                own_slice(output_N, rank=source, size=self.size), group_src=source, group=self.group, async_op=True
+            )
+            for source in range(self.size)
+        ]
+        return self._pending("all_gather", of, *works)
 
-    def reduce_scatter(self, buffer_N: Tensor) -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`: one all_reduce, of which a rank uses its slice."""
         self.traffic.count("reduce_scatter", buffer_N)
-        return _Works([dist.all_reduce(buffer_N, group=self.group, async_op=True)])
+        work = dist.all_reduce(buffer_N, group=self.group, async_op=True)
+        return self._pending("reduce_scatter", of, work)

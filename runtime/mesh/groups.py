@@ -16,7 +16,7 @@ from dsrun.contract import NONCE_KEY, RankInfo
 from dsrun.errors import InputError, LaunchError
 
 from ..compat import HashStore, PrefixStore, Store, TCPStore
-from .collectives import C10dCollectives, Collectives, GlooCollectives
+from .collectives import C10dCollectives, Collectives, GlooCollectives, WaitObserver
 from .spec import MeshSpec
 
 Backend = Literal["nccl", "gloo"]
@@ -152,8 +152,17 @@ def present_backend() -> Backend:
     return "nccl" if dist.get_backend() == "nccl" else "gloo"
 
 
-def make_mesh(spec: MeshSpec, info: RankInfo, *, device: torch.device) -> ProcessGroupMesh:
-    """Makes the groups of every axis; every rank of the job must call, after `join`."""
+def make_mesh(
+    spec: MeshSpec, info: RankInfo, *, device: torch.device, observer: WaitObserver | None = None
+) -> ProcessGroupMesh:
+    """Makes the groups of every axis; every rank of the job must call, after `join`.
+
+    Args:
+        spec: the grid.
+        info: this process's place in the job.
+        device: where this rank's tensors live.
+        observer: hears of this rank's waits in collectives.
+    """
     backend = present_backend()
     bound: dict[str, Collectives] = {}
     for axis, _ in spec.axes:
@@ -163,5 +172,5 @@ def make_mesh(spec: MeshSpec, info: RankInfo, *, device: torch.device) -> Proces
             group = dist.group.WORLD if whole else dist.new_group(ranks)
             if info.rank in ranks:
                 assert isinstance(group, dist.ProcessGroup), "torch.distributed is not initialised"
-                bound[axis] = GlooCollectives(group) if backend == "gloo" else C10dCollectives(group)
+                bound[axis] = (GlooCollectives if backend == "gloo" else C10dCollectives)(group, observer)
     return ProcessGroupMesh(spec, info, device, backend, bound)

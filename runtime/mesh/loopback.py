@@ -6,14 +6,15 @@ Sums go in rank order, so they are the same on every rank and in every run.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from .collectives import Done, Pending, Traffic, own_slice
+from .collectives import Done, Pending, Traffic, Unobserved, WaitObserver, own_slice, wait_name
 
 _Result = TypeVar("_Result")
 
@@ -24,10 +25,12 @@ class LoopbackWorld:
     Args:
         size: ranks.
         timeout_s: a rank that waits longer for the others raises `threading.BrokenBarrierError`.
+        observers: one a rank, who hear of its waits.
     """
 
-    def __init__(self, size: int, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, size: int, *, timeout_s: float = 30.0, observers: Sequence[WaitObserver] | None = None) -> None:
         self.size = size
+        self.observers = [Unobserved()] * size if observers is None else observers
         self._barrier = threading.Barrier(size, timeout=timeout_s)
         self._posted: list[Tensor | None] = [None] * size
 
@@ -51,12 +54,15 @@ class LoopbackWorld:
             raise error
         return [future.result() for future in futures]
 
-    def exchange(self, rank: int, tensor: Tensor, read: Callable[[list[Tensor]], None]) -> None:
+    def exchange(self, rank: int, tensor: Tensor, read: Callable[[list[Tensor]], None], *, name: str) -> None:
         """Shows every rank's tensor to `read` on every rank; a tensor may be overwritten only after this returns."""
+        started_s = time.perf_counter()
+        self.observers[rank].enter(name)
         self._posted[rank] = tensor
         self._barrier.wait()
         read([posted for posted in self._posted if posted is not None])
         self._barrier.wait()
+        self.observers[rank].leave(time.perf_counter() - started_s)
 
 
 class LoopbackCollectives:
@@ -68,45 +74,47 @@ class LoopbackCollectives:
         self.size = world.size
         self.traffic = Traffic()
 
-    def all_gather(self, output_N: Tensor, shard_S: Tensor) -> Pending:
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_gather", output_N)
         gathered: list[Tensor] = []
-        self._world.exchange(self.rank, shard_S, lambda shards: gathered.extend(s.clone() for s in shards))
+        name = wait_name("all_gather", of)
+        self._world.exchange(self.rank, shard_S, lambda shards: gathered.extend(s.clone() for s in shards), name=name)
         output_N.copy_(torch.cat(gathered))
         return Done()
 
-    def reduce_scatter(self, buffer_N: Tensor) -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("reduce_scatter", buffer_N)
         own_slice(buffer_N, rank=self.rank, size=self.size).copy_(
-            own_slice(self._reduce(buffer_N, "sum"), rank=self.rank, size=self.size)
+            own_slice(self._reduce(buffer_N, "sum", wait_name("reduce_scatter", of)), rank=self.rank, size=self.size)
         )
         return Done()
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_reduce", buffer_N)
-        buffer_N.copy_(self._reduce(buffer_N, op))
+        buffer_N.copy_(self._reduce(buffer_N, op, wait_name("all_reduce", of)))
         return Done()
 
-    def broadcast(self, buffer_N: Tensor, *, source: int) -> Pending:
+    def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("broadcast", buffer_N)
         copies: list[Tensor] = []
-        self._world.exchange(self.rank, buffer_N, lambda buffers: copies.append(buffers[source].clone()))
+        name = wait_name("broadcast", of)
+        self._world.exchange(self.rank, buffer_N, lambda buffers: copies.append(buffers[source].clone()), name=name)
         buffer_N.copy_(copies[0])
         return Done()
 
     def barrier(self) -> None:
         """See `Collectives`."""
         self.traffic.calls["barrier"] += 1
-        self._world.exchange(self.rank, torch.zeros(()), lambda _: None)
+        self._world.exchange(self.rank, torch.zeros(()), lambda _: None, name="barrier")
 
     def close(self) -> None:
         """See `Collectives`: there is nothing to let go of."""
 
-    def _reduce(self, buffer_N: Tensor, op: str) -> Tensor:
+    def _reduce(self, buffer_N: Tensor, op: str, name: str) -> Tensor:
         results: list[Tensor] = []
 
         def read(buffers: list[Tensor]) -> None:
@@ -115,5 +123,5 @@ class LoopbackCollectives:
                 result = torch.maximum(result, other) if op == "max" else result + other
             results.append(result)
 
-        self._world.exchange(self.rank, buffer_N, read)
+        self._world.exchange(self.rank, buffer_N, read, name=name)
         return results[0]

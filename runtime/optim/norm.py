@@ -34,14 +34,14 @@ def global_norm(ranges: Sequence[Tensor], collectives: Collectives | None, *, to
     blocks = torch.cat([r.view(-1, SHARD_ALIGN).square().sum(dim=1) for r in ranges]).double()
     largest = blocks.max().reshape(1)
     if collectives is not None:
-        collectives.all_reduce(largest, op="max").wait()
+        collectives.all_reduce(largest, op="max", of="gradient norm").wait()
     count = max(1, total_numel // SHARD_ALIGN)
     _, exponent = torch.frexp(largest)
     # Every block is below 2^exponent, the sum below count * 2^exponent: leave room for it in 53 digits.
     shift = _FP64_DIGITS - 1 - count.bit_length() - exponent
     total = torch.ldexp(torch.round(torch.ldexp(blocks, shift)), -shift).sum().reshape(1)
     if collectives is not None:
-        collectives.all_reduce(total).wait()
+        collectives.all_reduce(total, of="gradient norm").wait()
     # frexp of inf or nan gives no useful exponent; the norm is then what the largest block is.
     return torch.where(torch.isfinite(largest), total, largest).sqrt().squeeze(0)
 

@@ -54,7 +54,7 @@ def _fill(
 ) -> None:
     full = torch.zeros(unit.layout.padded_numel, dtype=precision.master, device=device)
     unit.flatten_into(full)
-    collectives.broadcast(full, source=0).wait()
+    collectives.broadcast(full, source=0, of=unit.label).wait()
     mine = own_slice(full, rank=collectives.rank, size=collectives.size)
     if precision.has_separate_master:
         unit.master = mine.clone() if plan.shard_optimizer else full
@@ -95,5 +95,5 @@ def place_frozen(
         if tensor.numel():
             flat = tensor.data.contiguous().view(-1)
             # As bytes, for a backend need not know every dtype (Gloo has no bool).
-            collectives.broadcast(flat.view(torch.uint8), source=0).wait()
+            collectives.broadcast(flat.view(torch.uint8), source=0, of="frozen tensors").wait()
             tensor.data = flat.view(tensor.shape)

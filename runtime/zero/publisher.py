@@ -27,7 +27,7 @@ def publish(units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives
         if target.data_ptr() != unit.master.data_ptr():
             target.copy_(unit.master)
     if plan.shard_optimizer and not plan.shard_parameters:
-        pending: list[Pending] = [collectives.all_gather(unit.flat_param, unit.shard) for unit in units]
+        pending: list[Pending] = [collectives.all_gather(unit.flat_param, unit.shard, of=unit.label) for unit in units]
         for work in pending:
             work.wait()
     store.invalidate()

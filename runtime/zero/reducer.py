@@ -157,7 +157,7 @@ class GradReducer:
         last = [unit for unit in self._units if unit not in forward_order]
         mine = [unit.index for unit in [*reversed(forward_order), *last]]
         order = torch.tensor(mine, dtype=torch.int64, device=self._units[0].shard.device)
-        self._collectives.broadcast(order, source=0).wait()
+        self._collectives.broadcast(order, source=0, of="reduction order").wait()
         return [self._units[index] for index in order.tolist()]
 
     def _advance(self) -> None:
@@ -171,7 +171,7 @@ class GradReducer:
             if progress.phase is not _Phase.COMPLETE:
                 return
             reduce = self._collectives.reduce_scatter if self._shard_optimizer else self._collectives.all_reduce
-            progress.pending = reduce(progress.flat)
+            progress.pending = reduce(progress.flat, of=unit.label)
             progress.phase = _Phase.REDUCING
             self._cursor += 1
 

@@ -164,7 +164,7 @@ class SlottedStore:
             ModelError: on every rank.
         """
         bounds = torch.tensor([self._fingerprint, -self._fingerprint], device=self._device)
-        self._collectives.all_reduce(bounds, op="max").wait()
+        self._collectives.all_reduce(bounds, op="max", of="gather order").wait()
         largest, smallest = bounds.tolist()
         self._fingerprint = 0
         if largest != -smallest:
@@ -181,7 +181,7 @@ class SlottedStore:
     def _gather(self, unit: ParamUnit, slot: _Slot) -> None:
         if slot.pending is not None:
             slot.pending.wait()
-        slot.pending = self._collectives.all_gather(unit.flat_param, unit.shard)
+        slot.pending = self._collectives.all_gather(unit.flat_param, unit.shard, of=unit.label)
         self._fingerprint = crc32(unit.index.to_bytes(8, "little"), self._fingerprint)
         slot.occupant = unit
 

@@ -20,6 +20,7 @@ class ParamUnit:
 
     Attributes:
         index: position among the units, in order of registration.
+        label: what it is called where something waits for it.
         module: whose forward uses the parameters; None for the rest unit.
         params: the model's parameters, in the order of `layout.extents`.
         layout: places in the flat buffers, see [Note: flat buffers].
@@ -34,6 +35,7 @@ class ParamUnit:
 
     def __init__(self, spec: UnitSpec, *, index: int, world_size: int) -> None:
         self.index = index
+        self.label = f"unit {index}"
         self.name = spec.name
         self.module = spec.module
         self.params = [param for _, param in spec.params]

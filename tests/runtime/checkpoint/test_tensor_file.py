@@ -58,3 +58,10 @@ def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         write_tensor_file(path, {"x": torch.zeros(2)}, metadata={})
     assert load_file(path)["x"].tolist() == [1.0, 1.0]
+
+
+def test_every_tensor_written_is_progress(tmp_path: Path) -> None:
+    calls: list[int] = []
+    entries = {"x": torch.ones(2), "none": torch.ones(0), "y": torch.ones(3)}
+    write_tensor_file(tmp_path / "a", entries, metadata={}, progress=lambda: calls.append(1))
+    assert len(calls) == 2

@@ -36,9 +36,9 @@ def test_a_failure_is_known_on_every_rank() -> None:
             if collectives.rank == 1:
                 raise OSError("full")
 
-        return attempt(work, collectives, device=CPU)
+        return attempt(work, collectives, device=CPU, of="save")
 
     found = LoopbackWorld(3).run(body)
     assert [failure is not None and failure.rank for failure in found] == [1, 1, 1]
     assert [failure is not None and str(failure.error) for failure in found] == ["None", "full", "None"]
-    assert LoopbackWorld(2).run(lambda c: attempt(lambda: None, c, device=CPU)) == [None, None]
+    assert LoopbackWorld(2).run(lambda c: attempt(lambda: None, c, device=CPU, of="save")) == [None, None]

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from dsrun.heartbeats import HeartbeatTable, HeartbeatWriter
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 
 
@@ -31,3 +32,24 @@ def test_a_rank_that_stays_away_ends_the_others_wait() -> None:
 
     with pytest.raises(threading.BrokenBarrierError):
         LoopbackWorld(2, timeout_s=0.05).run(body)
+
+
+def test_a_wait_is_named_by_the_collective_and_what_it_moves() -> None:
+    table = HeartbeatTable(2)
+    world = LoopbackWorld(2, observers=[HeartbeatWriter(table.path, rank) for rank in range(2)])
+
+    def body(collectives: LoopbackCollectives) -> str:
+        if collectives.rank == 1:
+            # The other rank cannot leave before this one comes.
+            beat = table.read(0)
+            while beat is None or not beat.collective:
+                beat = table.read(0)
+            collectives.all_reduce(torch.zeros(1), of="mean loss").wait()
+            return beat.collective
+        collectives.all_reduce(torch.zeros(1), of="mean loss").wait()
+        return ""
+
+    assert world.run(body)[1] == "all_reduce of mean loss"
+    ends = [table.read(rank) for rank in range(2)]
+    assert [(end.collective, end.collectives) for end in ends if end is not None] == [("", 1), ("", 1)]
+    table.close()

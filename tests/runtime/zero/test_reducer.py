@@ -27,13 +27,13 @@ class Recording(LoopbackCollectives):
         super().__init__(of._world, of.rank)
         self.sizes: list[int] = []
 
-    def reduce_scatter(self, buffer_N: Tensor) -> Pending:
+    def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
         self.sizes.append(buffer_N.numel())
-        return super().reduce_scatter(buffer_N)
+        return super().reduce_scatter(buffer_N, of=of)
 
-    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum") -> Pending:
+    def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
         self.sizes.append(buffer_N.numel())
-        return super().all_reduce(buffer_N, op=op)
+        return super().all_reduce(buffer_N, op=op, of=of)
 
 
 def units_of(
