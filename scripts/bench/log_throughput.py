@@ -2,10 +2,11 @@
 
     python scripts/bench/log_throughput.py [--mib 200] [--runs 3] [--case many]
 
-Each run is a whole job by the wall clock, `dsrun` on a pipe or into a file. The seconds of a job that prints nothing are
-measured first and taken off. What the logs hold is compared with what was written, byte for byte, and the lines on
+Each run is a whole job by the wall clock, `dsrun` on a pipe or into a file. The seconds of a job that prints nothing
+are measured first and taken off. What the logs hold is compared with what was written, byte for byte, and the lines on
 the console are counted. Then the logs are read back as `dsrun logs` does. Prints a Markdown table of medians with least
-and most. Writers take a core of their own; on a machine with two, everything shares.
+and most. Writers take a core of their own; on a machine with two, everything shares. The front end's own seconds of CPU
+for 100 MB say how fast it could be at most, and mean something on a busy machine too.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class Run:
 
     seconds: float
     peak_mib: float
+    cpu_s: float
     console_lines: int
     folder: Path
 
@@ -82,16 +84,16 @@ def run_job(folder: Path, case: Case, each: int) -> Run:
     process = subprocess.Popen(
         command, stdout=target or subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
     )
-    lines, peak = 0, 0.0
+    lines, peak, cpu_s = 0, 0.0, 0.0
     if process.stdout is not None:
         looked = 0.0
         while data := os.read(process.stdout.fileno(), 1 << 20):
             lines += data.count(b"\n")
             if time.perf_counter() - looked > 0.05:
                 looked = time.perf_counter()
-                peak = max(peak, peak_mib(process.pid))
+                peak, cpu_s = max(peak, peak_mib(process.pid)), max(cpu_s, cpu_seconds(process.pid))
     while process.poll() is None:
-        peak = max(peak, peak_mib(process.pid))
+        peak, cpu_s = max(peak, peak_mib(process.pid)), max(cpu_s, cpu_seconds(process.pid))
         time.sleep(0.02)
     seconds = time.perf_counter() - started
     assert process.returncode == 0, f"{case.name}: dsrun exited with {process.returncode}"
@@ -100,7 +102,7 @@ def run_job(folder: Path, case: Case, each: int) -> Run:
         lines = sum(piece.count(b"\n") for piece in iter(lambda: target.read(1 << 20), b""))
         target.close()
     (job,) = [path for path in folder.iterdir() if path.is_dir()]
-    return Run(seconds, peak, lines, job)
+    return Run(seconds, peak, cpu_s, lines, job)
 
 
 def peak_mib(pid: int) -> float:
@@ -111,6 +113,16 @@ def peak_mib(pid: int) -> float:
         return 0.0
     match = re.search(r"VmHWM:\s+(\d+) kB", status)
     return int(match[1]) / 1024 if match else 0.0
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process itself has used so far, its children not counted."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    # utime and stime, the fields 14 and 15.
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def check(run: Run, case: Case, each: int) -> None:
@@ -158,26 +170,28 @@ def main() -> None:
     args = parser.parse_args()
     cases = list(CASES.values()) if args.case == "all" else [CASES[args.case]]
     print(f"{args.mib} MiB in all, {args.runs} runs, {os.cpu_count()} cores\n")
-    print(
-        "| case | MB/s | front end, peak MiB | read in bunches, MB/s | read line by line, MB/s |\n|---|---|---|---|---|"
-    )
+    head = ["case", "MB/s", "front end, CPU s for 100 MB", "front end, peak MiB"]
+    print(f"| {' | '.join([*head, 'read in bunches, MB/s', 'read line by line, MB/s'])} |\n|{'---|' * 6}")
     for case in cases:
         each = (args.mib << 20) // case.ranks
         rates: list[float] = []
         peaks: list[float] = []
+        costs: list[float] = []
         reads: tuple[list[float], list[float]] = ([], [])
         for _ in range(args.runs):
             with tempfile.TemporaryDirectory() as name:
-                empty = run_job(Path(name), case, 0).seconds
+                empty = run_job(Path(name), case, 0)
             with tempfile.TemporaryDirectory() as name:
                 run = run_job(Path(name), case, each)
                 check(run, case, each)
                 total_mb = each * case.ranks / 1e6
-                rates.append(total_mb / (run.seconds - empty))
+                rates.append(total_mb / (run.seconds - empty.seconds))
+                costs.append((run.cpu_s - empty.cpu_s) / total_mb * 100)
                 peaks.append(run.peak_mib)
                 for kept, seconds in zip(reads, read_back(run.folder), strict=True):
                     kept.append(total_mb / seconds)
-        print(f"| {case.name} | {shown(rates)} | {shown(peaks)} | {shown(reads[0])} | {shown(reads[1])} |", flush=True)
+        cells = [case.name, shown(rates), shown(costs, 2), shown(peaks), *map(shown, reads)]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
