@@ -192,6 +192,7 @@ def terminal_console(
     keep_waiting: Callable[[], bool],
     shown: frozenset[int] | None = None,
     progress_of: Path | None = None,
+    collapse: bool | None = None,
 ) -> JobConsole:
     """Returns a console on this process's own stdout and stderr.
 
@@ -205,6 +206,8 @@ def terminal_console(
         shown: ranks whose lines are shown; None for all.
         progress_of: folder of the job whose bars and progress are shown below the lines, where both streams are one
             terminal; None for none.
+        collapse: print lines that several ranks have in common once; None to do so for people only, where lines go to a
+            terminal: a program that reads them finds each rank's lines whatever the others print, and when.
     """
     out, err = 2 if stdout_is_data else 1, 2
     moves = progress_of is not None and not quiet and environ.get("TERM", "dumb") != "dumb" and _one_terminal(out, err)
@@ -222,6 +225,7 @@ def terminal_console(
     return JobConsole(
         printer,
         shown=frozenset(range(len(hosts))) if shown is None else shown,
+        collapse=os.isatty(out) if collapse is None else collapse,
         area=area,
         records=None if progress_of is None else RecordTail(progress_of),
     )

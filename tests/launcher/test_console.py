@@ -176,6 +176,42 @@ def test_what_is_held_at_the_end_is_printed() -> None:
     assert stage.screen.text() == ["[0] last words", "[1] late"]
 
 
+class Streams:
+    """This process's stdout and stderr, for a while on a terminal or a pipe of the test's own."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        self._ours, self.theirs = pty.openpty() if terminal else os.pipe()
+        self.written = b""
+
+    def __enter__(self) -> Streams:
+        self._saved = [os.dup(1), os.dup(2)]
+        os.dup2(self.theirs, 1)
+        os.dup2(self.theirs, 2)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, descriptor in enumerate(self._saved, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.close(self.theirs)
+        # A terminal whose other end is closed says so with an error, a pipe with nothing.
+        with suppress(OSError):
+            while data := os.read(self._ours, 10_000):
+                self.written += data
+        os.close(self._ours)
+
+    def console(self, ranks: int = 1, *, quiet: bool = False, term: str = "xterm", of: Path | None) -> JobConsole:
+        return terminal_console(
+            hosts=["localhost"] * ranks,
+            quiet=quiet,
+            stdout_is_data=False,
+            environ={"TERM": term},
+            on_closed=lambda: None,
+            keep_waiting=lambda: True,
+            progress_of=of,
+        )
+
+
 @pytest.mark.parametrize(
     ("on_terminal", "quiet", "asked", "term", "moves"),
     [
@@ -189,39 +225,30 @@ def test_what_is_held_at_the_end_is_printed() -> None:
 def test_rows_are_for_terminals_and_for_those_who_want_them(
     tmp_path: Path, on_terminal: bool, quiet: bool, asked: bool, term: str, moves: bool
 ) -> None:
-    ours, theirs = pty.openpty() if on_terminal else os.pipe()
-    saved = [os.dup(1), os.dup(2)]
-    try:
-        os.dup2(theirs, 1)
-        os.dup2(theirs, 2)
-        console = terminal_console(
-            hosts=["localhost"],
-            quiet=quiet,
-            stdout_is_data=False,
-            environ={"TERM": term},
-            on_closed=lambda: None,
-            keep_waiting=lambda: True,
-            progress_of=tmp_path if asked else None,
-        )
+    with Streams(terminal=on_terminal) as streams:
+        console = streams.console(quiet=quiet, term=term, of=tmp_path if asked else None)
         assert console.shows_bars is moves
         if moves:
-            fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 10, 0, 0))
+            fcntl.ioctl(streams.theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 10, 0, 0))
         console.bar(0, "stderr", "a bar that is wider")
         console.tick(1e9)
         console.lines(0, "stdout", ["line"])
         console.close()
-    finally:
-        for number, descriptor in enumerate(saved, start=1):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-    os.close(theirs)
-    written = b""
-    # A terminal whose other end is closed says so with an error, a pipe with nothing.
-    with suppress(OSError):
-        while data := os.read(ours, 10_000):
-            written += data
-    os.close(ours)
-    assert ("a ba…".encode() in written) is moves
+    assert ("a ba…".encode() in streams.written) is moves
     screen = Screen(10, 24)
-    screen.write(written)
+    screen.write(streams.written)
     assert screen.text() == ["[0] line"]
+
+
+@pytest.mark.parametrize(
+    ("on_terminal", "lines"), [(True, ["[0-1] same", "[1] other"]), (False, ["[0] same", "[1] same", "[1] other"])]
+)
+def test_a_program_that_reads_the_lines_finds_those_of_every_rank(on_terminal: bool, lines: list[str]) -> None:
+    with Streams(terminal=on_terminal) as streams:
+        console = streams.console(ranks=2, of=None)
+        console.lines(0, "stdout", ["same"])
+        console.lines(1, "stdout", ["same", "other"])
+        console.close()
+    screen = Screen(80, 24)
+    screen.write(streams.written)
+    assert screen.text() == lines
