@@ -18,7 +18,8 @@ from .hang import HangPolicy, OnHang
 from .plan import LaunchPlan
 from .restarts import AttemptEnd, GiveUp, Restart, Restarts
 from .resume_point import ResumePoint, newest_checkpoint
-from .session import Session, Sink
+from .session import Session
+from .sink import Sink
 from .tally import Outcome
 from .transport.base import Transport
 

@@ -1,7 +1,5 @@
 """The front end's side of one attempt at a job: starts an agent on every host, merges what they send, stops them.
 
-Decides when to stop and why.
-
 Prints nothing: output and news go to a `Sink`. Starts no rank and signals none: agents do. Everything is decided on
 the caller's thread, in the order of one queue, and nothing there waits for a single host.
 
@@ -21,17 +19,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from dsrun.units import format_duration
 
 from .causes import signal_name
-from .failures import Hang, HostLoss, UserStop, describe_status, is_mistake
-from .hang import HangPolicy, HangTracker, StackRound
+from .failures import HostLoss, UserStop, describe_status, is_mistake
+from .hang import HangPolicy
 from .keepalive import Keepalive
 from .link import Ended, Link, LinkEvent, Opening, Received, Said, start_frame
 from .passing import Passing
 from .plan import LaunchPlan
+from .progress_watch import ProgressWatch
 from .protocol import (
     VERSION,
     Exit,
@@ -45,17 +43,17 @@ from .protocol import (
     Output,
     Passed,
     Pulse,
-    RankPulse,
     Signal,
     Stacks,
     Started,
     Stop,
     TakeStacks,
 )
-from .stragglers import StragglerTracker
+from .sink import Sink
+from .sweep import sweep_command
+from .sweeping import sweep_hosts
 from .tally import Outcome, Tally
 from .transport.base import Channel, Transport
-from .verdict import verdict
 from .worker import isolated_command
 
 #: From starting an agent to its first word.
@@ -70,47 +68,6 @@ _OPEN_AT_ONCE = 64
 _ROOM_OF_ONE, _ROOM_OF_ALL = 64, 2048
 #: Between two looks at which hosts are late or silent.
 _LOOK_S = 1.0
-
-
-class Sink(Protocol):
-    """What becomes of a job's output and news; called on the thread that runs the session, and may not raise."""
-
-    def take(self, frame: Output) -> None:
-        """Bytes of a rank, in order for each rank."""
-        ...
-
-    def ended(self, rank: int, last_word: str | None) -> None:
-        """No more bytes come from a rank; what it left without an end of line is shown.
-
-        Args:
-            rank: which one.
-            last_word: what it left beside its streams, to end its log with.
-        """
-        ...
-
-    def tail(self, rank: int) -> tuple[str, ...]:
-        """The rank's last lines, both streams."""
-        ...
-
-    def log(self, rank: int) -> str:
-        """Path of the rank's complete output."""
-        ...
-
-    def note(self, text: str) -> None:
-        """One line about the job itself, for people."""
-        ...
-
-    def event(self, name: str, **fields: Any) -> None:
-        """One fact about the job, for `events.jsonl`; values are plain JSON."""
-        ...
-
-    def pulse(self, ranks: Sequence[RankPulse]) -> None:
-        """How the ranks of one host fare."""
-        ...
-
-    def tick(self, now_s: float) -> float | None:
-        """Does what is due by the monotonic clock; returns when it wants to be called next, if at all."""
-        ...
 
 
 class _Step(enum.Enum):
@@ -161,6 +118,7 @@ class Session:
         self._hang = hang or HangPolicy()
         self._transport = transport
         self._sink = sink
+        self._python = python
         self._argv = isolated_command(python, "dsrun.launcher.agent", plan.job_id)
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
         self._events: queue.SimpleQueue[LinkEvent | _Wake] = queue.SimpleQueue()
@@ -168,12 +126,12 @@ class Session:
         room = max(4, min(_ROOM_OF_ONE, _ROOM_OF_ALL // len(plan.nodes)))
         self._links = [Link(node, self._events.put, room=room, lease_s=plan.lease_s) for node in plan.nodes]
         self._expected = len(self._links)
+        #: Hosts whose agent had the plan and was lost: something may be left there.
+        self._abandoned: list[Link] = []
         self._keepalive = Keepalive(self._links, lease_s=plan.lease_s)
         self._passing = Passing()
         self._tally = Tally(plan)
-        self._watch = HangTracker(self._hang.timeout_s, now_s=time.monotonic())
-        self._round: StackRound | None = None
-        self._stragglers = StragglerTracker(plan.world_size)
+        self._watch = ProgressWatch(self._tally, sink, plan, timeout_s=self._hang.timeout_s)
         self._step = _Step.RUNNING
         self._look_at_s = 0.0
 
@@ -243,6 +201,7 @@ class Session:
                 self._wait_and_handle()
         finally:
             self._close()
+            self._sweep()
             self._tally.end_outputs(self._sink.ended)
         return self._tally.outcome(tail=self._sink.tail, log=self._sink.log)
 
@@ -264,6 +223,17 @@ class Session:
             until_s = time.monotonic() + _CLOSE_PATIENCE_S
             for link in self._links:
                 link.close(until_s)
+
+    def _sweep(self) -> None:
+        """Ends what lost agents left behind, so that nothing of this attempt meets the next."""
+        if not self._abandoned or self._step is _Step.LEFT:
+            return
+        command = sweep_command(self._python, self.plan.job_id, self.plan.nonce)
+        for swept in sweep_hosts([link.node.host for link in self._abandoned], command, self._transport):
+            if swept.ended:
+                self._sink.note(f"{swept.host}: ended what its lost agent left behind: {', '.join(swept.ended)}")
+            if swept.left:
+                self._tell_unkillable(swept.host, swept.left)
 
     # --- events
 
@@ -289,6 +259,8 @@ class Session:
                 self._sink.note(f"{link.node.host.name}: {line}")
             case Ended(link, reason):
                 if not link.over:
+                    if link.is_started:
+                        self._abandoned.append(link)
                     self._finish(link)
                     self._lose(link, reason, last_lines=event.last_lines, hint=event.hint)
             case _Wake():
@@ -308,12 +280,11 @@ class Session:
             case Started(pids=pids):
                 self._on_started(link, pids)
             case Pulse():
-                self._on_pulse(message)
-            case Stacks(ranks=ranks) if self._round is not None:
-                self._round.answered(link.node.host.name, ranks)
+                self._sink.pulse(message.ranks)
+                self._watch.pulse(message)
+            case Stacks(ranks=ranks):
+                self._watch.answered(link.node.host.name, ranks)
                 self._judge_hang(time.monotonic())
-            case Stacks():
-                pass  # Too late: the verdict was given without it.
             case Passed():
                 self._passing.answered(link.node.host.name, message)
                 self._tell_passed()
@@ -327,8 +298,7 @@ class Session:
             case Finished(unkillable=pids):
                 self._finish(link)
                 if pids:
-                    listed = ", ".join(map(str, pids))
-                    self._sink.note(f"{link.node.host.name}: processes {listed} did not end after SIGKILL")
+                    self._tell_unkillable(link.node.host.name, pids)
             case _:
                 self._give_up(link, f"its agent sent an unexpected {type(message).__name__}")
 
@@ -356,10 +326,14 @@ class Session:
         self._expected -= 1
         self._passing.gone(link.node.host.name)
         self._tell_passed()
-        if self._round is not None:
-            self._round.gone(link.node.host.name)
+        self._watch.gone(link.node.host.name)
+
+    def _tell_unkillable(self, host: str, pids: Sequence[int]) -> None:
+        self._sink.note(f"{host}: processes {', '.join(map(str, pids))} did not end after SIGKILL")
 
     def _give_up(self, link: Link, reason: str) -> None:
+        if link.is_started:
+            self._abandoned.append(link)
         link.kill()
         self._finish(link)
         self._lose(link, reason)
@@ -394,54 +368,25 @@ class Session:
             elif self._tally.is_running(link.node) and link.is_silent(now_s):
                 self._give_up(link, f"no word from its agent for {self.plan.lease_s:g} s")
 
-        if self._step is _Step.RUNNING:
-            self._look_for_hang(now_s)
-
-    # --- progress
-
-    def _on_pulse(self, pulse: Pulse) -> None:
-        self._sink.pulse(pulse.ranks)
-        self._watch.pulse(pulse.ranks)
-        self._tally.pulse(pulse.ranks)
-        for straggler in self._stragglers.pulse(pulse.ranks, pulse.time_s):
-            rank, ratio = straggler.rank, round(straggler.ratio, 2)
-            self._sink.event("straggler", rank=rank, ratio=ratio)
-            self._sink.note(
-                f"rank {rank} on {self._tally.host_of(rank)} is steadily slower than the others: "
-                f"{ratio:.2f} x the median own time a step"
-            )
-
-    def _look_for_hang(self, now_s: float) -> None:
-        silent_s = self._watch.look(now_s)
-        if silent_s is not None and self._round is None:
-            asked = [link for link in self._links if not link.over and self._tally.is_running(link.node)]
-            self._round = StackRound([link.node.host.name for link in asked], silent_s=silent_s, now_s=now_s)
-            for link in asked:
+        running = [link for link in self._links if not link.over and self._tally.is_running(link.node)]
+        if self._step is _Step.RUNNING and self._watch.look(now_s, [link.node.host.name for link in running]):
+            for link in running:
                 link.send(TakeStacks())
         self._judge_hang(now_s)
 
+    # --- progress
+
     def _judge_hang(self, now_s: float) -> None:
-        """Says who hangs where, once all hosts have answered or time is up, and does what the policy says."""
-        stacks = self._round
-        if stacks is None or not stacks.is_over(now_s):
+        """Does what the policy says, once it is known who hangs where."""
+        hang = self._watch.verdict(now_s)
+        if hang is None or self._step is not _Step.RUNNING:
             return
-        self._round = None
-        if self._step is not _Step.RUNNING:
-            return
-        lines = verdict(
-            stacks.stacks,
-            silent_s=stacks.silent_s,
-            ended=self._tally.ended_well(),
-            unanswered=sorted(stacks.waiting),
-            stacks_folder=self.plan.run_dir,
-        )
-        self._sink.event("hang", lines=lines)
         if self._hang.on_hang == "report":
-            for line in lines:
+            for line in hang.lines:
                 self._sink.note(line)
         else:
-            self._tally.hang = Hang(lines=lines, time_s=time.time())
-            self._stop_after(f"no progress for {format_duration(stacks.silent_s)}", which="")
+            self._tally.hang = hang
+            self._stop_after(hang.lines[0].partition(":")[0], which="")
 
     # --- the way down
 

@@ -40,15 +40,28 @@ class Die:
 Step = Message | bytes | Await | Call | Die
 
 
+#: What `sweep` prints on a host where nothing is left.
+NOTHING_LEFT = b'{"agents": [], "ended": [], "left": []}\n'
+
+
+def is_sweep(argv: Sequence[str]) -> bool:
+    """Tells a sweep from an agent."""
+    return any("dsrun.launcher.sweep" in word for word in argv)
+
+
 class FakeTransport:
     """Gives each host the script under its name; a host without one cannot be started.
 
     Args:
         scripts: steps by host name. At its end an agent ends with status 0.
+        swept: what `sweep` prints, by host name; where it is not named, nothing was left.
     """
 
-    def __init__(self, scripts: Mapping[str, Sequence[Step]]) -> None:
+    def __init__(self, scripts: Mapping[str, Sequence[Step]], *, swept: Mapping[str, bytes] | None = None) -> None:
         self._scripts = scripts
+        self._swept = swept or {}
+        #: Hosts on which `sweep` was started.
+        self.sweeps: list[str] = []
         #: Channels by host name, as they were started.
         self.channels: dict[str, FakeChannel] = {}
 
@@ -56,6 +69,9 @@ class FakeTransport:
         """See `Transport`."""
         if host.name not in self._scripts:
             raise LaunchError(f"host {host.name}: cannot run {argv[0]!r}: no script")
+        if is_sweep(argv):
+            self.sweeps.append(host.name)
+            return FakeChannel([self._swept.get(host.name, NOTHING_LEFT)])
         self.channels[host.name] = FakeChannel(self._scripts[host.name])
         return self.channels[host.name]
 

@@ -32,7 +32,7 @@ from dsrun.launcher.protocol import (
     TakeStacks,
 )
 from dsrun.launcher.tally import Outcome
-from dsrun.launcher.transport.fake import Await, Call, FakeChannel, Step
+from dsrun.launcher.transport.fake import NOTHING_LEFT, Await, Call, FakeChannel, Step, is_sweep
 from support.jobs import RecordingSink
 
 pytestmark = pytest.mark.timeout(60)
@@ -48,6 +48,8 @@ class AttemptsTransport:
         self._attempts = attempts
 
     def start(self, host: HostSpec, argv: Sequence[str]) -> FakeChannel:
+        if is_sweep(argv):
+            return FakeChannel([NOTHING_LEFT])
         self.channels.append(FakeChannel(self._attempts[len(self.channels)]))
         return self.channels[-1]
 

@@ -339,6 +339,31 @@ def test_events_tell_the_whole_story_in_order(tmp_path: Path) -> None:
     assert (named[3]["rank"], named[3]["status"], named[3]["host"]) == (1, 3, "box")
 
 
+def test_a_host_whose_agent_was_lost_is_swept_and_what_was_left_there_is_told(tmp_path: Path) -> None:
+    answer = b'{"agents": [], "ended": [{"pid": 77, "name": "python3"}], "left": [78]}'
+    lost = [*BEGIN, Die(-9)]
+    transport, sink = FakeTransport({"box": lost}, swept={"box": answer}), RecordingSink()
+    assert session_for(plan_for(tmp_path), transport, sink).run().exit_code == 74
+    assert transport.sweeps == ["box"]
+    assert sink.notes[-2:] == [
+        "box: ended what its lost agent left behind: python3 (77)",
+        "box: processes 78 did not end after SIGKILL",
+    ]
+
+
+def test_a_host_that_finished_or_never_began_is_not_swept(tmp_path: Path) -> None:
+    _, _, transport = run_hosts(
+        tmp_path, {"a": [hello(), Failed(reason="no", time_s=0), DONE], "b": [Await(Stop), DONE]}
+    )
+    assert transport.sweeps == []
+
+
+@pytest.mark.parametrize("answer", [b"\n", b"Traceback ...", b"[]", b'{"ended": 3}'])
+def test_a_sweep_that_makes_no_sense_changes_nothing(tmp_path: Path, answer: bytes) -> None:
+    transport = FakeTransport({"box": [*BEGIN, Die(-9)]}, swept={"box": answer})
+    assert session_for(plan_for(tmp_path), transport, RecordingSink()).run().exit_code == 74
+
+
 def test_processes_that_survive_sigkill_are_named(tmp_path: Path) -> None:
     _, sink, _ = run(tmp_path, [*BEGIN, exited(0, 0), exited(1, 0), Finished(unkillable=[77])])
     assert sink.notes == ["box: processes 77 did not end after SIGKILL"]

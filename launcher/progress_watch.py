@@ -1,0 +1,100 @@
+"""Watches how the ranks of one attempt get on: tells of stragglers, and gives a verdict on hangs. Stops nobody.
+
+The trackers that judge are pure and stand below; this puts them together and speaks to the sink.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from .failures import Hang
+from .hang import HangTracker, StackRound
+from .plan import LaunchPlan
+from .protocol import Pulse, RankStack
+from .sink import Sink
+from .stragglers import StragglerTracker
+from .tally import Tally
+from .verdict import verdict
+
+
+class ProgressWatch:
+    """What pulses, output and stacks say about the progress of one attempt.
+
+    Args:
+        tally: knows where ranks are and which have ended; is told how far they are.
+        sink: where news go.
+        plan: the launch.
+        timeout_s: as in `HangPolicy`.
+    """
+
+    def __init__(self, tally: Tally, sink: Sink, plan: LaunchPlan, *, timeout_s: float | None) -> None:
+        self._tally = tally
+        self._sink = sink
+        self._stacks_folder = plan.run_dir
+        self._hang = HangTracker(timeout_s, now_s=time.monotonic())
+        self._stragglers = StragglerTracker(plan.world_size)
+        self._round: StackRound | None = None
+
+    def started(self, ranks: Iterable[int]) -> None:
+        """Ranks run now."""
+        self._hang.started(ranks)
+
+    def printed(self) -> None:
+        """A rank printed something."""
+        self._hang.printed()
+
+    def ended(self, rank: int) -> None:
+        """A rank has ended."""
+        self._hang.ended(rank)
+
+    def pulse(self, pulse: Pulse) -> None:
+        """The ranks of a host fare like this."""
+        self._hang.pulse(pulse.ranks)
+        self._tally.pulse(pulse.ranks)
+        for straggler in self._stragglers.pulse(pulse.ranks, pulse.time_s):
+            rank, ratio = straggler.rank, round(straggler.ratio, 2)
+            self._sink.event("straggler", rank=rank, ratio=ratio)
+            self._sink.note(
+                f"rank {rank} on {self._tally.host_of(rank)} is steadily slower than the others: "
+                f"{ratio:.2f} x the median own time a step"
+            )
+
+    def look(self, now_s: float, hosts: Sequence[str]) -> bool:
+        """Returns whether these hosts are to be asked where their ranks are; to be called every second or so.
+
+        Args:
+            now_s: monotonic seconds.
+            hosts: those with ranks that run.
+        """
+        silent_s = self._hang.look(now_s)
+        if silent_s is None or self._round is not None:
+            return False
+        self._round = StackRound(hosts, silent_s=silent_s, now_s=now_s)
+        return True
+
+    def answered(self, host: str, ranks: Iterable[RankStack]) -> None:
+        """A host says where its ranks are; too late, it is passed over."""
+        if self._round is not None:
+            self._round.answered(host, ranks)
+
+    def gone(self, host: str) -> None:
+        """A host will not say anything any more."""
+        if self._round is not None:
+            self._round.gone(host)
+
+    def verdict(self, now_s: float) -> Hang | None:
+        """Records who hangs where, and returns it, once all hosts have answered or time is up; None before."""
+        stacks = self._round
+        if stacks is None or not stacks.is_over(now_s):
+            return None
+        self._round = None
+        lines = verdict(
+            stacks.stacks,
+            silent_s=stacks.silent_s,
+            ended=self._tally.ended_well(),
+            unanswered=sorted(stacks.waiting),
+            stacks_folder=self._stacks_folder,
+        )
+        self._sink.event("hang", lines=lines)
+        return Hang(lines=lines, time_s=time.time())
