@@ -7,6 +7,7 @@ from its beginning. Files are made at the start; only the descriptors of those w
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 from collections import OrderedDict
@@ -67,7 +68,7 @@ class LogFiles:
     def __init__(self, folder: Path, ranks: int, *, part_bytes: int = PART_BYTES, most_open: int | None = None) -> None:
         self._folder = folder
         self._part_bytes = part_bytes
-        self._most_open = most_open or max(4, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+        self._most_open = most_open or _fair_share()
         self._open: OrderedDict[int, int] = OrderedDict()
         self._logs: list[_Log] = []
         for rank in range(ranks):
@@ -140,10 +141,28 @@ class LogFiles:
 
     def _descriptor(self, rank: int) -> int:
         descriptor = self._open.get(rank)
-        if descriptor is None:
-            while len(self._open) >= self._most_open:
-                os.close(self._open.popitem(last=False)[1])
-            descriptor = self._open[rank] = os.open(self.path(rank), _FLAGS, 0o600)
-        else:
+        if descriptor is not None:
             self._open.move_to_end(rank)
-        return descriptor
+            return descriptor
+        while len(self._open) >= self._most_open:
+            self._close_oldest()
+        while True:
+            try:
+                descriptor = os.open(self.path(rank), _FLAGS, 0o600)
+            except OSError as error:
+                # The rest of dsrun has taken what the user's limit allows: one of ours is worth least.
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._open:
+                    raise
+                self._close_oldest()
+                continue
+            self._open[rank] = descriptor
+            return descriptor
+
+    def _close_oldest(self) -> None:
+        os.close(self._open.popitem(last=False)[1])
+
+
+def _fair_share() -> int:
+    """Returns how many of the descriptors that the user's limit allows may be logs."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST_OPEN if limit == resource.RLIM_INFINITY else max(4, min(_MOST_OPEN, limit // 4))
