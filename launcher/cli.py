@@ -11,7 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -20,12 +20,25 @@ from dsrun.errors import DsrunError, Problem
 
 from .output import CLOSED_PIPE_EXIT
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 #: Verb -> what `dsrun --help` says about it; the module is commands/<verb>.py.
 VERBS = {
     "run": "Start a script on every rank (the verb may be left out).",
+    "ps": "List jobs that run or wait, and those of the last day.",
+    "logs": "Print what the ranks of a job wrote.",
+    "attach": "Follow a job to its end.",
+    "stop": "End jobs.",
+    "show": "Show everything about a job.",
+    "rerun": "Run a job's command again, and say what changed.",
+    "rm": "Remove jobs that have ended.",
+    "queue": "List jobs that hold or wait for devices.",
     "probe": "Show host, processor, memory, GPUs and versions.",
     "config": "Check training configs.",
     "plan": "Predict memory and the shortest step before anything runs.",
+    "doctor": "Check whether this machine is fit for jobs.",
+    "completion": "Print the script for completion in a shell.",
 }
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -40,11 +53,12 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         args: the words after `dsrun`; those of this process if None.
     """
     _open_missing_streams()
+    words = sys.argv[1:] if args is None else list(args)
     try:
-        code = app.main(args=None if args is None else list(args), prog_name="dsrun", standalone_mode=False)
+        code = app.main(args=words, prog_name="dsrun", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        _say(_problem_of(error).render())
+        _say(_problem_of(error, verb=_verb_of(words)).render())
         code = error.exit_code
     except DsrunError as error:
         _say(error.render())
@@ -78,18 +92,36 @@ def _open_missing_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
+def _with_verb(args: list[str]) -> list[str]:
+    """Puts `run` before words that start with neither a verb nor an option of dsrun itself."""
+    return args if args[0] in VERBS or args[0] in _GROUP_OPTIONS else ["run", *args]
+
+
 class LazyVerbs(click.Group):
     """A group whose verbs are imported when they are used, and whose default verb is `run`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Puts `run` before words that start with neither a verb nor an option of dsrun itself."""
+        if ctx.resilient_parsing:
+            # A shell completes; what is missing may still be typed.
+            return super().parse_args(ctx, _with_verb(args) if args else args)
         if not args:
             _say(ctx.get_help())
             ctx.exit(2)
-        if args[0] not in VERBS and args[0] not in _GROUP_OPTIONS:
-            args = ["run", *args]
+        args = _with_verb(args)
         ctx.obj = tuple(args)
         return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completes the first word: a verb, or what may stand in its place: a script, an option of `run`."""
+        from click.shell_completion import CompletionItem
+
+        if incomplete.startswith("-"):
+            run = self.get_command(ctx, "run")
+            assert run is not None, "it is in the table"
+            return run.shell_complete(run.make_context("run", [], parent=ctx, resilient_parsing=True), incomplete)
+        verbs = [CompletionItem(verb, help=text) for verb, text in VERBS.items() if verb.startswith(incomplete)]
+        return verbs or [CompletionItem(incomplete, type="file")]
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Returns the verbs in the order of the table."""
@@ -129,19 +161,35 @@ def app() -> None:
     """
 
 
-def _problem_of(error: click.ClickException) -> Problem:
-    """Words click's complaints as dsrun's own."""
+def _problem_of(error: click.ClickException, *, verb: str) -> Problem:
+    """Words click's complaints as dsrun's own.
+
+    Args:
+        error: the complaint.
+        verb: whose words they were, where click does not say.
+    """
     ctx = error.ctx if isinstance(error, click.UsageError) else None
-    command = ctx.command_path if ctx is not None else "dsrun"
+    command = ctx.command_path if ctx is not None else f"dsrun {verb}".rstrip()
     see = f"see `{command} --help`"
     if isinstance(error, click.NoSuchOption):
         close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1)
         way_out = f"did you mean `{close[0]}`?" if close else f"{see}; options of the script stand after it"
         return Problem(f"`{command}` has no option `{error.option_name}`", way_out)
+    if isinstance(error, click.MissingParameter) and error.param is not None and ctx is not None:
+        return Problem(f"`{command}`: {error.param.make_metavar(ctx)} is missing", see)
     if isinstance(error, click.BadParameter) and error.param is not None:
         names = "/".join(error.param.opts)
         return Problem(f"`{names}`: {_lower_first(error.message)}", see)
+    if isinstance(error, click.BadOptionUsage):
+        # Of one that ends the line: nothing follows that could be its value.
+        return Problem(f"`{command}`: `{error.option_name}` has no value", see)
     return Problem(_lower_first(error.format_message()), see)
+
+
+def _verb_of(words: Sequence[str]) -> str:
+    """Returns the verb that the words are for; empty where they are dsrun's own options."""
+    first = next(iter(_with_verb(list(words[:1]))), "") if words else ""
+    return "" if first in _GROUP_OPTIONS else first
 
 
 def _words_of(error: OSError) -> str:

@@ -10,7 +10,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -19,15 +20,16 @@ from typing import Any
 from dsrun.contract import CONFIG_ENV
 from dsrun.errors import DsrunError, UsageError
 
+from .console import terminal_console
+from .devices import Held
 from .failures import FailureReport, RankEnd
 from .job_facts import FactsWriter, read_facts
 from .job_folder import link_job
 from .job_output import JobOutput
-from .job_record import JobLock, copy_config, new_record, write_outcome, write_record
+from .job_queue import hold_devices
+from .job_record import JobLock, JobRecord, copy_config, new_record, started_record, write_outcome, write_record
 from .job_run import JobRun, Policies
 from .outcome_text import closing, opening, outcome_json, without_ranks
-from .output import Printer, terminal_printer
-from .protocol import StreamName
 from .resolve import Launch
 from .script_words import misplaced_options
 from .stopping import StopRequests
@@ -41,6 +43,21 @@ _FACTS_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """How a job comes to its devices.
+
+    Attributes:
+        queue: it waits its turn.
+        priority: in the queue, higher first.
+        share_gpus: it takes GPUs in use if too few are free.
+    """
+
+    queue: bool = False
+    priority: int = 0
+    share_gpus: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """How a job is run and shown, beside what it is.
 
@@ -48,7 +65,10 @@ class RunSettings:
         words: the words after `dsrun`, as they were typed.
         options: names of dsrun's own options, for a script that stumbles over one of them.
         policies: what to do when the job fails or hangs.
+        hold: how it comes to its devices.
         detached: nobody looks: lines of ranks go to their logs only.
+        shown: ranks whose lines are shown; None for all.
+        progress: bars and a progress row are shown below the lines, where there is a terminal.
         as_json: stdout is kept for one object.
         quiet: no notes.
     """
@@ -56,7 +76,10 @@ class RunSettings:
     words: tuple[str, ...]
     options: frozenset[str]
     policies: Policies
+    hold: Hold
     detached: bool = False
+    shown: frozenset[int] | None = None
+    progress: bool = True
     as_json: bool = False
     quiet: bool = False
 
@@ -76,93 +99,133 @@ class FrontEnd:
         self._settings = settings
         self._folder = folder
         self._plan = launch.plan(job_id=job_id, run_dir=str(folder))
-        self._job: JobRun | None = None
-        self._stops = StopRequests(self._request_stop)
-        self._printer = terminal_printer(
+        self._began_s = time.monotonic()
+        self._wishes = _Wishes()
+        self._stops = StopRequests(self._wishes.request_stop)
+        self._console = terminal_console(
             hosts=[host.name for host in launch.allocation.hosts for _ in range(host.slots)],
             quiet=settings.quiet,
             stdout_is_data=settings.as_json,
             environ=os.environ,
             on_closed=self._stops.output_closed,
-            keep_waiting=self._obey_requests,
+            keep_waiting=self._wishes.obey,
+            shown=frozenset() if settings.detached else settings.shown,
+            progress_of=folder if settings.progress and not settings.detached else None,
         )
 
     def run(self, ready: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Runs the job to its end.
 
         Args:
-            ready: called once the job has its record and is on its way.
+            ready: called once the job has its record, and its devices unless it queues for them.
 
         Returns:
             the outcome, as `outcome_json` gives it.
 
         Raises:
-            DsrunError: it could not be started, or not be run to its end. Of one that was not started nothing is left.
+            DsrunError: it could not be started, or not be run to its end. Nothing is left of a job that did not come
+                to `ready`.
         """
-        with self._stops.catching_signals():
+        queued = self._settings.hold.queue
+        lock: JobLock | None = None
+        is_ready = False
+        with self._stops.catching_signals(self._wishes), ExitStack() as stack:
             try:
                 lock = JobLock(self._folder)
-                self._write_down()
-                ready()
-            except BaseException:
-                shutil.rmtree(self._folder, ignore_errors=True)
+                record = self._write_down()
+                if queued:
+                    ready()
+                    is_ready = True
+                held = stack.enter_context(self._hold_devices())
+                if held is not None:
+                    self._plan = self._launch.plan(job_id=record.id, run_dir=str(self._folder), held=held)
+                    write_record(self._folder, started_record(record, self._plan, now=_now()))
+                if not queued:
+                    ready()
+                    is_ready = True
+                return self._run() if self._wishes.early_stop is None else self._stopped_early(self._wishes.early_stop)
+            except DsrunError as error:
+                if is_ready:
+                    self._end_early("failed", error.exit_code, error.render().splitlines())
                 raise
-            try:
-                return self._run()
             finally:
-                lock.release()
+                if not is_ready:
+                    shutil.rmtree(self._folder, ignore_errors=True)
+                if lock is not None:
+                    lock.release()
 
-    def _write_down(self) -> None:
+    def _write_down(self) -> JobRecord:
         config = self._launch.env.get(CONFIG_ENV)
         record = new_record(
             self._plan,
             words=self._settings.words,
-            now=datetime.now().astimezone(),
+            now=_now(),
             detached=self._settings.detached,
-            queued=False,
+            queued=self._settings.hold.queue,
             config=config,
             config_digest=copy_config(config, self._folder),
         )
         write_record(self._folder, record)
+        return record
+
+    def _hold_devices(self) -> AbstractContextManager[Held | None]:
+        hold = self._settings.hold
+        return hold_devices(
+            self._launch.demand,
+            environ=os.environ,
+            queue=hold.queue,
+            priority=hold.priority,
+            share=hold.share_gpus,
+            job_id=self._plan.job_id,
+            note=self._console.note,
+            keep_waiting=lambda: self._wishes.early_stop is None,
+        )
 
     def _run(self) -> dict[str, Any]:
         self._tell(link_job(self._folder, os.environ), prefix="`dsrun ps` does not find this job: ")
         for warning in self._launch.warnings:
-            self._printer.warning(warning)
-        self._printer.note(opening(self._plan, devices=self._launch.devices))
+            self._console.warning(warning)
+        self._console.note(opening(self._plan, devices=self._launch.devices))
         facts = FactsWriter(self._folder, self._read_facts)
-        started_s = time.monotonic()
+        self._began_s = time.monotonic()
         try:
             outcome = self._run_ranks()
-        except DsrunError as error:
-            duration_s = time.monotonic() - started_s
-            report = error.render().splitlines()
-            write_outcome(
-                self._folder, without_ranks(self._plan, "failed", error.exit_code, report, duration_s=duration_s)
-            )
-            raise
         finally:
+            self._console.close()
             self._tell(facts.finish(_FACTS_PATIENCE_S))
-        return self._conclude(outcome, duration_s=time.monotonic() - started_s)
+        return self._conclude(outcome)
 
     def _run_ranks(self) -> Outcome:
-        output = JobOutput(self._plan, _NotesOnly(self._printer) if self._settings.detached else self._printer)
+        output = JobOutput(self._plan, self._console, display=self._console)
         try:
             policies = self._settings.policies
-            self._job = JobRun(self._plan, LocalTransport(), output, python=sys.executable, policies=policies)
-            return self._job.run()
+            job = JobRun(self._plan, LocalTransport(), output, python=sys.executable, policies=policies)
+            self._wishes.pass_to(job)
+            return job.run()
         finally:
             output.close()
 
-    def _conclude(self, outcome: Outcome, *, duration_s: float) -> dict[str, Any]:
+    def _conclude(self, outcome: Outcome) -> dict[str, Any]:
         """Reports and writes down how the job ended."""
+        duration_s = time.monotonic() - self._began_s
         report = None if outcome.report is None else [*outcome.report.render(), *self._hints(outcome.report)]
         if report is not None:
-            self._printer.report(report)
+            self._console.report(report)
         was_stopped = outcome.report is None and outcome.exit_code != 0
         exit_code = self._stops.exit_code(outcome.exit_code) if was_stopped else outcome.exit_code
-        value = outcome_json(self._plan, outcome, report, exit_code=exit_code, duration_s=duration_s)
-        self._printer.note(closing(value))
+        return self._end(outcome_json(self._plan, outcome, report, exit_code=exit_code, duration_s=duration_s))
+
+    def _stopped_early(self, signum: int) -> dict[str, Any]:
+        """Ends a job that has no rank yet."""
+        return self._end_early("stopped", self._stops.exit_code(128 + signum), None)
+
+    def _end_early(self, how: str, exit_code: int, report: list[str] | None) -> dict[str, Any]:
+        duration_s = time.monotonic() - self._began_s
+        return self._end(without_ranks(self._plan, how, exit_code, report, duration_s=duration_s))
+
+    def _end(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Says and writes down the outcome."""
+        self._console.note(closing(value))
         try:
             write_outcome(self._folder, value)
         except OSError as error:
@@ -183,27 +246,53 @@ class FrontEnd:
         folder = Path(self._launch.cwd) if script is None else script.parent
         return read_facts(script=script, folder=folder, environ=os.environ)
 
-    def _request_stop(self, signum: int, why: str | None) -> None:
-        if self._job is not None:
-            self._job.request_stop(signum, why)
-
-    def _obey_requests(self) -> bool:
-        return self._job is None or self._job.obey_requests()
-
     def _tell(self, problem: str | None, *, prefix: str = "") -> None:
         if problem is not None:
-            self._printer.note(f"{prefix}{problem}")
+            self._console.note(f"{prefix}{problem}")
 
 
-class _NotesOnly:
-    """A console for a job that nobody looks at: its logs are complete."""
+class _Wishes:
+    """Passes the user's wishes on to the job, and keeps a stop that comes before there is one."""
 
-    def __init__(self, printer: Printer) -> None:
-        self._printer = printer
+    def __init__(self) -> None:
+        self._job: JobRun | None = None
+        #: The signal of the first stop that had no job to go to.
+        self.early_stop: int | None = None
 
-    def lines(self, rank: int, stream: StreamName, texts: Sequence[str]) -> None:
-        """Shows nothing."""
+    def pass_to(self, job: JobRun) -> None:
+        """Passes everything on from now on."""
+        self._job = job
+        if self.early_stop is not None:
+            job.request_stop(self.early_stop)
 
-    def note(self, text: str) -> None:
-        """Writes dsrun's own talk."""
-        self._printer.note(text)
+    def request_stop(self, signum: int, why: str | None = None) -> None:
+        """See `JobRun`."""
+        if self._job is not None:
+            self._job.request_stop(signum, why)
+        elif self.early_stop is None:
+            self.early_stop = signum
+
+    def kill_now(self, signum: int) -> None:
+        """See `RunningJob`."""
+        if self._job is not None:
+            self._job.kill_now(signum)
+        else:
+            self.request_stop(signum)
+
+    def pass_signal(self, signum: int) -> None:
+        """See `RunningJob`; without a rank there is nobody to get it."""
+        if self._job is not None:
+            self._job.pass_signal(signum)
+
+    def remark(self, text: str) -> None:
+        """See `RunningJob`."""
+        if self._job is not None:
+            self._job.remark(text)
+
+    def obey(self) -> bool:
+        """Acts on what was asked for; returns whether the job is still to be waited for."""
+        return self._job is None or self._job.obey_requests()
+
+
+def _now() -> datetime:
+    return datetime.now().astimezone()

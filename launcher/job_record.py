@@ -18,7 +18,7 @@ import pwd
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ class JobRecord:
         front_end: its process.
         detached: it has no terminal.
         queued: it waits its turn for devices before it starts.
-        started: when it stopped waiting; None while it waits.
+        started: when it got its devices; None while it waits for them.
         config: absolute path of the training config.
         config_digest: of the config's bytes (SHA-256).
         ranks: how many.
@@ -171,13 +171,24 @@ def new_record(
         front_end=mark,
         detached=detached,
         queued=queued,
-        started=None if queued else now,
+        started=None,
         config=config,
         config_digest=config_digest,
         ranks=plan.world_size,
         hosts=tuple(node.host.name for node in plan.nodes),
         plan=mask_plan(plan.to_json()),
     )
+
+
+def started_record(record: JobRecord, plan: LaunchPlan, *, now: datetime) -> JobRecord:
+    """Returns the record of a job that has got its devices.
+
+    Args:
+        record: as it was.
+        plan: the launch with the devices.
+        now: when it got them.
+    """
+    return replace(record, started=now, plan=mask_plan(plan.to_json()))
 
 
 def _user_name() -> str:

@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 import select
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from dsrun.errors import DsrunError, UsageError
 
 from .job_record import JobRecord, ProcessMark
-
-#: Between two looks at what else the one who waits is to do.
-_LOOK_S = 0.5
 
 
 class FrontEnd:
@@ -39,14 +36,18 @@ class FrontEnd:
             return False
         return True
 
-    def wait(self, timeout_s: float) -> bool:
-        """Waits for the end of the process; returns whether it has ended."""
-        return self._descriptor is None or bool(select.select([self._descriptor], [], [], max(0.0, timeout_s))[0])
+    def wait(self, timeout_s: float | None) -> bool:
+        """Waits for the end of the process; returns whether it has ended.
 
-    def watch(self, look: Callable[[], None]) -> None:
-        """Waits for the end of the process, and calls `look` now and then meanwhile."""
-        while not self.wait(_LOOK_S):
-            look()
+        Args:
+            timeout_s: the longest wait; None: however long it takes.
+        """
+        if self._descriptor is None:
+            return True
+        # poll, not select, which knows no descriptor above 1023.
+        waiter = select.poll()
+        waiter.register(self._descriptor, select.POLLIN)
+        return bool(waiter.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
 
 @contextmanager

@@ -13,16 +13,29 @@ _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 def parse_seconds(text: str) -> float:
     """Reads `10`, `10s`, `1.5s`, `2m`, `1h` or `30d`."""
-    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?)(s|m|h|d|)", text)
-    if match is None:
+    seconds = parse_seconds_or_none(text)
+    if seconds is None:
         raise click.BadParameter(f"expected a time like `10s` or `2m`, got `{text}`")
-    return float(match.group(1)) * _SECONDS_IN[match.group(2)]
+    return seconds
+
+
+def parse_seconds_or_none(text: str) -> float | None:
+    """Reads the same; None where it is no such time."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?)(s|m|h|d|)", text)
+    return None if match is None else float(match.group(1)) * _SECONDS_IN[match.group(2)]
 
 
 def parse_ranks(text: str) -> int:
     """Reads a number of ranks on one host."""
     if re.fullmatch(r"[0-9]{1,9}", text) is None or not 1 <= int(text) <= MAX_SLOTS:
         raise click.BadParameter(f"expected a number of ranks from 1 to {MAX_SLOTS}, got `{text}`")
+    return int(text)
+
+
+def parse_count(text: str) -> int:
+    """Reads a whole number from 0 on."""
+    if re.fullmatch(r"[0-9]{1,6}", text) is None:
+        raise click.BadParameter(f"expected a whole number, got `{text}`")
     return int(text)
 
 

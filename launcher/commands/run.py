@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from dsrun.errors import UsageError
 
+from ..console_ranks import parse_rank_set
+from ..failures import EXIT_CODES
 from ..job_folder import jobs_folder, make_job_folder, new_job_id
-from ..option_words import parse_path, parse_ranks, parse_seconds
+from ..option_words import parse_count, parse_path, parse_ranks, parse_seconds
 from ..plan import Bind, ProgramKind, StartMethod
 from ..plan_text import describe_plan
 from ..resolve import Backend, Launch, Request, resolve
 from ..secrets_mask import mask_plan
+from ..sectioned_help import SectionedCommand
 
 if TYPE_CHECKING:
     from ..front_end import RunSettings
@@ -26,95 +30,79 @@ if TYPE_CHECKING:
 DEFAULT_GRACE_S = 10.0
 
 
-@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.command("run", cls=SectionedCommand, context_settings={"allow_interspersed_args": False})
 @click.option(
-    "-n",
-    "--ranks-per-host",
-    type=parse_ranks,
-    metavar="N",
-    help="Ranks on each host; without it one for each GPU, or one.",
+    "-n", "--ranks-per-host", type=parse_ranks, metavar="N", help="Ranks on each host.  [default: its GPUs, or 1]"
 )
 @click.option("-H", "--hostfile", type=parse_path, metavar="FILE", help="Hosts of the job, one `host slots=N` a line.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is any program, run as it is.")
+@click.option("--config", type=parse_path, metavar="FILE", help="Training config; checked first.")
+@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="How ranks talk.  [default: the script's choice]")
 @click.option(
-    "--config",
-    type=parse_path,
-    metavar="FILE",
-    help="Training config, checked before anything starts. May stand after the script too.",
+    "--start", type=click.Choice(["fork", "exec"]), help="Import torch once and fork, or start each rank anew."
 )
-@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="How ranks talk; without it the script chooses.")
-@click.option(
-    "--start",
-    type=click.Choice(["fork", "exec"]),
-    help="fork: import torch once for all ranks (default). exec: a fresh interpreter for each.",
-)
+@click.option("--env", multiple=True, metavar="K[=V]", help="Set a variable for all ranks, or copy it from here.")
 @click.option(
     "--bind",
     type=click.Choice(["auto", "none", "cores", "numa"]),
     default="auto",
-    show_default=True,
     help="Cores of each rank: its GPU's node (auto, numa), whole cores of its own, or any.",
 )
-@click.option(
-    "--env",
-    multiple=True,
-    metavar="K[=V]",
-    help="Set a variable for all ranks; K alone copies it from here. Repeatable.",
-)
-@click.option(
-    "--log-dir",
-    type=parse_path,
-    metavar="DIR",
-    help="Make the job's folder in DIR instead of ~/.local/state/dsrun/jobs.",
-)
+@click.option("--queue", is_flag=True, help="Wait until the GPUs or slots are free; see `dsrun queue`.")
+@click.option("--priority", type=int, default=0, metavar="N", help="In the queue; higher first.")
+@click.option("--share-gpus", is_flag=True, help="Take GPUs that are in use if too few are free.")
 @click.option(
     "--grace",
     type=parse_seconds,
     default=f"{DEFAULT_GRACE_S:g}s",
     show_default=True,
-    metavar="SECONDS",
-    help="Time ranks have to end by themselves when the job is stopped.",
+    metavar="TIME",
+    help="For ranks to end by themselves when the job is stopped.",
 )
 @click.option(
     "--max-restarts",
-    type=click.IntRange(0, 1000),
-    default=0,
+    type=parse_count,
+    default="0",
     metavar="N",
-    help="Start a job that failed again, up to N times, from its newest checkpoint.",
+    help="Start a failed job again, from its newest checkpoint.",
 )
 @click.option(
     "--min-uptime",
     type=parse_seconds,
     default="60s",
-    metavar="SECONDS",
-    help="Shorter attempts failed at the start: wait longer before the next.  [default: 60s]",
+    show_default=True,
+    metavar="TIME",
+    help="After a shorter attempt wait longer before the next.",
 )
 @click.option(
     "--hang-timeout",
     type=parse_seconds,
-    metavar="SECONDS",
-    help="A rank without progress for so long hangs; without it 30m, for ranks that tell of progress.",
+    metavar="TIME",
+    help="A rank that makes no progress hangs after it.  [default: 30m, for ranks that report progress]",
 )
 @click.option(
     "--on-hang",
     type=click.Choice(["report", "stop", "restart"]),
     default="report",
-    show_default=True,
-    help="What becomes of a job that hangs, beside the report which rank is where.",
+    help="After saying which rank is where: go on (report), end, or start again.",
 )
-@click.option("-d", "--detach", is_flag=True, help="Print the job's id and go on in the background; see `dsrun ps`.")
-@click.option("--model", metavar="MODEL", help="What the script trains, as for `dsrun plan`: refuse what cannot fit.")
+@click.option("--model", metavar="MODEL", help="What is trained, as for `dsrun plan`: refuse what cannot fit.")
 @click.option("--no-plan", is_flag=True, help="Start also what cannot fit.")
 @click.option("--dry-run", is_flag=True, help="Check everything, print the plan, start nothing.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON object on stdout: the plan with --dry-run, else the outcome; ranks' lines go to stderr.",
-)
+@click.option("-d", "--detach", is_flag=True, help="Print the job's id and go on in the background.")
+@click.option("--log-dir", type=parse_path, metavar="DIR", help="Make the job's folder in DIR.")
+@click.option("--ranks", metavar="RANKS", help="Show lines of these ranks only, like `0,8-11`; logs have all.")
+@click.option("--no-progress", is_flag=True, help="No bars and no progress row below the lines.")
+@click.option("--json", "as_json", is_flag=True, help="One object on stdout: plan, id or outcome; lines go to stderr.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes from dsrun itself, errors excepted.")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
+@click.argument(
+    "words",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="SCRIPT [ARGS]...",
+    shell_complete=lambda ctx, param, incomplete: [CompletionItem(incomplete, type="file")],
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -125,18 +113,23 @@ def command(
     config: str | None,
     backend: Backend | None,
     start: StartMethod | None,
-    bind: Bind,
     env: tuple[str, ...],
-    log_dir: str | None,
+    bind: Bind,
+    queue: bool,
+    priority: int,
+    share_gpus: bool,
     grace: float,
     max_restarts: int,
     min_uptime: float,
     hang_timeout: float | None,
     on_hang: OnHang,
-    detach: bool,
     model: str | None,
     no_plan: bool,
     dry_run: bool,
+    detach: bool,
+    log_dir: str | None,
+    ranks: str | None,
+    no_progress: bool,
     as_json: bool,
     quiet: bool,
     words: tuple[str, ...],
@@ -144,19 +137,10 @@ def command(
     """Start SCRIPT on every rank and stay until the last one has ended.
 
     Words after SCRIPT are the script's. Only `--config FILE` is dsrun's there too: it is checked, and ranks find it
-    as DSRUN_CONFIG. Words after `--` are the script's without exception.
+    as DSRUN_CONFIG. Words after `--` are the script's without exception. SCRIPT may be any program.
 
-    Lines of the ranks come tagged `[rank]`: stdout on stdout, stderr on stderr. The job's folder has the complete
-    log of each rank.
-
-    \b
-    Exit code:
-      0      every rank ended well
-      2      wrong arguments, config or hostfile; nothing was started
-      74     a host was lost or could not run its ranks
-      130    stopped with Ctrl-C (143 on SIGTERM, 129 on SIGHUP)
-      141    stopped because nobody reads its output (`| head`)
-      other  that of the rank that failed first; 128 + N if signal N killed it
+    Lines of the ranks come tagged `[rank]`: stdout on stdout, stderr on stderr. The job's folder, in
+    ~/.local/state/dsrun/jobs without --log-dir, has the complete log of each rank.
     """
     kind = _program_kind(module=module, no_python=no_python)
     if not words:
@@ -189,8 +173,9 @@ def command(
             else describe_plan(plan, bindings=launch.bindings(os.environ))
         )
         return 0
+    shown = None if ranks is None else parse_rank_set(ranks, launch.allocation.world_size)
     job_id, run_dir = make_job_folder(folder, lambda: new_job_id(datetime.now()))
-    from ..front_end import RunSettings
+    from ..front_end import Hold, RunSettings
     from ..job_run import Policies
 
     settings = RunSettings(
@@ -199,7 +184,10 @@ def command(
         policies=Policies(
             max_restarts=max_restarts, min_uptime_s=min_uptime, hang_timeout_s=hang_timeout, on_hang=on_hang
         ),
+        hold=Hold(queue=queue, priority=priority, share_gpus=share_gpus),
         detached=detach,
+        shown=shown,
+        progress=not no_progress,
         as_json=as_json,
         quiet=quiet,
     )
@@ -244,3 +232,13 @@ def _program_kind(*, module: bool, no_python: bool) -> ProgramKind | None:
 def _verbs(ctx: click.Context) -> list[str]:
     group = ctx.parent.command if ctx.parent is not None else None
     return group.list_commands(ctx) if isinstance(group, click.Group) else []
+
+
+assert isinstance(command, SectionedCommand), "as its decorator says"
+command.tables = {"Exit code": EXIT_CODES}
+command.sections = {
+    "Where": ("ranks_per_host", "hostfile", "bind", "queue", "priority", "share_gpus"),
+    "What": ("module", "no_python", "config", "backend", "start", "env", "model", "no_plan", "dry_run"),
+    "When it fails": ("grace", "max_restarts", "min_uptime", "hang_timeout", "on_hang"),
+    "What you see": ("detach", "log_dir", "ranks", "no_progress", "as_json", "quiet", "help"),
+}

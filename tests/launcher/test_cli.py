@@ -30,10 +30,20 @@ Options:
   -h, --help  Show this message and exit.
 
 Verbs:
-  run     Start a script on every rank (the verb may be left out).
-  probe   Show host, processor, memory, GPUs and versions.
-  config  Check training configs.
-  plan    Predict memory and the shortest step before anything runs.
+  run         Start a script on every rank (the verb may be left out).
+  ps          List jobs that run or wait, and those of the last day.
+  logs        Print what the ranks of a job wrote.
+  attach      Follow a job to its end.
+  stop        End jobs.
+  show        Show everything about a job.
+  rerun       Run a job's command again, and say what changed.
+  rm          Remove jobs that have ended.
+  queue       List jobs that hold or wait for devices.
+  probe       Show host, processor, memory, GPUs and versions.
+  config      Check training configs.
+  plan        Predict memory and the shortest step before anything runs.
+  doctor      Check whether this machine is fit for jobs.
+  completion  Print the script for completion in a shell.
 """
 
 RUN_HELP = """\
@@ -43,65 +53,76 @@ Usage: dsrun run [OPTIONS] SCRIPT [ARGS]...
 
   Words after SCRIPT are the script's. Only `--config FILE` is dsrun's there
   too: it is checked, and ranks find it as DSRUN_CONFIG. Words after `--` are
-  the script's without exception.
+  the script's without exception. SCRIPT may be any program.
 
   Lines of the ranks come tagged `[rank]`: stdout on stdout, stderr on stderr.
-  The job's folder has the complete log of each rank.
+  The job's folder, in ~/.local/state/dsrun/jobs without --log-dir, has the
+  complete log of each rank.
 
-  Exit code:
-    0      every rank ended well
-    2      wrong arguments, config or hostfile; nothing was started
-    74     a host was lost or could not run its ranks
-    130    stopped with Ctrl-C (143 on SIGTERM, 129 on SIGHUP)
-    141    stopped because nobody reads its output (`| head`)
-    other  that of the rank that failed first; 128 + N if signal N killed it
+Where:
+  -n, --ranks-per-host N         Ranks on each host.  [default: its GPUs, or
+                                 1]
+  -H, --hostfile FILE            Hosts of the job, one `host slots=N` a line.
+  --bind [auto|none|cores|numa]  Cores of each rank: its GPU's node (auto,
+                                 numa), whole cores of its own, or any.
+  --queue                        Wait until the GPUs or slots are free; see
+                                 `dsrun queue`.
+  --priority N                   In the queue; higher first.
+  --share-gpus                   Take GPUs that are in use if too few are
+                                 free.
 
-Options:
-  -n, --ranks-per-host N          Ranks on each host; without it one for each
-                                  GPU, or one.
-  -H, --hostfile FILE             Hosts of the job, one `host slots=N` a line.
-  -m, --module                    SCRIPT is a module, as with `python -m`.
-  --no-python                     SCRIPT is any program, run as it is.
-  --config FILE                   Training config, checked before anything
-                                  starts. May stand after the script too.
-  --backend [nccl|gloo]           How ranks talk; without it the script
-                                  chooses.
-  --start [fork|exec]             fork: import torch once for all ranks
-                                  (default). exec: a fresh interpreter for
-                                  each.
-  --bind [auto|none|cores|numa]   Cores of each rank: its GPU's node (auto,
-                                  numa), whole cores of its own, or any.
-                                  [default: auto]
-  --env K[=V]                     Set a variable for all ranks; K alone copies
-                                  it from here. Repeatable.
-  --log-dir DIR                   Make the job's folder in DIR instead of
-                                  ~/.local/state/dsrun/jobs.
-  --grace SECONDS                 Time ranks have to end by themselves when
-                                  the job is stopped.  [default: 10s]
-  --max-restarts N                Start a job that failed again, up to N
-                                  times, from its newest checkpoint.
-                                  [0<=x<=1000]
-  --min-uptime SECONDS            Shorter attempts failed at the start: wait
-                                  longer before the next.  [default: 60s]
-  --hang-timeout SECONDS          A rank without progress for so long hangs;
-                                  without it 30m, for ranks that tell of
-                                  progress.
+What:
+  -m, --module           SCRIPT is a module, as with `python -m`.
+  --no-python            SCRIPT is any program, run as it is.
+  --config FILE          Training config; checked first.
+  --backend [nccl|gloo]  How ranks talk.  [default: the script's choice]
+  --start [fork|exec]    Import torch once and fork, or start each rank anew.
+  --env K[=V]            Set a variable for all ranks, or copy it from here.
+  --model MODEL          What is trained, as for `dsrun plan`: refuse what
+                         cannot fit.
+  --no-plan              Start also what cannot fit.
+  --dry-run              Check everything, print the plan, start nothing.
+
+When it fails:
+  --grace TIME                    For ranks to end by themselves when the job
+                                  is stopped.  [default: 10s]
+  --max-restarts N                Start a failed job again, from its newest
+                                  checkpoint.
+  --min-uptime TIME               After a shorter attempt wait longer before
+                                  the next.  [default: 60s]
+  --hang-timeout TIME             A rank that makes no progress hangs after
+                                  it.  [default: 30m, for ranks that report
+                                  progress]
   --on-hang [report|stop|restart]
-                                  What becomes of a job that hangs, beside the
-                                  report which rank is where.  [default:
-                                  report]
-  -d, --detach                    Print the job's id and go on in the
-                                  background; see `dsrun ps`.
-  --model MODEL                   What the script trains, as for `dsrun plan`:
-                                  refuse what cannot fit.
-  --no-plan                       Start also what cannot fit.
-  --dry-run                       Check everything, print the plan, start
-                                  nothing.
-  --json                          Print one JSON object on stdout: the plan
-                                  with --dry-run, else the outcome; ranks'
-                                  lines go to stderr.
-  -q, --quiet                     No notes from dsrun itself, errors excepted.
-  -h, --help                      Show this message and exit.
+                                  After saying which rank is where: go on
+                                  (report), end, or start again.
+
+What you see:
+  -d, --detach   Print the job's id and go on in the background.
+  --log-dir DIR  Make the job's folder in DIR.
+  --ranks RANKS  Show lines of these ranks only, like `0,8-11`; logs have all.
+  --no-progress  No bars and no progress row below the lines.
+  --json         One object on stdout: plan, id or outcome; lines go to
+                 stderr.
+  -q, --quiet    No notes from dsrun itself, errors excepted.
+  -h, --help     Show this message and exit.
+
+Exit code:
+  0         every rank returned 0
+  1 to 127  the first failing rank's own code (126 or 127 where a command
+            could not be run)
+  2         wrong arguments, config, hostfile or model; where ranks met it,
+            the first one's own code
+  74        a host was lost or could not run its ranks
+  76        ranks made no progress for `--hang-timeout`, and the job was ended
+            for it
+  128 + N   the first failing rank was killed by signal N: 137 SIGKILL, 139
+            SIGSEGV, 134 SIGABRT
+  129       stopped by SIGHUP: its terminal was closed
+  130       stopped with Ctrl-C
+  131       killed with Ctrl-\\
+  141       stopped because nobody reads its output (`| head`)
+  143       stopped by SIGTERM
 """
 
 PROBE_HELP = """\

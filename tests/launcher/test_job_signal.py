@@ -62,16 +62,3 @@ def test_a_job_of_another_host_is_not_looked_for_here(record: JobRecord) -> None
     far = dataclasses.replace(record, host="far")
     with pytest.raises(UsageError, match=f"runs on far, and this is {os.uname().nodename}"), front_end_of(far):
         pass
-
-
-def test_who_watches_may_look_meanwhile(record: JobRecord, process: subprocess.Popen[bytes]) -> None:
-    looks: list[int] = []
-
-    def look() -> None:
-        looks.append(1)
-        if len(looks) == 2:
-            process.kill()
-
-    with front_end_of(record) as front_end:
-        front_end.watch(look)
-    assert len(looks) >= 2

@@ -1,0 +1,50 @@
+"""`dsrun attach`: a job in the background seen as if it ran in the foreground; leaving it does not end it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+from dsrun.errors import LaunchError
+
+from ..job_list import Job, find_job, read_job
+from ..job_signal import front_end_of
+from ..job_words import job_argument
+from ..log_view import LogView, until_its_end
+from ..outcome_text import closing
+
+
+@click.command("attach")
+@click.option("--ranks", metavar="RANKS", help="Lines of these ranks only, like `0,8-11`.")
+@job_argument()
+def command(ranks: str | None, job: str) -> int:
+    """Follow a job from now to its end, and exit as it does.
+
+    Ctrl-C leaves: the job goes on, and the exit code is 130. What came before shows `dsrun logs JOB`.
+    """
+    found = find_job(job, os.environ)
+    view = LogView(found, ranks=ranks, split=True)
+    now_s = time.time()
+    if found.state.is_live:
+        view.note(f"job {found.id}: attached; Ctrl-C leaves it, `dsrun stop {found.id}` ends it")
+        try:
+            with front_end_of(found.record) as front_end:
+                view.show(since_s=now_s, follow=until_its_end(found, front_end))
+        except KeyboardInterrupt:
+            view.note(f"job {found.id}: left; it goes on")
+            raise
+    return _end_of(found, view)
+
+
+def _end_of(job: Job, view: LogView) -> int:
+    """Says how the job ended, as its own front end would; returns the job's exit code."""
+    ended = read_job(job.folder)
+    if ended is None or ended.outcome is None:
+        raise LaunchError(f"job {job.id}: its front end was killed", hint=f"`dsrun logs {job.id}` has what came last")
+    outcome = ended.outcome
+    if outcome["failure"] is not None:
+        view.report(outcome["failure"])
+    view.note(closing(outcome))
+    return int(outcome["exit_code"])

@@ -1,0 +1,91 @@
+"""`dsrun rerun`: the same request once more, and what has changed on the machine since. Runs what `dsrun run` runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from dsrun.errors import UsageError
+
+from ..job_facts import MACHINE_FILE, differences, digest_of_file, read_facts
+from ..job_list import Job, find_job
+from ..job_record import JobRecord, read_json
+from ..job_text import command_text
+from ..job_words import job_argument
+
+
+@click.command("rerun")
+@click.option("--dry-run", is_flag=True, help="Say what changed and print the plan; start nothing.")
+@job_argument()
+@click.pass_context
+def command(ctx: click.Context, dry_run: bool, job: str) -> int:
+    """Run a job's command again, in its folder, after saying what changed since.
+
+    Compared are versions, GPUs, cores, the git commit, script and config, and the variables that training depends on.
+    Nothing is asked. Secrets were not recorded: they are taken from the environment.
+    """
+    found = find_job(job, os.environ)
+    words = words_again(found.record, environ=frozenset(os.environ))
+    try:
+        os.chdir(found.record.cwd)
+    except OSError as error:
+        raise UsageError(
+            f"job {found.id}: its folder {found.record.cwd} cannot be entered: {error.strerror}"
+        ) from error
+    click.echo(f"dsrun: again, as job {found.id}: {command_text(found)}", err=True)
+    for line in changes_since(found):
+        click.echo(f"dsrun: changed since: {line}", err=True)
+    group = ctx.find_root().command
+    if dry_run:
+        words = [words[0], "--dry-run", *words[1:]]
+    # Exits as the run does; `obj` of the new context holds the words of the new job.
+    return group.main(args=words, prog_name="dsrun", standalone_mode=False)
+
+
+def words_again(record: JobRecord, *, environ: frozenset[str]) -> list[str]:
+    """Returns the words of the command, to be run again.
+
+    Args:
+        record: the job's.
+        environ: names of the variables that are set: a masked `--env NAME=***` is copied from there.
+
+    Raises:
+        UsageError: a word was masked and cannot be had again.
+    """
+    words = list(record.command)
+    for at in record.masked_words:
+        name, equals, _ = words[at].removeprefix("--env=").partition("=")
+        is_env = at > 0 and (words[at - 1] == "--env" or words[at].startswith("--env="))
+        if not (is_env and equals):
+            raise UsageError(
+                f"job {record.id}: the word `{words[at]}` of its command was not recorded, for it holds a secret",
+                hint="type the command again; secrets are safer in variables",
+            )
+        if name not in environ:
+            raise UsageError(
+                f"job {record.id}: the value of `--env {name}` was not recorded, for it is a secret",
+                hint=f"set {name} in the environment",
+            )
+        words[at] = f"--env={name}" if words[at].startswith("--env=") else name
+    return words
+
+
+def changes_since(job: Job) -> Sequence[str]:
+    """Says what the job depends on that is not as it was, a line each."""
+    plan = job.record.plan
+    program: dict[str, str] = plan.get("program") or {}
+    script = Path(program.get("target", "")).absolute() if program.get("kind") == "script" else None
+    folder = Path(job.record.cwd) if script is None else script.parent
+    recorded = read_json(job.folder / MACHINE_FILE)
+    lines: list[str] = []
+    if recorded is None:
+        lines.append("what the machine was like was not recorded")
+    else:
+        lines += differences(recorded, read_facts(script=script, folder=folder, environ=os.environ))
+    config, digest = job.record.config, job.record.config_digest
+    if config is not None and digest is not None and digest_of_file(Path(config)) != digest:
+        lines.append(f"config {config}: its content; the one of then is {job.folder / 'config.json'}")
+    return lines

@@ -1,0 +1,92 @@
+"""`dsrun stop`: asks the front end of a job to end it, and waits until it has. What that does stands in the session."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import click
+
+from dsrun.errors import DsrunError, Problem
+
+from ..job_list import Job, JobState, find_job, read_job
+from ..job_signal import FrontEnd, front_end_of
+from ..job_words import job_argument
+from ..option_words import parse_seconds
+from ..outcome_text import closing
+from ..sweep import sweep_command
+
+
+@click.command("stop")
+@click.option("--now", is_flag=True, help="Kill the ranks without grace.")
+@click.option("--timeout", type=parse_seconds, metavar="SECONDS", help="Wait for the end no longer than this.")
+@job_argument(nargs=-1)
+def command(now: bool, timeout: float | None, jobs: Sequence[str]) -> int:
+    """End jobs as Ctrl-C does, and wait until they have ended.
+
+    Ranks get SIGTERM and the grace their job was started with. A job that waits in the queue leaves it. What a
+    crashed job may have left on this host is ended too.
+    """
+    found = {job.id: job for job in (find_job(name, os.environ) for name in jobs)}
+    with ExitStack() as stack:
+        front_ends: dict[str, FrontEnd] = {}
+        for job in found.values():
+            if job.state.is_live:
+                front_ends[job.id] = stack.enter_context(front_end_of(job.record))
+        for front_end in front_ends.values():
+            front_end.send(signal.SIGQUIT if now else signal.SIGTERM)
+        deadline_s = None if timeout is None else time.monotonic() + timeout
+        problems: list[Problem] = []
+        for job in found.values():
+            if job.id in front_ends:
+                left_s = None if deadline_s is None else deadline_s - time.monotonic()
+                has_ended = front_ends[job.id].wait(left_s)
+            else:
+                has_ended = True
+            if has_ended:
+                _tell(job)
+            else:
+                way_out = f"`dsrun stop --now {job.id}` kills its ranks"
+                problems.append(Problem(f"job {job.id} has not ended within {timeout:g}s", way_out))
+    if problems:
+        raise DsrunError.of(problems)
+    return 0
+
+
+def _tell(job: Job) -> None:
+    """Says how a job has ended."""
+    now = read_job(job.folder) or job
+    if now.state is JobState.CRASHED:
+        text = f"job {job.id}: crashed, {_sweep(now)}"
+    elif now.outcome is None:
+        text = f"job {job.id}: its front end does not answer any more"
+    elif job.state.is_live:
+        text = closing(now.outcome)
+    else:
+        text = f"job {job.id} had ended already: {now.state.value}"
+    click.echo(f"dsrun: {text}", err=True)
+
+
+def _sweep(job: Job) -> str:
+    """Ends what a crashed job left on this host; says what that was."""
+    if job.record.host != os.uname().nodename:
+        return f"on {job.record.host}; `dsrun stop {job.id}` there ends what is left"
+    done = subprocess.run(sweep_command(sys.executable, job.id), stdin=subprocess.DEVNULL, capture_output=True)
+    try:
+        found: dict[str, list[Any]] = json.loads(done.stdout)
+    except ValueError:
+        said = os.fsdecode(done.stderr).strip().splitlines()
+        raise DsrunError(f"job {job.id}: what it left cannot be looked for: {(said or ['no word'])[-1]}") from None
+    if found["left"]:
+        return f"processes {', '.join(map(str, found['left']))} did not end after SIGKILL"
+    if found["agents"]:
+        return f"its agent (pid {found['agents'][0]}) is ending it"
+    count = len(found["ended"])
+    return "nothing of it is left" if not count else f"{count} process{'es' if count > 1 else ''} of it ended"

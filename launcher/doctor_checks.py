@@ -1,0 +1,242 @@
+"""Checks of this machine that matter before a job: each looks at one thing and says what it found, and a way out.
+
+Nothing is changed; the trial job runs in a folder of its own that is gone afterwards. What the checks look at is given
+to them, so each verdict can be tested; `examine` asks the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dsrun.errors import DsrunError
+from dsrun.units import format_bytes, format_duration
+
+from .job_folder import jobs_folder
+from .job_list import JobState, all_jobs
+from .probe import ProbeReport, probe
+from .worker import isolated_command
+
+#: `green`: as it should be; `amber`: a job may run, but worse or not at scale; `red`: jobs fail.
+Verdict = Literal["green", "amber", "red"]
+
+#: For the trial job, which takes a second or two on an idle machine.
+TRIAL_PATIENCE_S = 60.0
+_SLOW_TRIAL_S = 10.0
+_SMALL_SHM_BYTES = 1 << 30
+_FEW_FILES = 4096
+_LITTLE_LOCKED_BYTES = 64 << 20
+#: Before this nobody could have installed this version.
+_RELEASED_S = 1_767_225_600  # 2026-01-01
+
+_TRIAL_SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+value = torch.ones(1)
+dist.all_reduce(value)
+assert value.item() == dist.get_world_size() == 2
+dist.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        name: what was looked at.
+        verdict: how that is.
+        text: what was found.
+        fix: the way out; None for green.
+    """
+
+    name: str
+    verdict: Verdict
+    text: str
+    fix: str | None = None
+
+
+def examine(environ: Mapping[str, str]) -> list[Finding]:
+    """Runs every check on this machine.
+
+    Args:
+        environ: the environment jobs would be started in.
+    """
+    report = probe(environ=environ)
+    return [
+        *check_torch(report),
+        check_trial(environ),
+        check_shared_memory(report.memory.shm_total_bytes),
+        check_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_gpus=bool(report.gpus)),
+        check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        check_state_folder(environ),
+        check_crashed_jobs(environ),
+        check_ssh(shutil.which("ssh", path=environ.get("PATH"))),
+        check_clock(time.time()),
+    ]
+
+
+def check_torch(report: ProbeReport) -> list[Finding]:
+    """Looks for torch, and whether the driver can run what it was built for."""
+    versions = report.versions
+    python = f"Python {versions.python} at {versions.python_path}"
+    if versions.torch is None:
+        return [
+            Finding(
+                name="torch",
+                verdict="red",
+                text=f"not installed beside {python}",
+                fix=f"{versions.python_path} -m pip install torch",
+            )
+        ]
+    found = Finding(name="torch", verdict="green", text=f"torch {versions.torch}, {python}")
+    if not report.gpus:
+        return [found, Finding(name="CUDA", verdict="green", text="no GPU here: jobs train on the CPU")]
+    if versions.cuda is None:
+        text = f"torch is built without CUDA, and this machine has {len(report.gpus)} GPUs"
+        fix = "install a CUDA build: https://pytorch.org/get-started"
+        return [found, Finding(name="CUDA", verdict="amber", text=text, fix=fix)]
+    newest = report.driver_cuda
+    text = f"torch is built for CUDA {versions.cuda}, driver {report.driver} runs up to {newest}"
+    # Within one major version a driver runs newer minor ones too.
+    if newest is not None and int(versions.cuda.split(".")[0]) > int(newest.split(".")[0]):
+        fix = f"update the driver, or install a torch that is built for CUDA {newest} or older"
+        return [found, Finding(name="CUDA", verdict="red", text=text, fix=fix)]
+    return [found, Finding(name="CUDA", verdict="green", text=text)]
+
+
+def check_trial(environ: Mapping[str, str], *, python: str = sys.executable) -> Finding:
+    """Runs a job of two ranks that all-reduce over Gloo, as a user would.
+
+    Args:
+        environ: the environment of the job.
+        python: the interpreter of the job.
+    """
+    with tempfile.TemporaryDirectory(prefix="dsrun-doctor-") as name:
+        folder = Path(name)
+        (folder / "trial.py").write_text(_TRIAL_SCRIPT)
+        words = ["run", "-q", "-n", "2", "--backend", "gloo", "--start", "fork", "--no-plan", "trial.py"]
+        began_s = time.monotonic()
+        try:
+            done = subprocess.run(
+                [*isolated_command(python, "dsrun.__main__", *words)],
+                cwd=folder,
+                env={**environ, "XDG_STATE_HOME": str(folder / "state"), "CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=TRIAL_PATIENCE_S,
+            )
+        except subprocess.TimeoutExpired:
+            text = f"two ranks did not meet within {format_duration(TRIAL_PATIENCE_S)}"
+            fix = "is 127.0.0.1 up (`ip addr show lo`), and no firewall rule on it?"
+            return Finding(name="trial job", verdict="red", text=text, fix=fix)
+        took_s = time.monotonic() - began_s
+    if done.returncode != 0:
+        said = os.fsdecode(done.stderr).strip().splitlines() or ["it said nothing"]
+        return Finding(name="trial job", verdict="red", text=f"exit code {done.returncode}: {said[0]}", fix=said[-1])
+    text = f"two ranks all-reduced over Gloo in {format_duration(took_s)}"
+    if took_s > _SLOW_TRIAL_S:
+        fix = "importing torch takes that long: is the environment on a slow or shared disk, or the machine busy?"
+        return Finding(name="trial job", verdict="amber", text=text, fix=fix)
+    return Finding(name="trial job", verdict="green", text=text)
+
+
+def check_shared_memory(size: int | None) -> Finding:
+    """Looks at /dev/shm, through which data loaders and ranks of one host exchange tensors."""
+    if size is None:
+        fix = "mount it: `mount -t tmpfs tmpfs /dev/shm`, or start the container with --shm-size"
+        return Finding(name="/dev/shm", verdict="red", text="not there", fix=fix)
+    if size < _SMALL_SHM_BYTES:
+        fix = "`docker run --shm-size=8g`, or `mount -o remount,size=8G /dev/shm`"
+        return Finding(name="/dev/shm", verdict="amber", text=f"{format_bytes(size)}, small for data loaders", fix=fix)
+    return Finding(name="/dev/shm", verdict="green", text=format_bytes(size))
+
+
+def check_locked_memory(limit: int, *, has_gpus: bool) -> Finding:
+    """Looks at what may be pinned: InfiniBand and O_DIRECT buffers need it, CUDA's own pinning does not."""
+    if limit == resource.RLIM_INFINITY:
+        return Finding(name="memlock", verdict="green", text="unlimited")
+    text = format_bytes(limit)
+    if limit < _LITTLE_LOCKED_BYTES and has_gpus:
+        fix = "`ulimit -l unlimited`; for good in /etc/security/limits.conf"
+        return Finding(name="memlock", verdict="amber", text=f"{text}: RDMA fails with so little", fix=fix)
+    return Finding(name="memlock", verdict="green", text=text)
+
+
+def check_open_files(limit: int) -> Finding:
+    """Looks at how many files a process may have open."""
+    if limit != resource.RLIM_INFINITY and limit < _FEW_FILES:
+        fix = f"`ulimit -n {_FEW_FILES}`"
+        return Finding(name="nofile", verdict="amber", text=f"{limit}, few for many ranks and data loaders", fix=fix)
+    return Finding(name="nofile", verdict="green", text="unlimited" if limit == resource.RLIM_INFINITY else str(limit))
+
+
+def check_state_folder(environ: Mapping[str, str]) -> Finding:
+    """Looks whether jobs can be written down, and whether others could write there."""
+    try:
+        folder = jobs_folder(environ)
+    except DsrunError as error:
+        return Finding(name="state folder", verdict="red", text=str(error), fix=error.hint)
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        fix = "set XDG_STATE_HOME to a folder of yours, or use `--log-dir DIR`"
+        return Finding(name="state folder", verdict="red", text=f"{folder}: cannot be written to", fix=fix)
+    if there == folder and folder.stat().st_mode & 0o022:
+        return Finding(
+            name="state folder", verdict="amber", text=f"{folder}: others may write to it", fix=f"chmod 700 {folder}"
+        )
+    return Finding(name="state folder", verdict="green", text=str(folder))
+
+
+def check_crashed_jobs(environ: Mapping[str, str]) -> Finding:
+    """Looks for jobs whose front end was killed."""
+    try:
+        crashed = [job.id for job in all_jobs(environ) if job.state is JobState.CRASHED]
+    except DsrunError as error:
+        return Finding(name="jobs", verdict="red", text=str(error), fix=error.hint)
+    if not crashed:
+        return Finding(name="jobs", verdict="green", text="none has crashed")
+    shown = ", ".join(crashed[:3]) + (f" and {len(crashed) - 3} more" if len(crashed) > 3 else "")
+    fix = f"`dsrun stop {crashed[0]}` ends what is left, `dsrun rm {crashed[0]}` forgets it"
+    return Finding(name="jobs", verdict="amber", text=f"crashed: {shown}", fix=fix)
+
+
+def check_ssh(path: str | None) -> Finding:
+    """Looks for the client that reaches other hosts."""
+    if path is None:
+        fix = "install openssh-client"
+        return Finding(name="ssh", verdict="amber", text="no client: jobs of this machine only", fix=fix)
+    return Finding(name="ssh", verdict="green", text=path)
+
+
+def check_clock(now_s: float) -> Finding:
+    """Looks whether the clock can be right: certificates, file times and the order of failures go by it."""
+    shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now_s))
+    if now_s < _RELEASED_S:
+        return Finding(name="clock", verdict="red", text=f"{shown} is long past", fix="`timedatectl set-ntp true`")
+    return Finding(name="clock", verdict="green", text=shown)
+
+
+def to_json(findings: Sequence[Finding]) -> str:
+    """Returns what `dsrun doctor --json` prints."""
+    checks = [
+        {"name": found.name, "verdict": found.verdict, "text": found.text, "fix": found.fix} for found in findings
+    ]
+    return json.dumps({"schema_version": 1, "ok": is_well(findings), "checks": checks}, indent=2)
+
+
+def is_well(findings: Sequence[Finding]) -> bool:
+    """Whether jobs can run."""
+    return all(found.verdict != "red" for found in findings)

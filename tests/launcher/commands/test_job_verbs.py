@@ -1,0 +1,158 @@
+"""Verbs that look at jobs, on records of jobs that never ran. What real jobs do stands in tests/e2e/test_jobs.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.job_facts import MACHINE_FILE
+from dsrun.launcher.job_record import JobLock, write_json
+from support.cli import clean_environment, invoke
+from support.job_records import leave_job
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path / "dsrun" / "jobs"
+
+
+def test_ps_shows_what_lives_and_what_ended_within_a_day(jobs: Path) -> None:
+    now = datetime.now().astimezone()
+    lock = JobLock(leave_job(jobs, "lives", created=now - timedelta(days=9), started=now - timedelta(days=9)))
+    leave_job(jobs, "recent", created=now - timedelta(hours=3))
+    leave_job(jobs, "old", created=now - timedelta(days=2))
+    shown = invoke("ps")
+    assert [line.split()[:2] for line in shown.stdout.splitlines()] == [
+        ["JOB", "STATE"],
+        ["recent", "crashed"],
+        ["lives", "running"],
+    ]
+    assert shown.stderr == "dsrun: 1 older job with `dsrun ps --all`\n"
+    everything = json.loads(invoke("ps", "--all", "--json").stdout)["jobs"]
+    assert [job["id"] for job in everything] == ["recent", "old", "lives"]
+    lock.release()
+
+
+def test_ps_without_jobs_says_where_it_looked(jobs: Path) -> None:
+    result = invoke("ps")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"dsrun: no jobs in {jobs}\n")
+
+
+@pytest.mark.parametrize("verb", ["logs", "attach", "stop", "show", "rerun", "rm"])
+def test_an_unknown_job_is_told_with_those_of_close_names(jobs: Path, verb: str) -> None:
+    leave_job(jobs, "20261121-0733-abcd", outcome="done")
+    result = invoke(verb, "20261121-0733-abce")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == (
+        f"error: there is no job `20261121-0733-abce` in {jobs}\n"
+        "hint: did you mean `20261121-0733-abcd`? `dsrun ps --all` lists all jobs\n"
+    )
+
+
+def test_show_tells_what_was_written_down(jobs: Path) -> None:
+    folder = leave_job(jobs, "a", outcome="failed", exit_code=3, config="/c/ds.json", detached=True)
+    facts = {
+        "git": {"commit": "c0ffee", "dirty": True},
+        "probe": {
+            "versions": {"dsrun": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "cuda": "13.0", "nccl": None},
+            "driver": "580.1",
+            "gpus": [{"index": 0, "name": "H200", "usable": True, "memory_total_bytes": 141 << 30}],
+        },
+    }
+    write_json(folder / MACHINE_FILE, facts)
+    lines = invoke("show", "a").stdout.splitlines()
+    assert lines[:3] == [
+        "job        a",
+        "state      failed, exit code 3, after 1m",
+        "command    dsrun -n 2 train.py",
+    ]
+    assert lines[-5:] == [
+        "start      fork, grace 10s",
+        "config     /c/ds.json",
+        "versions   dsrun 0.1.0, python 3.11.7, torch 2.13.0, cuda 13.0, driver 580.1",
+        "gpus       0 H200, 141.0 GiB",
+        "git        c0ffee, with changed files",
+    ]
+    value = json.loads(invoke("show", "a", "--json").stdout)
+    assert (value["plan"]["program"]["target"], value["machine"], value["outcome"]["exit_code"]) == (
+        "train.py",
+        facts,
+        3,
+    )
+
+
+def test_show_of_a_job_that_left_only_its_record_is_no_failure(jobs: Path) -> None:
+    leave_job(jobs, "a", plan={})
+    assert invoke("show", "a").stdout.splitlines()[1] == "state      crashed"
+    assert json.loads(invoke("show", "last", "--json").stdout)["machine"] == {}
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["rm"], "name jobs, or an age with `--older-than`"),
+        (["rm", "a", "--older-than", "3d"], "name jobs, or an age with `--older-than`"),
+        (["logs", "a", "--ranks", "2"], "`--ranks 2`: there is no rank 2; the job has ranks 0-1"),
+        (["logs", "a", "--since", "soon"], "`--since soon`: expected a time ago or a time"),
+        (["logs", "a", "--grep", "("], "`--grep`: `(` is no regular expression: missing ), "),
+        (["stop"], "`dsrun stop`: JOB... is missing"),
+    ],
+)
+def test_wrong_words_are_refused(jobs: Path, args: list[str], message: str) -> None:
+    leave_job(jobs, "a", outcome="done")
+    result = invoke(*args)
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: {message}")
+
+
+def test_rm_takes_the_link_along_and_leaves_what_is_too_young(jobs: Path, tmp_path: Path) -> None:
+    now = datetime.now().astimezone()
+    folder = leave_job(tmp_path / "mine", "linked", created=now - timedelta(hours=3))
+    leave_job(jobs, "young", created=now - timedelta(hours=1))
+    (jobs / "linked").symlink_to(folder)
+    assert invoke("rm", "--older-than", "2h").stderr == "dsrun: 1 job removed\n"
+    assert os.listdir(jobs) == ["young"]
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_each_shell(shell: str) -> None:
+    result = invoke("completion", shell)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"_DSRUN_COMPLETE={shell}_complete" in result.stdout
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=result.stdout, text=True).returncode == 0
+
+
+def completed(jobs: Path, *words: str) -> list[str]:
+    """What bash is offered for the last word."""
+    env = clean_environment(
+        XDG_STATE_HOME=str(jobs.parents[1]),
+        _DSRUN_COMPLETE="bash_complete",
+        COMP_WORDS=" ".join(["dsrun", *words]),
+        COMP_CWORD=str(len(words)),
+    )
+    done = subprocess.run([sys.executable, "-m", "dsrun"], env=env, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+def test_a_shell_completes_verbs_options_files_and_jobs(jobs: Path) -> None:
+    leave_job(jobs, "20261121-0733-abcd", outcome="done")
+    leave_job(jobs, "20261120-0733-abcd", outcome="done")
+    assert completed(jobs, "st") == ["plain,stop"]
+    assert completed(jobs, "trai") == ["file,trai"]
+    assert completed(jobs, "--back") == ["plain,--backend"]
+    assert completed(jobs, "run", "--back") == ["plain,--backend"]
+    assert completed(jobs, "run", "trai") == ["file,trai"]
+    assert completed(jobs, "stop", "20261121") == ["plain,20261121-0733-abcd"]
+    assert completed(jobs, "logs", "las") == ["plain,last"]
+    assert completed(jobs, "stop", "20261121-0733-abcd", "2026") == ["plain,20261120-0733-abcd"]

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.doctor_checks import (
+    Finding,
+    Verdict,
+    check_clock,
+    check_crashed_jobs,
+    check_locked_memory,
+    check_open_files,
+    check_shared_memory,
+    check_ssh,
+    check_state_folder,
+    check_torch,
+    check_trial,
+    is_well,
+    to_json,
+)
+from dsrun.launcher.probe import ProbeReport, probe
+from dsrun.launcher.probe_gpu import Gpu
+from support.cli import clean_environment
+from support.job_records import leave_job
+
+GPU = Gpu(
+    index=0,
+    uuid="GPU-1",
+    name="H200",
+    memory_total_bytes=1,
+    memory_free_bytes=1,
+    compute_capability="9.0",
+    usable=True,
+)
+
+
+def report(*, torch: str | None, cuda: str | None, gpus: int, driver_cuda: str | None = "13.0") -> ProbeReport:
+    here = probe(environ={"CUDA_VISIBLE_DEVICES": ""})
+    versions = dataclasses.replace(here.versions, torch=torch, cuda=cuda)
+    return dataclasses.replace(
+        here, versions=versions, gpus=(GPU,) * gpus, driver="580.1", driver_cuda=driver_cuda, gpus_usable=gpus
+    )
+
+
+@pytest.mark.parametrize(
+    ("torch", "cuda", "gpus", "driver_cuda", "verdicts"),
+    [
+        (None, None, 0, None, ["red"]),
+        ("2.13.0+cpu", None, 0, None, ["green", "green"]),
+        ("2.13.0+cpu", None, 8, "13.0", ["green", "amber"]),
+        ("2.13.0+cu130", "13.0", 8, "13.1", ["green", "green"]),
+        ("2.13.0+cu130", "13.1", 8, "13.0", ["green", "green"]),
+        ("2.13.0+cu130", "13.0", 8, "12.8", ["green", "red"]),
+        ("2.13.0+cu130", "13.0", 8, None, ["green", "green"]),
+    ],
+)
+def test_torch_must_be_there_and_the_driver_able_to_run_it(
+    torch: str | None, cuda: str | None, gpus: int, driver_cuda: str | None, verdicts: list[Verdict]
+) -> None:
+    found = check_torch(report(torch=torch, cuda=cuda, gpus=gpus, driver_cuda=driver_cuda))
+    assert [finding.verdict for finding in found] == verdicts
+    assert all((finding.fix is None) == (finding.verdict == "green") for finding in found)
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("finding", "verdict"),
+    [
+        (check_shared_memory(None), "red"),
+        (check_shared_memory(64 << 20), "amber"),
+        (check_shared_memory(8 * GIB), "green"),
+        (check_locked_memory(resource.RLIM_INFINITY, has_gpus=True), "green"),
+        (check_locked_memory(64 << 10, has_gpus=True), "amber"),
+        (check_locked_memory(64 << 10, has_gpus=False), "green"),
+        (check_open_files(1024), "amber"),
+        (check_open_files(65536), "green"),
+        (check_open_files(resource.RLIM_INFINITY), "green"),
+        (check_ssh(None), "amber"),
+        (check_ssh("/usr/bin/ssh"), "green"),
+        (check_clock(0.0), "red"),
+        (check_clock(1_795_000_000.0), "green"),
+    ],
+)
+def test_each_thing_is_judged_and_a_fix_given_where_it_is_not_well(finding: Finding, verdict: Verdict) -> None:
+    assert finding.verdict == verdict
+    assert (finding.fix is None) == (verdict == "green")
+
+
+def test_the_state_folder_must_be_the_users_to_write(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    assert check_state_folder(environ).verdict == "green"
+    folder = tmp_path / "state" / "dsrun" / "jobs"
+    folder.mkdir(parents=True)
+    folder.chmod(0o700)
+    assert check_state_folder(environ).verdict == "green"
+    folder.chmod(0o777)
+    assert check_state_folder(environ).fix == f"chmod 700 {folder}"
+    folder.rmdir()
+    folder.write_text("")
+    assert check_state_folder(environ).verdict == "red"
+
+
+def test_crashed_jobs_are_named(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    jobs = tmp_path / "dsrun" / "jobs"
+    leave_job(jobs, "a", outcome="done")
+    assert check_crashed_jobs(environ).verdict == "green"
+    leave_job(jobs, "b")
+    found = check_crashed_jobs(environ)
+    assert (found.verdict, found.text) == ("amber", "crashed: b")
+    assert found.fix == "`dsrun stop b` ends what is left, `dsrun rm b` forgets it"
+
+
+def test_two_ranks_meet_in_a_trial_job() -> None:
+    found = check_trial(clean_environment())
+    # How long it takes is the machine's business: amber where it is busy.
+    assert found.verdict in ("green", "amber"), found.text
+    assert found.text.startswith("two ranks all-reduced over Gloo in ")
+
+
+def test_a_trial_job_that_fails_is_red_with_its_own_words() -> None:
+    found = check_trial(clean_environment(DSRUN_CONFIG="/no/such.json"), python=sys.executable)
+    assert found.verdict == "red"
+    assert found.text.startswith("exit code 2: error: ")
+
+
+def test_only_red_means_that_jobs_fail() -> None:
+    findings = [
+        Finding(name="a", verdict="green", text="well"),
+        Finding(name="b", verdict="amber", text="so so", fix="do"),
+    ]
+    assert is_well(findings)
+    assert json.loads(to_json(findings))["ok"] is True
+    assert not is_well([*findings, Finding(name="c", verdict="red", text="bad", fix="do")])
+    assert json.loads(to_json(findings))["checks"][1] == {
+        "name": "b",
+        "verdict": "amber",
+        "text": "so so",
+        "fix": "do",
+    }

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.job_list import Job, read_job
+from dsrun.launcher.job_text import command_text, job_json, job_table, short_duration, took_s
+from support.job_records import NOW, leave_job
+
+
+def job_of(folder: Path) -> Job:
+    job = read_job(folder)
+    assert job is not None
+    return job
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0s"),
+        (0.9, "0s"),
+        (59.9, "59s"),
+        (60, "1m"),
+        (3599, "59m"),
+        (3660, "1h01m"),
+        (86399, "23h59m"),
+        (86400, "1d00h"),
+        (200_000, "2d07h"),
+    ],
+)
+def test_a_duration_fits_into_a_column(seconds: float, text: str) -> None:
+    assert short_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("run", "-n", "2", "train.py", "a b"), "dsrun -n 2 train.py 'a b'"),
+        (("-n", "2", "train.py"), "dsrun -n 2 train.py"),
+    ],
+)
+def test_a_command_can_be_pasted_into_a_shell(tmp_path: Path, words: tuple[str, ...], text: str) -> None:
+    assert command_text(job_of(leave_job(tmp_path, "a", command=words))) == text
+
+
+def test_a_job_takes_as_long_as_is_known(tmp_path: Path) -> None:
+    now = NOW + timedelta(hours=1)
+    assert took_s(job_of(leave_job(tmp_path, "done", outcome="done")), now) == 119
+    # Nobody saw the end of one, the other has not begun.
+    assert took_s(job_of(leave_job(tmp_path, "crashed")), now) is None
+    assert took_s(job_of(leave_job(tmp_path, "left", outcome="stopped", started=None)), now) is None
+
+
+def test_the_table_is_aligned_and_says_what_is_not_known(tmp_path: Path) -> None:
+    jobs = [
+        (job_of(leave_job(tmp_path, "20261121-0733-abcd", outcome="failed", exit_code=137)), 1200),
+        (job_of(leave_job(tmp_path, "b")), None),
+    ]
+    assert job_table(jobs, now=NOW + timedelta(hours=2)) == [
+        "JOB                 STATE    RANKS  STEP  AGE    TOOK  EXIT  COMMAND",
+        "20261121-0733-abcd  failed   2      1200  2h00m  1m    137   dsrun -n 2 train.py",
+        "b                   crashed  2      -     2h00m  -     -     dsrun -n 2 train.py",
+    ]
+
+
+def test_json_has_what_the_table_has_and_where_to_find_more(tmp_path: Path) -> None:
+    folder = leave_job(tmp_path, "a", outcome="done")
+    value = job_json(job_of(folder), step=3, now=NOW)
+    assert {name: value[name] for name in ("id", "state", "ranks", "step", "exit_code", "duration_s", "folder")} == {
+        "id": "a",
+        "state": "done",
+        "ranks": 2,
+        "step": 3,
+        "exit_code": 0,
+        "duration_s": 119.0,
+        "folder": str(folder),
+    }
+    assert (value["created"], value["ended"]) == ("2026-11-21T07:33:00.000+00:00", "2026-11-21T07:35:00.000+00:00")
