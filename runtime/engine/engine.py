@@ -20,6 +20,7 @@ from dsrun.errors import InputError, ModelError
 
 from ..observe.memory import measure
 from ..observe.peaks import PeakSummary
+from ..observe.tokens import count_tokens
 from .parts import EngineParts
 from .persist import load_engine, save_engine
 from .report import StepReport
@@ -62,6 +63,8 @@ class Engine:
             parts.records,
             steps_per_print=parts.steps_per_print,
             device=self.device,
+            model_numel=sum(extent.numel for unit in parts.step.units for extent in unit.layout.extents),
+            total_steps=getattr(parts.scheduler, "total_num_steps", None),
         )
         self._peaks = PeakSummary(
             parts.records,
@@ -77,6 +80,8 @@ class Engine:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's forward. Inputs are neither moved nor cast. At stage 3, enters all-gathers."""
         self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
+        if torch.is_grad_enabled():
+            self._report.add_tokens(count_tokens(args, kwargs))
         self._parts.hooks.before_forward()
         try:
             return self.module(*args, **kwargs)

@@ -8,7 +8,10 @@ import time
 import torch
 from torch import Tensor
 
+from dsrun.contract import STEP_EVENT
+
 from ..mesh.collectives import Collectives
+from ..observe.memory import used_bytes
 from ..observe.records import RecordWriter
 from .state import Counters
 from .step import StepResult
@@ -22,6 +25,8 @@ class StepReport:
         records: where steps are recorded.
         steps_per_print: optimizer steps between printed lines; None for none.
         device: where losses are summed, without a host read.
+        model_numel: parameters, for the estimate of operations.
+        total_steps: optimizer steps of the whole run, where the schedule says so.
     """
 
     def __init__(
@@ -31,18 +36,28 @@ class StepReport:
         *,
         steps_per_print: int | None,
         device: torch.device,
+        model_numel: int,
+        total_steps: int | None,
     ) -> None:
         self._collectives = collectives
         self._records = records
         self._steps_per_print = steps_per_print
         self._loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
         self._losses = 0
+        self._tokens = 0
+        self._device = device
+        self._model_numel = model_numel
+        self._total_steps = total_steps
         self._started = time.perf_counter()
 
     def add_loss(self, loss: Tensor) -> None:
         """Takes one micro batch's mean loss, a detached scalar."""
         self._loss_sum += loss.double()
         self._losses += 1
+
+    def add_tokens(self, tokens: int) -> None:
+        """Takes the tokens of one forward that trains; 0 where they are not known."""
+        self._tokens += tokens
 
     def step(self, result: StepResult, counters: Counters, *, lr: list[float], samples: int) -> None:
         """Reports one optimizer step; one all-reduce of one number.
@@ -53,17 +68,19 @@ class StepReport:
             lr: the rates it was taken with.
             samples: of all ranks in this step.
         """
-        self._collectives.all_reduce(self._loss_sum).wait()
+        self._collectives.all_reduce(self._loss_sum, of="mean loss").wait()
         loss = float(self._loss_sum) / (max(1, self._losses) * self._collectives.size)
         self._loss_sum.zero_()
         self._losses = 0
+        # The other ranks' batches have the same shape, or nearly: no collective is spent on their numbers.
+        tokens, self._tokens = self._tokens * self._collectives.size, 0
         now = time.perf_counter()
         seconds, self._started = now - self._started, now
         if self._collectives.rank != 0:
             return
         number = counters.global_steps
         self._records.write(
-            "step",
+            STEP_EVENT,
             {
                 "step": number,
                 "loss": loss,
@@ -72,6 +89,9 @@ class StepReport:
                 "applied": result.applied,
                 "samples": counters.global_samples,
                 "seconds": round(seconds, 6),
+                "memory_bytes": used_bytes(self._device),
+                **({"total_steps": self._total_steps} if self._total_steps else {}),
+                **(_speed(tokens, self._model_numel, seconds) if tokens else {}),
             },
         )
         if result.applied and not math.isfinite(result.grad_norm):
@@ -84,3 +104,13 @@ class StepReport:
                 f"{samples / seconds:.1f} samples/s",
                 flush=True,
             )
+
+
+def _speed(tokens: int, numel: int, seconds: float) -> dict[str, float]:
+    """Tokens a second and an estimate of the model's own operations, both of the whole job.
+
+    6 operations a parameter and token: 2 forward and 4 backward; attention and recomputation are left out.
+    Source: Kaplan et al., Scaling Laws for Neural Language Models (2020), section 2.1.
+    """
+    rate = tokens / seconds
+    return {"tokens_per_s": round(rate, 3), "tflops": round(6 * numel * rate / 1e12, 6)}

@@ -1,7 +1,9 @@
-"""Bytes of model state on a rank: predicted from layouts, and measured from tensors. Activations are not counted."""
+"""Bytes of model state on a rank: predicted from layouts, and measured from tensors, without activations; and all
+that is in use."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +12,8 @@ from torch import Tensor
 
 from ..layout.slot_plan import plan_slots
 from ..layout.unit_layout import UnitLayout
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +56,14 @@ class StatePrediction:
     def _slot_numel(self) -> int:
         sizes = [layout.padded_numel for layout in self.layouts]
         return sum(plan_slots(sizes, self.has_module, count=self.slot_count).numel.values())
+
+
+def used_bytes(device: torch.device) -> int:
+    """Returns the most memory that tensors have taken on a GPU so far, or what the process has resident now."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with open("/proc/self/statm", "rb", buffering=0) as file:
+        return int(file.read(100).split()[1]) * _PAGE_BYTES
 
 
 def measure(tensors: Iterable[Tensor]) -> int:

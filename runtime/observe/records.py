@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,23 +15,26 @@ from typing import Any
 class RecordWriter:
     """Appends records to a file; writes nothing where there is no file.
 
+    The file stays open and nothing is buffered: a record costs one write, and a rank that is killed loses none.
+
     Args:
         path: the file, made with its folder at the first record; None: records go nowhere.
     """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
+        self._descriptor: int | None = None
 
     def write(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Appends one record, with the event's name and the time in seconds since the epoch.
-
-        The file is opened for each record: a run writes few, and every line is then on its way to the disk.
-        """
+        """Appends one record, with the event's name and the time in seconds since the epoch."""
         if self._path is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        if self._descriptor is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # With O_APPEND whole lines stay whole, whoever else writes.
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            weakref.finalize(self, os.close, self._descriptor)
         # JSON has no inf and nan: strict readers refuse a file that holds one.
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
         line = json.dumps({"event": event, "time": round(time.time(), 6), **finite}, allow_nan=False)
-        with self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        os.write(self._descriptor, f"{line}\n".encode())

@@ -1,0 +1,31 @@
+"""Tokens are counted where the batch shows them, and nowhere else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from dsrun.runtime.observe.tokens import count_tokens
+
+TOKENS = torch.zeros(3, 5, dtype=torch.int64)
+IMAGES = torch.zeros(3, 1, 4, 4)
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "tokens"),
+    [
+        ((TOKENS,), {}, 15),
+        ((TOKENS.int(), TOKENS), {}, 15),
+        ((), {"input_ids": TOKENS, "labels": TOKENS}, 15),
+        (({"input_ids": TOKENS},), {}, 15),
+        (("mode", TOKENS), {}, 15),
+        ((IMAGES, TOKENS), {}, 0),
+        ((torch.zeros(3, dtype=torch.int64),), {}, 0),
+        ((torch.zeros(3, 5),), {}, 0),
+        ((), {}, 0),
+    ],
+)
+def test_tokens_are_whole_numbers_in_two_dimensions(args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int) -> None:
+    assert count_tokens(args, kwargs) == tokens
