@@ -265,8 +265,7 @@ class Places:
         Torch's own cache of the user is none of the job's: importing parts of torch makes that folder.
         """
         shared = {f"/dev/shm/{name}" for name in traces.names_in("/dev/shm")} - traces.in_use("/dev/shm/")
-        named = {f"/tmp/{name}" for name in traces.names_in("/tmp") if name.startswith("dsrun")}
-        found = traces.files_in(self.work, self.temp) | shared | named
+        found = traces.files_in(self.work, self.temp) | shared
         return {path for path in found if "/torchinductor_" not in path}
 
 
