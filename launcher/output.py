@@ -186,37 +186,6 @@ class Printer:
                 self._on_closed()
 
 
-def terminal_printer(
-    *,
-    hosts: Sequence[str],
-    quiet: bool,
-    stdout_is_data: bool,
-    environ: Mapping[str, str],
-    on_closed: Callable[[], None],
-    keep_waiting: Callable[[], bool],
-) -> Printer:
-    """Returns a printer on this process's own stdout and stderr.
-
-    Args:
-        hosts: as for `Printer`.
-        quiet: as for `Printer`.
-        stdout_is_data: stdout is kept for one JSON object, and all lines go to stderr.
-        environ: where NO_COLOR, FORCE_COLOR and TERM are read.
-        on_closed: as for `Printer`.
-        keep_waiting: as for `PatientStream`.
-    """
-    out, err = 2 if stdout_is_data else 1, 2
-    return Printer(
-        stdout=PatientStream(out, keep_waiting),
-        stderr=PatientStream(err, keep_waiting),
-        stdout_colour=wants_colour(environ, is_terminal=os.isatty(out)),
-        stderr_colour=wants_colour(environ, is_terminal=os.isatty(err)),
-        hosts=hosts,
-        quiet=quiet,
-        on_closed=on_closed,
-    )
-
-
 def wants_colour(environ: Mapping[str, str], *, is_terminal: bool) -> bool:
     """Applies NO_COLOR (no-color.org) and FORCE_COLOR; otherwise colour is for terminals that know it."""
     if environ.get("NO_COLOR"):

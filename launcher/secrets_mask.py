@@ -25,7 +25,7 @@ _WHOLE_WORDS = frozenset({"KEY", "KEYS", "TOKEN", "TOKENS", "PASS", "PAT", "NONC
 _ENDINGS = ("APIKEY", "APIKEYS", "ACCESSKEY", "SSHKEY", "AUTHKEY", "TOKEN")
 #: Before TOKEN they speak of a vocabulary.
 _VOCABULARY = frozenset({"PAD", "EOS", "BOS", "UNK", "SEP", "CLS", "STOP", "IMAGE", "VOCAB", "SPECIAL", "PER", "MASK"})
-_SIZE = re.compile(r"[-+]?[0-9]{1,7}(\.[0-9]*)?([eE][-+]?[0-9]{1,2})?|true|false|none", re.IGNORECASE)
+_SIZE = re.compile(r"[-+]?[0-9]{1,7}(\.[0-9]*)?([eE][-+]?[0-9]{1,2}|[kKmMgGbB])?|true|false|none", re.IGNORECASE)
 
 #: Keys that their makers gave a shape: Hugging Face, OpenAI and Anthropic, GitHub, GitLab, Slack, AWS, Google, JWT.
 _SHAPES = re.compile(

@@ -66,6 +66,8 @@ def test_names_that_only_sound_like_it(name: str) -> None:
         ("HF_TOKEN", "", ""),
         ("MAX_TOKENS", "4096", "4096"),
         ("num_key_value_heads", "8", "8"),
+        ("train_tokens", "1.5B", "1.5B"),
+        ("API_KEY", "12345678", "***"),
         ("MODEL", "gpt2", "gpt2"),
         ("MODEL", HF, "***"),
         ("DATABASE_URL", "postgres://me:s3cret@db:5432/x", "postgres://me:***@db:5432/x"),
