@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-
-import pytest
 
 from dsrun.launcher.log_files import LogFiles
 from dsrun.launcher.log_reader import read_log
@@ -91,33 +90,35 @@ def test_a_bar_that_never_ended_is_taken_away_at_the_end(tmp_path: Path) -> None
     assert (shown.texts, shown.bars) == (["5%"], ["5%", None])
 
 
-@pytest.fixture
-def small_files() -> Iterator[None]:
-    """No file may grow above 100 bytes: what a full disk does, without one."""
+@contextmanager
+def small_files() -> Generator[None, None, None]:
+    """No file may grow above 100 bytes: what a full disk does, without one. Holds for pytest's own files too."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
 
 
-@pytest.mark.usefixtures("small_files")
 def test_a_log_that_cannot_grow_is_told_once_and_ends_nothing(tmp_path: Path) -> None:
     shown = Shown()
     output = rank_output(tmp_path, shown)
-    for number in range(20):
-        output.take(out(f"a line of a good length {number}\n"))
-    output.finish(last_word="x")
+    with small_files():
+        for number in range(20):
+            output.take(out(f"a line of a good length {number}\n"))
+        output.finish(last_word="x")
     assert shown.notes == [f"{tmp_path}/rank0.log is incomplete from here on: {os.strerror(27)}"]
     assert len(shown.texts) == 20
 
 
-@pytest.mark.usefixtures("small_files")
 def test_an_index_that_cannot_grow_is_told_once_and_the_log_goes_on(tmp_path: Path) -> None:
     shown = Shown()
     output = rank_output(tmp_path, shown)
-    for number in range(20):
-        output.take(out(f"{number}\n"))
+    with small_files():
+        for number in range(20):
+            output.take(out(f"{number}\n"))
     assert shown.notes == [f"`dsrun logs` cannot order by time from here on: index file: {os.strerror(27)}"]
     assert [line.text for line in read_log(tmp_path)] == [str(number) for number in range(20)]
