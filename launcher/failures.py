@@ -265,14 +265,14 @@ def judge(
             code = exit_code_of(cause.status)
     others = [end for end in ends if end is not cause and end.status != 0]
     never_ran = sum(end.status is None and end.pid is None for end in others)
-    stopped = sum(end.status in (None, -signal.SIGTERM, -signal.SIGKILL) for end in others) - never_ran
-    followed = sum(end.follows for end in others)
+    by_themselves = [end for end in others if end.status not in (None, -signal.SIGTERM, -signal.SIGKILL)]
+    followed = sum(end.follows for end in by_themselves)
     return code, FailureReport(
         cause=cause,
         exit_code=code,
-        stopped=stopped,
+        stopped=len(others) - len(by_themselves) - never_ran,
         followed=followed,
-        also_failed=len(others) - stopped - never_ran - followed,
+        also_failed=len(by_themselves) - followed,
         also_lost=tuple(loss for loss in losses if loss is not cause),
     )
 

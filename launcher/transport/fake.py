@@ -5,6 +5,7 @@ Starts no process and keeps no time: a script goes on when it is read, and waits
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ class Die:
 Step = Message | bytes | Await | Call | Die
 
 
+#: A frame names its type first.
+_TYPE = re.compile(rb'\{"type":"(\w+)"')
 #: What `sweep` prints on a host where nothing is left.
 NOTHING_LEFT = b'{"agents": [], "ended": [], "left": []}\n'
 
@@ -80,12 +83,13 @@ class FakeChannel:
     """A scripted agent, and a record of what it was sent."""
 
     def __init__(self, script: Sequence[Step]) -> None:
-        #: What the front end sent, in order.
-        self.received: list[Message] = []
         self.input_ended = False
         self.killed = False
         self._steps = list(script)
-        self._reader = FrameReader()
+        # Undecoded, for of a large job each host's `Start` is large, and tests of size look at few of them.
+        self._sent: list[bytes] = []
+        self._sent_types: list[str] = []
+        self._at_frame_start = True
         self._changed = threading.Condition()
         self._status: int | None = None
 
@@ -94,8 +98,15 @@ class FakeChannel:
         with self._changed:
             if self._status is not None:
                 raise BrokenPipeError("the scripted agent has ended")
-            self.received += self._reader.feed(data)
+            self._sent.append(data)
+            self._note_types(data)
             self._changed.notify_all()
+
+    @property
+    def received(self) -> list[Message]:
+        """What the front end sent, in order."""
+        with self._changed:
+            return FrameReader().feed(b"".join(self._sent))
 
     def end_input(self) -> None:
         """See `Channel`."""
@@ -145,8 +156,19 @@ class FakeChannel:
                 self._status = status
             self._changed.notify_all()
 
+    def _note_types(self, data: bytes) -> None:
+        begin = 0
+        while begin < len(data):
+            if self._at_frame_start:
+                found = _TYPE.match(data, begin)
+                assert found, "the front end sends frames of the protocol"
+                self._sent_types.append(found[1].decode())
+            end = data.find(b"\n", begin)
+            self._at_frame_start = end >= 0
+            begin = end + 1 if end >= 0 else len(data)
+
     def _wait_for(self, message_type: type[Message]) -> None:
+        # `TakeStacks` -> `take_stacks`
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", message_type.__name__).lower()
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._gone() or self.input_ended or any(isinstance(m, message_type) for m in self.received)
-            )
+            self._changed.wait_for(lambda: self._gone() or self.input_ended or name in self._sent_types)

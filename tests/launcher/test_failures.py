@@ -153,6 +153,12 @@ def test_63_followers_are_one_line() -> None:
     assert report.render()[-1] == "63 other ranks failed after it, of the broken connection"
 
 
+def test_a_rank_that_was_stopped_while_it_lost_its_peer_is_counted_once() -> None:
+    _, report = judge([end(0, -15, 10.5, last_lines=(GLOO.message,)), end(1, -9, 10.0)], [], None)
+    assert report is not None
+    assert report.render()[-1] == "1 other rank was stopped after it"
+
+
 def test_the_cause_stands_in_the_first_line_and_the_way_out_below() -> None:
     last = ("step 7", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
     _, report = judge([end(0, 1, last_lines=last)], [], None)

@@ -29,6 +29,7 @@ from dsrun.launcher.protocol import (
     Message,
     Output,
     Passed,
+    RankPulse,
     Signal,
     Start,
     Started,
@@ -376,3 +377,50 @@ def test_a_planted_link_in_place_of_a_log_is_not_followed(tmp_path: Path) -> Non
     with pytest.raises(LaunchError, match=r"rank0\.log"):
         run(tmp_path, [])
     assert target.read_text() == "keep"
+
+
+class CountingSink:
+    """Keeps nothing, so that only the session is measured."""
+
+    def __init__(self) -> None:
+        self.events = 0
+
+    def take(self, frame: Output) -> None:
+        pass
+
+    def ended(self, rank: int, last_word: str | None) -> None:
+        pass
+
+    def tail(self, rank: int) -> tuple[str, ...]:
+        return ()
+
+    def log(self, rank: int) -> str:
+        return ""
+
+    def note(self, text: str) -> None:
+        pass
+
+    def event(self, name: str, **fields: object) -> None:
+        self.events += 1
+
+    def pulse(self, ranks: Sequence[RankPulse]) -> None:
+        pass
+
+    def tick(self, now_s: float) -> float | None:
+        return None
+
+
+@pytest.mark.timeout(120)
+def test_1024_hosts_cost_the_front_end_no_more_than_20_ms_of_processor_time_each(tmp_path: Path) -> None:
+    hosts = [f"n{number}" for number in range(1024)]
+    scripts: dict[str, list[Step]] = {}
+    for number, host in enumerate(hosts):
+        meets: Step = Await(Meet) if number else Listening(address="10.0.0.1", port=4711)
+        ranks = (2 * number, 2 * number + 1)
+        scripts[host] = [hello(), meets, Started(pids=[1, 2]), *(exited(rank, 0) for rank in ranks), DONE]
+    sink = CountingSink()
+    session = Session(plan_for(tmp_path, hosts=hosts), FakeTransport(scripts), sink, python="python3")
+    before_s = time.process_time()
+    assert session.run().exit_code == 0
+    assert time.process_time() - before_s < 0.020 * len(hosts)
+    assert sink.events == 1 + 2 * 2 * len(hosts)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.job_output import JobOutput
+from dsrun.launcher.job_run import JobRun, Policies
 from dsrun.launcher.plan import LaunchPlan, Program, ProgramKind, StartMethod, make_plan
 from dsrun.launcher.protocol import StreamName
 from dsrun.launcher.session import Session
@@ -53,11 +54,14 @@ def script_plan(
     start: StartMethod = "exec",
     grace_s: float = 10.0,
     env: dict[str, str] | None = None,
+    hosts: int = 1,
 ) -> LaunchPlan:
     """Writes `source` as a script into `folder` and plans it on this machine."""
     script = folder / "train.py"
     script.write_text(source)
-    return program_plan(folder, "script", str(script), *args, ranks=ranks, start=start, grace_s=grace_s, env=env)
+    return program_plan(
+        folder, "script", str(script), *args, ranks=ranks, start=start, grace_s=grace_s, env=env, hosts=hosts
+    )
 
 
 def program_plan(
@@ -69,13 +73,15 @@ def program_plan(
     start: StartMethod = "exec",
     grace_s: float = 10.0,
     env: dict[str, str] | None = None,
+    hosts: int = 1,
 ) -> LaunchPlan:
     """Plans a program on this machine; the run folder is made in `folder`."""
     number = next(_numbers)
     run_dir = folder / f"run{number}"
     run_dir.mkdir(mode=0o700)
+    names = ["here", *(f"here{number}" for number in range(2, hosts + 1))]
     return make_plan(
-        Allocation(hosts=(HostSpec(name="here", slots=ranks, source="test"),)),
+        Allocation(hosts=tuple(HostSpec(name=name, slots=ranks, source="test") for name in names)),
         Program(kind=kind, target=target, args=args, python=sys.executable),
         job_id=f"test-{os.getpid()}-{number}",
         start=start,
@@ -99,13 +105,28 @@ class RememberingTransport(LocalTransport):
 
 
 @contextmanager
-def local_session(plan: LaunchPlan, sink: RecordingSink) -> Iterator[Session]:
+def local_session(plan: LaunchPlan, sink: RecordingSink) -> Generator[Session]:
     """A session on this machine; afterwards no process of the job may be left."""
+    with _local(plan, sink) as (transport, output):
+        yield Session(plan, transport, output, python=sys.executable)
+
+
+@contextmanager
+def local_job(plan: LaunchPlan, sink: RecordingSink, policies: Policies) -> Generator[JobRun]:
+    """A job with its restarts on this machine; every host is this one. Afterwards no process of it may be left."""
+    with _local(plan, sink) as (transport, output):
+        yield JobRun(plan, transport, output, python=sys.executable, policies=policies)
+
+
+@contextmanager
+def _local(plan: LaunchPlan, sink: RecordingSink) -> Generator[tuple[RememberingTransport, JobOutput]]:
     transport = RememberingTransport()
+    output = JobOutput(plan, sink)
     try:
-        yield Session(plan, transport, JobOutput(plan, sink), python=sys.executable)
+        yield transport, output
         assert wait_until_gone(plan.job_id) == []
     finally:
+        output.close()
         kill_left(plan.job_id)
         for channel in transport.channels:
             # A session that was left has not waited for its agents; this process must.
