@@ -25,7 +25,7 @@ from .oom_kills import OomKills
 from .plan import LaunchPlan, NodePlan
 from .protocol import Exit, Failed, Message, Started
 from .relay import Relay
-from .scope import make_scope, scope_name
+from .scope import Scope, make_scope, scope_name
 from .spawner_pipe import SpawnerPipe
 from .worker import LiveRank, error_file, node_environment
 
@@ -60,10 +60,10 @@ class HostRanks:
         self._rank_of: dict[int, int] = {}
         self._live: dict[int, LiveRank] = {}
         self._ended: set[int] = set()
-        #: Ranks that ended below a dying spawner: pid -> status and time; unknown pids until it has told the ranks'.
-        self._orphans: dict[int, tuple[int, float]] = {}
+        #: Ranks that ended below a dying spawner: pid -> status; unknown pids until it has told the ranks'.
+        self._orphans: dict[int, int] = {}
         self._oom_kills = OomKills()
-        self._scope = make_scope(scope_name(plan.job_id, node_rank))
+        self._scope: Scope | None = None
 
     def open_store(self) -> tuple[str, int]:
         """Binds the rendezvous store's socket to a free port; it is held from here on.
@@ -93,6 +93,7 @@ class HostRanks:
         for worker in self._node.workers:
             # The word of an earlier job or attempt must not be taken for this one's.
             error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
+        self._scope = make_scope(scope_name(self._plan.job_id, self._node.node_rank))
         plan, cpus = _bound(self._plan, self._node, environ)
         self._spawner = SpawnerPipe(
             plan,
@@ -166,18 +167,18 @@ class HostRanks:
             spawner_may_end: it is being killed, so that its end is no news.
         """
         ended = dict(processes.reap())
-        time_s = time.time()
         for pid, status in ended.items():
             if pid in self._rank_of or not self._rank_of:
-                self._orphans[pid] = (status, time_s)
+                self._orphans[pid] = status
         if self._spawner is not None and self._spawner.pid in ended:
             self._end_spawner(self._spawner, ended[self._spawner.pid], expected=spawner_may_end)
         if self._spawner is not None:
             # A rank is ours to reap only once the spawner is dying, which may be seen later, and is why it ended.
             return
-        for pid, (status, ended_at_s) in self._orphans.items():
+        for pid, status in self._orphans.items():
             if pid in self._rank_of and self._rank_of[pid] not in self._ended:
-                self._report_exit(self._rank_of[pid], status, ended_at_s)
+                # Timed after the spawner's end, whose time says that it is the cause.
+                self._report_exit(self._rank_of[pid], status, time.time())
         self._orphans.clear()
 
     def _end_spawner(self, spawner: SpawnerPipe, status: int, *, expected: bool) -> None:

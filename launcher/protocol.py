@@ -255,8 +255,6 @@ class Spawn:
         store_fd: the listening socket to serve it on; None where another host does.
         output_fds: write ends for stdout and stderr of each worker, in the order of the node's workers.
         cpus: CPUs each worker may run on, in the same order; None where it may use all that the spawner may.
-        scope: folder of the control group that the spawner is in, to be removed by it should the agent die; None
-            without one.
     """
 
     plan: dict[str, Any]
@@ -267,7 +265,6 @@ class Spawn:
     store_fd: int | None
     output_fds: list[tuple[int, int]]
     cpus: list[list[int] | None]
-    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,18 +37,17 @@ class Pulses:
         self._table = table
         self._usage: dict[int, _Usage] = {}
 
-    def take(self, ranks: Iterable[LiveRank]) -> Pulse:
-        """Returns how these ranks fare now; one that has ended unseen is left out."""
-        pulses = [pulse for rank in ranks if (pulse := self._look_at(rank)) is not None]
+    def take(self, ranks: Iterable[LiveRank], now_s: float) -> Pulse:
+        """Returns how these ranks fare now, in monotonic seconds; one that has ended unseen is left out."""
+        pulses = [pulse for rank in ranks if (pulse := self._look_at(rank, now_s)) is not None]
         return Pulse(ranks=pulses, time_s=time.time())
 
-    def _look_at(self, rank: LiveRank) -> RankPulse | None:
+    def _look_at(self, rank: LiveRank, now_s: float) -> RankPulse | None:
         try:
             times = rank.process.cpu_times()
             rss_bytes = rank.process.memory_info().rss
         except psutil.NoSuchProcess:
             return None
-        now_s = time.monotonic()
         usage = _Usage(times.user + times.system, now_s)
         before = self._usage.get(rank.rank)
         self._usage[rank.rank] = usage

@@ -14,7 +14,7 @@ from pathlib import Path
 from .probe_cgroup import levels, parse_cgroup_mounts, parse_self_cgroup
 
 #: For killed processes to leave the group, without which it cannot be removed.
-_REMOVE_PATIENCE_S = 2.0
+_REMOVE_PATIENCE_S = 10.0
 
 
 class Scope:

@@ -66,12 +66,21 @@ class _Job:
 
 
 def main() -> None:
-    """Entry of the process; in a forked rank this goes on as the user's program."""
+    """Entry of the process; in a forked rank this goes on as the user's program.
+
+    argv: folder of the job's control group, if there is one. This process removes it should the agent die, so it must
+    know of it from the first moment on.
+    """
+    scope = Scope(Path(sys.argv[1])) if len(sys.argv) > 1 else None
     # What libraries print at import must not end up between our messages.
     report_fd = os.dup(1)
     os.dup2(2, 1)
     order = _read_order()
-    signal.signal(signal.SIGTERM, partial(_end_everything, order.scope))
+    if order is None:
+        # The agent died before it said what to do; nothing was started.
+        _remove(scope)
+        os._exit(0)
+    signal.signal(signal.SIGTERM, partial(_end_everything, scope))
     processes.become_subreaper()
     # Not SIGKILL: ranks may have children that carry no death signal, and only we can still find them.
     processes.die_with_parent(order.agent_pid, signal.SIGTERM)
@@ -90,29 +99,27 @@ def main() -> None:
             bootstrap.run(plan.program.kind, plan.program.target, plan.program.args)
             return
         pids[pid] = worker.rank
-    _supervise(job, pids)
+    _supervise(job, pids, scope)
 
 
-def _read_order() -> Spawn:
+def _read_order() -> Spawn | None:
     reader = FrameReader()
     while data := os.read(0, _READ_BYTES):
         for message in reader.feed(data):
             assert isinstance(message, Spawn), "the agent's first message is its order"
             return message
-    # The agent died before it said what to do; nothing was started.
-    os._exit(0)
+    return None
 
 
-def _end_everything(scope: str | None, _signum: int, _frame: FrameType | None) -> NoReturn:
+def _end_everything(scope: Scope | None, _signum: int, _frame: FrameType | None) -> NoReturn:
     processes.kill_descendants(patience_s=_KILL_PATIENCE_S)
-    _remove_scope(scope)
+    _remove(scope)
     os._exit(1)
 
 
-def _remove_scope(folder: str | None) -> None:
+def _remove(scope: Scope | None) -> None:
     """Does what the agent would have done at the end."""
-    if folder is not None:
-        scope = Scope(Path(folder))
+    if scope is not None:
         scope.leave()
         scope.remove()
 
@@ -178,7 +185,7 @@ def _die(error: DsrunError, code: int) -> NoReturn:
         os._exit(code)
 
 
-def _supervise(job: _Job, rank_of: dict[int, int]) -> NoReturn:
+def _supervise(job: _Job, rank_of: dict[int, int], scope: Scope | None) -> NoReturn:
     """Reports every rank's end until the agent needs no spawner any more, or is dead; kills what is left then."""
     wake_fd, woken_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken_fd, warn_on_full_buffer=False)
@@ -196,7 +203,7 @@ def _supervise(job: _Job, rank_of: dict[int, int]) -> NoReturn:
         released = False  # The agent died; the lifeline would have said so next.
     if not released:
         processes.kill_descendants(patience_s=_KILL_PATIENCE_S)
-        _remove_scope(job.order.scope)
+        _remove(scope)
     # Not through the interpreter's end: torch may be half imported in the thread.
     os._exit(0)
 

@@ -59,7 +59,7 @@ class SpawnerPipe:
                 write_fds.append(open_stream(worker.rank, "stdout"))
                 write_fds.append(open_stream(worker.rank, "stderr"))
             self._process = subprocess.Popen(
-                isolated_command(python, "dsrun.launcher.spawner"),
+                isolated_command(python, "dsrun.launcher.spawner", *([] if scope is None else [str(scope.folder)])),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=node_environment(environ, plan, node),
@@ -70,7 +70,8 @@ class SpawnerPipe:
             for descriptor in write_fds:
                 os.close(descriptor)
         # Before its order, without which it starts nothing that could be left outside.
-        in_scope = scope is not None and scope.add(self._process.pid)
+        if scope is not None:
+            scope.add(self._process.pid)
         order = Spawn(
             plan=plan.to_json(),
             node_rank=node_rank,
@@ -80,7 +81,6 @@ class SpawnerPipe:
             store_fd=store_fds[0] if store_fds else None,
             output_fds=list(zip(write_fds[::2], write_fds[1::2], strict=True)),
             cpus=[None if numbers is None else list(numbers) for numbers in cpus],
-            scope=str(scope.folder) if scope is not None and in_scope else None,
         )
         assert self._process.stdin is not None, "stdin is a pipe"
         assert self._process.stdout is not None, "stdout is a pipe"

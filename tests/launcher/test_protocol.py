@@ -47,7 +47,6 @@ MESSAGES: list[Message] = [
         store_fd=None,
         output_fds=[],
         cpus=[None, [0, 1]],
-        scope="/sys/fs/cgroup/dsrun-j1-0",
     ),
     Release(),
 ]

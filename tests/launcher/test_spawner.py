@@ -14,11 +14,12 @@ import pytest
 from dsrun.contract import read_error_file
 from dsrun.launcher.plan import LaunchPlan, StartMethod
 from dsrun.launcher.protocol import Exit, FrameReader, Message, Spawn, Started, encode
+from dsrun.launcher.scope import make_scope, scope_name
 from dsrun.launcher.worker import error_file, isolated_command, node_environment
 from support.jobs import program_plan, script_plan
 from support.processes import kill_left, wait_until_gone
 
-pytestmark = pytest.mark.timeout(40)
+pytestmark = pytest.mark.timeout(120)
 
 
 class Spawner:
@@ -103,6 +104,19 @@ def test_ranks_end_with_the_lifeline(tmp_path: Path, start: StartMethod) -> None
     with spawner_for(script_plan(tmp_path, WAIT, start=start)) as spawner:
         assert [output.readline() for output in spawner.outputs] == [b"ready\n"] * 2
         assert spawner.end() == 0
+
+
+def test_a_spawner_whose_agent_died_before_its_order_removes_the_jobs_control_group() -> None:
+    scope = make_scope(scope_name(f"test-spawner-{os.getpid()}", 0))
+    if scope is None:
+        pytest.skip("no cgroup v2 in which this user may make a group")
+    command = isolated_command(sys.executable, "dsrun.launcher.spawner", str(scope.folder))
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert scope.add(process.pid)
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 0
+    assert not scope.folder.exists()
 
 
 RANK_STATE = """

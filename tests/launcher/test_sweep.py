@@ -22,12 +22,12 @@ from dsrun.launcher.worker import isolated_command
 from support.jobs import script_plan
 from support.processes import kill_left, wait_for_end, wait_until_gone
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
 
 def sweep(job_id: str, nonce: str | None = None) -> dict[str, Any]:
     run = subprocess.run(
-        sweep_command(sys.executable, job_id, nonce), capture_output=True, text=True, check=True, timeout=40
+        sweep_command(sys.executable, job_id, nonce), capture_output=True, text=True, check=True, timeout=100
     )
     assert run.stderr == ""
     return json.loads(run.stdout)
@@ -85,7 +85,7 @@ def test_a_sweep_from_within_the_job_does_not_end_whoever_asked_for_it() -> None
     job_id = f"test-sweep-{os.getpid()}"
     environment = {**os.environ, **environment_of(job_id, "n")}
     run = subprocess.run(
-        sweep_command(sys.executable, job_id, "n"), env=environment, capture_output=True, text=True, timeout=40
+        sweep_command(sys.executable, job_id, "n"), env=environment, capture_output=True, text=True, timeout=100
     )
     assert (run.returncode, json.loads(run.stdout)) == (0, {"agents": [], "ended": [], "left": []})
 
