@@ -29,6 +29,7 @@ VERBS = {
     "ps": "List jobs that run or wait, and those of the last day.",
     "logs": "Print what the ranks of a job wrote.",
     "attach": "Follow a job to its end.",
+    "top": "Show how the ranks of running jobs fare.",
     "stop": "End jobs.",
     "show": "Show everything about a job.",
     "rerun": "Run a job's command again, and say what changed.",

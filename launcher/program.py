@@ -102,7 +102,7 @@ def _problem_with_script(target: str, verbs: Sequence[str]) -> Problem | None:
 
 
 def _did_you_mean(path: Path, verbs: Sequence[str]) -> str | None:
-    if len(path.parts) == 1:
+    if len(path.parts) == 1 and not path.suffix:
         verb = difflib.get_close_matches(str(path), verbs, n=1)
         if verb:
             return f"did you mean `dsrun {verb[0]}`?"

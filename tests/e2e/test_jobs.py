@@ -229,6 +229,31 @@ def test_a_job_that_does_not_end_in_time_is_told_and_killed_on_request(jobs: Job
     assert wait_until_gone(job_id) == []
 
 
+@pytest.fixture
+def one_core() -> Iterator[None]:
+    """What is started here has one core: one slot for jobs on the CPU."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.usefixtures("one_core")
+def test_a_job_waits_its_turn_in_the_queue_and_can_be_stopped_there(jobs: Jobs) -> None:
+    first = jobs.start("talk.py")
+    waiting, leaving = (jobs.start("--queue", "talk.py") for _ in range(2))
+    states = {job_id: job["state"] for job_id, job in jobs.listed().items()}
+    assert states == {first: "running", waiting: "queued", leaving: "queued"}
+    stopped = jobs.run("stop", leaving)
+    assert stopped.stderr.startswith(f"dsrun: job {leaving}: stopped after ")
+    assert jobs.listed()[leaving]["exit_code"] == 143
+    jobs.ok("stop", "--now", first)
+    jobs.wait_ready(waiting, ranks=1)
+    assert jobs.listed()[waiting]["state"] == "running"
+    jobs.say(1, "exit 0")
+    assert jobs.run("attach", waiting).exit_code == 0
+
+
 def test_a_job_runs_again_with_its_words_and_says_what_changed(jobs: Jobs, tmp_path: Path) -> None:
     script = jobs.folder / "once.py"
     script.write_text("import os, sys\nprint(sys.argv[1:], os.environ['API_KEY'] == 'very-secret-value')\n")

@@ -1,0 +1,146 @@
+"""`dsrun top`: how the ranks of running jobs fare, now or from second to second. Only shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dsrun.errors import UsageError
+from dsrun.units import format_bytes
+
+from ..gpu_usage import GpuUse, gpu_use_by_pid
+from ..job_list import Job, all_jobs, find_job, read_job
+from ..job_text import align, command_text, short_duration
+from ..job_words import job_argument
+from ..live_status import WRITE_INTERVAL_S, LiveRank, read_live
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_HEADING = ("RANK", "HOST", "PID", "CPU", "RSS", "GPU MEM", "GPU", "STEP", "PHASE", "IDLE")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankUse:
+    """One rank, and what it does to the GPUs if they are this machine's."""
+
+    live: LiveRank
+    gpu: GpuUse | None
+
+
+@click.command("top")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object, once.")
+@job_argument(required=False)
+def command(as_json: bool, job: str | None) -> int:
+    """Show each rank's processor, memory, GPU, step and phase, live on a terminal; without JOB for all that run.
+
+    A rank that has ended is not listed. Idle is the time since the rank last told of progress, if it tells of any. GPU
+    is how busy the rank's busiest GPU is. Ctrl-C leaves.
+    """
+    jobs = (
+        [find_job(job, os.environ)] if job is not None else [one for one in all_jobs(os.environ) if one.state.is_live]
+    )
+    if job is not None and not jobs[0].state.is_live:
+        raise UsageError(f"job {jobs[0].id} has ended: {jobs[0].state.value}", hint=f"`dsrun show {jobs[0].id}`")
+    if as_json:
+        body = {"schema_version": 1, "jobs": [_json(one, ranks_of(one)) for one in jobs]}
+        click.echo(json.dumps(body, indent=2))
+    elif not jobs:
+        click.echo("dsrun: no job runs", err=True)
+    elif sys.stdout.isatty():
+        _live(jobs)
+    else:
+        for one in jobs:
+            click.echo("\n".join([heading(one), *align([_HEADING, *map(row, ranks_of(one))])]))
+    return 0
+
+
+def ranks_of(job: Job) -> list[RankUse]:
+    """Returns the ranks of a job that run, as they were seen last."""
+    live = read_live(job.folder)
+    if live is None:
+        return []
+    here = job.record.host == os.uname().nodename
+    gpus = gpu_use_by_pid() if here else {}
+    # Of ranks elsewhere the pid is another machine's.
+    local = {job.record.host, "localhost"}
+    return [
+        RankUse(live=rank, gpu=gpus.get(rank.pid) if rank.pid is not None and rank.host in local else None)
+        for rank in live.ranks
+    ]
+
+
+def heading(job: Job) -> str:
+    """Returns the line above a job's ranks."""
+    return f"job {job.id}: {job.state.value}, {command_text(job)}"
+
+
+def row(use: RankUse) -> tuple[str, ...]:
+    """Returns a rank's line."""
+    rank, gpu = use.live, use.gpu
+    doing = rank.collective or rank.phase
+    return (
+        str(rank.rank),
+        rank.host,
+        _or_dash(rank.pid),
+        f"{rank.cpu_percent:.0f}%",
+        format_bytes(rank.rss_bytes),
+        "-" if gpu is None or gpu.memory_bytes is None else format_bytes(gpu.memory_bytes),
+        "-" if gpu is None or gpu.percent is None else f"{gpu.percent}%",
+        _or_dash(rank.step),
+        doing or "-",
+        "-" if rank.idle_s is None else short_duration(rank.idle_s),
+    )
+
+
+def _live(jobs: Sequence[Job]) -> None:
+    """Draws anew every second until the jobs have ended."""
+    from rich.live import Live
+
+    running = list(jobs)
+    try:
+        with Live(_drawing(running), auto_refresh=False, screen=False) as live:
+            while running:
+                time.sleep(WRITE_INTERVAL_S)
+                now = [read_job(one.folder) for one in running]
+                running = [one for one in now if one is not None and one.state.is_live]
+                if running:
+                    live.update(_drawing(running), refresh=True)
+    except KeyboardInterrupt:
+        # The way to leave.
+        return
+
+
+def _drawing(jobs: Sequence[Job]) -> Group:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    parts: list[Text | Table] = []
+    for job in jobs:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in _HEADING:
+            table.add_column(name, no_wrap=True, overflow="ellipsis")
+        for use in ranks_of(job):
+            table.add_row(*map(Text, row(use)))
+        parts += [Text(heading(job), style="bold", no_wrap=True, overflow="ellipsis"), table]
+    return Group(*parts)
+
+
+def _json(job: Job, ranks: Sequence[RankUse]) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "state": job.state.value,
+        "ranks": [{**asdict(use.live), "gpu": None if use.gpu is None else asdict(use.gpu)} for use in ranks],
+    }
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else str(value)

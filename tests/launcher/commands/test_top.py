@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.commands.top import RankUse, row
+from dsrun.launcher.gpu_usage import GpuUse
+from dsrun.launcher.job_record import JobLock
+from dsrun.launcher.live_status import LiveRank, LiveStatus
+from dsrun.launcher.protocol import RankPulse
+from support.cli import invoke
+from support.job_records import leave_job
+
+LIVE = LiveRank(
+    rank=3,
+    host="w1",
+    pid=42,
+    seen_s=1.0,
+    step=1200,
+    phase="backward",
+    collective="",
+    idle_s=75.0,
+    waited_s=0.0,
+    cpu_percent=99.6,
+    rss_bytes=3 << 30,
+)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory", "percent"),
+    [
+        (None, "-", "-"),
+        (GpuUse(memory_bytes=None, percent=None), "-", "-"),
+        (GpuUse(memory_bytes=40 << 30, percent=97), "40.0 GiB", "97%"),
+    ],
+)
+def test_a_rank_is_a_line_and_what_is_not_known_a_dash(gpu: GpuUse | None, memory: str, percent: str) -> None:
+    expected = ("3", "w1", "42", "100%", "3.0 GiB", memory, percent, "1200", "backward", "1m")
+    assert row(RankUse(live=LIVE, gpu=gpu)) == expected
+
+
+def test_top_of_what_is_no_terminal_prints_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert invoke("top").stderr == "dsrun: no job runs\n"
+    folder = leave_job(tmp_path / "dsrun" / "jobs", "a")
+    assert invoke("top", "a").stderr == "error: job a has ended: crashed\nhint: `dsrun show a`\n"
+    lock = JobLock(folder)
+    live = LiveStatus(folder, ["localhost"], clock=lambda: 1.0)
+    live.started(0, 42)
+    pulse = RankPulse(
+        rank=0,
+        beats=0,
+        step=None,
+        idle_s=None,
+        waited_s=0.0,
+        phase="",
+        collective="all_gather",
+        cpu_percent=0.0,
+        rss_bytes=1 << 20,
+    )
+    live.pulse([pulse])
+    live.write()
+    assert invoke("top").stdout == (
+        "job a: running, dsrun -n 2 train.py\n"
+        "RANK  HOST       PID  CPU  RSS      GPU MEM  GPU  STEP  PHASE       IDLE\n"
+        "0     localhost  42   0%   1.0 MiB  -        -    -     all_gather  -\n"
+    )
+    value = json.loads(invoke("top", "last", "--json").stdout)
+    assert [(job["id"], [rank["pid"] for rank in job["ranks"]]) for job in value["jobs"]] == [("a", [42])]
+    lock.release()
