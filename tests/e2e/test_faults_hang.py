@@ -1,0 +1,156 @@
+"""Fault matrix, part A: ranks that stop without ending, and ranks that end without stopping the rest.
+
+See test_faults_process.py.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.faults import HARD_LIMIT_S, PASS_GATE, READY, Bound, Gate, launched
+from support.processes import wait_for_end
+
+pytestmark = pytest.mark.timeout(HARD_LIMIT_S + 30)
+
+GRACE_S = 1.0
+#: Counts from the start for ranks that have not beaten yet, so it must leave them time to start.
+TIMEOUT_S = 5.0
+#: Found within the time-out and 5 s, and then ended with the grace.
+HANG = Bound(TIMEOUT_S + 5 + GRACE_S, TIMEOUT_S + 30 + GRACE_S)
+#: What dsrun exits with when it ends a job that hangs; see docs/reference/exit-codes.md.
+EXIT_HANG = 76
+AFTER_TIMEOUT = ("--start", "exec", "--hang-timeout", f"{TIMEOUT_S:g}s")
+TWO_RANKS = ("-n", "2", *AFTER_TIMEOUT)
+
+#: Both ranks take steps; then rank 1 does what is put in, and rank 0 waits for it.
+STEPS = f"""{READY}
+import ctypes, signal, threading
+import dsrun
+
+def hold_the_gil():
+    # A lock of C that is taken twice, by a call that keeps the GIL: no signal ends it, no thread of Python runs.
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(256)
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+def wait_for_the_others():
+    threading.Event().wait()
+
+for step in range(3):
+    dsrun.heartbeat(step=step, phase="forward")
+%s
+"""
+
+#: What rank 1 does, and what rank 2; the others wait.
+STOPS = 'stop() if os.environ["RANK"] == "1" else wait_for_the_others()'
+BOTH = f'hold_the_gil() if os.environ["RANK"] == "2" else {STOPS}'
+
+
+def test_A4_a_stopped_rank_and_one_that_holds_the_gil_are_found_with_the_stacks_of_all_and_the_job_ended(
+    tmp_path: Path,
+) -> None:
+    args = ("-n", "3", *AFTER_TIMEOUT, "--on-hang", "stop")
+    with launched(tmp_path, STEPS % BOTH, *args, grace_s=GRACE_S) as job:
+        job.wait_ready(3)
+        with HANG.on("finding and ending the hang"):
+            ended = job.end()
+    assert ended.exit_code == EXIT_HANG, ended.text
+    assert "rank 1 is stopped" in ended.text, ended.text
+    assert "in hold_the_gil" in ended.text, ended.text
+    # One that is stopped cannot say where it is.
+    stacks = [(job.folder / f"rank{rank}.stacks.txt").read_text() for rank in (0, 2)]
+    assert "wait_for_the_others" in stacks[0]
+    assert "hold_the_gil" in stacks[1]
+    assert len(job.events("hang")) == 1
+
+
+def test_A4_a_job_that_hangs_once_is_started_again_when_asked(tmp_path: Path) -> None:
+    program = STEPS % f"if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': {STOPS}"
+    args = ("--on-hang", "restart", "--max-restarts", "1")
+    with launched(tmp_path, program, *TWO_RANKS, *args, grace_s=GRACE_S) as job:
+        job.wait_ready(2)
+        ended = job.end()
+    assert ended.exit_code == 0, ended.text
+    assert (len(job.events("hang")), len(job.events("restart"))) == (1, 1)
+
+
+def test_A4_without_a_wish_a_hang_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
+    with launched(tmp_path, STEPS % 'if os.environ["RANK"] == "1": stop()', *TWO_RANKS, grace_s=GRACE_S) as job:
+        pids = job.wait_ready(2)
+        job.wait_for("rank 1 is stopped")
+        job.kill(pids[1], signal.SIGCONT)
+        ended = job.end()
+    assert ended.exit_code == 0, ended.text
+
+
+#: Ranks of the engine; after two steps, rank 1 hangs in its own code, and rank 0 in the collective of the third. Until
+#: then they beat beside it, so that a start on a busy machine is not taken for the hang.
+ENGINE = """
+import os, threading, dsrun
+trains = threading.Event()
+def beat_until_it_trains():
+    while not trains.wait(0.1):
+        dsrun.heartbeat()
+beating = threading.Thread(target=beat_until_it_trains)
+beating.start()
+import torch
+from torch import nn
+torch.manual_seed(0)
+engine, *_ = dsrun.initialize(model=nn.Linear(8, 4), config={
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "SGD", "params": {"lr": 0.1}},
+    "zero_optimization": {"stage": 1},
+})
+def load_a_batch_for_ever():
+    threading.Event().wait()
+while True:
+    if engine.global_steps == 2:
+        trains.set()
+        beating.join()
+        if engine.global_rank == 1:
+            load_a_batch_for_ever()
+    engine.backward(engine(torch.ones(2, 8)).square().mean())
+    engine.step()
+"""
+
+
+def test_A4_the_verdict_says_which_rank_of_an_engine_is_where_and_who_waits_for_it(tmp_path: Path) -> None:
+    args = ("-n", "2", "--hang-timeout", f"{TIMEOUT_S:g}s", "--on-hang", "stop")
+    with launched(tmp_path, ENGINE, *args, grace_s=GRACE_S) as job:
+        ended = job.end()
+    assert ended.exit_code == EXIT_HANG, ended.text
+    (verdict,) = ended.errors
+    assert re.search(r"rank 1 is in .*, rank 0 waits in reduce_scatter of unit 0$", verdict)
+    assert re.search(r"rank 1 on localhost: in load_a_batch_for_ever \(train\.py:\d+\), step 2", ended.text)
+
+
+#: Rank 0 returns at once; rank 1 goes on.
+EARLY = f"{READY}\nimport dsrun\ndsrun.heartbeat(step=1)\nif os.environ['RANK'] == '0': sys.exit(0)\n"
+
+
+def test_A12_a_job_waits_for_the_others_when_one_rank_returns_early(tmp_path: Path, gate: Gate) -> None:
+    args = ("-n", "2", "--start", "exec")
+    with launched(tmp_path, EARLY + PASS_GATE + "print('went on')\n", *args, words=[gate.path]) as job:
+        pids = job.wait_ready(2)
+        assert wait_for_end(pids[0], timeout_s=30)
+        gate.let_through(1)
+        ended = job.end()
+    assert ended.exit_code == 0
+    assert ended.out[-1] == "[1] went on"
+
+
+def test_A12_the_hang_report_names_the_rank_that_has_ended_already(tmp_path: Path) -> None:
+    program = f"{EARLY}import threading\nthreading.Event().wait()\n"
+    with launched(tmp_path, program, *TWO_RANKS, "--on-hang", "stop", grace_s=GRACE_S) as job:
+        job.wait_ready(2)
+        with HANG.on("finding and ending the hang"):
+            ended = job.end()
+    assert ended.exit_code == EXIT_HANG, ended.text
+    assert "rank 0 has ended" in ended.text, ended.text
