@@ -179,6 +179,9 @@ class Link:
 
         Nothing runs there yet. A channel that opens after all is ended at once, by its own thread.
         """
+        # Asked before the lock is taken, which a send may hold for as long as an agent does not read.
+        if self._ready:
+            return False
         with self._lock:
             if self._ready:
                 return False

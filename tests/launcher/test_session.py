@@ -37,7 +37,16 @@ from dsrun.launcher.protocol import (
 )
 from dsrun.launcher.session import Session
 from dsrun.launcher.tally import Outcome
-from dsrun.launcher.transport.fake import Await, Call, Die, FakeTransport, Step
+from dsrun.launcher.transport.fake import (
+    NOTHING_LEFT,
+    Await,
+    Call,
+    Die,
+    FakeChannel,
+    FakeTransport,
+    Step,
+    is_sweep,
+)
 from support.jobs import RecordingSink
 
 pytestmark = pytest.mark.timeout(20)
@@ -302,6 +311,36 @@ def test_agents_get_leases_while_the_sink_waits_for_its_reader(tmp_path: Path) -
     sink = RecordingSink(lambda rank, text: require(leased.wait(10)))
     plan = dataclasses.replace(plan_for(tmp_path), lease_s=0.5)
     assert session_for(plan, FakeTransport({"box": script}), sink).run().exit_code == 0
+
+
+class DeafChannel(FakeChannel):
+    """Takes the plan, and hangs in the first send after it until it is killed."""
+
+    def __init__(self, script: Sequence[Step]) -> None:
+        super().__init__(script)
+        self._released = threading.Event()
+
+    def send(self, data: bytes) -> None:
+        if b'"type":"lease"' in data:
+            assert self._released.wait(15)
+        super().send(data)
+
+    def kill(self) -> None:
+        super().kill()
+        self._released.set()
+
+
+class DeafTransport(FakeTransport):
+    def start(self, host: HostSpec, argv: Sequence[str]) -> FakeChannel:
+        return FakeChannel([NOTHING_LEFT]) if is_sweep(argv) else DeafChannel([*BEGIN, Await(Finished)])
+
+
+def test_an_agent_that_takes_nothing_more_is_given_up_though_a_send_hangs_on_it(tmp_path: Path) -> None:
+    plan = dataclasses.replace(plan_for(tmp_path), lease_s=1.0)
+    outcome = session_for(plan, DeafTransport({}), RecordingSink()).run()
+    assert outcome.exit_code == 74
+    assert outcome.report is not None
+    assert outcome.report.headline() == "host box: no word from its agent for 1 s"
 
 
 def require(happened: bool) -> None:
