@@ -1,0 +1,92 @@
+"""Many jobs, each killed at a random moment, and many that end by themselves: what is left over, and what exits wrong.
+
+    bash scripts/soak                       # 100 launches, killed 0 to 5 s after their start
+    bash scripts/soak --launches 20 --seed 7
+    bash scripts/soak --exits 100           # clean runs of two ranks with an engine, which must all end with 0
+
+In turn the front end is killed by SIGKILL, SIGTERM and SIGINT, then its agent, its spawner, and a rank; started by fork
+and by exec in turn. After each, the oracle of the fault matrix: see [Note: oracle] in tests/support/faults.py. Prints a
+line for each failure, with what repeats it, and a summary. Exits with 1 if there was any failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import random
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from support.faults import launched
+from support.faults_training import TRAIN
+from support.random_kills import VICTIMS, kill_at
+
+LATEST_MOMENT_S = 5.0
+
+
+def kill_one(folder: Path, number: int, seed: int) -> str:
+    """Launches a job and kills it; returns what was killed."""
+    chance = random.Random(f"{seed} {number}")
+    victim = VICTIMS[number % len(VICTIMS)]
+    start = ("fork", "exec")[number // len(VICTIMS) % 2]
+    return kill_at(folder, victim, moment_s=chance.uniform(0.0, LATEST_MOMENT_S), start=start)
+
+
+def exit_once(folder: Path, number: int, seed: int) -> str:
+    """Trains two ranks to their end."""
+    with launched(folder, TRAIN.replace("CRASH", "pass"), "-n", "2", words=[str(folder / "checkpoints")]) as job:
+        ended = job.end()
+    assert ended.exit_code == 0, f"exit code {ended.exit_code}\n{ended.text}"
+    return "nothing"
+
+
+def repeat(count: int, one: Callable[[Path, int, int], str], *, seed: int, only: int | None) -> int:
+    """Runs `one` so often, each time in a folder of its own; returns how many failed.
+
+    Args:
+        count: how often.
+        one: a job; raises AssertionError if it fails.
+        seed: what its moments come from.
+        only: the number of the one job to run.
+    """
+    kinds: collections.Counter[str] = collections.Counter()
+    failures = 0
+    began_s = time.monotonic()
+    for number in range(count) if only is None else [only]:
+        folder = Path(tempfile.mkdtemp(prefix="soak-"))
+        try:
+            kinds[one(folder, number, seed)] += 1
+        except AssertionError as failure:
+            failures += 1
+            print(f"FAILED number {number} of seed {seed}, kept {folder}: {failure}", flush=True)
+        else:
+            shutil.rmtree(folder)
+    print(f"{sum(kinds.values()) + failures} jobs, seed {seed}, {time.monotonic() - began_s:.0f} s: {failures} failed")
+    for kind, times in sorted(kinds.items()):
+        print(f"  {times:4d} killed: {kind}")
+    return failures
+
+
+def main() -> int:
+    """Reads the words; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--launches", type=int, help="jobs to kill (default: 100, if no --exits are asked for)")
+    parser.add_argument("--exits", type=int, default=0, help="jobs to let end by themselves")
+    parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000), help="(default: another each time)")
+    parser.add_argument("--only", type=int, metavar="N", help="repeat number N of that seed alone")
+    args = parser.parse_args()
+    launches = args.launches if args.launches is not None else 0 if args.exits else 100
+    failures = repeat(launches, kill_one, seed=args.seed, only=args.only) if launches else 0
+    failures += repeat(args.exits, exit_once, seed=args.seed, only=args.only) if args.exits else 0
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
