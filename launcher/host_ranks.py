@@ -93,8 +93,9 @@ class HostRanks:
         for worker in self._node.workers:
             # The word of an earlier job or attempt must not be taken for this one's.
             error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
-        self._scope = make_scope(scope_name(self._plan.job_id, self._node.node_rank))
         plan, cpus = _bound(self._plan, self._node, environ)
+        # Last: until the spawner knows of it, nobody would remove it after us.
+        self._scope = make_scope(scope_name(self._plan.job_id, self._node.node_rank))
         self._spawner = SpawnerPipe(
             plan,
             self._node.node_rank,
