@@ -132,15 +132,23 @@ class _Works:
         name: of the whole, for the observer.
         observer: hears of the wait.
         blocks_host: whether `wait` blocks the thread that calls it.
+        ended: called once they have been waited for.
     """
 
     def __init__(
-        self, works: Sequence[dist.Work | None], name: str, observer: WaitObserver, *, blocks_host: bool
+        self,
+        works: Sequence[dist.Work | None],
+        name: str,
+        observer: WaitObserver,
+        *,
+        blocks_host: bool,
+        ended: Callable[[], None],
     ) -> None:
         self._works = [work for work in works if work is not None]
         self._name = name
         self._observer = observer
         self._blocks_host = blocks_host
+        self._ended = ended
 
     def wait(self) -> None:
         """Waits for each work; the second call returns at once. After an error the name stays with the observer."""
@@ -152,6 +160,7 @@ class _Works:
         for work in works:
             work.wait()
         self._observer.leave(time.perf_counter() - started_s if self._blocks_host else 0.0)
+        self._ended()
 
 
 _REDUCE_OPS: dict[str, Callable[[], dist.ReduceOp.RedOpType]] = {
@@ -172,6 +181,7 @@ class C10dCollectives:
         self.group = group
         self._observer = Unobserved() if observer is None else observer
         self._blocks_host = dist.get_backend(group) != "nccl"
+        self._under_way = 0
         self.rank = group.rank()
         self.size = group.size()
         self.traffic = Traffic()
@@ -211,8 +221,17 @@ class C10dCollectives:
         """Lets go of the group, whose threads end with its last reference; no collective may follow."""
         del self.group
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether every collective that was begun here has been waited for."""
+        return not self._under_way
+
     def _pending(self, collective: str, of: str, *works: dist.Work | None) -> Pending:
-        return _Works(works, wait_name(collective, of), self._observer, blocks_host=self._blocks_host)
+        self._under_way += 1
+        return _Works(works, wait_name(collective, of), self._observer, blocks_host=self._blocks_host, ended=self._end)
+
+    def _end(self) -> None:
+        self._under_way -= 1
 
 
 class GlooCollectives(C10dCollectives):

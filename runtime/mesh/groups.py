@@ -1,10 +1,21 @@
 """The rank grid bound to torch.distributed: joining the job, and one group for each axis.
 
 The only module that starts process groups. Which grid there is, is decided elsewhere.
+
+[Note: leaving] A Gloo thread that lets go of a collective's tensors needs the interpreter's lock for it. If the
+interpreter has begun to end by then, python ends the thread in the middle of a C++ destructor, and the process dies of
+SIGABRT ("terminate called without an active exception"): a rank that trained to its end has failed. It takes a busy
+machine, where that thread still has to run when the script is over. So the groups are let go of at exit, before
+the interpreter ends. No rank waits for another in this; where a collective is under way, as after an error, they are
+left alone, for letting go might wait for a rank that hangs.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
+import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
@@ -129,6 +140,16 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
         ) from error
 
 
+def _leave(collectives: Sequence[weakref.ref[C10dCollectives]], process: int) -> None:
+    """Lets go of the groups at exit, see [Note: leaving]; a fork has none of their threads."""
+    axes = [axis for axis in (reference() for reference in collectives) if axis is not None]
+    if os.getpid() != process or not dist.is_initialized() or not all(axis.is_idle for axis in axes):
+        return
+    for axis in axes:
+        axis.close()
+    dist.destroy_process_group()
+
+
 def _check_nonce(store: Store, nonce: str, info: RankInfo, *, timeout_s: float) -> None:
     """Raises where the store is not this job's: its ranks would wait for, or disturb, those of another job.
 
@@ -165,6 +186,7 @@ def make_mesh(
     """
     backend = present_backend()
     bound: dict[str, Collectives] = {}
+    made: list[weakref.ref[C10dCollectives]] = []
     for axis, _ in spec.axes:
         for ranks in spec.groups(axis):
             # new_group is collective over the whole job, also for ranks outside the group.
@@ -172,5 +194,9 @@ def make_mesh(
             group = dist.group.WORLD if whole else dist.new_group(ranks)
             if info.rank in ranks:
                 assert isinstance(group, dist.ProcessGroup), "torch.distributed is not initialised"
-                bound[axis] = (GlooCollectives if backend == "gloo" else C10dCollectives)(group, observer)
+                collectives = (GlooCollectives if backend == "gloo" else C10dCollectives)(group, observer)
+                bound[axis] = collectives
+                made.append(weakref.ref(collectives))
+    if backend == "gloo":
+        atexit.register(_leave, made, os.getpid())
     return ProcessGroupMesh(spec, info, device, backend, bound)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +14,7 @@ from dsrun.errors import InputError, LaunchError
 from dsrun.runtime.compat import TCPStore
 from dsrun.runtime.mesh.groups import choose_backend, choose_device, join, make_mesh, present_backend
 from dsrun.runtime.mesh.spec import MeshSpec
+from support.cli import clean_environment
 from support.ranks import run_ranks
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -95,3 +99,34 @@ def _sums_over_axes() -> tuple[float, float]:
 
 def test_every_axis_has_its_own_groups() -> None:
     assert run_ranks(4, _sums_over_axes) == [(101.0, 11.0), (1010.0, 11.0), (101.0, 1100.0), (1010.0, 1100.0)]
+
+
+_ENDING = """
+import atexit
+import torch, torch.distributed as dist
+# Registered first, so called last.
+atexit.register(lambda: print("group there" if dist.is_initialized() else "group left", flush=True))
+import dsrun
+model = torch.nn.Linear(4, 4)
+settings = {"train_batch_size": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+engine = dsrun.initialize(model=model, config=settings)[0]
+engine.backward(engine(torch.ones(1, 4)).sum())
+engine.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [
+        ("", 0),
+        ("engine.destroy()", 0),
+        ("raise SystemExit(7)", 7),
+        ("raise ValueError('no')", 1),
+    ],
+)
+def test_a_script_that_ends_lets_go_of_the_group_before_the_interpreter_ends(last: str, code: int) -> None:
+    end = subprocess.run(
+        [sys.executable, "-c", _ENDING + last], capture_output=True, text=True, timeout=120, env=clean_environment()
+    )
+    assert end.returncode == code, end.stderr
+    assert "group left" in end.stdout.splitlines()
