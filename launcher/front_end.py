@@ -7,11 +7,10 @@ and exits nothing: see commands/run.py. Runs in the foreground or behind `detach
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +23,7 @@ from .console import terminal_console
 from .devices import Held
 from .failures import FailureReport, RankEnd
 from .job_facts import FactsWriter, read_facts
-from .job_folder import link_job
+from .job_folder import link_job, remove_job
 from .job_output import JobOutput
 from .job_queue import hold_devices
 from .job_record import JobLock, JobRecord, copy_config, new_record, started_record, write_outcome, write_record
@@ -150,7 +149,9 @@ class FrontEnd:
                 raise
             finally:
                 if not is_ready:
-                    shutil.rmtree(self._folder, ignore_errors=True)
+                    with suppress(OSError, DsrunError):
+                        # What went wrong is on its way to the user already.
+                        remove_job(self._folder, os.environ)
                 if lock is not None:
                     lock.release()
 
@@ -166,6 +167,7 @@ class FrontEnd:
             config_digest=copy_config(config, self._folder),
         )
         write_record(self._folder, record)
+        self._tell(link_job(self._folder, os.environ), prefix="`dsrun ps` does not find this job: ")
         return record
 
     def _hold_devices(self) -> AbstractContextManager[Held | None]:
@@ -182,7 +184,6 @@ class FrontEnd:
         )
 
     def _run(self) -> dict[str, Any]:
-        self._tell(link_job(self._folder, os.environ), prefix="`dsrun ps` does not find this job: ")
         for warning in self._launch.warnings:
             self._console.warning(warning)
         self._console.note(opening(self._plan, devices=self._launch.devices))

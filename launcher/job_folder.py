@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
@@ -99,3 +100,15 @@ def link_job(folder: Path, environ: Mapping[str, str]) -> str | None:
     except OSError as error:
         return f"{error.filename2 or error.filename}: {(error.strerror or str(error)).lower()}"
     return None
+
+
+def remove_job(folder: Path, environ: Mapping[str, str]) -> None:
+    """Removes a job's folder, and what `link_job` made.
+
+    Raises:
+        OSError: something of it cannot be removed.
+    """
+    shutil.rmtree(folder)
+    link = jobs_folder(environ) / folder.name
+    if link.is_symlink():
+        link.unlink()

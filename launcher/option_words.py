@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import click
+from click.shell_completion import CompletionItem
 
 from .hostfile import MAX_SLOTS
 
@@ -44,3 +45,8 @@ def parse_path(text: str) -> str:
     if not text:
         raise click.BadParameter("expected a path, got an empty word")
     return text
+
+
+def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Has the shell complete the name of a file."""
+    return [CompletionItem(incomplete, type="file")]

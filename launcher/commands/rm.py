@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -11,7 +10,7 @@ import click
 
 from dsrun.errors import DsrunError, Problem, UsageError
 
-from ..job_folder import jobs_folder
+from ..job_folder import remove_job
 from ..job_list import Job, all_jobs, find_job
 from ..job_words import job_argument
 from ..option_words import parse_seconds
@@ -53,10 +52,7 @@ def _ended_before(job: Job, moment: datetime) -> bool:
 
 def _remove(job: Job) -> Problem | None:
     try:
-        shutil.rmtree(job.folder)
-        link = jobs_folder(os.environ) / job.id
-        if link.is_symlink():
-            link.unlink()
+        remove_job(job.folder, os.environ)
     except OSError as error:
         return Problem(f"{error.filename or job.folder}: cannot be removed: {(error.strerror or str(error)).lower()}")
     return None

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from click.shell_completion import CompletionItem
 
 from dsrun.errors import UsageError
 
 from ..console_ranks import parse_rank_set
 from ..failures import EXIT_CODES
 from ..job_folder import jobs_folder, make_job_folder, new_job_id
-from ..option_words import parse_count, parse_path, parse_ranks, parse_seconds
+from ..option_words import complete_file, parse_count, parse_path, parse_ranks, parse_seconds
 from ..plan import Bind, ProgramKind, StartMethod
 from ..plan_text import describe_plan
 from ..resolve import Backend, Launch, Request, resolve
@@ -101,7 +100,7 @@ DEFAULT_GRACE_S = 10.0
     nargs=-1,
     type=click.UNPROCESSED,
     metavar="SCRIPT [ARGS]...",
-    shell_complete=lambda ctx, param, incomplete: [CompletionItem(incomplete, type="file")],
+    shell_complete=complete_file,
 )
 @click.pass_context
 def command(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launcher.job_folder import jobs_folder, make_job_folder, new_job_id
+from dsrun.launcher.job_folder import jobs_folder, link_job, make_job_folder, new_job_id, remove_job
 
 
 def test_job_ids_sort_by_time_and_avoid_look_alikes() -> None:
@@ -41,3 +41,33 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) 
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file: cannot be made: file exists"):
         make_job_folder(tmp_path / "file", lambda: "a")
+
+
+def test_a_job_elsewhere_is_made_known_and_removed_with_its_link(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    folder = tmp_path / "mine" / "a"
+    folder.mkdir(parents=True)
+    assert link_job(folder, environ) is None
+    link = jobs_folder(environ) / "a"
+    assert link.resolve() == folder
+    assert "file exists" in str(link_job(folder, environ))
+    remove_job(folder, environ)
+    assert (folder.exists(), link.is_symlink()) == (False, False)
+
+
+def test_a_job_in_the_state_folder_needs_no_link(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    _, folder = make_job_folder(jobs_folder(environ), lambda: "a")
+    assert link_job(folder, environ) is None
+    assert not folder.is_symlink()
+    remove_job(folder, environ)
+    assert list(jobs_folder(environ).iterdir()) == []
+
+
+def test_why_a_job_cannot_be_made_known_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "a"
+    folder.mkdir()
+    assert (
+        link_job(folder, {"XDG_STATE_HOME": str(tmp_path / "file")}) == f"{tmp_path}/file/dsrun/jobs: not a directory"
+    )
