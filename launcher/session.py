@@ -3,15 +3,12 @@
 Prints nothing: output and news go to a `Sink`. Starts no rank and signals none: agents do. Everything is decided on
 the caller's thread, in the order of one queue, and nothing there waits for a single host.
 
-[Note: escalation] A stop is asked, then forced, then left: the first request sends the signal to all ranks with the
-plan's grace, the second kills them now, the third returns at once and leaves the kill to the agents, whose
-lifelines end. The first failure asks as well, so one request of the user after it forces. Requests overtake all
-output that waits to be shown, and are obeyed while the reader of the output does not read.
+Requests of the user overtake all output that waits to be shown, and are obeyed while the reader of the output does
+not read. How ranks are stopped stands in descent.
 """
 
 from __future__ import annotations
 
-import enum
 import queue
 import signal
 import threading
@@ -20,9 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsrun.units import format_duration
-
 from .causes import signal_name
+from .descent import Descent, StopRequest, count_ranks
 from .failures import HostLoss, UserStop, describe_status, is_mistake
 from .hang import HangPolicy
 from .keepalive import Keepalive
@@ -36,7 +32,6 @@ from .protocol import (
     Failed,
     Finished,
     Hello,
-    Kill,
     Listening,
     Meet,
     Message,
@@ -46,7 +41,6 @@ from .protocol import (
     Signal,
     Stacks,
     Started,
-    Stop,
     TakeStacks,
 )
 from .sink import Sink
@@ -58,8 +52,6 @@ from .worker import isolated_command
 
 #: From starting an agent to its first word.
 _HELLO_PATIENCE_S = 60.0
-#: Beyond the grace: for an agent to kill, to give up on what cannot be killed, and to send the rest of the output.
-_END_MARGIN_S = 40.0
 #: For all agents together to exit once nothing is expected of them.
 _CLOSE_PATIENCE_S = 5.0
 #: Hosts between the first knock and the agent's first word: jump hosts refuse more connections than a few dozen.
@@ -68,22 +60,6 @@ _OPEN_AT_ONCE = 64
 _ROOM_OF_ONE, _ROOM_OF_ALL = 64, 2048
 #: Between two looks at which hosts are late or silent.
 _LOOK_S = 1.0
-
-
-class _Step(enum.Enum):
-    """See [Note: escalation]."""
-
-    RUNNING = enum.auto()
-    ASKED = enum.auto()
-    FORCED = enum.auto()
-    LEFT = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class _StopRequest:
-    stop: UserStop
-    why: str
-    at_once: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +98,7 @@ class Session:
         self._argv = isolated_command(python, "dsrun.launcher.agent", plan.job_id)
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
         self._events: queue.SimpleQueue[LinkEvent | _Wake] = queue.SimpleQueue()
-        self._requests: deque[_StopRequest | _SignalRequest | _Remark] = deque()
+        self._requests: deque[StopRequest | _SignalRequest | _Remark] = deque()
         room = max(4, min(_ROOM_OF_ONE, _ROOM_OF_ALL // len(plan.nodes)))
         self._links = [Link(node, self._events.put, room=room, lease_s=plan.lease_s) for node in plan.nodes]
         self._expected = len(self._links)
@@ -132,18 +108,18 @@ class Session:
         self._passing = Passing()
         self._tally = Tally(plan)
         self._watch = ProgressWatch(self._tally, sink, plan, timeout_s=self._hang.timeout_s)
-        self._step = _Step.RUNNING
+        self._descent = Descent(plan, self._links, self._tally, sink, cancelled=self._finish)
         self._look_at_s = 0.0
 
     def request_stop(self, signum: int, why: str | None = None) -> None:
-        """Takes the user's wish to end the job; may be called from a signal handler. See [Note: escalation].
+        """Takes the user's wish to end the job; may be called from a signal handler. See [Note: escalation] in descent.
 
         Args:
             signum: the signal the user sent: ranks get it too, and the exit code becomes 128 + signum.
             why: what notes say instead of the signal's name, where it was no signal.
         """
         stop = UserStop(signal=signum, time_s=time.time())
-        self._request(_StopRequest(stop, why or signal_name(signum), at_once=False))
+        self._request(StopRequest(stop, why or signal_name(signum), at_once=False))
 
     def kill_now(self, signum: int = signal.SIGTERM) -> None:
         """Ends the job without grace; may be called from a signal handler.
@@ -152,7 +128,7 @@ class Session:
             signum: the exit code becomes 128 + signum.
         """
         stop = UserStop(signal=signum, time_s=time.time())
-        self._request(_StopRequest(stop, signal_name(signum), at_once=True))
+        self._request(StopRequest(stop, signal_name(signum), at_once=True))
 
     def pass_signal(self, signum: int) -> None:
         """Passes a signal on to the ranks that catch it, and stops nothing; may be called from a signal handler.
@@ -166,7 +142,7 @@ class Session:
         """Shows a note when the session's thread gets to it; may be called from a signal handler."""
         self._request(_Remark(text))
 
-    def _request(self, request: _StopRequest | _SignalRequest | _Remark) -> None:
+    def _request(self, request: StopRequest | _SignalRequest | _Remark) -> None:
         self._requests.append(request)
         self._events.put(_Wake())
 
@@ -178,13 +154,13 @@ class Session:
         """
         while self._requests:
             match self._requests.popleft():
-                case _StopRequest() as request:
-                    self._on_stop_request(request)
+                case StopRequest() as request:
+                    self._descent.on_request(request)
                 case _SignalRequest(signum):
                     self._pass_on(signum)
                 case _Remark(text):
                     self._sink.note(text)
-        return self._step is not _Step.LEFT
+        return not self._descent.is_left
 
     def run(self) -> Outcome:
         """Runs the attempt to its end, whatever the end is.
@@ -219,14 +195,14 @@ class Session:
         self._keepalive.stop()
         for link in self._links:
             link.end_input()
-        if self._step is not _Step.LEFT:
+        if not self._descent.is_left:
             until_s = time.monotonic() + _CLOSE_PATIENCE_S
             for link in self._links:
                 link.close(until_s)
 
     def _sweep(self) -> None:
         """Ends what lost agents left behind, so that nothing of this attempt meets the next."""
-        if not self._abandoned or self._step is _Step.LEFT:
+        if not self._abandoned or self._descent.is_left:
             return
         command = sweep_command(self._python, self.plan.job_id, self.plan.nonce)
         for swept in sweep_hosts([link.node.host for link in self._abandoned], command, self._transport):
@@ -314,11 +290,11 @@ class Session:
         host, status = link.node.host.name, message.status
         self._sink.event("rank_exit", rank=message.rank, host=host, status=status, oom_kills=message.oom_kills)
         if self._tally.all_ended(link.node):
-            self._expect_end(link)
+            self._descent.expect_end(link)
         if status != 0:
             # Of bad input every rank ends by itself, and the report says all.
             failure = f"rank {message.rank} on {host} {describe_status(status)}"
-            self._stop_after(failure, silent=is_mistake(status, message.error))
+            self._descent.after_failure(failure, silent=is_mistake(status, message.error))
 
     def _finish(self, link: Link) -> None:
         """Nothing more is expected of this host."""
@@ -352,8 +328,8 @@ class Session:
         since_s = time.time() if time_s is None else time_s
         if self._tally.lost(HostLoss(host=host, reason=reason, time_s=since_s, last_lines=last_lines, hint=hint)):
             self._sink.event("host_lost", host=host, reason=reason)
-            self._expect_end(link)
-            self._stop_after(f"host {host}: {reason}")
+            self._descent.expect_end(link)
+            self._descent.after_failure(f"host {host}: {reason}")
 
     def _look(self, now_s: float) -> None:
         """Finds the hosts that are late or silent."""
@@ -369,7 +345,7 @@ class Session:
                 self._give_up(link, f"no word from its agent for {self.plan.lease_s:g} s")
 
         running = [link for link in self._links if not link.over and self._tally.is_running(link.node)]
-        if self._step is _Step.RUNNING and self._watch.look(now_s, [link.node.host.name for link in running]):
+        if not self._descent.has_begun and self._watch.look(now_s, [link.node.host.name for link in running]):
             for link in running:
                 link.send(TakeStacks())
         self._judge_hang(now_s)
@@ -379,59 +355,14 @@ class Session:
     def _judge_hang(self, now_s: float) -> None:
         """Does what the policy says, once it is known who hangs where."""
         hang = self._watch.verdict(now_s)
-        if hang is None or self._step is not _Step.RUNNING:
+        if hang is None or self._descent.has_begun:
             return
         if self._hang.on_hang == "report":
             for line in hang.lines:
                 self._sink.note(line)
         else:
             self._tally.hang = hang
-            self._stop_after(hang.lines[0].partition(":")[0], which="")
-
-    # --- the way down
-
-    def _stop_after(self, failure: str, *, silent: bool = False, which: str = "other") -> None:
-        if self._step is not _Step.RUNNING:
-            return
-        running = self._tally.running_ranks()
-        if running and not silent:
-            self._sink.note(f"{failure}; stopping {_ranks(running, which)} (grace {self._grace})")
-        self._ask(signal.SIGTERM, why=failure)
-
-    def _on_stop_request(self, request: _StopRequest) -> None:
-        self._tally.user_stop = self._tally.user_stop or request.stop
-        why, running = request.why, _ranks(self._tally.running_ranks())
-        if self._step is _Step.RUNNING and not request.at_once:
-            self._sink.note(f"{why}: stopping {running} (grace {self._grace}); once more kills at once")
-            self._ask(request.stop.signal, why=why)
-        elif self._step in (_Step.RUNNING, _Step.ASKED):
-            self._step = _Step.FORCED
-            self._sink.note(f"{why}: killing {running}")
-            self._sink.event("kill", why=why)
-            self._broadcast(Kill())
-        elif not request.at_once:
-            self._step = _Step.LEFT
-            self._sink.note(f"{why}: leaving; agents go on killing")
-
-    def _ask(self, signum: int, *, why: str) -> None:
-        self._step = _Step.ASKED
-        self._tally.stopped_at_s = time.time()
-        self._sink.event("stop", why=why, signal=signal_name(signum))
-        self._broadcast(Stop(signal=signum))
-
-    def _broadcast(self, message: Stop | Kill) -> None:
-        for link in self._links:
-            if link.over:
-                continue
-            if link.cancel():
-                self._finish(link)
-            else:
-                link.send(message)
-                self._expect_end(link)
-
-    def _expect_end(self, link: Link) -> None:
-        if link.deadline_s is None:
-            link.deadline_s = time.monotonic() + self.plan.grace_s + _END_MARGIN_S
+            self._descent.after_failure(hang.lines[0].partition(":")[0], which="")
 
     # --- signals that stop nothing
 
@@ -447,18 +378,7 @@ class Session:
             name = signal_name(passed.signal)
             self._sink.event("signal", signal=name, ranks=passed.ranks, spared=passed.spared)
             spared = f"; {_named(passed.spared)} would have died of it and did not get it" if passed.spared else ""
-            self._sink.note(f"{name}: passed to {_ranks(len(passed.ranks))}{spared}")
-
-    # --- words
-
-    @property
-    def _grace(self) -> str:
-        return format_duration(self.plan.grace_s)
-
-
-def _ranks(count: int, which: str = "") -> str:
-    words = f"{count} {which} rank" if which else f"{count} rank"
-    return words if count == 1 else f"{words}s"
+            self._sink.note(f"{name}: passed to {count_ranks(len(passed.ranks))}{spared}")
 
 
 def _named(ranks: Sequence[int]) -> str:
