@@ -36,7 +36,7 @@ def kill_one(folder: Path, number: int, seed: int) -> str:
     chance = random.Random(f"{seed} {number}")
     victim = VICTIMS[number % len(VICTIMS)]
     start = ("fork", "exec")[number // len(VICTIMS) % 2]
-    return kill_at(folder, victim, moment_s=chance.uniform(0.0, LATEST_MOMENT_S), start=start)
+    return "killed: " + kill_at(folder, victim, moment_s=chance.uniform(0.0, LATEST_MOMENT_S), start=start)
 
 
 def exit_once(folder: Path, number: int, seed: int) -> str:
@@ -44,7 +44,7 @@ def exit_once(folder: Path, number: int, seed: int) -> str:
     with launched(folder, TRAIN.replace("CRASH", "pass"), "-n", "2", words=[str(folder / "checkpoints")]) as job:
         ended = job.end()
     assert ended.exit_code == 0, f"exit code {ended.exit_code}\n{ended.text}"
-    return "nothing"
+    return "ended by themselves"
 
 
 def repeat(count: int, one: Callable[[Path, int, int], str], *, seed: int, only: int | None) -> int:
@@ -70,7 +70,7 @@ def repeat(count: int, one: Callable[[Path, int, int], str], *, seed: int, only:
             shutil.rmtree(folder)
     print(f"{sum(kinds.values()) + failures} jobs, seed {seed}, {time.monotonic() - began_s:.0f} s: {failures} failed")
     for kind, times in sorted(kinds.items()):
-        print(f"  {times:4d} killed: {kind}")
+        print(f"  {times:4d} {kind}")
     return failures
 
 

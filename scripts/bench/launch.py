@@ -29,7 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +99,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(words: Sequence[str], folder: Path, env: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    words: Sequence[str], folder: Path, env: Mapping[str, str]
+) -> Generator[subprocess.Popen[bytes], None, None]:
     """A launcher with its output on one pipe; whatever lives below it is killed in the end."""
     process = subprocess.Popen(
         list(words),

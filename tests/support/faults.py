@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +59,7 @@ class Bound:
     allowed_s: float
 
     @contextmanager
-    def on(self, what: str) -> Iterator[None]:
+    def on(self, what: str) -> Generator[None, None, None]:
         """Fails if the block takes longer than the test allows."""
         began_s = time.monotonic()
         yield
@@ -281,7 +281,7 @@ def launched(
     redirected: bool = False,
     grace_s: float = 2.0,
     keep: int | None = None,
-) -> Iterator[Job]:
+) -> Generator[Job, None, None]:
     """Runs `dsrun ARGS train.py WORDS`, and holds it against the oracle when the block is left. See [Note: oracle].
 
     Args:
