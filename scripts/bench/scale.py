@@ -3,7 +3,8 @@
     python scripts/bench/scale.py [--runs 3] [--agents 1 16 64 256] [--scripted 16 64 256 1024]
 
 Every measurement is a job in a process of its own, one rank a host. With agents, each host is a real agent and a real
-rank (`sleep`) on this machine, all of which share its cores: what grows with them is the machine's load as well.
+rank on this machine, which lives until the last one has started; all share the machine's cores, so that what grows with
+their number is its load as well.
 Scripted hosts speak through the fake transport, so that the front end alone is measured.
 
     start-up  from the job's start to the last rank's
@@ -24,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rounds import Bar, Rows
 
@@ -51,11 +53,35 @@ class Silence:
         """See `Console`."""
 
 
-def plan_for(hosts: int, folder: Path) -> LaunchPlan:
-    """Plans one rank on each host; it lives long enough for the last host to come up beside it."""
+class GateOutput(JobOutput):
+    """A job's output that lets all ranks go on once the last one has started.
+
+    Args:
+        plan: the job.
+        gate: the pipe on which they wait, one byte each.
+    """
+
+    def __init__(self, plan: LaunchPlan, gate: Path) -> None:
+        super().__init__(plan, Silence())
+        self._let_through = self._waited_for = plan.world_size
+        os.mkfifo(gate)
+        # For reading too, so that neither end waits for the other to come.
+        self._gate = os.open(gate, os.O_RDWR)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """See `Sink`."""
+        super().event(name, **fields)
+        if name == "rank_started":
+            self._waited_for -= 1
+            if self._waited_for == 0:
+                os.write(self._gate, b"." * self._let_through)
+
+
+def plan_for(hosts: int, folder: Path, gate: Path) -> LaunchPlan:
+    """Plans one rank on each host."""
     return make_plan(
         Allocation(hosts=tuple(HostSpec(name=f"n{number:04}", slots=1, source="scale") for number in range(hosts))),
-        Program(kind="command", target="sleep", args=("1",), python=sys.executable),
+        Program(kind="command", target="head", args=("-c", "1", str(gate)), python=sys.executable),
         job_id=f"scale-{os.getpid()}",
         start="exec",
         cwd=str(folder),
@@ -91,9 +117,10 @@ def scripts(plan: LaunchPlan) -> dict[str, list[Step]]:
 def run_one(kind: str, hosts: int) -> dict[str, float]:
     """Runs a job in this process, which is measured as a whole; returns the figures."""
     with tempfile.TemporaryDirectory() as name:
-        plan = plan_for(hosts, Path(name))
+        gate = Path(name) / "gate"
+        plan = plan_for(hosts, Path(name), gate)
         transport: Transport = LocalTransport() if kind == "agents" else FakeTransport(scripts(plan))
-        output = JobOutput(plan, Silence())
+        output = GateOutput(plan, gate)
         before = resource.getrusage(resource.RUSAGE_SELF)
         outcome = JobRun(plan, transport, output, python=sys.executable, policies=Policies()).run()
         after = resource.getrusage(resource.RUSAGE_SELF)

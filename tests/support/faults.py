@@ -188,7 +188,7 @@ class Job:
         said = {name: lines.to_end() for name, lines in self._streams.items()}
         ended = Ended(code, said["stdout"], said.get("stderr", []))
         # Ranks' tracebacks are tagged, quoted or indented.
-        assert not re.search("^Traceback |last lines of the agent", ended.text, re.MULTILINE), ended.text
+        assert not re.search("^(dsrun: .*)?Traceback |last lines of the agent", ended.text, re.MULTILINE), ended.text
         return ended
 
     def gone(self, *, grace_s: float = 0.0) -> None:
