@@ -237,6 +237,7 @@ class Agent:
         if now_s >= self._pulse_at_s:
             self._pulse_at_s = now_s + PULSE_S
             self._relay.send_sign_of_life(self._pulses.take(self._ranks.live, now_s))
+            self._ranks.kill_failed(now_s)
         if self._stacks is not None and (answer := self._stacks.look(now_s)) is not None:
             self._stacks = None
             self._relay.send(answer)

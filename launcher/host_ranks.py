@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -21,6 +22,7 @@ from . import processes
 from .environment import THREADS_ENV
 from .failures import describe_status
 from .host_binding import read_bindings
+from .last_words import LastWords
 from .oom_kills import OomKills
 from .plan import LaunchPlan, NodePlan
 from .protocol import Exit, Failed, Message, Started
@@ -62,6 +64,9 @@ class HostRanks:
         self._ended: set[int] = set()
         #: Ranks that ended below a dying spawner: pid -> status; unknown pids until it has told the ranks'.
         self._orphans: dict[int, int] = {}
+        self._last_words = LastWords(plan.run_dir, plan.grace_s)
+        #: Ranks that failed by themselves, and were killed because they did not end of it.
+        self._ended_for: set[int] = set()
         self._oom_kills = OomKills()
         self._scope: Scope | None = None
 
@@ -148,6 +153,12 @@ class HostRanks:
             self._spawner.kill()
         return self._spawner is not None
 
+    def kill_failed(self, now_s: float) -> None:
+        """Kills ranks that have said why they fail, and still live when their grace is over; `now_s` is monotonic."""
+        for rank in self._last_words.overdue(self.live, now_s):
+            self._ended_for.add(rank.rank)
+            processes.send(rank.process, signal.SIGKILL)
+
     def end_scope(self, *, remove: bool) -> None:
         """Kills what is in the job's control group, the spawner included; and removes the group if nothing is left.
 
@@ -225,6 +236,9 @@ class HostRanks:
 
     def _report_exit(self, rank: int, status: int, time_s: float) -> None:
         self._ended.add(rank)
+        if rank in self._ended_for and status == -signal.SIGKILL:
+            # What its interpreter would have returned; the signal was only ours.
+            status = 1
         error = read_error_file(error_file(self._plan.run_dir, rank)) if status else None
         oom_kills = self._oom_kills.since_start()
         self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error, oom_kills=oom_kills))

@@ -183,11 +183,13 @@ class WorkerError:
         message: one line: the exception's type and text, or the rendered `error:` and `hint:` lines.
         traceback: the Python traceback; empty for a `DsrunError`, which needs none.
         time_s: seconds since the epoch, by the worker's clock.
+        pid: the process that ends of it; None where the file was left by another than `write_error_file`.
     """
 
     message: str
     traceback: str
     time_s: float
+    pid: int | None = None
 
     @property
     def is_rendered(self) -> bool:
@@ -196,11 +198,12 @@ class WorkerError:
 
 
 def write_error_file(path: Path, error: BaseException) -> bool:
-    """Writes torch elastic's error file format, so other launchers can read it too.
+    """Writes torch elastic's error file format, so other launchers can read it too; and signs it with the process's id.
 
     Args:
-        path: where the launcher asked for it; an existing file is kept, for the first error is the cause.
-        error: the exception that ends the worker.
+        path: where the launcher asked for it; an existing file is kept but for the signature, for the first error is
+            the cause.
+        error: the exception that ends this process, to be called only when nothing can catch it any more.
 
     Returns:
         whether it was written.
@@ -209,13 +212,27 @@ def write_error_file(path: Path, error: BaseException) -> bool:
         OSError: the folder is missing, read-only or full.
     """
     if path.exists():
+        _sign(path)
         return False
     expected = isinstance(error, DsrunError)
     message = error.render() if isinstance(error, DsrunError) else _summary(error)
     stack = "" if expected else "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    body = {"message": {"message": message, "extraInfo": {"py_callstack": stack, "timestamp": repr(time.time())}}}
-    write_atomic(path, json.dumps(body).encode(), mode=0o600)
+    extra = {"py_callstack": stack, "timestamp": repr(time.time()), "pid": os.getpid()}
+    write_atomic(path, json.dumps({"message": {"message": message, "extraInfo": extra}}).encode(), mode=0o600)
     return True
+
+
+def _sign(path: Path) -> None:
+    """Says in a word that torch's `@record` has left that this process ends of it; anything else is left as it is."""
+    try:
+        body: Any = json.loads(path.read_bytes())
+        body["message"]["extraInfo"]["pid"] = os.getpid()
+    except (ValueError, KeyError, TypeError):
+        return
+    written = path.stat()
+    write_atomic(path, json.dumps(body).encode(), mode=0o600)
+    # It may be the only exact time there is, see `read_error_file`.
+    os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
 
 
 def _summary(error: BaseException) -> str:
@@ -243,6 +260,7 @@ def read_error_file(path: Path) -> WorkerError | None:
             traceback=str(extra.get("py_callstack", "")),
             # torch states whole seconds, in which the first failure cannot be told from those that it caused.
             time_s=written_s if stated_s.is_integer() else stated_s,
+            pid=int(extra["pid"]) if "pid" in extra else None,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

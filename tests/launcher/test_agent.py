@@ -290,6 +290,43 @@ def test_a_front_end_that_reads_slowly_slows_the_ranks_and_loses_nothing(tmp_pat
     assert resident_kib < 100_000
 
 
+RAISES_AND_STAYS = """
+import atexit, os, threading
+if os.environ["RANK"] == "1":
+    atexit.register(threading.Event().wait)
+    raise ValueError("boom")
+print("ready")
+threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("start", ["exec", "fork"])
+def test_a_rank_that_raised_and_does_not_end_is_ended_and_fails_of_its_own_error(
+    tmp_path: Path, start: StartMethod
+) -> None:
+    with agent_for(script_plan(tmp_path, RAISES_AND_STAYS, start=start, grace_s=0.5)) as agent:
+        ended = agent.until(Exit)
+        agent.send(Kill())
+        assert statuses(agent.rest()) == {0: -9}
+    assert (ended.rank, ended.status) == (1, 1)
+    assert ended.error is not None
+    assert ended.error.message == "ValueError: boom"
+    assert 'raise ValueError("boom")' in ended.error.traceback
+
+
+def test_a_rank_whose_fork_fails_goes_on(tmp_path: Path) -> None:
+    # The fork leaves the script by the same way as the rank would, and so leaves a word.
+    source = "import os\nif os.fork() == 0: raise ValueError('of the fork')\nos.wait()\n" + WAIT
+    plan = script_plan(tmp_path, source, ranks=1, grace_s=0.0)
+    with agent_for(plan) as agent:
+        agent.until_ready(1)
+        assert error_file(plan.run_dir, 0).exists()
+        for _ in range(3):
+            agent.until(Pulse)
+        agent.send(Kill())
+        assert statuses(agent.rest()) == {0: -9}
+
+
 # --- several hosts
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,25 @@ def test_the_error_file_that_torchs_record_writes_is_read(tmp_path: Path) -> Non
     assert read_error_file(path) == WorkerError(
         message="RuntimeError: x", traceback="Traceback ...", time_s=1700000000.25
     )
+
+
+def test_a_word_of_torchs_record_is_signed_and_otherwise_kept(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    extra = {"py_callstack": "Traceback ...", "timestamp": "1700000000"}
+    path.write_text(json.dumps({"message": {"message": "RuntimeError: x", "extraInfo": extra}}))
+    os.utime(path, (1700000000.5, 1700000000.5))
+    write_error_file(path, RuntimeError("x"))
+    assert read_error_file(path) == WorkerError(
+        message="RuntimeError: x", traceback="Traceback ...", time_s=1700000000.5, pid=os.getpid()
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"message": 3}', b"\xff"])
+def test_what_is_no_word_is_not_signed(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "error.json"
+    path.write_bytes(content)
+    assert not write_error_file(path, ValueError("x"))
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"message": 3}', b'{"message": {}}', b"\xff"])
