@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .causes import signal_name
 from .descent import Descent, StopRequest, count_ranks
@@ -266,7 +266,7 @@ class Session:
                 self._tell_passed()
             case Output():
                 self._watch.printed()
-                self._sink.take(message)
+                self._sink.take(replace(message, time_s=link.our_time_s(message.time_s)))
             case Exit():
                 self._on_exit(link, link.on_our_clock(message))
             case Failed(reason=reason, time_s=time_s):

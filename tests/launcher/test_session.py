@@ -16,6 +16,7 @@ import pytest
 from dsrun.errors import LaunchError
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.job_output import JobOutput
+from dsrun.launcher.log_reader import read_log
 from dsrun.launcher.plan import LaunchPlan, Program, make_plan
 from dsrun.launcher.protocol import (
     Exit,
@@ -102,6 +103,15 @@ def test_a_job_without_failure_is_left_alone_and_exits_0(tmp_path: Path) -> None
     assert [end.pid for end in outcome.ends] == [11, 12]
     assert sink.texts(0) == ["a", "b"]
     assert [type(message) for message in received] == [Start]
+
+
+def test_lines_of_a_host_whose_clock_is_an_hour_ahead_are_recorded_by_the_front_ends(tmp_path: Path) -> None:
+    ahead_s = time.time() + 3600
+    line = dataclasses.replace(out("a\n"), time_s=ahead_s)
+    run(tmp_path, [Hello(pid=1, time_s=ahead_s), Started(pids=[11, 12]), line, exited(0, 0), exited(1, 0), DONE])
+    (read,) = (line for line in read_log(tmp_path) if line.rank == 0)
+    assert read.text == "a"
+    assert abs(read.time_s - time.time()) < 60
 
 
 def test_the_first_failing_rank_stops_the_others_once(tmp_path: Path) -> None:
