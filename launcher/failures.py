@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError
@@ -35,6 +35,8 @@ EXIT_CODES = (
     ("141", "stopped because nobody reads its output (`| head`)"),
     ("143", "stopped by SIGTERM"),
 )
+#: How ranks end that are stopped: by the signal of the first failure or of the user, or when the grace is over.
+_STATUSES_OF_A_STOP = tuple(-s for s in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP))
 #: Two failures this close in time may be told in the wrong order. See [Note: followers] in `causes`.
 _DOUBT_S = 2.0
 
@@ -53,6 +55,7 @@ class RankEnd:
         last_lines: its last lines of output, both streams.
         log: path of its complete output on the front end's host.
         oom_kills: as in `Exit`.
+        cut_short: it had raised and was stopped on its way out; `status` is what the exception would have made it.
     """
 
     rank: int
@@ -64,6 +67,7 @@ class RankEnd:
     last_lines: tuple[str, ...]
     log: str
     oom_kills: int = 0
+    cut_short: bool = False
 
     @property
     def cause(self) -> Cause | None:
@@ -190,7 +194,8 @@ class FailureReport:
             case RankEnd() as end:
                 assert end.status is not None, "only a rank with a status can be the cause"
                 words = "" if end.cause is None or not end.cause.words else f": {end.cause.words}"
-                return f"rank {end.rank} on {end.host} (pid {end.pid}) {describe_status(end.status)}{words}"
+                how = "failed" if end.cut_short else describe_status(end.status)
+                return f"rank {end.rank} on {end.host} (pid {end.pid}) {how}{words}"
 
     def render(self) -> list[str]:
         """Returns the report as lines without colour; a user's mistake is its own `error:` and `hint:` lines."""
@@ -244,6 +249,7 @@ def judge(
         the job's exit code, and the report where it failed by itself. A user's stop has no report: what ranks
         do after it is its consequence.
     """
+    ends = _without_stop(ends, stopped_at_s)
     causes: list[tuple[float, RankEnd | HostLoss | UserStop | Hang]] = [(loss.time_s, loss) for loss in losses]
     causes += [(end.failed_at_s, end) for end in ends if end.failed_at_s is not None]
     causes += [(event.time_s, event) for event in (user_stop, hang) if event is not None]
@@ -275,6 +281,25 @@ def judge(
         also_failed=len(by_themselves) - followed,
         also_lost=tuple(loss for loss in losses if loss is not cause),
     )
+
+
+def _without_stop(ends: Sequence[RankEnd], stopped_at_s: float | None) -> list[RankEnd]:
+    """Gives ranks that had raised before the stop, and died of it while they tore down, the code of their exception."""
+    if stopped_at_s is None:
+        return list(ends)
+    codes = {end.error.message: end.status for end in ends if end.error is not None and end.status and end.status > 0}
+    judged: list[RankEnd] = []
+    for end in ends:
+        word, time_s = end.error, end.time_s
+        if word is None or time_s is None or end.status not in _STATUSES_OF_A_STOP:
+            judged.append(end)
+        elif word.time_s < stopped_at_s <= time_s:
+            # Python's own code; of a mistake, which has codes of its own, a rank that met the same may have told it.
+            code = codes.get(word.message, 1) if word.is_rendered else 1
+            judged.append(replace(end, status=code, cut_short=True))
+        else:
+            judged.append(end)
+    return judged
 
 
 def _leader(

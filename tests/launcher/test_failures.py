@@ -92,6 +92,42 @@ def test_a_users_mistake_is_shown_once_as_it_is_and_not_as_a_crash() -> None:
     assert report.render() == message.split("\n")
 
 
+def test_a_rank_that_had_raised_before_the_stop_keeps_its_own_code_though_the_stop_killed_it() -> None:
+    # It raised first, but its peer was the first to be gone; the stop that followed met it on its way out.
+    raised = WorkerError(message="ValueError: boom", traceback="Traceback ...", time_s=9.0)
+    code, report = judge([end(0, 3, 10.0), end(1, -15, 10.2, error=raised)], [], None, stopped_at_s=10.1)
+    assert code == 1
+    assert report is not None
+    assert report.render() == [
+        "error: rank 1 on box (pid 101) failed",
+        "  ValueError: boom",
+        "full log: /run/rank1.log",
+        "1 other rank was seen to fail after it",
+    ]
+
+
+def test_a_stop_that_kills_a_rank_on_its_way_out_makes_neither_a_mistake_of_a_failure_nor_a_failure_of_a_mistake() -> (
+    None
+):
+    # Both ranks met the same; the second was stopped when the first was seen to end.
+    for message, status in (("error: ck: no checkpoint here", 1), ("error: config: stage is 4", 2)):
+        word = WorkerError(message=message, traceback="", time_s=9.0)
+        late = dataclasses.replace(word, time_s=9.1)
+        ends = [end(0, status, 10.0, error=late), end(1, -15, 10.2, error=word)]
+        code, report = judge(ends, [], None, stopped_at_s=10.1)
+        assert code == status
+        assert report is not None
+        assert report.is_mistake == (status == 2)
+
+
+def test_a_word_that_a_rank_left_after_the_stop_does_not_hide_the_signal() -> None:
+    late = WorkerError(message="RuntimeError: interrupted", traceback="Traceback ...", time_s=10.15)
+    code, report = judge([end(0, 3, 10.0), end(1, -15, 10.2, error=late)], [], None, stopped_at_s=10.1)
+    assert code == 3
+    assert report is not None
+    assert report.render()[-1] == "1 other rank was stopped after it"
+
+
 def test_our_own_failure_names_the_rank_that_met_it() -> None:
     word = WorkerError(message="error: checkpoint c1: disk full\nhint: make room", traceback="", time_s=9.0)
     code, report = judge([end(0, -15, 11.0), end(1, 1, error=word)], [], None)
