@@ -138,7 +138,7 @@ class FrontEnd:
                 held = stack.enter_context(self._hold_devices())
                 if held is not None:
                     self._plan = self._launch.plan(job_id=record.id, run_dir=str(self._folder), held=held)
-                    write_record(self._folder, started_record(record, self._plan, now=_now()))
+                    write_record(self._folder, started_record(record, self._plan, now=_now(), environ=os.environ))
                 if not queued:
                     ready()
                     is_ready = True
@@ -165,6 +165,7 @@ class FrontEnd:
             queued=self._settings.hold.queue,
             config=config,
             config_digest=copy_config(config, self._folder),
+            environ=os.environ,
         )
         write_record(self._folder, record)
         self._tell(link_job(self._folder, os.environ), prefix="`dsrun ps` does not find this job: ")

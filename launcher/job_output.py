@@ -22,7 +22,7 @@ from .output_index import IndexWriter
 from .plan import LaunchPlan
 from .protocol import Output, RankPulse
 from .rank_output import BarDisplay, Console, JobLog, RankOutput
-from .secrets_mask import Masker
+from .secrets_mask import masker_of
 
 
 class Display(BarDisplay, Protocol):
@@ -69,7 +69,7 @@ class JobOutput:
         folder = Path(plan.run_dir)
         self._console = console
         self._display = display
-        self._masker = Masker([environ, plan.env, {"nonce": plan.nonce}])
+        self._masker = masker_of(plan, environ)
         self._files = LogFiles(folder, plan.world_size, part_bytes=part_bytes)
         self._log = JobLog(self._files, IndexWriter(folder), warn=self._warn)
         bars = display if display is not None and display.shows_bars else None

@@ -17,7 +17,7 @@ import os
 import pwd
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +27,7 @@ from dsrun.atomic import write_atomic
 from dsrun.errors import UsageError
 
 from .plan import LaunchPlan
-from .secrets_mask import Masker, mask_plan, masked, masked_text, masked_words
+from .secrets_mask import Masker, mask_plan, masked, masked_text, masked_words, masker_of
 
 JOB_FILE = "job.json"
 OUTCOME_FILE = "outcome.json"
@@ -145,6 +145,7 @@ def new_record(
     queued: bool,
     config: str | None,
     config_digest: str | None,
+    environ: Mapping[str, str],
 ) -> JobRecord:
     """Returns the record of a job whose front end is this process.
 
@@ -156,8 +157,10 @@ def new_record(
         queued: see `JobRecord`.
         config: see `JobRecord`.
         config_digest: see `JobRecord`.
+        environ: where secrets are known from, besides the plan.
     """
-    command = tuple(masked_words(words))
+    masker = masker_of(plan, environ)
+    command = tuple(masker.text(word) for word in masked_words(words))
     mark = ProcessMark.of(os.getpid())
     assert mark is not None, "/proc shows this process"
     return JobRecord(
@@ -176,19 +179,20 @@ def new_record(
         config_digest=config_digest,
         ranks=plan.world_size,
         hosts=tuple(node.host.name for node in plan.nodes),
-        plan=mask_plan(plan.to_json()),
+        plan=mask_plan(plan.to_json(), masker),
     )
 
 
-def started_record(record: JobRecord, plan: LaunchPlan, *, now: datetime) -> JobRecord:
+def started_record(record: JobRecord, plan: LaunchPlan, *, now: datetime, environ: Mapping[str, str]) -> JobRecord:
     """Returns the record of a job that has got its devices.
 
     Args:
         record: as it was.
         plan: the launch with the devices.
         now: when it got them.
+        environ: as for `new_record`.
     """
-    return replace(record, started=now, plan=mask_plan(plan.to_json()))
+    return replace(record, started=now, plan=mask_plan(plan.to_json(), masker_of(plan, environ)))
 
 
 def _user_name() -> str:

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .plan import LaunchPlan
 
 #: Stands for what is not shown.
 MASK = "***"
@@ -90,26 +93,42 @@ def masked_words(words: Sequence[str]) -> list[str]:
     return shown
 
 
-def mask_plan(plan: Mapping[str, Any]) -> dict[str, Any]:
+def mask_plan(plan: Mapping[str, Any], masker: Masker | None = None) -> dict[str, Any]:
     """Returns a launch plan as it may be shown or recorded.
 
     Args:
         plan: what `LaunchPlan.to_json` wrote; not changed.
+        masker: knows secrets by value, which may stand among the words of the script.
     """
+    words = masked_words(plan["program"]["args"])
     return {
         **plan,
         "nonce": MASK,
         "env": _masked_environment(plan["env"]),
-        "program": {**plan["program"], "args": masked_words(plan["program"]["args"])},
+        "program": {**plan["program"], "args": words if masker is None else [masker.text(word) for word in words]},
         "nodes": [
-            {**node, "workers": [{**worker, "env": _masked_environment(worker["env"])} for worker in node["workers"]]}
+            {**node, "host": _with_masked_env(node["host"]), "workers": [*map(_with_masked_env, node["workers"])]}
             for node in plan["nodes"]
         ],
     }
 
 
+def _with_masked_env(value: Mapping[str, Any]) -> dict[str, Any]:
+    return {**value, "env": _masked_environment(value["env"])}
+
+
 def _masked_environment(env: Mapping[str, str]) -> dict[str, str]:
     return {name: masked(name, value) for name, value in env.items()}
+
+
+def masker_of(plan: LaunchPlan, environ: Mapping[str, str]) -> Masker:
+    """Returns what knows a job's secrets by value.
+
+    Args:
+        plan: the job's.
+        environ: the environment it is started in.
+    """
+    return Masker([environ, plan.env, *(node.host.env for node in plan.nodes), {"nonce": plan.nonce}])
 
 
 class Masker:

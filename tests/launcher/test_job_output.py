@@ -17,7 +17,12 @@ from support.jobs import RecordingSink
 
 def plan_for(folder: Path, *, env: dict[str, str] | None = None) -> LaunchPlan:
     return make_plan(
-        Allocation(hosts=(HostSpec(name="a", slots=1, source="test"), HostSpec(name="b", slots=1, source="test"))),
+        Allocation(
+            hosts=(
+                HostSpec(name="a", slots=1, source="test"),
+                HostSpec(name="b", slots=1, source="test", env={"B_TOKEN": "secret-of-host"}),
+            )
+        ),
         Program(kind="script", target="t.py", args=(), python="python"),
         job_id="j",
         start="fork",
@@ -84,11 +89,11 @@ def test_secrets_of_plan_and_environment_are_hidden_in_what_dsrun_says_and_kept_
     console = RecordingSink()
     plan = plan_for(tmp_path, env={"HF_TOKEN": "secret-of-plan"})
     output = JobOutput(plan, console, environ={"DB_PASSWORD": "secret-of-env"})
-    output.note("agent: secret-of-plan, secret-of-env, nonce-of-this-job")
+    output.note("agent: secret-of-plan, secret-of-env, secret-of-host, nonce-of-this-job")
     output.event("host_lost", host="a", reason="said secret-of-env")
     output.take(out(0, "secret-of-plan\n"))
     output.close()
-    assert console.notes == ["agent: ***, ***, ***"]
+    assert console.notes == ["agent: ***, ***, ***, ***"]
     assert console.texts(0) == ["secret-of-plan"]
     assert "secret-of" not in (tmp_path / "events.jsonl").read_text()
     assert (tmp_path / "rank0.log").read_text() == "secret-of-plan\n"

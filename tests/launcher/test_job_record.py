@@ -17,11 +17,13 @@ from dsrun.launcher.job_record import (
     JobRecord,
     ProcessMark,
     is_locked,
+    new_record,
     read_json,
     read_record,
+    started_record,
     write_record,
 )
-from support.job_records import NOW, a_record
+from support.job_records import NOW, a_plan, a_record
 
 
 @pytest.mark.parametrize("started", [None, NOW])
@@ -51,6 +53,25 @@ def test_a_later_versions_new_fields_are_passed_over(tmp_path: Path) -> None:
     record = a_record(tmp_path)
     (tmp_path / JOB_FILE).write_text(json.dumps(record.to_json() | {"colour": "blue"}))
     assert read_record(tmp_path) == record
+
+
+def test_a_secret_of_the_environment_is_hidden_also_as_a_word_of_its_own(tmp_path: Path) -> None:
+    word = "known-by-value"
+    record = new_record(
+        a_plan(tmp_path, words=("train", word)),
+        words=("run", "train.py", "train", word),
+        now=NOW,
+        detached=False,
+        queued=False,
+        config=None,
+        config_digest=None,
+        environ={"SITE_TOKEN": word},
+    )
+    assert (record.command, record.masked_words) == (("run", "train.py", "train", "***"), (3,))
+    started = started_record(record, a_plan(tmp_path, words=("train", word)), now=NOW, environ={"SITE_TOKEN": word})
+    for written in (record, started):
+        write_record(tmp_path, written)
+        assert word not in (tmp_path / JOB_FILE).read_text()
 
 
 def test_times_keep_their_zone(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_an_option_after_a_secret_option_is_no_value() -> None:
 
 def test_a_plan_is_masked_everywhere_and_the_original_stays() -> None:
     plan = make_plan(
-        Allocation(hosts=(HostSpec(name="here", slots=1, source="test"),)),
+        Allocation(hosts=(HostSpec(name="here", slots=1, source="test", env={"WANDB_API_KEY": "h", "B": "2"}),)),
         Program(kind="script", target="t.py", args=("--token", "abc"), python="python"),
         job_id="j",
         start="fork",
@@ -136,6 +136,7 @@ def test_a_plan_is_masked_everywhere_and_the_original_stays() -> None:
     shown = mask_plan(before)
     assert (shown["env"], shown["nonce"]) == ({"HF_TOKEN": "***", "A": "1"}, "***")
     assert shown["program"]["args"] == ["--token", "***"]
+    assert shown["nodes"][0]["host"] == before["nodes"][0]["host"] | {"env": {"WANDB_API_KEY": "***", "B": "2"}}
     assert shown["nodes"][0]["workers"][0]["env"] == {"X_KEY": "***", "CUDA_VISIBLE_DEVICES": "0"}
     assert before == plan.to_json()
 
