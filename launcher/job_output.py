@@ -116,6 +116,7 @@ class JobOutput:
                 self._live.started(rank, pid)
             case "rank_exit", {"rank": int(rank)}:
                 self._live.ended(rank)
+                self._ranks[rank].exited()
             case _:
                 pass
         self._record(name, self._masker.value(fields))

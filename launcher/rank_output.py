@@ -96,6 +96,7 @@ class RankOutput:
         self._bars = bars
         self._at_line_start = True
         self._heading: str | None = None
+        self._has_exited = False
         interval_s = BAR_INTERVAL_S if bars is None else float("inf")
         self._lines: dict[StreamName, LineAssembler] = {
             "stdout": LineAssembler(bar_interval_s=interval_s),
@@ -109,6 +110,13 @@ class RankOutput:
             heading: one line that divides its output from what was before; written when there is output.
         """
         self._heading = heading
+        self._has_exited = False
+
+    def exited(self) -> None:
+        """Takes its bars away: nothing moves them any more. What its children still write may come."""
+        self._has_exited = True
+        for name, assembler in self._lines.items():
+            self._show_bar(name, None, had_bar=assembler.bar is not None)
 
     def take(self, frame: Output) -> None:
         """Writes a frame to the log and shows the lines that it completes."""
@@ -121,8 +129,8 @@ class RankOutput:
         assembler = self._lines[frame.stream]
         had_bar = assembler.bar is not None
         self._deliver(frame.stream, assembler.feed(data, now_s=frame.time_s))
-        if self._bars is not None and (had_bar or assembler.bar is not None):
-            self._bars.bar(self._rank, frame.stream, assembler.bar)
+        if not self._has_exited:
+            self._show_bar(frame.stream, assembler.bar, had_bar=had_bar)
 
     def finish(self, *, last_word: str | None = None) -> None:
         """Shows what was left without an end of line, and gives the log's descriptor back.
@@ -131,12 +139,15 @@ class RankOutput:
             last_word: what the rank left beside its streams; goes to the log, on lines of its own.
         """
         for name, assembler in self._lines.items():
-            if self._bars is not None and assembler.bar is not None:
-                self._bars.bar(self._rank, name, None)
+            self._show_bar(name, None, had_bar=assembler.bar is not None)
             self._deliver(name, assembler.finish())
         if last_word is not None:
             self._write_line(last_word, time_s=time.time())
         self._log.files.close(self._rank)
+
+    def _show_bar(self, stream: StreamName, state: str | None, *, had_bar: bool) -> None:
+        if self._bars is not None and (had_bar or state is not None):
+            self._bars.bar(self._rank, stream, state)
 
     def _deliver(self, stream: StreamName, lines: Sequence[str]) -> None:
         if lines:

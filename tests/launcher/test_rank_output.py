@@ -53,6 +53,20 @@ def test_the_log_has_every_byte_and_the_console_whole_lines(tmp_path: Path) -> N
     assert shown.texts == ["20%", "bad\udcff half", "no end"]
 
 
+def test_a_rank_that_has_ended_has_no_bar_also_if_a_child_goes_on_with_it(tmp_path: Path) -> None:
+    shown = Shown()
+    output = rank_output(tmp_path, shown, bars=True)
+    output.take(out("10%\r20%"))
+    output.exited()
+    output.take(out("\r30%"))
+    assert shown.bars == ["20%", None]
+    output.finish()
+    assert shown.texts == ["30%"]
+    output.begin("again")
+    output.take(out("\r40%"))
+    assert shown.bars[-1] == "40%"
+
+
 def test_another_attempt_goes_on_in_the_same_log_after_one_line(tmp_path: Path) -> None:
     shown = Shown()
     output = rank_output(tmp_path, shown)
