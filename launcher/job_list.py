@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import enum
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +18,7 @@ from typing import Any
 from dsrun.errors import UsageError
 
 from .job_folder import jobs_folder
-from .job_record import OUTCOME_FILE, JobRecord, is_locked, read_json, read_record
+from .job_record import OUTCOME_FILE, JobRecord, is_locked, read_outcome, read_record
 
 #: Names the newest job.
 LAST = "last"
@@ -33,6 +34,8 @@ class JobState(enum.Enum):
     FAILED = "failed"
     STOPPED = "stopped"
     CRASHED = "crashed"
+    #: There is an outcome that cannot be read: damaged, or of a later version.
+    UNKNOWN = "unknown"
 
     @property
     def is_live(self) -> bool:
@@ -48,7 +51,7 @@ class Job:
         folder: where its files are, links resolved.
         record: what was asked for.
         state: how it is.
-        outcome: what `dsrun --json` printed at its end; None while it runs or if it crashed.
+        outcome: what `dsrun --json` printed at its end; None while it runs, or if nothing readable was written.
     """
 
     folder: Path
@@ -63,7 +66,7 @@ class Job:
 
     @property
     def exit_code(self) -> int | None:
-        """What its front end exited with; None while it runs or if it crashed."""
+        """What its front end exited with; None while it runs, or where nobody knows."""
         return None if self.outcome is None else self.outcome["exit_code"]
 
     @property
@@ -79,11 +82,11 @@ def read_job(folder: Path) -> Job | None:
         return None
     # In this order: see [Note: job lock] in job_record.
     locked = is_locked(folder)
-    outcome = read_json(folder / OUTCOME_FILE)
+    outcome = read_outcome(folder)
     if outcome is not None:
         state = JobState(outcome["outcome"])
     elif not locked:
-        state = JobState.CRASHED
+        state = JobState.UNKNOWN if (folder / OUTCOME_FILE).exists() else JobState.CRASHED
     else:
         state = JobState.QUEUED if record.started is None else JobState.RUNNING
     return Job(folder=folder, record=record, state=state, outcome=outcome)
@@ -127,7 +130,10 @@ def find_job(name: str, environ: Mapping[str, str]) -> Job:
     folder = (jobs_folder(environ) / matching[0]).resolve()
     job = read_job(folder)
     if job is None:
-        raise UsageError(f"job `{matching[0]}`: {folder} holds no record of a job that this dsrun can read")
+        raise UsageError(
+            f"job `{matching[0]}`: {folder} holds no record of a job that this dsrun can read",
+            hint=f"if nothing of it is needed: `rm -r {shlex.quote(str(folder))}`",
+        )
     return job
 
 

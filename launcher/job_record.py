@@ -35,6 +35,9 @@ LOCK_FILE = "job.lock"
 #: Copy of the training config, as it was checked.
 CONFIG_COPY = "config.json"
 
+#: How a job may end, as `outcome.json` says it.
+ENDINGS = ("done", "failed", "stopped")
+
 #: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
 SCHEMA_VERSION = 1
 _MODE = 0o600
@@ -272,6 +275,25 @@ def read_record(folder: Path) -> JobRecord | None:
         return JobRecord.from_json(value)
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def read_outcome(folder: Path) -> dict[str, Any] | None:
+    """Reads `outcome.json`; None where there is none, or it is damaged or of a version that this one does not know."""
+    value = read_json(folder / OUTCOME_FILE)
+    if value is None or value.get("schema_version") != SCHEMA_VERSION or value.get("outcome") not in ENDINGS:
+        return None
+    try:
+        datetime.fromisoformat(value["ended"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    failure: Any = value.get("failure", "")
+    is_whole = (
+        all(isinstance(value.get(name), int) for name in ("exit_code", "attempts"))
+        and isinstance(value.get("duration_s"), int | float)
+        and all(isinstance(value.get(name), str) for name in ("job_id", "run_dir"))
+        and (failure is None or (isinstance(failure, list) and all(isinstance(line, str) for line in failure)))
+    )
+    return value if is_whole else None
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

@@ -9,11 +9,14 @@ import click
 
 from dsrun.errors import LaunchError
 
-from ..job_list import Job, find_job, read_job
+from ..job_list import Job, JobState, find_job, read_job
 from ..job_signal import front_end_of
 from ..job_words import job_argument
 from ..log_view import LogView, until_its_end
 from ..outcome_text import closing
+
+#: What a shell reports for Ctrl-C.
+_LEFT_EXIT = 130
 
 
 @click.command("attach")
@@ -34,7 +37,7 @@ def command(ranks: str | None, job: str) -> int:
                 view.show(since_s=now_s, follow=until_its_end(found, front_end))
         except KeyboardInterrupt:
             view.note(f"job {found.id}: left; it goes on")
-            raise
+            return _LEFT_EXIT
     return _end_of(found, view)
 
 
@@ -42,7 +45,9 @@ def _end_of(job: Job, view: LogView) -> int:
     """Says how the job ended, as its own front end would; returns the job's exit code."""
     ended = read_job(job.folder)
     if ended is None or ended.outcome is None:
-        raise LaunchError(f"job {job.id}: its front end was killed", hint=f"`dsrun logs {job.id}` has what came last")
+        crashed = ended is None or ended.state is JobState.CRASHED
+        why = "its front end was killed" if crashed else "how it ended is not known: outcome.json cannot be read"
+        raise LaunchError(f"job {job.id}: {why}", hint=f"`dsrun logs {job.id}` has what came last")
     outcome = ended.outcome
     if outcome["failure"] is not None:
         view.report(outcome["failure"])

@@ -31,6 +31,7 @@ def command(show_all: bool, as_json: bool) -> int:
       failed   see `dsrun show JOB` for the cause
       stopped  a person ended it
       crashed  its front end was killed; its ranks have ended with it
+      unknown  its outcome.json is damaged, or of a later version
     """
     now = datetime.now().astimezone()
     everything = all_jobs(os.environ)

@@ -65,6 +65,8 @@ def _tell(job: Job) -> None:
     now = read_job(job.folder) or job
     if now.state is JobState.CRASHED:
         text = f"job {job.id}: crashed, {_sweep(now)}"
+    elif now.state is JobState.UNKNOWN:
+        text = f"job {job.id} has ended, how is not known: outcome.json cannot be read"
     elif now.outcome is None:
         text = f"job {job.id}: its front end does not answer any more"
     elif job.state.is_live:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launcher.job_list import JobState, all_jobs, find_job, job_ids, read_job
-from dsrun.launcher.job_record import JobLock
+from dsrun.launcher.job_record import OUTCOME_FILE, JobLock
 from support.job_records import NOW, leave_job
 
 
@@ -48,6 +49,29 @@ def test_the_state_follows_from_the_files(
     assert job.ended == (None if outcome is None else NOW + timedelta(minutes=2))
     if lock is not None:
         lock.release()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema_version": 2},
+        {"outcome": "flying"},
+        {"ended": "yesterday"},
+        {"exit_code": None},
+        {"failure": "no list"},
+        {"run_dir": None},
+    ],
+)
+def test_an_outcome_that_cannot_be_read_is_unknown_and_hides_no_other_job(
+    jobs: Path, environ: dict[str, str], changes: dict[str, object]
+) -> None:
+    path = leave_job(jobs, "a", outcome="done") / OUTCOME_FILE
+    leave_job(jobs, "b", outcome="done")
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    assert {job.id: job.state for job in all_jobs(environ)} == {"a": JobState.UNKNOWN, "b": JobState.DONE}
+    assert find_job("a", environ).exit_code is None
+    path.write_text("{")
+    assert find_job("a", environ).state is JobState.UNKNOWN
 
 
 def test_jobs_come_newest_first_and_folders_without_record_not_at_all(jobs: Path, environ: dict[str, str]) -> None:

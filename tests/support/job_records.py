@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,15 @@ def a_record(folder: Path, **changes: Any) -> JobRecord:
     return JobRecord(**(values | changes))
 
 
-def leave_job(parent: Path, job_id: str, *, outcome: str | None = None, exit_code: int = 0, **changes: Any) -> Path:
+def leave_job(
+    parent: Path,
+    job_id: str,
+    *,
+    outcome: str | None = None,
+    exit_code: int = 0,
+    failure: Sequence[str] | None = None,
+    **changes: Any,
+) -> Path:
     """Makes a job's folder with its record.
 
     Args:
@@ -65,6 +74,7 @@ def leave_job(parent: Path, job_id: str, *, outcome: str | None = None, exit_cod
         job_id: names it.
         outcome: `done`, `failed` or `stopped`; without one it has crashed.
         exit_code: goes with the outcome.
+        failure: goes with the outcome.
         changes: fields of the record that are to be others.
     """
     folder = parent / job_id
@@ -72,6 +82,7 @@ def leave_job(parent: Path, job_id: str, *, outcome: str | None = None, exit_cod
     write_record(folder, a_record(folder, **changes))
     if outcome is not None:
         ended = (NOW + timedelta(minutes=2)).isoformat()
-        value = {"schema_version": 1, "outcome": outcome, "exit_code": exit_code, "ended": ended, "failure": None}
+        value = {"schema_version": 1, "job_id": job_id, "outcome": outcome, "exit_code": exit_code, "attempts": 1}
+        value |= {"ended": ended, "duration_s": 60.0, "run_dir": str(folder), "failure": failure, "ranks": []}
         write_json(folder / OUTCOME_FILE, value)
     return folder
