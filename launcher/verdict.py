@@ -97,6 +97,7 @@ class _Kind(enum.IntEnum):
     SILENT = 2
     ELSEWHERE = 3
     COLLECTIVE = 4
+    WELL = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,11 @@ def verdict(
     for host, stack in sorted(stacks, key=lambda entry: entry[1].rank):
         # One that ended between the question and the answer is no riddle.
         if stack.state not in ("", "Z", "X"):
-            groups.setdefault(_spot_of(stack), []).append((host, stack))
+            spot = _spot_of(stack)
+            if spot.kind is _Kind.ELSEWHERE and stack.idle_s is not None and stack.idle_s < silent_s / 2:
+                # It beat when the others had long stopped to; one in a collective may have come there late, and waits.
+                spot = _Spot(_Kind.WELL, "")
+            groups.setdefault(spot, []).append((host, stack))
     ordered = sorted(groups.items(), key=lambda group: (group[0].kind, len(group[1]), group[1][0][1].rank))
     facts = [f"{_subject(ended)} {'has' if len(ended) == 1 else 'have'} ended already"] if ended else []
     facts += [_sentence(spot, [stack.rank for _, stack in group]) for spot, group in ordered[:_MOST_GROUPS]]
@@ -146,7 +151,7 @@ def verdict(
 def _spot_of(stack: RankStack) -> _Spot:
     name, waits_for_ranks = _name_of(main_thread(stack.text))
     if stack.state in ("T", "t"):
-        return _Spot(_Kind.STOPPED, "stopped, by SIGSTOP or a debugger")
+        return _Spot(_Kind.STOPPED, "stopped (SIGSTOP or a debugger)")
     if stack.state == "D":
         kernel = f" ({stack.kernel})" if stack.kernel else ""
         return _Spot(_Kind.KERNEL, f"in the kernel{kernel}" + (f", from {name}" if name else ""))
@@ -154,7 +159,7 @@ def _spot_of(stack: RankStack) -> _Spot:
         return _Spot(_Kind.COLLECTIVE, stack.collective)
     if not name:
         doing = "computing" if stack.state == "R" else "waiting"
-        return _Spot(_Kind.SILENT, f"{doing}, and has no Python stack to show")
+        return _Spot(_Kind.SILENT, f"{doing}, without a Python stack to show")
     if waits_for_ranks:
         return _Spot(_Kind.COLLECTIVE, name)
     # One that computes, maybe without ever giving Python's lock away, is told from one that sleeps.
@@ -177,6 +182,8 @@ def _name_of(frames: Sequence[Frame]) -> tuple[str, bool]:
 
 def _sentence(spot: _Spot, ranks: Sequence[int]) -> str:
     is_one = len(ranks) == 1
+    if spot.kind is _Kind.WELL:
+        return f"{_subject(ranks)} {'goes' if is_one else 'go'} on"
     if spot.kind is _Kind.COLLECTIVE:
         return f"{_subject(ranks)} {'waits' if is_one else 'wait'} in {spot.where}"
     return f"{_subject(ranks)} {'is' if is_one else 'are'} {spot.where}"
@@ -198,7 +205,7 @@ def _detail(group: Sequence[tuple[str, RankStack]]) -> str:
     parts = [] if user is None else [f"in {user.function} ({user.file}:{user.line})"]
     parts += [f"step {first.step}"] if first.step is not None else []
     parts += [f"phase {first.phase}"] if first.phase else []
-    parts += ["never beat" if first.idle_s is None else f"no beat for {format_duration(first.idle_s)}"]
+    parts += ["no heartbeat" if first.idle_s is None else f"last heartbeat {format_duration(first.idle_s)} ago"]
     return f"{who}: {', '.join(parts)}"
 
 

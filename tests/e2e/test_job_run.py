@@ -39,7 +39,7 @@ def run(plan: LaunchPlan, policies: Policies) -> tuple[Outcome, RecordingSink]:
 @pytest.mark.parametrize(
     ("hang", "said"),
     [
-        ("os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 is stopped, by SIGSTOP or a debugger"),
+        ("os.kill(os.getpid(), signal.SIGSTOP)", "rank 1 is stopped (SIGSTOP or a debugger)"),
         ("ctypes.PyDLL(None).sleep(1000)  # Python's lock is held all the time", "rank 1 is in hang (train.py:8)"),
         ("time.sleep(1000)", "rank 1 is in hang (train.py:8)"),
     ],

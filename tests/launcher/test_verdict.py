@@ -96,8 +96,8 @@ def test_the_odd_one_out_is_named_first_and_those_that_wait_for_it_are_counted()
     assert lines == (
         "no progress for 5m 0s: rank 5 is in DataLoader.__next__ (torch/utils/data/dataloader.py:725), "
         "7 ranks wait in all_gather of unit 12",
-        "  rank 5 on n2: in main (/home/me/train.py:11), step 40, phase script, no beat for 5m 12s",
-        "  ranks 0-4,6-7 on 2 hosts: in step (/home/me/train.py:20), step 40, no beat for 5m 12s",
+        "  rank 5 on n2: in main (/home/me/train.py:11), step 40, phase script, last heartbeat 5m 12s ago",
+        "  ranks 0-4,6-7 on 2 hosts: in step (/home/me/train.py:20), step 40, last heartbeat 5m 12s ago",
         "all threads: /jobs/j1/rank<N>.stacks.txt, on the rank's host",
     )
 
@@ -120,14 +120,14 @@ def test_a_place_is_called_by_the_name_that_users_know(text: str, said: str) -> 
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        (stack(0, state="T", collective="all_reduce of unit 1"), "rank 0 is stopped, by SIGSTOP or a debugger"),
+        (stack(0, state="T", collective="all_reduce of unit 1"), "rank 0 is stopped (SIGSTOP or a debugger)"),
         (
             stack(0, DATASET, state="D", kernel="nfs_wait_bit_killable"),
             "rank 0 is in the kernel (nfs_wait_bit_killable), from __getitem__ (train.py:8)",
         ),
         (stack(0, DATASET, state="R"), "rank 0 is busy in __getitem__ (train.py:8)"),
-        (stack(0, state="R"), "rank 0 is computing, and has no Python stack to show"),
-        (stack(0, state="S"), "rank 0 is waiting, and has no Python stack to show"),
+        (stack(0, state="R"), "rank 0 is computing, without a Python stack to show"),
+        (stack(0, state="S"), "rank 0 is waiting, without a Python stack to show"),
     ],
 )
 def test_what_a_rank_cannot_say_its_process_says(entry: tuple[str, RankStack], said: str) -> None:
@@ -139,6 +139,22 @@ def test_a_rank_that_has_ended_already_is_named_before_those_that_wait_for_it() 
     place = "all_reduce (torch/distributed/distributed_c10d.py:3252)"
     assert (
         headline(*waiting, ended=[3]) == f"no progress for 5m 0s: rank 3 has ended already, ranks 0, 1 wait in {place}"
+    )
+
+
+def test_ranks_that_still_beat_are_not_among_those_that_hang() -> None:
+    well = [stack(rank, EVENT, step=127, idle_s=0.1) for rank in (0, 1)]
+    assert headline(stack(2, state="T", step=20), *well) == (
+        "no progress for 5m 0s: rank 2 is stopped (SIGSTOP or a debugger), ranks 0, 1 go on"
+    )
+    # One that came late to a collective beat when it entered, and waits there all the same.
+    late = stack(0, ALL_REDUCE, collective="all_reduce of unit 1", idle_s=100.0)
+    assert headline(stack(2, EVENT), late).endswith(", rank 0 waits in all_reduce of unit 1")
+
+
+def test_several_ranks_without_a_stack_are_told_in_the_plural() -> None:
+    assert headline(stack(0), stack(1)) == (
+        "no progress for 5m 0s: ranks 0, 1 are waiting, without a Python stack to show"
     )
 
 
