@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +12,9 @@ import click
 
 from dsrun.units import format_bytes
 
-from ..job_facts import MACHINE_FILE
+from ..console_ranks import format_rank_set
+from ..failures import describe_status
+from ..job_facts import MACHINE_FILE, SCHEMA_VERSION
 from ..job_list import Job, find_job
 from ..job_progress import last_step
 from ..job_record import CONFIG_COPY, read_json
@@ -21,14 +23,20 @@ from ..job_words import job_argument
 
 Row = tuple[str, str]
 
+_LABEL_WIDTH = 9
+#: What fits a screen or two; `--json` has all.
+_MOST_CONFIG_LINES, _MOST_HOSTS = 24, 8
+
 
 @click.command("show")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with the whole plan and probe.")
 @job_argument()
 def command(as_json: bool, job: str) -> int:
-    """Show a job: command, plan, versions, git state, config, how it ended and why."""
+    """Show a job: command, plan, hardware, versions, git state, config, how it ended and why."""
     found = find_job(job, os.environ)
     facts = read_json(found.folder / MACHINE_FILE) or {}
+    if facts.get("schema_version") != SCHEMA_VERSION:
+        facts = {}
     now = datetime.now().astimezone()
     if as_json:
         body = {
@@ -42,32 +50,52 @@ def command(as_json: bool, job: str) -> int:
         }
         click.echo(json.dumps(body, indent=2))
         return 0
-    rows = [*_job_rows(found, now), *_plan_rows(found), *_machine_rows(facts)]
-    click.echo("\n".join(align(rows)))
-    failure: list[str] = (found.outcome or {}).get("failure") or []
-    if failure:
-        click.echo("\n" + "\n".join(failure))
+    click.echo("\n\n".join("\n".join(lines) for lines in _sections(found, facts, now) if lines))
     return 0
 
 
-def _job_rows(job: Job, now: datetime) -> Iterator[Row]:
+def _sections(job: Job, facts: dict[str, Any], now: datetime) -> Iterator[list[str]]:
+    """Yields what is shown, a section at a time; what was not written down is left out."""
+    probe: dict[str, Any] = facts.get("probe") or {}
+    yield [f"job {job.id}: {_state(job, now)}", *_table(_job_rows(job))]
+    yield _titled("plan", _plan_rows(job))
+    yield _titled("hardware", _hardware_rows(probe))
+    yield _titled("software", _software_rows(probe, facts))
+    yield _config_lines(job)
+    yield _titled("end", _end_rows(job))
+    failure: list[str] = (job.outcome or {}).get("failure") or []
+    yield failure
+
+
+def _titled(title: str, rows: Iterable[Row]) -> list[str]:
+    lines = _table(rows)
+    return [title, *lines] if lines else []
+
+
+def _table(rows: Iterable[Row]) -> list[str]:
+    """Returns rows as indented lines; a label that repeats is shown once."""
+    shown: list[Row] = []
+    before = ""
+    for label, text in rows:
+        shown.append(("" if label == before else label, text))
+        before = label
+    return [f"  {line}" for line in align([(f"{label:<{_LABEL_WIDTH}}", text) for label, text in shown])]
+
+
+def _state(job: Job, now: datetime) -> str:
+    took, step = took_s(job, now), last_step(job.folder)
+    after = "" if took is None else f", {'for' if job.state.is_live else 'after'} {short_duration(took)}"
+    code = "" if job.exit_code is None else f", exit code {job.exit_code}"
+    return f"{job.state.value}{code}{after}{'' if step is None else f', step {step}'}"
+
+
+def _job_rows(job: Job) -> Iterator[Row]:
     record = job.record
-    yield "job", job.id
-    state = job.state.value if job.exit_code is None else f"{job.state.value}, exit code {job.exit_code}"
-    took = took_s(job, now)
-    yield (
-        "state",
-        state if took is None else f"{state}, {'for' if job.state.is_live else 'after'} {short_duration(took)}",
-    )
-    step = last_step(job.folder)
-    if step is not None:
-        yield "step", str(step)
-    attempts: int = (job.outcome or {}).get("attempts", 1)
-    if attempts > 1:
-        yield "attempts", str(attempts)
     yield "command", command_text(job)
     yield "folder", record.cwd
     yield "created", f"{record.created:%Y-%m-%d %H:%M:%S %z} by {record.user} on {record.host}"
+    if job.ended is not None:
+        yield "ended", f"{job.ended.astimezone(record.created.tzinfo):%Y-%m-%d %H:%M:%S %z}"
     how = "in the background" if record.detached else "in the foreground"
     yield "front end", f"pid {record.front_end.pid}, {how}{', queued' if record.queued else ''}"
     yield "logs", str(job.folder)
@@ -75,30 +103,89 @@ def _job_rows(job: Job, now: datetime) -> Iterator[Row]:
 
 def _plan_rows(job: Job) -> Iterator[Row]:
     record, plan = job.record, job.record.plan
-    hosts = ", ".join(record.hosts)
-    yield "ranks", f"{record.ranks} on {hosts}"
-    yield "start", f"{plan.get('start', '?')}, grace {plan.get('grace_s', 0):g}s"
+    program: dict[str, Any] = plan.get("program") or {}
+    if program:
+        yield "program", f"{program['kind']} {program['target']}, {program['python']}"
+    nodes: list[dict[str, Any]] = plan.get("nodes") or []
+    if not nodes:
+        yield "ranks", f"{record.ranks} on {', '.join(record.hosts)}"
+    for node in nodes[:_MOST_HOSTS]:
+        workers: list[dict[str, Any]] = node["workers"]
+        ranks = format_rank_set(worker["rank"] for worker in workers)
+        devices = ", ".join(f"{name}={value}" for name, value in sorted(workers[0]["env"].items()))
+        yield "ranks", f"{ranks} on {node['host']['name']}{f', {devices}' if devices else ''}"
+    if len(nodes) > _MOST_HOSTS:
+        yield "ranks", f"and {len(nodes) - _MOST_HOSTS} more hosts"
+    if plan:
+        yield "start", f"{plan.get('start', '?')}, cores {plan.get('bind', '?')}, grace {plan.get('grace_s', 0):g}s"
+    if plan.get("max_restarts"):
+        yield "restarts", f"at most {plan['max_restarts']}"
     variables: dict[str, str] = plan.get("env") or {}
-    for position, (name, value) in enumerate(sorted(variables.items())):
-        yield "" if position else "variables", f"{name}={value}"
-    if record.config is not None:
-        copy = job.folder / CONFIG_COPY
-        yield "config", f"{record.config}{f', as it was: {copy}' if copy.exists() else ''}"
+    for name, value in sorted(variables.items()):
+        yield "variables", f"{name}={value}"
 
 
-def _machine_rows(facts: dict[str, Any]) -> Iterator[Row]:
-    probe: dict[str, Any] = facts.get("probe") or {}
+def _hardware_rows(probe: dict[str, Any]) -> Iterator[Row]:
+    if host := probe.get("host"):
+        container = f", in {host['container']}" if host.get("container") else ""
+        yield "host", f"{host['name']}, {host['os']}, kernel {host['kernel']}{container}"
+    if cpu := probe.get("cpu"):
+        yield "cpu", f"{cpu['model']}, {cpu['cores_usable']} of {cpu['cores_present']} cores usable"
+    if memory := probe.get("memory"):
+        yield "memory", f"{format_bytes(memory['usable_bytes'])} usable of {format_bytes(memory['total_bytes'])}"
+    gpus: list[dict[str, Any]] = [gpu for gpu in probe.get("gpus") or () if gpu.get("usable")]
+    for gpu in gpus:
+        size = gpu.get("memory_total_bytes")
+        yield "gpus", f"{gpu['index']} {gpu['name']}{f', {format_bytes(size)}' if size else ''}"
+    if "gpus" in probe and not gpus:
+        yield "gpus", "none"
+    if disk := probe.get("disk"):
+        free, total = format_bytes(disk["free_bytes"]), format_bytes(disk["total_bytes"])
+        yield "disk", f"{free} free of {total}, {disk['filesystem']}, {disk['path']}"
+
+
+def _software_rows(probe: dict[str, Any], facts: dict[str, Any]) -> Iterator[Row]:
     versions: dict[str, Any] = probe.get("versions") or {}
     named = [f"{name} {versions[name]}" for name in ("dsrun", "python", "torch", "cuda", "nccl") if versions.get(name)]
     if probe.get("driver"):
         named.append(f"driver {probe['driver']}")
     if named:
         yield "versions", ", ".join(named)
-    usable = [gpu for gpu in probe.get("gpus", ()) if gpu.get("usable")]
-    for position, gpu in enumerate(usable):
-        size = gpu.get("memory_total_bytes")
-        yield "" if position else "gpus", f"{gpu['index']} {gpu['name']}{f', {format_bytes(size)}' if size else ''}"
     git: dict[str, Any] | None = facts.get("git")
     if git is not None:
         changed = {True: ", with changed files", False: ""}.get(git.get("dirty", ""), ", changes unknown")
         yield "git", f"{git['commit']}{changed}"
+    elif "git" in facts:
+        yield "git", "no commit"
+    if facts.get("script_digest"):
+        yield "script", f"sha256 {facts['script_digest']}"
+    environment: dict[str, str] = facts.get("environment") or {}
+    for name, value in sorted(environment.items()):
+        yield "inherited", f"{name}={value}"
+
+
+def _config_lines(job: Job) -> list[str]:
+    """Returns the config as it was when the job was started, as far as it fits a screen."""
+    if job.record.config is None:
+        return []
+    copy = job.folder / CONFIG_COPY
+    try:
+        lines = copy.read_text(errors="replace").splitlines()
+    except OSError:
+        # It was gone when the job was started, or never a file.
+        return [f"config {job.record.config}"]
+    more = len(lines) - _MOST_CONFIG_LINES
+    rest = [f"  ... {more} more lines in {copy}"] if more > 0 else []
+    return [f"config {job.record.config}", *(f"  {line}" for line in lines[:_MOST_CONFIG_LINES]), *rest]
+
+
+def _end_rows(job: Job) -> Iterator[Row]:
+    outcome = job.outcome or {}
+    if outcome.get("attempts", 0) > 1:
+        yield "attempts", str(outcome["attempts"])
+    by_status: dict[int | None, list[int]] = {}
+    for rank in outcome.get("ranks") or ():
+        by_status.setdefault(rank["status"], []).append(rank["rank"])
+    for status, ranks in by_status.items():
+        how = "not known to have ended" if status is None else describe_status(status).removeprefix("was ")
+        yield "ranks", f"{format_rank_set(ranks)}: {how}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.job_facts import MACHINE_FILE
-from dsrun.launcher.job_record import JobLock, write_json
+from dsrun.launcher.job_record import CONFIG_COPY, OUTCOME_FILE, JobLock, read_json, write_json
 from support.cli import clean_environment, invoke
 from support.job_records import leave_job
 
@@ -57,30 +57,62 @@ def test_an_unknown_job_is_told_with_those_of_close_names(jobs: Path, verb: str)
     )
 
 
-def test_show_tells_what_was_written_down(jobs: Path) -> None:
-    folder = leave_job(jobs, "a", outcome="failed", exit_code=3, config="/c/ds.json", detached=True)
+def test_show_tells_in_sections_what_was_written_down(jobs: Path) -> None:
+    config = jobs.parent / "ds.json"
+    folder = leave_job(
+        jobs, "a", outcome="failed", exit_code=3, failure=["error: rank 1 died"], config=str(config), detached=True
+    )
+    (folder / CONFIG_COPY).write_text("{\n" + "".join(f"  // {line}\n" for line in range(40)) + "}\n")
+    outcome = read_json(folder / OUTCOME_FILE) or {}
+    ends = [{"rank": 0, "status": -15}, {"rank": 1, "status": 3}, {"rank": 2, "status": -15}]
+    write_json(folder / OUTCOME_FILE, outcome | {"attempts": 2, "ranks": ends})
     facts = {
+        "schema_version": 1,
+        "script_digest": "beef",
         "git": {"commit": "c0ffee", "dirty": True},
+        "environment": {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"},
         "probe": {
+            "host": {"name": "lab-1", "os": "Debian 12", "kernel": "6.1", "container": None},
+            "cpu": {"model": "EPYC", "cores_usable": 8, "cores_present": 64},
+            "memory": {"usable_bytes": 8 << 30, "total_bytes": 64 << 30},
             "versions": {"dsrun": "0.1.0", "python": "3.11.7", "torch": "2.13.0", "cuda": "13.0", "nccl": None},
             "driver": "580.1",
             "gpus": [{"index": 0, "name": "H200", "usable": True, "memory_total_bytes": 141 << 30}],
+            "disk": {"path": "/work", "filesystem": "xfs", "total_bytes": 2 << 30, "free_bytes": 1 << 30},
         },
     }
     write_json(folder / MACHINE_FILE, facts)
-    lines = invoke("show", "a").stdout.splitlines()
-    assert lines[:3] == [
-        "job        a",
-        "state      failed, exit code 3, after 1m",
-        "command    dsrun -n 2 train.py",
+    shown = invoke("show", "a").stdout.split("\n\n")
+    assert [section.splitlines()[0] for section in shown] == [
+        "job a: failed, exit code 3, after 1m",
+        "plan",
+        "hardware",
+        "software",
+        f"config {config}",
+        "end",
+        "error: rank 1 died",
     ]
-    assert lines[-5:] == [
-        "start      fork, grace 10s",
-        "config     /c/ds.json",
-        "versions   dsrun 0.1.0, python 3.11.7, torch 2.13.0, cuda 13.0, driver 580.1",
-        "gpus       0 H200, 141.0 GiB",
-        "git        c0ffee, with changed files",
+    assert shown[0].splitlines()[1] == "  command    dsrun -n 2 train.py"
+    assert shown[1:4] == [
+        "plan\n"
+        f"  program    script train.py, {sys.executable}\n"
+        "  ranks      0-1 on localhost\n"
+        "  start      fork, cores auto, grace 10s",
+        "hardware\n"
+        "  host       lab-1, Debian 12, kernel 6.1\n"
+        "  cpu        EPYC, 8 of 64 cores usable\n"
+        "  memory     8.0 GiB usable of 64.0 GiB\n"
+        "  gpus       0 H200, 141.0 GiB\n"
+        "  disk       1.0 GiB free of 2.0 GiB, xfs, /work",
+        "software\n"
+        "  versions   dsrun 0.1.0, python 3.11.7, torch 2.13.0, cuda 13.0, driver 580.1\n"
+        "  git        c0ffee, with changed files\n"
+        "  script     sha256 beef\n"
+        "  inherited  NCCL_DEBUG=INFO\n"
+        "             OMP_NUM_THREADS=1",
     ]
+    assert shown[4].splitlines()[-1] == f"  ... 18 more lines in {folder / CONFIG_COPY}"
+    assert shown[5] == "end\n  attempts   2\n  ranks      0,2: killed by SIGTERM\n             1: exited with code 3"
     value = json.loads(invoke("show", "a", "--json").stdout)
     assert (value["plan"]["program"]["target"], value["machine"], value["outcome"]["exit_code"]) == (
         "train.py",
@@ -91,7 +123,8 @@ def test_show_tells_what_was_written_down(jobs: Path) -> None:
 
 def test_show_of_a_job_that_left_only_its_record_is_no_failure(jobs: Path) -> None:
     leave_job(jobs, "a", plan={})
-    assert invoke("show", "a").stdout.splitlines()[1] == "state      crashed"
+    shown = invoke("show", "a").stdout.splitlines()
+    assert (shown[0], shown[-2:]) == ("job a: crashed", ["plan", "  ranks      2 on localhost"])
     assert json.loads(invoke("show", "last", "--json").stdout)["machine"] == {}
 
 
