@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from dsrun.contract import JOB_ID_ENV
 from dsrun.errors import DsrunError
 from dsrun.units import format_bytes, format_duration
 
@@ -36,6 +37,8 @@ _SLOW_TRIAL_S = 10.0
 _SMALL_SHM_BYTES = 1 << 30
 _FEW_FILES = 4096
 _LITTLE_LOCKED_BYTES = 64 << 20
+#: Named one by one.
+_MOST_JOBS = 3
 #: Before this nobody could have installed this version.
 _RELEASED_S = 1_767_225_600  # 2026-01-01
 
@@ -190,7 +193,7 @@ def check_state_folder(environ: Mapping[str, str]) -> Finding:
     there = folder
     while not there.exists() and there != there.parent:
         there = there.parent
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+    if not _takes_files(there):
         fix = "set XDG_STATE_HOME to a folder of yours, or use `--log-dir DIR`"
         return Finding(name="state folder", verdict="red", text=f"{folder}: cannot be written to", fix=fix)
     if there == folder and folder.stat().st_mode & 0o022:
@@ -200,17 +203,57 @@ def check_state_folder(environ: Mapping[str, str]) -> Finding:
     return Finding(name="state folder", verdict="green", text=str(folder))
 
 
-def check_crashed_jobs(environ: Mapping[str, str]) -> Finding:
-    """Looks for jobs whose front end was killed."""
+def _takes_files(folder: Path) -> bool:
+    """Whether files can be made there. Rights alone do not tell: root has all, and a file system may be read-only."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def check_crashed_jobs(environ: Mapping[str, str], *, proc: Path = Path("/proc")) -> Finding:
+    """Looks for jobs whose front end was killed, and for processes of theirs that still live.
+
+    Args:
+        environ: where the state folder is.
+        proc: where the kernel shows processes.
+    """
     try:
         crashed = [job.id for job in all_jobs(environ) if job.state is JobState.CRASHED]
     except DsrunError as error:
         return Finding(name="jobs", verdict="red", text=str(error), fix=error.hint)
     if not crashed:
         return Finding(name="jobs", verdict="green", text="none has crashed")
-    shown = ", ".join(crashed[:3]) + (f" and {len(crashed) - 3} more" if len(crashed) > 3 else "")
-    fix = f"`dsrun stop {crashed[0]}` ends what is left, `dsrun rm {crashed[0]}` forgets it"
-    return Finding(name="jobs", verdict="amber", text=f"crashed: {shown}", fix=fix)
+    found = processes_by_job(proc)
+    left = {job_id: found[job_id] for job_id in crashed if job_id in found}
+    if left:
+        shown = ", ".join(f"{job_id} (pid {', '.join(map(str, pids))})" for job_id, pids in left.items())
+        fix = f"`dsrun stop {' '.join(left)}` ends what is left"
+        return Finding(name="jobs", verdict="amber", text=f"crashed, with processes left: {shown}", fix=fix)
+    shown = ", ".join(crashed[:_MOST_JOBS])
+    more = f" and {len(crashed) - _MOST_JOBS} more" if len(crashed) > _MOST_JOBS else ""
+    fix = f"`dsrun rm {' '.join(crashed[:_MOST_JOBS])}` forgets {'it' if len(crashed) == 1 else 'them'}"
+    return Finding(name="jobs", verdict="amber", text=f"crashed, no process left: {shown}{more}", fix=fix)
+
+
+def processes_by_job(proc: Path) -> dict[str, list[int]]:
+    """Returns the processes of this user that have a job's id in their environment, by that id.
+
+    Args:
+        proc: where the kernel shows processes; those of others do not open.
+    """
+    mark = f"{JOB_ID_ENV}=".encode()
+    found: dict[str, list[int]] = {}
+    for folder in proc.glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        for variable in variables:
+            if variable.startswith(mark):
+                found.setdefault(os.fsdecode(variable[len(mark) :]), []).append(int(folder.name))
+    return {job_id: sorted(pids) for job_id, pids in found.items()}
 
 
 def check_ssh(path: str | None) -> Finding:

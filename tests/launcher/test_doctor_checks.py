@@ -2,12 +2,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import resource
+import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from dsrun.contract import JOB_ID_ENV
 from dsrun.launcher.doctor_checks import (
     Finding,
     Verdict,
@@ -21,12 +25,13 @@ from dsrun.launcher.doctor_checks import (
     check_torch,
     check_trial,
     is_well,
+    processes_by_job,
     to_json,
 )
 from dsrun.launcher.probe import ProbeReport, probe
 from dsrun.launcher.probe_gpu import Gpu
 from support.cli import clean_environment
-from support.job_records import leave_job
+from support.job_records import NOW, leave_job
 
 GPU = Gpu(
     index=0,
@@ -107,15 +112,30 @@ def test_the_state_folder_must_be_the_users_to_write(tmp_path: Path) -> None:
     assert check_state_folder(environ).verdict == "red"
 
 
-def test_crashed_jobs_are_named(tmp_path: Path) -> None:
+def test_crashed_jobs_are_named_and_what_is_left_of_them(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
-    jobs = tmp_path / "dsrun" / "jobs"
+    jobs, proc = tmp_path / "dsrun" / "jobs", tmp_path / "proc"
     leave_job(jobs, "a", outcome="done")
-    assert check_crashed_jobs(environ).verdict == "green"
+    assert check_crashed_jobs(environ, proc=proc).verdict == "green"
     leave_job(jobs, "b")
-    found = check_crashed_jobs(environ)
-    assert (found.verdict, found.text) == ("amber", "crashed: b")
-    assert found.fix == "`dsrun stop b` ends what is left, `dsrun rm b` forgets it"
+    leave_job(jobs, "c", created=NOW - timedelta(hours=1))
+    found = check_crashed_jobs(environ, proc=proc)
+    assert (found.verdict, found.text) == ("amber", "crashed, no process left: b, c")
+    assert found.fix == "`dsrun rm b c` forgets them"
+    for pid, job_id in {"17": "c", "9": "c", "5": "a", "4": "other"}.items():
+        (proc / pid).mkdir(parents=True)
+        (proc / pid / "environ").write_bytes(f"HOME=/\0{JOB_ID_ENV}={job_id}\0".encode())
+    (proc / "1").mkdir()
+    found = check_crashed_jobs(environ, proc=proc)
+    assert found.text == "crashed, with processes left: c (pid 9, 17)"
+    assert found.fix == "`dsrun stop c` ends what is left"
+
+
+def test_the_processes_of_a_job_are_found_by_their_environment() -> None:
+    env = {**os.environ, JOB_ID_ENV: "doctor-test"}
+    with subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE) as process:
+        assert processes_by_job(Path("/proc"))["doctor-test"] == [process.pid]
+        process.communicate(b"\n")
 
 
 def test_two_ranks_meet_in_a_trial_job() -> None:
