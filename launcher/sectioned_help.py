@@ -24,12 +24,14 @@ class SectionedCommand(click.Command):
             for parameter in self.get_params(ctx)
             if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)) is not None
         }
+        width = max(len(record[0]) for record in records.values())
         *_, last = self.sections
         named = {name for names in self.sections.values() for name in names}
         for heading, names in self.sections.items():
             rest = [name for name in records if name not in named] if heading == last else []
             with formatter.section(heading):
-                formatter.write_dl([records[name] for name in (*names, *rest) if name in records])
+                shown = [records[name] for name in (*names, *rest) if name in records]
+                formatter.write_dl([(f"{option:<{width}}", text) for option, text in shown], col_max=width)
         for heading, rows in self.tables.items():
             with formatter.section(heading):
                 formatter.write_dl(list(rows))

@@ -33,38 +33,37 @@ DEFAULT_GRACE_S = 10.0
 @click.option(
     "-n", "--ranks-per-host", type=parse_ranks, metavar="N", help="Ranks on each host.  [default: its GPUs, or 1]"
 )
-@click.option("-H", "--hostfile", type=parse_path, metavar="FILE", help="Hosts of the job, one `host slots=N` a line.")
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
+@click.option("-H", "--hostfile", type=parse_path, metavar="FILE", help="Hosts, one `host slots=N` a line.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is any program, run as it is.")
 @click.option("--config", type=parse_path, metavar="FILE", help="Training config; checked first.")
-@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="How ranks talk.  [default: the script's choice]")
-@click.option(
-    "--start", type=click.Choice(["fork", "exec"]), help="Import torch once and fork, or start each rank anew."
-)
-@click.option("--env", multiple=True, metavar="K[=V]", help="Set a variable for all ranks, or copy it from here.")
+@click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="How ranks talk.  [default: up to SCRIPT]")
+@click.option("--start", type=click.Choice(["fork", "exec"]), help="Import torch once and fork, or start each anew.")
+@click.option("--env", multiple=True, metavar="K[=V]", help="Set a variable for all ranks, or pass it on.")
 @click.option(
     "--bind",
     type=click.Choice(["auto", "none", "cores", "numa"]),
     default="auto",
-    help="Cores of each rank: its GPU's node (auto, numa), whole cores of its own, or any.",
+    metavar="HOW",
+    help="Cores of a rank: auto, none, cores or numa.",
 )
-@click.option("--queue", is_flag=True, help="Wait until the GPUs or slots are free; see `dsrun queue`.")
-@click.option("--priority", type=int, default=0, metavar="N", help="In the queue; higher first.")
-@click.option("--share-gpus", is_flag=True, help="Take GPUs that are in use if too few are free.")
+@click.option("--queue", is_flag=True, help="Wait for free GPUs or slots; see `dsrun queue`.")
+@click.option("--priority", type=int, default=0, metavar="N", help="Place in the queue; higher is earlier.")
+@click.option("--share-gpus", is_flag=True, help="Take GPUs in use if too few are free.")
 @click.option(
     "--grace",
     type=parse_seconds,
     default=f"{DEFAULT_GRACE_S:g}s",
     show_default=True,
     metavar="TIME",
-    help="For ranks to end by themselves when the job is stopped.",
+    help="For ranks to end, when stopped.",
 )
 @click.option(
     "--max-restarts",
     type=parse_count,
     default="0",
     metavar="N",
-    help="Start a failed job again, from its newest checkpoint.",
+    help="Start again, from the newest checkpoint.",
 )
 @click.option(
     "--min-uptime",
@@ -72,29 +71,30 @@ DEFAULT_GRACE_S = 10.0
     default="60s",
     show_default=True,
     metavar="TIME",
-    help="After a shorter attempt wait longer before the next.",
+    help="After a shorter try, wait longer.",
 )
 @click.option(
     "--hang-timeout",
     type=parse_seconds,
     metavar="TIME",
-    help="A rank that makes no progress hangs after it.  [default: 30m, for ranks that report progress]",
+    help="No progress for so long is a hang.  [default: 30m]",
 )
 @click.option(
     "--on-hang",
     type=click.Choice(["report", "stop", "restart"]),
     default="report",
-    help="After saying which rank is where: go on (report), end, or start again.",
+    metavar="HOW",
+    help="What then: report (who is where), stop or restart.",
 )
-@click.option("--model", metavar="MODEL", help="What is trained, as for `dsrun plan`: refuse what cannot fit.")
-@click.option("--no-plan", is_flag=True, help="Start also what cannot fit.")
-@click.option("--dry-run", is_flag=True, help="Check everything, print the plan, start nothing.")
+@click.option("--model", metavar="MODEL", help="What is trained, as for `dsrun plan`.")
+@click.option("--no-plan", is_flag=True, help="Start also what cannot fit into memory.")
+@click.option("--dry-run", is_flag=True, help="Check all, print the plan, start nothing.")
 @click.option("-d", "--detach", is_flag=True, help="Print the job's id and go on in the background.")
 @click.option("--log-dir", type=parse_path, metavar="DIR", help="Make the job's folder in DIR.")
-@click.option("--ranks", metavar="RANKS", help="Show lines of these ranks only, like `0,8-11`; logs have all.")
-@click.option("--no-progress", is_flag=True, help="No bars and no progress row below the lines.")
-@click.option("--json", "as_json", is_flag=True, help="One object on stdout: plan, id or outcome; lines go to stderr.")
-@click.option("-q", "--quiet", is_flag=True, help="No notes from dsrun itself, errors excepted.")
+@click.option("--ranks", metavar="RANKS", help="Show these ranks only, like `0,8-11`.")
+@click.option("--no-progress", is_flag=True, help="No bars and no progress row.")
+@click.option("--json", "as_json", is_flag=True, help="Plan, id or outcome as one object on stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="No notes of dsrun itself but errors.")
 @click.argument(
     "words",
     nargs=-1,
@@ -135,11 +135,10 @@ def command(
 ) -> int:
     """Start SCRIPT on every rank and stay until the last one has ended.
 
-    Words after SCRIPT are the script's. Only `--config FILE` is dsrun's there too: it is checked, and ranks find it
-    as DSRUN_CONFIG. Words after `--` are the script's without exception. SCRIPT may be any program.
+    SCRIPT may be any program. Words after it are its own, but for `--config FILE`, which is checked first and given to
+    ranks as DSRUN_CONFIG; after `--` there is no exception.
 
-    Lines of the ranks come tagged `[rank]`: stdout on stdout, stderr on stderr. The job's folder, in
-    ~/.local/state/dsrun/jobs without --log-dir, has the complete log of each rank.
+    Lines come tagged `[rank]`: stdout on stdout, stderr on stderr. `dsrun logs` has all of them again.
     """
     kind = _program_kind(module=module, no_python=no_python)
     if not words:

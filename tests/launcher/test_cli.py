@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -52,61 +51,47 @@ Usage: dsrun run [OPTIONS] SCRIPT [ARGS]...
 
   Start SCRIPT on every rank and stay until the last one has ended.
 
-  Words after SCRIPT are the script's. Only `--config FILE` is dsrun's there
-  too: it is checked, and ranks find it as DSRUN_CONFIG. Words after `--` are
-  the script's without exception. SCRIPT may be any program.
+  SCRIPT may be any program. Words after it are its own, but for `--config
+  FILE`, which is checked first and given to ranks as DSRUN_CONFIG; after `--`
+  there is no exception.
 
-  Lines of the ranks come tagged `[rank]`: stdout on stdout, stderr on stderr.
-  The job's folder, in ~/.local/state/dsrun/jobs without --log-dir, has the
-  complete log of each rank.
+  Lines come tagged `[rank]`: stdout on stdout, stderr on stderr. `dsrun logs`
+  has all of them again.
 
 Where:
-  -n, --ranks-per-host N         Ranks on each host.  [default: its GPUs, or
-                                 1]
-  -H, --hostfile FILE            Hosts of the job, one `host slots=N` a line.
-  --bind [auto|none|cores|numa]  Cores of each rank: its GPU's node (auto,
-                                 numa), whole cores of its own, or any.
-  --queue                        Wait until the GPUs or slots are free; see
-                                 `dsrun queue`.
-  --priority N                   In the queue; higher first.
-  --share-gpus                   Take GPUs that are in use if too few are
-                                 free.
+  -n, --ranks-per-host N  Ranks on each host.  [default: its GPUs, or 1]
+  -H, --hostfile FILE     Hosts, one `host slots=N` a line.
+  --bind HOW              Cores of a rank: auto, none, cores or numa.
+  --queue                 Wait for free GPUs or slots; see `dsrun queue`.
+  --priority N            Place in the queue; higher is earlier.
+  --share-gpus            Take GPUs in use if too few are free.
 
 What:
-  -m, --module           SCRIPT is a module, as with `python -m`.
-  --no-python            SCRIPT is any program, run as it is.
-  --config FILE          Training config; checked first.
-  --backend [nccl|gloo]  How ranks talk.  [default: the script's choice]
-  --start [fork|exec]    Import torch once and fork, or start each rank anew.
-  --env K[=V]            Set a variable for all ranks, or copy it from here.
-  --model MODEL          What is trained, as for `dsrun plan`: refuse what
-                         cannot fit.
-  --no-plan              Start also what cannot fit.
-  --dry-run              Check everything, print the plan, start nothing.
+  -m, --module            SCRIPT is a module, as for `python -m`.
+  --no-python             SCRIPT is any program, run as it is.
+  --config FILE           Training config; checked first.
+  --backend [nccl|gloo]   How ranks talk.  [default: up to SCRIPT]
+  --start [fork|exec]     Import torch once and fork, or start each anew.
+  --env K[=V]             Set a variable for all ranks, or pass it on.
+  --model MODEL           What is trained, as for `dsrun plan`.
+  --no-plan               Start also what cannot fit into memory.
+  --dry-run               Check all, print the plan, start nothing.
 
 When it fails:
-  --grace TIME                    For ranks to end by themselves when the job
-                                  is stopped.  [default: 10s]
-  --max-restarts N                Start a failed job again, from its newest
-                                  checkpoint.
-  --min-uptime TIME               After a shorter attempt wait longer before
-                                  the next.  [default: 60s]
-  --hang-timeout TIME             A rank that makes no progress hangs after
-                                  it.  [default: 30m, for ranks that report
-                                  progress]
-  --on-hang [report|stop|restart]
-                                  After saying which rank is where: go on
-                                  (report), end, or start again.
+  --grace TIME            For ranks to end, when stopped.  [default: 10s]
+  --max-restarts N        Start again, from the newest checkpoint.
+  --min-uptime TIME       After a shorter try, wait longer.  [default: 60s]
+  --hang-timeout TIME     No progress for so long is a hang.  [default: 30m]
+  --on-hang HOW           What then: report (who is where), stop or restart.
 
 What you see:
-  -d, --detach   Print the job's id and go on in the background.
-  --log-dir DIR  Make the job's folder in DIR.
-  --ranks RANKS  Show lines of these ranks only, like `0,8-11`; logs have all.
-  --no-progress  No bars and no progress row below the lines.
-  --json         One object on stdout: plan, id or outcome; lines go to
-                 stderr.
-  -q, --quiet    No notes from dsrun itself, errors excepted.
-  -h, --help     Show this message and exit.
+  -d, --detach            Print the job's id and go on in the background.
+  --log-dir DIR           Make the job's folder in DIR.
+  --ranks RANKS           Show these ranks only, like `0,8-11`.
+  --no-progress           No bars and no progress row.
+  --json                  Plan, id or outcome as one object on stdout.
+  -q, --quiet             No notes of dsrun itself but errors.
+  -h, --help              Show this message and exit.
 
 Exit code:
   0         every rank returned 0
@@ -451,10 +436,12 @@ def test_neither_torch_nor_numpy_is_imported_before_a_rank_starts(args: list[str
 
 
 def test_help_is_there_at_once() -> None:
-    """Best of five, so that a busy machine does not fail it; the budget of 150 ms leaves room for a slow one."""
+    """In processor time, for others may have the processors; the best of five, for caches may be cold."""
     times_s: list[float] = []
     for _ in range(5):
-        started_s = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "dsrun", "--help"], check=True, capture_output=True)
-        times_s.append(time.perf_counter() - started_s)
+        with subprocess.Popen([sys.executable, "-m", "dsrun", "--help"], stdout=subprocess.DEVNULL) as process:
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        assert process.returncode == 0
+        times_s.append(used.ru_utime + used.ru_stime)
     assert min(times_s) < 0.15
