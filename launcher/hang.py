@@ -79,6 +79,10 @@ class HangTracker:
         self._idle_s.pop(rank, None)
         self._job.renew()
 
+    def look_again(self) -> None:
+        """What `look` returned last was not told: it is news the next time too."""
+        self._told = False
+
     def look(self, now_s: float) -> float | None:
         """Returns for how long there was no progress, once for each hang; to be asked every second or so."""
         is_silent = self._job.has_run_out(now_s) and self._judges_silence and bool(self._never_beat)

@@ -79,12 +79,14 @@ class JobRun:
         self._session.kill_now(signum)
 
     def pass_signal(self, signum: int) -> None:
-        """See `Session.pass_signal`."""
+        """See `Session.pass_signal`; between two attempts there is nobody to get it, which is said."""
         self._session.pass_signal(signum)
+        self._woken.put(None)
 
     def remark(self, text: str) -> None:
         """See `Session.remark`."""
         self._session.remark(text)
+        self._woken.put(None)
 
     def obey_requests(self) -> bool:
         """See `Session.obey_requests`."""
@@ -158,6 +160,8 @@ class JobRun:
         """Waits between two attempts; returns whether the job is to go on."""
         until_s = time.monotonic() + seconds
         while self._stop is None and (now_s := time.monotonic()) < until_s:
+            # What asks for an answer and stops nothing; a stop has left this loop.
+            self._session.obey_requests()
             tick_s = self._sink.tick(now_s)
             try:
                 self._woken.get(timeout=max(0.0, min(until_s, until_s if tick_s is None else tick_s) - now_s))

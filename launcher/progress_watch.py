@@ -15,7 +15,10 @@ from .protocol import Pulse, RankStack
 from .sink import Sink
 from .stragglers import StragglerTracker
 from .tally import Tally
-from .verdict import verdict
+from .verdict import is_gone, verdict
+
+#: Rounds, a second apart, in which no rank is left before that is told: ends are reported a moment after they happen.
+_EMPTY_ROUNDS = 5
 
 
 class ProgressWatch:
@@ -35,6 +38,7 @@ class ProgressWatch:
         self._hang = HangTracker(timeout_s, now_s=time.monotonic())
         self._stragglers = StragglerTracker(plan.world_size)
         self._round: StackRound | None = None
+        self._empty_rounds = 0
 
     def started(self, ranks: Iterable[int]) -> None:
         """Ranks run now."""
@@ -89,6 +93,11 @@ class ProgressWatch:
         if stacks is None or not stacks.is_over(now_s):
             return None
         self._round = None
+        nobody_is_left = not stacks.waiting and all(is_gone(stack) for _, stack in stacks.stacks)
+        self._empty_rounds = self._empty_rounds + 1 if nobody_is_left else 0
+        if 0 < self._empty_rounds < _EMPTY_ROUNDS:
+            self._hang.look_again()
+            return None
         lines = verdict(
             stacks.stacks,
             silent_s=stacks.silent_s,

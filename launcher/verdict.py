@@ -129,7 +129,7 @@ def verdict(
     groups: dict[_Spot, list[tuple[str, RankStack]]] = {}
     for host, stack in sorted(stacks, key=lambda entry: entry[1].rank):
         # One that ended between the question and the answer is no riddle.
-        if stack.state not in ("", "Z", "X"):
+        if not is_gone(stack):
             spot = _spot_of(stack)
             if spot.kind is _Kind.ELSEWHERE and stack.idle_s is not None and stack.idle_s < silent_s / 2:
                 # It beat when the others had long stopped to; one in a collective may have come there late, and waits.
@@ -141,11 +141,18 @@ def verdict(
     if len(ordered) > _MOST_GROUPS:
         facts.append(f"others at {len(ordered) - _MOST_GROUPS} more places")
     facts += [f"host {host} does not answer" for host in sorted(unanswered)]
-    lines = [f"no progress for {format_duration(silent_s)}: {', '.join(facts) or 'no rank is left to ask'}"]
+    lines = [
+        f"no progress for {format_duration(silent_s)}: {', '.join(facts) or 'all ranks are gone, and no host says how'}"
+    ]
     lines += [f"  {_detail(group)}" for _, group in ordered[:_MOST_GROUPS]]
     if stacks_folder is not None and any(stack.text for _, stack in stacks):
         lines.append(f"all threads: {stacks_folder}/rank<N>.stacks.txt, on the rank's host")
     return tuple(lines)
+
+
+def is_gone(stack: RankStack) -> bool:
+    """Whether the rank had ended when it was asked, or was about to."""
+    return stack.state in ("", "Z", "X")
 
 
 def _spot_of(stack: RankStack) -> _Spot:

@@ -218,6 +218,27 @@ def test_a_stop_during_the_wait_ends_the_job_at_once(tmp_path: Path) -> None:
     assert (end["outcome"], end["attempts"]) == ("stopped", 1)
 
 
+class AskingSink(RecordingSink):
+    """Passes a signal on and remarks something as soon as a restart was announced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.jobs: list[JobRun] = []
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        if text.startswith("restart "):
+            self.jobs[0].pass_signal(signal.SIGUSR1)
+            self.jobs[0].remark("no suspension")
+
+
+def test_signals_during_the_wait_are_answered_though_no_rank_runs(tmp_path: Path) -> None:
+    sink = AskingSink()
+    sink.jobs.append(job_for(tmp_path, AttemptsTransport([attempt(1), attempt(0)]), sink, max_restarts=1))
+    assert sink.jobs[0].run().exit_code == 0
+    assert sink.notes[-2:] == ["SIGUSR1: passed to 0 ranks", "no suspension"]
+
+
 def test_output_of_every_attempt_reaches_the_log(tmp_path: Path) -> None:
     def line(text: str) -> Output:
         return Output(rank=0, stream="stdout", sequence=0, time_s=0, text=text)
@@ -274,6 +295,14 @@ def test_a_hang_is_reported_and_the_job_left_alone(tmp_path: Path) -> None:
     assert sink.notes[0] == VERDICT
     (hang,) = events(tmp_path, "hang")
     assert hang["lines"][0] == VERDICT
+
+
+def test_ranks_that_have_all_ended_when_they_are_asked_were_no_hang(tmp_path: Path) -> None:
+    gone = RankStack(rank=0, state="", kernel="", text="", phase="", collective="", step=None, idle_s=None)
+    idle = Pulse(ranks=[rank_pulse(0, idle_s=99.0)], time_s=time.time())
+    script = [hello(), Started(pids=[11]), idle, Await(TakeStacks), Stacks(ranks=[gone]), *ended(0)]
+    outcome, sink, _ = run(tmp_path, [script], hang_timeout_s=30.0, on_hang="stop")
+    assert (outcome.exit_code, sink.notes, events(tmp_path, "hang")) == (0, [], [])
 
 
 def test_a_hang_ends_the_job_with_76_where_the_user_wants_it(tmp_path: Path) -> None:

@@ -162,6 +162,10 @@ def test_one_that_ends_while_it_is_asked_is_no_riddle() -> None:
     assert headline(stack(0, EVENT), stack(1, state="")).endswith(": rank 0 is in Event.wait (threading.py:629)")
 
 
+def test_nobody_left_is_said_as_it_is() -> None:
+    assert headline(stack(0, state="")).endswith(": all ranks are gone, and no host says how")
+
+
 def test_a_host_that_does_not_answer_is_named() -> None:
     assert headline(stack(0, EVENT), unanswered=["n9"]).endswith(", host n9 does not answer")
 
