@@ -13,7 +13,6 @@ What outlives the ranks (detached processes included) is asked when the last ran
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import selectors
@@ -50,6 +49,7 @@ from .protocol import (
     encode,
 )
 from .pulses import PULSE_S, Pulses
+from .refusals import refusal_of
 from .relay import Relay
 
 _READ_BYTES = 1 << 16
@@ -149,7 +149,7 @@ class Agent:
         try:
             rendezvous = self._ranks.open_store()
         except OSError as error:
-            self._fail(f"cannot listen on {self._plan.master_addr} for the ranks to meet: {_words_of(error)}")
+            self._fail(f"cannot listen on {self._plan.master_addr} for the ranks to meet: {refusal_of(error)}")
             return
         self._relay.send(Listening(address=rendezvous[0], port=rendezvous[1]))
         self._start_ranks(rendezvous)
@@ -160,7 +160,7 @@ class Agent:
         try:
             self._ranks.start({**os.environ, HEARTBEAT_ENV: self._heartbeats.path}, rendezvous)
         except OSError as error:
-            self._fail(f"cannot start the ranks: {_words_of(error)}")
+            self._fail(f"cannot start the ranks: {refusal_of(error)}")
 
     # --- events
 
@@ -320,10 +320,3 @@ class Agent:
         if self._stacks is not None:
             due_s.append(self._stacks.due_s)
         return max(0.0, min(due_s) - now_s)
-
-
-def _words_of(error: OSError) -> str:
-    words = (error.strerror or str(error)).lower()
-    if error.errno == errno.EMFILE:
-        return f"{words}; raise `ulimit -n`"
-    return words if error.filename is None else f"{os.fsdecode(error.filename)}: {words}"

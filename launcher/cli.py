@@ -19,6 +19,7 @@ from dsrun import __version__
 from dsrun.errors import DsrunError, Problem
 
 from .output import CLOSED_PIPE_EXIT
+from .refusals import refusal_of
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -69,9 +70,12 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:
         _drop_stdout()
         code = CLOSED_PIPE_EXIT
-    except OSError as error:
-        # The machine's refusal, not a fault of ours: a full disk behind stdout, no process or descriptor left.
-        _say(Problem(_words_of(error)).render())
+    except (OSError, RuntimeError) as error:
+        # The machine's refusal, not a fault of ours: a full disk behind stdout, no process, thread or descriptor left.
+        refusal = refusal_of(error)
+        if refusal is None:
+            raise
+        _say(Problem(refusal if isinstance(error, OSError) and error.filename else f"cannot go on: {refusal}").render())
         _drop_stdout()
         code = DsrunError.exit_code
     sys.exit(code)
@@ -191,11 +195,6 @@ def _verb_of(words: Sequence[str]) -> str:
     """Returns the verb that the words are for; empty where they are dsrun's own options."""
     first = next(iter(_with_verb(list(words[:1]))), "") if words else ""
     return "" if first in _GROUP_OPTIONS else first
-
-
-def _words_of(error: OSError) -> str:
-    what = "cannot go on" if error.filename is None else os.fsdecode(error.filename)
-    return f"{what}: {_lower_first(error.strerror or str(error))}"
 
 
 def _lower_first(text: str) -> str:

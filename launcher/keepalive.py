@@ -55,7 +55,9 @@ class Keepalive:
     def stop(self) -> None:
         """Ends; does not wait for a send that an agent holds up."""
         self._stopped.set()
-        self._thread.join(1.0)
+        if self._thread.ident is not None:
+            # It may never have come to life, where the machine allows no more threads.
+            self._thread.join(1.0)
 
     def _beat(self) -> None:
         while not self._stopped.wait(self._period_s):

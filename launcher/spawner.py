@@ -33,6 +33,7 @@ from dsrun.errors import DsrunError
 from . import bootstrap, processes
 from .plan import LaunchPlan, NodePlan, WorkerSpec
 from .protocol import Exit, Failed, FrameReader, Message, Spawn, Started, encode
+from .refusals import refusal_of
 from .scope import Scope
 from .worker import enter_worker, exec_program, worker_environment
 
@@ -52,9 +53,11 @@ class _Job:
         os.write(self.report_fd, encode(message))
 
     def give_up(self, what: str, error: Exception) -> None:
+        self.fail(f"{what}: {type(error).__name__}: {error}")
+
+    def fail(self, reason: str) -> None:
         # Short enough to be one atomic write, as another thread may report too.
-        reason = f"{what}: {type(error).__name__}: {error}"[:2000]
-        self.report(Failed(reason=reason, time_s=time.time()))
+        self.report(Failed(reason=reason[:2000], time_s=time.time()))
 
     def environment(self, worker: WorkerSpec) -> dict[str, str]:
         address, port = self.order.master_addr, self.order.master_port
@@ -149,7 +152,12 @@ def _start_rank(job: _Job, worker: WorkerSpec) -> int:
     with warnings.catch_warnings():
         # Python 3.12 warns of threads at a fork. The only ones here are pools of math libraries, which handle it.
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            # Those that run already die with this process.
+            job.fail(f"cannot start rank {worker.rank}: {refusal_of(error)}")
+            os._exit(1)
     if pid != 0:
         return pid
     try:
@@ -197,7 +205,11 @@ def _supervise(job: _Job, rank_of: dict[int, int], scope: Scope | None) -> NoRet
         job.report(Started(pids=list(rank_of)))
         if job.order.store_fd is not None:
             # A thread, so that ranks which end during the import are seen at once.
-            threading.Thread(target=_serve_store, args=(job, job.order.store_fd), daemon=True).start()
+            server = threading.Thread(target=_serve_store, args=(job, job.order.store_fd), daemon=True)
+            try:
+                server.start()
+            except RuntimeError as error:
+                job.fail(f"cannot serve the rendezvous store: {refusal_of(error) or error}")
         released = _wait_for_word(job, rank_of, wake_fd)
     except BrokenPipeError:
         released = False  # The agent died; the lifeline would have said so next.

@@ -10,6 +10,7 @@ from typing import IO
 from dsrun.errors import LaunchError
 
 from ..hosts import HostSpec
+from ..refusals import refusal_of
 
 _READ_BYTES = 1 << 18
 
@@ -37,7 +38,7 @@ class LocalTransport:
                 start_new_session=True,
             )
         except OSError as error:
-            raise LaunchError(f"host {host.name}: cannot run {argv[0]!r}: {error.strerror}") from error
+            raise LaunchError(f"host {host.name}: cannot run {argv[0]!r}: {refusal_of(error)}") from error
         return LocalChannel(process)
 
 

@@ -55,6 +55,20 @@ def stranger(tmp_path: Path) -> list[str]:
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *see]
 
 
+@pytest.mark.parametrize("limit", [1, 4, 7, 8, 9, 16])
+def test_A29_with_few_processes_allowed_a_job_runs_or_is_refused_in_one_line(
+    tmp_path: Path, stranger: list[str], limit: int
+) -> None:
+    prefix = [*stranger, "prlimit", f"--nproc={limit}:{limit}"]
+    with launched(tmp_path, READY, *TWO_RANKS, "-q", prefix=prefix, grace_s=GRACE_S) as job:
+        ended = job.end()
+    if ended.exit_code:
+        assert len(ended.errors) == 1, ended.text
+        assert "resource temporarily unavailable; raise `ulimit -u`" in ended.errors[0]
+    else:
+        assert sorted(line.split()[1] for line in ended.out) == ["ready", "ready"]
+
+
 def test_A29_without_home_a_job_runs_where_a_folder_is_named(tmp_path: Path) -> None:
     env = {"HOME": None, "XDG_STATE_HOME": None}
     log_dir = str(tmp_path / "state" / "dsrun" / "jobs")
