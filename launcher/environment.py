@@ -16,6 +16,7 @@ from dsrun.contract import (
     HEARTBEAT_ENV,
     JOB_ID_ENV,
     NONCE_ENV,
+    RESUME_ENV,
     RUN_DIR_ENV,
     STACKS_ENV,
     RankInfo,
@@ -29,9 +30,18 @@ THREADS_ENV = "OMP_NUM_THREADS"
 RESERVED = frozenset(
     {
         *RankInfo().to_env(),
-        *(CONFIG_ENV, BACKEND_ENV, JOB_ID_ENV, RUN_DIR_ENV, ERROR_FILE_ENV, HEARTBEAT_ENV, NONCE_ENV, STACKS_ENV),
+        *(CONFIG_ENV, BACKEND_ENV, JOB_ID_ENV, RUN_DIR_ENV, ERROR_FILE_ENV),
+        *(RESUME_ENV, NONCE_ENV, HEARTBEAT_ENV, STACKS_ENV),
     }
 )
+#: What to do instead, where a user may want what the variable is for.
+_INSTEAD = {
+    CONFIG_ENV: "use `--config FILE`",
+    BACKEND_ENV: "use `--backend nccl` or `--backend gloo`",
+    RUN_DIR_ENV: "`--log-dir DIR` says where the folders of jobs are",
+    RESUME_ENV: "a job that is started again gets it (`--max-restarts N`); name a checkpoint in the script's words",
+    HEARTBEAT_ENV: "`--hang-timeout TIME` says when ranks that make no progress hang",
+}
 
 
 def parse_env_options(options: Sequence[str], *, environ: Mapping[str, str]) -> dict[str, str]:
@@ -61,12 +71,8 @@ def parse_env_options(options: Sequence[str], *, environ: Mapping[str, str]) -> 
 def _problem_with(name: str, *, copied: bool, environ: Mapping[str, str]) -> Problem | None:
     if not name:
         return Problem("`--env` has no name", "write `--env NAME=VALUE`, or `--env NAME` to copy its value from here")
-    if name == CONFIG_ENV:
-        return Problem(f"`--env {name}` is dsrun's to set", "use `--config FILE`")
-    if name == BACKEND_ENV:
-        return Problem(f"`--env {name}` is dsrun's to set", "use `--backend nccl` or `--backend gloo`")
     if name in RESERVED:
-        return Problem(f"`--env {name}` is dsrun's to set", "use a name of your own")
+        return Problem(f"`--env {name}` is dsrun's to set", _INSTEAD.get(name, "use a name of your own"))
     if copied and name not in environ:
         return Problem(f"`--env {name}` copies a variable that is not set here", f"write `--env {name}=VALUE`")
     return None

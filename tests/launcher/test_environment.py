@@ -34,10 +34,17 @@ def test_every_bad_variable_is_reported_at_once() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ["DSRUN_NONCE", "DSRUN_HEARTBEAT", "DSRUN_STACKS", "MASTER_ADDR"])
+@pytest.mark.parametrize("name", ["DSRUN_NONCE", "DSRUN_RESUME", "DSRUN_HEARTBEAT", "DSRUN_STACKS", "MASTER_ADDR"])
 def test_what_ties_a_rank_to_its_job_cannot_be_set(name: str) -> None:
     with pytest.raises(UsageError, match=f"`--env {name}` is dsrun's to set"):
         parse_env_options([f"{name}=1"], environ={})
+
+
+def test_a_job_that_shall_go_on_from_a_checkpoint_is_shown_the_way() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_env_options(["DSRUN_RESUME=/ckpt/step8"], environ={})
+    assert caught.value.hint is not None
+    assert "`--max-restarts N`" in caught.value.hint
 
 
 def test_config_and_backend_reach_workers_only_if_there_are_any() -> None:
