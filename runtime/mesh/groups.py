@@ -74,7 +74,7 @@ def choose_backend(asked: str | None) -> Backend:
 
 
 def choose_device(backend: Backend, info: RankInfo) -> torch.device:
-    """Returns the device of this rank and makes it current: GPU `local_rank` under NCCL, else the CPU.
+    """Returns the device of this rank and makes it current: under NCCL the GPU of `gpu_index`, else the CPU.
 
     Raises:
         InputError: there are fewer GPUs than ranks on this host.
@@ -82,14 +82,28 @@ def choose_device(backend: Backend, info: RankInfo) -> torch.device:
     if backend == "gloo":
         return torch.device("cpu")
     count = torch.cuda.device_count()
-    if info.local_rank >= count:
+    index = gpu_index(info.local_rank, count, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if index >= count:
         raise InputError(
             f"local rank {info.local_rank} has no GPU: {info.local_world_size} ranks and {count} visible GPUs here",
             hint=f"start at most {count} ranks here (`-n {count}`), or make more GPUs visible",
         )
-    device = torch.device("cuda", info.local_rank)
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
+
+
+def gpu_index(local_rank: int, count: int, visible: str | None) -> int:
+    """Returns which of the GPUs that torch sees is a rank's; it may be one too many.
+
+    Args:
+        local_rank: rank within the host.
+        count: GPUs that torch sees.
+        visible: CUDA_VISIBLE_DEVICES. CUDA shows a process one MIG slice only, so each rank has a value of its own, and
+            its slice is the only one it sees; other GPUs are seen by all ranks alike.
+    """
+    has_slice = any(name.strip().startswith("MIG-") for name in (visible or "").split(","))
+    return 0 if has_slice and count == 1 else local_rank
 
 
 def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: float, nonce: str | None = None) -> None:
