@@ -27,7 +27,7 @@ from .oom_kills import OomKills
 from .plan import LaunchPlan, NodePlan
 from .protocol import Exit, Failed, Message, Started
 from .relay import Relay
-from .scope import Scope, make_scope, scope_name
+from .scope import Scope, make_scope, remove_empty_scopes, scope_name
 from .spawner_pipe import SpawnerPipe
 from .worker import LiveRank, error_file, node_environment
 
@@ -99,6 +99,7 @@ class HostRanks:
             # The word of an earlier job or attempt must not be taken for this one's.
             error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
         plan, cpus = _bound(self._plan, self._node, environ)
+        remove_empty_scopes()
         # Last: until the spawner knows of it, nobody would remove it after us.
         self._scope = make_scope(scope_name(self._plan.job_id, self._node.node_rank))
         self._spawner = SpawnerPipe(

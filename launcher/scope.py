@@ -15,6 +15,8 @@ from .probe_cgroup import levels, parse_cgroup_mounts, parse_self_cgroup
 
 #: For killed processes to leave the group, without which it cannot be removed.
 _REMOVE_PATIENCE_S = 10.0
+#: A group that is empty for longer waits for no process any more: its job moves the spawner into it at once.
+_EMPTY_S = 60.0
 
 
 class Scope:
@@ -38,7 +40,7 @@ class Scope:
     def remove(self) -> bool:
         """Removes the group and ends what is still in it, which nobody found; returns whether it is gone."""
         deadline_s = time.monotonic() + _REMOVE_PATIENCE_S
-        while not _rmdir(self.folder):
+        while not _clear(self.folder):
             if time.monotonic() > deadline_s:
                 return False
             self.kill()
@@ -96,6 +98,23 @@ def left_scopes(job_id: str, root: Path = Path("/")) -> list[Scope]:
     return found
 
 
+def remove_empty_scopes(root: Path = Path("/"), *, older_than_s: float = _EMPTY_S) -> None:
+    """Removes this user's groups in which nothing lives, of whatever job.
+
+    Whoever kills a job's agent and spawner at the same moment leaves one: the ranks die with the spawner, and nobody is
+    left to remove it. So a later job does, for which a dead one's group is found on the same levels as its own.
+    """
+    for folder in _v2_levels(root):
+        # What is not to be read, or went away meanwhile, is for others to remove.
+        with suppress(OSError):
+            for entry in sorted(folder.iterdir()):
+                if job_of_scope(entry.name) is None:
+                    continue
+                made = entry.stat()
+                if made.st_uid == os.getuid() and time.time() - made.st_mtime > older_than_s:
+                    _clear(entry)
+
+
 def _own_group(root: Path) -> Path | None:
     """Returns the folder of this process's group, if what is mounted here is surely it."""
     own = next(iter(_v2_levels(root)), None)
@@ -128,6 +147,15 @@ def _write(path: Path, text: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _clear(folder: Path) -> bool:
+    """Removes a group in which nothing lives, and before it those of jobs that were started in its job."""
+    with suppress(OSError):
+        for entry in folder.iterdir():
+            if job_of_scope(entry.name) is not None:
+                _clear(entry)
+    return _rmdir(folder)
 
 
 def _rmdir(folder: Path) -> bool:

@@ -25,7 +25,7 @@ import psutil
 from dsrun.contract import JOB_ID_ENV, NONCE_ENV, digest_of
 
 from . import processes
-from .scope import job_of_scope, left_scopes
+from .scope import job_of_scope, left_scopes, remove_empty_scopes
 from .worker import isolated_command
 
 #: From asking to killing: nobody is left to save for.
@@ -63,6 +63,7 @@ def main() -> None:
     if not agents:
         for scope in left_scopes(job_id):
             scope.remove()
+    remove_empty_scopes()
     gone = [{"pid": process.pid, "name": name} for process, name in ended.items() if process.pid not in left]
     print(json.dumps({"agents": agents, "ended": gone, "left": left}))
     sys.exit(1 if left else 0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.scope import job_of_scope, left_scopes, make_scope, scope_name
+from dsrun.launcher.scope import job_of_scope, left_scopes, make_scope, remove_empty_scopes, scope_name
 from support.processes import wait_for_end
 
 MOUNTINFO = "35 24 0:30 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
@@ -58,6 +59,47 @@ def test_groups_that_a_dead_job_left_are_found(tmp_path: Path) -> None:
     root = tree(tmp_path, members="")
     assert [scope.folder.name for scope in left_scopes("j1", root)] == ["dsrun-j1-0"]
     assert left_scopes("j", root) == []
+
+
+def aged(folder: Path) -> None:
+    os.utime(folder, (time.time() - 3600, time.time() - 3600))
+
+
+def test_old_empty_groups_of_any_job_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    # `dsrun-j1-0` has files, as a group with processes cannot be removed.
+    groups = tree(tmp_path, members="") / "sys/fs/cgroup"
+    for path in ("user/dsrun-j2-0/dsrun-inner-0", "user/new/dsrun-j3-0", "dsrun-j4-1", "user/mine", "user/dsrun-j5-0"):
+        (groups / path).mkdir(parents=True)
+    for path in ("user/dsrun-j1-0", "user/dsrun-j2-0", "dsrun-j4-1", "user/mine", "user/new"):
+        aged(groups / path)
+    remove_empty_scopes(tmp_path)
+    assert sorted(path.name for path in (groups / "user").iterdir() if path.is_dir()) == [
+        "dsrun-j1-0",
+        "dsrun-j5-0",
+        "mine",
+        "new",
+    ]
+    assert not (groups / "dsrun-j4-1").exists()
+    assert (groups / "user/dsrun-j1-0/cgroup.procs").exists()
+
+
+def test_a_real_group_is_removed_when_empty_and_not_while_something_lives_in_it() -> None:
+    scope = make_scope(f"dsrun-test-{os.getpid()}")
+    if scope is None:
+        pytest.skip("no cgroup v2 in which this user may make a group")
+    try:
+        remove_empty_scopes()
+        assert scope.folder.exists()
+        with subprocess.Popen(["sleep", "1000"]) as process:
+            assert scope.add(process.pid)
+            aged(scope.folder)
+            remove_empty_scopes()
+            assert scope.folder.exists()
+            process.kill()
+        remove_empty_scopes()
+        assert not scope.folder.exists()
+    finally:
+        scope.remove()
 
 
 def test_a_group_tells_its_job_also_where_names_begin_alike() -> None:
