@@ -44,7 +44,7 @@ def cause_of(status: int, error: str, last_lines: Sequence[str], *, oom_kills: i
 
     Args:
         status: exit code, or minus the signal's number.
-        error: what it wrote into its error file; empty if nothing.
+        error: what it wrote into its error file: the exception in one line, and the traceback; empty if nothing.
         last_lines: its last lines, oldest first.
         oom_kills: processes that the kernel killed in its host's memory cgroup since the ranks started.
 
@@ -55,8 +55,10 @@ def cause_of(status: int, error: str, last_lines: Sequence[str], *, oom_kills: i
         # Whatever it said before, it did not end by itself.
         return _OUT_OF_MEMORY if oom_kills else _KILLED
     # An exception says why the rank ended; lines that it printed before may be about anything.
-    text = error or "\n".join(last_lines)
-    found = next((cause for pattern, cause in _TEXTS if re.search(pattern, text, re.MULTILINE)), None)
+    # And what it says itself, in its first line, before the exceptions that led to it.
+    message, _, traceback = error.partition("\n")
+    texts = (message, traceback) if error else ("\n".join(last_lines),)
+    found = next((cause for text in texts for pattern, cause in _TEXTS if re.search(pattern, text, re.MULTILINE)), None)
     return found or (_SIGNALS.get(-status) if status < 0 else None)
 
 
@@ -117,6 +119,13 @@ _TEXTS: tuple[tuple[str, Cause], ...] = (
         Cause(
             "a collective timed out",
             "another rank never joined it: `--hang-timeout 5m` shows where each rank is before this time is over",
+        ),
+    ),
+    (
+        # Python's own sockets and pipes. Ranks are connected by torch's, which speak of no exception class or number.
+        r"ConnectionResetError|BrokenPipeError|\[Errno (32|104)\]|RemoteDisconnected",
+        Cause(
+            "the other end closed a connection", "the traceback names it: a download, a database, a process of its own"
         ),
     ),
     (

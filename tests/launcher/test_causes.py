@@ -95,6 +95,28 @@ def test_the_error_file_counts_before_lines_that_were_printed_earlier() -> None:
     assert cause.words == "CUDA out of memory"
 
 
+def test_what_an_exception_says_itself_counts_before_those_that_led_to_it() -> None:
+    chain = "OSError: [Errno 28] No space left on device\n" + GLOO + "\n\nDuring handling of the above ..."
+    for first in ("ModuleNotFoundError: No module named 'x'", "ImportError: libx.so: cannot open shared object file"):
+        cause = cause_of(1, f"{first}\n{chain}\n{first}", ())
+        assert cause is not None
+        assert (cause.words, cause.follows) == ("an import failed", False)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "ProtocolError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+    ],
+)
+def test_a_connection_of_python_is_not_taken_for_one_to_another_rank(line: str) -> None:
+    cause = cause_of(1, line, ())
+    assert cause is not None
+    assert (cause.words, cause.follows) == ("the other end closed a connection", False)
+
+
 def test_sigkill_is_out_of_memory_where_the_control_group_counted_a_kill() -> None:
     cause = cause_of(-signal.SIGKILL, "", (), oom_kills=1)
     assert cause is not None
