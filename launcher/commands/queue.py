@@ -10,8 +10,7 @@ from typing import Any
 
 import click
 
-from dsrun.units import format_duration
-
+from ..job_text import align, fit_terminal, short_duration
 from ..queue_list import Entry, list_queue
 
 
@@ -27,10 +26,10 @@ def command(as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"schema_version": 1, "jobs": [_json(entry) for entry in entries]}))
     elif entries:
-        for line in table(entries, now_s=now_s):
+        for line in fit_terminal(table(entries, now_s=now_s)):
             click.echo(line)
     else:
-        click.echo("no job holds or waits for a device of this machine", err=True)
+        click.echo("dsrun: no job holds or waits for a device of this machine", err=True)
     return 0
 
 
@@ -47,14 +46,13 @@ def table(entries: Sequence[Entry], *, now_s: float) -> list[str]:
             entry.job_id,
             str(entry.pid),
             entry.state,
-            format_duration(max(0.0, now_s - entry.since_s)),
+            short_duration(now_s - entry.since_s),
             "" if entry.priority is None else str(entry.priority),
             entry.devices,
         )
         for entry in entries
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return align(rows)
 
 
 def _json(entry: Entry) -> dict[str, Any]:

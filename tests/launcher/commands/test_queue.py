@@ -62,7 +62,7 @@ def test_the_table_has_a_line_a_job(busy: Path) -> None:
 
 def test_an_empty_queue_is_said_on_stderr(tmp_path: Path) -> None:
     result = queue(tmp_path)
-    assert (result.stdout, result.stderr) == ("", "no job holds or waits for a device of this machine\n")
+    assert (result.stdout, result.stderr) == ("", "dsrun: no job holds or waits for a device of this machine\n")
     assert json.loads(queue(tmp_path, "--json").stdout) == {"schema_version": 1, "jobs": []}
     assert list(tmp_path.iterdir()) == [], "looking leaves no folder behind"
 
@@ -73,9 +73,9 @@ def test_the_table_reads_as_reviewed() -> None:
         Entry(job_id="x", pid=4242, state="waits", since_s=90, priority=5, devices="2 GPUs", names=()),
     ]
     assert table(entries, now_s=100) == [
-        "JOB                 PID   STATE  SINCE   PRIORITY  DEVICES",
-        "20260101-1200-abcd  4     holds  1m 40s            GPU 0",
-        "x                   4242  waits  10.0s   5         2 GPUs",
+        "JOB                 PID   STATE  SINCE  PRIORITY  DEVICES",
+        "20260101-1200-abcd  4     holds  1m               GPU 0",
+        "x                   4242  waits  10s    5         2 GPUs",
     ]
 
 
