@@ -339,9 +339,11 @@ class Session:
         for link in self._links:
             if link.over:
                 continue
+            # Asked at every look, also where it does not count yet: what was not looked at would count at the first.
+            is_silent = link.is_silent(now_s)
             if up_to_date and link.deadline_s is not None and now_s >= link.deadline_s:
                 self._give_up(link, "its agent did not answer in time and was killed")
-            elif self._tally.is_running(link.node) and link.is_silent(now_s):
+            elif is_silent and self._tally.is_running(link.node):
                 self._give_up(link, f"no word from its agent for {self.plan.lease_s:g} s")
 
         running = [link for link in self._links if not link.over and self._tally.is_running(link.node)]
