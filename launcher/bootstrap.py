@@ -7,6 +7,7 @@ What is the same as with plain python: `__main__`, `sys.argv`, `sys.path[0]`, `s
 SystemExit, atexit, threads, death by SIGINT after KeyboardInterrupt. What is better: a `DsrunError` is left to the
 launcher, which shows its `error:` and `hint:` lines once, tracebacks begin at the user's code, and a crash in native
 code shows the Python stack. Asked by a signal, a rank writes the stacks of all its threads into a file of its own.
+After a program that ended well, Gloo's groups are let go of in time (`leaving`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from typing import Any
 
 from dsrun.contract import ERROR_FILE_ENV, STACKS_ENV, STACKS_SIGNAL, write_error_file
 from dsrun.errors import DsrunError, InputError
+
+from .leaving import Leaving
 
 
 def main() -> None:
@@ -87,12 +90,16 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
     # Sixty-four ranks that crash must not write sixty-four stacks of other threads: `all_threads` stays off.
     faulthandler.enable(all_threads=False)
     _answer_with_stacks()
+    leaving = Leaving()
     try:
         if kind == "module":
             _run_module(target, arguments)
         else:
             _run_script(target, arguments)
-    except SystemExit:
+        leaving.program_ended()
+    except SystemExit as end:
+        if end.code in (None, 0):
+            leaving.program_ended()
         raise
     except DsrunError as error:
         fail(error, error.exit_code)
