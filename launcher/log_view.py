@@ -68,6 +68,7 @@ class LogView:
 
         Raises:
             BrokenPipeError: nobody reads any more.
+            OSError: what is shown cannot be written, to a full disk for example.
         """
 
         def goes_on() -> bool:
@@ -78,6 +79,8 @@ class LogView:
             self._show(lines)
             if self.is_closed:
                 raise BrokenPipeError
+            if self._printer.fault is not None:
+                raise self._printer.fault
 
     def note(self, text: str) -> None:
         """Says something about the job."""

@@ -109,6 +109,8 @@ class Printer:
         self._on_closed = on_closed
         self._around = around
         self.closed = False
+        #: Why a stream could not be written to, where it was not for its reader.
+        self.fault: OSError | None = None
 
     def lines(self, rank: int, stream: Literal["stdout", "stderr"], texts: Sequence[str]) -> None:
         """Prints whole lines of a rank. See `lines_of`."""
@@ -180,6 +182,7 @@ class Printer:
         except OSError as error:
             self._streams.pop(name, None)
             if error.errno not in _NO_READER:
+                self.fault = error
                 self._write("stderr", f"dsrun: {name} cannot be written: {error.strerror}; the logs are complete\n")
             elif not self.closed:
                 self.closed = True

@@ -146,6 +146,15 @@ def test_wrong_words_are_refused(jobs: Path, args: list[str], message: str) -> N
     assert result.stderr.startswith(f"error: {message}")
 
 
+def test_logs_that_cannot_be_written_are_an_error(jobs: Path) -> None:
+    (leave_job(jobs, "a", outcome="done") / "rank0.log").write_text("a line\n")
+    env = clean_environment(XDG_STATE_HOME=str(jobs.parents[1]))
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "dsrun", "logs", "a"]
+        done = subprocess.run(command, env=env, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: cannot go on: no space left on device\n")
+
+
 def test_rm_takes_the_link_along_and_leaves_what_is_too_young(jobs: Path, tmp_path: Path) -> None:
     now = datetime.now().astimezone()
     folder = leave_job(tmp_path / "mine", "linked", created=now - timedelta(hours=3))
