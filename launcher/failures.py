@@ -156,6 +156,7 @@ class FailureReport:
         followed: other ranks that failed after it, because their connection to it broke.
         also_failed: other ranks that failed by themselves after it.
         also_lost: hosts that were lost after it.
+        returned_before: ranks that had returned 0 when the first cause lost its connection to one, so maybe to these.
     """
 
     cause: RankEnd | HostLoss | Hang
@@ -164,6 +165,7 @@ class FailureReport:
     followed: int
     also_failed: int
     also_lost: tuple[HostLoss, ...] = ()
+    returned_before: tuple[int, ...] = ()
 
     @property
     def is_mistake(self) -> bool:
@@ -225,7 +227,9 @@ class FailureReport:
             for count, words in counted
             if count
         ]
-        return [*(f"host {loss.host} was lost after it: {loss.reason}" for loss in self.also_lost), *ranks]
+        hosts = [f"host {loss.host} was lost after it: {loss.reason}" for loss in self.also_lost]
+        returned = [f"{_named(self.returned_before)} had returned 0 before it"] if self.returned_before else []
+        return [*returned, *hosts, *ranks]
 
 
 def judge(
@@ -280,7 +284,15 @@ def judge(
         followed=followed,
         also_failed=len(by_themselves) - followed,
         also_lost=tuple(loss for loss in losses if loss is not cause),
+        returned_before=_returned_before(cause, ends),
     )
+
+
+def _returned_before(cause: RankEnd | HostLoss | Hang, ends: Sequence[RankEnd]) -> tuple[int, ...]:
+    if not isinstance(cause, RankEnd) or not cause.follows or cause.failed_at_s is None:
+        return ()
+    failed_at_s = cause.failed_at_s
+    return tuple(end.rank for end in ends if end.status == 0 and end.time_s is not None and end.time_s <= failed_at_s)
 
 
 def _without_stop(ends: Sequence[RankEnd], stopped_at_s: float | None) -> list[RankEnd]:
@@ -340,6 +352,12 @@ def _render_rank(end: RankEnd) -> list[str]:
     if end.cause is not None and end.cause.hint is not None:
         lines.append(f"hint: {end.cause.hint}")
     return [*lines, f"full log: {end.log}"]
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks))}" if len(ranks) <= 3 else f"{len(ranks)} ranks"
 
 
 def _quote(title: str, quoted: Sequence[str]) -> list[str]:

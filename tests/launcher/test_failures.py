@@ -174,6 +174,24 @@ def test_a_follower_is_blamed_where_nobody_else_failed_by_itself() -> None:
     assert report.headline() == "rank 0 on box (pid 100) exited with code 1: lost the connection to another rank"
 
 
+def test_a_rank_that_returned_0_early_is_named_where_another_lost_its_connection() -> None:
+    ends = [end(0, 1, 10.1, error=GLOO), end(1, 0, 9.0), end(2, 0, 11.0), end(3, -15, 10.5)]
+    code, report = judge(ends, [], None, stopped_at_s=10.2)
+    assert code == 1
+    assert report is not None
+    assert report.render()[-2:] == ["rank 1 had returned 0 before it", "1 other rank was stopped after it"]
+    # Who failed by itself needs no such explanation.
+    _, report = judge([end(0, 3, 10.1), end(1, 0, 9.0)], [], None)
+    assert report is not None
+    assert report.render()[-1] == "full log: /run/rank0.log"
+
+
+def test_many_ranks_that_returned_early_are_counted() -> None:
+    _, report = judge([end(0, 1, 10.1, error=GLOO), *(end(rank, 0, 9.0) for rank in range(1, 6))], [], None)
+    assert report is not None
+    assert report.render()[-1] == "5 ranks had returned 0 before it"
+
+
 def test_a_lost_host_is_the_cause_of_broken_connections_to_it() -> None:
     loss = HostLoss(host="n2", reason="the agent closed its channel unexpectedly", time_s=11.0)
     code, report = judge([end(0, 1, 10.1, error=GLOO), end(1, None, None)], [loss], None, stopped_at_s=10.2)
