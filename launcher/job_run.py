@@ -142,6 +142,8 @@ class JobRun:
                     self._sink.note(f"not started again: {why}")
                 elif self._policies.max_restarts:
                     self._sink.note(f"not started again: {_restarts(self._policies.max_restarts)} used")
+                elif report.is_hang:
+                    self._sink.note("not started again: `--on-hang restart` needs `--max-restarts N`")
                 return None
 
     def _tell(self, restart: Restart, report: FailureReport | None, resume: ResumePoint | None) -> None:

@@ -313,6 +313,13 @@ def test_a_hang_ends_the_job_with_76_where_the_user_wants_it(tmp_path: Path) -> 
     assert outcome.report.render()[0] == f"error: {VERDICT}"
 
 
+def test_a_restart_after_a_hang_that_no_option_allows_is_refused_with_a_word(tmp_path: Path) -> None:
+    attempts = [hanging(Await(Stop), *ended(-9, -15))]
+    outcome, sink, _ = run(tmp_path, attempts, ranks=2, hang_timeout_s=30.0, on_hang="restart")
+    assert (outcome.exit_code, outcome.attempts) == (76, 1)
+    assert sink.notes[-1] == "not started again: `--on-hang restart` needs `--max-restarts N`"
+
+
 def test_a_hang_counts_as_a_restart_where_the_user_wants_one(tmp_path: Path) -> None:
     attempts = [hanging(Await(Stop), *ended(-9, -15)), [hello(), Started(pids=[11, 12]), *ended(0, 0)]]
     outcome, sink, _ = run(tmp_path, attempts, ranks=2, hang_timeout_s=30.0, on_hang="restart", max_restarts=1)
