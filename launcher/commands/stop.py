@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import click
@@ -17,11 +19,16 @@ import click
 from dsrun.errors import DsrunError, Problem
 
 from ..job_list import Job, JobState, find_job, read_job
+from ..job_progress import was_asked_to_stop
 from ..job_signal import FrontEnd, front_end_of
 from ..job_words import job_argument
 from ..option_words import parse_seconds
 from ..outcome_text import closing
 from ..sweep import sweep_command
+
+#: For a front end to take note of a wish; one that waits in the queue ends without a note.
+_NOTE_PATIENCE_S = 5.0
+_LOOK_S = 0.02
 
 
 @click.command("stop")
@@ -31,8 +38,8 @@ from ..sweep import sweep_command
 def command(now: bool, timeout: float | None, jobs: Sequence[str]) -> int:
     """End jobs as Ctrl-C does, and wait until they have ended.
 
-    Ranks get SIGTERM and the grace their job was started with. A job that waits in the queue leaves it. What a
-    crashed job may have left on this host is ended too.
+    Ranks get SIGTERM and the grace their job was started with; asking once more changes nothing, `--now` does. A job
+    that waits in the queue leaves it. What a crashed job may have left on this host is ended too.
     """
     found = {job.id: job for job in (find_job(name, os.environ) for name in jobs)}
     with ExitStack() as stack:
@@ -40,8 +47,12 @@ def command(now: bool, timeout: float | None, jobs: Sequence[str]) -> int:
         for job in found.values():
             if job.state.is_live:
                 front_ends[job.id] = stack.enter_context(front_end_of(job.record))
-        for front_end in front_ends.values():
-            front_end.send(signal.SIGQUIT if now else signal.SIGTERM)
+        for job in found.values():
+            if job.id in front_ends:
+                if now:
+                    front_ends[job.id].send(signal.SIGQUIT)
+                else:
+                    _ask(front_ends[job.id], job.folder)
         deadline_s = None if timeout is None else time.monotonic() + timeout
         problems: list[Problem] = []
         for job in found.values():
@@ -58,6 +69,24 @@ def command(now: bool, timeout: float | None, jobs: Sequence[str]) -> int:
     if problems:
         raise DsrunError.of(problems)
     return 0
+
+
+def _ask(front_end: FrontEnd, folder: Path) -> None:
+    """Asks a job to end, once: a second SIGTERM would kill ranks that still save.
+
+    Whoever asks holds a lock on the folder until the front end has taken note, so that of two that ask at the same
+    moment the later one sees it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if was_asked_to_stop(folder) or not front_end.send(signal.SIGTERM):
+            return
+        deadline_s = time.monotonic() + _NOTE_PATIENCE_S
+        while not front_end.wait(_LOOK_S) and not was_asked_to_stop(folder) and time.monotonic() < deadline_s:
+            pass
+    finally:
+        os.close(descriptor)
 
 
 def _tell(job: Job) -> None:

@@ -83,7 +83,9 @@ class Jobs:
         return json.loads((self.path(job_id) / "job.json").read_text())["front_end"]["pid"]
 
     def wait_ready(self, job_id: str, ranks: int = 2) -> None:
-        until(lambda: all((self.path(job_id) / f"rank{rank}.log").read_text().endswith("\n") for rank in range(ranks)))
+        logs = [self.path(job_id) / f"rank{rank}.log" for rank in range(ranks)]
+        # A job that has just left the queue has no logs yet.
+        until(lambda: all(log.exists() and log.read_text().endswith("\n") for log in logs))
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -238,6 +240,32 @@ def one_core() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
+def test_asking_twice_to_stop_does_not_kill_ranks_that_save(jobs: Jobs) -> None:
+    (jobs.folder / "save.py").write_text(
+        "import pathlib, signal, time\n"
+        "def on_term(signum, frame):\n"
+        "    print('saving', flush=True)\n"
+        "    while not pathlib.Path('saved').exists():\n"
+        "        time.sleep(0.02)\n"
+        "    raise SystemExit\n"
+        "signal.signal(signal.SIGTERM, on_term)\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    time.sleep(1)\n"
+    )
+    job_id = jobs.start("-n", "1", "--grace", "60s", "save.py")
+    jobs.wait_ready(job_id, ranks=1)
+    with jobs.open("stop", job_id) as first, jobs.open("stop", job_id) as second:
+        until(lambda: "saving" in (jobs.path(job_id) / "rank0.log").read_text())
+        third = jobs.run("stop", "--timeout", "1s", job_id)
+        assert third.stderr.startswith(f"error: job {job_id} has not ended within 1s\n")
+        (jobs.folder / "saved").touch()
+        for stopping in (first, second):
+            _, err = stopping.communicate(timeout=DEADLINE_S)
+            assert err.decode().startswith(f"dsrun: job {job_id}: stopped after ")
+    assert json.loads(jobs.ok("show", "--json", job_id))["outcome"]["ranks"][0]["status"] == 0
+
+
 @pytest.mark.usefixtures("one_core")
 def test_a_job_waits_its_turn_in_the_queue_and_can_be_stopped_there(jobs: Jobs) -> None:
     first = jobs.start("talk.py")
@@ -247,6 +275,7 @@ def test_a_job_waits_its_turn_in_the_queue_and_can_be_stopped_there(jobs: Jobs) 
     stopped = jobs.run("stop", leaving)
     assert stopped.stderr.startswith(f"dsrun: job {leaving}: stopped after ")
     assert jobs.listed()[leaving]["exit_code"] == 143
+    assert jobs.listed()[waiting]["state"] == "queued"
     jobs.ok("stop", "--now", first)
     jobs.wait_ready(waiting, ranks=1)
     assert jobs.listed()[waiting]["state"] == "running"

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from dsrun.contract import RECORDS_FILE
-from dsrun.launcher.job_progress import last_step
+from dsrun.launcher.job_progress import last_step, was_asked_to_stop
 from dsrun.launcher.live_status import LiveStatus
 from dsrun.launcher.protocol import RankPulse
 
@@ -50,3 +50,12 @@ def test_ranks_that_beat_tell_too(tmp_path: Path) -> None:
     assert last_step(tmp_path) == 4
     record(tmp_path, '{"event": "step", "step": 5}\n')
     assert last_step(tmp_path) == 5
+
+
+def test_a_wish_to_stop_is_told_from_a_stop_after_a_failure(tmp_path: Path) -> None:
+    assert not was_asked_to_stop(tmp_path)
+    events = tmp_path / "events.jsonl"
+    events.write_text('{"event": "stop", "why": "rank 1 on a exited with code 3", "signal": "SIGTERM"}\n{"event": "st')
+    assert not was_asked_to_stop(tmp_path)
+    events.write_text(events.read_text() + 'op", "why": "SIGTERM", "signal": "SIGTERM"}\n')
+    assert was_asked_to_stop(tmp_path)
