@@ -36,6 +36,9 @@ def command(ranks: str | None, job: str) -> int:
             with front_end_of(found.record) as front_end:
                 view.show(since_s=now_s, follow=until_its_end(found, front_end))
         except KeyboardInterrupt:
+            if os.isatty(2):
+                # The terminal has written `^C` where the cursor was.
+                click.echo(err=True)
             view.note(f"job {found.id}: left; it goes on")
             return _LEFT_EXIT
     return _end_of(found, view)

@@ -105,7 +105,8 @@ def _plan_rows(job: Job) -> Iterator[Row]:
     record, plan = job.record, job.record.plan
     program: dict[str, Any] = plan.get("program") or {}
     if program:
-        yield "program", f"{program['kind']} {program['target']}, {program['python']}"
+        python = "" if program["kind"] == "command" else f", {program['python']}"
+        yield "program", f"{program['kind']} {program['target']}{python}"
     nodes: list[dict[str, Any]] = plan.get("nodes") or []
     if not nodes:
         yield "ranks", f"{record.ranks} on {', '.join(record.hosts)}"
