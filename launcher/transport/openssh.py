@@ -1,0 +1,203 @@
+"""Starts commands on hosts with the system's own ssh client, for sites whose ssh_config needs it.
+
+Whatever the client can do, it does here: jumps, certificates, a master connection that is already open. It is never
+let ask for anything. No local shell is involved; what the remote one reads stands in ssh_words.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dsrun.errors import LaunchError
+
+from ..hosts import HostSpec
+from . import ssh_faults
+from .local import LocalChannel
+from .ssh_words import Preamble, remote_line, status_of
+
+#: For a connection to a server, up to its keys being exchanged.
+CONNECT_TIMEOUT_S = 10.0
+#: From there to the command, which is for the login and the shell's start-up files.
+START_PATIENCE_S = 20.0
+#: Unanswered questions of the client to the server before it gives up.
+_ALIVE_COUNT = 3
+_READ_BYTES = 1 << 16
+#: For the client to end once its stdout is closed.
+_END_PATIENCE_S = 5.0
+_NEW_KEY = "Permanently added"
+
+
+class OpensshTransport:
+    """One client process, and one connection, a host.
+
+    Args:
+        lease_s: longest silence of a host; the client notices a dead server within that time.
+        connect_timeout_s: longest wait for a server.
+        start_patience_s: longest wait for the command after that.
+        config: an ssh_config to read in place of the user's and the system's.
+        announce: told, as one line, of each host key that was accepted as new; None refuses them, unless
+            ssh_config itself accepts.
+        program: the client.
+    """
+
+    def __init__(
+        self,
+        *,
+        lease_s: float,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        start_patience_s: float = START_PATIENCE_S,
+        config: Path | None = None,
+        announce: Callable[[str], None] | None = None,
+        program: str = "ssh",
+    ) -> None:
+        self._connect_timeout_s = connect_timeout_s
+        self._start_patience_s = start_patience_s
+        self._announce = announce
+        self._head = [program, "-T", *([] if config is None else ["-F", str(config)])]
+        options = {
+            "BatchMode": "yes",
+            "ConnectTimeout": f"{math.ceil(connect_timeout_s)}",
+            "ServerAliveInterval": f"{max(1, int(lease_s / _ALIVE_COUNT))}",
+            "ServerAliveCountMax": f"{_ALIVE_COUNT}",
+            # A master of ours would stay behind, with our pipes open; one that the user has opened is welcome.
+            "ControlMaster": "no",
+            # Meant for people's sessions: a second one cannot have the port.
+            "ClearAllForwardings": "yes",
+            "RemoteCommand": "none",
+        }
+        if announce is not None:
+            options["StrictHostKeyChecking"] = "accept-new"
+        self._head += [word for key, value in options.items() for word in ("-o", f"{key}={value}")]
+
+    def start(self, host: HostSpec, argv: Sequence[str]) -> OpensshChannel:
+        """Connects, and returns when the command starts. See `Transport`.
+
+        Args:
+            host: where.
+            argv: the command's words.
+
+        Raises:
+            LaunchError: no connection, no login, or no such program there.
+        """
+        words = [*map(os.fsencode, [*self._head, *_destination(host)]), remote_line(host, argv)]
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+                env={**os.environ, "SSH_ASKPASS_REQUIRE": "never"},
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"host {host.name}: cannot run {self._head[0]!r} here: {error.strerror}",
+                hint="install the OpenSSH client (apt-get install openssh-client)",
+            ) from error
+        stdout, stderr = Preamble(), Preamble()
+        try:
+            self._wait_for_start(process, stdout, stderr, host, argv)
+        except BaseException:
+            process.kill()
+            with process:
+                raise
+        if self._announce is not None:
+            for line in stderr.text.splitlines():
+                if _NEW_KEY in line:
+                    self._announce(f"host {host.name}: {line.strip()}")
+        return OpensshChannel(process, stdout.rest, stderr.rest)
+
+    def _wait_for_start(
+        self,
+        process: subprocess.Popen[bytes],
+        stdout: Preamble,
+        stderr: Preamble,
+        host: HostSpec,
+        argv: Sequence[str],
+    ) -> None:
+        """Reads both streams until the command's own output begins."""
+        assert process.stdout is not None, "stdout is a pipe"
+        assert process.stderr is not None, "stderr is a pipe"
+        streams = {process.stdout.fileno(): stdout, process.stderr.fileno(): stderr}
+        poll = select.poll()
+        for descriptor in streams:
+            poll.register(descriptor, select.POLLIN)
+        deadline_s = time.monotonic() + self._connect_timeout_s + self._start_patience_s
+        while not (stdout.is_over and stderr.is_over):
+            ready = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1e3)
+            if not ready:
+                raise ssh_faults.never_started(host, argv, None, stdout=stdout.text, stderr=stderr.text)
+            for descriptor, _ in ready:
+                data = os.read(descriptor, _READ_BYTES)
+                streams[descriptor].feed(data)
+                if not data:
+                    poll.unregister(descriptor)
+                    del streams[descriptor]
+            if not streams:
+                # Both marks come before anything can end, so that one of them is missing for good.
+                raise self._explain_end(process, stdout, stderr, host, argv)
+
+    def _explain_end(
+        self,
+        process: subprocess.Popen[bytes],
+        stdout: Preamble,
+        stderr: Preamble,
+        host: HostSpec,
+        argv: Sequence[str],
+    ) -> LaunchError:
+        try:
+            status = process.wait(_END_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return ssh_faults.never_started(host, argv, None, stdout=stdout.text, stderr=stderr.text)
+        timeout_s = self._connect_timeout_s
+        return ssh_faults.from_client(host, argv, status, timeout_s=timeout_s, stderr=stderr.text, stdout=stdout.text)
+
+
+def _destination(host: HostSpec) -> list[str]:
+    """The words for where to connect: `Host` sections of ssh_config go by the host's name, wherever it is."""
+    words: list[str] = []
+    if host.addr is not None:
+        # The client would expand %-tokens in it, and an address may name its interface behind one.
+        words += ["-o", f"HostName={host.addr.replace('%', '%%')}"]
+    if host.port is not None:
+        words += ["-p", str(host.port)]
+    if host.user is not None:
+        words += ["-l", host.user]
+    return [*words, "--", host.name.removeprefix("[").removesuffix("]")]
+
+
+class OpensshChannel(LocalChannel):
+    """The pipes of a client that has logged in and started the command.
+
+    Args:
+        process: the client.
+        stdout: what was read of the command's stdout meanwhile.
+        stderr: the same of its stderr.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], stdout: bytes, stderr: bytes) -> None:
+        super().__init__(process)
+        self._early_stdout = stdout
+        self._early_stderr = stderr
+
+    def read_stdout(self) -> bytes:
+        """See `Channel`."""
+        early, self._early_stdout = self._early_stdout, b""
+        return early or super().read_stdout()
+
+    def read_stderr(self) -> bytes:
+        """See `Channel`."""
+        early, self._early_stderr = self._early_stderr, b""
+        return early or super().read_stderr()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """See `Channel`; 255 if the connection was lost."""
+        status = super().wait(timeout_s)
+        return None if status is None else status_of(status)
