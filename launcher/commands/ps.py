@@ -9,12 +9,13 @@ from datetime import datetime, timedelta
 import click
 
 from ..job_folder import jobs_folder
-from ..job_list import Job, all_jobs
+from ..job_list import Job, all_jobs, job_ids
 from ..job_progress import last_step
 from ..job_text import fit_terminal, job_json, job_table
 
 #: Those that ended overnight are still shown to whoever comes in the morning.
 _RECENT = timedelta(hours=24)
+_SHOWN_STRANGE = 3
 
 
 @click.command("ps")
@@ -47,6 +48,11 @@ def command(show_all: bool, as_json: bool) -> int:
         click.echo(f"dsrun: {hidden} older job{'s' if hidden > 1 else ''} with `dsrun ps --all`", err=True)
     elif not jobs:
         click.echo(f"dsrun: no jobs in {jobs_folder(os.environ)}", err=True)
+    known = {job.folder.name for job in everything}
+    strange = [name for name in job_ids(os.environ) if name not in known] if show_all else []
+    if strange:
+        shown = ", ".join(strange[:_SHOWN_STRANGE]) + (", ..." if len(strange) > _SHOWN_STRANGE else "")
+        click.echo(f"dsrun: in {jobs_folder(os.environ)} without a record this dsrun can read: {shown}", err=True)
     return 0
 
 

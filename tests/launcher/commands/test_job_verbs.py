@@ -41,6 +41,12 @@ def test_ps_shows_what_lives_and_what_ended_within_a_day(jobs: Path) -> None:
     lock.release()
 
 
+def test_ps_all_names_folders_whose_record_cannot_be_read(jobs: Path) -> None:
+    leave_job(jobs, "a", outcome="done")
+    (jobs / "b").mkdir()
+    assert invoke("ps", "--all").stderr == f"dsrun: in {jobs} without a record this dsrun can read: b\n"
+
+
 def test_ps_without_jobs_says_where_it_looked(jobs: Path) -> None:
     result = invoke("ps")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "", f"dsrun: no jobs in {jobs}\n")
