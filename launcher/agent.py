@@ -106,10 +106,15 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._relay = Relay(self._selector, report_fd)
         self._node_rank = start.node_rank
-        self._ranks = HostRanks(
-            self._plan, start.node_rank, selector=self._selector, relay=self._relay, on_lost=self._fail
-        )
         self._heartbeats = HeartbeatTable(len(self._plan.nodes[start.node_rank].workers))
+        self._ranks = HostRanks(
+            self._plan,
+            start.node_rank,
+            selector=self._selector,
+            relay=self._relay,
+            last_step=self._last_step,
+            on_lost=self._fail,
+        )
         self._pulses = Pulses(self._heartbeats)
         self._pulse_at_s = 0.0
         self._lifeline = Lifeline(self._plan.lease_s, time.monotonic())
@@ -144,6 +149,10 @@ class Agent:
             self._report(time.monotonic())
             for key, _ in self._selector.select(PULSE_S):
                 key.data()
+
+    def _last_step(self, local_rank: int) -> int | None:
+        beat = self._heartbeats.read(local_rank)
+        return None if beat is None else beat.step
 
     def _start_first_host(self) -> None:
         try:

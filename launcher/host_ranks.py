@@ -40,6 +40,7 @@ class HostRanks:
         node_rank: this host.
         selector: shared with the agent; every key's data is a function to call when the key is ready.
         relay: where news goes.
+        last_step: gives the steps that a local rank said it has finished.
         on_lost: called with the reason when ranks cannot be run any more.
     """
 
@@ -50,13 +51,16 @@ class HostRanks:
         *,
         selector: selectors.BaseSelector,
         relay: Relay,
+        last_step: Callable[[int], int | None],
         on_lost: Callable[[str], None],
     ) -> None:
         self._plan = plan
         self._node = plan.nodes[node_rank]
         self._selector = selector
         self._relay = relay
+        self._last_step = last_step
         self._on_lost = on_lost
+        self._local_rank_of = {worker.rank: worker.local_rank for worker in self._node.workers}
         self._store: socket.socket | None = None
         self._spawner: SpawnerPipe | None = None
         self._rank_of: dict[int, int] = {}
@@ -242,7 +246,8 @@ class HostRanks:
             status = 1
         error = read_error_file(error_file(self._plan.run_dir, rank)) if status else None
         oom_kills = self._oom_kills.since_start()
-        self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error, oom_kills=oom_kills))
+        step = self._last_step(self._local_rank_of[rank])
+        self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error, oom_kills=oom_kills, step=step))
 
 
 def _bound(

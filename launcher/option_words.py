@@ -20,6 +20,14 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def parse_duration(text: str) -> float:
+    """Reads a time above 0."""
+    seconds = parse_seconds(text)
+    if seconds <= 0:
+        raise click.BadParameter(f"expected a time above 0, got `{text}`")
+    return seconds
+
+
 def parse_seconds_or_none(text: str) -> float | None:
     """Reads the same; None where it is no such time."""
     match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?)(s|m|h|d|)", text)

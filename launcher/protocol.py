@@ -209,6 +209,8 @@ class Exit:
         error: what the rank itself wrote into its error file; added by the agent.
         oom_kills: processes that the kernel killed in the host's memory cgroup since the ranks started; added by the
             agent. Above 0, a SIGKILL that nobody sent has its cause.
+        step: optimizer steps it had finished, as it said itself; None where it said nothing. Added by the agent, as
+            the last pulse may be older.
     """
 
     rank: int
@@ -216,6 +218,7 @@ class Exit:
     time_s: float
     error: WorkerError | None = None
     oom_kills: int = 0
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

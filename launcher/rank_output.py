@@ -111,6 +111,8 @@ class RankOutput:
         """
         self._heading = heading
         self._has_exited = False
+        # An earlier attempt's last words must not be taken for this one's.
+        self.tail.clear()
 
     def exited(self) -> None:
         """Takes its bars away: nothing moves them any more. What its children still write may come."""

@@ -62,12 +62,16 @@ class Tally:
     def pulse(self, ranks: Iterable[RankPulse]) -> None:
         """Notes how far ranks are."""
         for rank in ranks:
-            if rank.step is not None:
-                self._step = max(rank.step, self._step or 0)
+            self._reached(rank.step)
 
     def exited(self, message: Exit) -> None:
         """Notes how a rank ended, by the front end's clock."""
         self._exits[message.rank] = message
+        self._reached(message.step)
+
+    def _reached(self, step: int | None) -> None:
+        if step is not None:
+            self._step = max(step, self._step or 0)
 
     def lost(self, loss: HostLoss) -> bool:
         """Notes why a host is lost; returns whether that is news: the first reason stays."""

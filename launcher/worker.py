@@ -165,4 +165,7 @@ def exec_program(program: Program, environment: Mapping[str, str]) -> tuple[int,
         os.execvpe(words[0], words, dict(environment))
     except OSError as error:
         code = 127 if isinstance(error, FileNotFoundError) else 126
+        if code == 127 and os.sep in words[0] and os.path.exists(words[0]):
+            # The kernel's answer is about the interpreter that the first line names.
+            return code, InputError(f"command: cannot run {words[0]!r}: the interpreter of its first line is not here")
         return code, InputError(f"command: cannot run {words[0]!r}: {error.strerror}")

@@ -15,7 +15,7 @@ from dsrun.errors import UsageError
 from ..console_ranks import parse_rank_set
 from ..failures import EXIT_CODES
 from ..job_folder import jobs_folder, make_job_folder, new_job_id
-from ..option_words import complete_file, parse_count, parse_path, parse_ranks, parse_seconds
+from ..option_words import complete_file, parse_count, parse_duration, parse_path, parse_ranks, parse_seconds
 from ..plan import Bind, ProgramKind, StartMethod
 from ..plan_text import describe_plan
 from ..resolve import Backend, Launch, Request, resolve
@@ -75,9 +75,9 @@ DEFAULT_GRACE_S = 10.0
 )
 @click.option(
     "--hang-timeout",
-    type=parse_seconds,
+    type=parse_duration,
     metavar="TIME",
-    help="No progress for so long is a hang.  [default: 30m]",
+    help="No progress is a hang after it.  [default: 30m, for ranks with heartbeats]",
 )
 @click.option(
     "--on-hang",

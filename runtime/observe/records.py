@@ -33,7 +33,8 @@ class RecordWriter:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # With O_APPEND whole lines stay whole, whoever else writes.
             self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            weakref.finalize(self, os.close, self._descriptor)
+            # Not at exit: the system closes it then, and what ends later may still have a record to write.
+            weakref.finalize(self, os.close, self._descriptor).atexit = False
         # JSON has no inf and nan: strict readers refuse a file that holds one.
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
         line = json.dumps({"event": event, "time": round(time.time(), 6), **finite}, allow_nan=False)

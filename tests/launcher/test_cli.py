@@ -81,7 +81,8 @@ When it fails:
   --grace TIME            For ranks to end, when stopped.  [default: 10s]
   --max-restarts N        Start again, from the newest checkpoint.
   --min-uptime TIME       After a shorter try, wait longer.  [default: 60s]
-  --hang-timeout TIME     No progress for so long is a hang.  [default: 30m]
+  --hang-timeout TIME     No progress is a hang after it.  [default: 30m, for
+                          ranks with heartbeats]
   --on-hang HOW           What then: report (who is where), stop or restart.
 
 What you see:
@@ -272,6 +273,11 @@ def test_grace_is_a_time(text: str, seconds: float) -> None:
         ([""], "script: the name is empty", "`dsrun train.py` runs `train.py`; see `dsrun run --help`"),
         (["--log-dir", "", "x"], "`--log-dir`: expected a path, got an empty word", "see `dsrun run --help`"),
         (["-H", "", "x"], "`-H/--hostfile`: expected a path, got an empty word", "see `dsrun run --help`"),
+        (
+            ["--hang-timeout", "0s", "x"],
+            "`--hang-timeout`: expected a time above 0, got `0s`",
+            "see `dsrun run --help`",
+        ),
         (
             ["--grace", "soon", "x"],
             "`--grace`: expected a time like `10s` or `2m`, got `soon`",

@@ -133,6 +133,15 @@ def test_with_2_restarts_it_fails_with_its_own_code_and_says_so(tmp_path: Path) 
     assert sink.notes[-1] == "not started again: all 2 restarts are used"
 
 
+def test_steps_that_only_the_end_of_a_rank_tells_are_progress(tmp_path: Path) -> None:
+    further = [
+        [hello(), Started(pids=[11]), Exit(rank=0, status=5, time_s=time.time(), step=step), DONE]
+        for step in range(5, 10)
+    ]
+    outcome, _, _ = run(tmp_path, further, max_restarts=4)
+    assert (outcome.exit_code, outcome.attempts) == (5, 5)
+
+
 def test_a_crash_loop_is_given_up_after_3_restarts_with_the_ranks_own_code(tmp_path: Path) -> None:
     outcome, sink, _ = run(tmp_path, [attempt(5)] * 4, max_restarts=10)
     assert (outcome.exit_code, outcome.attempts) == (5, 4)

@@ -73,6 +73,7 @@ def test_another_attempt_goes_on_in_the_same_log_after_one_line(tmp_path: Path) 
     output.take(out("first, cut"))
     output.finish()
     output.begin("--- attempt 2 ---")
+    assert not output.tail
     output.take(out("second\n", time_s=2))
     output.take(out("third\n", time_s=3))
     output.finish()

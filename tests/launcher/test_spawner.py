@@ -201,6 +201,19 @@ def test_a_command_that_does_not_exist_gives_the_shells_code_and_says_so(tmp_pat
     assert word_of(plan) == "error: command: cannot run 'no-such-program': No such file or directory"
 
 
+def test_a_script_whose_interpreter_is_missing_is_not_called_missing_itself(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("#!/no/such/shell\n")
+    script.chmod(0o755)
+    plan = program_plan(tmp_path, "command", str(script), ranks=1)
+    with spawner_for(plan) as spawner:
+        spawner.next()
+        end = spawner.next()
+    assert isinstance(end, Exit)
+    assert end.status == 127
+    assert word_of(plan).endswith("the interpreter of its first line is not here")
+
+
 def test_a_working_folder_that_does_not_exist_is_bad_input(tmp_path: Path) -> None:
     plan = program_plan(tmp_path, "command", "true", ranks=1)
     missing = LaunchPlan.from_json({**plan.to_json(), "cwd": "/no/such/folder"})
