@@ -18,6 +18,7 @@ from dsrun.launcher.tally import Outcome
 from dsrun.launcher.transport.base import Transport
 from dsrun.launcher.transport.openssh import OpensshTransport
 from dsrun.launcher.transport.ssh import SshTransport
+from support.channels import RememberingChannels
 from support.jobs import RecordingSink
 from support.namespaces import Rig, hosts, why_no_hosts
 from support.processes import kill_left, wait_until_gone
@@ -81,13 +82,15 @@ def plan_for(rig: Rig, name: str, source: str, *, lease_s: float = 15) -> Launch
 
 def run(plan: LaunchPlan, transport: Transport, sink: RecordingSink) -> Outcome:
     output = JobOutput(plan, sink)
+    channels = RememberingChannels(transport)
     try:
-        outcome = Session(plan, transport, output, python=sys.executable).run()
+        outcome = Session(plan, channels, output, python=sys.executable).run()
         assert wait_until_gone(plan.job_id, timeout_s=20) == []
         return outcome
     finally:
         output.close()
         kill_left(plan.job_id)
+        channels.end_all()
 
 
 def test_ranks_of_two_hosts_sum_up(rig: Rig, make_transport: MakeTransport, request: pytest.FixtureRequest) -> None:

@@ -7,8 +7,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ from dsrun.launcher.hosts import HostSpec
 from dsrun.launcher.transport.base import Channel, Transport
 from dsrun.launcher.transport.openssh import OpensshTransport
 from dsrun.launcher.transport.ssh import SshTransport
+from support.channels import RememberingChannels
 from support.namespaces import NetHost, Rig, hosts, why_no_hosts
 from support.sshd import make_key
 
@@ -40,34 +40,12 @@ class MakeTransport(Protocol):
     ) -> Transport: ...
 
 
-class Remembering:
-    """Starts commands by another transport, and ends them."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._channels: list[Channel] = []
-
-    def start(self, host: HostSpec, argv: Sequence[str]) -> Channel:
-        self._channels.append(self._transport.start(host, argv))
-        return self._channels[-1]
-
-    def end_all(self) -> None:
-        for channel in self._channels:
-            channel.kill()
-            assert channel.wait(_PATIENCE_S) is not None
-            with suppress(OSError):
-                channel.end_input()
-            for read in (channel.read_stdout, channel.read_stderr):
-                while read():
-                    pass
-
-
 @pytest.fixture(params=[SshTransport, OpensshTransport], ids=["fabric", "openssh"])
 def make_transport(request: pytest.FixtureRequest) -> Generator[MakeTransport]:
-    made: list[Remembering] = []
+    made: list[RememberingChannels] = []
 
     def make(*, lease_s: float = 15, **options: Any) -> Transport:
-        made.append(Remembering(request.param(lease_s=lease_s, **options)))
+        made.append(RememberingChannels(request.param(lease_s=lease_s, **options)))
         return made[-1]
 
     yield make
