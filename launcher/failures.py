@@ -1,13 +1,13 @@
-"""Which failure came first, how it is told, and the exit code of the whole job. Pure: no I/O.
+"""How a job can fail, how each failure is told, and what the exit codes mean. Pure: no I/O. Which failure came first
+is judged in `judgement`.
 
 A failed job never exits 0. What each code means stands in EXIT_CODES, which docs/reference/exit-codes.md repeats.
 """
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError
@@ -35,10 +35,6 @@ EXIT_CODES = (
     ("141", "stopped because nobody reads its output (`| head`)"),
     ("143", "stopped by SIGTERM"),
 )
-#: How ranks end that are stopped: by the signal of the first failure or of the user, or when the grace is over.
-_STATUSES_OF_A_STOP = tuple(-s for s in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP))
-#: Two failures this close in time may be told in the wrong order. See [Note: followers] in `causes`.
-_DOUBT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,109 +226,6 @@ class FailureReport:
         hosts = [f"host {loss.host} was lost after it: {loss.reason}" for loss in self.also_lost]
         returned = [f"{_named(self.returned_before)} had returned 0 before it"] if self.returned_before else []
         return [*returned, *hosts, *ranks]
-
-
-def judge(
-    ends: Sequence[RankEnd],
-    losses: Sequence[HostLoss],
-    user_stop: UserStop | None,
-    *,
-    hang: Hang | None = None,
-    stopped_at_s: float | None = None,
-) -> tuple[int, FailureReport | None]:
-    """Finds what ended the job.
-
-    Args:
-        ends: every rank of the job.
-        losses: hosts that were lost.
-        user_stop: the user's first request, if there was one.
-        hang: what the job was ended for, if it hung.
-        stopped_at_s: when the ranks were first asked to end; what they do after that may be because of it.
-
-    Returns:
-        the job's exit code, and the report where it failed by itself. A user's stop has no report: what ranks
-        do after it is its consequence.
-    """
-    ends = _without_stop(ends, stopped_at_s)
-    causes: list[tuple[float, RankEnd | HostLoss | UserStop | Hang]] = [(loss.time_s, loss) for loss in losses]
-    causes += [(end.failed_at_s, end) for end in ends if end.failed_at_s is not None]
-    causes += [(event.time_s, event) for event in (user_stop, hang) if event is not None]
-    if not causes:
-        assert all(end.status == 0 for end in ends), "a rank without a status on a host that was not lost"
-        return 0, None
-    first_s, cause = min(causes, key=lambda timed: timed[0])
-    if isinstance(cause, RankEnd) and cause.follows:
-        cause = _leader(cause, first_s, causes, stopped_at_s)
-    match cause:
-        case UserStop():
-            return 128 + cause.signal, None
-        case HostLoss():
-            code = EXIT_HOST_LOST
-        case Hang():
-            code = EXIT_HANG
-        case RankEnd():
-            assert cause.status, "a failing rank has a status"
-            code = exit_code_of(cause.status)
-    others = [end for end in ends if end is not cause and end.status != 0]
-    never_ran = sum(end.status is None and end.pid is None for end in others)
-    by_themselves = [end for end in others if end.status not in (None, -signal.SIGTERM, -signal.SIGKILL)]
-    followed = sum(end.follows for end in by_themselves)
-    return code, FailureReport(
-        cause=cause,
-        exit_code=code,
-        stopped=len(others) - len(by_themselves) - never_ran,
-        followed=followed,
-        also_failed=len(by_themselves) - followed,
-        also_lost=tuple(loss for loss in losses if loss is not cause),
-        returned_before=_returned_before(cause, ends),
-    )
-
-
-def _returned_before(cause: RankEnd | HostLoss | Hang, ends: Sequence[RankEnd]) -> tuple[int, ...]:
-    if not isinstance(cause, RankEnd) or not cause.follows or cause.failed_at_s is None:
-        return ()
-    failed_at_s = cause.failed_at_s
-    return tuple(end.rank for end in ends if end.status == 0 and end.time_s is not None and end.time_s <= failed_at_s)
-
-
-def _without_stop(ends: Sequence[RankEnd], stopped_at_s: float | None) -> list[RankEnd]:
-    """Gives ranks that had raised before the stop, and died of it while they tore down, the code of their exception."""
-    if stopped_at_s is None:
-        return list(ends)
-    codes = {end.error.message: end.status for end in ends if end.error is not None and end.status and end.status > 0}
-    judged: list[RankEnd] = []
-    for end in ends:
-        word, time_s = end.error, end.time_s
-        if word is None or time_s is None or end.status not in _STATUSES_OF_A_STOP:
-            judged.append(end)
-        elif word.time_s < stopped_at_s <= time_s:
-            # Python's own code; of a mistake, which has codes of its own, a rank that met the same may have told it.
-            code = codes.get(word.message, 1) if word.is_rendered else 1
-            judged.append(replace(end, status=code, cut_short=True))
-        else:
-            judged.append(end)
-    return judged
-
-
-def _leader(
-    follower: RankEnd,
-    since_s: float,
-    causes: Sequence[tuple[float, RankEnd | HostLoss | UserStop | Hang]],
-    stopped_at_s: float | None,
-) -> RankEnd | HostLoss | UserStop | Hang:
-    """Finds whom a follower followed: the first that failed by itself, if that was at nearly the same time."""
-    close = sorted((timed for timed in causes if timed[0] <= since_s + _DOUBT_S), key=lambda timed: timed[0])
-    for time_s, other in close:
-        match other:
-            case RankEnd() if other.follows or other.status == -signal.SIGTERM:
-                continue
-            case RankEnd(error=None, status=status) if status and status > 0:
-                # A program that ends with a code of its own when it is asked to end has not failed.
-                if stopped_at_s is None or time_s < stopped_at_s:
-                    return other
-            case _:
-                return other
-    return follower
 
 
 def exit_code_of(status: int) -> int:

@@ -24,9 +24,10 @@ from .devices import Held
 from .failures import FailureReport, RankEnd
 from .job_facts import FactsWriter, read_facts
 from .job_folder import link_job, remove_job
+from .job_lock import JobLock
 from .job_output import JobOutput
 from .job_queue import hold_devices
-from .job_record import JobLock, JobRecord, copy_config, new_record, started_record, write_outcome, write_record
+from .job_record import JobRecord, copy_config, new_record, started_record, write_outcome, write_record
 from .job_run import JobRun, Policies
 from .outcome_text import closing, opening, outcome_json, without_ranks
 from .resolve import Launch

@@ -18,7 +18,8 @@ from typing import Any
 from dsrun.errors import UsageError
 
 from .job_folder import jobs_folder
-from .job_record import OUTCOME_FILE, JobRecord, is_locked, read_outcome, read_record
+from .job_lock import is_locked
+from .job_record import OUTCOME_FILE, JobRecord, read_outcome, read_record
 
 #: Names the newest job.
 LAST = "last"
@@ -80,7 +81,7 @@ def read_job(folder: Path) -> Job | None:
     record = read_record(folder)
     if record is None:
         return None
-    # In this order: see [Note: job lock] in job_record.
+    # In this order: see [Note: job lock] in job_lock.
     locked = is_locked(folder)
     outcome = read_outcome(folder)
     if outcome is not None:

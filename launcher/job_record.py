@@ -2,21 +2,15 @@
 
 `job.json` says what was asked for, `machine.json` on what (see `job_facts`), `outcome.json` how it ended. All are
 replaced whole, readable by hand and by this user only. No secret is in them: see `secrets_mask`.
-
-[Note: job lock] The front end holds a lock on `job.lock` as long as it lives, and the kernel lets go of it however the
-front end ends. So a job runs while its lock is held, has ended once there is an outcome, and has crashed if neither is
-true. The outcome is written before the lock is let go; who looks must ask for the lock first.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import pwd
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -24,14 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.atomic import write_atomic
-from dsrun.errors import UsageError
 
 from .plan import LaunchPlan
 from .secrets_mask import Masker, mask_plan, masked, masked_text, masked_words, masker_of
 
 JOB_FILE = "job.json"
 OUTCOME_FILE = "outcome.json"
-LOCK_FILE = "job.lock"
 #: Copy of the training config, as it was checked.
 CONFIG_COPY = "config.json"
 
@@ -308,52 +300,3 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
-
-
-class JobLock:
-    """Shows that the front end lives, until it is let go or the process ends. See [Note: job lock].
-
-    Args:
-        folder: the job's.
-
-    Raises:
-        UsageError: the folder's file system has no locks, or cannot be written to.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            # Locked before it has its name: nobody ever sees it free while the front end lives.
-            descriptor, name = tempfile.mkstemp(prefix=f".{LOCK_FILE}.", dir=folder)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.rename(name, folder / LOCK_FILE)
-            except OSError:
-                os.unlink(name)
-                os.close(descriptor)
-                raise
-        except OSError as error:
-            raise UsageError(
-                f"job folder {folder}: cannot be locked: {(error.strerror or str(error)).lower()}",
-                hint="name another place with `--log-dir DIR`",
-            ) from error
-        self._descriptor = descriptor
-
-    def release(self) -> None:
-        """Lets go; the job must have its outcome by then."""
-        os.close(self._descriptor)
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether the job's front end lives, on whatever host. See [Note: job lock]."""
-    try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        # Shared, so that two who ask at once do not take each other for the front end.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False

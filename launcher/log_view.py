@@ -16,7 +16,7 @@ from dsrun.errors import UsageError
 
 from .console_ranks import parse_rank_set
 from .job_list import Job
-from .job_record import is_locked
+from .job_lock import is_locked
 from .job_signal import FrontEnd
 from .log_reader import LogLines, read_lines
 from .option_words import parse_seconds_or_none

@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from .failures import FailureReport, Hang, HostLoss, RankEnd, UserStop, judge
+from .failures import FailureReport, Hang, HostLoss, RankEnd, UserStop
+from .judgement import judge
 from .plan import LaunchPlan, NodePlan
 from .protocol import Exit, RankPulse
 

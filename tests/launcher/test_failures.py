@@ -19,8 +19,8 @@ from dsrun.launcher.failures import (
     UserStop,
     describe_status,
     exit_code_of,
-    judge,
 )
+from dsrun.launcher.judgement import judge
 
 
 def end(

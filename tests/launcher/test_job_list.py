@@ -8,7 +8,8 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launcher.job_list import JobState, all_jobs, find_job, job_ids, read_job
-from dsrun.launcher.job_record import OUTCOME_FILE, JobLock
+from dsrun.launcher.job_lock import JobLock
+from dsrun.launcher.job_record import OUTCOME_FILE
 from support.job_records import NOW, leave_job
 
 

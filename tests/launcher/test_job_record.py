@@ -10,13 +10,11 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.launcher.job_lock import LOCK_FILE, JobLock, is_locked
 from dsrun.launcher.job_record import (
     JOB_FILE,
-    LOCK_FILE,
-    JobLock,
     JobRecord,
     ProcessMark,
-    is_locked,
     new_record,
     read_json,
     read_record,
@@ -93,7 +91,7 @@ def test_a_lock_is_seen_by_others_until_it_is_let_go(tmp_path: Path) -> None:
 def test_a_lock_ends_with_its_holder_and_not_with_what_that_started(tmp_path: Path) -> None:
     code = (
         "import subprocess, sys, pathlib\n"
-        "from dsrun.launcher.job_record import JobLock\n"
+        "from dsrun.launcher.job_lock import JobLock\n"
         f"lock = JobLock(pathlib.Path({str(tmp_path)!r}))\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'], stdin=0, stdout=2)\n"
         "print('held', flush=True)\n"

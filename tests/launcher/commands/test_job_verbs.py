@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.job_facts import MACHINE_FILE
-from dsrun.launcher.job_record import CONFIG_COPY, OUTCOME_FILE, JobLock, read_json, write_json
+from dsrun.launcher.job_lock import JobLock
+from dsrun.launcher.job_record import CONFIG_COPY, OUTCOME_FILE, read_json, write_json
 from support.cli import clean_environment, invoke
 from support.job_records import leave_job
 

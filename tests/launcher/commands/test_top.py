@@ -7,7 +7,7 @@ import pytest
 
 from dsrun.launcher.commands.top import RankUse, row
 from dsrun.launcher.gpu_usage import GpuUse
-from dsrun.launcher.job_record import JobLock
+from dsrun.launcher.job_lock import JobLock
 from dsrun.launcher.live_status import LiveRank, LiveStatus
 from dsrun.launcher.protocol import RankPulse
 from support.cli import invoke
