@@ -230,6 +230,7 @@ class Link:
     def _live(self, connect: Callable[[], Channel], start: Sequence[bytes], gate: threading.Semaphore) -> None:
         with gate:
             if self._cancelled:
+                self._opened.set()
                 return
             self._knocked_at_s = time.time()
             self._put(Opening(self))
@@ -237,9 +238,11 @@ class Link:
                 channel = connect()
             except LaunchError as error:
                 reason = error.problems[0].message.removeprefix(f"host {self.node.host.name}: ")
+                self._opened.set()
                 self._put(Ended(self, reason, hint=error.hint))
                 return
             if not self._adopt(channel):
+                self._see_off(channel)
                 return
             for piece in start:
                 _send(channel, piece)
@@ -260,6 +263,13 @@ class Link:
             channel.kill()
             self._end_input()
         return not cancelled
+
+    def _see_off(self, channel: Channel) -> None:
+        """Reads a killed agent's channel to its end and waits for it, so that no pipe and no process is left of it."""
+        with suppress(OSError):
+            while channel.read_stdout():
+                pass
+        channel.wait(_END_PATIENCE_S)
 
     def _get_ready(self, channel: Channel) -> None:
         with self._lock:
@@ -301,7 +311,9 @@ class Link:
     def _read_stderr(self) -> None:
         self._opened.wait()
         channel = self._channel
-        assert channel is not None, "a channel that was opened is there"
+        if channel is None:
+            # It could not be opened, or is not wanted any more.
+            return
         lines = LineAssembler()
         with suppress(OSError):
             while data := channel.read_stderr():
