@@ -54,6 +54,8 @@ class LocalChannel:
 
     def send(self, data: bytes) -> None:
         """See `Channel`."""
+        if self._stdin.closed:
+            raise BrokenPipeError("the command's stdin is closed")
         view = memoryview(data)
         while view:
             view = view[os.write(self._stdin.fileno(), view) :]

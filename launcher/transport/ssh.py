@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from paramiko import Channel as SessionChannel
 
 _READ_BYTES = 1 << 18
+#: At least what a packet of the protocol holds.
+_WRITE_BYTES = 1 << 16
 #: Questions to the server within a lease, so that firewalls keep the connection.
 _ALIVE_COUNT = 3
 #: What `wait` returns for a connection that was lost before the command had told its status, and one that was killed.
@@ -126,10 +128,19 @@ class SshChannel:
         """See `Channel`."""
         from paramiko import SSHException
 
-        try:
-            self._session.sendall(data)
-        except (SSHException, EOFError) as error:
-            raise BrokenPipeError(f"the connection is gone: {error}") from error
+        view = memoryview(data)
+        while view:
+            # The server tells the status first, and closes the session a moment later, or once nobody holds its pipes.
+            if self._session.status_event.is_set():
+                raise BrokenPipeError("the command has ended")
+            try:
+                # paramiko's `sendall` would go round for ever once the stdin was closed here.
+                sent = self._session.send(bytes(view[:_WRITE_BYTES]))
+            except (SSHException, EOFError) as error:
+                raise BrokenPipeError(f"the connection is gone: {error}") from error
+            if not sent:
+                raise BrokenPipeError("the command's stdin is closed")
+            view = view[sent:]
 
     def end_input(self) -> None:
         """See `Channel`."""

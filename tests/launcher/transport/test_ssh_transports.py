@@ -217,10 +217,11 @@ def test_the_command_sees_the_end_of_its_stdin(transport: Transport, rig: Rig, t
 def test_a_blocked_read_ends_with_the_channel(transport: Transport, rig: Rig) -> None:
     channel = start_python(transport, rig.hosts[0], ECHO)
     got: list[bytes] = []
-    readers = [
-        threading.Thread(target=lambda read=read: got.append(read()))
-        for read in (channel.read_stdout, channel.read_stderr)
-    ]
+
+    def read_by(read: Callable[[], bytes]) -> None:
+        got.append(read())
+
+    readers = [threading.Thread(target=read_by, args=(read,)) for read in (channel.read_stdout, channel.read_stderr)]
     for reader in readers:
         reader.start()
     channel.kill()
@@ -233,6 +234,26 @@ def test_sending_to_a_command_that_has_ended_is_an_os_error(transport: Transport
     channel = start_python(transport, rig.hosts[0], "")
     assert channel.wait(_PATIENCE_S) == 0
     read_all(channel.read_stdout)
+    with pytest.raises(OSError):
+        channel.send(b"x")
+
+
+def test_sending_after_a_known_status_is_an_os_error_though_a_child_has_the_pipes(
+    transport: Transport, rig: Rig
+) -> None:
+    source = "import os, sys; os.fork() or sys.stdin.buffer.read()"
+    channel = start_python(transport, rig.hosts[0], source)
+    if channel.wait(1) is None:
+        # The system's client tells no status before the last has closed the pipes.
+        channel.end_input()
+        assert channel.wait(_PATIENCE_S) == 0
+    with pytest.raises(OSError):
+        channel.send(b"x")
+
+
+def test_sending_after_the_end_of_the_input_is_an_os_error(transport: Transport, rig: Rig) -> None:
+    channel = start_python(transport, rig.hosts[0], "import sys; print(); sys.stdin.buffer.read()")
+    channel.end_input()
     with pytest.raises(OSError):
         channel.send(b"x")
 
