@@ -1,0 +1,114 @@
+"""Which hosts the Slurm job gives that this process runs in, and how many ranks each takes. Variables in, hosts out.
+
+Asks no daemon: all of it stands in the environment of a batch script, and of a shell that `salloc` has opened. Starts
+nothing either: transport/srun does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from dsrun.errors import HostfileError, InputError
+from dsrun.foreign_ranks import is_task_of_many, tasks_of_node
+
+from ..excerpts import Misread, quoted
+from ..host_patterns import MAX_HOSTS, check_name, expand_names
+from ..hosts import MAX_SLOTS, HostSpec
+
+_WAY_OUT = "name the hosts yourself with `-H FILE`, or run outside Slurm's job"
+#: A list of names, cut where a comma stands outside brackets.
+_BETWEEN_NAMES = re.compile(r",(?![^\[\]]*\])")
+
+
+def job_id(environ: Mapping[str, str]) -> str | None:
+    """Returns the id of the Slurm job that this process runs in; None outside of one."""
+    return environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or None
+
+
+def read_allocation(environ: Mapping[str, str]) -> tuple[HostSpec, ...] | None:
+    """Returns the hosts of this Slurm job in its order.
+
+    Slots are the GPUs that the job has on each, else the tasks that it was asked to run there, else one.
+
+    Args:
+        environ: this process's variables.
+
+    Returns:
+        None outside a job; and in one of several tasks that an `srun` has started, for that is a rank itself.
+
+    Raises:
+        HostfileError: what Slurm has set does not make sense, or makes a job that dsrun cannot serve.
+    """
+    job = job_id(environ)
+    try:
+        if job is None or is_task_of_many(environ):
+            return None
+        if environ.get("SLURM_HET_SIZE", "1") != "1":
+            raise HostfileError(f"Slurm job {job} has components that differ, and dsrun serves one", hint=_WAY_OUT)
+        names = _names(environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST", ""), job)
+        slots = _gpus(environ, names, job) or _tasks(environ, names) or [1] * len(names)
+    except HostfileError:
+        raise
+    except InputError as error:
+        raise HostfileError(f"Slurm job {job}: {error}", hint=_WAY_OUT) from error
+    source = f"Slurm job {job}"
+    return tuple(HostSpec(name=name, slots=count, source=source) for name, count in zip(names, slots, strict=True))
+
+
+def _names(node_list: str, job: str) -> list[str]:
+    names: list[str] = []
+    try:
+        for pattern in _BETWEEN_NAMES.split(node_list):
+            names += map(check_name, expand_names(pattern))
+            if len(names) > MAX_HOSTS:
+                raise Misread(f"it names more than {MAX_HOSTS} hosts", _WAY_OUT)
+    except Misread as error:
+        raise HostfileError(
+            f"Slurm job {job}: its list of nodes {quoted(node_list)} is not understood: {error.message}", hint=_WAY_OUT
+        ) from error
+    return names
+
+
+def _gpus(environ: Mapping[str, str], names: list[str], job: str) -> list[int] | None:
+    """Returns the GPUs on each host; None where the job has asked for none, or not in words that say where they are."""
+    here = environ.get("SLURM_GPUS_ON_NODE") or _ids(environ.get("SLURM_JOB_GPUS") or environ.get("SLURM_STEP_GPUS"))
+    count = _count(here) if here else _typed_count(environ.get("SLURM_GPUS_PER_NODE", ""))
+    if not count:
+        return None
+    total = _typed_count(environ.get("SLURM_GPUS", ""))
+    if total and total != count * len(names):
+        # Slurm has spread them as it could, and tells each host its own number only.
+        raise HostfileError(
+            f"Slurm job {job} has {total} GPUs on {len(names)} hosts, {count} of them here: dsrun cannot tell how many "
+            "each host has",
+            hint="ask Slurm for `--gpus-per-node=N` in place of `--gpus=N`, or name hosts and slots with `-H FILE`",
+        )
+    return [count] * len(names)
+
+
+def _ids(text: str | None) -> str:
+    """Turns ids, `0,1,2`, into their number."""
+    return str(len(text.split(","))) if text else ""
+
+
+def _typed_count(text: str) -> int:
+    """Reads `2`, `a100:2` and `a100:2,v100:1`; 0 where it is written otherwise."""
+    found = [re.fullmatch(r"(?:.*:)?([0-9]{1,6})", item) for item in text.split(",")]
+    return sum(int(match[1]) for match in found if match is not None)
+
+
+def _count(text: str) -> int:
+    if re.fullmatch(r"[0-9]{1,6}", text) is None or int(text) > MAX_SLOTS:
+        raise InputError(f"environment: SLURM_GPUS_ON_NODE is {text[:200]!r}; expected a number of GPUs")
+    return int(text)
+
+
+def _tasks(environ: Mapping[str, str], names: list[str]) -> list[int] | None:
+    """Returns the tasks that the job was asked to run on each host; None where nobody has said."""
+    per_node = environ.get("SLURM_TASKS_PER_NODE", "")
+    # Without `-n`, and in a shell that is a step itself, it holds a number that nobody asked for.
+    if "SLURM_NTASKS" in environ and "SLURM_STEP_ID" not in environ:
+        return [tasks_of_node(per_node, node) for node in range(len(names))]
+    asked = _typed_count(environ.get("SLURM_NTASKS_PER_NODE", ""))
+    return [asked] * len(names) if asked else None

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+from dsrun.errors import HostfileError
+from dsrun.launcher.scheduler.slurm import read_allocation
+
+JOB = {"SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "w[00-02]"}
+
+
+def found(**changes: str) -> list[tuple[str, int]]:
+    hosts = read_allocation(JOB | changes)
+    assert hosts is not None
+    assert {host.source for host in hosts} == {"Slurm job 123"}
+    return [(host.name, host.slots) for host in hosts]
+
+
+def test_outside_a_job_there_are_no_hosts() -> None:
+    assert read_allocation({}) is None
+    # Left by `salloc` in a shell that has outlived its job.
+    assert read_allocation({"SLURM_JOB_NODELIST": "w[00-02]"}) is None
+
+
+@pytest.mark.parametrize(
+    ("node_list", "names"),
+    [
+        ("w1", ["w1"]),
+        ("w[00-02,20],gpu3", ["w00", "w01", "w02", "w20", "gpu3"]),
+        ("w[8-10]", ["w8", "w9", "w10"]),
+        ("rack[1-2]n[01-02]", ["rack1n01", "rack1n02", "rack2n01", "rack2n02"]),
+        ("b2,a1", ["b2", "a1"]),
+    ],
+)
+def test_hosts_come_in_the_order_of_the_list_as_slurm_abbreviates_it(node_list: str, names: list[str]) -> None:
+    assert found(SLURM_JOB_NODELIST=node_list) == [(name, 1) for name in names]
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"SLURM_GPUS_ON_NODE": "4"},
+        {"SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS": "12"},
+        {"SLURM_JOB_GPUS": "0,1,2,5"},
+        {"SLURM_STEP_GPUS": "4,5,6,7"},
+        {"SLURM_GPUS_PER_NODE": "4"},
+        {"SLURM_GPUS_PER_NODE": "a100:4"},
+        {"SLURM_GPUS_PER_NODE": "a100:3,v100:1"},
+        # GPUs count more than tasks, of which a script that calls dsrun needs one only.
+        {"SLURM_GPUS_ON_NODE": "4", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "1(x3)"},
+    ],
+)
+def test_a_host_has_a_slot_for_each_gpu_that_the_job_has_there(variables: dict[str, str]) -> None:
+    assert found(**variables) == [("w00", 4), ("w01", 4), ("w02", 4)]
+
+
+def test_gpus_that_are_spread_unevenly_are_refused_with_what_to_ask_for() -> None:
+    with pytest.raises(HostfileError) as caught:
+        found(SLURM_GPUS="8", SLURM_GPUS_ON_NODE="4")
+    assert str(caught.value).startswith("Slurm job 123 has 8 GPUs on 3 hosts, 4 of them here")
+    assert caught.value.hint is not None
+    assert "--gpus-per-node=N" in caught.value.hint
+
+
+def test_without_gpus_a_host_has_a_slot_for_each_task_that_was_asked_for() -> None:
+    assert found(SLURM_NTASKS="5", SLURM_TASKS_PER_NODE="2(x2),1") == [("w00", 2), ("w01", 2), ("w02", 1)]
+    assert found(SLURM_NTASKS_PER_NODE="2") == [("w00", 2), ("w01", 2), ("w02", 2)]
+
+
+def test_tasks_that_nobody_asked_for_do_not_count() -> None:
+    # What a job with `--exclusive` and no `-n` has: a task for each core.
+    assert found(SLURM_TASKS_PER_NODE="64(x3)") == [("w00", 1), ("w01", 1), ("w02", 1)]
+
+
+def test_an_interactive_shell_in_a_job_has_the_whole_job() -> None:
+    shell = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "4711"}
+    assert found(**shell, SLURM_STEP_NUM_TASKS="3") == [("w00", 1), ("w01", 1), ("w02", 1)]
+    one = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
+    assert found(**one, SLURM_NTASKS="1") == [("w00", 1), ("w01", 1), ("w02", 1)]
+
+
+def test_one_of_several_tasks_of_srun_is_a_rank_and_has_no_hosts() -> None:
+    assert read_allocation(JOB | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"SLURM_JOB_NODELIST": "w[1-"}, "its list of nodes `w[1-` is not understood"),
+        ({"SLURM_JOB_NODELIST": ""}, "its list of nodes `` is not understood: a host has no name"),
+        ({"SLURM_JOB_NODELIST": "-oProxyCommand=x"}, "begins like an option"),
+        ({"SLURM_HET_SIZE": "2"}, "has components that differ"),
+        ({"SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "many"}, "tasks per node are 'many'"),
+        ({"SLURM_GPUS_ON_NODE": "all"}, "SLURM_GPUS_ON_NODE is 'all'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_the_jobs_name(variables: dict[str, str], message: str) -> None:
+    with pytest.raises(HostfileError) as caught:
+        found(**variables)
+    assert "Slurm job 123" in str(caught.value)
+    assert message in str(caught.value)
+    assert caught.value.hint
