@@ -18,6 +18,8 @@ from ..hosts import HostSpec
 _MARK = b"dsrun: the command starts here\n"
 #: Of what was printed before it, for messages.
 _KEPT_BYTES = 1 << 14
+#: Of the printable bytes, those that do not mean themselves between the quotes of every shell.
+_TOUCHED = b"!'\"$`\\"
 #: What a shell ends with for a program that is not there, and one that cannot be run.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
@@ -25,8 +27,9 @@ NOT_FOUND, NOT_EXECUTABLE = 127, 126
 def remote_line(host: HostSpec, argv: Sequence[str]) -> bytes:
     """Returns the line that runs `argv` with identical bytes behind any login shell.
 
-    `/bin/sh` is run by the login shell, which may be csh or fish, and so reads one quoted word only. It stays as the
-    command's parent: a server tells of a signal in a way that clients lose, the shell as 128 + its number.
+    `/bin/sh` is run by the login shell, which may be csh or fish, and so reads one word only, quoted in a way that all
+    of them have in common. It stays as the command's parent: a server tells of a signal in a way that clients lose,
+    the shell as 128 + its number.
 
     Args:
         host: named in the error only.
@@ -44,7 +47,18 @@ def remote_line(host: HostSpec, argv: Sequence[str]) -> bytes:
         f"command -v {program} >/dev/null || exit {NOT_FOUND}; "
         f"echo {mark}; echo {mark} >&2; {shlex.join(argv)}; exit $?"
     )
-    return os.fsencode(f"exec /bin/sh -c {shlex.quote(script)}")
+    return b'exec /bin/sh -c \'eval "$(printf %%b "%s")"\'' % _escape(os.fsencode(script))
+
+
+def _escape(script: bytes) -> bytes:
+    """Writes what some shell would touch between its quotes as octal numbers, which `printf %b` turns back.
+
+    In single quotes csh replaces `!` and fish a doubled backslash, and csh wants them closed before the line ends; in
+    the double quotes within, sh reads `$`, backquotes and backslashes. A number has three digits always, and a
+    backslash before a digit means nothing to any of them.
+    """
+    plain = range(ord(" "), ord("~") + 1)
+    return b"".join(b"%c" % byte if byte in plain and byte not in _TOUCHED else b"\\0%03o" % byte for byte in script)
 
 
 def status_of(shell_status: int) -> int:

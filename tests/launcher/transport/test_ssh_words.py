@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 
 import pytest
@@ -13,22 +15,33 @@ from dsrun.launcher.transport.ssh_words import Preamble, remote_line, status_of
 BOX = HostSpec(name="box", slots=1, source="test")
 
 
-def run_line(*argv: str) -> tuple[int, Preamble, Preamble]:
+def run_line(*argv: str, shell: str = "sh") -> tuple[int, Preamble, Preamble]:
     """Runs the line as a server does: through the login shell."""
-    done = subprocess.run(["sh", "-c", remote_line(BOX, argv)], capture_output=True)
+    done = subprocess.run([shell, "-c", remote_line(BOX, argv)], capture_output=True)
     stdout, stderr = Preamble(), Preamble()
     stdout.feed(done.stdout)
     stderr.feed(done.stderr)
     return done.returncode, stdout, stderr
 
 
-def test_a_shell_hands_on_the_words_as_they_are() -> None:
-    words = ["", "a b", "'", "$HOME", "a\nb", "-x", "%s", "é", "\udcff"]
-    status, stdout, stderr = run_line("printf", r"%s\0", *words)
+@pytest.mark.parametrize("shell", ["sh", "bash", "csh", "fish", "zsh", "ksh"])
+def test_a_shell_hands_on_the_words_as_they_are(shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    words = [
+        "", "a b", "'", '"', "$HOME", "`id`", "$(id)", "a\nb", "\n", "-x", "%s", "\\", "\\\\", "\\'", "\\0", "\\1",
+        "1\\", "!", "!!", "a!b", "~", "*", "#", "{a,b}", "é漢", "\udcff\udc80", "\t\r", "x" * 3000,
+    ]  # fmt: skip
+    status, stdout, stderr = run_line("printf", r"%s\0", *words, shell=shell)
     assert status == 0
     assert stdout.rest == b"".join(word.encode(errors="surrogateescape") + b"\0" for word in words)
     assert stderr.is_over
     assert stderr.rest == b""
+
+
+def test_a_login_shell_reads_nothing_that_shells_differ_about() -> None:
+    line = remote_line(BOX, ["printf", "!'\"$`\\\n\t\x7fé\udcff", "'; rm -rf /; '"])
+    assert re.fullmatch(rb"""exec /bin/sh -c '(?:[^'!\\\n\x7f-\xff]|\\0[0-3][0-7]{2})*'""", line)
 
 
 def test_a_missing_program_never_begins() -> None:
