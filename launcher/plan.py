@@ -1,12 +1,17 @@
 """The launch as a value: what runs where, as which rank, with which environment.
 
 Pure: the same allocation and command give the same plan. `--dry-run` prints it, agents receive it, tests compare it.
-The rendezvous address is no part of it, for the port exists only once the first host holds the socket.
+The port of the rendezvous is no part of it, for it exists only once the first host holds the socket.
+
+[Note: variables] What a rank gets, later ones over earlier ones: what dsrun found out about its host (`NodePlan.env`),
+the environment its agent was started in, the plan's variables, those the hostfile gives its host, the rank's own
+(devices, threads), and last what says who it is. So dsrun's own findings fill in only what nobody has set.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from dsrun.contract import RankInfo
@@ -53,7 +58,7 @@ class WorkerSpec:
     Attributes:
         rank: global rank.
         local_rank: rank within the host.
-        env: variables for this rank alone, on top of the plan's.
+        env: variables for this rank alone. See [Note: variables].
     """
 
     rank: int
@@ -63,11 +68,19 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
-    """The workers of one host."""
+    """The workers of one host.
+
+    Attributes:
+        node_rank: its place among the hosts of the plan.
+        host: how it was described; its `env` is for all its workers.
+        workers: in rank order.
+        env: what dsrun found out about the host, as variables (its interface). See [Note: variables].
+    """
 
     node_rank: int
     host: HostSpec
     workers: tuple[WorkerSpec, ...]
+    env: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +92,7 @@ class LaunchPlan:
         program: what each rank runs.
         start: how ranks are made.
         cwd: working folder of every rank.
-        env: variables all ranks get on top of the environment the agent was started in.
+        env: variables all ranks get. See [Note: variables].
         run_dir: folder of this job's logs, records and error files.
         grace_s: seconds between asking all ranks to end and killing them.
         nodes: hosts in rank order.
@@ -127,6 +140,16 @@ class LaunchPlan:
             agent_store=agent_store,
         )
 
+    def at(self, address: str, env_of: Mapping[str, Mapping[str, str]]) -> LaunchPlan:
+        """Returns the plan with what was found out about its hosts.
+
+        Args:
+            address: of the first host, which all others reach.
+            env_of: variables for all ranks of a host, by its name. See [Note: variables].
+        """
+        nodes = tuple(replace(node, env={**node.env, **env_of.get(node.host.name, {})}) for node in self.nodes)
+        return replace(self, master_addr=address, nodes=nodes)
+
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values; `from_json` reads them back to an equal plan."""
         return asdict(self)
@@ -140,6 +163,7 @@ class LaunchPlan:
                 node_rank=node["node_rank"],
                 host=HostSpec(**node["host"]),
                 workers=tuple(WorkerSpec(**worker) for worker in node["workers"]),
+                env=node["env"],
             )
             for node in value["nodes"]
         )

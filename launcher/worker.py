@@ -50,7 +50,7 @@ def isolated_command(python: str, module: str, *arguments: str) -> list[str]:
 
 
 def node_environment(base: Mapping[str, str], plan: LaunchPlan, node: NodePlan) -> dict[str, str]:
-    """Returns what all ranks of a host have in common; the spawner itself runs in it.
+    """Returns what all ranks of a host have in common; the spawner itself runs in it. See [Note: variables] in plan.
 
     Libraries read their variables when they are loaded (libgomp: OMP_NUM_THREADS), and forked ranks share the
     spawner's libraries. So what is equal for all ranks must be set before the spawner starts.
@@ -62,7 +62,7 @@ def node_environment(base: Mapping[str, str], plan: LaunchPlan, node: NodePlan) 
     inherited = {name: value for name, value in base.items() if name != RESUME_ENV}
     resume = {} if plan.resume is None else {RESUME_ENV: plan.resume}
     job = {JOB_ID_ENV: plan.job_id, RUN_DIR_ENV: plan.run_dir, NONCE_ENV: plan.nonce}
-    return {**inherited, **plan.env, **shared, **job, **resume}
+    return {**node.env, **inherited, **plan.env, **node.host.env, **shared, **job, **resume}
 
 
 def worker_environment(

@@ -45,6 +45,14 @@ def test_variables_of_one_host_stay_on_that_host() -> None:
     assert [node.workers[0].env for node in whole.nodes] == [{"OMP_NUM_THREADS": "2"}, {}]
 
 
+def test_what_was_found_out_about_hosts_is_part_of_the_plan() -> None:
+    whole = plan(1, 1).at("10.0.0.1", {"w0": {"A": "1"}}).at("10.0.0.2", {"w0": {"B": "2"}, "w9": {"C": "3"}})
+    assert whole.master_addr == "10.0.0.2"
+    assert [node.env for node in whole.nodes] == [{"A": "1", "B": "2"}, {}]
+    assert [node.workers for node in whole.nodes] == [node.workers for node in plan(1, 1).nodes]
+    assert LaunchPlan.from_json(json.loads(json.dumps(whole.to_json()))) == whole
+
+
 def test_a_plan_survives_json_with_any_word() -> None:
     whole = plan(2, 1, args=("a b", "", "\n", "ä", "\udcff"), env={"A": "\udcfe=$x"})
     assert LaunchPlan.from_json(json.loads(json.dumps(whole.to_json()))) == whole

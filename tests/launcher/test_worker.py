@@ -66,6 +66,23 @@ def test_a_job_that_is_started_again_says_how_often_and_where_to_go_on() -> None
     assert [env[name] for name in names] == ["2", "3", "/save/step40"]
 
 
+def test_what_dsrun_found_fills_in_only_what_nobody_has_set() -> None:
+    found = dict.fromkeys(("NOBODY", "SHELL", "SHARED", "HOST", "RANKS"), "found")
+    plan = two_hosts(a={"RANKS": "ranks"}).at("10.0.0.1", {"a": found})
+    host = replace(plan.nodes[0].host, env={"HOST": "host", "SHARED": "host", "RANKS": "host"})
+    node = replace(plan.nodes[0], host=host)
+    env = worker_environment({"SHELL": "shell"}, plan, node, node.workers[0], address="h", port=5)
+    assert {name: env[name] for name in found} == {
+        "NOBODY": "found",
+        "SHELL": "shell",
+        "SHARED": "host",
+        "HOST": "host",
+        "RANKS": "ranks",
+    }
+    other = plan.nodes[1]
+    assert "NOBODY" not in worker_environment({}, plan, other, other.workers[0], address="h", port=5)
+
+
 def test_a_job_inside_a_job_does_not_take_over_its_checkpoint() -> None:
     assert "DSRUN_RESUME" not in node_environment({"DSRUN_RESUME": "/outer"}, two_hosts(), two_hosts().nodes[0])
 
