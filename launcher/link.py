@@ -21,7 +21,7 @@ from .lifeline import Lifeline
 from .lines import LineAssembler
 from .plan import LaunchPlan, NodePlan
 from .protocol import Exit, FrameReader, Hello, Message, ProtocolError, Start, encode
-from .transport.base import Channel
+from .transport.base import CONNECTION_LOST, Channel
 
 #: For an agent to end once its last word was heard, or it was killed.
 _END_PATIENCE_S = 5.0
@@ -109,6 +109,7 @@ class Link:
         self._clock_offset_s = 0.0
         self._knocked_at_s = 0.0
         self._lifeline = Lifeline(lease_s, time.monotonic())
+        self._is_cut = False
         # Of all that follows: the channel is opened on one thread, and written to from several.
         self._lock = threading.Lock()
         self._channel: Channel | None = None
@@ -151,6 +152,11 @@ class Link:
     def is_silent(self, now_s: float) -> bool:
         """Whether nothing came from the agent for the whole lease; to be asked every second or so."""
         return self._lifeline.has_run_out(now_s)
+
+    @property
+    def is_out_of_touch(self) -> bool:
+        """Whether it was the host, and not its agent alone, that was lost: it may well not answer any more."""
+        return self._is_cut or self._lifeline.has_run_out(time.monotonic())
 
     def handled(self) -> None:
         """Makes room for one more event of this host."""
@@ -300,6 +306,9 @@ class Link:
         status = channel.wait(_END_PATIENCE_S)
         reader_of_stderr = self._threads[0]
         reader_of_stderr.join(1.0)
+        if status == CONNECTION_LOST and not fault:
+            self._is_cut = True
+            return "the connection to its agent was lost"
         how = "closed its channel" if status is None else describe_status(status)
         return fault or f"the agent {how} unexpectedly"
 

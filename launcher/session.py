@@ -21,6 +21,7 @@ from .causes import signal_name
 from .descent import Descent, StopRequest, count_ranks
 from .failures import HostLoss, UserStop, describe_status, is_mistake
 from .hang import HangPolicy
+from .hosts import HostSpec
 from .keepalive import Keepalive
 from .link import Ended, Link, LinkEvent, Opening, Received, Said, start_frame
 from .passing import Passing
@@ -83,7 +84,7 @@ class Session:
         plan: the launch; its run_dir must exist here.
         transport: how to reach the hosts.
         sink: where output and news go.
-        python: the interpreter for the agents; dsrun must be importable there.
+        python: the interpreter for the agents, and so for ranks, on hosts that name none; dsrun must be importable there.
         hang: what becomes of an attempt without progress; the default policy if None.
     """
 
@@ -95,7 +96,6 @@ class Session:
         self._transport = transport
         self._sink = sink
         self._python = python
-        self._argv = isolated_command(python, "dsrun.launcher.agent", plan.job_id)
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
         self._events: queue.SimpleQueue[LinkEvent | _Wake] = queue.SimpleQueue()
         self._requests: deque[StopRequest | _SignalRequest | _Remark] = deque()
@@ -189,7 +189,9 @@ class Session:
         self._keepalive.start()
 
     def _connect(self, link: Link) -> Channel:
-        return self._transport.start(link.node.host, self._argv)
+        host = link.node.host
+        argv = isolated_command(host.python or self._python, "dsrun.launcher.agent", self.plan.job_id)
+        return self._transport.start(host, argv)
 
     def _close(self) -> None:
         self._keepalive.stop()
@@ -205,7 +207,9 @@ class Session:
         if not self._abandoned or self._descent.is_left:
             return
         command = sweep_command(self._python, self.plan.job_id, self.plan.nonce)
-        for swept in sweep_hosts([link.node.host for link in self._abandoned], command, self._transport):
+        lost = [link.node.host for link in self._abandoned]
+        out_of_touch = [link.node.host.name for link in self._abandoned if link.is_out_of_touch]
+        for swept in sweep_hosts(lost, command, self._transport, out_of_touch=out_of_touch):
             if swept.ended:
                 self._sink.note(f"{swept.host}: ended what its lost agent left behind: {', '.join(swept.ended)}")
             if swept.left:

@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import LaunchError
 
 from .hosts import HostSpec
-from .transport.base import Transport
+from .transport.base import Channel, Transport
 
 #: For a host to be reached and swept: asking takes 2 s, killing 10 s.
 _PATIENCE_S = 20.0
+#: For one that is out of touch to be reached at all; the job's end waits for it.
+_REACH_PATIENCE_S = 3.0
 #: For the program to exit once it has said everything.
 _END_PATIENCE_S = 2.0
 
@@ -39,35 +41,57 @@ class Swept:
     left: tuple[int, ...]
 
 
-def sweep_hosts(hosts: Sequence[HostSpec], argv: Sequence[str], transport: Transport) -> list[Swept]:
+def sweep_hosts(
+    hosts: Sequence[HostSpec],
+    argv: Sequence[str],
+    transport: Transport,
+    *,
+    out_of_touch: Collection[str] = (),
+    reach_patience_s: float = _REACH_PATIENCE_S,
+) -> list[Swept]:
     """Sweeps all hosts at once; returns what was found, of the hosts that answered in time.
 
     Args:
         hosts: where.
-        argv: see `sweep_command`.
+        command_of: what to run on a host, see `sweep_command`.
         transport: how to reach them.
+        out_of_touch: names of hosts that fell silent or whose connection was lost. They are knocked at for a moment
+            only; one that answers is swept like the others.
+        reach_patience_s: how long that moment is.
     """
-    found: list[Swept] = []
-
-    def work(host: HostSpec) -> None:
-        swept = _sweep(host, argv, transport)
-        if swept is not None:
-            found.append(swept)
-
-    threads = [threading.Thread(target=work, args=(host,), daemon=True) for host in hosts]
-    for thread in threads:
-        thread.start()
+    sweeps = [_Sweep(host, argv, transport) for host in hosts]
+    reach_by_s = time.monotonic() + reach_patience_s
     until_s = time.monotonic() + _PATIENCE_S
-    for thread in threads:
-        thread.join(max(0.0, until_s - time.monotonic()))
-    return sorted(found, key=lambda swept: swept.host)
+    for sweep in sweeps:
+        if sweep.host.name in out_of_touch and not sweep.reached.wait(max(0.0, reach_by_s - time.monotonic())):
+            continue
+        sweep.thread.join(max(0.0, until_s - time.monotonic()))
+    # In one look, for late ones may still come in.
+    return sorted((swept for sweep in sweeps if (swept := sweep.swept) is not None), key=lambda swept: swept.host)
 
 
-def _sweep(host: HostSpec, argv: Sequence[str], transport: Transport) -> Swept | None:
-    try:
-        channel = transport.start(host, argv)
-    except LaunchError:
-        return None
+class _Sweep:
+    """One host's sweep, on a thread of its own."""
+
+    def __init__(self, host: HostSpec, argv: Sequence[str], transport: Transport) -> None:
+        self.host = host
+        #: The host answered, or it is known that it does not.
+        self.reached = threading.Event()
+        self.swept: Swept | None = None
+        self.thread = threading.Thread(target=self._run, args=(argv, transport), daemon=True)
+        self.thread.start()
+
+    def _run(self, argv: Sequence[str], transport: Transport) -> None:
+        try:
+            channel = transport.start(self.host, argv)
+        except LaunchError:
+            return
+        finally:
+            self.reached.set()
+        self.swept = _read_answer(self.host, channel)
+
+
+def _read_answer(host: HostSpec, channel: Channel) -> Swept | None:
     killer = threading.Timer(_PATIENCE_S, channel.kill)
     killer.daemon = True
     killer.start()

@@ -10,6 +10,10 @@ from typing import Protocol
 
 from ..hosts import HostSpec
 
+#: What `Channel.wait` returns for a command whose connection was lost, so that nobody knows how it ended: ssh's own
+#: number. No agent exits with it.
+CONNECTION_LOST = 255
+
 
 class Channel(Protocol):
     """A started command and its pipes. Reads block, and return b"" for good once the other end is gone."""
@@ -41,7 +45,7 @@ class Channel(Protocol):
             timeout_s: longest wait.
 
         Returns:
-            exit code, or minus the signal's number; None if it has not ended.
+            exit code, or minus the signal's number, or `CONNECTION_LOST`; None if it has not ended.
         """
         ...
 

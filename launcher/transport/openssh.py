@@ -198,6 +198,6 @@ class OpensshChannel(LocalChannel):
         return early or super().read_stderr()
 
     def wait(self, timeout_s: float) -> int | None:
-        """See `Channel`; 255 if the connection was lost."""
+        """See `Channel`; what the client itself ends with, 255, says that the connection was lost."""
         status = super().wait(timeout_s)
         return None if status is None else status_of(status)

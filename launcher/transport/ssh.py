@@ -14,6 +14,7 @@ from dsrun.errors import LaunchError
 
 from ..hosts import HostSpec
 from . import ssh_faults
+from .base import CONNECTION_LOST
 from .openssh import CONNECT_TIMEOUT_S, START_PATIENCE_S
 from .ssh_login import LoggedIn, SshLogin
 from .ssh_words import Preamble, remote_line, status_of
@@ -26,8 +27,8 @@ _READ_BYTES = 1 << 18
 _WRITE_BYTES = 1 << 16
 #: Questions to the server within a lease, so that firewalls keep the connection.
 _ALIVE_COUNT = 3
-#: What `wait` returns for a connection that was lost before the command had told its status, and one that was killed.
-_LOST, _KILLED = ssh_faults.SSH_FAILED, -9
+#: What `wait` returns for a command that was killed from here.
+_KILLED = -9
 
 
 class SshTransport:
@@ -93,7 +94,7 @@ class SshTransport:
                     if not data:
                         # The status may come after the end of the streams.
                         session.status_event.wait(max(0.0, deadline_s - time.monotonic()))
-                        status = session.exit_status if session.exit_status >= 0 else _LOST
+                        status = session.exit_status if session.exit_status >= 0 else CONNECTION_LOST
                         raise ssh_faults.never_started(host, argv, status, stdout=stdout.text, stderr=stderr.text)
                     preamble.feed(data)
         except TimeoutError as error:
@@ -162,7 +163,7 @@ class SshChannel:
         return early or self._session.recv_stderr(_READ_BYTES)
 
     def wait(self, timeout_s: float) -> int | None:
-        """See `Channel`; 255 if the connection was lost."""
+        """See `Channel`."""
         if not self._session.status_event.wait(timeout_s):
             return None
         if self._session.closed:
@@ -170,7 +171,7 @@ class SshChannel:
             self._connection.close()
         status = self._session.exit_status
         if status < 0:
-            return _KILLED if self._killed else _LOST
+            return _KILLED if self._killed else CONNECTION_LOST
         return status_of(status)
 
     def kill(self) -> None:

@@ -302,7 +302,7 @@ def test_of_64_hosts_the_dead_one_is_named_though_another_is_slow(tmp_path: Path
     outcome, _, _ = run_hosts(tmp_path, scripts)
     assert outcome.exit_code == 74
     assert outcome.report is not None
-    assert outcome.report.render()[0] == "error: host n40: the agent exited with code 255 unexpectedly"
+    assert outcome.report.render()[0] == "error: host n40: the connection to its agent was lost"
 
 
 def test_a_host_that_falls_silent_is_lost_and_its_job_ends(tmp_path: Path) -> None:
@@ -406,6 +406,31 @@ def test_a_host_that_finished_or_never_began_is_not_swept(tmp_path: Path) -> Non
         tmp_path, {"a": [hello(), Failed(reason="no", time_s=0), DONE], "b": [Await(Stop), DONE]}
     )
     assert transport.sweeps == []
+
+
+class ListeningTransport(FakeTransport):
+    """Remembers which interpreter was asked for what."""
+
+    def __init__(self, scripts: Mapping[str, Sequence[Step]]) -> None:
+        super().__init__(scripts)
+        self.asked: set[tuple[str, str, bool]] = set()
+
+    def start(self, host: HostSpec, argv: Sequence[str]) -> FakeChannel:
+        self.asked.add((host.name, argv[0], is_sweep(argv)))
+        return super().start(host, argv)
+
+
+def test_agents_and_sweeps_run_with_the_interpreter_that_their_host_names(tmp_path: Path) -> None:
+    plan = plan_for(tmp_path, hosts=["a", "b"])
+    host = dataclasses.replace(plan.nodes[1].host, python="/opt/py/bin/python3")
+    plan = dataclasses.replace(plan, nodes=(plan.nodes[0], dataclasses.replace(plan.nodes[1], host=host)))
+    transport = ListeningTransport({"a": [*BEGIN, Die(1)], "b": [hello(), Started(pids=[21, 22]), Die(1)]})
+    session_for(plan, transport, RecordingSink()).run()
+    assert transport.asked == {
+        (name, python, sweep)
+        for name, python in (("a", "python3"), ("b", "/opt/py/bin/python3"))
+        for sweep in (False, True)
+    }
 
 
 @pytest.mark.parametrize("answer", [b"\n", b"Traceback ...", b"[]", b'{"ended": 3}'])
