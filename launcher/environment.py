@@ -68,11 +68,16 @@ def parse_env_options(options: Sequence[str], *, environ: Mapping[str, str]) -> 
     return values
 
 
+def instead_of(name: str) -> str | None:
+    """Returns what to do instead of setting a variable that is dsrun's to set; None for all others."""
+    return _INSTEAD.get(name, "use a name of your own") if name in RESERVED else None
+
+
 def _problem_with(name: str, *, copied: bool, environ: Mapping[str, str]) -> Problem | None:
     if not name:
         return Problem("`--env` has no name", "write `--env NAME=VALUE`, or `--env NAME` to copy its value from here")
-    if name in RESERVED:
-        return Problem(f"`--env {name}` is dsrun's to set", _INSTEAD.get(name, "use a name of your own"))
+    if (instead := instead_of(name)) is not None:
+        return Problem(f"`--env {name}` is dsrun's to set", instead)
     if copied and name not in environ:
         return Problem(f"`--env {name}` copies a variable that is not set here", f"write `--env {name}=VALUE`")
     return None
