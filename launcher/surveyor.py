@@ -31,6 +31,8 @@ VERSION = 1
 #: Questions and who answers them. See [Note: questions].
 QUESTIONS = {
     "echo": "dsrun.launcher.surveyor:echo",
+    "listen": "dsrun.launcher.reachability:listen",
+    "reach": "dsrun.launcher.reachability:reach",
 }
 #: Between two questions; a front end that was cut off asks no more.
 _IDLE_PATIENCE_S = 600.0

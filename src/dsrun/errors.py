@@ -7,6 +7,7 @@
     |   |-- HostfileError               hosts and their selection
     |   `-- ModelError                  the model or the training script's use of the engine
     |-- LaunchError            exit 1   a host, agent or worker could not be started
+    |   `-- PreflightError     exit 75  hosts are not fit for the job; none of it was started
     |-- LayoutError            exit 1   sizes that do not divide or boxes that do not fit
     `-- CheckpointError        exit 1   a checkpoint that cannot be written or read
 
@@ -94,6 +95,12 @@ class ModelError(InputError):
 
 class LaunchError(DsrunError):
     """A host, agent or worker could not be started."""
+
+
+class PreflightError(LaunchError):
+    """Hosts are not fit for the job, found before any of it was started. The code is EX_TEMPFAIL of sysexits.h."""
+
+    exit_code = 75
 
 
 class LayoutError(DsrunError):
