@@ -206,7 +206,10 @@ class Session:
         """Ends what lost agents left behind, so that nothing of this attempt meets the next."""
         if not self._abandoned or self._descent.is_left:
             return
-        command = sweep_command(self._python, self.plan.job_id, self.plan.nonce)
+
+        def command(host: HostSpec) -> list[str]:
+            return sweep_command(host.python or self._python, self.plan.job_id, self.plan.nonce)
+
         lost = [link.node.host for link in self._abandoned]
         out_of_touch = [link.node.host.name for link in self._abandoned if link.is_out_of_touch]
         for swept in sweep_hosts(lost, command, self._transport, out_of_touch=out_of_touch):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ class Swept:
 
 def sweep_hosts(
     hosts: Sequence[HostSpec],
-    argv: Sequence[str],
+    command: Callable[[HostSpec], Sequence[str]],
     transport: Transport,
     *,
     out_of_touch: Collection[str] = (),
@@ -59,7 +59,7 @@ def sweep_hosts(
             only; one that answers is swept like the others.
         reach_patience_s: how long that moment is.
     """
-    sweeps = [_Sweep(host, argv, transport) for host in hosts]
+    sweeps = [_Sweep(host, command(host), transport) for host in hosts]
     reach_by_s = time.monotonic() + reach_patience_s
     until_s = time.monotonic() + _PATIENCE_S
     for sweep in sweeps:

@@ -12,13 +12,16 @@ from dsrun.launcher.sweep import sweep_command
 from dsrun.launcher.sweeping import Swept, sweep_hosts
 from dsrun.launcher.transport.fake import FakeChannel, FakeTransport
 
-COMMAND = sweep_command("python", "job", "nonce")
 ENDED = b'{"agents": [], "ended": [{"pid": 7, "name": "python3"}], "left": []}'
 STUBBORN = b'{"agents": [], "ended": [], "left": [8, 9]}'
 
 
 def box(name: str) -> HostSpec:
     return HostSpec(name=name, slots=1, source="test")
+
+
+def command(host: HostSpec) -> list[str]:
+    return sweep_command(host.python or "python", "job", "nonce")
 
 
 class SlowTransport(FakeTransport):
@@ -44,19 +47,19 @@ def transport() -> Generator[SlowTransport]:
 
 def test_what_was_found_is_told_by_host() -> None:
     transport = FakeTransport({"b": [], "a": []}, swept={"b": ENDED, "a": STUBBORN})
-    found = sweep_hosts([box("b"), box("a")], COMMAND, transport)
+    found = sweep_hosts([box("b"), box("a")], command, transport)
     assert found == [Swept("a", (), (8, 9)), Swept("b", ("python3 (7)",), ())]
 
 
 def test_a_host_that_cannot_be_reached_is_left_out() -> None:
     transport = FakeTransport({"b": []}, swept={"b": ENDED})
-    assert sweep_hosts([box("gone"), box("b")], COMMAND, transport) == [Swept("b", ("python3 (7)",), ())]
+    assert sweep_hosts([box("gone"), box("b")], command, transport) == [Swept("b", ("python3 (7)",), ())]
 
 
 def test_a_host_out_of_touch_that_does_not_answer_is_not_waited_for(transport: SlowTransport) -> None:
     hosts = [box("slow"), box("far"), box("box")]
     # `far` is out of touch too, and answers.
-    found = sweep_hosts(hosts, COMMAND, transport, out_of_touch=["slow", "far"], reach_patience_s=0.2)
+    found = sweep_hosts(hosts, command, transport, out_of_touch=["slow", "far"], reach_patience_s=0.2)
     assert not transport.let_in.is_set()
     assert [swept.host for swept in found] == ["box", "far"]
 
@@ -64,6 +67,6 @@ def test_a_host_out_of_touch_that_does_not_answer_is_not_waited_for(transport: S
 def test_a_host_that_is_in_touch_may_take_its_time(transport: SlowTransport) -> None:
     later = threading.Timer(0.3, transport.let_in.set)
     later.start()
-    found = sweep_hosts([box("slow")], COMMAND, transport, reach_patience_s=0.01)
+    found = sweep_hosts([box("slow")], command, transport, reach_patience_s=0.01)
     assert found == [Swept("slow", ("python3 (7)",), ())]
     later.join()
