@@ -17,6 +17,7 @@ import os
 import select
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Sequence
 
@@ -101,7 +102,8 @@ class Agent:
     """
 
     def __init__(self, start: Start, control: FrameReader, report_fd: int) -> None:
-        self._plan = LaunchPlan.from_json(start.plan)
+        # The one that runs here; the front end's may be at another path, or of another version.
+        self._plan = LaunchPlan.from_json(start.plan).run_by(sys.executable)
         self._control = control
         self._selector = selectors.DefaultSelector()
         self._relay = Relay(self._selector, report_fd)

@@ -50,7 +50,7 @@ class JobRun:
         plan: the first attempt's launch; its run_dir must exist here.
         transport: how to reach the hosts.
         sink: where output and news of all attempts go.
-        python: the interpreter for the agents; dsrun must be importable there.
+        python: see `Session`.
         policies: what to do when the job fails or hangs.
     """
 

@@ -37,7 +37,7 @@ class Program:
         kind: how `target` is to be understood.
         target: path of the script, name of the module, or the command's first word.
         args: the words after it, byte for byte as the user gave them (undecodable bytes as surrogate escapes).
-        python: the interpreter for scripts and modules.
+        python: the interpreter for scripts and modules on the front end's host; elsewhere it is the agent's own.
     """
 
     kind: ProgramKind
@@ -149,6 +149,10 @@ class LaunchPlan:
         """
         nodes = tuple(replace(node, env={**node.env, **env_of.get(node.host.name, {})}) for node in self.nodes)
         return replace(self, master_addr=address, nodes=nodes)
+
+    def run_by(self, python: str) -> LaunchPlan:
+        """Returns the plan as the ranks of one host run it: with that host's interpreter."""
+        return replace(self, program=replace(self.program, python=python))
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain JSON values; `from_json` reads them back to an equal plan."""

@@ -51,7 +51,8 @@ def _start(plan: LaunchPlan) -> str:
 
 def _describe_node(node: NodePlan) -> str:
     first, last = node.workers[0].rank, node.workers[-1].rank
-    return f"{_span(first, last)} on {node.host.name} ({node.host.source})"
+    python = "" if node.host.python is None else f", with {node.host.python}"
+    return f"{_span(first, last)} on {node.host.name} ({node.host.source}){python}"
 
 
 def _describe_cores(node: NodePlan, bindings: Sequence[Binding]) -> list[str]:

@@ -84,7 +84,7 @@ class Session:
         plan: the launch; its run_dir must exist here.
         transport: how to reach the hosts.
         sink: where output and news go.
-        python: the interpreter for the agents, and so for ranks, on hosts that name none; dsrun must be importable there.
+        python: the interpreter for agents and ranks on hosts that name none; dsrun must be importable there.
         hang: what becomes of an attempt without progress; the default policy if None.
     """
 

@@ -263,14 +263,13 @@ def test_another_version_is_refused_with_the_way_out(tmp_path: Path) -> None:
     assert job_processes(plan.job_id) == []
 
 
-def test_an_interpreter_that_does_not_exist_is_reported(tmp_path: Path) -> None:
-    value = script_plan(tmp_path, WAIT).to_json()
-    value["program"]["python"] = "/no/such/python"
-    plan = LaunchPlan.from_json(value)
+@pytest.mark.parametrize("start", ["exec", "fork"])
+def test_ranks_run_with_the_agents_interpreter_wherever_the_front_ends_is(tmp_path: Path, start: StartMethod) -> None:
+    plan = script_plan(tmp_path, "import sys; print(sys.executable)", ranks=1, start=start).run_by("/no/such/python")
     with agent_for(plan) as agent:
         messages = agent.rest()
-    assert "/no/such/python" in next(message.reason for message in messages if isinstance(message, Failed))
-    assert isinstance(messages[-1], Finished)
+    assert statuses(messages) == {0: 0}
+    assert "".join(message.text for message in messages if isinstance(message, Output)) == f"{sys.executable}\n"
 
 
 def test_a_front_end_that_reads_slowly_slows_the_ranks_and_loses_nothing(tmp_path: Path) -> None:

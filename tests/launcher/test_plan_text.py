@@ -13,10 +13,14 @@ def plan(
     start: StartMethod = "fork",
     env: dict[str, str] | None = None,
     max_restarts: int = 0,
+    w1_python: str | None = None,
 ) -> LaunchPlan:
     return make_plan(
         Allocation(
-            hosts=(HostSpec(name="w0", slots=ranks, source="hosts:1"), HostSpec(name="w1", slots=1, source="hosts:2"))
+            hosts=(
+                HostSpec(name="w0", slots=ranks, source="hosts:1"),
+                HostSpec(name="w1", slots=1, source="hosts:2", python=w1_python),
+            )
         ),
         Program(kind=kind, target="train.py", args=args, python="python"),
         job_id="j",
@@ -48,6 +52,11 @@ def test_cores_of_the_hosts_that_were_asked_stand_in_the_plan() -> None:
     text = describe_plan(plan(), bindings={"w0": (near, near, near, far)})
     assert row(text, "cores") == ["0-2 on cpu 0-3,8, 2 threads a rank", "3 on cpu 4,6, 1 thread a rank"]
     assert "cores" not in describe_plan(plan())
+
+
+def test_a_host_with_an_interpreter_of_its_own_says_so() -> None:
+    text = describe_plan(plan(w1_python="/opt/py/bin/python3"))
+    assert row(text, "ranks") == ["0-3 on w0 (hosts:1)", "4 on w1 (hosts:2), with /opt/py/bin/python3"]
 
 
 def test_ranks_that_are_not_bound_may_run_anywhere() -> None:
