@@ -70,10 +70,19 @@ def _names(node_list: str, job: str) -> list[str]:
     return names
 
 
+def gpus_per_node(environ: Mapping[str, str]) -> int:
+    """Returns the GPUs that this Slurm job has on the host of this process, or was to get on each; 0 if none are known.
+
+    Raises:
+        InputError: Slurm's variable holds no number.
+    """
+    here = environ.get("SLURM_GPUS_ON_NODE") or _ids(environ.get("SLURM_JOB_GPUS") or environ.get("SLURM_STEP_GPUS"))
+    return _count(here) if here else _typed_count(environ.get("SLURM_GPUS_PER_NODE", ""))
+
+
 def _gpus(environ: Mapping[str, str], names: list[str], job: str) -> list[int] | None:
     """Returns the GPUs on each host; None where the job has asked for none, or not in words that say where they are."""
-    here = environ.get("SLURM_GPUS_ON_NODE") or _ids(environ.get("SLURM_JOB_GPUS") or environ.get("SLURM_STEP_GPUS"))
-    count = _count(here) if here else _typed_count(environ.get("SLURM_GPUS_PER_NODE", ""))
+    count = gpus_per_node(environ)
     if not count:
         return None
     total = _typed_count(environ.get("SLURM_GPUS", ""))
@@ -82,7 +91,7 @@ def _gpus(environ: Mapping[str, str], names: list[str], job: str) -> list[int] |
         raise HostfileError(
             f"Slurm job {job} has {total} GPUs on {len(names)} hosts, {count} of them here: dsrun cannot tell how many "
             "each host has",
-            hint="ask Slurm for `--gpus-per-node=N` in place of `--gpus=N`, or name hosts and slots with `-H FILE`",
+            hint="ask Slurm for `--gpus-per-node=N` in place of `--gpus=N`",
         )
     return [count] * len(names)
 

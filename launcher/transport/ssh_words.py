@@ -15,7 +15,7 @@ from dsrun.errors import LaunchError
 from ..hosts import HostSpec
 
 #: Ends what was printed before the command, on both streams.
-_MARK = b"dsrun: the command starts here\n"
+MARK = b"dsrun: the command starts here\n"
 #: Of what was printed before it, for messages.
 _KEPT_BYTES = 1 << 14
 #: Of the printable bytes, those that do not mean themselves between the quotes of every shell.
@@ -42,7 +42,7 @@ def remote_line(host: HostSpec, argv: Sequence[str]) -> bytes:
         raise LaunchError(f"host {host.name}: a word of the command holds a NUL byte, which no program can be given")
     if argv[0].startswith("-"):
         raise LaunchError(f"host {host.name}: cannot run {argv[0]!r}: a program's name does not start with a dash")
-    program, mark = shlex.quote(argv[0]), shlex.quote(_MARK.decode().rstrip())
+    program, mark = shlex.quote(argv[0]), shlex.quote(MARK.decode().rstrip())
     script = (
         f"command -v {program} >/dev/null || exit {NOT_FOUND}; "
         f"echo {mark}; echo {mark} >&2; {shlex.join(argv)}; exit $?"
@@ -82,7 +82,7 @@ class Preamble:
             self.rest += data
             return
         self._seen += data
-        before, mark, after = self._seen.partition(_MARK)
+        before, mark, after = self._seen.partition(MARK)
         if mark:
             self._seen, self.rest, self.is_over = before, bytes(after), True
         # A part of the mark may be at the end.

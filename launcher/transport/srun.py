@@ -1,0 +1,170 @@
+"""Starts commands on the hosts of a Slurm job with Slurm's own `srun`: one step of one task for each.
+
+Needs no login and no port of ours: Slurm's daemons start the task, pass its streams on, and end it with the job.
+
+[Note: lines] Slurm passes a task's output on as soon as a line is whole. A frame of the agent is a line, so that is at
+once; with `--unbuffered` the task would get a terminal for its stdout, and gain nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+from dsrun.errors import LaunchError
+
+from ..hosts import HostSpec
+from ..refusals import refusal_of
+from ..scheduler.slurm import gpus_per_node
+from .openssh import OpensshChannel
+from .ssh_words import MARK, Preamble
+
+#: For Slurm to start the task, once the step has its place.
+_START_PATIENCE_S = 60.0
+#: For the step to get its place, which other steps may hold against `--overlap` with `--exclusive`.
+_PLACE_PATIENCE_S = 30
+#: For srun to end once its streams have ended.
+_END_PATIENCE_S = 5.0
+_READ_BYTES = 1 << 16
+
+#: What the job was asked for, which srun would take for what this step is asked for; the options below say it all.
+_OF_THE_JOB = re.compile(
+    r"SLURM_(NTASKS|NPROCS|NNODES|JOB_NUM_NODES|NTASKS_PER_\w+|CPUS_PER_\w+|GPUS|GPUS_PER_\w+|GPU_BIND|GPU_FREQ|GRES|"
+    r"TRES_\w+|MEM_\w+|CPU_BIND\w*|CPU_FREQ_REQ|CORE_SPEC|THREAD_SPEC|THREADS|THREADS_PER_CORE|HINT|DISTRIBUTION|"
+    r"DIST_PLANESIZE|SPREAD_JOB|USE_MIN_NODES|EXACT|EXCLUSIVE|OVERCOMMIT|RESV_PORTS|CONSTRAINT|RESERVATION|SIGNAL|"
+    r"TIMELIMIT|IMMEDIATE|DEPENDENCY|WAIT|KILL_BAD_EXIT|NO_KILL|EXPORT_ENV|MPI_TYPE|LABELIO|UNBUFFEREDIO|OPEN_MODE|"
+    r"STD(IN|OUT|ERR)MODE|PROLOG|EPILOG|DEBUG|TEST_EXEC|BCAST\w*|REMOTE_CWD|WORKING_DIR)|SRUN_\w+"
+)
+#: What Slurm tells the one task of a step: of the ranks, which inherit it, none of it is true.
+_OF_THE_TASK = (
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_TASKS_PER_NODE"),
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NODELIST"),
+    *("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_LAUNCHER_PORT"),
+    *("SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_DISTRIBUTION"),
+    *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SRUN_DEBUG"),
+)
+#: A script that is always the same: no shell reads a word of the command. The mark tells the command's output from what
+#: Slurm and the site's prologues print before it.
+_SCRIPT = f'unset {" ".join(_OF_THE_TASK)}; echo "$0"; echo "$0" >&2; exec "$@"'
+
+
+class SrunTransport:
+    """One srun, and one step of the job, a host.
+
+    Args:
+        environ: this process's variables, which tell srun its job, and which the command inherits.
+        program: srun.
+    """
+
+    def __init__(self, *, environ: Mapping[str, str] = os.environ, program: str = "srun") -> None:
+        self._environ = environ
+        self._program = program
+
+    def start(self, host: HostSpec, argv: Sequence[str]) -> OpensshChannel:
+        """Starts the command, and returns when it runs. See `Transport`.
+
+        Args:
+            host: a node of the job, by Slurm's name for it.
+            argv: the command's words.
+
+        Raises:
+            LaunchError: there is no srun, or Slurm refuses, or does not start the command in time.
+        """
+        step = step_command(self._program, host.name, gpus=gpus_per_node(self._environ))
+        words = [*step, "/bin/sh", "-c", _SCRIPT, MARK.decode().rstrip(), *argv]
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                bufsize=0,
+                # Out of reach of the terminal: Ctrl-C goes to the front end, which decides.
+                start_new_session=True,
+                env=step_environment(self._environ),
+            )
+        except OSError as error:
+            raise LaunchError(
+                f"host {host.name}: cannot run {self._program!r} here: {refusal_of(error)}",
+                hint="inside a Slurm job its hosts are reached with srun; install Slurm's client, or use `-H FILE`",
+            ) from error
+        stdout, stderr = Preamble(), Preamble()
+        try:
+            _wait_for_start(process, stdout, stderr, host)
+        except BaseException:
+            process.kill()
+            with process:
+                raise
+        return OpensshChannel(process, stdout.rest, stderr.rest)
+
+
+def step_command(program: str, node: str, *, gpus: int) -> list[str]:
+    """Returns the words of srun for one task on one node that takes nothing from the job's other steps.
+
+    Args:
+        program: srun.
+        node: Slurm's name of it.
+        gpus: that the job has there. Unless they are asked for, a step of one task gets what the job has asked for a
+            task, or none of what came with `--exclusive`.
+    """
+    gres = [f"--gres=gpu:{gpus}", "--gpu-bind=none"] if gpus else []
+    return [
+        program,
+        "--quiet",
+        "--nodes=1",
+        "--ntasks=1",
+        f"--nodelist={node}",
+        # Every step of the job may use all that the job has there: cores, memory and GPUs. Ranks are bound by dsrun.
+        "--overlap",
+        "--mem=0",
+        "--cpu-bind=none",
+        *gres,
+        # Else ranks would take themselves for the one rank of an MPI job.
+        "--mpi=none",
+        # Over what the job was submitted with: `sbatch --export=NONE` is meant for the job's script.
+        "--export=ALL",
+        "--input=all",
+        f"--immediate={_PLACE_PATIENCE_S}",
+    ]
+
+
+def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables for srun, which passes them on: without those that would change what the step gets."""
+    return {name: value for name, value in environ.items() if _OF_THE_JOB.fullmatch(name) is None}
+
+
+def _wait_for_start(process: subprocess.Popen[bytes], stdout: Preamble, stderr: Preamble, host: HostSpec) -> None:
+    """Reads both streams until the command's own output begins."""
+    assert process.stdout is not None, "stdout is a pipe"
+    assert process.stderr is not None, "stderr is a pipe"
+    streams = {process.stdout.fileno(): stdout, process.stderr.fileno(): stderr}
+    poll = select.poll()
+    for descriptor in streams:
+        poll.register(descriptor, select.POLLIN)
+    deadline_s = time.monotonic() + _PLACE_PATIENCE_S + _START_PATIENCE_S
+    while not (stdout.is_over and stderr.is_over):
+        ready = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1e3)
+        if not ready:
+            raise _refusal(
+                host, f"Slurm has not started a step within {_PLACE_PATIENCE_S + _START_PATIENCE_S:g} s", stderr
+            )
+        for descriptor, _ in ready:
+            data = os.read(descriptor, _READ_BYTES)
+            streams[descriptor].feed(data)
+            if not data:
+                poll.unregister(descriptor)
+                del streams[descriptor]
+        if not streams and not (stdout.is_over and stderr.is_over):
+            raise _refusal(host, "srun has started nothing there", stderr)
+
+
+def _refusal(host: HostSpec, what: str, stderr: Preamble) -> LaunchError:
+    said = "; ".join(line.removeprefix("srun: ").removeprefix("error: ") for line in stderr.text.splitlines() if line)
+    return LaunchError(
+        f"host {host.name}: {what}{f': {said}' if said else ''}",
+        hint=f"`srun --overlap --nodelist={host.name} hostname` in the same job shows it without dsrun",
+    )
