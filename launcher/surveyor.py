@@ -31,8 +31,10 @@ VERSION = 1
 #: Questions and who answers them. See [Note: questions].
 QUESTIONS = {
     "echo": "dsrun.launcher.surveyor:echo",
+    "facts": "dsrun.launcher.host_facts:facts",
     "listen": "dsrun.launcher.reachability:listen",
     "reach": "dsrun.launcher.reachability:reach",
+    "tree": "dsrun.launcher.tree_digest:tree",
 }
 #: Between two questions; a front end that was cut off asks no more.
 _IDLE_PATIENCE_S = 600.0
