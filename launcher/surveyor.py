@@ -34,6 +34,11 @@ QUESTIONS = {
     "facts": "dsrun.launcher.host_facts:facts",
     "listen": "dsrun.launcher.reachability:listen",
     "reach": "dsrun.launcher.reachability:reach",
+    "bench_memory": "dsrun.launcher.bench_memory:answer",
+    "bench_disk": "dsrun.launcher.bench_disk:answer",
+    "bench_gpu": "dsrun.launcher.bench_gpu:answer",
+    "bench_listen": "dsrun.launcher.bench_network:listen",
+    "bench_reach": "dsrun.launcher.bench_network:measure",
     "tree": "dsrun.launcher.tree_digest:tree",
 }
 #: Between two questions; a front end that was cut off asks no more.

@@ -1,0 +1,209 @@
+"""How fast a folder's disk writes and reads, past the page cache: large blocks in order, and 4 KiB here and there.
+
+The file is preallocated, has a cap, and no name from the moment it is open, so nothing stays behind however the
+process ends. Where the filesystem refuses O_DIRECT, data goes through the page cache and is made to leave it; the
+report says so. Reads touch only what was written: the rest of a preallocated file is zeros that no disk is asked for.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from dsrun.errors import LaunchError
+from dsrun.units import format_bytes
+
+from .bench_memory import huge_buffer
+from .bench_values import LEAST_REPETITIONS, Figure, figure
+
+#: Of the file.
+CAP_BYTES = 1 << 30
+_BLOCK_BYTES = 4 << 20
+_SMALL_BYTES = 4096
+#: Blocks on their way at once; a thread each.
+_SEQUENTIAL_DEPTH, _RANDOM_DEPTH = 4, 16
+_PASS_S = 0.4
+#: Of the free room; a full disk would stop other people's jobs.
+_SHARE = 4
+
+_Step = Callable[[int, mmap.mmap], int]
+#: `os.open`: path, flags, mode.
+_Open = Callable[[str, int, int], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskFigures:
+    """What was measured in one folder.
+
+    Attributes:
+        path: the folder.
+        file_bytes: of the file it was measured with.
+        direct: the page cache was left out.
+        figures: write and read in order, and random reads.
+    """
+
+    path: str
+    file_bytes: int
+    direct: bool
+    figures: tuple[Figure, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values."""
+        return {
+            "path": self.path,
+            "file_bytes": self.file_bytes,
+            "direct": self.direct,
+            "figures": [one.to_json() for one in self.figures],
+        }
+
+
+def answer(arguments: dict[str, Any], keep: ExitStack) -> Any:
+    """Answers the question `bench_disk`: `path` and `cap_bytes`. See [Note: questions] in surveyor."""
+    return measure(arguments["path"], cap_bytes=arguments["cap_bytes"]).to_json()
+
+
+def measure(
+    path: str,
+    *,
+    cap_bytes: int = CAP_BYTES,
+    pass_s: float = _PASS_S,
+    repetitions: int = LEAST_REPETITIONS,
+    open_file: _Open = os.open,
+) -> DiskFigures:
+    """Writes and reads a file in `path`.
+
+    Args:
+        path: an existing folder; its filesystem is what is measured.
+        cap_bytes: longest file; a quarter of the free room if that is less.
+        pass_s: length of each repetition.
+        repetitions: of each figure.
+        open_file: opens the file; tests give one that refuses what some filesystems refuse.
+
+    Raises:
+        LaunchError: no file can be made there, or there is no room.
+    """
+    try:
+        with ExitStack() as stack:
+            fd, direct = _open(path, open_file, stack)
+            stat = os.fstatvfs(fd)
+            size = min(cap_bytes, stat.f_bavail * stat.f_frsize // _SHARE) // _BLOCK_BYTES * _BLOCK_BYTES
+            if size == 0:
+                free = format_bytes(stat.f_bavail * stat.f_frsize)
+                raise LaunchError(
+                    f"{path}: {free} free is too little to measure with", hint="name another: `--path DIR`"
+                )
+            os.posix_fallocate(fd, 0, size)
+            return DiskFigures(
+                path=path, file_bytes=size, direct=direct, figures=_passes(fd, size, direct, pass_s, repetitions)
+            )
+    except OSError as error:
+        raise LaunchError(
+            f"{path}: cannot be measured: {error.strerror}", hint="name a folder you may write to: `--path DIR`"
+        ) from error
+
+
+def _open(path: str, open_file: _Open, stack: ExitStack) -> tuple[int, bool]:
+    """Opens a file without a name; returns its descriptor and whether the page cache is left out."""
+    direct = True
+    while True:
+        flags = os.O_RDWR | (os.O_DIRECT if direct else 0)
+        try:
+            fd = open_file(path, flags | os.O_TMPFILE, 0o600)
+        except OSError as refused:
+            try:
+                fd = _open_and_unlink(path, flags, open_file)
+            except OSError:
+                if not direct:
+                    raise refused from None
+                # tmpfs of older kernels and some network filesystems refuse it with EINVAL.
+                direct = False
+                continue
+        stack.callback(os.close, fd)
+        return fd, direct
+
+
+def _open_and_unlink(path: str, flags: int, open_file: _Open) -> int:
+    """For filesystems without O_TMPFILE (NFS, some overlays)."""
+    fd, name = tempfile.mkstemp(prefix=".dsrun-bench-", dir=path)
+    try:
+        os.close(fd)
+        return open_file(name, flags, 0o600)
+    finally:
+        os.unlink(name)
+
+
+def _passes(fd: int, size: int, direct: bool, pass_s: float, repetitions: int) -> tuple[Figure, ...]:
+    def write(at: int, buffer: mmap.mmap) -> int:
+        return os.pwrite(fd, buffer, at)
+
+    def read(at: int, buffer: mmap.mmap) -> int:
+        return os.preadv(fd, [buffer], at)
+
+    blocks = range(0, size, _BLOCK_BYTES)
+    written: list[float] = []
+    reached = size
+    for _ in range(repetitions):
+        begun_s = time.perf_counter()
+        count = _run(write, blocks, depth=_SEQUENTIAL_DEPTH, block_bytes=_BLOCK_BYTES, pass_s=pass_s)
+        # What the disk has said it holds, not what the kernel has taken: also with O_DIRECT, for the disk's own cache.
+        os.fdatasync(fd)
+        written.append(count * _BLOCK_BYTES / (time.perf_counter() - begun_s))
+        reached = min(reached, count * _BLOCK_BYTES)
+    in_order: list[float] = []
+    for _ in range(repetitions):
+        _forget(fd, direct)
+        begun_s = time.perf_counter()
+        chosen = range(0, reached, _BLOCK_BYTES)
+        count = _run(read, chosen, depth=_SEQUENTIAL_DEPTH, block_bytes=_BLOCK_BYTES, pass_s=pass_s)
+        in_order.append(count * _BLOCK_BYTES / (time.perf_counter() - begun_s))
+    scattered: dict[int, list[float]] = {1: [], _RANDOM_DEPTH: []}
+    places = list(range(0, reached, _SMALL_BYTES))
+    for depth, rates in scattered.items():
+        for repetition in range(repetitions):
+            _forget(fd, direct)
+            random.Random(repetition).shuffle(places)
+            begun_s = time.perf_counter()
+            count = _run(read, places, depth=depth, block_bytes=_SMALL_BYTES, pass_s=pass_s / 2)
+            rates.append(count / (time.perf_counter() - begun_s))
+    return (
+        figure("write in order", "B/s", written),
+        figure("read in order", "B/s", in_order),
+        *(figure(f"random 4 KiB reads, {depth} at once", "1/s", rates) for depth, rates in scattered.items()),
+    )
+
+
+def _run(step: _Step, places: Sequence[int], *, depth: int, block_bytes: int, pass_s: float) -> int:
+    """Takes the places once, at most for so long; returns how many blocks were moved."""
+    until_s = time.perf_counter() + pass_s
+    # Places are handed out in order, so what was written is a whole piece from the start (`next` is atomic).
+    left = iter(places)
+
+    def work(_: int) -> int:
+        with huge_buffer(block_bytes) as buffer:
+            # Disks, and what stands before them, are fast with zeros.
+            buffer[:] = os.urandom(block_bytes)
+            count = 0
+            for at in left:
+                if step(at, buffer) != block_bytes:
+                    raise LaunchError(f"the disk moved less than was asked for at byte {at}", hint="is it full?")
+                count += 1
+                if time.perf_counter() >= until_s:
+                    break
+            return count
+
+    with ThreadPoolExecutor(depth) as pool:
+        return sum(pool.map(work, range(depth)))
+
+
+def _forget(fd: int, direct: bool) -> None:
+    """Has the page cache let go of the file, where it has it."""
+    if not direct:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
