@@ -1,7 +1,8 @@
 """What launcher and workers agree on: variables of a worker's environment and the error file.
 
 The only place that names RANK, MASTER_ADDR and their kin. The names are torchrun's, so plain torch scripts
-work unchanged, and a worker started by torchrun or Slurm's torchrun idiom is understood as well.
+work unchanged, and a worker started by torchrun is understood as well. Ranks of mpirun and srun have none of these
+names: `dsrun.foreign_ranks` knows theirs.
 
 [Note: resuming] The runtime appends a `CHECKPOINT_EVENT` to the job's `RECORDS_FILE` once a checkpoint is complete and
 durable. A launcher that starts the job again puts the `path` of the newest one into `RESUME_ENV`, and
@@ -26,6 +27,7 @@ from typing import Any
 
 from dsrun.atomic import write_atomic
 from dsrun.errors import DsrunError, InputError
+from dsrun.foreign_ranks import find_foreign_rank, meeting_point
 
 #: Absolute path of the training config that was checked before the launch.
 CONFIG_ENV = "DSRUN_CONFIG"
@@ -133,12 +135,15 @@ class RankInfo:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> RankInfo:
         """Reads this process's place in the job; a process started alone is rank 0 of 1.
 
+        RANK counts before what mpirun or srun say, inside of whose ranks a launcher may have started its own.
+
         Raises:
-            InputError: RANK is set without its kin, or a value is not a whole number in range.
+            InputError: RANK is set without its kin, a value is not a whole number in range, or mpirun started ranks on
+                several hosts and MASTER_ADDR is not set.
         """
         env = os.environ if environ is None else environ
         if "RANK" not in env:
-            return cls()
+            return cls._of_foreign(env)
         missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in env]
         if missing:
             raise InputError(
@@ -156,6 +161,23 @@ class RankInfo:
             master_addr=env["MASTER_ADDR"],
             master_port=_whole(env, "MASTER_PORT"),
             agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+
+    @classmethod
+    def _of_foreign(cls, env: Mapping[str, str]) -> RankInfo:
+        found = find_foreign_rank(env)
+        if found is None:
+            return cls()
+        address, port = meeting_point(found, env)
+        return cls(
+            rank=found.rank,
+            world_size=found.world_size,
+            local_rank=found.local_rank,
+            local_world_size=found.local_world_size,
+            node_rank=found.node_rank,
+            node_count=found.node_count,
+            master_addr=address,
+            master_port=port,
         )
 
 

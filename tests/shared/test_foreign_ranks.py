@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+import pytest
+
+from dsrun.contract import RankInfo
+from dsrun.errors import InputError
+from dsrun.foreign_ranks import FIRST_PORT, PLAIN_PORT, PORTS, find_foreign_rank, first_node, tasks_of_node
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "2853765121",
+    "PMIX_RANK": "3",
+}
+MPICH = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+MVAPICH = {
+    "MV2_COMM_WORLD_RANK": "3",
+    "MV2_COMM_WORLD_SIZE": "4",
+    "MV2_COMM_WORLD_LOCAL_RANK": "1",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+}
+PALS = {"PALS_RANKID": "3", "PMI_SIZE": "4", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2", "PMI_RANK": "3"}
+SRUN = {
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_LOCALID": "1",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    "SLURM_STEP_NODELIST": "w[08-09]",
+    "SLURM_JOB_NODELIST": "w[07-09]",
+}
+ALL = [OPEN_MPI, MPICH, MVAPICH, PALS, SRUN]
+NAMES = ["Open MPI", "MPICH", "MVAPICH", "PALS", "srun"]
+
+
+@pytest.mark.parametrize("environ", ALL, ids=NAMES)
+def test_a_rank_of_another_launcher_finds_its_place(environ: dict[str, str]) -> None:
+    info = RankInfo.from_env(environ | {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"})
+    assert info == RankInfo(
+        rank=3,
+        world_size=4,
+        local_rank=1,
+        local_world_size=2,
+        node_rank=1,
+        node_count=2,
+        master_addr="10.0.0.1",
+        master_port=1234,
+    )
+
+
+@pytest.mark.parametrize("environ", ALL, ids=NAMES)
+def test_ranks_of_dsrun_and_torchrun_go_by_rank_wherever_their_launcher_runs(environ: dict[str, str]) -> None:
+    inner = RankInfo(rank=0, world_size=2, local_world_size=2, master_port=5, agent_store=True)
+    assert RankInfo.from_env(environ | inner.to_env()) == inner
+
+
+def test_ranks_of_one_host_meet_on_it_at_a_port_made_of_the_jobs_id() -> None:
+    one_host = OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
+    info = RankInfo.from_env(one_host)
+    assert info.master_addr == "127.0.0.1"
+    assert FIRST_PORT <= info.master_port < FIRST_PORT + PORTS
+    first = RankInfo.from_env(one_host | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"})
+    assert first.master_port == info.master_port
+    assert RankInfo.from_env(one_host | {"PMIX_NAMESPACE": "2853765122"}).master_port != info.master_port
+
+
+def test_two_steps_of_one_slurm_job_meet_at_different_ports() -> None:
+    ports = {RankInfo.from_env(SRUN | {"SLURM_STEP_ID": step}).master_port for step in "01"}
+    assert len(ports) == 2
+
+
+def test_without_an_id_of_the_job_the_port_is_torchruns() -> None:
+    assert RankInfo.from_env(MPICH | {"MASTER_ADDR": "a"}).master_port == PLAIN_PORT
+
+
+def test_ranks_of_srun_meet_on_the_first_node_of_their_step() -> None:
+    assert RankInfo.from_env(SRUN).master_addr == "w08"
+
+
+def test_ranks_of_mpirun_inside_a_slurm_job_meet_on_its_first_node() -> None:
+    assert RankInfo.from_env(OPEN_MPI | {"SLURM_JOB_NODELIST": "w[07-09]"}).master_addr == "w07"
+
+
+@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH, MVAPICH, PALS])
+def test_ranks_on_several_hosts_that_nothing_names_are_told_which_variable_to_set(environ: dict[str, str]) -> None:
+    with pytest.raises(InputError) as caught:
+        RankInfo.from_env(environ)
+    assert "MASTER_ADDR" in str(caught.value)
+    assert caught.value.hint == "name the host of rank 0: `mpirun -x MASTER_ADDR=HOST ...`"
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        # A batch script knows the tasks of its job, and is none of them.
+        {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
+        # `srun --pty bash`
+        SRUN | {"SLURM_PROCID": "0", "SLURM_PTY_PORT": "4711"},
+        SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
+        OPEN_MPI | dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), "1")
+        | dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), "0"),
+    ],
+)  # fmt: skip
+def test_a_process_that_is_not_one_of_several_is_alone(environ: dict[str, str]) -> None:
+    assert find_foreign_rank(environ) is None
+    assert RankInfo.from_env(environ) == RankInfo()
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not set"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is 4; expected at least 0 and at most 3"),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE is 'x'; expected a whole number"),
+        (OPEN_MPI | {"MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT is 0; expected at least 1"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALNRANKS or PMI_LOCAL_SIZE is not set"),
+        ({"PMIX_RANK": "1"}, "PMIX_RANK is 1, and no variable says how many ranks there are"),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2"}, "tasks per node are '2'"),
+    ],
+)
+def test_an_incomplete_or_impossible_place_is_refused(environ: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        RankInfo.from_env(environ)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("node_list", "first"),
+    [("w1", "w1"), ("w1,w2", "w1"), ("w[08-10,20],x", "w08"), ("r[1-2]n[03-04]", "r1n03"), ("a,w[1-2]", "a")],
+)
+def test_the_first_node_of_a_list_is_found(node_list: str, first: str) -> None:
+    assert first_node(node_list) == first
+
+
+def test_tasks_per_node_are_read_as_slurm_repeats_them() -> None:
+    assert [tasks_of_node("2(x3),1,4", node) for node in range(5)] == [2, 2, 2, 1, 4]
