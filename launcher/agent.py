@@ -20,13 +20,17 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import psutil
 
 from dsrun.contract import HEARTBEAT_ENV
 from dsrun.heartbeats import HeartbeatTable
 
-from . import processes, stacks
+from . import processes
+from .host_folder import HostFolder, find_or_make
+from .host_news import HostNews
+from .host_place import missing_here
 from .host_ranks import HostRanks
 from .lifeline import Lifeline
 from .plan import LaunchPlan
@@ -41,6 +45,7 @@ from .protocol import (
     Listening,
     Meet,
     Message,
+    Note,
     Passed,
     ProtocolError,
     Signal,
@@ -49,7 +54,7 @@ from .protocol import (
     TakeStacks,
     encode,
 )
-from .pulses import PULSE_S, Pulses
+from .pulses import PULSE_S
 from .refusals import refusal_of
 from .relay import Relay
 
@@ -81,7 +86,15 @@ def main() -> None:
         reason = f"the agent speaks protocol {VERSION}, the front end {start.version}; install one dsrun on all hosts"
         os.write(report_fd, encode(Failed(reason=reason, time_s=time.time())))
         return
-    Agent(start, reader, report_fd).run(more)
+    # The interpreter is the one that runs here; the front end's may be at another path, or of another version.
+    plan = LaunchPlan.from_json(start.plan).run_by(sys.executable)
+    try:
+        folder = find_or_make(plan.run_dir, start.mark, plan.job_id)
+    except OSError as error:
+        reason = f"there is no place for the job's files: {refusal_of(error)}"
+        os.write(report_fd, encode(Failed(reason=reason, time_s=time.time())))
+        return
+    Agent(replace(plan, run_dir=folder.path), start.node_rank, folder, reader, report_fd).run(more)
 
 
 def _read_first(reader: FrameReader) -> list[Message]:
@@ -96,32 +109,35 @@ class Agent:
     """The host's part of one job, from `Start` to `Finished`.
 
     Args:
-        start: the launch.
-        control: reads what comes after `start` on stdin.
+        plan: the launch, as it is run on this host.
+        node_rank: which of its hosts this is.
+        folder: of the job's files here.
+        control: reads what comes after `Start` on stdin.
         report_fd: where messages to the front end go.
     """
 
-    def __init__(self, start: Start, control: FrameReader, report_fd: int) -> None:
-        # The one that runs here; the front end's may be at another path, or of another version.
-        self._plan = LaunchPlan.from_json(start.plan).run_by(sys.executable)
+    def __init__(
+        self, plan: LaunchPlan, node_rank: int, folder: HostFolder, control: FrameReader, report_fd: int
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
         self._control = control
         self._selector = selectors.DefaultSelector()
         self._relay = Relay(self._selector, report_fd)
-        self._node_rank = start.node_rank
-        self._heartbeats = HeartbeatTable(len(self._plan.nodes[start.node_rank].workers))
+        self._node_rank = node_rank
+        self._heartbeats = HeartbeatTable(len(plan.nodes[node_rank].workers))
         self._ranks = HostRanks(
-            self._plan,
-            start.node_rank,
+            plan,
+            node_rank,
+            own_folder=folder.is_own,
             selector=self._selector,
             relay=self._relay,
             last_step=self._last_step,
             on_lost=self._fail,
         )
-        self._pulses = Pulses(self._heartbeats)
-        self._pulse_at_s = 0.0
+        self._news = HostNews(self._ranks, self._relay, self._heartbeats, folder)
         self._lifeline = Lifeline(self._plan.lease_s, time.monotonic())
         self._listens = True
-        self._stacks: stacks.StackTaking | None = None
         self._grace_until_s: float | None = None
         self._killing_since_s: float | None = None
         self._lingerers_asked = False
@@ -131,13 +147,16 @@ class Agent:
         """Runs the ranks to their end, whatever the end is; returns when nothing is left of them.
 
         Args:
-            messages: what came together with `start`.
+            messages: what came together with `Start`.
         """
         processes.become_subreaper()
         self._listen_to_signals()
         self._selector.register(0, selectors.EVENT_READ, self._read_control)
-        self._relay.send(Hello(pid=os.getpid(), time_s=time.time()))
-        if self._node_rank == 0:
+        self._relay.send(Hello(pid=os.getpid(), time_s=time.time(), own_folder=self._folder.is_own))
+        missing = missing_here(self._plan)
+        if missing is not None:
+            self._fail(missing.message, hint=missing.hint, is_mistake=True)
+        elif self._node_rank == 0:
             self._start_first_host()
         self._obey(messages)
         while not self._advance():
@@ -145,12 +164,20 @@ class Agent:
                 key.data()
         self._ranks.end_scope(remove=not self._unkillable)
         self._relay.close_streams()
+        self._news.tell_rest()
+        self._remove_folder()
         self._relay.send(Finished(unkillable=self._unkillable))
         while self._relay.unsent:
             # As long as it takes: only this process is left, and it ends with the front end.
             self._report(time.monotonic())
             for key, _ in self._selector.select(PULSE_S):
                 key.data()
+
+    def _remove_folder(self) -> None:
+        try:
+            self._folder.remove()
+        except OSError as error:
+            self._relay.send(Note(text=f"the job's files are not removed: {refusal_of(error)}"))
 
     def _last_step(self, local_rank: int) -> int | None:
         beat = self._heartbeats.read(local_rank)
@@ -223,8 +250,7 @@ class Agent:
                 case Signal(signal=signum):
                     self._pass(signum)
                 case TakeStacks():
-                    # Asked twice, one answer says it.
-                    self._stacks = self._stacks or self._take_stacks()
+                    self._news.take_stacks(time.monotonic())
                 case _:
                     self._fail(f"unexpected message from the front end: {type(message).__name__}")
 
@@ -237,26 +263,18 @@ class Agent:
         spared = [rank.rank for rank in live if rank not in caught]
         self._relay.send(Passed(signal=signum, ranks=[rank.rank for rank in caught], spared=spared))
 
-    def _take_stacks(self) -> stacks.StackTaking:
-        now_s = time.monotonic()
-        return stacks.StackTaking(self._ranks.live, run_dir=self._plan.run_dir, table=self._heartbeats, now_s=now_s)
-
     def _report(self, now_s: float) -> None:
         """Sends what is due to be told, once it is sure that somebody listens."""
         if self._listens and self._lifeline.has_run_out(now_s):
             self._lose_front_end()
-        if now_s >= self._pulse_at_s:
-            self._pulse_at_s = now_s + PULSE_S
-            self._relay.send_sign_of_life(self._pulses.take(self._ranks.live, now_s))
+        if now_s >= self._news.pulse_at_s:
             self._ranks.kill_failed(now_s)
-        if self._stacks is not None and (answer := self._stacks.look(now_s)) is not None:
-            self._stacks = None
-            self._relay.send(answer)
+        self._news.tell(now_s)
 
     # --- the way down, see [Note: stopping]
 
-    def _fail(self, reason: str) -> None:
-        self._relay.send(Failed(reason=reason, time_s=time.time()))
+    def _fail(self, reason: str, *, hint: str | None = None, is_mistake: bool = False) -> None:
+        self._relay.send(Failed(reason=reason, time_s=time.time(), hint=hint, is_mistake=is_mistake))
         self._kill()
 
     def _ask(self, signum: int) -> None:
@@ -323,11 +341,9 @@ class Agent:
 
     def _patience_s(self) -> float:
         now_s = time.monotonic()
-        due_s = [self._pulse_at_s]
+        due_s = [self._news.due_s]
         if self._killing_since_s is not None or self._ranks.all_ended:
             due_s.append(now_s + _ROUND_S)
         elif self._grace_until_s is not None:
             due_s.append(self._grace_until_s)
-        if self._stacks is not None:
-            due_s.append(self._stacks.due_s)
         return max(0.0, min(due_s) - now_s)

@@ -111,6 +111,7 @@ class HostLoss:
         time_s: when the front end noticed.
         last_lines: what the agent's stderr said last.
         hint: a way out, where one is known.
+        is_mistake: bad input is the reason, so that another try would fail as well.
     """
 
     host: str
@@ -118,6 +119,7 @@ class HostLoss:
     time_s: float
     last_lines: tuple[str, ...] = ()
     hint: str | None = None
+    is_mistake: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,7 @@ class FailureReport:
     @property
     def is_mistake(self) -> bool:
         """Whether bad input ended the job, so that starting it again would not help."""
-        return isinstance(self.cause, RankEnd) and self.cause.is_mistake
+        return not isinstance(self.cause, Hang) and self.cause.is_mistake
 
     @property
     def is_hang(self) -> bool:

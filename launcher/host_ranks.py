@@ -38,6 +38,7 @@ class HostRanks:
     Args:
         plan: the launch.
         node_rank: this host.
+        own_folder: the plan's run folder is this host's own.
         selector: shared with the agent; every key's data is a function to call when the key is ready.
         relay: where news goes.
         last_step: gives the steps that a local rank said it has finished.
@@ -49,6 +50,7 @@ class HostRanks:
         plan: LaunchPlan,
         node_rank: int,
         *,
+        own_folder: bool,
         selector: selectors.BaseSelector,
         relay: Relay,
         last_step: Callable[[int], int | None],
@@ -56,6 +58,7 @@ class HostRanks:
     ) -> None:
         self._plan = plan
         self._node = plan.nodes[node_rank]
+        self._own_folder = own_folder
         self._selector = selector
         self._relay = relay
         self._last_step = last_step
@@ -96,9 +99,8 @@ class HostRanks:
             rendezvous: address and port of the store.
 
         Raises:
-            OSError: the run folder, a pipe or the process cannot be made.
+            OSError: a pipe or the process cannot be made.
         """
-        os.makedirs(self._plan.run_dir, mode=0o700, exist_ok=True)
         for worker in self._node.workers:
             # The word of an earlier job or attempt must not be taken for this one's.
             error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
@@ -114,6 +116,7 @@ class HostRanks:
             store=self._store,
             cpus=cpus,
             scope=self._scope,
+            own_folder=self._own_folder,
             open_stream=self._relay.open_stream,
         )
         if self._store is not None:

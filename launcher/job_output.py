@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from dsrun.contract import RECORDS_FILE
 from dsrun.errors import LaunchError
 
 from .job_folder import EVENTS_FILE
@@ -23,6 +24,9 @@ from .plan import LaunchPlan
 from .protocol import Output, RankPulse
 from .rank_output import BarDisplay, Console, JobLog, RankOutput
 from .secrets_mask import masker_of
+
+#: Not through a link that somebody planted.
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Display(BarDisplay, Protocol):
@@ -76,11 +80,11 @@ class JobOutput:
         self._ranks = [RankOutput(rank, self._log, console, bars=bars) for rank in range(plan.world_size)]
         hosts = [node.host.name for node in plan.nodes for _ in node.workers]
         self._live = LiveStatus(folder, hosts, clock=time.time)
+        self._records_path = folder / RECORDS_FILE
+        self._keeps_records = True
         path = folder / EVENTS_FILE
         try:
-            self._events_fd: int | None = os.open(
-                path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-            )
+            self._events_fd: int | None = os.open(path, _APPEND, 0o600)
         except OSError as error:
             raise LaunchError(f"event file {path}: cannot be made: {error.strerror}") from error
 
@@ -124,6 +128,22 @@ class JobOutput:
     def pulse(self, ranks: Sequence[RankPulse]) -> None:
         """See `Sink`."""
         self._live.pulse(ranks)
+
+    def records(self, text: str) -> None:
+        """See `Sink`."""
+        if not self._keeps_records:
+            return
+        try:
+            descriptor = os.open(self._records_path, _APPEND, 0o600)
+            try:
+                data = text.encode("utf-8", "surrogateescape")
+                while data:
+                    data = data[os.write(descriptor, data) :]
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self._keeps_records = False
+            self._warn(f"{RECORDS_FILE} is incomplete from here on: {error.strerror}")
 
     def tick(self, now_s: float) -> float | None:
         """See `Sink`."""

@@ -6,6 +6,8 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
+from dsrun.errors import UsageError
+
 from .failures import EXIT_HANG, EXIT_HOST_LOST, FailureReport, Hang, HostLoss, RankEnd, UserStop, exit_code_of
 
 #: How ranks end that are stopped: by the signal of the first failure or of the user, or when the grace is over.
@@ -49,7 +51,7 @@ def judge(
         case UserStop():
             return 128 + cause.signal, None
         case HostLoss():
-            code = EXIT_HOST_LOST
+            code = UsageError.exit_code if cause.is_mistake else EXIT_HOST_LOST
         case Hang():
             code = EXIT_HANG
         case RankEnd():

@@ -17,7 +17,7 @@ from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 2
+VERSION = 3
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
@@ -30,10 +30,18 @@ class ProtocolError(DsrunError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Front end to agent, first message: the launch, as `LaunchPlan.to_json` wrote it, and which host this is."""
+    """Front end to agent, first message.
+
+    Attributes:
+        plan: the launch, as `LaunchPlan.to_json` wrote it.
+        node_rank: which of its hosts this is.
+        mark: file in the plan's run folder by which a host sees that it shares it, see `host_folder`; empty for none.
+        version: of the protocol.
+    """
 
     plan: dict[str, Any]
     node_rank: int
+    mark: str = ""
     version: int = VERSION
 
 
@@ -76,10 +84,18 @@ class TakeStacks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Agent to front end, the reply to `Start`; `time_s` is the agent's clock, seconds since the epoch."""
+    """Agent to front end, the reply to `Start`.
+
+    Attributes:
+        pid: the agent's.
+        time_s: its clock, seconds since the epoch.
+        own_folder: the host does not share the job's folder, so that records come as `Records`.
+        version: of the protocol.
+    """
 
     pid: int
     time_s: float
+    own_folder: bool = False
     version: int = VERSION
 
 
@@ -199,6 +215,22 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """Agent to front end: what rank 0 appended to its records, where the front end cannot read them. Whole lines; only
+    a line of megabytes comes in pieces. See [Note: raw text].
+    """
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Agent to front end: a line about the host, for people."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """Spawner to agent to front end: a rank ended.
 
@@ -228,10 +260,14 @@ class Failed:
     Attributes:
         reason: why, in words.
         time_s: since when, by the host's clock; ranks that end later did so because of it.
+        hint: a way out, where one is known.
+        is_mistake: bad input is the reason, so that another try would fail as well.
     """
 
     reason: str
     time_s: float
+    hint: str | None = None
+    is_mistake: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +294,7 @@ class Spawn:
         store_fd: the listening socket to serve it on; None where another host does.
         output_fds: write ends for stdout and stderr of each worker, in the order of the node's workers.
         cpus: CPUs each worker may run on, in the same order; None where it may use all that the spawner may.
+        own_folder: the plan's run folder is the host's own; the spawner removes it should the agent die.
     """
 
     plan: dict[str, Any]
@@ -268,6 +305,7 @@ class Spawn:
     store_fd: int | None
     output_fds: list[tuple[int, int]]
     cpus: list[list[int] | None]
+    own_folder: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +328,8 @@ Message = (
     | Output
     | Passed
     | Stacks
+    | Records
+    | Note
     | Exit
     | Failed
     | Finished
@@ -312,6 +352,8 @@ _CLASS_OF: dict[str, type[Message]] = {
     "output": Output,
     "passed": Passed,
     "stacks": Stacks,
+    "records": Records,
+    "note": Note,
     "exit": Exit,
     "failed": Failed,
     "finished": Finished,

@@ -67,6 +67,11 @@ class Relay:
         return bool(self._frames)
 
     @property
+    def is_full(self) -> bool:
+        """So much waits for the front end to read that output is held back."""
+        return self._paused
+
+    @property
     def unread(self) -> bool:
         """A pipe has not come to its end."""
         return bool(self._streams)

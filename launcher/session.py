@@ -21,6 +21,7 @@ from .causes import signal_name
 from .descent import Descent, StopRequest, count_ranks
 from .failures import HostLoss, UserStop, describe_status, is_mistake
 from .hang import HangPolicy
+from .host_folder import marked
 from .hosts import HostSpec
 from .keepalive import Keepalive
 from .link import Ended, Link, LinkEvent, Opening, Received, Said, start_frame
@@ -36,9 +37,11 @@ from .protocol import (
     Listening,
     Meet,
     Message,
+    Note,
     Output,
     Passed,
     Pulse,
+    Records,
     Signal,
     Stacks,
     Started,
@@ -92,6 +95,8 @@ class Session:
         self, plan: LaunchPlan, transport: Transport, sink: Sink, *, python: str, hang: HangPolicy | None = None
     ) -> None:
         self.plan = plan
+        #: Rank 0's host has said that it does not share the job's folder; None until it has said anything.
+        self.first_host_is_apart: bool | None = None
         self._hang = hang or HangPolicy()
         self._transport = transport
         self._sink = sink
@@ -171,19 +176,20 @@ class Session:
         plan = self.plan
         hosts = [link.node.host.name for link in self._links]
         self._sink.event("start", attempt=plan.attempt, world_size=plan.world_size, hosts=hosts, resume=plan.resume)
-        try:
-            self._open()
-            while self.obey_requests() and self._expected:
-                self._wait_and_handle()
-        finally:
-            self._close()
-            self._sweep()
-            self._tally.end_outputs(self._sink.ended)
+        with marked(plan.run_dir) as mark:
+            try:
+                self._open(mark)
+                while self.obey_requests() and self._expected:
+                    self._wait_and_handle()
+            finally:
+                self._close()
+                self._sweep()
+                self._tally.end_outputs(self._sink.ended)
         return self._tally.outcome(tail=self._sink.tail, log=self._sink.log)
 
-    def _open(self) -> None:
+    def _open(self, mark: str) -> None:
         gate = threading.Semaphore(_OPEN_AT_ONCE)
-        frame = start_frame(self.plan)
+        frame = start_frame(self.plan, mark)
         for link in self._links:
             link.open(lambda link=link: self._connect(link), frame(link.node.node_rank), gate)
         self._keepalive.start()
@@ -256,6 +262,8 @@ class Session:
             case Hello():
                 link.greet(message)
                 link.deadline_s = None
+                if link is self._links[0]:
+                    self.first_host_is_apart = message.own_folder
             case Listening(address=address, port=port) if link is self._links[0]:
                 for other in self._links[1:]:
                     if not other.over:
@@ -276,8 +284,12 @@ class Session:
                 self._sink.take(replace(message, time_s=link.our_time_s(message.time_s)))
             case Exit():
                 self._on_exit(link, link.on_our_clock(message))
-            case Failed(reason=reason, time_s=time_s):
-                self._lose(link, reason, time_s=link.our_time_s(time_s))
+            case Records(text=text):
+                self._sink.records(text)
+            case Note(text=text):
+                self._sink.note(f"{link.node.host.name}: {text}")
+            case Failed():
+                self._lose_by_itself(link, message)
             case Finished(unkillable=pids):
                 self._finish(link)
                 if pids:
@@ -321,22 +333,26 @@ class Session:
         self._finish(link)
         self._lose(link, reason)
 
-    def _lose(
-        self,
-        link: Link,
-        reason: str,
-        *,
-        time_s: float | None = None,
-        last_lines: tuple[str, ...] = (),
-        hint: str | None = None,
-    ) -> None:
-        """Notes the first reason for which a host is lost, and stops the others."""
+    def _lose(self, link: Link, reason: str, *, last_lines: tuple[str, ...] = (), hint: str | None = None) -> None:
         host = link.node.host.name
-        since_s = time.time() if time_s is None else time_s
-        if self._tally.lost(HostLoss(host=host, reason=reason, time_s=since_s, last_lines=last_lines, hint=hint)):
-            self._sink.event("host_lost", host=host, reason=reason)
+        self._note_loss(link, HostLoss(host=host, reason=reason, time_s=time.time(), last_lines=last_lines, hint=hint))
+
+    def _lose_by_itself(self, link: Link, failed: Failed) -> None:
+        loss = HostLoss(
+            host=link.node.host.name,
+            reason=failed.reason,
+            time_s=link.our_time_s(failed.time_s),
+            hint=failed.hint,
+            is_mistake=failed.is_mistake,
+        )
+        self._note_loss(link, loss)
+
+    def _note_loss(self, link: Link, loss: HostLoss) -> None:
+        """Notes the first reason for which a host is lost, and stops the others."""
+        if self._tally.lost(loss):
+            self._sink.event("host_lost", host=loss.host, reason=loss.reason)
             self._descent.expect_end(link)
-            self._descent.after_failure(f"host {host}: {reason}")
+            self._descent.after_failure(f"host {loss.host}: {loss.reason}")
 
     def _look(self, now_s: float) -> None:
         """Finds the hosts that are late or silent."""

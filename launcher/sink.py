@@ -44,6 +44,10 @@ class Sink(Protocol):
         """How the ranks of one host fare."""
         ...
 
+    def records(self, text: str) -> None:
+        """Records of rank 0 that it could not write into the job's folder itself; whole lines, see `Records`."""
+        ...
+
     def tick(self, now_s: float) -> float | None:
         """Does what is due by the monotonic clock; returns when it wants to be called next, if at all."""
         ...

@@ -16,6 +16,7 @@ import gc
 import importlib
 import os
 import selectors
+import shutil
 import signal
 import sys
 import threading
@@ -68,6 +69,27 @@ class _Job:
         return self.plan.start == "fork" and self.plan.program.kind != "command"
 
 
+@dataclass(frozen=True, slots=True)
+class _Traces:
+    """What the agent would remove at the end, and this process does if it cannot.
+
+    Attributes:
+        scope: the job's control group, if there is one.
+        own_folder: the host's own folder for the job's files, if it has one.
+    """
+
+    scope: Scope | None
+    own_folder: str | None
+
+    def remove(self) -> None:
+        if self.scope is not None:
+            self.scope.leave()
+            self.scope.remove()
+        if self.own_folder is not None:
+            # There is nobody left to tell of what cannot be removed.
+            shutil.rmtree(self.own_folder, ignore_errors=True)
+
+
 def main() -> None:
     """Entry of the process; in a forked rank this goes on as the user's program.
 
@@ -81,9 +103,10 @@ def main() -> None:
     order = _read_order()
     if order is None:
         # The agent died before it said what to do; nothing was started.
-        _remove(scope)
+        _Traces(scope, None).remove()
         os._exit(0)
-    signal.signal(signal.SIGTERM, partial(_end_everything, scope))
+    traces = _Traces(scope, order.plan["run_dir"] if order.own_folder else None)
+    signal.signal(signal.SIGTERM, partial(_end_everything, traces))
     processes.become_subreaper()
     # Not SIGKILL: ranks may have children that carry no death signal, and only we can still find them.
     processes.die_with_parent(order.agent_pid, signal.SIGTERM)
@@ -102,7 +125,7 @@ def main() -> None:
             bootstrap.run(plan.program.kind, plan.program.target, plan.program.args)
             return
         pids[pid] = worker.rank
-    _supervise(job, pids, scope)
+    _supervise(job, pids, traces)
 
 
 def _read_order() -> Spawn | None:
@@ -114,17 +137,10 @@ def _read_order() -> Spawn | None:
     return None
 
 
-def _end_everything(scope: Scope | None, _signum: int, _frame: FrameType | None) -> NoReturn:
+def _end_everything(traces: _Traces, _signum: int, _frame: FrameType | None) -> NoReturn:
     processes.kill_descendants(patience_s=_KILL_PATIENCE_S)
-    _remove(scope)
+    traces.remove()
     os._exit(1)
-
-
-def _remove(scope: Scope | None) -> None:
-    """Does what the agent would have done at the end."""
-    if scope is not None:
-        scope.leave()
-        scope.remove()
 
 
 def _import_torch(job: _Job) -> None:
@@ -193,7 +209,7 @@ def _die(error: DsrunError, code: int) -> NoReturn:
         os._exit(code)
 
 
-def _supervise(job: _Job, rank_of: dict[int, int], scope: Scope | None) -> NoReturn:
+def _supervise(job: _Job, rank_of: dict[int, int], traces: _Traces) -> NoReturn:
     """Reports every rank's end until the agent needs no spawner any more, or is dead; kills what is left then."""
     wake_fd, woken_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(woken_fd, warn_on_full_buffer=False)
@@ -215,7 +231,7 @@ def _supervise(job: _Job, rank_of: dict[int, int], scope: Scope | None) -> NoRet
         released = False  # The agent died; the lifeline would have said so next.
     if not released:
         processes.kill_descendants(patience_s=_KILL_PATIENCE_S)
-        _remove(scope)
+        traces.remove()
     # Not through the interpreter's end: torch may be half imported in the thread.
     os._exit(0)
 

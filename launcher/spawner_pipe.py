@@ -32,6 +32,7 @@ class SpawnerPipe:
         store: its listening socket, bound to them; None where another host serves it.
         cpus: CPUs of each worker, see `Spawn`.
         scope: control group for the job's processes, if there is one.
+        own_folder: as in `Spawn`.
         open_stream: makes the pipe for a rank's stream and returns its write end.
 
     Raises:
@@ -48,6 +49,7 @@ class SpawnerPipe:
         store: socket.socket | None,
         cpus: Sequence[Sequence[int] | None],
         scope: Scope | None,
+        own_folder: bool,
         open_stream: Callable[[int, StreamName], int],
     ) -> None:
         node, program = plan.nodes[node_rank], plan.program
@@ -81,6 +83,7 @@ class SpawnerPipe:
             store_fd=store_fds[0] if store_fds else None,
             output_fds=list(zip(write_fds[::2], write_fds[1::2], strict=True)),
             cpus=[None if numbers is None else list(numbers) for numbers in cpus],
+            own_folder=own_folder,
         )
         assert self._process.stdin is not None, "stdin is a pipe"
         assert self._process.stdout is not None, "stdout is a pipe"

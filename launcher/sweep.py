@@ -25,6 +25,7 @@ import psutil
 from dsrun.contract import JOB_ID_ENV, NONCE_ENV, digest_of
 
 from . import processes
+from .host_folder import remove_left
 from .scope import job_of_scope, left_scopes, remove_empty_scopes
 from .worker import isolated_command
 
@@ -63,6 +64,8 @@ def main() -> None:
     if not agents:
         for scope in left_scopes(job_id):
             scope.remove()
+        for refusal in remove_left(job_id):
+            print(refusal, file=sys.stderr)
     remove_empty_scopes()
     gone = [{"pid": process.pid, "name": name} for process, name in ended.items() if process.pid not in left]
     print(json.dumps({"agents": agents, "ended": gone, "left": left}))

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from typing import TypeVar
 
 import pytest
 
-from dsrun.contract import write_error_file
+from dsrun.contract import RECORDS_FILE, write_error_file
 from dsrun.launcher.host_binding import read_bindings
+from dsrun.launcher.host_folder import marked
 from dsrun.launcher.hosts import HostSpec
 from dsrun.launcher.plan import DEFAULT_LEASE_S, LaunchPlan, NodePlan, StartMethod, WorkerSpec
 from dsrun.launcher.protocol import (
@@ -34,6 +36,7 @@ from dsrun.launcher.protocol import (
     Passed,
     Pulse,
     RankStack,
+    Records,
     Signal,
     Stacks,
     Start,
@@ -54,7 +57,7 @@ M = TypeVar("M")
 class Agent:
     """A real agent with this test as its front end."""
 
-    def __init__(self, plan: LaunchPlan, start: Start | None = None, *, node_rank: int = 0) -> None:
+    def __init__(self, plan: LaunchPlan, start: Start | None, *, node_rank: int, mark: str) -> None:
         self.process = subprocess.Popen(
             isolated_command(sys.executable, "dsrun.launcher.agent", plan.job_id),
             stdin=subprocess.PIPE,
@@ -66,7 +69,7 @@ class Agent:
         if start is None:
             # No test says often that it lives; those that are about it set a lease of their own.
             lease_s = 600.0 if plan.lease_s == DEFAULT_LEASE_S else plan.lease_s
-            start = Start(plan=replace(plan, lease_s=lease_s).to_json(), node_rank=node_rank)
+            start = Start(plan=replace(plan, lease_s=lease_s).to_json(), node_rank=node_rank, mark=mark)
         self.send(start)
 
     def send(self, message: Message) -> None:
@@ -111,18 +114,27 @@ class Agent:
 
 
 @contextmanager
-def agent_for(plan: LaunchPlan, start: Start | None = None, *, node_rank: int = 0) -> Iterator[Agent]:
-    agent = Agent(plan, start, node_rank=node_rank)
-    try:
-        yield agent
-        assert agent.process.wait(20) is not None
-        assert wait_until_gone(plan.job_id) == []
-    finally:
-        kill_left(plan.job_id)
-        agent.process.wait(10)
-        for pipe in (agent.process.stdin, agent.process.stdout):
-            assert pipe is not None
-            pipe.close()
+def agent_for(
+    plan: LaunchPlan, start: Start | None = None, *, node_rank: int = 0, apart: bool = False
+) -> Generator[Agent]:
+    """Runs an agent; `apart` is one on a host that does not see the front end's folder."""
+    with marked(plan.run_dir) as mark:
+        agent = Agent(plan, start, node_rank=node_rank, mark="" if apart else mark)
+        try:
+            yield agent
+            assert agent.process.wait(20) is not None
+            assert wait_until_gone(plan.job_id) == []
+            assert own_folders(plan.job_id) == []
+        finally:
+            kill_left(plan.job_id)
+            agent.process.wait(10)
+            for pipe in (agent.process.stdin, agent.process.stdout):
+                assert pipe is not None
+                pipe.close()
+
+
+def own_folders(job_id: str) -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"dsrun-{job_id}-*"))
 
 
 WAIT = "import threading\nprint('ready')\nthreading.Event().wait()\n"
@@ -270,6 +282,73 @@ def test_ranks_run_with_the_agents_interpreter_wherever_the_front_ends_is(tmp_pa
         messages = agent.rest()
     assert statuses(messages) == {0: 0}
     assert "".join(message.text for message in messages if isinstance(message, Output)) == f"{sys.executable}\n"
+
+
+#: Writes records as rank 0 does, the last of them only in part, and an error.
+RECORDS = (
+    "import os, stat, sys\n"
+    "folder = os.environ['DSRUN_RUN_DIR']\n"
+    "print(folder, oct(stat.S_IMODE(os.stat(folder).st_mode)))\n"
+    "with open(folder + '/records.jsonl', 'a') as file:\n"
+    '    file.write(\'{"step": 1}\\n{"step": 2}\\n{"step"\')\n'
+    "raise ValueError('told')\n"
+)
+
+
+def test_on_a_host_apart_the_jobs_files_are_its_own_and_what_they_say_is_sent(tmp_path: Path) -> None:
+    plan = script_plan(tmp_path, RECORDS, ranks=1)
+    with agent_for(plan, apart=True) as agent:
+        assert agent.until(Hello).own_folder
+        messages = agent.rest()
+    folder, mode = "".join(m.text for m in messages if isinstance(m, Output) and m.stream == "stdout").split()
+    assert (mode, Path(folder).parent) == ("0o700", Path(tempfile.gettempdir()))
+    assert "".join(m.text for m in messages if isinstance(m, Records)) == '{"step": 1}\n{"step": 2}\n'
+    error = next(m.error for m in messages if isinstance(m, Exit))
+    assert error is not None
+    assert error.message == "ValueError: told"
+    assert list(Path(plan.run_dir).iterdir()) == []
+
+
+def test_a_host_that_shares_the_jobs_folder_writes_there_and_sends_no_records(tmp_path: Path) -> None:
+    plan = script_plan(tmp_path, RECORDS, ranks=1)
+    with agent_for(plan) as agent:
+        assert not agent.until(Hello).own_folder
+        messages = agent.rest()
+    assert not any(isinstance(message, Records) for message in messages)
+    assert Path(plan.run_dir, RECORDS_FILE).read_text() == '{"step": 1}\n{"step": 2}\n{"step"'
+
+
+def test_records_are_sent_while_the_rank_runs(tmp_path: Path) -> None:
+    source = "import os\nopen(os.environ['DSRUN_RUN_DIR'] + '/records.jsonl', 'w').write('{}\\n')\n" + WAIT
+    with agent_for(script_plan(tmp_path, source, ranks=1), apart=True) as agent:
+        assert agent.until(Records).text == "{}\n"
+        agent.send(Kill())
+        assert isinstance(agent.rest()[-1], Finished)
+
+
+def test_a_killed_agents_own_folder_is_removed_by_the_spawner(tmp_path: Path) -> None:
+    plan = script_plan(tmp_path, WAIT, ranks=1)
+    with agent_for(plan, apart=True) as agent:
+        agent.until_ready(1)
+        (spawner,) = children(agent.process.pid)
+        assert len(own_folders(plan.job_id)) == 1
+        agent.process.kill()
+        assert wait_for_end(spawner, timeout_s=20)
+
+
+@pytest.mark.parametrize("what", ["folder", "script"])
+def test_what_is_missing_here_is_told_once_and_no_rank_starts(tmp_path: Path, what: str) -> None:
+    plan = script_plan(tmp_path, WAIT)
+    missing = tmp_path / "gone"
+    program = replace(plan.program, target=str(missing)) if what == "script" else plan.program
+    plan = replace(plan, program=program, cwd=str(missing) if what == "folder" else plan.cwd)
+    with agent_for(plan) as agent:
+        messages = agent.rest()
+    (failed,) = (message for message in messages if isinstance(message, Failed))
+    assert str(missing) in failed.reason
+    assert failed.is_mistake
+    assert isinstance(messages[-1], Finished)
+    assert not any(isinstance(message, Listening | Started) for message in messages)
 
 
 def test_a_front_end_that_reads_slowly_slows_the_ranks_and_loses_nothing(tmp_path: Path) -> None:
@@ -544,7 +623,7 @@ def test_a_killed_agent_leaves_no_control_group(tmp_path: Path) -> None:
 
 
 @contextmanager
-def memory_group(limit_bytes: int) -> Iterator[Path]:
+def memory_group(limit_bytes: int) -> Generator[Path]:
     """A real group of cgroup v1 below this process's own, with a limit."""
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     own = next((path for _, names, path in lines if "memory" in names.split(",")), None)

@@ -16,8 +16,10 @@ from dsrun.launcher.protocol import (
     Hello,
     Kill,
     Message,
+    Note,
     Output,
     ProtocolError,
+    Records,
     Release,
     Spawn,
     Start,
@@ -37,6 +39,9 @@ MESSAGES: list[Message] = [
     Exit(rank=1, status=-9, time_s=2.0),
     Exit(rank=1, status=1, time_s=2.0, error=WorkerError(message="m", traceback="t", time_s=1.9)),
     Failed(reason="no", time_s=1.0),
+    Failed(reason="no", time_s=1.0, hint="way out", is_mistake=True),
+    Records(text='{"event": "step"}\n'),
+    Note(text="ä"),
     Finished(unkillable=[]),
     Spawn(
         plan={},
@@ -98,7 +103,7 @@ def test_reader_finds_messages_wherever_the_pipe_cuts(size: int) -> None:
     ],
 )
 def test_what_is_no_message_is_refused_and_shown(line: bytes) -> None:
-    with pytest.raises(ProtocolError, match="expected a message of version 2"):
+    with pytest.raises(ProtocolError, match="expected a message of version 3"):
         decode(line)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.contract import RECORDS_FILE
 from dsrun.errors import LaunchError
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.job_output import JobOutput
@@ -28,9 +29,11 @@ from dsrun.launcher.protocol import (
     Listening,
     Meet,
     Message,
+    Note,
     Output,
     Passed,
     RankPulse,
+    Records,
     Signal,
     Start,
     Started,
@@ -244,8 +247,8 @@ def test_a_stop_that_is_no_signal_says_why(tmp_path: Path) -> None:
         ([Die(1)], "the agent exited with code 1 unexpectedly"),
         ([*BEGIN, Die(-9)], "the agent was killed by SIGKILL unexpectedly"),
         ([*BEGIN, exited(0, 0), exited(1, 0)], "the agent exited with code 0 unexpectedly"),
-        ([b"Welcome to box!\n"], "protocol: expected a message of version 2, got 'Welcome to box!'"),
-        ([Hello(pid=1, time_s=0, version=1)], "its agent speaks protocol 1, this dsrun speaks 2"),
+        ([b"Welcome to box!\n"], "protocol: expected a message of version 3, got 'Welcome to box!'"),
+        ([Hello(pid=1, time_s=0, version=1)], "its agent speaks protocol 1, this dsrun speaks 3"),
         ([hello(), Failed(reason="cannot import torch: no", time_s=0), DONE], "cannot import torch: no"),
         ([hello(), Stop(signal=1)], "its agent sent an unexpected Stop"),
     ],
@@ -256,6 +259,33 @@ def test_a_lost_host_ends_the_job_with_its_own_code_and_reason(tmp_path: Path, s
     assert outcome.exit_code == 74
     assert outcome.report is not None
     assert outcome.report.render()[0] == f"error: host box: {reason}"
+
+
+def test_a_host_that_lacks_what_the_user_named_ends_the_job_as_bad_input(tmp_path: Path) -> None:
+    failed = Failed(reason="working folder '/w': no such folder there", time_s=0, hint="way out", is_mistake=True)
+    first: list[Step] = [hello(), Await(Stop), DONE]
+    outcome, _, _ = run_hosts(tmp_path, {"a": first, "b": [hello(), failed, DONE]})
+    assert outcome.exit_code == 2
+    assert outcome.report is not None
+    assert outcome.report.is_mistake
+    assert outcome.report.render()[:2] == ["error: host b: working folder '/w': no such folder there", "hint: way out"]
+
+
+def test_records_and_notes_of_a_host_reach_the_sink(tmp_path: Path) -> None:
+    told = [Records(text='{"a": "\udcff"}\n'), Records(text="{}\n"), Note(text="it says")]
+    _, sink, _ = run(tmp_path, [*BEGIN, *told, exited(0, 0), exited(1, 0), DONE])
+    assert (tmp_path / RECORDS_FILE).read_bytes() == b'{"a": "\xff"}\n{}\n'
+    assert stat.S_IMODE((tmp_path / RECORDS_FILE).stat().st_mode) == 0o600
+    assert sink.notes == ["box: it says"]
+
+
+def test_the_front_ends_folder_is_marked_while_an_attempt_runs(tmp_path: Path) -> None:
+    seen: list[Path] = []
+    look = Call(lambda: seen.extend(tmp_path.glob(".shared-*")))
+    _, _, received = run(tmp_path, [*BEGIN, look, exited(0, 0), exited(1, 0), DONE])
+    assert isinstance(received[0], Start)
+    assert [path.name for path in seen] == [received[0].mark]
+    assert list(tmp_path.glob(".shared-*")) == []
 
 
 def test_a_host_whose_agent_cannot_be_started_is_lost_and_says_why(tmp_path: Path) -> None:
@@ -478,6 +508,9 @@ class CountingSink:
         self.events += 1
 
     def pulse(self, ranks: Sequence[RankPulse]) -> None:
+        pass
+
+    def records(self, text: str) -> None:
         pass
 
     def tick(self, now_s: float) -> float | None:

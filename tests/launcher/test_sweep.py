@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def sweep(job_id: str, nonce: str | None = None) -> dict[str, Any]:
 
 
 @contextmanager
-def sleeper(source: str = "", **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+def sleeper(source: str = "", **environment: str) -> Generator[subprocess.Popen[bytes]]:
     """A process that is nobody's child but this test's."""
     code = source + "\nprint('ready', flush=True)\nimport time\ntime.sleep(1000)"
     with subprocess.Popen(
@@ -112,8 +113,12 @@ threading.Event().wait()
 """
 
 
+def own_folders(job_id: str) -> list[Path]:
+    return list(Path(tempfile.gettempdir()).glob(f"dsrun-{job_id}-*"))
+
+
 @contextmanager
-def running_agent(folder: Path) -> Iterator[tuple[str, str, subprocess.Popen[bytes]]]:
+def running_agent(folder: Path) -> Generator[tuple[str, str, subprocess.Popen[bytes]]]:
     plan = script_plan(folder, WITH_CHILD)
     with subprocess.Popen(
         isolated_command(sys.executable, "dsrun.launcher.agent", plan.job_id),
@@ -137,6 +142,7 @@ def running_agent(folder: Path) -> Iterator[tuple[str, str, subprocess.Popen[byt
 def test_agent_and_spawner_killed_at_one_moment_leave_nothing_that_a_sweep_does_not_end(tmp_path: Path) -> None:
     with running_agent(tmp_path) as (job_id, nonce, agent):
         (spawner,) = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+        assert len(own_folders(job_id)) == 1, "the agent was given no mark of the front end's folder"
         # Stopped first, so that neither sees the other die.
         for signum in (signal.SIGSTOP, signal.SIGKILL):
             for pid in (agent.pid, int(spawner)):
@@ -148,6 +154,7 @@ def test_agent_and_spawner_killed_at_one_moment_leave_nothing_that_a_sweep_does_
         assert len(swept["ended"]) >= 4
         assert swept["left"] == []
         assert wait_until_gone(job_id) == []
+        assert own_folders(job_id) == []
 
 
 def test_a_job_whose_agent_lives_is_left_to_it(tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""The folder of a job's files on one host: the front end's where the host sees it, else one of the host's own.
+
+Error files, stacks and records of the host's ranks lie there. A folder of its own is in the temporary folder, for this
+user only, and lives as long as the attempt; what is worth keeping is sent to the front end. Does not read those files.
+
+[Note: mark] Two machines may have the same path for different folders, so a folder of the right name proves nothing.
+The front end leaves a file of a name that nobody can guess in its folder for as long as an attempt runs. Who finds it
+there, and may write there, shares the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class HostFolder:
+    """Where a job's files are on this host.
+
+    Attributes:
+        path: the folder; it exists.
+        is_own: nobody else sees it, and this host removes it.
+    """
+
+    path: str
+    is_own: bool
+
+    def remove(self) -> None:
+        """Removes the folder if it is the host's own.
+
+        Raises:
+            OSError: something of it cannot be removed.
+        """
+        if self.is_own:
+            shutil.rmtree(self.path)
+
+
+@contextmanager
+def marked(run_dir: str) -> Generator[str]:
+    """Leaves a mark in the front end's folder; see [Note: mark].
+
+    Yields:
+        the mark, for the hosts to look for; empty where the folder takes no file, so that nobody can share it.
+    """
+    mark = f".shared-{secrets.token_hex(16)}"
+    path = Path(run_dir, mark)
+    try:
+        path.touch(mode=0o600, exist_ok=False)
+    except OSError:
+        # Not the end of a job that could run; whoever writes its logs says what is wrong with the folder.
+        yield ""
+        return
+    try:
+        yield mark
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def find_or_make(run_dir: str, mark: str, job_id: str) -> HostFolder:
+    """Returns this host's folder of a job, and makes it where it does not share the front end's.
+
+    Args:
+        run_dir: the front end's.
+        mark: what it left there, see `marked`.
+        job_id: the job.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    if mark and os.path.isfile(os.path.join(run_dir, mark)) and os.access(run_dir, os.W_OK | os.X_OK):
+        return HostFolder(run_dir, is_own=False)
+    return HostFolder(tempfile.mkdtemp(prefix=_prefix(job_id)), is_own=True)
+
+
+def remove_left(job_id: str) -> list[OSError]:
+    """Removes folders that this host made for a job of this user, once nothing of the job runs here any more.
+
+    Args:
+        job_id: the job.
+
+    Returns:
+        why some could not be removed.
+    """
+    refusals: list[OSError] = []
+    for entry in os.scandir(tempfile.gettempdir()):
+        if not entry.name.startswith(_prefix(job_id)):
+            continue
+        try:
+            found = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid():
+                shutil.rmtree(entry.path)
+        except OSError as error:
+            refusals.append(error)
+    return refusals
+
+
+def _prefix(job_id: str) -> str:
+    return f"dsrun-{job_id}-"
