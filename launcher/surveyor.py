@@ -40,6 +40,10 @@ QUESTIONS = {
     "bench_listen": "dsrun.launcher.bench_network:listen",
     "bench_reach": "dsrun.launcher.bench_network:measure",
     "tree": "dsrun.launcher.tree_digest:tree",
+    "compare": "dsrun.launcher.sync_here:compare",
+    "sync_begin": "dsrun.launcher.sync_here:begin",
+    "sync_write": "dsrun.launcher.sync_here:write",
+    "sync_end": "dsrun.launcher.sync_here:end",
 }
 #: Between two questions; a front end that was cut off asks no more.
 _IDLE_PATIENCE_S = 600.0

@@ -36,6 +36,10 @@ def made_up_nvml(*gpus: Part) -> Callable[[], Any]:
     calls: dict[str, Any] = {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
+        "nvmlSystemGetDriverVersion": lambda: "580.65",
+        "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
+        "nvmlDeviceGetName": lambda part: "H100",
+        "nvmlDeviceGetCudaComputeCapability": lambda part: (9, 0),
         "nvmlDeviceGetCount": lambda: len(gpus),
         "nvmlDeviceGetHandleByIndex": lambda index: gpus[index],
         "nvmlDeviceGetUUID": lambda part: part.uuid,

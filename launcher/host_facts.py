@@ -1,0 +1,322 @@
+"""Facts of one host on which a job may fail or limp: versions, GPUs, limits, files, clock. See [Note: questions].
+
+Answers for preflight, in a fraction of a second and without torch; judges nothing. The probe tells much more of a host;
+here is what is compared before every launch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError
+
+from .devices import Device, driver_open, read_devices, user_of_process
+from .probe_cgroup import read_limits
+from .probe_gpu import Gpu, GpuReport, read_gpus
+from .probe_machine import parse_meminfo, read_text, usable_cores
+from .probe_versions import Versions, read_versions
+from .refusals import refusal_of
+
+#: A larger script is data, and hashing it would hold up the launch; its size is compared all the same.
+_MOST_HASHED_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """A GPU or MIG slice that ranks may see; None where the driver does not say.
+
+    Attributes:
+        index: the driver's number; None for a slice.
+        label: for people.
+        model: product name.
+        total_bytes: its memory.
+        free_bytes: memory nobody holds.
+        used_by: who computes there, in words.
+    """
+
+    index: int | None
+    label: str
+    model: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+    used_by: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "used_by", tuple(self.used_by))  # JSON has lists only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathFacts:
+    """A folder that the job will write to, or the nearest one above it that is there.
+
+    Attributes:
+        path: as it was asked for, made absolute.
+        there: the folder that was looked at.
+        free_bytes: what this user may still write.
+        fault: why nothing can be written there; None if it can.
+    """
+
+    path: str
+    there: str
+    free_bytes: int | None
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What one host says of itself; None where it cannot be told, or was not asked for.
+
+    Attributes:
+        user: whom dsrun runs as there.
+        kernel: its release.
+        glibc: the C library, `glibc 2.36`.
+        place: the same for two names of one machine, different for two containers of it.
+        versions: of what is installed beside the interpreter there.
+        driver: NVIDIA's, its version.
+        driver_cuda: newest CUDA version it runs.
+        gpus: those a job may see.
+        no_gpus: why there are none, where there are none.
+        cores_usable: affinity and quota applied.
+        memory_bytes: of the machine, or its cgroup's limit if that is less.
+        shm_bytes: size of /dev/shm.
+        shm_free_bytes: what is left of it.
+        memlock_bytes: memory a process may lock; None without limit.
+        nofile: files a process may open; None without limit.
+        has_infiniband: there is an InfiniBand or RoCE device.
+        folder_fault: why the working folder cannot be used; None if it can.
+        script_fault: the same of the script.
+        script_digest: of the script's content.
+        paths: where the job will write.
+        asked_s: this host's clock when the question came, seconds since the epoch.
+        answered_s: the same when the answer was ready.
+    """
+
+    user: str
+    kernel: str
+    glibc: str | None
+    place: str
+    versions: Versions
+    driver: str | None
+    driver_cuda: str | None
+    gpus: tuple[GpuFacts, ...]
+    no_gpus: str | None
+    cores_usable: int
+    memory_bytes: int | None
+    shm_bytes: int | None
+    shm_free_bytes: int | None
+    memlock_bytes: int | None
+    nofile: int | None
+    has_infiniband: bool
+    folder_fault: str | None
+    script_fault: str | None
+    script_digest: str | None
+    paths: tuple[PathFacts, ...]
+    asked_s: float
+    answered_s: float
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> HostFacts:
+        """Makes facts of what `facts` answered."""
+        gpus: list[dict[str, Any]] = value["gpus"]
+        known: dict[str, Any] = {
+            **{name: value[name] for name in cls.__dataclass_fields__},
+            # The other dsrun may tell other versions too.
+            "versions": Versions(**{name: value["versions"].get(name) for name in Versions.__dataclass_fields__}),
+            "gpus": tuple(GpuFacts(**gpu) for gpu in gpus),
+            "paths": tuple(PathFacts(**path) for path in value["paths"]),
+        }
+        return cls(**known)
+
+
+def facts(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
+    """Answers with this host's `HostFacts`.
+
+    Args:
+        arguments: `folder`, the working folder, and `script`, or None for either; `paths`, a list of folders the job
+            will write to; `env`, variables for the ranks of this host alone.
+        keep: not needed.
+    """
+    asked_s = time.time()
+    folder: str | None = arguments["folder"]
+    script: str | None = arguments["script"]
+    base = folder or os.getcwd()
+    folder_fault = None if folder is None else _folder_fault(folder)
+    script_fault, digest = None, None
+    if script is not None:
+        try:
+            digest = digest_of(Path(base, script))
+        except OSError as error:
+            script_fault = refusal_of(error)
+    return asdict(
+        read_facts(
+            {**os.environ, **arguments["env"]},
+            folder_fault=folder_fault,
+            script_fault=script_fault,
+            script_digest=digest,
+            paths=tuple(path_facts(os.path.join(base, path)) for path in arguments["paths"]),
+            asked_s=asked_s,
+        )
+    )
+
+
+def read_facts(
+    environ: Mapping[str, str],
+    *,
+    folder_fault: str | None = None,
+    script_fault: str | None = None,
+    script_digest: str | None = None,
+    paths: tuple[PathFacts, ...] = (),
+    asked_s: float,
+    load_nvml: Callable[[], Any] | None = None,
+) -> HostFacts:
+    """Looks at this machine.
+
+    Args:
+        environ: where CUDA_VISIBLE_DEVICES is read.
+        folder_fault: see `HostFacts`, as the next three.
+        script_fault: see there.
+        script_digest: see there.
+        paths: see there.
+        asked_s: see there.
+        load_nvml: returns the `pynvml` module; tests give a made-up one.
+    """
+    root = Path("/")
+    limits = read_limits(root)
+    report, devices = _read_driver(environ, load_nvml)
+    memory = parse_meminfo(read_text(root / "proc/meminfo") or "").get("MemTotal")
+    sizes = [size for size in (memory, limits.memory_limit_bytes) if size is not None]
+    shm = _space("/dev/shm")
+    return HostFacts(
+        user=user_of_process(os.getpid()) or str(os.geteuid()),
+        kernel=platform.release(),
+        glibc=_glibc(),
+        place=_place(),
+        versions=read_versions(),
+        driver=report.driver,
+        driver_cuda=report.driver_cuda,
+        gpus=gpu_facts(report.gpus, devices),
+        no_gpus=None if devices else report.reason or "CUDA_VISIBLE_DEVICES hides all of them",
+        cores_usable=usable_cores(os.sched_getaffinity(0), limits.quota_cores),
+        memory_bytes=min(sizes, default=None),
+        shm_bytes=shm and shm[0],
+        shm_free_bytes=shm and shm[1],
+        memlock_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        nofile=_limit(resource.RLIMIT_NOFILE),
+        has_infiniband=any(_entries("/sys/class/infiniband")),
+        folder_fault=folder_fault,
+        script_fault=script_fault,
+        script_digest=script_digest,
+        paths=paths,
+        asked_s=asked_s,
+        answered_s=time.time(),
+    )
+
+
+def digest_of(path: Path) -> str:
+    """Returns what tells two contents of a file apart; raises OSError where it cannot be read."""
+    with path.open("rb") as file:
+        head = file.read(_MOST_HASHED_BYTES)
+        return f"{os.fstat(file.fileno()).st_size}:{hashlib.sha256(head).hexdigest()}"
+
+
+def gpu_facts(gpus: Sequence[Gpu], devices: Sequence[Device]) -> tuple[GpuFacts, ...]:
+    """Joins what the driver says of GPUs with who is on them, in the order in which ranks see them.
+
+    Args:
+        gpus: all of the machine.
+        devices: those a job may see.
+    """
+    by_name = {gpu.uuid or str(gpu.index): gpu for gpu in gpus}
+    found: list[GpuFacts] = []
+    for device in devices:
+        gpu = by_name.get(device.name)
+        found.append(
+            GpuFacts(
+                index=None if gpu is None else gpu.index,
+                label=device.label,
+                model=None if gpu is None else gpu.name,
+                total_bytes=None if gpu is None else gpu.memory_total_bytes,
+                free_bytes=None if gpu is None else gpu.memory_free_bytes,
+                used_by=device.used_by,
+            )
+        )
+    return tuple(found)
+
+
+def path_facts(path: str) -> PathFacts:
+    """Looks at where a folder is, or is to be made."""
+    there = Path(path)
+    while not os.path.lexists(there) and there != there.parent:
+        there = there.parent
+    fault = None
+    if not there.is_dir():
+        fault = "not a folder"
+    elif not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        # Tells of a read-only file system too.
+        fault = "cannot be written to"
+    space = _space(str(there))
+    return PathFacts(path=path, there=str(there), free_bytes=space and space[1], fault=fault)
+
+
+def _read_driver(
+    environ: Mapping[str, str], load_nvml: Callable[[], Any] | None
+) -> tuple[GpuReport, tuple[Device, ...]]:
+    try:
+        with driver_open(load_nvml):
+            report = read_gpus(environ, load_nvml=load_nvml)
+            return report, read_devices(environ, load_nvml=load_nvml) if report.gpus else ()
+    except DsrunError:
+        # The report says why the driver does not answer.
+        return read_gpus(environ, load_nvml=load_nvml), ()
+
+
+def _folder_fault(folder: str) -> str | None:
+    try:
+        with os.scandir(folder):
+            return None if os.access(folder, os.X_OK, effective_ids=True) else "cannot be entered"
+    except OSError as error:
+        return refusal_of(error)
+
+
+def _place() -> str:
+    """Names where this process is: the boot, and the namespaces in which containers of one machine differ."""
+    boot = (read_text(Path("/proc/sys/kernel/random/boot_id")) or "").strip()
+    spaces = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "mnt")]
+    return " ".join([boot, *spaces])
+
+
+def _glibc() -> str | None:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION")
+    except (OSError, ValueError):
+        # Another C library has no such name.
+        return None
+
+
+def _limit(which: int) -> int | None:
+    soft = resource.getrlimit(which)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _entries(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _space(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

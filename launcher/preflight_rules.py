@@ -1,0 +1,261 @@
+"""Which hosts cannot run their part of a job, and which only badly: each rule looks at one thing on every host. Pure.
+
+What differs in software stands in preflight_versions. A rule that depends on a size names it as a constant here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import median_high
+
+from dsrun.units import format_bytes, format_duration
+
+from .host_facts import GpuFacts, HostFacts
+from .hosts import HostSpec
+from .preflight import Finding, Seen, Verdict, Wants, named
+from .preflight_versions import groups, in_words, judge_versions
+from .survey import Unable
+
+#: Beyond this, times in logs and files mislead; failures are put in order by measured offsets all the same.
+_CLOCK_AMBER_S = 0.5
+#: Beyond this, certificates and build tools fail as well.
+_CLOCK_RED_S = 3600.0
+#: A CUDA context with NCCL's buffers takes about so much before the first tensor.
+_LEAST_GPU_BYTES = 512 << 20
+_SMALL_SHM_BYTES = 1 << 30
+_LITTLE_LOCKED_BYTES = 64 << 20
+_FEW_FILES = 1024
+_FULL_DISK_BYTES = 100 << 20
+_LITTLE_DISK_BYTES = 10 << 30
+#: Of memory, between a host and the usual one.
+_MEMORY_SHARE = 0.1
+
+#: A verdict, what is wrong on one host, and the way out.
+Fault = tuple[Verdict, str, str]
+
+
+def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: Wants) -> list[Finding]:
+    """Judges all hosts of a job.
+
+    Args:
+        hosts: in rank order.
+        seen: what each said, or why it said nothing.
+        wants: what the job needs.
+
+    Returns:
+        red findings first; empty if all hosts are alike and fit.
+    """
+    count = len(hosts)
+    silent = {name: its for name, its in seen.items() if isinstance(its, Unable)}
+    answered = {host.name: its for host in hosts if isinstance(its := seen[host.name], Seen)}
+    specs = {host.name: host for host in hosts if host.name in answered}
+    facts = {name: its.facts for name, its in answered.items()}
+    found = [*_silent(silent, count)]
+    if facts:
+        on_gpus = any(its.gpus for its in facts.values()) if wants.on_gpus is None else wants.on_gpus
+        found += judge_versions(facts, is_python=wants.is_python, on_gpus=on_gpus)
+        if on_gpus:
+            found += _fold("GPUs", {name: _gpu_faults(specs[name], its) for name, its in facts.items()}, count)
+        found += _same_machine(specs, facts, on_gpus=on_gpus)
+        found += _files(facts, wants, count)
+        found += _fold("disk", {name: _disk_faults(its) for name, its in facts.items()}, count)
+        found += _missing_paths(facts, count)
+        found += _fold("/dev/shm", {name: _shm_faults(its) for name, its in facts.items()}, count)
+        found += _fold("memlock", {name: _memlock_faults(its) for name, its in facts.items()}, count)
+        found += _fold("nofile", {name: _nofile_faults(its) for name, its in facts.items()}, count)
+        found += _less(
+            "memory",
+            {name: its.memory_bytes for name, its in facts.items() if its.memory_bytes is not None},
+            format_bytes,
+            fix="is another job there, or a smaller cgroup limit? the host with least decides what fits",
+        )
+        found += _less(
+            "cores",
+            {name: its.cores_usable for name, its in facts.items()},
+            str,
+            fix="is dsrun there under a smaller CPU set or quota?",
+        )
+        found += _fold("clock", {name: _clock_faults(its) for name, its in answered.items()}, count)
+    return sorted(found, key=lambda finding: finding.verdict != "red")
+
+
+def _fold(name: str, faults: Mapping[str, Iterable[Fault]], count: int) -> Iterator[Finding]:
+    """Yields each fault once, with all hosts that have it."""
+    hosts_of: dict[Fault, list[str]] = {}
+    for host, its in faults.items():
+        for fault in its:
+            hosts_of.setdefault(fault, []).append(host)
+    for (verdict, text, fix), hosts in hosts_of.items():
+        yield Finding(verdict=verdict, name=name, text=f"{named(hosts, count)}: {text}", hosts=tuple(hosts), fix=fix)
+
+
+def _silent(silent: Mapping[str, Unable], count: int) -> Iterator[Finding]:
+    faults: dict[str, list[Fault]] = {
+        name: [("red", why.reason, why.hint or "is it up, and does `ssh` reach it from here?")]
+        for name, why in silent.items()
+    }
+    return _fold("host", faults, count)
+
+
+def _gpu_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
+    """Judges the GPUs that the host's slots take."""
+    there = facts.gpus
+    has_slices = any(gpu.index is None for gpu in there)
+    # A slice has no number by which a hostfile could name it.
+    missing = [] if has_slices else [gpu for gpu in spec.gpus or () if gpu not in {known.index for known in there}]
+    if not there:
+        yield "red", f"no GPU: {facts.no_gpus}", "leave the host out with `--exclude`, or run with `--backend gloo`"
+    elif missing:
+        numbers = ", ".join(map(str, missing))
+        yield "red", f"no GPU {numbers}; it has {_range(there)}", f"see {spec.source}, or choose with `--include`"
+    elif len(there) < spec.slots:
+        text = f"{len(there)} GPU{'s' * (len(there) > 1)} for {spec.slots} ranks"
+        yield "red", text, f"use `-n {len(there)}`, or give it as many `slots` as GPUs"
+    else:
+        chosen = [gpu for gpu in there if gpu.index in spec.gpus] if spec.gpus and not has_slices else there
+        yield from _held(chosen[: spec.slots])
+
+
+def _held(gpus: Sequence[GpuFacts]) -> Iterator[Fault]:
+    """Tells of GPUs that somebody is on."""
+    for gpu in gpus:
+        free, total = gpu.free_bytes, gpu.total_bytes
+        is_full = free is not None and free < _LEAST_GPU_BYTES
+        if not gpu.used_by and not is_full:
+            continue
+        by = f"held by {', '.join(gpu.used_by)}" if gpu.used_by else "full"
+        left = "" if free is None or total is None else f", {format_bytes(free)} of {format_bytes(total)} free"
+        yield (
+            "red" if is_full else "amber",
+            f"{gpu.label} is {by}{left}",
+            "choose others with `gpus=` in the hostfile or `--include`, or end what is there",
+        )
+
+
+def _range(gpus: Sequence[GpuFacts]) -> str:
+    numbers = [gpu.index for gpu in gpus if gpu.index is not None]
+    is_whole = len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1))
+    return f"GPUs {numbers[0]}-{numbers[-1]}" if is_whole else f"GPU {', '.join(map(str, numbers))}"
+
+
+def _same_machine(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], *, on_gpus: bool) -> Iterator[Finding]:
+    """Tells of two names of one machine: on a CPU that is two halves of it, on one GPU NCCL refuses."""
+    for _, names in groups({name: its.place for name, its in facts.items()}):
+        if len(names) < 2:
+            continue
+        slots = [slot for name in names for slot in specs[name].slot_ids]
+        is_red = on_gpus and len(set(slots)) < len(slots)
+        shared = ", and their ranks would share GPUs" if is_red else ""
+        yield Finding(
+            verdict="red" if is_red else "amber",
+            name="machine",
+            text=f"{' and '.join(names)} are one machine{shared}",
+            hosts=tuple(names),
+            fix="give each machine one line in the hostfile, and add up the slots",
+        )
+
+
+def _files(facts: Mapping[str, HostFacts], wants: Wants, count: int) -> Iterator[Finding]:
+    fix = "`--sync` copies the working folder, or mount it there"
+    without = {name for name, its in facts.items() if its.folder_fault is not None}
+    yield from _fold(
+        "folder",
+        {name: [("red", its.folder_fault, fix)] for name, its in facts.items() if its.folder_fault is not None},
+        count,
+    )
+    # Where the folder is missing, it is the folder that is to be mended.
+    rest = {name: its for name, its in facts.items() if name not in without}
+    yield from _fold(
+        "script",
+        {name: [("red", its.script_fault, fix)] for name, its in rest.items() if its.script_fault is not None},
+        count,
+    )
+    digests = {name: its.script_digest for name, its in rest.items() if its.script_digest is not None}
+    parts = groups(digests)
+    if len(parts) > 1:
+        odd = tuple(name for name in digests if digests[name] != parts[0][0])
+        contents = [(f"content {digest.partition(':')[2][:8]}", names) for digest, names in parts]
+        yield Finding(
+            verdict="red",
+            name="script",
+            text=f"{wants.script} differs: {in_words(contents)}",
+            hosts=odd,
+            fix="`--sync` copies it to all hosts",
+        )
+
+
+def _disk_faults(facts: HostFacts) -> Iterator[Fault]:
+    for path in facts.paths:
+        free = path.free_bytes
+        if path.fault is not None:
+            yield (
+                "red",
+                f"{path.there}: {path.fault}, and the job writes to {path.path}",
+                "mount it, or change its rights",
+            )
+        elif free is not None and free < _LITTLE_DISK_BYTES:
+            is_full = free < _FULL_DISK_BYTES
+            # Rounded, so that hosts of one shared file system are told together.
+            text = f"{format_bytes(free)} free for {path.path}" if not is_full else f"no space left for {path.path}"
+            yield "red" if is_full else "amber", text, "make room there, or write somewhere else"
+
+
+def _missing_paths(facts: Mapping[str, HostFacts], count: int) -> Iterator[Finding]:
+    """Tells of folders that are there on some hosts only: a disk that is not mounted, most often."""
+    for path in dict.fromkeys(entry.path for its in facts.values() for entry in its.paths):
+        there = {name: entry.there for name, its in facts.items() for entry in its.paths if entry.path == path}
+        deepest = max(there.values(), key=len)
+        odd = [name for name, folder in there.items() if folder != deepest]
+        if odd:
+            text = f"{named(odd, count)}: {deepest} is not there, as it is on {named(_rest(there, odd), count)}"
+            fix = "is a disk not mounted? the job would write to the disk below"
+            yield Finding(verdict="amber", name="disk", text=text, hosts=tuple(odd), fix=fix)
+
+
+def _rest(all_of: Mapping[str, object], odd: Sequence[str]) -> list[str]:
+    return [name for name in all_of if name not in odd]
+
+
+def _shm_faults(facts: HostFacts) -> Iterator[Fault]:
+    if facts.shm_bytes is None:
+        yield "red", "not there; ranks and data loaders exchange tensors by it", "`mount -t tmpfs tmpfs /dev/shm`"
+    elif facts.shm_bytes < _SMALL_SHM_BYTES:
+        text = f"{format_bytes(facts.shm_bytes)}, small for data loaders"
+        yield "amber", text, "`docker run --shm-size=8g`, or `mount -o remount,size=8G /dev/shm`"
+    elif facts.shm_free_bytes is not None and facts.shm_free_bytes < _FULL_DISK_BYTES:
+        yield "amber", "full", "`ls -l /dev/shm` there shows what dead programs left"
+
+
+def _memlock_faults(facts: HostFacts) -> Iterator[Fault]:
+    limit = facts.memlock_bytes
+    if facts.has_infiniband and limit is not None and limit < _LITTLE_LOCKED_BYTES:
+        text = f"{format_bytes(limit)} may be locked: RDMA fails with so little"
+        yield "amber", text, "`* - memlock unlimited` in /etc/security/limits.conf there"
+
+
+def _nofile_faults(facts: HostFacts) -> Iterator[Fault]:
+    if facts.nofile is not None and facts.nofile < _FEW_FILES:
+        text = f"{facts.nofile} open files, few for many ranks and data loaders"
+        yield "amber", text, "`* - nofile 65536` in /etc/security/limits.conf there"
+
+
+def _less(name: str, sizes: Mapping[str, int], show: Callable[[int], str], *, fix: str) -> Iterator[Finding]:
+    """Tells of hosts with clearly less than the usual one."""
+    if not sizes:
+        return
+    usual = median_high(sizes.values())
+    odd = {host: size for host, size in sizes.items() if size < usual * (1 - _MEMORY_SHARE)}
+    if odd:
+        parts = [(show(size), names) for size, names in groups(odd)]
+        shown = ", ".join(f"{size} on {named(names, len(sizes))}" for size, names in parts)
+        text = f"{shown}, {show(usual)} on the usual host"
+        yield Finding(verdict="amber", name=name, text=text, hosts=tuple(odd), fix=fix)
+
+
+def _clock_faults(seen: Seen) -> Iterator[Fault]:
+    offset, doubt = seen.clock_offset_s, seen.clock_doubt_s
+    if abs(offset) - doubt <= _CLOCK_AMBER_S:
+        return
+    side = "ahead of" if offset > 0 else "behind"
+    text = f"{format_duration(abs(offset))} {side} this machine (give or take {format_duration(doubt)})"
+    yield "red" if abs(offset) - doubt > _CLOCK_RED_S else "amber", text, "`timedatectl set-ntp true` on both"

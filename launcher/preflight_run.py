@@ -1,0 +1,81 @@
+"""Asks the hosts of a job what preflight judges, and where they can meet. Judges nothing itself; starts nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dsrun.errors import PreflightError
+
+from .host_facts import HostFacts
+from .hosts import HostSpec
+from .meeting import Meeting, choose_meeting
+from .preflight import Finding, Preflight, Seen, Wants
+from .preflight_rules import judge
+from .survey import Survey, Told, Unable
+
+#: A driver may take seconds to wake up, and a disk on the network to answer.
+_FACTS_PATIENCE_S = 20.0
+
+
+def check_hosts(survey: Survey, hosts: Sequence[HostSpec], wants: Wants) -> Preflight:
+    """Looks at all hosts of a job at once.
+
+    Args:
+        survey: open to all of them.
+        hosts: in rank order; not empty.
+        wants: what the job needs of them.
+
+    Returns:
+        what was found, and where ranks meet: `choose_meeting` need not be called again.
+    """
+    began_s = time.monotonic()
+    names = [host.name for host in hosts]
+    asked = survey.ask("facts", lambda host: _question(host, wants), of=names, patience_s=_FACTS_PATIENCE_S)
+    seen = {name: _seen(asked[name]) for name in names}
+    meeting, not_met = _meet(survey, hosts, seen, wants.iface)
+    findings = [*not_met, *judge(hosts, seen, wants)]
+    return Preflight(
+        seen=seen,
+        findings=tuple(sorted(findings, key=lambda finding: finding.verdict != "red")),
+        meeting=meeting,
+        seconds=time.monotonic() - began_s,
+    )
+
+
+def _question(host: HostSpec, wants: Wants) -> dict[str, Any]:
+    return {"folder": wants.folder, "script": wants.script, "paths": list(wants.paths), "env": host.env}
+
+
+def _seen(answer: Told | Unable) -> Seen | Unable:
+    """Reads an answer, and the host's clock from the four times of it, as NTP does."""
+    if isinstance(answer, Unable):
+        return answer
+    facts = HostFacts.from_json(answer.value)
+    there_s, back_s = facts.asked_s - answer.asked_s, facts.answered_s - answer.answered_s
+    under_way_s = (answer.answered_s - answer.asked_s) - (facts.answered_s - facts.asked_s)
+    return Seen(facts=facts, clock_offset_s=(there_s + back_s) / 2, clock_doubt_s=max(0.0, under_way_s) / 2)
+
+
+def _meet(
+    survey: Survey, hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], iface: str | None
+) -> tuple[Meeting | None, list[Finding]]:
+    """Lets those hosts meet that can be asked; who does not answer is told anyway."""
+    there = [host for host in hosts if isinstance(seen[host.name], Seen)]
+    if not there or there[0] is not hosts[0]:
+        return None, []
+    try:
+        meeting = choose_meeting(survey, there, iface=iface)
+        return meeting if len(there) == len(hosts) else None, []
+    except PreflightError as error:
+        return None, [
+            Finding(
+                verdict="red",
+                name="network",
+                text=problem.message,
+                hosts=(there[0].name,),
+                fix=problem.hint or "see the log of the host",
+            )
+            for problem in error.problems
+        ]

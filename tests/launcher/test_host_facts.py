@@ -1,0 +1,89 @@
+"""A host tells what preflight compares, at once and without torch, and says in words what it cannot find."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from dsrun.launcher.host_facts import HostFacts, digest_of, facts, path_facts, read_facts
+from support.nvml import GIB, Part, box, made_up_nvml
+
+
+def asked(folder: str | None = None, script: str | None = None, *paths: str) -> HostFacts:
+    arguments: dict[str, Any] = {"folder": folder, "script": script, "paths": list(paths), "env": {}}
+    with ExitStack() as keep:
+        # As it comes over a channel.
+        return HostFacts.from_json(json.loads(json.dumps(facts(arguments, keep))))
+
+
+def test_what_is_asked_for_is_told_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print()")
+    found = asked(str(tmp_path), "train.py", "out/checkpoints")
+    assert (found.folder_fault, found.script_fault) == (None, None)
+    assert found.script_digest == digest_of(tmp_path / "train.py")
+    (path,) = found.paths
+    assert (path.path, path.there, path.fault) == (f"{tmp_path}/out/checkpoints", str(tmp_path), None)
+    assert found.versions.python_path == sys.executable
+    assert found.versions.torch is not None
+    assert found.memory_bytes
+    assert found.asked_s <= found.answered_s
+
+
+def test_what_is_missing_is_said_in_words(tmp_path: Path) -> None:
+    found = asked(str(tmp_path / "gone"), "train.py")
+    assert found.folder_fault == f"{tmp_path}/gone: no such file or directory"
+    assert found.script_fault == f"{tmp_path}/gone/train.py: no such file or directory"
+    assert asked(str(tmp_path), ".").script_fault == f"{tmp_path}: is a directory"
+    (tmp_path / "file").write_text("")
+    assert asked(str(tmp_path / "file")).folder_fault == f"{tmp_path}/file: not a directory"
+    assert asked().folder_fault is None
+
+
+def test_contents_differ_in_their_digest_alone(tmp_path: Path) -> None:
+    one, other, same = tmp_path / "a", tmp_path / "b", tmp_path / "c"
+    one.write_text("lr = 1")
+    other.write_text("lr = 2")
+    same.write_text("lr = 1")
+    assert digest_of(one) == digest_of(same) != digest_of(other)
+
+
+def test_a_path_that_is_a_file_cannot_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert path_facts(str(tmp_path / "file")).fault == "not a folder"
+    assert path_facts(str(tmp_path / "file" / "below")).there == str(tmp_path / "file")
+
+
+def test_gpus_come_with_who_is_on_them() -> None:
+    load = made_up_nvml(*box(3, g1=[(4242, 9 * GIB)]))
+    found = read_facts({"CUDA_VISIBLE_DEVICES": "2,1"}, asked_s=0, load_nvml=load)
+    assert [(gpu.index, gpu.label, bool(gpu.used_by)) for gpu in found.gpus] == [
+        (2, "GPU 2", False),
+        (1, "GPU 1", True),
+    ]
+    assert found.gpus[1].used_by[0].startswith("pid 4242")
+    assert found.no_gpus is None
+
+
+def test_slices_are_devices_without_a_number() -> None:
+    gpu = Part("GPU-0", slices=[Part("MIG-1"), Part("MIG-2")])
+    found = read_facts({}, asked_s=0, load_nvml=made_up_nvml(gpu))
+    assert [(gpu.index, gpu.label) for gpu in found.gpus] == [(None, "slice 0 of GPU 0"), (None, "slice 1 of GPU 0")]
+
+
+def test_without_gpus_it_says_why() -> None:
+    hidden = read_facts({"CUDA_VISIBLE_DEVICES": ""}, asked_s=0, load_nvml=made_up_nvml(*box(1)))
+    assert (hidden.gpus, hidden.no_gpus) == ((), "CUDA_VISIBLE_DEVICES hides all of them")
+
+
+def test_torch_is_not_imported() -> None:
+    code = (
+        "import sys; from contextlib import ExitStack; from dsrun.launcher.host_facts import facts;"
+        "facts({'folder': None, 'script': None, 'paths': [], 'env': {}}, ExitStack());"
+        "print([name for name in ('torch', 'numpy', 'pydantic', 'click', 'rich') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr

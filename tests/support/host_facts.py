@@ -1,0 +1,94 @@
+"""Made-up hosts for preflight: all alike, but for what a test changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from dsrun.launcher.host_facts import GpuFacts, HostFacts
+from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.preflight import Seen
+from dsrun.launcher.probe_versions import Versions
+
+GIB = 1 << 30
+_VERSIONS: dict[str, Any] = {
+    **dict.fromkeys(Versions.__dataclass_fields__),
+    "dsrun": "0.1.0",
+    "python": "3.12.3",
+    "python_path": "/opt/py/bin/python",
+    "torch": "2.13.0+cu130",
+    "cuda": "13.0",
+    "nccl": "2.28.3",
+}
+_FACTS = HostFacts(
+    user="ada",
+    kernel="6.8.0",
+    glibc="glibc 2.39",
+    place="",
+    versions=Versions(**_VERSIONS),
+    driver="580.65",
+    driver_cuda="13.0",
+    gpus=(),
+    no_gpus="no NVIDIA driver",
+    cores_usable=64,
+    memory_bytes=512 * GIB,
+    shm_bytes=256 * GIB,
+    shm_free_bytes=256 * GIB,
+    memlock_bytes=None,
+    nofile=65536,
+    has_infiniband=False,
+    folder_fault=None,
+    script_fault=None,
+    script_digest=None,
+    paths=(),
+    asked_s=0.0,
+    answered_s=0.0,
+)
+
+
+def gpus(count: int, *, model: str = "H100", used_by: dict[int, str] | None = None, free: int = 79) -> Any:
+    """GPUs of 80 GiB; `used_by` says who is on which, `free` is in GiB."""
+    return tuple(
+        GpuFacts(
+            index=index,
+            label=f"GPU {index}",
+            model=model,
+            total_bytes=80 * GIB,
+            free_bytes=free * GIB,
+            used_by=(used_by[index],) if used_by and index in used_by else (),
+        )
+        for index in range(count)
+    )
+
+
+def a_host(place: str, *, offset_s: float = 0.0, doubt_s: float = 0.001, **changes: Any) -> Seen:
+    """A host that answered.
+
+    Args:
+        place: differs from machine to machine.
+        offset_s: of its clock.
+        doubt_s: of that.
+        changes: fields of `HostFacts`, or of its `Versions`.
+    """
+    versions = {name: changes.pop(name) for name in list(changes) if name in Versions.__dataclass_fields__}
+    facts = dataclasses.replace(
+        _FACTS, **{"place": place, **changes}, versions=dataclasses.replace(_FACTS.versions, **versions)
+    )
+    return Seen(facts=facts, clock_offset_s=offset_s, clock_doubt_s=doubt_s)
+
+
+def cluster(count: int, odd: dict[str, dict[str, Any]] | None = None, **common: Any) -> dict[str, Any]:
+    """Hosts n1, n2, ... that are alike, but for those in `odd`."""
+    made: dict[str, Any] = {}
+    for index in range(count):
+        name = f"n{index + 1}"
+        changes: dict[str, Any] = {"place": name, **common, **(odd or {}).get(name, {})}
+        made[name] = a_host(**changes)
+    return made
+
+
+def specs(count: int, *, slots: int = 1, **fields: Any) -> list[HostSpec]:
+    """Their lines in a hostfile."""
+    return [
+        HostSpec(name=f"n{index + 1}", slots=slots, source=f"hosts:{index + 1}", **fields) for index in range(count)
+    ]
