@@ -1,0 +1,92 @@
+"""What earlier syncs have put into a folder of this host, so that they can take it away again, and nothing else.
+
+Kept outside of the folder, for this user alone: [XDG_STATE_HOME]/dsrun/synced, a file for each folder and host, as
+homes are shared more often than the disks of their hosts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from dsrun.atomic import write_atomic
+from dsrun.errors import LaunchError
+
+from .job_folder import jobs_folder
+from .tree_digest import Entry
+
+
+class SyncRecord:
+    """The record of one folder.
+
+    Args:
+        target: the folder.
+        environ: says where this user's files are.
+    """
+
+    def __init__(self, target: str, environ: Mapping[str, str]) -> None:
+        self._target = os.path.realpath(target)
+        name = hashlib.blake2b(os.fsencode(f"{os.uname().nodename}\0{self._target}"), digest_size=16).hexdigest()
+        self._path = jobs_folder(environ).parent / "synced" / f"{name}.json"
+        #: By path: digests of which any may be there. There are two while a sync is under way, or was broken off.
+        self._digests: dict[str, list[str]] = {}
+        if self._path.exists():
+            read: dict[str, Any] = json.loads(self._path.read_text())
+            self._digests = {str(path): list(digests) for path, digests in read["files"].items()}
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """What syncs have put there."""
+        return tuple(self._digests)
+
+    def is_as_left(self, path: str, entry: Entry) -> bool:
+        """Whether a sync has put there what is there now."""
+        return entry.digest in self._digests.get(path, ())
+
+    def expect(self, entries: Mapping[str, Entry]) -> None:
+        """Notes what is about to be put there; until `settle`, what was there before counts as well."""
+        for path, entry in entries.items():
+            self._digests[path] = [*dict.fromkeys([*self._digests.get(path, ()), entry.digest])]
+
+    def settle(self, entries: Mapping[str, Entry]) -> None:
+        """Notes what is there now."""
+        self._digests |= {path: [entry.digest] for path, entry in entries.items()}
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Notes what is there no more."""
+        for path in paths:
+            self._digests.pop(path, None)
+
+    def write(self) -> None:
+        """Makes all that was noted last."""
+        self._make_folder()
+        text = json.dumps({"target": self._target, "files": self._digests})
+        write_atomic(self._path, text.encode(), mode=0o600)
+
+    def lock(self, keep: ExitStack) -> None:
+        """Keeps syncs of other processes into this folder away, for as long as `keep`.
+
+        Raises:
+            LaunchError: one is under way.
+        """
+        self._make_folder()
+        descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        keep.callback(os.close, descriptor)
+        try:
+            # One of the process, so that the next sync of the same surveyor has it already.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            raise LaunchError(
+                f"another sync to {self._target} is under way there", hint="start again once it has ended"
+            ) from error
+
+    def _make_folder(self) -> Path:
+        folder = self._path.parent
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
