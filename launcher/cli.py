@@ -18,6 +18,7 @@ import click
 from dsrun import __version__
 from dsrun.errors import DsrunError, Problem
 
+from .foreign_words import INSTEAD
 from .output import CLOSED_PIPE_EXIT
 from .refusals import refusal_of
 
@@ -178,6 +179,8 @@ def _problem_of(error: click.ClickException, *, verb: str) -> Problem:
     see = f"see `{command} --help`"
     if isinstance(error, click.NoSuchOption):
         close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1)
+    if isinstance(error, click.NoSuchOption) and verb in ("", "run") and error.option_name in INSTEAD:
+        return Problem(f"`{command}` has no option `{error.option_name}`", INSTEAD[error.option_name])
         way_out = f"did you mean `{close[0]}`?" if close else f"{see}; options of the script stand after it"
         return Problem(f"`{command}` has no option `{error.option_name}`", way_out)
     if isinstance(error, click.MissingParameter) and error.param is not None and ctx is not None:

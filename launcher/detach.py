@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from dsrun.errors import DsrunError, InputError, LaunchError, Problem, UsageError
+from dsrun.errors import DsrunError, LaunchError, PreflightError, Problem, UsageError
 
 _READY = b"ready"
 #: Device files that the driver's library keeps open and uses again.
@@ -41,12 +41,18 @@ def run_in_background(work: Callable[[Callable[[], None]], object], *, log: str)
     for stream in (sys.stdout, sys.stderr):
         # Or what waits in the buffers is written twice.
         stream.flush()
-    if os.fork() == 0:
+    background = os.fork()
+    if background == 0:
         os.close(read_end)
         _go_on(work, log=log, answer_to=write_end)
     os.close(write_end)
     with open(read_end, "rb") as answers:
-        answer = answers.read()
+        try:
+            answer = answers.read()
+        except BaseException:
+            # Ctrl-C, before anybody was told of a job: nobody would look for it.
+            os.kill(background, signal.SIGTERM)
+            raise
     if answer != _READY:
         raise _error_in(answer)
 
@@ -99,11 +105,11 @@ def _leave_streams(log: str, *, keep: int) -> None:
 def _words_of(error: BaseException) -> bytes:
     if isinstance(error, DsrunError):
         problems = error.problems
-        is_input = isinstance(error, InputError)
+        code = error.exit_code
     else:
         problems = (Problem(f"the background process failed: {type(error).__name__}: {error}"),)
-        is_input = False
-    body = {"is_input": is_input, "problems": [[problem.message, problem.hint] for problem in problems]}
+        code = LaunchError.exit_code
+    body = {"exit_code": code, "problems": [[problem.message, problem.hint] for problem in problems]}
     return json.dumps(body).encode()
 
 
@@ -112,4 +118,5 @@ def _error_in(answer: bytes) -> DsrunError:
         return LaunchError("the background process was ended before it had taken over")
     body: Any = json.loads(answer)
     problems = [Problem(message, hint) for message, hint in body["problems"]]
-    return (UsageError if body["is_input"] else LaunchError).of(problems)
+    kinds: dict[int, type[DsrunError]] = {kind.exit_code: kind for kind in (UsageError, PreflightError)}
+    return kinds.get(body["exit_code"], LaunchError).of(problems)

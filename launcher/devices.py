@@ -58,10 +58,13 @@ class Demand:
         gpus: devices it needs; 0 for a job on the CPU, which takes a slot (a core) for each rank instead.
     """
 
+        chosen: these devices and no others, in the order of the local ranks: places in what `read_devices` returns;
+            None leaves the choice to what is free.
     ranks: int
     gpus: int
 
 
+    chosen: tuple[int, ...] | None = None
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """What a job got.
@@ -168,7 +171,7 @@ def held_devices(taken: Sequence[Device], devices: Sequence[Device], *, ranks: i
     labels = tuple(device.label for device in taken)
     if any(device.is_slice for device in taken):
         return Held(slices=tuple(taken[rank % len(taken)].name for rank in range(ranks)), labels=labels)
-    if len(taken) == len(devices):
+    if tuple(taken) == tuple(devices):
         return Held(labels=labels)
     return Held(cuda_visible_devices=",".join(device.name for device in taken), labels=labels)
 

@@ -1,8 +1,8 @@
-"""Which variables all ranks of a job get beside the environment dsrun was started in. Pure; RANK, cores and devices are
-the business of others.
+"""Which variables all ranks of a job get beside the environment their agent was started in. Pure; RANK, cores and
+devices are the business of others.
 
-Nothing is taken away, and nothing overwritten but what is named here: CUDA_VISIBLE_DEVICES, PYTHONPATH and NCCL_*
-pass as they are.
+Nothing is taken away, and nothing overwritten but what is named here. Ranks of this machine inherit the environment
+dsrun was started in; those of other hosts have what a login there has, and of the one here what `passed_on` returns.
 """
 
 from __future__ import annotations
@@ -34,6 +34,23 @@ RESERVED = frozenset(
         *(RESUME_ENV, NONCE_ENV, HEARTBEAT_ENV, STACKS_ENV),
     }
 )
+#: Of the environment here, what ranks of other hosts get too: settings of the libraries that ranks talk and compute
+#: with, which hang or differ where hosts do not agree. docs/decisions has why these, and what is left out.
+_PASSED_PREFIXES = (
+    "NCCL_",
+    "UCX_",
+    "GLOO_",
+    "TORCH_",
+    "PYTORCH_",
+    "TORCHINDUCTOR_",
+    "CUBLAS_",
+    "OMP_",
+    "MKL_",
+    "PYTHON",
+)
+_PASSED_NAMES = frozenset({"CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING"})
+#: They say where this interpreter lives, which the other host knows better.
+_NOT_PASSED = frozenset({"PYTHONHOME", "PYTHONEXECUTABLE", "PYTHONPLATLIBDIR", "PYTHONUSERBASE"})
 #: What to do instead, where a user may want what the variable is for.
 _INSTEAD = {
     CONFIG_ENV: "use `--config FILE`",
@@ -83,11 +100,24 @@ def _problem_with(name: str, *, copied: bool, environ: Mapping[str, str]) -> Pro
     return None
 
 
+def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns what ranks of other hosts get of the environment here unasked.
+
+    Args:
+        environ: the environment here.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name.startswith(_PASSED_PREFIXES) or name in _PASSED_NAMES) and name not in _NOT_PASSED | RESERVED
+    }
+
+
 def job_environment(*, user: Mapping[str, str], config: str | None, backend: str | None) -> dict[str, str]:
     """Returns the variables all ranks of the job get.
 
     Args:
-        user: from `--env`.
+        user: from `--env` and `--env-file`, and what is passed on.
         config: absolute path of the checked config, if there is one.
         backend: `nccl` or `gloo` if the user asked for one.
     """

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsrun.contract import WorkerError
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, PreflightError
 
 from .causes import Cause, cause_of, signal_name
 
@@ -27,6 +27,7 @@ EXIT_CODES = (
     ("1 to 127", "the first failing rank's own code (126 or 127 where a command could not be run)"),
     ("2", "wrong arguments, config, hostfile or model; where ranks met it, the first one's own code"),
     (str(EXIT_HOST_LOST), "a host was lost or could not run its ranks"),
+    (str(PreflightError.exit_code), "hosts could not be reached or are not fit; nothing was started"),
     (str(EXIT_HANG), "ranks made no progress for `--hang-timeout`, and the job was ended for it"),
     ("128 + N", "the first failing rank was killed by signal N: 137 SIGKILL, 139 SIGSEGV, 134 SIGABRT"),
     ("129", "stopped by SIGHUP: its terminal was closed"),

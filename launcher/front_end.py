@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsrun.contract import CONFIG_ENV
 from dsrun.errors import DsrunError, UsageError
@@ -29,12 +29,17 @@ from .job_output import JobOutput
 from .job_queue import hold_devices
 from .job_record import JobRecord, copy_config, new_record, started_record, write_outcome, write_record
 from .job_run import JobRun, Policies
+from .launch import Launch
 from .outcome_text import closing, opening, outcome_json, without_ranks
-from .resolve import Launch
+from .plan import LaunchPlan
 from .script_words import misplaced_options
 from .stopping import StopRequests
 from .tally import Outcome
+from .transport.base import Transport
 from .transport.local import LocalTransport
+
+if TYPE_CHECKING:
+    from .many_hosts import HostSettings
 
 #: What the front end says in the background: notes, the report, and faults of its own.
 FRONT_END_LOG = "front_end.log"
@@ -66,6 +71,7 @@ class RunSettings:
         options: names of dsrun's own options, for a script that stumbles over one of them.
         policies: what to do when the job fails or hangs.
         hold: how it comes to its devices.
+        hosts: how other hosts are reached and looked at; None where there is none.
         detached: nobody looks: lines of ranks go to their logs only.
         shown: ranks whose lines are shown; None for all.
         progress: bars and a progress row are shown below the lines, where there is a terminal.
@@ -77,6 +83,7 @@ class RunSettings:
     options: frozenset[str]
     policies: Policies
     hold: Hold
+    hosts: HostSettings | None = None
     detached: bool = False
     shown: frozenset[int] | None = None
     progress: bool = True
@@ -99,6 +106,7 @@ class FrontEnd:
         self._settings = settings
         self._folder = folder
         self._plan = launch.plan(job_id=job_id, run_dir=str(folder))
+        self._transport: Transport = LocalTransport()
         self._began_s = time.monotonic()
         self._wishes = _Wishes()
         self._stops = StopRequests(self._wishes.request_stop)
@@ -117,7 +125,7 @@ class FrontEnd:
         """Runs the job to its end.
 
         Args:
-            ready: called once the job has its record, and its devices unless it queues for them.
+            ready: called once the job has its record; and, unless it queues, its devices, and its hosts are fit.
 
         Returns:
             the outcome, as `outcome_json` gives it.
@@ -138,7 +146,8 @@ class FrontEnd:
                     is_ready = True
                 held = stack.enter_context(self._hold_devices())
                 if held is not None:
-                    self._plan = self._launch.plan(job_id=record.id, run_dir=str(self._folder), held=held)
+                    plan = self._launch.plan(job_id=record.id, run_dir=str(self._folder), held=held)
+                    self._plan = self._prepare_hosts(plan)
                     write_record(self._folder, started_record(record, self._plan, now=_now(), environ=os.environ))
                 if not queued:
                     ready()
@@ -185,6 +194,25 @@ class FrontEnd:
             keep_waiting=lambda: self._wishes.early_stop is None,
         )
 
+    def _prepare_hosts(self, plan: LaunchPlan) -> LaunchPlan:
+        """Makes other hosts ready, if there are any; a wish to stop ends it at once."""
+        settings = self._settings.hosts
+        if settings is None:
+            return plan
+        from .many_hosts import JobHosts
+
+        hosts = JobHosts(
+            self._launch.placement,
+            settings,
+            lease_s=plan.lease_s,
+            note=self._console.note,
+            warn=self._console.warning,
+        )
+        self._transport = hosts.transport
+        with suppress(_Interrupted), self._wishes.interrupting():
+            return hosts.prepare(plan, python=sys.executable)
+        return plan
+
     def _run(self) -> dict[str, Any]:
         for warning in self._launch.warnings:
             self._console.warning(warning)
@@ -202,7 +230,7 @@ class FrontEnd:
         output = JobOutput(self._plan, self._console, display=self._console)
         try:
             policies = self._settings.policies
-            job = JobRun(self._plan, LocalTransport(), output, python=sys.executable, policies=policies)
+            job = JobRun(self._plan, self._transport, output, python=sys.executable, policies=policies)
             self._wishes.pass_to(job)
             return job.run()
         finally:
@@ -254,11 +282,16 @@ class FrontEnd:
             self._console.note(f"{prefix}{problem}")
 
 
+class _Interrupted(Exception):
+    """The user wants no job any more, while what comes before it was under way."""
+
+
 class _Wishes:
     """Passes the user's wishes on to the job, and keeps a stop that comes before there is one."""
 
     def __init__(self) -> None:
         self._job: JobRun | None = None
+        self._interrupts = False
         #: The signal of the first stop that had no job to go to.
         self.early_stop: int | None = None
 
@@ -274,6 +307,25 @@ class _Wishes:
             self._job.request_stop(signum, why)
         elif self.early_stop is None:
             self.early_stop = signum
+            if self._interrupts:
+                # Once: what it interrupts has something to end.
+                self._interrupts = False
+                raise _Interrupted
+
+    @contextmanager
+    def interrupting(self) -> Generator[None]:
+        """Has a stop break off the block, by an exception on the main thread, for nothing in it asks.
+
+        Raises:
+            _Interrupted: out of the block, or before it if a stop came already.
+        """
+        if self.early_stop is not None:
+            raise _Interrupted
+        self._interrupts = True
+        try:
+            yield
+        finally:
+            self._interrupts = False
 
     def kill_now(self, signum: int) -> None:
         """See `RunningJob`."""

@@ -146,7 +146,7 @@ class _Turn:
             offer = self._offer(devices, partly=True)
             self._lease(offer)
         if self._demand.gpus and not offer.taken:
-            raise _refusal(self._demand.gpus, offer.obstacles, devices)
+            raise _refusal(self._demand, offer)
         return offer.held
 
     def wait(
@@ -187,20 +187,23 @@ class _Turn:
         if not self._demand.gpus:
             return ()
         devices = read_devices(self._environ, load_nvml=self._load_nvml)
-        if len(devices) < self._demand.gpus:
-            raise DsrunError(f"{_gpus(self._demand.gpus)} are asked for and the driver shows {len(devices)} now")
+        needed = max((place + 1 for place in self._demand.chosen or ()), default=self._demand.gpus)
+        if len(devices) < needed:
+            raise DsrunError(f"{_gpus(needed)} are asked for and the driver shows {len(devices)} now")
         return devices
 
     def _offer(self, devices: Sequence[Device], *, partly: bool) -> _Offer:
         leased = _holders(self._leases.others(clean=True))
         if not self._demand.gpus:
             return _offer_slots(self._demand.ranks, leased, partly=partly)
-        taken, obstacles = take_devices(devices, self._demand.gpus, leased=leased, share=self._share)
+        chosen = self._demand.chosen
+        eligible = devices if chosen is None else tuple(devices[place] for place in chosen)
+        taken, obstacles = take_devices(eligible, self._demand.gpus, leased=leased, share=self._share)
         return _Offer(
             taken=tuple(device.name for device in taken),
             held=held_devices(taken, devices, ranks=self._demand.ranks),
             obstacles=obstacles,
-            names=tuple(device.name for device in devices),
+            names=tuple(device.name for device in eligible),
         )
 
     def _lease(self, offer: _Offer) -> None:
@@ -263,15 +266,16 @@ def whole(claim: Claim, key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _refusal(count: int, obstacles: Mapping[str, list[str]], devices: Sequence[Device]) -> UsageError:
-    free = len(devices) - sum(map(len, obstacles.values()))
+def _refusal(demand: Demand, offer: _Offer) -> UsageError:
+    count = demand.gpus
+    free = len(offer.names) - sum(map(len, offer.obstacles.values()))
     are, is_free = (
         ("is" if count == 1 else "are"),
         ("none is" if not free else f"{free} {'is' if free == 1 else 'are'}"),
     )
-    fewer = f", `-n {free}` takes what is free" if free else ""
+    fewer = f", `-n {free}` takes what is free" if free and demand.chosen is None else ""
     return UsageError(
-        f"{_gpus(count)} {are} asked for and {is_free} free: {_in_words(obstacles)}",
+        f"{_gpus(count)} {are} asked for and {is_free} free: {_in_words(offer.obstacles)}",
         hint=f"`--queue` waits, `--share-gpus` takes them all the same{fewer}, `--backend gloo` needs none",
     )
 

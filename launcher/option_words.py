@@ -48,6 +48,13 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
+def parse_port(text: str) -> int:
+    """Reads a port that something can listen on."""
+    if re.fullmatch(r"[0-9]{1,5}", text) is None or not 1 <= int(text) <= 65535:
+        raise click.BadParameter(f"expected a port from 1 to 65535, got `{text}`")
+    return int(text)
+
+
 def parse_path(text: str) -> str:
     """Refuses an empty word, which an unset variable of a shell leaves and which would mean the working folder."""
     if not text:

@@ -21,11 +21,12 @@ def opening(plan: LaunchPlan, *, devices: str) -> str:
 
     Args:
         plan: the launch.
-        devices: what it trains on, for the eye.
+        devices: what it trains on, for the eye; empty where that is not known here.
     """
     ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
     hosts = plan.nodes[0].host.name if len(plan.nodes) == 1 else f"{len(plan.nodes)} hosts"
-    return f"job {plan.job_id}: {ranks} on {hosts}, {devices}, {plan.program.target}, logs in {short(plan.run_dir)}"
+    parts = [f"{ranks} on {hosts}", devices, plan.program.target, f"logs in {short(plan.run_dir)}"]
+    return f"job {plan.job_id}: {', '.join(part for part in parts if part)}"
 
 
 def closing(value: dict[str, Any]) -> str:
@@ -89,6 +90,7 @@ def without_ranks(
         "duration_s": round(duration_s, 3),
         "run_dir": plan.run_dir,
         "failure": None if report is None else list(report),
+        "hosts": [node.host.name for node in plan.nodes],
         "ranks": [],
     }
 

@@ -11,12 +11,18 @@ from .plan import LaunchPlan, NodePlan
 from .secrets_mask import MASK, masked, masked_words
 
 
-def describe_plan(plan: LaunchPlan, *, bindings: Mapping[str, Sequence[Binding]] | None = None) -> str:
+def describe_plan(
+    plan: LaunchPlan,
+    *,
+    bindings: Mapping[str, Sequence[Binding]] | None = None,
+    reached: Mapping[str, str] | None = None,
+) -> str:
     """Returns the plan as aligned lines, ready to be read and to be pasted into a shell.
 
     Args:
         plan: the launch.
         bindings: where the ranks of a host run, by its name, for the hosts that were asked (`Launch.bindings`).
+        reached: how each host is reached, by its name (`Launch.reached`).
     """
     rows = [
         ("job", plan.job_id),
@@ -28,16 +34,29 @@ def describe_plan(plan: LaunchPlan, *, bindings: Mapping[str, Sequence[Binding]]
     ]
     if plan.max_restarts:
         rows.append(("restarts", f"at most {plan.max_restarts}"))
+    ways = reached or {}
+    is_here_alone = all(way == "here" for way in ways.values())
     for position, node in enumerate(plan.nodes):
-        rows.append(("ranks" if position == 0 else "", _describe_node(node)))
+        way = "" if is_here_alone else ways.get(node.host.name, "")
+        rows.append(("ranks" if position == 0 else "", _describe_node(node, way)))
     found = bindings or {}
     cores = [line for node in plan.nodes for line in _describe_cores(node, found.get(node.host.name, ()))]
     rows += [("cores" if position == 0 else "", line) for position, line in enumerate(cores)]
-    variables = {**plan.env, **(plan.nodes[0].workers[0].env if plan.nodes else {})}
-    for position, (name, value) in enumerate(sorted(variables.items())):
-        rows.append(("variables" if position == 0 else "", f"{name}={_shown(name, value)}"))
+    variables = [*_variables(plan.env), *(line for node in plan.nodes for line in _variables_of(node, plan))]
+    rows += [("variables" if position == 0 else "", line) for position, line in enumerate(variables)]
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
+
+
+def _variables(env: Mapping[str, str]) -> list[str]:
+    return [f"{name}={_shown(name, value)}" for name, value in sorted(env.items())]
+
+
+def _variables_of(node: NodePlan, plan: LaunchPlan) -> list[str]:
+    """Returns what one host's ranks get beside the variables of all; of several hosts with its name."""
+    where = "" if len(plan.nodes) == 1 else f" on {node.host.name}"
+    own = {**node.host.env, **(node.workers[0].env if node.workers else {})}
+    return [f"{line}{where}" for line in _variables(own)]
 
 
 def _shown(name: str, value: str) -> str:
@@ -49,10 +68,11 @@ def _start(plan: LaunchPlan) -> str:
     return "exec, as the program is not Python" if plan.program.kind == "command" else plan.start
 
 
-def _describe_node(node: NodePlan) -> str:
+def _describe_node(node: NodePlan, way: str) -> str:
     first, last = node.workers[0].rank, node.workers[-1].rank
+    by = "" if not way else f", {way}" if way == "here" else f", by {way}"
     python = "" if node.host.python is None else f", with {node.host.python}"
-    return f"{_span(first, last)} on {node.host.name} ({node.host.source}){python}"
+    return f"{_span(first, last)} on {node.host.name} ({node.host.source}){by}{python}"
 
 
 def _describe_cores(node: NodePlan, bindings: Sequence[Binding]) -> list[str]:

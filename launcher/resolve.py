@@ -6,153 +6,30 @@ Reads files and asks the driver, starts and writes nothing. All problems are fou
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from dsrun.contract import BACKEND_ENV
 from dsrun.errors import InputError, Problem, UsageError
 
-from .affinity import Binding
-from .devices import Demand, Held
-from .environment import THREADS_ENV, job_environment, parse_env_options
-from .host_binding import read_bindings
-from .hostfile import read_hostfile
-from .hosts import Allocation
+from .devices import Demand
+from .env_file import read_env_file
+from .environment import job_environment, parse_env_options, passed_on
+from .hosts import HostSpec
 from .job_config import check_config
-from .plan import Bind, LaunchPlan, Program, ProgramKind, StartMethod, make_plan
+from .launch import Backend, Launch, Request
+from .placement import Placement, place
+from .plan import Program, StartMethod
 from .probe import host_names
 from .probe_gpu import GpuReport, read_gpus
 from .probe_versions import read_versions
 from .program import check_program, find_program, start_method
 from .script_words import ScriptWords, split_script_words
-from .selection import is_local, select_hosts, select_local
-
-Backend = Literal["nccl", "gloo"]
 
 _T = TypeVar("_T")
 _NO_WORDS = ScriptWords(args=(), config=None, deepspeed_config=None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What the user asked for, not yet checked against anything.
-
-    Attributes:
-        kind: how `words[0]` is to be understood; None means by what the file is.
-        words: the script and everything after it.
-        ranks_per_host: None means as many as there are GPUs.
-        hostfile: None means this machine.
-        config: `--config` from before the script.
-        env: values of `--env`.
-        backend: None leaves the choice to the script.
-        start: how ranks are made; None means by fork where that can be.
-        grace_s: seconds between asking and killing.
-        bind: which cores each rank may run on.
-        max_restarts: how often the job may be started again.
-    """
-
-    kind: ProgramKind | None = None
-    words: tuple[str, ...]
-    ranks_per_host: int | None = None
-    hostfile: str | None = None
-    config: str | None = None
-    env: tuple[str, ...] = ()
-    backend: Backend | None = None
-    start: StartMethod | None = None
-    grace_s: float = 10.0
-    bind: Bind = "auto"
-    max_restarts: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """A checked launch; only the job's id and folder are missing.
-
-    Attributes:
-        request: where it came from.
-        program: what each rank runs.
-        start: how ranks are made.
-        allocation: where.
-        cwd: working folder of every rank.
-        env: variables for all ranks.
-        local_hosts: names of those hosts of the allocation that are this machine.
-        demand: what the job wants of this machine, for `job_queue.hold_devices`.
-        devices: `nccl`, `gloo`, `2 GPUs` or `no GPU`: what the job trains on, for the eye.
-        warnings: what config and devices will not do as one may expect, as `warning:` lines; they stop nothing.
-    """
-
-    request: Request
-    program: Program
-    start: StartMethod
-    allocation: Allocation
-    cwd: str
-    env: dict[str, str]
-    local_hosts: frozenset[str]
-    demand: Demand
-    devices: str
-    warnings: tuple[str, ...] = ()
-
-    def plan(self, *, job_id: str, run_dir: str, held: Held | None = None) -> LaunchPlan:
-        """Completes the plan.
-
-        Args:
-            job_id: id of the job.
-            run_dir: its folder.
-            held: what `hold_devices` yielded: the ranks of this machine see these devices.
-        """
-        plan = make_plan(
-            self.allocation,
-            self.program,
-            job_id=job_id,
-            start=self.start,
-            cwd=self.cwd,
-            env=self.env,
-            run_dir=run_dir,
-            grace_s=self.request.grace_s,
-            nonce=secrets.token_hex(16),
-            bind=self.request.bind,
-            max_restarts=self.request.max_restarts,
-        )
-        return plan if held is None else _with_devices(plan, held, self.local_hosts)
-
-    def bindings(self, environ: Mapping[str, str]) -> dict[str, tuple[Binding, ...]]:
-        """Looks where the ranks of this machine would run; other machines resolve that themselves.
-
-        Args:
-            environ: the environment the ranks inherit.
-
-        Returns:
-            by name of the host; threads are those the user asked for, where OMP_NUM_THREADS is set.
-        """
-        given = {**environ, **self.env}
-        threads = given.get(THREADS_ENV, "").split(",")[0].strip()
-        found: dict[str, tuple[Binding, ...]] = {}
-        for host in self.allocation.hosts:
-            if host.name in self.local_hosts:
-                bindings = read_bindings(self.request.bind, host.slots, given)
-                if threads.isdecimal():
-                    bindings = tuple(replace(binding, threads=int(threads)) for binding in bindings)
-                found[host.name] = bindings
-        return found
-
-
-def _with_devices(plan: LaunchPlan, held: Held, local_hosts: frozenset[str]) -> LaunchPlan:
-    nodes = tuple(
-        replace(
-            node,
-            workers=tuple(
-                replace(worker, env={**worker.env, **held.environment(worker.local_rank)}) for worker in node.workers
-            ),
-        )
-        if node.host.name in local_hosts
-        else node
-        for node in plan.nodes
-    )
-    return replace(plan, nodes=nodes)
 
 
 @dataclass(slots=True)
@@ -181,40 +58,75 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
     Raises:
         UsageError: carries every problem of program, hosts, variables, backend and config.
     """
-    cwd = _working_folder()
+    here = _working_folder()
     findings = _Findings()
     words = findings.attempt(lambda: split_script_words(request.words[1:])) or _NO_WORDS
     kind, target = find_program(request.words[0], kind=request.kind)
     program = Program(kind=kind, target=target, args=words.args, python=sys.executable)
     findings.attempt(lambda: check_program(program, verbs=verbs))
     start: StartMethod | None = findings.attempt(lambda: start_method(program, request.start))
-    user_env = findings.attempt(lambda: parse_env_options(request.env, environ=environ)) or {}
+    files = [findings.attempt(lambda path=path: read_env_file(path)) or {} for path in request.env_files]
+    options = findings.attempt(lambda: parse_env_options(request.env, environ=environ)) or {}
     choice = findings.attempt(lambda: _choose_backend(request.backend, environ)) or _BackendChoice(None, "")
-    gpus = _gpus_if_needed(choice.backend, environ)
-    allocation = findings.attempt(lambda: _allocate(request, gpus))
+    machine = _Machine(environ, asks_driver=choice.backend != "gloo")
+    placement = findings.attempt(
+        lambda: place(
+            request.hosts, environ=environ, local_names=host_names(), device_count=lambda: machine.device_count
+        )
+    )
+    local = _local_hosts(placement)
+    gpus = machine.gpus if placement is None or local else None
     if choice.backend == "nccl" and gpus is not None:
         versions = read_versions()
         findings.attempt(
-            lambda: check_nccl(gpus, allocation, torch=versions.torch, cuda=versions.cuda, asked_by=choice.asked_by)
+            lambda: check_nccl(gpus, local, torch=versions.torch, cuda=versions.cuda, asked_by=choice.asked_by)
         )
+    demand = findings.attempt(lambda: _demand(local, gpus))
+    paths = _Paths(
+        here, request.workdir, synced=request.sync and placement is not None and bool(placement.remote_hosts)
+    )
+    if local:
+        findings.attempt(paths.check)
+    allocation = None if placement is None else placement.allocation
     config = findings.attempt(lambda: check_config(request.config, words, allocation, environ))
-    if findings.problems or allocation is None or start is None:
+    if findings.problems or placement is None or start is None or demand is None:
         raise UsageError.of(findings.problems)
     path, warnings = config or (None, ())
-    names = host_names()
-    local_hosts = frozenset(host.name for host in allocation.hosts if is_local(host.name, local_names=names))
+    user_env = passed_on(environ) if placement.remote_hosts else {}
+    for given in (*files, options):
+        user_env |= given
     return Launch(
         request=request,
-        program=program,
+        program=replace(program, target=paths.target(program)),
         start=start,
-        allocation=allocation,
-        cwd=cwd,
-        env=job_environment(user=user_env, config=path, backend=choice.backend),
-        local_hosts=local_hosts,
-        demand=_demand(allocation, local_hosts, gpus),
-        devices=choice.backend or _devices(gpus),
-        warnings=(*warnings, *slice_warnings(gpus)),
+        placement=placement,
+        cwd=paths.folder,
+        env=job_environment(user=user_env, config=None if path is None else paths.there(path), backend=choice.backend),
+        demand=demand,
+        devices=choice.backend or ("" if placement.remote_hosts else _devices(gpus)),
+        warnings=(*warnings, *slice_warnings(gpus), *_unused_warnings(request, placement)),
     )
+
+
+class _Machine:
+    """The GPUs of this machine, asked for once and only where the answer changes something: it can take a second."""
+
+    def __init__(self, environ: Mapping[str, str], *, asks_driver: bool) -> None:
+        self._environ = environ
+        self._asks_driver = asks_driver
+        self._report: GpuReport | None = None
+
+    @property
+    def gpus(self) -> GpuReport | None:
+        """What the driver reports; None for a job that uses no GPU."""
+        if self._report is None and self._asks_driver:
+            self._report = read_gpus(self._environ)
+        return self._report
+
+    @property
+    def device_count(self) -> int:
+        """GPUs the job may use here."""
+        return 0 if self.gpus is None else self.gpus.usable_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +135,43 @@ class _BackendChoice:
 
     backend: Backend | None
     asked_by: str
+
+
+class _Paths:
+    """What names of files here become for the ranks.
+
+    Args:
+        here: the folder dsrun was started in.
+        workdir: `--workdir`.
+        synced: the folder here is copied to that one, so that what is in it is there too.
+    """
+
+    def __init__(self, here: str, workdir: str | None, *, synced: bool) -> None:
+        self._here = here
+        self._synced = synced
+        #: Working folder of every rank.
+        self.folder = here if workdir is None else os.path.abspath(workdir)
+
+    def check(self) -> None:
+        """Looks whether ranks of this machine can work there."""
+        if not self._synced and not os.path.isdir(self.folder):
+            raise UsageError(
+                f"`--workdir`: {self.folder} is no folder of this machine",
+                hint="make it first, or leave `--workdir` out",
+            )
+
+    def target(self, program: Program) -> str:
+        """Returns what ranks run: relative names of files are meant from here, wherever ranks work."""
+        is_file = program.kind == "script" or os.sep in program.target
+        if not is_file or self.folder == self._here:
+            return program.target
+        return self.there(os.path.abspath(program.target))
+
+    def there(self, path: str) -> str:
+        """Returns an absolute path of this machine as ranks find it."""
+        inside = os.path.relpath(path, self._here)
+        is_copied = self._synced and inside != os.pardir and not inside.startswith(os.pardir + os.sep)
+        return os.path.join(self.folder, inside) if is_copied else path
 
 
 def _choose_backend(asked: Backend | None, environ: Mapping[str, str]) -> _BackendChoice:
@@ -238,9 +187,32 @@ def _choose_backend(asked: Backend | None, environ: Mapping[str, str]) -> _Backe
     return _BackendChoice(inherited or None, f"`{BACKEND_ENV}={inherited}`")
 
 
-def _demand(allocation: Allocation, local_hosts: frozenset[str], gpus: GpuReport | None) -> Demand:
-    ranks = sum(host.slots for host in allocation.hosts if host.name in local_hosts)
-    return Demand(ranks=ranks, gpus=0 if gpus is None else min(ranks, gpus.usable_count))
+def _local_hosts(placement: Placement | None) -> tuple[HostSpec, ...]:
+    if placement is None:
+        return ()
+    return tuple(host for host in placement.allocation.hosts if host.name in placement.local_hosts)
+
+
+def _demand(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
+    """Returns what the ranks of this machine need of it."""
+    ranks = sum(host.slots for host in local)
+    count = 0 if gpus is None else gpus.usable_count
+    if count and len(local) > 1:
+        raise UsageError(
+            f"`--transport local` makes {len(local)} hosts of this machine, which has one set of GPUs",
+            hint="`--backend gloo` trains on the CPU",
+        )
+    chosen = local[0].gpus if local else None
+    if not count or chosen is None:
+        return Demand(ranks=ranks, gpus=min(ranks, count))
+    missing = [gpu for gpu in chosen if gpu >= count]
+    if missing:
+        there = "GPU 0 only" if count == 1 else f"GPUs 0 to {count - 1}"
+        raise UsageError(
+            f"{local[0].source}: GPU {missing[0]} is asked for, and this process sees {there}",
+            hint="ids count the GPUs that CUDA_VISIBLE_DEVICES names; `dsrun probe` shows them",
+        )
+    return Demand(ranks=ranks, gpus=len(chosen), chosen=chosen)
 
 
 def _working_folder() -> str:
@@ -250,14 +222,16 @@ def _working_folder() -> str:
         raise UsageError("the working folder does not exist any more", hint="`cd` to another") from error
 
 
-def _gpus_if_needed(backend: Backend | None, environ: Mapping[str, str]) -> GpuReport | None:
-    """Asks the driver unless the answer could change nothing: waking it can take a second."""
-    return None if backend == "gloo" else read_gpus(environ)
-
-
 def _devices(gpus: GpuReport | None) -> str:
     count = 0 if gpus is None else gpus.usable_count
     return f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
+
+
+def _unused_warnings(request: Request, placement: Placement) -> tuple[str, ...]:
+    """Says of options for other hosts that there is none."""
+    if placement.remote_hosts:
+        return ()
+    return tuple(f"warning: `{word}` has no effect: all ranks run on this machine" for word in request.for_remote)
 
 
 def slice_warnings(gpus: GpuReport | None) -> tuple[str, ...]:
@@ -270,27 +244,19 @@ def slice_warnings(gpus: GpuReport | None) -> tuple[str, ...]:
     )
 
 
-def _allocate(request: Request, gpus: GpuReport | None) -> Allocation:
-    if request.hostfile is None:
-        device_count = 0 if gpus is None else gpus.usable_count
-        return select_local(ranks_per_host=request.ranks_per_host, device_count=device_count)
-    hosts = read_hostfile(Path(request.hostfile))
-    return select_hosts(hosts, ranks_per_host=request.ranks_per_host, local_names=host_names())
-
-
 def check_nccl(
     gpus: GpuReport,
-    allocation: Allocation | None,
+    hosts: Sequence[HostSpec],
     *,
     torch: str | None,
     cuda: str | None,
     asked_by: str = "`--backend nccl`",
 ) -> None:
-    """Looks whether NCCL can work: it needs a CUDA build of torch and a GPU of its own for every rank.
+    """Looks whether NCCL can work here: it needs a CUDA build of torch and a GPU of its own for every rank.
 
     Args:
         gpus: what the driver reports.
-        allocation: the hosts, where they are known.
+        hosts: those that are this machine, where they are known.
         torch: version of torch beside this interpreter, if any.
         cuda: what that torch was built for; None for a CPU build.
         asked_by: who wants it, for messages.
@@ -304,7 +270,7 @@ def check_nccl(
         raise UsageError(f"{asked_by} needs a GPU and this machine offers none: {reason}", hint=way_out)
     if torch is not None and cuda is None:
         raise UsageError(f"{asked_by} needs CUDA and torch {torch} is built without it", hint=way_out)
-    slots = max((host.slots for host in allocation.hosts), default=0) if allocation is not None else 0
+    slots = max((host.slots for host in hosts), default=0)
     if slots > gpus.usable_count:
         raise UsageError(
             f"{asked_by} needs a GPU for each rank; {slots} ranks share {gpus.usable_count}",

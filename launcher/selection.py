@@ -167,50 +167,6 @@ def select_local(
     return select([here], include=include, exclude=exclude, nodes=nodes, ranks_per_host=ranks_per_host)
 
 
-def select_hosts(hosts: Sequence[HostSpec], *, ranks_per_host: int | None, local_names: frozenset[str]) -> Allocation:
-    """Chooses from the hosts of a hostfile, for a launcher that starts ranks on this machine only.
-
-    Args:
-        hosts: what the hostfile names, in its order; not empty.
-        ranks_per_host: ranks to take on each host, at most its slots; None takes all slots.
-        local_names: what this machine is called beside `localhost` and its kin, in lower case.
-
-    Raises:
-        HostfileError: a host is not this machine, is named twice, has fewer slots than asked for, or asks for what
-            only the launch of remote hosts does.
-    """
-    problems: list[Problem] = []
-    first_local: HostSpec | None = None
-    for host in hosts:
-        if not is_local(host.name, local_names=local_names):
-            problems.append(
-                Problem(
-                    f"{host.source}: host `{host.name}` is not this machine; this version starts ranks here only",
-                    "remote hosts come in a later version; until then name `localhost`",
-                )
-            )
-            continue
-        if first_local is not None:
-            problems.append(
-                Problem(
-                    f"{host.source}: `{host.name}` is this machine, as is `{first_local.name}` ({first_local.source})",
-                    "give each host one line and add up the slots",
-                )
-            )
-            continue
-        first_local = host
-        unused = [key for key in ("python", "gpus", "env") if getattr(host, key)]
-        if unused:
-            problems.append(
-                Problem(f"{host.source}: `{unused[0]}` is not obeyed by this version", "take it out of the line")
-            )
-        if ranks_per_host is not None and (problem := _too_few_slots(host, ranks_per_host)) is not None:
-            problems.append(problem)
-    if problems:
-        raise HostfileError.of(problems)
-    return Allocation(hosts=tuple(_with_count(host, ranks_per_host or host.slots) for host in hosts))
-
-
 def is_local(name: str, *, local_names: frozenset[str]) -> bool:
     """Tells whether a host of a hostfile is this machine, by name alone (nothing is resolved)."""
     return name.lower() in _LOOPBACK or name.lower() in local_names

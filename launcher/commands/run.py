@@ -14,32 +14,41 @@ from dsrun.errors import UsageError
 
 from ..console_ranks import parse_rank_set
 from ..failures import EXIT_CODES
+from ..foreign_words import our_spelling
+from ..host_options import OTHERS, WHICH, HostOptions, host_options
 from ..job_folder import jobs_folder, make_job_folder, new_job_id
+from ..launch import Backend, Launch, Request
 from ..option_words import complete_file, parse_count, parse_duration, parse_path, parse_ranks, parse_seconds
 from ..plan import Bind, ProgramKind, StartMethod
 from ..plan_text import describe_plan
-from ..resolve import Backend, Launch, Request, resolve
+from ..resolve import resolve
 from ..secrets_mask import mask_plan
 from ..sectioned_help import SectionedCommand
 
 if TYPE_CHECKING:
     from ..front_end import RunSettings
     from ..job_run import OnHang
+    from ..many_hosts import HostSettings
 
 DEFAULT_GRACE_S = 10.0
 
 
-@click.command("run", cls=SectionedCommand, context_settings={"allow_interspersed_args": False})
+@click.command(
+    "run",
+    cls=SectionedCommand,
+    context_settings={"allow_interspersed_args": False, "token_normalize_func": our_spelling},
+)
 @click.option(
     "-n", "--ranks-per-host", type=parse_ranks, metavar="N", help="Ranks on each host.  [default: its GPUs, or 1]"
 )
-@click.option("-H", "--hostfile", type=parse_path, metavar="FILE", help="Hosts, one `host slots=N` a line.")
+@host_options
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as for `python -m`.")
 @click.option("--no-python", is_flag=True, help="SCRIPT is any program, run as it is.")
 @click.option("--config", type=parse_path, metavar="FILE", help="Training config; checked first.")
 @click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="How ranks talk.  [default: up to SCRIPT]")
 @click.option("--start", type=click.Choice(["fork", "exec"]), help="Import torch once and fork, or start each anew.")
 @click.option("--env", multiple=True, metavar="K[=V]", help="Set a variable for all ranks, or pass it on.")
+@click.option("--env-file", multiple=True, type=parse_path, metavar="FILE", help="Set those of a file, `K=V` a line.")
 @click.option(
     "--bind",
     type=click.Choice(["auto", "none", "cores", "numa"]),
@@ -106,13 +115,14 @@ DEFAULT_GRACE_S = 10.0
 def command(
     ctx: click.Context,
     ranks_per_host: int | None,
-    hostfile: str | None,
+    hosts: HostOptions,
     module: bool,
     no_python: bool,
     config: str | None,
     backend: Backend | None,
     start: StartMethod | None,
     env: tuple[str, ...],
+    env_file: tuple[str, ...],
     bind: Bind,
     queue: bool,
     priority: int,
@@ -146,29 +156,40 @@ def command(
     request = Request(
         kind=kind,
         words=words,
-        ranks_per_host=ranks_per_host,
-        hostfile=hostfile,
+        hosts=hosts.request(ranks_per_host),
         config=config,
         env=env,
+        env_files=env_file,
+        workdir=hosts.workdir,
+        sync=hosts.sync,
         backend=backend,
         start=start,
         grace_s=grace,
         bind=bind,
         max_restarts=max_restarts,
+        for_remote=hosts.for_remote(),
     )
     launch = resolve(request, environ=os.environ, verbs=_verbs(ctx))
     folder = jobs_folder(os.environ) if log_dir is None else Path(log_dir)
-    if not no_plan:
+    if launch.placement.remote_hosts:
+        if model is not None:
+            raise UsageError(
+                "`--model` predicts for this machine alone, and the job has other hosts",
+                hint=f"`dsrun plan {model} --gpus 2x8xH100-80G` predicts for hosts like the ones named",
+            )
+    elif not no_plan:
         from ..estimate_check import check_fits
 
         check_fits(launch, model=model, jobs=[folder], environ=os.environ)
     if dry_run:
         job_id = new_job_id(datetime.now())
         plan = launch.plan(job_id=job_id, run_dir=str(folder.absolute() / job_id))
+        _warn(launch, quiet=quiet)
+        reached = launch.reached()
         click.echo(
-            json.dumps(mask_plan(plan.to_json()), indent=2)
+            json.dumps({**mask_plan(plan.to_json()), "reached": reached}, indent=2)
             if as_json
-            else describe_plan(plan, bindings=launch.bindings(os.environ))
+            else describe_plan(plan, bindings=launch.bindings(os.environ), reached=reached)
         )
         return 0
     shown = None if ranks is None else parse_rank_set(ranks, launch.allocation.world_size)
@@ -183,6 +204,7 @@ def command(
             max_restarts=max_restarts, min_uptime_s=min_uptime, hang_timeout_s=hang_timeout, on_hang=on_hang
         ),
         hold=Hold(queue=queue, priority=priority, share_gpus=share_gpus),
+        hosts=_host_settings(hosts) if launch.placement.remote_hosts else None,
         detached=detach,
         shown=shown,
         progress=not no_progress,
@@ -205,8 +227,7 @@ def _run_detached(launch: Launch, settings: RunSettings, *, job_id: str, run_dir
     from ..detach import run_in_background
     from ..front_end import FRONT_END_LOG, FrontEnd
 
-    for warning in () if settings.quiet else launch.warnings:
-        click.echo(warning, err=True)
+    _warn(launch, quiet=settings.quiet)
     run_in_background(
         lambda ready: FrontEnd(launch, settings, job_id=job_id, folder=run_dir).run(ready),
         log=str(run_dir / FRONT_END_LOG),
@@ -218,6 +239,23 @@ def _run_detached(launch: Launch, settings: RunSettings, *, job_id: str, run_dir
     if not settings.quiet:
         click.echo(f"dsrun: `dsrun logs {job_id} -f` follows the job, `dsrun stop {job_id}` ends it", err=True)
     return 0
+
+
+def _warn(launch: Launch, *, quiet: bool) -> None:
+    for warning in () if quiet else launch.warnings:
+        click.echo(warning, err=True)
+
+
+def _host_settings(hosts: HostOptions) -> HostSettings:
+    from ..many_hosts import HostSettings
+
+    return HostSettings(
+        ssh_config=hosts.ssh_config_path,
+        connect_timeout_s=hosts.connect_timeout,
+        accept_new_host_keys=hosts.accept_new_host_keys,
+        iface=hosts.iface,
+        preflight=not hosts.no_preflight,
+    )
 
 
 def _program_kind(*, module: bool, no_python: bool) -> ProgramKind | None:
@@ -235,8 +273,9 @@ def _verbs(ctx: click.Context) -> list[str]:
 assert isinstance(command, SectionedCommand), "as its decorator says"
 command.tables = {"Exit code": EXIT_CODES}
 command.sections = {
-    "Where": ("ranks_per_host", "hostfile", "bind", "queue", "priority", "share_gpus"),
-    "What": ("module", "no_python", "config", "backend", "start", "env", "model", "no_plan", "dry_run"),
+    "Where": ("ranks_per_host", *WHICH, "bind", "queue", "priority", "share_gpus"),
+    "What": ("module", "no_python", "config", "backend", "start", "env", "env_file", "model", "no_plan", "dry_run"),
+    "Other hosts": OTHERS,
     "When it fails": ("grace", "max_restarts", "min_uptime", "hang_timeout", "on_hang"),
     "What you see": ("detach", "log_dir", "ranks", "no_progress", "as_json", "quiet", "help"),
 }

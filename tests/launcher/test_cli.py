@@ -60,7 +60,10 @@ Usage: dsrun run [OPTIONS] SCRIPT [ARGS]...
 
 Where:
   -n, --ranks-per-host N  Ranks on each host.  [default: its GPUs, or 1]
-  -H, --hostfile FILE     Hosts, one `host slots=N` a line.
+  -H, --hostfile FILE     Hosts, one `host slots=N` a line; - is stdin.
+  -i, --include FILTER    Take only these: `w0@w1:0,2`, `w[0-3]:0-1`.
+  -e, --exclude FILTER    Take all but these.
+  --nodes N               Take the first N hosts.
   --bind HOW              Cores of a rank: auto, none, cores or numa.
   --queue                 Wait for free GPUs or slots; see `dsrun queue`.
   --priority N            Place in the queue; higher is earlier.
@@ -73,9 +76,24 @@ What:
   --backend [nccl|gloo]   How ranks talk.  [default: up to SCRIPT]
   --start [fork|exec]     Import torch once and fork, or start each anew.
   --env K[=V]             Set a variable for all ranks, or pass it on.
+  --env-file FILE         Set those of a file, `K=V` a line.
   --model MODEL           What is trained, as for `dsrun plan`.
   --no-plan               Start also what cannot fit into memory.
   --dry-run               Check all, print the plan, start nothing.
+
+Other hosts:
+  --transport HOW         Way to the hosts: ssh, openssh (the system's
+                          client), srun or local (all of them are this
+                          machine).
+  --ssh-config FILE       Read it in place of ~/.ssh/config.
+  --accept-new-host-keys  Trust hosts that known_hosts has not, and note them.
+  --connect-timeout TIME  For a host to answer.  [default: 10s]
+  --iface NAME            Meet on this network.  [default: the fastest that
+                          all share]
+  --sync                  Copy this folder to every host first, what has
+                          changed of it.
+  --workdir DIR           Working folder of all ranks.  [default: this one]
+  --no-preflight          Start without comparing the hosts first.
 
 When it fails:
   --grace TIME            For ranks to end, when stopped.  [default: 10s]
@@ -101,6 +119,7 @@ Exit code:
   2         wrong arguments, config, hostfile or model; where ranks met it,
             the first one's own code
   74        a host was lost or could not run its ranks
+  75        hosts could not be reached or are not fit; nothing was started
   76        ranks made no progress for `--hang-timeout`, and the job was ended
             for it
   128 + N   the first failing rank was killed by signal N: 137 SIGKILL, 139
@@ -293,6 +312,20 @@ def test_grace_is_a_time(text: str, seconds: float) -> None:
         (["--no-python", "no-such-program"], "command no-such-program: there is no such program", None),
         (["--no-python", "./train.py"], "command ./train.py: is not executable", None),
         (["-H", "hosts", "train.py"], "hosts: the hostfile cannot be read: no such file or directory", None),
+        (["--include", "box:0", "train.py"], "--include:1: no host is called `box`", None),
+        (
+            ["--nodes", "2", "train.py"],
+            "`--nodes 2`: without a hostfile there is this machine alone",
+            "name the hosts: `-H hosts`",
+        ),
+        (["--transport", "pdsh", "x"], "`--transport`: 'pdsh' is not one of 'ssh', 'openssh', 'srun', 'local'", None),
+        (
+            ["--transport", "srun", "train.py"],
+            "`--transport srun` needs a Slurm job, and this process runs in none",
+            None,
+        ),
+        (["--connect-timeout", "0", "x"], "`--connect-timeout`: expected a time above 0, got `0`", None),
+        (["--env-file", "no", "train.py"], "no: cannot read this file of variables: No such file or directory", None),
         (["--env", "NOPE_X", "train.py"], "`--env NOPE_X` copies a variable that is not set here", None),
         (["train.py", "--config", "no.json"], "file not found: no.json", None),
         (["train.py", "--config"], "`--config` after the script names no file", None),
@@ -348,11 +381,97 @@ def test_all_problems_are_told_in_one_go(folder: Path) -> None:
     assert "needs a GPU and this machine offers none" in text
 
 
-def test_a_host_that_is_not_this_machine_is_refused_not_dropped(folder: Path) -> None:
-    (folder / "hosts").write_text("localhost slots=1\nworker-1 slots=2\n")
-    assert refused("-H", "hosts", "train.py") == (
-        "error: hosts:2: host `worker-1` is not this machine; this version starts ranks here only\n"
-        "hint: remote hosts come in a later version; until then name `localhost`\n"
+# Several hosts, as planned: nobody is contacted
+
+
+HOSTS = """\
+localhost slots=1
+worker-1 slots=2 user=ada addr=10.0.0.4 port=2222 python=/opt/py/bin/python env.NCCL_DEBUG=WARN
+worker-2 gpus=1,3
+"""
+
+
+def test_the_plan_of_several_hosts_says_how_each_is_reached_and_what_its_ranks_get(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PYTHON")]:
+        monkeypatch.delenv(name)
+    (folder / "hosts").write_text(HOSTS)
+    result = invoke("-H", "hosts", "--bind", "none", "--dry-run", "--env", "OMP_NUM_THREADS=2", "train.py")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    at = next(index for index, line in enumerate(lines) if line.startswith("ranks "))
+    assert lines[at:] == [
+        "ranks      0 on localhost (hosts:1), here",
+        "           1-2 on worker-1 (hosts:2), by ssh ada@10.0.0.4 port 2222, with /opt/py/bin/python",
+        "           3-4 on worker-2 (hosts:3), by ssh worker-2",
+        "cores      0 on any cpu, 2 threads a rank",
+        "variables  OMP_NUM_THREADS=2",
+        "           NCCL_DEBUG=WARN on worker-1",
+        "           CUDA_VISIBLE_DEVICES=1,3 on worker-2",
+    ]
+
+
+def test_the_plan_as_json_says_the_same(folder: Path) -> None:
+    (folder / "hosts").write_text(HOSTS)
+    plan = json.loads(dry("-H", "hosts", "--transport", "openssh", "train.py").stdout)
+    assert plan["reached"] == {
+        "localhost": "here",
+        "worker-1": "openssh ada@10.0.0.4 port 2222",
+        "worker-2": "openssh worker-2",
+    }
+    ranks = {worker["rank"]: worker["env"] for node in plan["nodes"] for worker in node["workers"]}
+    assert ranks == {0: {}, 1: {}, 2: {}, **dict.fromkeys((3, 4), {"CUDA_VISIBLE_DEVICES": "1,3"})}
+
+
+def test_settings_of_libraries_reach_other_hosts_and_secrets_do_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "hosts").write_text("worker-1 slots=1\n")
+    (folder / "vars").write_text("A=1\nNCCL_DEBUG='WARN'\nB=2\n")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    there = json.loads(dry("-H", "hosts", "--env-file", "vars", "--env", "B=3", "train.py").stdout)["env"]
+    assert {name: there.get(name) for name in ("NCCL_DEBUG", "NCCL_ALGO", "A", "B", "WANDB_API_KEY")} == {
+        "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring", "A": "1", "B": "3", "WANDB_API_KEY": None,
+    }  # fmt: skip
+    # Here they are inherited.
+    assert json.loads(dry("train.py").stdout)["env"] == {}
+
+
+def test_what_is_for_other_hosts_has_a_word_said_where_there_is_none(folder: Path) -> None:
+    result = dry("--iface", "eth1", "--sync", "train.py")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        "warning: `--iface eth1` has no effect: all ranks run on this machine",
+        "warning: `--sync` has no effect: all ranks run on this machine",
+    ]
+
+
+def test_ranks_work_where_workdir_says_and_names_of_files_are_meant_from_here(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    plan = json.loads(dry("--workdir", "elsewhere", "train.py", "--config", "ds.json").stdout)
+    assert (plan["cwd"], plan["program"]["target"]) == (str(folder / "elsewhere"), str(folder / "train.py"))
+    assert plan["env"]["DSRUN_CONFIG"] == str(folder / "ds.json")
+    assert refused("--workdir", "nowhere", "train.py") == (
+        f"error: `--workdir`: {folder}/nowhere is no folder of this machine\n"
+        "hint: make it first, or leave `--workdir` out\n"
+    )
+
+
+def test_a_copied_tree_is_run_where_it_is_copied_to(folder: Path) -> None:
+    (folder / "hosts").write_text("worker-1 slots=1\n")
+    plan = json.loads(dry("-H", "hosts", "--sync", "--workdir", "/data/run", "train.py", "--config", "ds.json").stdout)
+    assert (plan["cwd"], plan["program"]["target"]) == ("/data/run", "/data/run/train.py")
+    assert plan["env"]["DSRUN_CONFIG"] == "/data/run/ds.json"
+
+
+def test_memory_of_other_hosts_is_not_predicted_from_this_one(folder: Path) -> None:
+    (folder / "hosts").write_text("worker-1 slots=1\n")
+    assert refused("-H", "hosts", "--model", "7B", "train.py") == (
+        "error: `--model` predicts for this machine alone, and the job has other hosts\n"
+        "hint: `dsrun plan 7B --gpus 2x8xH100-80G` predicts for hosts like the ones named\n"
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.errors import UsageError
+from dsrun.errors import DsrunError, UsageError
 from dsrun.launcher.devices import Demand, Held
 from dsrun.launcher.job_queue import claim_folders, hold_devices
 from dsrun.launcher.probe import count_usable_cores
@@ -111,6 +111,34 @@ def test_the_choice_keeps_to_cuda_visible_devices(machine: Machine) -> None:
         assert (labels(a), labels(b)) == (("GPU 2",), ("GPU 1",))
         with pytest.raises(UsageError, match="none is free"):
             machine.job("c", ONE, visible="2,1").__enter__()
+
+
+def test_chosen_gpus_are_taken_in_the_order_of_the_choice_and_no_others(machine: Machine) -> None:
+    with machine.job("a", Demand(ranks=2, gpus=2, chosen=(2, 0))) as a:
+        assert a is not None
+        assert (a.cuda_visible_devices, a.labels) == ("GPU-2,GPU-0", ("GPU 2", "GPU 0"))
+        with pytest.raises(UsageError) as caught:
+            machine.job("b", Demand(ranks=2, gpus=2, chosen=(0, 1))).__enter__()
+    assert caught.value.render() == (
+        f"error: 2 GPUs are asked for and 1 is free: GPU 0 is held by job a (pid {os.getpid()})\n"
+        "hint: `--queue` waits, `--share-gpus` takes them all the same, `--backend gloo` needs none"
+    )
+
+
+def test_all_gpus_in_another_order_are_told_to_the_ranks_and_in_theirs_are_not(machine: Machine) -> None:
+    with machine.job("a", Demand(ranks=3, gpus=3, chosen=(1, 2, 0))) as a:
+        assert a is not None
+        assert a.cuda_visible_devices == "GPU-1,GPU-2,GPU-0"
+    with machine.job("b", Demand(ranks=3, gpus=3, chosen=(0, 1, 2))) as b:
+        assert b is not None
+        assert b.cuda_visible_devices is None
+
+
+def test_chosen_gpus_count_those_that_the_process_sees(machine: Machine) -> None:
+    with machine.job("a", Demand(ranks=1, gpus=1, chosen=(0,)), visible="2,1") as a:
+        assert labels(a) == ("GPU 2",)
+    with pytest.raises(DsrunError, match="3 GPUs are asked for and the driver shows 2 now"):
+        machine.job("b", Demand(ranks=1, gpus=1, chosen=(2,)), visible="2,1").__enter__()
 
 
 def test_no_ranks_here_hold_nothing(machine: Machine) -> None:

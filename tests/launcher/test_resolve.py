@@ -10,8 +10,10 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.launcher.devices import Demand, Held
 from dsrun.launcher.hosts import Allocation, HostSpec
+from dsrun.launcher.launch import Launch, Request
+from dsrun.launcher.placement import HostRequest
 from dsrun.launcher.probe_gpu import Gpu, GpuReport
-from dsrun.launcher.resolve import Launch, Request, check_nccl, resolve, slice_warnings
+from dsrun.launcher.resolve import check_nccl, resolve, slice_warnings
 
 
 def gpu_report(usable: int, reason: str | None = None) -> GpuReport:
@@ -28,7 +30,7 @@ def gpu_report(usable: int, reason: str | None = None) -> GpuReport:
     ],
 )
 def test_nccl_without_a_gpu_is_refused_with_the_reason(report: GpuReport, reason: str) -> None:
-    hosts = Allocation(hosts=(HostSpec(name="localhost", slots=1, source="this machine"),))
+    hosts = [HostSpec(name="localhost", slots=1, source="this machine")]
     with pytest.raises(UsageError) as caught:
         check_nccl(report, hosts, torch="2.13.0+cu128", cuda="12.8")
     assert caught.value.render() == (
@@ -38,7 +40,7 @@ def test_nccl_without_a_gpu_is_refused_with_the_reason(report: GpuReport, reason
 
 
 def test_nccl_needs_a_cuda_build_and_a_gpu_for_each_rank() -> None:
-    hosts = Allocation(hosts=(HostSpec(name="localhost", slots=3, source="this machine"),))
+    hosts = [HostSpec(name="localhost", slots=3, source="this machine")]
     with pytest.raises(UsageError, match=r"needs CUDA and torch 2\.13\.0\+cpu is built without it"):
         check_nccl(gpu_report(2), hosts, torch="2.13.0+cpu", cuda=None)
     with pytest.raises(UsageError, match="needs a GPU for each rank; 3 ranks share 2"):
@@ -100,17 +102,18 @@ def test_the_backend_of_the_environment_is_taken_and_checked_as_the_flag_is(fold
 
 
 def test_bindings_of_this_machine_are_shown_with_the_users_threads(folder: Path) -> None:
-    launch = resolved(Request(words=("train.py",), ranks_per_host=2, bind="none"))
+    launch = resolved(Request(words=("train.py",), hosts=HostRequest(ranks_per_host=2), bind="none"))
     bindings = launch.bindings({"OMP_NUM_THREADS": "7,2"})
     assert {name: [one.threads for one in found] for name, found in bindings.items()} == {"localhost": [7, 7]}
     assert all(one.threads >= 1 for one in launch.bindings({})["localhost"])
 
 
 def test_what_is_held_reaches_the_ranks_of_this_machine_only(folder: Path) -> None:
-    launch = resolved(Request(words=("train.py",), ranks_per_host=2))
+    launch = resolved(Request(words=("train.py",), hosts=HostRequest(ranks_per_host=2)))
     assert launch.demand == Demand(ranks=2, gpus=0)
     there = HostSpec(name="elsewhere", slots=1, source="hosts:2")
-    both = replace(launch, allocation=Allocation(hosts=(*launch.allocation.hosts, there)))
+    placement = replace(launch.placement, allocation=Allocation(hosts=(*launch.allocation.hosts, there)))
+    both = replace(launch, placement=placement)
     plan = both.plan(job_id="j", run_dir="/r", held=Held(slices=("MIG-a", "MIG-b")))
     assert [worker.env for node in plan.nodes for worker in node.workers] == [
         {"CUDA_VISIBLE_DEVICES": "MIG-a"},

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dsrun.errors import HostfileError
 from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.selection import is_local, select, select_hosts, select_local
+from dsrun.launcher.selection import is_local, select, select_local
 
 NAMES = frozenset({"box", "box.lab"})
 
@@ -231,29 +231,3 @@ def test_a_count_beside_a_filter_is_refused_on_this_machine_too() -> None:
 @pytest.mark.parametrize("name", ["localhost", "LOCALHOST", "127.0.0.1", "::1", "[::1]", "box", "Box.Lab"])
 def test_this_machine_goes_by_many_names(name: str) -> None:
     assert is_local(name, local_names=NAMES)
-
-
-@pytest.mark.parametrize(("asked", "count"), [(None, 4), (1, 1), (4, 4)])
-def test_takes_all_slots_or_as_many_as_asked(asked: int | None, count: int) -> None:
-    allocation = select_hosts([host("box", 4)], ranks_per_host=asked, local_names=NAMES)
-    assert [(taken.name, taken.slots) for taken in allocation.hosts] == [("box", count)]
-
-
-def test_refuses_other_hosts_more_ranks_than_slots_and_this_machine_twice_all_at_once() -> None:
-    hosts = [host("box", 2, 1), host("worker-1", 2, 2), host("localhost", 2, 3)]
-    with pytest.raises(HostfileError) as caught:
-        select_hosts(hosts, ranks_per_host=3, local_names=NAMES)
-    assert caught.value.render() == (
-        "error: hosts:1: 3 ranks are asked for, host `box` has 2 slots\n"
-        "hint: use `-n 2` or raise `slots`\n"
-        "error: hosts:2: host `worker-1` is not this machine; this version starts ranks here only\n"
-        "hint: remote hosts come in a later version; until then name `localhost`\n"
-        "error: hosts:3: `localhost` is this machine, as is `box` (hosts:1)\n"
-        "hint: give each host one line and add up the slots"
-    )
-
-
-def test_what_only_a_launch_of_many_hosts_obeys_is_refused_rather_than_dropped() -> None:
-    hosts = [HostSpec(name="box", slots=1, source="hosts:1", env={"A": "1"})]
-    with pytest.raises(HostfileError, match="hosts:1: `env` is not obeyed by this version"):
-        select_hosts(hosts, ranks_per_host=None, local_names=NAMES)

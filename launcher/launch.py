@@ -1,0 +1,171 @@
+"""A checked launch: what was asked for, and what became of it. Only the job's id and folder are missing to its plan.
+
+A value, made by `resolve`. What it asks the machine for is which cores its ranks would get, when it is shown.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from .affinity import Binding
+from .devices import Demand, Held
+from .environment import THREADS_ENV
+from .host_binding import read_bindings
+from .hosts import Allocation
+from .placement import HostRequest, Placement
+from .plan import Bind, LaunchPlan, Program, ProgramKind, StartMethod, make_plan
+from .transport.choice import describe_reach
+
+Backend = Literal["nccl", "gloo"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the user asked for, not yet checked against anything.
+
+    Attributes:
+        kind: how `words[0]` is to be understood; None means by what the file is.
+        words: the script and everything after it.
+        hosts: where.
+        config: `--config` from before the script.
+        env: values of `--env`.
+        env_files: values of `--env-file`.
+        workdir: `--workdir`; None means the folder here.
+        sync: the folder here is copied to the working folder of every host first.
+        backend: None leaves the choice to the script.
+        start: how ranks are made; None means by fork where that can be.
+        grace_s: seconds between asking and killing.
+        bind: which cores each rank may run on.
+        max_restarts: how often the job may be started again.
+        for_remote: options given that mean something for other hosts only, as they were typed.
+    """
+
+    kind: ProgramKind | None = None
+    words: tuple[str, ...]
+    hosts: HostRequest = field(default_factory=HostRequest)
+    config: str | None = None
+    env: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
+    workdir: str | None = None
+    sync: bool = False
+    backend: Backend | None = None
+    start: StartMethod | None = None
+    grace_s: float = 10.0
+    bind: Bind = "auto"
+    max_restarts: int = 0
+    for_remote: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """A checked launch.
+
+    Attributes:
+        request: where it came from.
+        program: what each rank runs.
+        start: how ranks are made.
+        placement: where.
+        cwd: working folder of every rank.
+        env: variables for all ranks.
+        demand: what the job wants of this machine, for `job_queue.hold_devices`.
+        devices: `nccl`, `gloo`, `2 GPUs` or `no GPU`: what the job trains on, for the eye; empty where only other hosts
+            know.
+        warnings: what will not be as one may expect, as `warning:` lines; they stop nothing.
+    """
+
+    request: Request
+    program: Program
+    start: StartMethod
+    placement: Placement
+    cwd: str
+    env: dict[str, str]
+    demand: Demand
+    devices: str
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def allocation(self) -> Allocation:
+        """The hosts, in rank order."""
+        return self.placement.allocation
+
+    def plan(self, *, job_id: str, run_dir: str, held: Held | None = None) -> LaunchPlan:
+        """Completes the plan.
+
+        Args:
+            job_id: id of the job.
+            run_dir: its folder.
+            held: what `hold_devices` yielded: the ranks of this machine see these devices.
+        """
+        plan = make_plan(
+            self.allocation,
+            self.program,
+            job_id=job_id,
+            start=self.start,
+            cwd=self.cwd,
+            env=self.env,
+            run_dir=run_dir,
+            grace_s=self.request.grace_s,
+            nonce=secrets.token_hex(16),
+            bind=self.request.bind,
+            max_restarts=self.request.max_restarts,
+            worker_env=_chosen_devices(self.placement),
+        )
+        return plan if held is None else _with_devices(plan, held, self.placement.local_hosts)
+
+    def bindings(self, environ: Mapping[str, str]) -> dict[str, tuple[Binding, ...]]:
+        """Looks where the ranks of this machine would run; other machines resolve that themselves.
+
+        Args:
+            environ: the environment the ranks inherit.
+
+        Returns:
+            by name of the host; threads are those the user asked for, where OMP_NUM_THREADS is set.
+        """
+        given = {**environ, **self.env}
+        threads = given.get(THREADS_ENV, "").split(",")[0].strip()
+        found: dict[str, tuple[Binding, ...]] = {}
+        for host in self.allocation.hosts:
+            if host.name in self.placement.local_hosts:
+                bindings = read_bindings(self.request.bind, host.slots, {**given, **host.env})
+                if threads.isdecimal():
+                    bindings = tuple(replace(binding, threads=int(threads)) for binding in bindings)
+                found[host.name] = bindings
+        return found
+
+    def reached(self) -> dict[str, str]:
+        """Says how each host is reached, by its name."""
+        place = self.placement
+        return {
+            host.name: describe_reach(host, place.transport, is_local=host.name in place.local_hosts)
+            for host in place.allocation.hosts
+        }
+
+
+def _chosen_devices(placement: Placement) -> dict[str, dict[str, str]]:
+    """Returns what ranks of other hosts see of their GPUs, where a filter or the hostfile chose; by name of the host.
+
+    The GPUs of this machine are held under their UUIDs instead, see devices.
+    """
+    return {
+        host.name: {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.gpus))}
+        for host in placement.remote_hosts
+        if host.gpus is not None
+    }
+
+
+def _with_devices(plan: LaunchPlan, held: Held, local_hosts: frozenset[str]) -> LaunchPlan:
+    nodes = tuple(
+        replace(
+            node,
+            workers=tuple(
+                replace(worker, env={**worker.env, **held.environment(worker.local_rank)}) for worker in node.workers
+            ),
+        )
+        if node.host.name in local_hosts
+        else node
+        for node in plan.nodes
+    )
+    return replace(plan, nodes=nodes)

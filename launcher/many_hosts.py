@@ -1,0 +1,155 @@
+"""What happens on all hosts of a job before it has a rank: they are reached, compared, and find where ranks can meet.
+
+Puts the steps in order; each is known by its own module. Starts no rank. A launch on this machine alone needs none of
+it, and does not import this.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.contract import BACKEND_ENV
+from dsrun.errors import PreflightError, Problem
+
+from .hosts import HostSpec
+from .meeting import Meeting, choose_meeting
+from .placement import Placement
+from .plan import LaunchPlan
+from .preflight import Wants
+from .preflight_run import check_hosts
+from .survey import Survey
+from .transport.base import Transport
+from .transport.choice import ReachSettings, make_transport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSettings:
+    """What the user said about hosts beside which they are.
+
+    Attributes:
+        ssh_config: to read in place of the user's and the system's.
+        connect_timeout_s: longest wait for a server; None means the transport's own.
+        accept_new_host_keys: trust hosts whose key nobody knows, and say so.
+        iface: interfaces of the first host to meet at; None takes the fastest that all reach.
+        preflight: compare the hosts before anything starts.
+    """
+
+    ssh_config: Path | None = None
+    connect_timeout_s: float | None = None
+    accept_new_host_keys: bool = False
+    iface: str | None = None
+    preflight: bool = True
+
+
+class JobHosts:
+    """The hosts of one job that are not all this machine.
+
+    Args:
+        placement: which they are, and the way to them.
+        settings: what the user said.
+        lease_s: longest silence of a host.
+        note: told what is waited for, and of each host key that was accepted as new; on the caller's thread.
+        warn: told of what is not alike, and stops nothing.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        settings: HostSettings,
+        *,
+        lease_s: float,
+        note: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._settings = settings
+        self._note = note
+        self._warn = warn
+        #: Filled by the threads that connect.
+        self._new_keys: deque[str] = deque()
+        reach = ReachSettings(
+            lease_s=lease_s,
+            connect_timeout_s=settings.connect_timeout_s,
+            ssh_config=settings.ssh_config,
+            announce=self._new_keys.append if settings.accept_new_host_keys else None,
+        )
+        #: The way to them, also for the job.
+        self.transport: Transport = make_transport(placement.transport, reach, local_hosts=placement.local_hosts)
+
+    def prepare(self, plan: LaunchPlan, *, python: str) -> LaunchPlan:
+        """Reaches all hosts, and finds out what the launch must know of them.
+
+        Args:
+            plan: the launch.
+            python: the interpreter on hosts that name none.
+
+        Returns:
+            the plan, with the address where ranks meet and each host's interface to it.
+
+        Raises:
+            PreflightError: hosts cannot be reached, or not each other, or are not fit; names all of them.
+        """
+        hosts = [node.host for node in plan.nodes]
+        self._note(f"reaching {len(hosts)} hosts" if len(hosts) > 1 else f"reaching {hosts[0].name}")
+        with Survey(hosts, self.transport, python=python) as survey:
+            while self._new_keys:
+                self._note(self._new_keys.popleft())
+            if self._settings.preflight:
+                meeting = self._check(survey, hosts, plan)
+            else:
+                _refuse_unreached(survey)
+                meeting = choose_meeting(survey, hosts, iface=self._settings.iface)
+        return plan.at(meeting.address, interface_variables(meeting))
+
+    def _check(self, survey: Survey, hosts: Sequence[HostSpec], plan: LaunchPlan) -> Meeting:
+        """Compares the hosts, and refuses those that the job would fail on."""
+        found = check_hosts(survey, hosts, wants_of(plan, iface=self._settings.iface))
+        for warning in found.warnings():
+            self._warn(f"warning: {warning}")
+        if found.is_red:
+            raise found.error()
+        assert found.meeting is not None, "hosts that do not meet are refused"
+        return found.meeting
+
+
+def wants_of(plan: LaunchPlan, *, iface: str | None) -> Wants:
+    """Returns what a job needs of its hosts.
+
+    Args:
+        plan: the launch.
+        iface: as the user named it.
+    """
+    program = plan.program
+    backend = plan.env.get(BACKEND_ENV)
+    return Wants(
+        folder=plan.cwd,
+        script=program.target if program.kind == "script" else None,
+        is_python=program.kind != "command",
+        on_gpus=None if backend is None else backend == "nccl",
+        iface=iface,
+    )
+
+
+def _refuse_unreached(survey: Survey) -> None:
+    unreached = survey.unreached()
+    if unreached:
+        raise PreflightError.of(
+            [Problem(f"host {name}: {unable.reason}", unable.hint) for name, unable in unreached.items()]
+        )
+
+
+def interface_variables(meeting: Meeting) -> dict[str, dict[str, str]]:
+    """Returns by host the variables by which its ranks use the interface that leads to the first host.
+
+    They fill in what nobody has set. See [Note: variables] of plan.
+
+    Args:
+        meeting: what was found out.
+    """
+    # NCCL takes a bare name for the beginning of one: eth1 would mean eth10 too.
+    return {
+        name: {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+        for name, interface in meeting.interfaces.items()
+    }

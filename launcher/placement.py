@@ -1,0 +1,165 @@
+"""Where a job's ranks go: hostfile, Slurm job or this machine -> hosts, which of them are this one, and the way there.
+
+Reads the hostfile and the environment, contacts nobody. Which slots are taken stands in selection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dsrun.errors import HostfileError, Problem, UsageError
+
+from .hostfile import read_hostfile
+from .hosts import Allocation, HostSpec
+from .scheduler import slurm
+from .selection import is_local, select, select_local
+from .transport.choice import TransportName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRequest:
+    """What the user said about hosts.
+
+    Attributes:
+        hostfile: None means those of the Slurm job around this process, or this machine.
+        include: filter of what to take.
+        exclude: filter of what to leave.
+        nodes: take the first so many hosts.
+        ranks_per_host: None means as many as there are slots, or GPUs.
+        transport: the way to hosts that are not this machine; None leaves the choice to where they come from.
+        ssh_port: of hosts that name none.
+    """
+
+    hostfile: str | None = None
+    include: str | None = None
+    exclude: str | None = None
+    nodes: int | None = None
+    ranks_per_host: int | None = None
+    transport: TransportName | None = None
+    ssh_port: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """Where the ranks go.
+
+    Attributes:
+        allocation: hosts in rank order.
+        local_hosts: names of those that are this machine, whose ranks are started without a connection.
+        transport: the way to the others; `local` where there are none.
+    """
+
+    allocation: Allocation
+    local_hosts: frozenset[str]
+    transport: TransportName
+
+    @property
+    def remote_hosts(self) -> tuple[HostSpec, ...]:
+        """The hosts that are reached over the transport."""
+        return tuple(host for host in self.allocation.hosts if host.name not in self.local_hosts)
+
+
+def place(
+    request: HostRequest,
+    *,
+    environ: Mapping[str, str],
+    local_names: Collection[str],
+    device_count: Callable[[], int],
+) -> Placement:
+    """Chooses hosts and slots, and how the hosts are reached.
+
+    Args:
+        request: what was asked for.
+        environ: where a Slurm job shows.
+        local_names: what this machine is called beside `localhost` and its kin, in lower case.
+        device_count: asks for the GPUs of this machine; called only where they say how many ranks there are.
+
+    Raises:
+        HostfileError: carries every problem of hostfile, filters and counts.
+        UsageError: the transport needs a Slurm job and there is none.
+    """
+    if request.transport == "srun" and slurm.job_id(environ) is None:
+        raise UsageError(
+            "`--transport srun` needs a Slurm job, and this process runs in none",
+            hint="`salloc` or `sbatch` makes one; `--transport ssh` needs none",
+        )
+    usual: TransportName
+    if request.hostfile is not None:
+        hosts, usual = read_hostfile(Path(request.hostfile)), "ssh"
+    elif allocated := slurm.read_allocation(environ):
+        hosts, usual = _resized(allocated, request.ranks_per_host), "srun"
+    else:
+        return _here(request, device_count())
+    allocation = select(
+        hosts,
+        include=request.include,
+        exclude=request.exclude,
+        nodes=request.nodes,
+        ranks_per_host=request.ranks_per_host,
+    )
+    return _placed(allocation, request, usual=usual, local_names=frozenset(local_names))
+
+
+def _resized(hosts: tuple[HostSpec, ...], ranks_per_host: int | None) -> tuple[HostSpec, ...]:
+    """Takes `-n` for the slots of each host of a Slurm job: what Slurm itself says is a guess where there is no GPU."""
+    return hosts if ranks_per_host is None else tuple(replace(host, slots=ranks_per_host) for host in hosts)
+
+
+def _here(request: HostRequest, device_count: int) -> Placement:
+    allocation = select_local(
+        ranks_per_host=request.ranks_per_host,
+        device_count=device_count,
+        include=request.include,
+        exclude=request.exclude,
+        nodes=request.nodes,
+    )
+    return Placement(
+        allocation=allocation, local_hosts=frozenset(host.name for host in allocation.hosts), transport="local"
+    )
+
+
+def _placed(
+    allocation: Allocation, request: HostRequest, *, usual: TransportName, local_names: frozenset[str]
+) -> Placement:
+    transport = request.transport or usual
+    hosts = tuple(_with_port(host, request.ssh_port) for host in allocation.hosts)
+    if transport == "local":
+        here = list(hosts)
+    else:
+        here = [host for host in hosts if _is_here(host, local_names)]
+        _refuse_twins(here)
+        if transport == "srun" and len(hosts) > 1:
+            # Slurm gives a step its part of a host; the batch script, which may run on one of them, is another step.
+            here = []
+    names = frozenset(host.name for host in here)
+    return Placement(
+        allocation=Allocation(hosts=hosts),
+        local_hosts=names,
+        transport="local" if len(names) == len(hosts) else transport,
+    )
+
+
+def _with_port(host: HostSpec, port: int | None) -> HostSpec:
+    return host if host.port is not None or port is None else replace(host, port=port)
+
+
+def _is_here(host: HostSpec, local_names: frozenset[str]) -> bool:
+    """By name alone: with a user, a port or an address it may be a container, or a tunnel to somewhere else."""
+    is_elsewhere = host.user is not None or host.port is not None or host.addr is not None
+    return not is_elsewhere and is_local(host.name, local_names=local_names)
+
+
+def _refuse_twins(here: list[HostSpec]) -> None:
+    if len(here) > 1:
+        first = here[0]
+        raise HostfileError.of(
+            [
+                Problem(
+                    f"{host.source}: `{host.name}` is this machine, as is `{first.name}` ({first.source})",
+                    "give each host one line and add up the slots",
+                )
+                for host in here[1:]
+            ]
+        )

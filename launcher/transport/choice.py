@@ -1,0 +1,114 @@
+"""Which way leads to a host: the transports by name, and one that takes each host's own. Knows no hostfile and no job.
+
+A new way is a module beside this one and a row in `_MAKERS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from ..hosts import HostSpec
+from .base import Channel, Transport
+from .local import LocalTransport
+
+#: `ssh`: a connection of this process; `openssh`: the system's client; `srun`: steps of the Slurm job around this
+#: process; `local`: every host is taken to be this machine.
+TransportName = Literal["ssh", "openssh", "srun", "local"]
+TRANSPORTS: tuple[TransportName, ...] = get_args(TransportName)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReachSettings:
+    """How hosts are reached, whichever way is taken; a way takes no notice of what it has not.
+
+    Attributes:
+        lease_s: longest silence of a host.
+        connect_timeout_s: longest wait for a server; None leaves it to the way.
+        ssh_config: to read in place of the user's and the system's.
+        announce: told, as one line, of each host key that was accepted as new; None refuses them.
+    """
+
+    lease_s: float
+    connect_timeout_s: float | None = None
+    ssh_config: Path | None = None
+    announce: Callable[[str], None] | None = None
+
+
+def make_transport(name: TransportName, settings: ReachSettings, *, local_hosts: Collection[str] = ()) -> Transport:
+    """Returns the way to the hosts of a job.
+
+    Args:
+        name: of the way to hosts that are not this machine.
+        settings: for that way.
+        local_hosts: names of the hosts that are this machine; they are not connected to.
+    """
+    chosen = _MAKERS[name](settings)
+    return _ByHost(LocalTransport(), chosen, frozenset(local_hosts)) if local_hosts and name != "local" else chosen
+
+
+def describe_reach(host: HostSpec, name: TransportName, *, is_local: bool) -> str:
+    """Says how a host is reached, for people: `ssh ada@10.0.0.5 port 2222`."""
+    if is_local or name == "local":
+        return "here"
+    if name == "srun":
+        return "srun"
+    user = "" if host.user is None else f"{host.user}@"
+    port = "" if host.port is None else f" port {host.port}"
+    return f"{name} {user}{host.address}{port}"
+
+
+class _ByHost:
+    """Starts what is for this machine here, and all else the other way."""
+
+    def __init__(self, here: Transport, elsewhere: Transport, local_hosts: frozenset[str]) -> None:
+        self._here = here
+        self._elsewhere = elsewhere
+        self._local_hosts = local_hosts
+
+    def start(self, host: HostSpec, argv: Sequence[str]) -> Channel:
+        """See `Transport`."""
+        return (self._here if host.name in self._local_hosts else self._elsewhere).start(host, argv)
+
+
+def _ssh(settings: ReachSettings) -> Transport:
+    from .openssh import CONNECT_TIMEOUT_S
+    from .ssh import SshTransport
+
+    return SshTransport(
+        lease_s=settings.lease_s,
+        connect_timeout_s=settings.connect_timeout_s or CONNECT_TIMEOUT_S,
+        config=settings.ssh_config,
+        announce=settings.announce,
+    )
+
+
+def _openssh(settings: ReachSettings) -> Transport:
+    from .openssh import CONNECT_TIMEOUT_S, OpensshTransport
+
+    return OpensshTransport(
+        lease_s=settings.lease_s,
+        connect_timeout_s=settings.connect_timeout_s or CONNECT_TIMEOUT_S,
+        config=settings.ssh_config,
+        announce=settings.announce,
+    )
+
+
+def _srun(settings: ReachSettings) -> Transport:
+    from .srun import SrunTransport
+
+    return SrunTransport()
+
+
+def _local(settings: ReachSettings) -> Transport:
+    return LocalTransport()
+
+
+_MAKERS: Mapping[TransportName, Callable[[ReachSettings], Transport]] = {
+    "ssh": _ssh,
+    "openssh": _openssh,
+    "srun": _srun,
+    "local": _local,
+}
