@@ -8,7 +8,9 @@ from __future__ import annotations
 import queue
 import secrets
 import signal
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from dsrun.units import format_duration
@@ -17,11 +19,14 @@ from .failures import FailureReport, UserStop
 from .hang import HangPolicy, OnHang
 from .plan import LaunchPlan
 from .restarts import AttemptEnd, GiveUp, Restart, Restarts
-from .resume_point import ResumePoint, newest_checkpoint
+from .resume_point import Found, ResumePoint, find_checkpoint, recorded_checkpoints
 from .session import Session
 from .sink import Sink
 from .tally import Outcome
 from .transport.base import Transport
+
+#: Between two looks at a search that goes on.
+_LOOK_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,8 @@ class JobRun:
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stop: UserStop | None = None
+        #: As the host of rank 0 said last; see `Session.first_host_is_apart`.
+        self._first_host_is_apart = False
         self._session = self._new_session(plan)
 
     def request_stop(self, signum: int, why: str | None = None) -> None:
@@ -100,7 +107,7 @@ class JobRun:
         """
         while True:
             outcome = self._session.run()
-            resume = newest_checkpoint(self._session.plan.run_dir)
+            resume = self._find_resume_point() if self._may_restart_after(outcome) else None
             restart = self._restart_after(outcome, resume)
             if restart is None:
                 return self._ended(outcome)
@@ -126,11 +133,42 @@ class JobRun:
             self._stop = UserStop(signal=signum, time_s=time.time())
         self._woken.put(None)
 
-    def _restart_after(self, outcome: Outcome, resume: ResumePoint | None) -> Restart | None:
+    def _may_restart_after(self, outcome: Outcome) -> bool:
         report = outcome.report
         if report is None or report.is_mistake or self._stop is not None:
+            return False
+        return not report.is_hang or self._hang.on_hang == "restart"
+
+    def _find_resume_point(self) -> ResumePoint | None:
+        """Finds where to go on; the host of rank 0 may have to be asked, and nobody who stops the job waits for it."""
+        plan, apart = self._session.plan, self._session.first_host_is_apart
+        if apart is not None:
+            self._first_host_is_apart = apart
+        points = recorded_checkpoints(plan.run_dir)
+        if not points or self._policies.max_restarts == 0:
             return None
-        if report.is_hang and self._hang.on_hang != "restart":
+        found: list[Found] = []
+
+        def search() -> None:
+            host = plan.nodes[0].host
+            found.append(
+                find_checkpoint(points, host, self._transport, python=self._python, apart=self._first_host_is_apart)
+            )
+            self._woken.put(None)
+
+        threading.Thread(target=search, daemon=True).start()
+        # It has time-outs of its own; only a stop ends the wait before.
+        while not found and self._wait(_LOOK_S, until=lambda: bool(found)):
+            pass
+        if not found:
+            return None
+        if found[0].doubt is not None and found[0].point is not None:
+            self._sink.note(f"checkpoint {found[0].point.folder}: {found[0].doubt}")
+        return found[0].point
+
+    def _restart_after(self, outcome: Outcome, resume: ResumePoint | None) -> Restart | None:
+        report = outcome.report
+        if report is None or self._stop is not None or not self._may_restart_after(outcome):
             return None
         checkpoint = None if resume is None else resume.identity
         end = AttemptEnd(uptime_s=outcome.uptime_s, step=outcome.step, checkpoint=checkpoint)
@@ -158,10 +196,10 @@ class JobRun:
         number = f"restart {restart.number} of {self._policies.max_restarts}"
         self._sink.note(f"{number} in {format_duration(restart.wait_s)}{where}")
 
-    def _wait(self, seconds: float) -> bool:
-        """Waits between two attempts; returns whether the job is to go on."""
+    def _wait(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> bool:
+        """Waits between two attempts, or until something is so; returns whether the job is to go on."""
         until_s = time.monotonic() + seconds
-        while self._stop is None and (now_s := time.monotonic()) < until_s:
+        while self._stop is None and not until() and (now_s := time.monotonic()) < until_s:
             # What asks for an answer and stops nothing; a stop has left this loop.
             self._session.obey_requests()
             tick_s = self._sink.tick(now_s)

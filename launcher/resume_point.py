@@ -2,16 +2,32 @@
 
 Reads records and looks for files; reads no checkpoint. A program that does not use the runtime leaves no records, and
 finds its own checkpoints.
+
+[Note: where checkpoints are] The host of rank 0 writes the file that makes a checkpoint complete, and may be the only
+one that sees it. So what counts is what that host sees: it is asked wherever this one cannot know. A host that shares
+the job's folder mostly shares the checkpoints' as well, so what is found here is not asked for.
 """
 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsrun.contract import CHECKPOINT_EVENT, RECORDS_FILE
+
+from .hosts import HostSpec
+from .survey import Survey, Told, Unable
+from .transport.base import Transport
+
+#: Its name in surveyor's table.
+QUESTION = "complete_checkpoints"
+#: Newest ones that are asked for; a job keeps a handful.
+_MOST_ASKED = 100
 
 #: A folder without it is no complete checkpoint. See docs/internals/checkpoint-format.md.
 _INDEX_FILE = "index.json"
@@ -30,18 +46,74 @@ class ResumePoint:
     identity: str
 
 
-def newest_checkpoint(run_dir: str) -> ResumePoint | None:
-    """Returns the newest complete checkpoint of a job; None if there is none.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search has found.
+
+    Attributes:
+        point: the newest complete checkpoint; None if there is none.
+        doubt: why it is taken for complete only because it was when it was recorded; None where that is known.
+    """
+
+    point: ResumePoint | None
+    doubt: str | None = None
+
+
+def recorded_checkpoints(run_dir: str) -> list[ResumePoint]:
+    """Returns all checkpoints that a job has recorded, oldest first; each was complete when it was recorded.
 
     Args:
         run_dir: the job's folder.
     """
-    found: ResumePoint | None = None
-    for record in _checkpoint_records(Path(run_dir) / RECORDS_FILE):
-        folder = record.get("path")
-        if isinstance(folder, str) and (Path(folder) / _INDEX_FILE).is_file():
-            found = ResumePoint(folder, f"{folder}@{record.get('time')}")
-    return found
+    records = _checkpoint_records(Path(run_dir) / RECORDS_FILE)
+    return [
+        ResumePoint(folder, f"{folder}@{record.get('time')}")
+        for record in records
+        if isinstance(folder := record.get("path"), str)
+    ]
+
+
+def find_checkpoint(
+    points: Sequence[ResumePoint], host: HostSpec, transport: Transport, *, python: str, apart: bool
+) -> Found:
+    """Finds the newest checkpoint that is complete now. See [Note: where checkpoints are].
+
+    Args:
+        points: those recorded, oldest first.
+        host: of rank 0.
+        transport: how to reach it.
+        python: the interpreter there, unless the host names one.
+        apart: it does not share the job's folder, so that what is here under the same path is something else.
+    """
+    newest_first = list(reversed(points))[:_MOST_ASKED]
+    if not newest_first:
+        return Found(None)
+    if not apart and is_complete(newest_first[0].folder):
+        return Found(newest_first[0])
+    folders = list(dict.fromkeys(point.folder for point in newest_first))
+    with Survey([host], transport, python=python) as survey:
+        answer = survey.ask(QUESTION, {"folders": folders})[host.name]
+    match answer:
+        case Told(value=[*complete]):
+            return Found(next((point for point in newest_first if point.folder in complete), None))
+        case Unable(reason=reason):
+            why = reason
+        case _:
+            why = "its answer makes no sense"
+    here = [] if apart else [point for point in newest_first if is_complete(point.folder)]
+    if here:
+        return Found(here[0])
+    return Found(newest_first[0], f"{host.name} could not be asked whether it is still there: {why}")
+
+
+def is_complete(folder: str) -> bool:
+    """Whether a folder on this host holds a complete checkpoint."""
+    return os.path.isfile(os.path.join(folder, _INDEX_FILE))
+
+
+def complete_folders(arguments: dict[str, Any], keep: ExitStack) -> list[str]:
+    """Says which of `folders` hold a complete checkpoint. A question, see [Note: questions] in surveyor."""
+    return [folder for folder in arguments["folders"] if is_complete(folder)]
 
 
 def _checkpoint_records(path: Path) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ VERSION = 1
 QUESTIONS = {
     "echo": "dsrun.launcher.surveyor:echo",
     "facts": "dsrun.launcher.host_facts:facts",
+    "complete_checkpoints": "dsrun.launcher.resume_point:complete_folders",
     "listen": "dsrun.launcher.reachability:listen",
     "reach": "dsrun.launcher.reachability:reach",
     "bench_memory": "dsrun.launcher.bench_memory:answer",

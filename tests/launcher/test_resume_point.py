@@ -1,12 +1,45 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from dsrun.contract import CHECKPOINT_EVENT, RECORDS_FILE
-from dsrun.launcher.resume_point import newest_checkpoint
+from dsrun.errors import LaunchError
+from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.resume_point import Found, ResumePoint, find_checkpoint, recorded_checkpoints
+from dsrun.launcher.transport.base import Channel
+from dsrun.launcher.transport.local import LocalTransport
+from support.channels import RememberingChannels
+
+HERE = HostSpec(name="here", slots=1, source="test")
+
+
+class Unreachable:
+    """No host can be reached."""
+
+    def start(self, host: HostSpec, argv: Sequence[str]) -> Channel:
+        raise LaunchError(f"host {host.name}: no route")
+
+
+def find(folder: Path, *, apart: bool = False, reachable: bool = False) -> Found:
+    """Searches; `reachable` is a host of rank 0 that sees what is here."""
+    transport = RememberingChannels(LocalTransport()) if reachable else Unreachable()
+    points = recorded_checkpoints(str(folder))
+    try:
+        return find_checkpoint(points, HERE, transport, python=sys.executable, apart=apart)
+    finally:
+        if isinstance(transport, RememberingChannels):
+            transport.end_all()
+
+
+def newest_checkpoint(folder: str) -> ResumePoint | None:
+    found = find(Path(folder))
+    assert found.doubt is None
+    return found.point
 
 
 def save(folder: Path, tag: str, *, complete: bool = True, time: float = 1.0) -> str:
@@ -28,9 +61,40 @@ def test_the_newest_save_that_is_complete_counts(tmp_path: Path) -> None:
     save(tmp_path, "step10")
     newest = save(tmp_path, "step20")
     save(tmp_path, "step30", complete=False)
-    found = newest_checkpoint(str(tmp_path))
-    assert found is not None
-    assert found.folder == newest
+    found = find(tmp_path, reachable=True)
+    assert found.point is not None
+    assert (found.point.folder, found.doubt) == (newest, None)
+
+
+def test_what_only_the_host_of_rank_0_can_see_is_asked_of_it(tmp_path: Path) -> None:
+    older = save(tmp_path, "step10")
+    save(tmp_path, "step20", complete=False)
+    found = find(tmp_path, apart=True, reachable=True)
+    assert found.point is not None
+    assert (found.point.folder, found.doubt) == (older, None)
+
+
+def test_a_host_that_has_none_any_more_is_believed(tmp_path: Path) -> None:
+    save(tmp_path, "step10", complete=False)
+    assert find(tmp_path, apart=True, reachable=True) == Found(None)
+
+
+def test_a_host_that_cannot_be_asked_is_trusted_and_the_doubt_is_told(tmp_path: Path) -> None:
+    # What is here under the path is of another machine, and says nothing.
+    save(tmp_path, "step10")
+    recorded = save(tmp_path, "step20", complete=False)
+    found = find(tmp_path, apart=True)
+    assert found.point is not None
+    assert found.point.folder == recorded
+    assert found.doubt == "here could not be asked whether it is still there: no route"
+
+
+def test_a_host_that_cannot_be_asked_gives_way_to_what_is_surely_complete(tmp_path: Path) -> None:
+    older = save(tmp_path, "step10")
+    save(tmp_path, "step20", complete=False)
+    found = find(tmp_path)
+    assert found.point is not None
+    assert (found.point.folder, found.doubt) == (older, None)
 
 
 def test_a_second_save_into_the_same_folder_is_another_one(tmp_path: Path) -> None:
