@@ -6,7 +6,6 @@ here is what is compared before every launch.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import resource
@@ -20,14 +19,12 @@ from typing import Any
 from dsrun.errors import DsrunError
 
 from .devices import Device, driver_open, read_devices, user_of_process
+from .file_facts import PathFacts, code_digests, digest_of, folder_fault, path_facts
 from .probe_cgroup import read_limits
 from .probe_gpu import Gpu, GpuReport, read_gpus
 from .probe_machine import parse_meminfo, read_text, usable_cores
 from .probe_versions import Versions, read_versions
 from .refusals import refusal_of
-
-#: A larger script is data, and hashing it would hold up the launch; its size is compared all the same.
-_MOST_HASHED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,23 +52,6 @@ class GpuFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathFacts:
-    """A folder that the job will write to, or the nearest one above it that is there.
-
-    Attributes:
-        path: as it was asked for, made absolute.
-        there: the folder that was looked at.
-        free_bytes: what this user may still write.
-        fault: why nothing can be written there; None if it can.
-    """
-
-    path: str
-    there: str
-    free_bytes: int | None
-    fault: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What one host says of itself; None where it cannot be told, or was not asked for.
 
@@ -95,6 +75,7 @@ class HostFacts:
         folder_fault: why the working folder cannot be used; None if it can.
         script_fault: the same of the script.
         script_digest: of the script's content.
+        code: digest of each Python file in the working folder, by relative path; None where there are too many.
         paths: where the job will write.
         asked_s: this host's clock when the question came, seconds since the epoch.
         answered_s: the same when the answer was ready.
@@ -119,6 +100,7 @@ class HostFacts:
     folder_fault: str | None
     script_fault: str | None
     script_digest: str | None
+    code: Mapping[str, str] | None
     paths: tuple[PathFacts, ...]
     asked_s: float
     answered_s: float
@@ -141,15 +123,16 @@ def facts(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
     """Answers with this host's `HostFacts`.
 
     Args:
-        arguments: `folder`, the working folder, and `script`, or None for either; `paths`, a list of folders the job
-            will write to; `env`, variables for the ranks of this host alone.
+        arguments: `folder`, the working folder, and `script`, or None for either; `code`, whether the folder's Python
+            files are wanted; `paths`, a list of folders the job will write to; `env`, variables for the ranks of this
+            host alone.
         keep: not needed.
     """
     asked_s = time.time()
     folder: str | None = arguments["folder"]
     script: str | None = arguments["script"]
     base = folder or os.getcwd()
-    folder_fault = None if folder is None else _folder_fault(folder)
+    unusable = None if folder is None else folder_fault(folder)
     script_fault, digest = None, None
     if script is not None:
         try:
@@ -159,9 +142,10 @@ def facts(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
     return asdict(
         read_facts(
             {**os.environ, **arguments["env"]},
-            folder_fault=folder_fault,
+            folder_fault=unusable,
             script_fault=script_fault,
             script_digest=digest,
+            code=code_digests(folder) if arguments["code"] and folder is not None and unusable is None else None,
             paths=tuple(path_facts(os.path.join(base, path)) for path in arguments["paths"]),
             asked_s=asked_s,
         )
@@ -174,6 +158,7 @@ def read_facts(
     folder_fault: str | None = None,
     script_fault: str | None = None,
     script_digest: str | None = None,
+    code: Mapping[str, str] | None = None,
     paths: tuple[PathFacts, ...] = (),
     asked_s: float,
     load_nvml: Callable[[], Any] | None = None,
@@ -182,9 +167,10 @@ def read_facts(
 
     Args:
         environ: where CUDA_VISIBLE_DEVICES is read.
-        folder_fault: see `HostFacts`, as the next three.
+        folder_fault: see `HostFacts`.
         script_fault: see there.
         script_digest: see there.
+        code: see there.
         paths: see there.
         asked_s: see there.
         load_nvml: returns the `pynvml` module; tests give a made-up one.
@@ -215,17 +201,11 @@ def read_facts(
         folder_fault=folder_fault,
         script_fault=script_fault,
         script_digest=script_digest,
+        code=code,
         paths=paths,
         asked_s=asked_s,
         answered_s=time.time(),
     )
-
-
-def digest_of(path: Path) -> str:
-    """Returns what tells two contents of a file apart; raises OSError where it cannot be read."""
-    with path.open("rb") as file:
-        head = file.read(_MOST_HASHED_BYTES)
-        return f"{os.fstat(file.fileno()).st_size}:{hashlib.sha256(head).hexdigest()}"
 
 
 def gpu_facts(gpus: Sequence[Gpu], devices: Sequence[Device]) -> tuple[GpuFacts, ...]:
@@ -252,21 +232,6 @@ def gpu_facts(gpus: Sequence[Gpu], devices: Sequence[Device]) -> tuple[GpuFacts,
     return tuple(found)
 
 
-def path_facts(path: str) -> PathFacts:
-    """Looks at where a folder is, or is to be made."""
-    there = Path(path)
-    while not os.path.lexists(there) and there != there.parent:
-        there = there.parent
-    fault = None
-    if not there.is_dir():
-        fault = "not a folder"
-    elif not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        # Tells of a read-only file system too.
-        fault = "cannot be written to"
-    space = _space(str(there))
-    return PathFacts(path=path, there=str(there), free_bytes=space and space[1], fault=fault)
-
-
 def _read_driver(
     environ: Mapping[str, str], load_nvml: Callable[[], Any] | None
 ) -> tuple[GpuReport, tuple[Device, ...]]:
@@ -277,14 +242,6 @@ def _read_driver(
     except DsrunError:
         # The report says why the driver does not answer.
         return read_gpus(environ, load_nvml=load_nvml), ()
-
-
-def _folder_fault(folder: str) -> str | None:
-    try:
-        with os.scandir(folder):
-            return None if os.access(folder, os.X_OK, effective_ids=True) else "cannot be entered"
-    except OSError as error:
-        return refusal_of(error)
 
 
 def _place() -> str:

@@ -5,6 +5,7 @@ What differs in software stands in preflight_versions. A rule that depends on a 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import median_high
 
@@ -29,6 +30,8 @@ _FULL_DISK_BYTES = 100 << 20
 _LITTLE_DISK_BYTES = 10 << 30
 #: Of memory, between a host and the usual one.
 _MEMORY_SHARE = 0.1
+#: Of files that differ, these many are named.
+_MOST_FILES = 3
 
 #: A verdict, what is wrong on one host, and the way out.
 Fault = tuple[Verdict, str, str]
@@ -58,6 +61,7 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
             found += _fold("GPUs", {name: _gpu_faults(specs[name], its) for name, its in facts.items()}, count)
         found += _same_machine(specs, facts, on_gpus=on_gpus)
         found += _files(facts, wants, count)
+        found += _code(facts, _below(wants.script, wants.folder))
         found += _fold("disk", {name: _disk_faults(its) for name, its in facts.items()}, count)
         found += _missing_paths(facts, count)
         found += _fold("/dev/shm", {name: _shm_faults(its) for name, its in facts.items()}, count)
@@ -182,6 +186,31 @@ def _files(facts: Mapping[str, HostFacts], wants: Wants, count: int) -> Iterator
             hosts=odd,
             fix="`--sync` copies it to all hosts",
         )
+
+
+def _code(facts: Mapping[str, HostFacts], script: str | None) -> Iterator[Finding]:
+    """Tells which Python files of the working folder are others on some hosts, or are not there."""
+    code = {name: its.code for name, its in facts.items() if its.code is not None and its.folder_fault is None}
+    files_of: dict[tuple[str, ...], list[str]] = {}
+    for path in sorted({path for its in code.values() for path in its}):
+        digests = {name: its.get(path, "") for name, its in code.items()}
+        usual = groups(digests)[0][0]
+        odd = tuple(name for name in digests if digests[name] != usual)
+        # Of the script it is told already, and more strictly.
+        if odd and path != script:
+            files_of.setdefault(odd, []).append(path)
+    for odd, paths in files_of.items():
+        more = f" and {len(paths) - _MOST_FILES} more" if len(paths) > _MOST_FILES else ""
+        shown = ", ".join(paths[:_MOST_FILES]) + more
+        text = f"{shown}: not the same on {named(odd, len(code))} as on the other hosts"
+        yield Finding(verdict="amber", name="code", text=text, hosts=odd, fix="`--sync` copies the working folder")
+
+
+def _below(script: str | None, folder: str | None) -> str | None:
+    """Returns the script's path from the working folder on."""
+    if script is None or folder is None:
+        return script
+    return os.path.relpath(os.path.join(folder, script), folder)
 
 
 def _disk_faults(facts: HostFacts) -> Iterator[Fault]:

@@ -45,7 +45,13 @@ def check_hosts(survey: Survey, hosts: Sequence[HostSpec], wants: Wants) -> Pref
 
 
 def _question(host: HostSpec, wants: Wants) -> dict[str, Any]:
-    return {"folder": wants.folder, "script": wants.script, "paths": list(wants.paths), "env": host.env}
+    return {
+        "folder": wants.folder,
+        "script": wants.script,
+        "code": wants.is_python,
+        "paths": list(wants.paths),
+        "env": host.env,
+    }
 
 
 def _seen(answer: Told | Unable) -> Seen | Unable:

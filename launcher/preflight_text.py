@@ -51,12 +51,19 @@ def preflight_json(preflight: Preflight) -> dict[str, Any]:
         "meeting": None if meeting is None else asdict(meeting),
         "findings": [asdict(finding) for finding in preflight.findings],
         "hosts": [
-            {"name": name, "answered": True, **asdict(its)}
+            {"name": name, "answered": True, **_host_json(its)}
             if isinstance(its, Seen)
             else {"name": name, "answered": False, "reason": its.reason, "hint": its.hint}
             for name, its in preflight.seen.items()
         ],
     }
+
+
+def _host_json(seen: Seen) -> dict[str, Any]:
+    value = asdict(seen)
+    # A digest of every file helps nobody; findings name those that differ.
+    del value["facts"]["code"]
+    return value
 
 
 def _usual(preflight: Preflight) -> str:

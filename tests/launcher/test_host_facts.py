@@ -9,12 +9,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dsrun.launcher.host_facts import HostFacts, digest_of, facts, path_facts, read_facts
+from dsrun.launcher.file_facts import digest_of
+from dsrun.launcher.host_facts import HostFacts, facts, read_facts
 from support.nvml import GIB, Part, box, made_up_nvml
 
 
 def asked(folder: str | None = None, script: str | None = None, *paths: str) -> HostFacts:
-    arguments: dict[str, Any] = {"folder": folder, "script": script, "paths": list(paths), "env": {}}
+    arguments: dict[str, Any] = {"folder": folder, "script": script, "code": True, "paths": list(paths), "env": {}}
     with ExitStack() as keep:
         # As it comes over a channel.
         return HostFacts.from_json(json.loads(json.dumps(facts(arguments, keep))))
@@ -25,6 +26,7 @@ def test_what_is_asked_for_is_told_of_this_machine(tmp_path: Path) -> None:
     found = asked(str(tmp_path), "train.py", "out/checkpoints")
     assert (found.folder_fault, found.script_fault) == (None, None)
     assert found.script_digest == digest_of(tmp_path / "train.py")
+    assert list(found.code or {}) == ["train.py"]
     (path,) = found.paths
     assert (path.path, path.there, path.fault) == (f"{tmp_path}/out/checkpoints", str(tmp_path), None)
     assert found.versions.python_path == sys.executable
@@ -41,20 +43,6 @@ def test_what_is_missing_is_said_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert asked(str(tmp_path / "file")).folder_fault == f"{tmp_path}/file: not a directory"
     assert asked().folder_fault is None
-
-
-def test_contents_differ_in_their_digest_alone(tmp_path: Path) -> None:
-    one, other, same = tmp_path / "a", tmp_path / "b", tmp_path / "c"
-    one.write_text("lr = 1")
-    other.write_text("lr = 2")
-    same.write_text("lr = 1")
-    assert digest_of(one) == digest_of(same) != digest_of(other)
-
-
-def test_a_path_that_is_a_file_cannot_be_written_to(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert path_facts(str(tmp_path / "file")).fault == "not a folder"
-    assert path_facts(str(tmp_path / "file" / "below")).there == str(tmp_path / "file")
 
 
 def test_gpus_come_with_who_is_on_them() -> None:
@@ -82,7 +70,7 @@ def test_without_gpus_it_says_why() -> None:
 def test_torch_is_not_imported() -> None:
     code = (
         "import sys; from contextlib import ExitStack; from dsrun.launcher.host_facts import facts;"
-        "facts({'folder': None, 'script': None, 'paths': [], 'env': {}}, ExitStack());"
+        "facts({'folder': None, 'script': None, 'code': True, 'paths': [], 'env': {}}, ExitStack());"
         "print([name for name in ('torch', 'numpy', 'pydantic', 'click', 'rich') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dsrun.errors import PreflightError
-from dsrun.launcher.host_facts import PathFacts
+from dsrun.launcher.file_facts import PathFacts
 from dsrun.launcher.preflight import Finding, Preflight, Wants
 from dsrun.launcher.preflight_rules import judge
 from dsrun.launcher.survey import Unable
@@ -174,6 +174,21 @@ def test_another_content_of_the_script_is_refused() -> None:
     found = judged(5, {"n4": {"script_digest": "9:bbbbbbbbbb"}}, wants=wants, script_digest="9:aaaaaaaaaa")
     text = "train.py differs: content aaaaaaaa on n1, n2, n3 and n5, content bbbbbbbb on n4"
     assert only(found) == ("red", "script", text, ("n4",))
+
+
+def test_python_files_that_differ_or_are_missing_are_named() -> None:
+    wants = Wants(folder="/data", script="/data/train.py", on_gpus=False)
+    usual = {"train.py": "1", "net.py": "2", "data/load.py": "3", "a.py": "4", "b.py": "5"}
+    odd = {
+        "n3": {"code": {**usual, "net.py": "9", "train.py": "9"}},
+        "n4": {"code": {"train.py": "1", "net.py": "2"}},
+        "n5": {"code": None},
+    }
+    found = judged(5, odd, wants=wants, code=usual)
+    assert [(finding.verdict, finding.text) for finding in found] == [
+        ("amber", "a.py, b.py, data/load.py: not the same on n4 as on the other hosts"),
+        ("amber", "net.py: not the same on n3 as on the other hosts"),
+    ]
 
 
 def a_path(there: str = "/nvme/0", *, free: int = 900 * GIB, fault: str | None = None) -> tuple[PathFacts, ...]:

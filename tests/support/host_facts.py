@@ -40,6 +40,7 @@ _FACTS = HostFacts(
     folder_fault=None,
     script_fault=None,
     script_digest=None,
+    code=None,
     paths=(),
     asked_s=0.0,
     answered_s=0.0,
