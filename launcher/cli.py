@@ -39,6 +39,8 @@ VERBS = {
     "queue": "List jobs that hold or wait for devices.",
     "probe": "Show host, processor, memory, GPUs and versions.",
     "config": "Check training configs.",
+    "slurm": "Submit a run to Slurm, on nodes that it chooses.",
+    "k8s": "Print a run as a Kubernetes JobSet.",
     "plan": "Predict memory and the shortest step before anything runs.",
     "doctor": "Check whether this machine is fit for jobs.",
     "completion": "Print the script for completion in a shell.",
@@ -177,10 +179,10 @@ def _problem_of(error: click.ClickException, *, verb: str) -> Problem:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     command = ctx.command_path if ctx is not None else f"dsrun {verb}".rstrip()
     see = f"see `{command} --help`"
-    if isinstance(error, click.NoSuchOption):
-        close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1)
     if isinstance(error, click.NoSuchOption) and verb in ("", "run") and error.option_name in INSTEAD:
         return Problem(f"`{command}` has no option `{error.option_name}`", INSTEAD[error.option_name])
+    if isinstance(error, click.NoSuchOption):
+        close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1)
         way_out = f"did you mean `{close[0]}`?" if close else f"{see}; options of the script stand after it"
         return Problem(f"`{command}` has no option `{error.option_name}`", way_out)
     if isinstance(error, click.MissingParameter) and error.param is not None and ctx is not None:

@@ -41,6 +41,8 @@ Verbs:
   queue       List jobs that hold or wait for devices.
   probe       Show host, processor, memory, GPUs and versions.
   config      Check training configs.
+  slurm       Submit a run to Slurm, on nodes that it chooses.
+  k8s         Print a run as a Kubernetes JobSet.
   plan        Predict memory and the shortest step before anything runs.
   doctor      Check whether this machine is fit for jobs.
   completion  Print the script for completion in a shell.

@@ -1,0 +1,75 @@
+"""Words of a `dsrun run` that is to run elsewhere, later: divided from those of the scheduler, and checked now.
+
+Knows no scheduler. What only the machine that runs it can tell, GPUs and free memory, is left to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from dsrun.errors import Problem, UsageError
+
+from .plan import Program
+from .program import check_program, find_program
+
+
+@dataclass(frozen=True, slots=True)
+class RunWords:
+    """What a scheduler's job has to know of the run.
+
+    Attributes:
+        script: its script or module.
+        grace_s: seconds that ranks have to end.
+    """
+
+    script: str
+    grace_s: float
+
+
+def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Divides words at the last `--`; returns those before and those behind. Without one, nothing is behind."""
+    if "--" not in words:
+        return list(words), []
+    at = len(words) - 1 - list(reversed(words)).index("--")
+    return list(words[:at]), list(words[at + 1 :])
+
+
+def check_run_words(ctx: click.Context, words: Sequence[str], *, files_are_here: bool) -> RunWords:
+    """Reads the words as `dsrun run` will, and returns what they say.
+
+    Args:
+        ctx: of the verb.
+        words: what will stand behind `dsrun run`.
+        files_are_here: the script is a file of this machine, and must be there.
+
+    Raises:
+        click.UsageError: an option is unknown or has no value.
+        UsageError: there is no script, or an option makes no sense in a job that a scheduler starts.
+    """
+    group = ctx.find_root().command
+    assert isinstance(group, click.Group), "verbs have a group"
+    run = group.get_command(ctx, "run")
+    assert run is not None, "it is in the table"
+    given = run.make_context("run", list(words), parent=ctx.parent).params
+    verb = ctx.info_name
+    if not given["words"]:
+        raise UsageError("no script is named", hint=f"`dsrun {verb} train.py -- --nodes 2`; see `dsrun {verb} --help`")
+    problems = [
+        Problem(f"`{option}` makes no sense with `dsrun {verb}`: {why}", "leave it out")
+        for name, option, why in (
+            ("detach", "--detach", "the scheduler's job would end as soon as it has begun"),
+            ("dry_run", "--dry-run", "`--print` shows what would be submitted"),
+            ("queue", "--queue", "the scheduler has a queue of its own"),
+        )
+        if given.get(name)
+    ]
+    if problems:
+        raise UsageError.of(problems)
+    if files_are_here:
+        asked = "module" if given.get("module") else "command" if given.get("no_python") else None
+        kind, target = find_program(given["words"][0], kind=asked)
+        check_program(Program(kind=kind, target=target, args=(), python=""), verbs=())
+    return RunWords(script=given["words"][0], grace_s=given["grace"])
