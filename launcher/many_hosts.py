@@ -1,4 +1,5 @@
-"""What happens on all hosts of a job before it has a rank: they are reached, compared, and find where ranks can meet.
+"""What happens on all hosts of a job before it has a rank: they are reached, brought the files, and compared, and
+find where their ranks can meet.
 
 Puts the steps in order; each is known by its own module. Starts no rank. A launch on this machine alone needs none of
 it, and does not import this.
@@ -6,6 +7,7 @@ it, and does not import this.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from .plan import LaunchPlan
 from .preflight import Wants
 from .preflight_run import check_hosts
 from .survey import Survey
+from .sync import sync_hosts, synced_lines
 from .transport.base import Transport
 from .transport.choice import ReachSettings, make_transport
 
@@ -35,6 +38,7 @@ class HostSettings:
         accept_new_host_keys: trust hosts whose key nobody knows, and say so.
         iface: interfaces of the first host to meet at; None takes the fastest that all reach.
         preflight: compare the hosts before anything starts.
+        copied_folder: of this machine, which the working folder of every host is to hold first; None copies nothing.
     """
 
     ssh_config: Path | None = None
@@ -42,6 +46,7 @@ class HostSettings:
     accept_new_host_keys: bool = False
     iface: str | None = None
     preflight: bool = True
+    copied_folder: str | None = None
 
 
 class JobHosts:
@@ -64,6 +69,7 @@ class JobHosts:
         note: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
+        self._placement = placement
         self._settings = settings
         self._note = note
         self._warn = warn
@@ -96,12 +102,25 @@ class JobHosts:
         with Survey(hosts, self.transport, python=python) as survey:
             while self._new_keys:
                 self._note(self._new_keys.popleft())
+            if self._settings.copied_folder is not None:
+                _refuse_unreached(survey)
+                self._copy(survey, self._settings.copied_folder, plan.cwd)
             if self._settings.preflight:
                 meeting = self._check(survey, hosts, plan)
             else:
                 _refuse_unreached(survey)
                 meeting = choose_meeting(survey, hosts, iface=self._settings.iface)
         return plan.at(meeting.address, interface_variables(meeting))
+
+    def _copy(self, survey: Survey, folder: str, target: str) -> None:
+        """Makes every host's working folder hold what the folder here holds."""
+        is_same = os.path.realpath(folder) == os.path.realpath(target)
+        hosts = self._placement.remote_hosts if is_same else self._placement.allocation.hosts
+        synced = sync_hosts(survey, hosts, folder=folder, target=target, rsync_by=self.transport)
+        for line in synced_lines(synced):
+            self._note(line)
+        if synced.problems:
+            raise PreflightError.of(synced.problems)
 
     def _check(self, survey: Survey, hosts: Sequence[HostSpec], plan: LaunchPlan) -> Meeting:
         """Compares the hosts, and refuses those that the job would fail on."""

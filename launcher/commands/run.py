@@ -255,6 +255,7 @@ def _host_settings(hosts: HostOptions) -> HostSettings:
         accept_new_host_keys=hosts.accept_new_host_keys,
         iface=hosts.iface,
         preflight=not hosts.no_preflight,
+        copied_folder=os.getcwd() if hosts.sync else None,
     )
 
 
