@@ -163,7 +163,10 @@ def _wait_for_start(process: subprocess.Popen[bytes], stdout: Preamble, stderr: 
 
 
 def _refusal(host: HostSpec, what: str, stderr: Preamble) -> LaunchError:
-    said = "; ".join(line.removeprefix("srun: ").removeprefix("error: ") for line in stderr.text.splitlines() if line)
+    lines = [line.removeprefix("srun: ") for line in stderr.text.splitlines() if line]
+    # Beside remarks on the cluster's configuration.
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    said = "; ".join(errors or lines)
     return LaunchError(
         f"host {host.name}: {what}{f': {said}' if said else ''}",
         hint=f"`srun --overlap --nodelist={host.name} hostname` in the same job shows it without dsrun",
