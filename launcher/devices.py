@@ -18,11 +18,13 @@ import os
 import pwd
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
 
-from .probe_gpu import NoDriver, ask_driver, listed_devices, open_nvml, text_of
+from .probe_gpu import listed_devices
+from .probe_nvml import NoDriver, ask_driver, open_nvml, text_of
 
 #: Monitors and MPS daemons keep less than this on a GPU; a CUDA context alone is more.
 LITTLE_BYTES = 100 << 20
@@ -56,15 +58,15 @@ class Demand:
     Attributes:
         ranks: ranks it starts here.
         gpus: devices it needs; 0 for a job on the CPU, which takes a slot (a core) for each rank instead.
-    """
-
         chosen: these devices and no others, in the order of the local ranks: places in what `read_devices` returns;
             None leaves the choice to what is free.
+    """
+
     ranks: int
     gpus: int
-
-
     chosen: tuple[int, ...] | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     """What a job got.
@@ -176,10 +178,10 @@ def held_devices(taken: Sequence[Device], devices: Sequence[Device], *, ranks: i
     return Held(cuda_visible_devices=",".join(device.name for device in taken), labels=labels)
 
 
-def user_of_process(pid: int) -> str | None:
+def user_of_process(pid: int, *, proc: Path = Path("/proc")) -> str | None:
     """Returns the name of a process's user; its number where it has no name, None if the process is not to be seen."""
     try:
-        uid = os.stat(f"/proc/{pid}").st_uid
+        uid = os.stat(proc / str(pid)).st_uid
     except OSError:
         return None
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .probe_gpu import NoDriver, ask_driver, open_nvml
+from .probe_nvml import NoDriver, ask_driver, open_nvml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

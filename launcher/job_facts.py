@@ -14,19 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from .job_record import write_json
-from .probe import probe
-from .secrets_mask import masked
+from .probe_versions import telling_variables
 
 #: File of a job's folder with what `read_facts` returned when the job started.
 MACHINE_FILE = "machine.json"
 #: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
 SCHEMA_VERSION = 1
 
-#: Variables that change what a training run does.
-_PREFIXES = (
-    *("CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "GLOO_", "UCX_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "KMP_"),
-    *("DSRUN_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "PYTHON", "LD_", "VIRTUAL_ENV", "CONDA_"),
-)
 #: For git to answer, in a working tree of any size and on any file system.
 _GIT_PATIENCE_S = 5.0
 _SHOWN_DIGITS = 16
@@ -44,13 +38,14 @@ def read_facts(*, script: Path | None, folder: Path, environ: Mapping[str, str])
     Returns:
         plain JSON values: `script_digest`, `git`, `environment` and `probe`.
     """
+    # Its modules take tens of milliseconds to load: on the thread of `FactsWriter`, while ranks start.
+    from .probe import probe
+
     return {
         "schema_version": SCHEMA_VERSION,
         "script_digest": None if script is None else digest_of_file(script),
         "git": git_state(folder),
-        "environment": {
-            name: masked(name, value) for name, value in sorted(environ.items()) if name.startswith(_PREFIXES)
-        },
+        "environment": telling_variables(environ),
         "probe": probe(environ=environ).to_json(),
     }
 

@@ -1,132 +1,59 @@
 """What hardware and software there is, as one value. Measures nothing, imports no torch and never fails.
 
-What cannot be told is None, with the reason in `null_reasons`. How it is shown is the business of commands/probe.py.
+Each probe_* module knows one kind of thing; here they are put together. What cannot be told is None, with the reason
+in `null_reasons`; where values come from stands in probe_reasons. How a report is shown is the business of
+commands/probe.py.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
-from .probe_cgroup import CgroupLimits, read_limits
-from .probe_gpu import Gpu, GpuReport, read_gpus
-from .probe_machine import (
-    container_of,
-    filesystem_of,
-    machine_of,
-    parse_cpuinfo,
-    parse_meminfo,
-    parse_os_release,
-    read_text,
-    usable_cores,
+from .devices import user_of_process
+from .probe_cgroup import read_cgroup, read_limits
+from .probe_cpu import read_cpu
+from .probe_deep import Loaded, NotLoaded
+from .probe_gpu import Gpu, GpuReport, list_gpus
+from .probe_gpu_state import read_state
+from .probe_host import read_host
+from .probe_machine import count_usable_cores as count_usable_cores
+from .probe_machine import host_names as host_names
+from .probe_machine import parse_cpuinfo, read_text
+from .probe_memory import read_memory
+from .probe_network import (
+    Addresses,
+    gloo_interface,
+    nccl_interface,
+    psutil_addresses,
+    read_network,
+    read_rdma,
 )
-from .probe_versions import Versions, read_versions
-
-#: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
-SCHEMA_VERSION = 1
-
-_T = TypeVar("_T")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostReport:
-    """The host. `container` and `machine` are None where nothing tells of one."""
-
-    name: str
-    os: str | None
-    kernel: str
-    arch: str
-    container: str | None
-    machine: str | None
-    virtual: bool | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuReport:
-    """The processor. `cores_present` are logical ones; `cores_usable` is what affinity and quota leave of them."""
-
-    model: str | None
-    cores_present: int
-    cores_in_affinity: int
-    quota_cores: float | None
-    cores_usable: int
-    isa: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryReport:
-    """Memory in bytes. `usable_bytes` is what a job may take now: free memory or room below the cgroup limit."""
-
-    total_bytes: int | None
-    available_bytes: int | None
-    cgroup_limit_bytes: int | None
-    usable_bytes: int | None
-    swap_total_bytes: int | None
-    swap_free_bytes: int | None
-    shm_total_bytes: int | None
-    shm_free_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiskReport:
-    """The filesystem of the working folder (links resolved); `free_bytes` is what an ordinary user may still write."""
-
-    path: str | None
-    filesystem: str | None
-    total_bytes: int | None
-    free_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkReport:
-    """One interface that is up and has an address others may reach."""
-
-    interface: str
-    addresses: tuple[str, ...]
-    speed_mbit: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeReport:
-    """Everything `dsrun probe` tells.
-
-    Attributes:
-        null_reasons: dotted path of a value that is None -> why.
-    """
-
-    host: HostReport
-    cpu: CpuReport
-    memory: MemoryReport
-    cgroup_version: str | None
-    gpus: tuple[Gpu, ...]
-    gpus_usable: int
-    driver: str | None
-    driver_cuda: str | None
-    disk: DiskReport
-    network: tuple[NetworkReport, ...]
-    versions: Versions
-    null_reasons: dict[str, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values with the version of their schema first."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
-
-
-class _Reasons(dict[str, str]):
-    """Reasons for what could not be told, gathered while the report is put together."""
-
-    def note(self, path: str, value: _T | None, reason: str) -> _T | None:
-        if value is None:
-            self[path] = reason
-        return value
+from .probe_numa import node_cpus, read_numa
+from .probe_nvlink import read_nvlinks
+from .probe_nvml import NoDriver, ask, open_nvml, text_of
+from .probe_pci import PcieLink, pci_address
+from .probe_reasons import WHY, null_reasons
+from .probe_report import DiskReport, ProbeReport
+from .probe_storage import PathReport, read_storage
+from .probe_topology import iommu_kind, numa_node_of, read_topology
+from .probe_verdicts import judge
+from .probe_versions import read_software, read_versions
+from .probe_xid import read_xids
 
 
 def probe(
-    *, root: Path = Path("/"), environ: Mapping[str, str] | None = None, affinity: Collection[int] | None = None
+    *,
+    root: Path = Path("/"),
+    environ: Mapping[str, str] | None = None,
+    affinity: Collection[int] | None = None,
+    paths: Sequence[Path] = (),
+    load_nvml: Callable[[], Any] | None = None,
+    ask_addresses: Callable[[], Addresses] = psutil_addresses,
+    import_path: Sequence[str] | None = None,
 ) -> ProbeReport:
     """Looks at this machine.
 
@@ -134,144 +61,129 @@ def probe(
         root: `/`, or a made-up tree with proc, sys, etc, dev and run.
         environ: this process's environment if None.
         affinity: logical processors this process may run on; asked of the kernel if None.
+        paths: what a job uses beside the working folder: checkpoints, offload.
+        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        ask_addresses: returns the addresses of every interface.
+        import_path: where packages are looked for instead of `sys.path`.
     """
     env = os.environ if environ is None else environ
-    reasons = _Reasons()
-    limits = read_limits(root)
-    gpus = read_gpus(env)
-    return ProbeReport(
-        host=_host(root, env, reasons),
-        cpu=_cpu(root, limits, os.sched_getaffinity(0) if affinity is None else affinity, reasons),
-        memory=_memory(root, limits, reasons),
-        cgroup_version=reasons.note("cgroup_version", limits.version, "no control groups are mounted"),
-        gpus=_gpus(gpus, reasons),
-        gpus_usable=gpus.usable_count,
-        driver=reasons.note("driver", gpus.driver, gpus.reason or "the driver does not say"),
-        driver_cuda=reasons.note("driver_cuda", gpus.driver_cuda, gpus.reason or "the driver does not say"),
-        disk=_disk(root, reasons),
-        network=_network(reasons),
-        versions=_versions(gpus, reasons),
-        null_reasons=dict(reasons),
-    )
-
-
-def count_usable_cores() -> int:
-    """Returns the cores this process can keep busy."""
-    return usable_cores(os.sched_getaffinity(0), read_limits(Path("/")).quota_cores)
-
-
-def host_names() -> frozenset[str]:
-    """Returns what this machine calls itself, in lower case, with and without its domain; asks no name server."""
-    name = socket.gethostname().lower()
-    return frozenset({name, name.partition(".")[0]})
-
-
-def _host(root: Path, env: Mapping[str, str], reasons: _Reasons) -> HostReport:
-    uname = os.uname()
-    release = parse_os_release(read_text(root / "etc/os-release") or "")
-    return HostReport(
-        name=socket.gethostname(),
-        os=reasons.note("host.os", release, "/etc/os-release does not name it"),
-        kernel=uname.release,
-        arch=uname.machine,
-        container=reasons.note("host.container", container_of(root, env), "no sign of a container"),
-        machine=reasons.note("host.machine", machine_of(root), "/sys/class/dmi/id does not name it"),
-        virtual=reasons.note(
-            "host.virtual", parse_cpuinfo(read_text(root / "proc/cpuinfo") or "").virtual, "the processor does not say"
-        ),
-    )
-
-
-def _cpu(root: Path, limits: CgroupLimits, affinity: Collection[int], reasons: _Reasons) -> CpuReport:
+    allowed = os.sched_getaffinity(0) if affinity is None else affinity
+    why = dict(WHY)
     info = parse_cpuinfo(read_text(root / "proc/cpuinfo") or "")
-    return CpuReport(
-        model=reasons.note("cpu.model", info.model, "/proc/cpuinfo does not name it"),
-        cores_present=info.cores or os.cpu_count() or 1,
-        cores_in_affinity=len(affinity),
-        quota_cores=reasons.note("cpu.quota_cores", limits.quota_cores, "no cgroup limits it"),
-        cores_usable=usable_cores(affinity, limits.quota_cores),
-        isa=info.isa,
+    limits = read_limits(root)
+    gpus = _gpus(root, env, load_nvml, why)
+    cpus = node_cpus(root)
+    rdma = read_rdma(root)
+    no_network: dict[str, str] = {}
+    network = read_network(root, _addresses(ask_addresses, no_network))
+    storage = read_storage(root, [*_working_folder(), *paths])
+    host = read_host(root, env, virtual=info.virtual)
+    versions = read_versions(import_path)
+    no_cuda = "torch is not installed" if versions.torch is None else "torch is built without CUDA"
+    why |= {"versions.cuda": no_cuda, "versions.nccl": "no nvidia-nccl-* package" if versions.cuda else no_cuda}
+    report = ProbeReport(
+        host=host,
+        cpu=read_cpu(root, info, affinity=allowed, quota_cores=limits.quota_cores),
+        memory=read_memory(root, limits),
+        cgroup_version=limits.version,
+        cgroup=read_cgroup(root, limits),
+        numa=read_numa(root, cpus, affinity=allowed, gpus=gpus.gpus, network=network, rdma=rdma, nvme=storage.nvme),
+        gpus=gpus.gpus,
+        gpus_usable=gpus.usable_count,
+        driver=gpus.driver,
+        driver_cuda=gpus.driver_cuda,
+        topology=read_topology(root, gpus.gpus, rdma, cpus),
+        disk=_disk(storage.paths[0] if len(storage.paths) > len(paths) else None),
+        storage=storage,
+        network=network,
+        rdma=rdma,
+        nccl_interface=nccl_interface(network, env),
+        gloo_interface=gloo_interface(network, env, hosts=read_text(root / "etc/hosts") or "", host_name=host.name),
+        versions=versions,
+        software=read_software(env, import_path),
+        null_reasons=no_network,
+    )
+    return completed(report, why)
+
+
+def completed(report: ProbeReport, why: Mapping[str, str] = WHY) -> ProbeReport:
+    """Returns a report with its verdicts, and a reason for every value that is missing.
+
+    Args:
+        report: what was found.
+        why: dotted path, `*` for numbers, or its beginning -> reason; reasons of the report that still hold are kept.
+    """
+    values = asdict(replace(report, verdicts=(), null_reasons={}))
+    reasons = null_reasons(values, "", {**why, **report.null_reasons})
+    if not report.network and "network" in report.null_reasons:
+        reasons["network"] = report.null_reasons["network"]
+    return replace(report, verdicts=judge(report), null_reasons=reasons)
+
+
+def with_loaded(report: ProbeReport, loaded: Loaded | NotLoaded) -> ProbeReport:
+    """Returns a report with what probe_deep found, or with the reason why it found nothing."""
+    if isinstance(loaded, Loaded):
+        return completed(replace(report, loaded=loaded))
+    return completed(replace(report, loaded=None, null_reasons={**report.null_reasons, "loaded": loaded.reason}))
+
+
+def _gpus(
+    root: Path, environ: Mapping[str, str], load_nvml: Callable[[], Any] | None, why: dict[str, str]
+) -> GpuReport:
+    try:
+        with open_nvml(load_nvml) as nvml:
+            found = list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
+            xids = read_xids(root) if found.gpus else {}
+            if isinstance(xids, str):
+                why["gpus.*.xids"] = xids
+            report = replace(found, gpus=tuple(_detailed(nvml, gpu, root, xids) for gpu in found.gpus))
+    except NoDriver as error:
+        report = GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=str(error))
+    if report.reason is not None:
+        why |= {"driver": report.reason, "driver_cuda": report.reason}
+    return report
+
+
+def _detailed(nvml: Any, gpu: Gpu, root: Path, xids: Mapping[str, tuple[int, ...]] | str) -> Gpu:
+    handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+    info = ask(nvml, "nvmlDeviceGetPciInfo", handle)
+    address = None if info is None else pci_address(text_of(info.busId) or "")
+    return replace(
+        gpu,
+        pci_address=address,
+        numa_node=None if address is None else numa_node_of(root, address),
+        iommu=None if address is None else iommu_kind(root, address),
+        pcie=PcieLink(
+            generation=ask(nvml, "nvmlDeviceGetCurrPcieLinkGeneration", handle),
+            width=ask(nvml, "nvmlDeviceGetCurrPcieLinkWidth", handle),
+            generation_max=ask(nvml, "nvmlDeviceGetMaxPcieLinkGeneration", handle),
+            width_max=ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
+        ),
+        nvlink=read_nvlinks(nvml, handle),
+        state=read_state(nvml, handle, user_of=lambda pid: user_of_process(pid, proc=root / "proc")),
+        xids=None if isinstance(xids, str) or address is None else xids.get(address, ()),
     )
 
 
-def _memory(root: Path, limits: CgroupLimits, reasons: _Reasons) -> MemoryReport:
-    info = parse_meminfo(read_text(root / "proc/meminfo") or "")
-    available = info.get("MemAvailable")
-    room = [value for value in (available, limits.memory_left_bytes) if value is not None]
-    shm = _space(root / "dev/shm")
-    absent = "/proc/meminfo does not tell it"
-    return MemoryReport(
-        total_bytes=reasons.note("memory.total_bytes", info.get("MemTotal"), absent),
-        available_bytes=reasons.note("memory.available_bytes", available, absent),
-        cgroup_limit_bytes=reasons.note("memory.cgroup_limit_bytes", limits.memory_limit_bytes, "no cgroup limits it"),
-        usable_bytes=reasons.note("memory.usable_bytes", min(room, default=None), absent),
-        swap_total_bytes=reasons.note("memory.swap_total_bytes", info.get("SwapTotal"), absent),
-        swap_free_bytes=reasons.note("memory.swap_free_bytes", info.get("SwapFree"), absent),
-        shm_total_bytes=reasons.note("memory.shm_total_bytes", shm and shm[0], "there is no /dev/shm"),
-        shm_free_bytes=reasons.note("memory.shm_free_bytes", shm and shm[1], "there is no /dev/shm"),
-    )
-
-
-def _gpus(report: GpuReport, reasons: _Reasons) -> tuple[Gpu, ...]:
-    for gpu in report.gpus:
-        for name, value in asdict(gpu).items():
-            reasons.note(f"gpus.{gpu.index}.{name}", value, "the driver does not say")
-    return report.gpus
-
-
-def _disk(root: Path, reasons: _Reasons) -> DiskReport:
-    space = _space(Path("."))
+def _addresses(ask_addresses: Callable[[], Addresses], reasons: dict[str, str]) -> Addresses:
     try:
-        path = os.getcwd()
-    except OSError:
-        path = None
-    kind = path and filesystem_of(PurePosixPath(path), read_text(root / "proc/self/mountinfo") or "")
-    return DiskReport(
-        path=reasons.note("disk.path", path, "the working folder is gone"),
-        filesystem=reasons.note("disk.filesystem", kind, "/proc/self/mountinfo does not tell it"),
-        total_bytes=reasons.note("disk.total_bytes", space and space[0], "statvfs fails"),
-        free_bytes=reasons.note("disk.free_bytes", space and space[1], "statvfs fails"),
-    )
-
-
-def _space(path: Path) -> tuple[int, int] | None:
-    """Returns (all bytes, bytes an ordinary user may write) of the filesystem at `path`."""
-    try:
-        stat = os.statvfs(path)
-    except OSError:
-        return None
-    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
-
-
-def _network(reasons: _Reasons) -> tuple[NetworkReport, ...]:
-    try:
-        import psutil
-
-        addresses, stats = psutil.net_if_addrs(), psutil.net_if_stats()
+        return ask_addresses()
     except (ImportError, OSError) as error:
         reasons["network"] = f"psutil cannot list the interfaces: {error}"
-        return ()
-    reports: list[NetworkReport] = []
-    for name, found in sorted(addresses.items()):
-        reachable = [
-            entry.address
-            for entry in found
-            if entry.family in (socket.AF_INET, socket.AF_INET6)
-            and not entry.address.startswith(("127.", "::1", "fe80:"))
-        ]
-        if reachable and name in stats and stats[name].isup:
-            speed = reasons.note(
-                f"network.{len(reports)}.speed_mbit", stats[name].speed or None, "the interface does not say"
-            )
-            reports.append(NetworkReport(interface=name, addresses=tuple(reachable), speed_mbit=speed))
-    return tuple(reports)
+        return {}
 
 
-def _versions(gpus: GpuReport, reasons: _Reasons) -> Versions:
-    versions = read_versions()
-    reasons.note("versions.dsrun", versions.dsrun, "not installed as a package")
-    reasons.note("versions.torch", versions.torch, "not installed beside this interpreter")
-    no_cuda = "torch is not installed" if versions.torch is None else "torch is built without CUDA"
-    reasons.note("versions.cuda", versions.cuda, no_cuda)
-    reasons.note("versions.nccl", versions.nccl, no_cuda if versions.cuda is None else "no nvidia-nccl-* package")
-    return versions
+def _working_folder() -> list[Path]:
+    try:
+        return [Path.cwd()]
+    except OSError:
+        return []
+
+
+def _disk(folder: PathReport | None) -> DiskReport:
+    return DiskReport(
+        path=None if folder is None else folder.path,
+        filesystem=None if folder is None else folder.filesystem,
+        total_bytes=None if folder is None else folder.total_bytes,
+        free_bytes=None if folder is None else folder.free_bytes,
+    )

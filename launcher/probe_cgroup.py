@@ -47,6 +47,77 @@ class CgroupLimits:
     memory_left_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupReport:
+    """All that is told of this process's groups; None where there is no limit or no counter.
+
+    Attributes:
+        version: `v1`, `v2` or `v1+v2`; None without cgroups.
+        path: of the process's own group, as /proc/self/cgroup gives it; v1 has one a controller: memory's.
+        quota_cores: the smallest quota up to the root, in cores.
+        cpuset: CPUs of the own group, as the kernel lists them.
+        memory_limit_bytes: the smallest limit up to the root: past it the kernel kills.
+        memory_high_bytes: the smallest mark past which the kernel makes processes wait and reclaims (v2).
+        memory_used_bytes: of the nearest group that counts, page cache included.
+        memory_left_bytes: what may still be taken before a limit binds.
+        swap_limit_bytes: the smallest limit of swap (v2).
+        pids_limit: the smallest limit of processes and threads.
+        pids_used: those of the nearest group that counts.
+        oom_kills: processes of the nearest group that counts (v2: and of those below it) that were killed for memory.
+    """
+
+    version: str | None
+    path: str | None
+    quota_cores: float | None
+    cpuset: str | None
+    memory_limit_bytes: int | None
+    memory_high_bytes: int | None
+    memory_used_bytes: int | None
+    memory_left_bytes: int | None
+    swap_limit_bytes: int | None
+    pids_limit: int | None
+    pids_used: int | None
+    oom_kills: int | None
+
+
+def read_cgroup(root: Path, limits: CgroupLimits) -> CgroupReport:
+    """Reads what else the groups of the calling process tell.
+
+    Args:
+        root: as for `read_limits`.
+        limits: what `read_limits` returned.
+    """
+    groups = parse_self_cgroup(_read(root / "proc/self/cgroup") or "")
+    mounts = parse_cgroup_mounts(_read(root / "proc/self/mountinfo") or "")
+    path = groups.get("memory", groups.get(""))
+    # Where both versions are mounted each controller is in one of them; v1's folders come first, v2's fill the gaps.
+    folders = {
+        name: [
+            folder
+            for mount in sorted(mounts, key=lambda mount: not mount.controllers)
+            if name in mount.controllers or not mount.controllers
+            for folder in levels(root, mount, groups.get(name if mount.controllers else ""))
+        ]
+        for name in ("memory", "pids", "cpuset")
+    }
+    events = _first(folders["memory"], "memory.events", "memory.oom_control")
+    kills = re.search(r"^oom_kill ([0-9]+)$", events or "", re.MULTILINE)
+    return CgroupReport(
+        version=limits.version,
+        path=None if path is None else str(path),
+        quota_cores=limits.quota_cores,
+        cpuset=_first(folders["cpuset"], "cpuset.cpus.effective", "cpuset.effective_cpus", "cpuset.cpus") or None,
+        memory_limit_bytes=limits.memory_limit_bytes,
+        memory_high_bytes=_smallest(folders["memory"], "memory.high"),
+        memory_used_bytes=_number(_first(folders["memory"], "memory.current", "memory.usage_in_bytes")),
+        memory_left_bytes=limits.memory_left_bytes,
+        swap_limit_bytes=_smallest(folders["memory"], "memory.swap.max"),
+        pids_limit=_smallest(folders["pids"], "pids.max"),
+        pids_used=_number(_first(folders["pids"], "pids.current")),
+        oom_kills=None if kills is None else int(kills.group(1)),
+    )
+
+
 def read_limits(root: Path) -> CgroupLimits:
     """Reads the limits of the calling process.
 
@@ -147,6 +218,21 @@ def _memory(folder: Path) -> list[tuple[int, int | None]]:
     droppable = stat.get("total_inactive_file", stat.get("inactive_file", "0"))
     used = int(usage) - int(droppable) if usage.isdecimal() and droppable.isdecimal() else None
     return [(int(limit), used) for limit in limits if limit.isdecimal() and int(limit) < _NO_LIMIT_BYTES]
+
+
+def _smallest(folders: list[Path], name: str) -> int | None:
+    """Returns the smallest number that a file of that name holds on any level; `max` is none."""
+    numbers = (_number(_read(folder / name)) for folder in folders)
+    return min((number for number in numbers if number is not None), default=None)
+
+
+def _first(folders: list[Path], *names: str) -> str | None:
+    """Returns the first of these files that is there, from the own group upwards."""
+    return next((text for folder in folders for name in names if (text := _read(folder / name)) is not None), None)
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
 
 
 def _read(path: Path) -> str | None:

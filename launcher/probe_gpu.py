@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-_T = TypeVar("_T")
+from .probe_gpu_state import GpuState
+from .probe_nvlink import NvLinks
+from .probe_nvml import NoDriver, ask_driver, open_nvml, text_of
+from .probe_pci import PcieLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +24,13 @@ class Gpu:
         memory_free_bytes: memory nobody holds at the moment of asking.
         compute_capability: `9.0` for Hopper.
         usable: CUDA_VISIBLE_DEVICES lets the job see it.
+        pci_address: as /sys writes it, `0000:1b:00.0`.
+        numa_node: the node its slot is wired to.
+        iommu: kind of the IOMMU's domain for it (`identity`, `DMA`, `DMA-FQ`); asked by the probe alone, as the rest.
+        pcie: its link to the board.
+        nvlink: its links to others.
+        state: how it fares.
+        xids: errors of it that the driver wrote to the kernel's log, oldest first.
     """
 
     index: int
@@ -31,6 +40,13 @@ class Gpu:
     memory_free_bytes: int | None
     compute_capability: str | None
     usable: bool
+    pci_address: str | None = None
+    numa_node: int | None = None
+    iommu: str | None = None
+    pcie: PcieLink | None = None
+    nvlink: NvLinks | None = None
+    state: GpuState | None = None
+    xids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +70,6 @@ class GpuReport:
     slice_count: int = 0
 
 
-class NoDriver(Exception):
-    """The driver does not answer; the text says why."""
-
-
 def read_gpus(environ: Mapping[str, str], *, load_nvml: Callable[[], Any] | None = None) -> GpuReport:
     """Asks the driver for the GPUs of this machine.
 
@@ -67,35 +79,33 @@ def read_gpus(environ: Mapping[str, str], *, load_nvml: Callable[[], Any] | None
     """
     try:
         with open_nvml(load_nvml) as nvml:
-            return _read(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
+            return list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
     except NoDriver as error:
         return GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=str(error))
 
 
-@contextlib.contextmanager
-def open_nvml(load_nvml: Callable[[], Any] | None = None) -> Generator[Any, None, None]:
-    """Gives the `pynvml` module, ready to be asked, and shuts it down at the end.
+def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
+    """Lists the GPUs of an open driver.
 
     Args:
-        load_nvml: returns the module; tests give a made-up one.
-
-    Raises:
-        NoDriver: there is none, or it failed at a question inside.
+        nvml: the open driver.
+        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
     """
-    try:
-        nvml = (load_nvml or _load_pynvml)()
-    except ImportError:
-        raise NoDriver("the package nvidia-ml-py is not installed") from None
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        raise NoDriver(_why(error)) from error
-    try:
-        yield nvml
-    except nvml.NVMLError as error:
-        raise NoDriver(_why(error)) from error
-    finally:
-        ask_driver(nvml, nvml.nvmlShutdown)
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    uuids = [text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) for handle in handles]
+    devices = visible_devices(visible, uuids)
+    cuda: int | None = ask_driver(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
+    return GpuReport(
+        gpus=tuple(
+            _read_one(nvml, handle, index=index, uuid=uuids[index], usable=index in devices)
+            for index, handle in enumerate(handles)
+        ),
+        usable_count=len(devices),
+        driver=text_of(ask_driver(nvml, nvml.nvmlSystemGetDriverVersion)),
+        driver_cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
+        reason=None if handles else "the driver finds no GPU",
+        slice_count=devices.count(None),
+    )
 
 
 def listed_devices(value: str | None, uuids: Sequence[str | None]) -> tuple[int | str, ...]:
@@ -137,30 +147,6 @@ def _names(entry: str, index: int, uuid: str | None) -> bool:
     return entry.startswith("GPU-") and uuid is not None and uuid.startswith(entry)
 
 
-def _load_pynvml() -> Any:
-    import pynvml
-
-    return pynvml
-
-
-def _read(nvml: Any, visible: str | None) -> GpuReport:
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    uuids = [text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) for handle in handles]
-    devices = visible_devices(visible, uuids)
-    cuda: int | None = ask_driver(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
-    return GpuReport(
-        gpus=tuple(
-            _read_one(nvml, handle, index=index, uuid=uuids[index], usable=index in devices)
-            for index, handle in enumerate(handles)
-        ),
-        usable_count=len(devices),
-        driver=text_of(ask_driver(nvml, nvml.nvmlSystemGetDriverVersion)),
-        driver_cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
-        reason=None if handles else "the driver finds no GPU",
-        slice_count=devices.count(None),
-    )
-
-
 def _read_one(nvml: Any, handle: Any, *, index: int, uuid: str | None, usable: bool) -> Gpu:
     memory: Any = ask_driver(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     capability: Any = ask_driver(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
@@ -173,23 +159,3 @@ def _read_one(nvml: Any, handle: Any, *, index: int, uuid: str | None, usable: b
         compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         usable=usable,
     )
-
-
-def ask_driver(nvml: Any, call: Callable[..., _T], *args: Any) -> _T | None:
-    """One question to the driver; None where it has no answer (old driver, MIG, virtual GPU)."""
-    try:
-        return call(*args)
-    except nvml.NVMLError:
-        return None
-
-
-def text_of(value: Any) -> str | None:
-    """Returns a text of the driver, which older versions give as bytes."""
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _why(error: Exception) -> str:
-    name = type(error).__name__
-    if name in ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"):
-        return "no NVIDIA driver"
-    return f"the NVIDIA driver does not answer: {error}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from .probe_cgroup import unescape_mount
+from .probe_cgroup import read_limits
 
 #: Instruction sets that decide which processor kernels are fast, in the order they are shown.
 NOTABLE_ISA = (
@@ -67,21 +69,6 @@ def parse_os_release(text: str) -> str | None:
     return name.strip().strip("\"'") or None
 
 
-def filesystem_of(path: PurePosixPath, mountinfo: str) -> str | None:
-    """Finds the type of the filesystem that holds `path` (absolute, links resolved) in /proc/self/mountinfo."""
-    best: tuple[int, str] | None = None
-    for line in mountinfo.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, source = before.split(" "), after.split(" ")
-        if len(fields) < 5 or not source[0]:
-            continue
-        point = PurePosixPath(unescape_mount(fields[4]))
-        # Of two mounts on one point the later line is the one that is seen.
-        if path.is_relative_to(point) and (best is None or len(point.parts) >= best[0]):
-            best = (len(point.parts), source[0])
-    return None if best is None else best[1]
-
-
 def container_of(root: Path, environ: Mapping[str, str]) -> str | None:
     """Names the container this process runs in; None where there is no sign of one."""
     if "KUBERNETES_SERVICE_HOST" in environ:
@@ -109,6 +96,17 @@ def usable_cores(affinity: Collection[int], quota_cores: float | None) -> int:
     """
     allowed = len(affinity) if quota_cores is None else min(len(affinity), int(quota_cores))
     return max(1, allowed)
+
+
+def count_usable_cores() -> int:
+    """Returns the cores this process can keep busy."""
+    return usable_cores(os.sched_getaffinity(0), read_limits(Path("/")).quota_cores)
+
+
+def host_names() -> frozenset[str]:
+    """Returns what this machine calls itself, in lower case, with and without its domain; asks no name server."""
+    name = socket.gethostname().lower()
+    return frozenset({name, name.partition(".")[0]})
 
 
 def read_text(path: Path) -> str | None:

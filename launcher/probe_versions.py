@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
+from .secrets_mask import masked
+
+#: Variables that change what a training run does.
+TELLING_PREFIXES = (
+    *("CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "GLOO_", "UCX_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "KMP_"),
+    *("DSRUN_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "PYTHON", "LD_", "VIRTUAL_ENV", "CONDA_", "FI_", "NVSHMEM_"),
+)
+_CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11", "nvidia-nccl")
 
 
@@ -33,6 +44,67 @@ class Versions:
     nccl: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Software:
+    """What else decides how a job runs; None where it is not there.
+
+    Attributes:
+        environment: `venv`, `conda` or `system`.
+        prefix: where the environment is.
+        torch_git: commit torch was built from.
+        cudnn: version of the package torch loads it from.
+        triton: version of the package.
+        compiler: path of the C compiler, with which Triton and extensions are built at run time.
+        nvcc: path of CUDA's compiler.
+        mpi: path of mpirun.
+        variables: those that steer NCCL, CUDA, torch and their kin; secrets masked.
+    """
+
+    environment: str
+    prefix: str
+    torch_git: str | None
+    cudnn: str | None
+    triton: str | None
+    compiler: str | None
+    nvcc: str | None
+    mpi: str | None
+    variables: dict[str, str]
+
+
+def read_software(environ: Mapping[str, str], path: Sequence[str] | None = None) -> Software:
+    """Looks for programs and packages.
+
+    Args:
+        environ: where PATH and variables are read.
+        path: folders to search for packages instead of `sys.path`.
+    """
+    search = environ.get("PATH", os.defpath)
+    torch = _find("torch", path)
+    return Software(
+        environment=environment_kind(sys.prefix, sys.base_prefix, conda=(Path(sys.prefix) / "conda-meta").is_dir()),
+        prefix=sys.prefix,
+        torch_git=None if torch is None else parse_constant(_version_text(torch), "git_version"),
+        cudnn=_first_version(_CUDNN_PACKAGES, path),
+        triton=_first_version(("triton",), path),
+        compiler=next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name, path=search))), None),
+        nvcc=shutil.which("nvcc", path=search) or _cuda_home_nvcc(environ),
+        mpi=shutil.which("mpirun", path=search),
+        variables=telling_variables(environ),
+    )
+
+
+def telling_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables that change what a training run does, by name; secrets are masked."""
+    return {name: masked(name, value) for name, value in sorted(environ.items()) if name.startswith(TELLING_PREFIXES)}
+
+
+def environment_kind(prefix: str, base_prefix: str, *, conda: bool) -> str:
+    """Names the kind of Python environment."""
+    if prefix != base_prefix:
+        return "venv"
+    return "conda" if conda else "system"
+
+
 def read_versions(path: Sequence[str] | None = None) -> Versions:
     """Reads the versions of what stands on the import path.
 
@@ -40,22 +112,31 @@ def read_versions(path: Sequence[str] | None = None) -> Versions:
         path: folders to search instead of `sys.path`.
     """
     torch = _find("torch", path)
-    nccl = next((found for name in _NCCL_PACKAGES if (found := _find(name, path)) is not None), None)
     dsrun = _find("dsrun", path)
     return Versions(
         dsrun=None if dsrun is None else dsrun.version,
         python=platform.python_version(),
         python_path=sys.executable,
         torch=None if torch is None else torch.version,
-        cuda=None if torch is None else _built_for(torch),
-        nccl=None if nccl is None else nccl.version,
+        cuda=None if torch is None else parse_cuda_version(_version_text(torch)),
+        nccl=_first_version(_NCCL_PACKAGES, path),
     )
 
 
 def parse_cuda_version(version_py: str) -> str | None:
     """Finds the CUDA version in the text of torch/version.py."""
-    match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", version_py, re.MULTILINE)
+    return parse_constant(version_py, "cuda")
+
+
+def parse_constant(version_py: str, name: str) -> str | None:
+    """Finds a text that a module sets (`cuda: Optional[str] = '12.8'`), without running it."""
+    match = re.search(rf"^{name}\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", version_py, re.MULTILINE)
     return None if match is None else match.group(1)
+
+
+def _first_version(names: Sequence[str], path: Sequence[str] | None) -> str | None:
+    found = (_find(name, path) for name in names)
+    return next((distribution.version for distribution in found if distribution is not None), None)
 
 
 def _find(name: str, path: Sequence[str] | None) -> metadata.Distribution | None:
@@ -63,9 +144,15 @@ def _find(name: str, path: Sequence[str] | None) -> metadata.Distribution | None
     return next(iter(found), None)
 
 
-def _built_for(torch: metadata.Distribution) -> str | None:
+def _version_text(torch: metadata.Distribution) -> str:
     try:
         with open(str(torch.locate_file("torch/version.py")), encoding="utf-8") as file:
-            return parse_cuda_version(file.read())
+            return file.read()
     except OSError:
-        return None
+        return ""
+
+
+def _cuda_home_nvcc(environ: Mapping[str, str]) -> str | None:
+    """Where nvcc is if PATH does not lead to it: torch's extensions look there too."""
+    home = environ.get("CUDA_HOME") or environ.get("CUDA_PATH") or "/usr/local/cuda"
+    return shutil.which("nvcc", path=f"{home}/bin")

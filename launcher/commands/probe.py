@@ -1,151 +1,312 @@
-"""`dsrun probe`: shows what hardware and software there is. Only shows: what is looked at stands in ../probe.py."""
+"""`dsrun probe`: what hardware and software there is, here or on many hosts; measured or watched if asked.
+
+Only chooses and prints: facts come from probe.py and probe_hosts, figures from bench_hosts, tables from probe_table.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
-from collections.abc import Iterable, Iterator
+import time
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.units import format_bytes
+from dsrun.errors import UsageError
 
-from ..probe import MemoryReport, ProbeReport, probe
-from ..probe_gpu import Gpu
+from ..option_words import parse_duration, parse_path
+from ..sectioned_help import SectionedCommand
 
-#: Section, label, value: one line of the table.
-Row = tuple[str, str, str]
+if TYPE_CHECKING:
+    from ..hosts import HostSpec
+    from ..probe_hosts import ManyReports
+    from ..probe_watch import Load
+    from ..survey import Survey
+    from ..transport.choice import TransportName
+
+#: Some hosts told nothing; what the others said is shown.
+HOSTS_MISSING_EXIT = 1
+#: Longest silence of a host that is asked something.
+_LEASE_S = 30.0
+_WIDEST = 120
+_TRANSPORTS = ("ssh", "openssh", "srun", "local")
 
 
-@click.command("probe")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-def command(as_json: bool) -> int:
-    """Show host, processor, memory, GPUs and versions.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Where:
+    """Which hosts, and the way there; without a hostfile this machine."""
 
-    Cores and memory are what this process may use (affinity, cgroups), not only what there is. Nothing is measured
-    and torch is not imported.
+    hostfile: str | None
+    include: str | None
+    exclude: str | None
+    transport: TransportName | None
+    ssh_config: str | None
+    accept_new_host_keys: bool
+    connect_timeout: float | None
+
+    def refuse_without_hosts(self) -> None:
+        """Refuses options that mean something with hosts only."""
+        given = {
+            "--include": self.include is not None,
+            "--exclude": self.exclude is not None,
+            "--transport": self.transport is not None,
+            "--ssh-config": self.ssh_config is not None,
+            "--accept-new-host-keys": self.accept_new_host_keys,
+            "--connect-timeout": self.connect_timeout is not None,
+        }
+        words = [word for word, is_given in given.items() if is_given]
+        if self.hostfile is None and words:
+            raise UsageError(f"`{words[0]}` means nothing without hosts", hint="name them: `-H hosts`")
+
+
+@click.command("probe", cls=SectionedCommand)
+@click.option("-H", "--hostfile", type=parse_path, metavar="FILE", help="Ask these hosts; - is stdin.")
+@click.option("-i", "--include", metavar="FILTER", help="Ask only these: `w0@w1`, `w[0-3]`.")
+@click.option("-e", "--exclude", metavar="FILTER", help="Ask all but these.")
+@click.option("--transport", type=click.Choice(_TRANSPORTS), metavar="HOW", help="Way to them, as for `dsrun run`.")
+@click.option("--ssh-config", type=parse_path, metavar="FILE", help="Read it in place of ~/.ssh/config.")
+@click.option("--accept-new-host-keys", is_flag=True, help="Trust hosts that known_hosts has not, and note them.")
+@click.option("--connect-timeout", type=parse_duration, metavar="TIME", help="For a host to answer.  [default: 10s]")
+@click.option("-a", "--all", "everything", is_flag=True, help="Show also what is not looked at every day.")
+@click.option("--deep", is_flag=True, help="Import torch, and say what was loaded.")
+@click.option("--bench", is_flag=True, help="Measure memory, disk, GPUs and the network; about 10 s.")
+@click.option(
+    "--path", "paths", multiple=True, type=parse_path, metavar="DIR", help="A folder jobs use.  [default: this one]"
+)
+@click.option(
+    "--watch",
+    is_flag=False,
+    flag_value="2",
+    type=parse_duration,
+    metavar="[TIME]",
+    help="Show what changes, every 2 seconds or TIME, until Ctrl-C.",
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; with --watch one a line.")
+def command(
+    hostfile: str | None,
+    include: str | None,
+    exclude: str | None,
+    transport: TransportName | None,
+    ssh_config: str | None,
+    accept_new_host_keys: bool,
+    connect_timeout: float | None,
+    everything: bool,
+    deep: bool,
+    bench: bool,
+    paths: tuple[str, ...],
+    watch: float | None,
+    as_json: bool,
+) -> int:
+    """Show host, processor, memory, GPUs and versions, and what is not as it should be.
+
+    Cores and memory are what this process may use (affinity, cgroups), not only what there is. Of many hosts, what all
+    have in common is shown once and what differs below, the odd one out marked with `!`; the exit code is 1 if a host
+    does not answer. Nothing is measured without --bench, and torch is imported with --deep and --bench only.
+
+    --bench writes a file of at most 1 GiB without a name to each DIR, which is gone whatever happens.
     """
-    report = probe()
-    if as_json:
-        click.echo(json.dumps(report.to_json(), indent=2))
+    where = _Where(
+        hostfile=hostfile,
+        include=include,
+        exclude=exclude,
+        transport=transport,
+        ssh_config=ssh_config,
+        accept_new_host_keys=accept_new_host_keys,
+        connect_timeout=connect_timeout,
+    )
+    where.refuse_without_hosts()
+    if watch is not None:
+        if bench or deep:
+            raise UsageError("`--watch` shows what changes; it goes with neither `--bench` nor `--deep`")
+        _watch(where, interval_s=watch, as_json=as_json)
+        return 0
+    folders = [os.path.abspath(path) for path in paths]
+    if hostfile is None:
+        report = _this_host(folders, deep=deep)
+        if bench:
+            report["measured"] = _bench_here(where, folders)
+        click.echo(json.dumps(report, indent=2)) if as_json else _print_one(report, everything=everything)
+        return 0
+    found = _ask_many(where, folders, deep=deep, bench=bench)
+    click.echo(json.dumps(found.to_json(), indent=2)) if as_json else _print_many(found, everything=everything)
+    return HOSTS_MISSING_EXIT if found.unable else 0
+
+
+def _this_host(folders: Sequence[str], *, deep: bool) -> dict[str, Any]:
+    from ..probe_question import look
+
+    return look(folders, deep=deep)
+
+
+def _bench_here(where: _Where, folders: Sequence[str]) -> dict[str, Any]:
+    from ..bench_hosts import measure_hosts
+
+    with _survey(where) as (survey, hosts):
+        (measured,) = _measure(survey, hosts, folders, measure_hosts).values()
+    return measured
+
+
+def _ask_many(where: _Where, folders: Sequence[str], *, deep: bool, bench: bool) -> ManyReports:
+    from ..probe_hosts import ask_hosts
+
+    with _survey(where) as (survey, hosts):
+        found = ask_hosts(survey, hosts, paths=folders, deep=deep)
+        if not bench:
+            return found
+        from ..bench_hosts import measure_hosts, measure_pairs
+
+        there = [host for host in hosts if host.name in found.reports]
+        measured = _measure(survey, there, folders, measure_hosts)
+        pairs = measure_pairs(survey, there, say=_say) if len(there) > 1 else []
+    reports = {name: {**report, "measured": measured[name]} for name, report in found.reports.items()}
+    return replace(found, reports=reports, pairs=pairs)
+
+
+def _measure(survey: Survey, hosts: Sequence[HostSpec], folders: Sequence[str], measure: Any) -> dict[str, Any]:
+    from ..bench_disk import CAP_BYTES
+
+    return measure(survey, hosts, paths=folders or [os.getcwd()], cap_bytes=CAP_BYTES, say=_say)
+
+
+def _say(what: str) -> None:
+    click.echo(f"dsrun: measuring {what}", err=True)
+
+
+@contextmanager
+def _survey(where: _Where) -> Generator[tuple[Survey, Sequence[HostSpec]]]:
+    """Opens a survey to the hosts; without a hostfile, to this machine alone."""
+    from ..hosts import HostSpec
+    from ..survey import Survey
+    from ..transport.choice import ReachSettings, make_transport
+
+    new_keys: deque[str] = deque()
+    settings = ReachSettings(
+        lease_s=_LEASE_S,
+        connect_timeout_s=where.connect_timeout,
+        ssh_config=None if where.ssh_config is None else Path(where.ssh_config),
+        announce=new_keys.append if where.accept_new_host_keys else None,
+    )
+    if where.hostfile is None:
+        hosts = (HostSpec(name=os.uname().nodename, slots=1, source="this machine"),)
+        way = make_transport("local", settings)
     else:
-        print_table(rows(report))
-    return 0
+        from ..placement import HostRequest, place
+        from ..probe import host_names
+
+        request = HostRequest(
+            hostfile=where.hostfile, include=where.include, exclude=where.exclude, transport=where.transport
+        )
+        placement = place(request, environ=os.environ, local_names=host_names(), device_count=lambda: 0)
+        hosts = placement.allocation.hosts
+        way = make_transport(placement.transport, settings, local_hosts=placement.local_hosts)
+    with Survey(hosts, way, python=sys.executable) as survey:
+        for line in new_keys:
+            click.echo(f"dsrun: {line}", err=True)
+        yield survey, hosts
 
 
-def rows(report: ProbeReport) -> list[Row]:
-    """Returns the table's lines in reading order."""
-    return [
-        *_host_rows(report),
-        *_cpu_rows(report),
-        *_memory_rows(report.memory),
-        *_gpu_rows(report),
-        ("disk", "free", _free_at(report)),
-        ("", "at", _or_none(report.disk.path, None)),
-        *_network_rows(report),
-        *_version_rows(report),
+def _print_one(report: Mapping[str, Any], *, everything: bool) -> None:
+    from ..bench_hosts import measured_rows
+    from ..probe_rows import rows_of
+    from ..probe_table import host_lines, verdict_lines
+
+    width = _width()
+    rows = [*rows_of(report, everything=everything), *measured_rows(report["measured"])]
+    _print(host_lines(rows, width=width))
+    if len(report["gpus"]) > 1:
+        _print(_matrix(report["topology"]), blank=True)
+    _print(verdict_lines(report["verdicts"], width=width, notes=everything), blank=True)
+
+
+def _matrix(topology: Mapping[str, Any]) -> list[str]:
+    from ..probe_topology import Topology, TopologyNode
+    from ..topology_text import legend_lines, topology_lines
+
+    value = Topology(**{**topology, "nodes": tuple(TopologyNode(**node) for node in topology["nodes"])})
+    return [*topology_lines(value), "", *legend_lines(value)]
+
+
+def _print_many(found: ManyReports, *, everything: bool) -> None:
+    from ..bench_hosts import measured_rows, pair_rows, slow_verdicts
+    from ..probe_rows import rows_of
+    from ..probe_table import fold_verdicts, host_lines, many_lines, verdict_lines
+    from ..table_rows import Row, RowKind
+
+    width = _width()
+    rows = {
+        name: [*rows_of(report, everything=everything), *measured_rows(report["measured"])]
+        for name, report in found.reports.items()
+    }
+    for name, (offset_s, _) in found.clocks.items():
+        if name in rows:
+            ahead = Row("host", "clock", f"{offset_s * 1000:+.1f} ms", RowKind.NOW, order=offset_s)
+            rows[name].insert(1, ahead)
+    if rows:
+        _print(many_lines(rows, width=width, own=everything))
+    _print(host_lines(list(pair_rows(found.pairs)), width=width), blank=True)
+    measured = {name: report["measured"] for name, report in found.reports.items() if report["measured"]}
+    verdicts = [
+        *({"level": one.verdict, "text": f"{one.name}: {one.text}", "fix": one.fix} for one in found.findings),
+        *slow_verdicts(measured, found.pairs),
+        *fold_verdicts({name: report["verdicts"] for name, report in found.reports.items()}),
     ]
+    _print(verdict_lines(verdicts, width=width, notes=everything), blank=True)
+    for name, why in found.unable.items():
+        click.echo(f"error: host {name}: {why.reason}" + (f"\nhint: {why.hint}" if why.hint else ""), err=True)
 
 
-def _host_rows(report: ProbeReport) -> Iterator[Row]:
-    host = report.host
-    yield "host", "name", host.name
-    yield "", "system", ", ".join(part for part in (host.os, f"kernel {host.kernel}", host.arch) if part)
-    places = [f"{host.container} container" if host.container else None, "virtual machine" if host.virtual else None]
-    where = ", ".join(part for part in (*places, host.machine) if part)
-    if where:
-        yield "", "runs on", where
+def _print(lines: Sequence[str], *, blank: bool = False) -> None:
+    for line in [""] * (blank and bool(lines)) + list(lines):
+        click.echo(line)
 
 
-def _cpu_rows(report: ProbeReport) -> Iterator[Row]:
-    cpu = report.cpu
-    yield "cpu", "model", _or_none(cpu.model, report.null_reasons.get("cpu.model"))
-    causes: list[str] = []
-    if cpu.cores_in_affinity < cpu.cores_present:
-        causes.append(f"affinity leaves {cpu.cores_in_affinity}")
-    if cpu.quota_cores is not None:
-        causes.append(f"cgroup quota of {cpu.quota_cores:g}")
-    yield "", "cores", f"{cpu.cores_usable} usable of {cpu.cores_present}" + _in_brackets(causes)
-    yield "", "isa", " ".join(cpu.isa) or "none of note"
+def _width() -> int:
+    return min(_WIDEST, shutil.get_terminal_size((80, 24)).columns)
 
 
-def _memory_rows(memory: MemoryReport) -> Iterator[Row]:
-    limit = memory.cgroup_limit_bytes
-    causes = [] if limit is None else [f"cgroup limit of {format_bytes(limit)}"]
-    yield "memory", "usable", f"{_bytes(memory.usable_bytes)} of {_bytes(memory.total_bytes)}" + _in_brackets(causes)
-    yield "", "/dev/shm", "none" if memory.shm_total_bytes is None else _bytes(memory.shm_total_bytes)
-    yield "", "swap", f"{_bytes(memory.swap_total_bytes)}" if memory.swap_total_bytes else "none"
+def _watch(where: _Where, *, interval_s: float, as_json: bool) -> None:
+    from ..watch_loop import take_samples, watch
+    from ..watch_text import watch_lines
+
+    with ExitStack() as stack:
+        survey, _ = stack.enter_context(_survey(where))
+        survey.ask("watch_hold", {})
+        live = stack.enter_context(_live()) if sys.stdout.isatty() and not as_json else None
+
+        def show(loads: Mapping[str, Load | str]) -> None:
+            if as_json:
+                hosts = {name: {"error": its} if isinstance(its, str) else its.to_json() for name, its in loads.items()}
+                click.echo(json.dumps({"schema_version": 1, "time_s": round(time.time(), 3), "hosts": hosts}))
+            elif live is not None:
+                live("\n".join(watch_lines(loads, width=_width())))
+            else:
+                click.echo("\n".join([*watch_lines(loads, width=_width()), ""]))
+            sys.stdout.flush()
+
+        watch(lambda: take_samples(survey), show, interval_s=interval_s, wait=time.sleep)
 
 
-def _gpu_rows(report: ProbeReport) -> Iterator[Row]:
-    if not report.gpus:
-        yield "gpu", "none", report.null_reasons.get("driver", "the driver finds no GPU")
-    for position, gpu in enumerate(report.gpus):
-        yield "gpu" if position == 0 else "", str(gpu.index), _gpu_text(gpu)
-
-
-def _gpu_text(gpu: Gpu) -> str:
-    parts = [gpu.name or "unnamed", f"{_bytes(gpu.memory_free_bytes)} free of {_bytes(gpu.memory_total_bytes)}"]
-    if gpu.compute_capability is not None:
-        parts.append(f"sm {gpu.compute_capability}")
-    if not gpu.usable:
-        parts.append("hidden by CUDA_VISIBLE_DEVICES")
-    return ", ".join(parts)
-
-
-def _free_at(report: ProbeReport) -> str:
-    disk = report.disk
-    kind = _in_brackets([disk.filesystem] if disk.filesystem else [])
-    return f"{_bytes(disk.free_bytes)} of {_bytes(disk.total_bytes)}{kind}"
-
-
-def _network_rows(report: ProbeReport) -> Iterator[Row]:
-    if not report.network:
-        yield "network", "none", report.null_reasons.get("network", "no interface is up but loopback")
-    for position, link in enumerate(report.network):
-        speed = _in_brackets([f"{link.speed_mbit / 1000:g} Gbit/s"] if link.speed_mbit else [])
-        yield "network" if position == 0 else "", link.interface, ", ".join(link.addresses) + speed
-
-
-def _version_rows(report: ProbeReport) -> Iterator[Row]:
-    versions, why = report.versions, report.null_reasons
-    yield "versions", "dsrun", _or_none(versions.dsrun, why.get("versions.dsrun"))
-    yield "", "Python", versions.python
-    yield "", "  at", versions.python_path
-    yield "", "torch", _or_none(versions.torch, why.get("versions.torch"))
-    yield "", "CUDA", _or_none(versions.cuda, why.get("versions.cuda"))
-    yield "", "NCCL", _or_none(versions.nccl, why.get("versions.nccl"))
-    newest = _in_brackets([f"runs CUDA up to {report.driver_cuda}"] if report.driver_cuda else [])
-    yield "", "driver", _or_none(report.driver, why.get("driver")) + newest
-
-
-def _bytes(count: int | None) -> str:
-    return "?" if count is None else format_bytes(count)
-
-
-def _or_none(value: str | None, reason: str | None) -> str:
-    return value if value is not None else "none" + _in_brackets([reason] if reason else [])
-
-
-def _in_brackets(parts: list[str]) -> str:
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def print_table(lines: Iterable[Row]) -> None:
-    """Prints the lines in three columns, folded to the width of the terminal (80 where there is none)."""
-    from rich.console import Console
-    from rich.table import Table
+@contextmanager
+def _live() -> Generator[Any]:
+    """Yields what draws a text over the one before."""
+    from rich.live import Live
     from rich.text import Text
 
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    for section, label, value in lines:
-        # Text, not str: values come from files and drivers, and brackets in them are no markup.
-        table.add_row(section, Text(label), Text(value))
-    console = Console(file=sys.stdout, highlight=False)
-    with console.capture() as capture:
-        console.print(table)
-    for line in capture.get().splitlines():
-        click.echo(line.rstrip(), color=True)
+    with Live(Text("..."), auto_refresh=False, screen=False) as live:
+        yield lambda text: live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+
+assert isinstance(command, SectionedCommand), "as its decorator says"
+command.sections = {
+    "Where": (
+        *("hostfile", "include", "exclude", "transport", "ssh_config", "accept_new_host_keys", "connect_timeout"),
+    ),
+    "What": ("everything", "deep", "bench", "paths", "watch", "as_json", "help"),
+}

@@ -1,0 +1,108 @@
+"""What torch, CUDA and NCCL say once they are loaded, asked of the target Python in a process of its own.
+
+Package metadata tells what is installed; a wheel's NCCL may be another one than LD_LIBRARY_PATH loads. This process
+imports no torch: the other does, under a time-out, and says what it found as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dsrun.units import format_duration
+
+#: Importing torch from a shared file system takes that long at worst; starting CUDA adds a second a GPU.
+DEEP_PATIENCE_S = 60.0
+_SHOWN_CHARS = 300
+
+_QUESTIONS = """
+import json, sys
+import torch
+found = {"torch": torch.__version__, "cuda_built": torch.version.cuda, "cuda_available": torch.cuda.is_available()}
+found["cudnn"] = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
+found["devices"] = torch.cuda.device_count() if found["cuda_available"] else 0
+found["nccl"] = None
+if found["cuda_available"]:
+    version = torch.cuda.nccl.version()
+    found["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+found["gloo"] = torch.distributed.is_available() and torch.distributed.is_gloo_available()
+found["mpi"] = torch.distributed.is_available() and torch.distributed.is_mpi_available()
+found["threads"] = torch.get_num_threads()
+with open("/proc/self/maps") as file:
+    paths = {line.split()[-1] for line in file}
+found["libraries"] = sorted(p for p in paths if any(n in p for n in ("libnccl", "libcudart", "libcudnn.", "libcuda.")))
+print(json.dumps(found), file=sys.__stdout__)
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What was loaded.
+
+    Attributes:
+        torch: version that was imported.
+        cuda_built: CUDA it was built for; None for a CPU build.
+        cuda_available: CUDA started.
+        devices: GPUs CUDA shows.
+        cudnn: version as torch numbers it, 90100 for 9.1.0.
+        nccl: version of the library that was loaded.
+        gloo: the backend is there.
+        mpi: the backend is there.
+        threads: threads torch would use.
+        libraries: files of NVIDIA's libraries in the process.
+    """
+
+    torch: str
+    cuda_built: str | None
+    cuda_available: bool
+    devices: int
+    cudnn: int | None
+    nccl: str | None
+    gloo: bool
+    mpi: bool
+    threads: int
+    libraries: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotLoaded:
+    """Nothing could be told; `reason` says why."""
+
+    reason: str
+
+
+def read_loaded(python: str, environ: Mapping[str, str], *, patience_s: float = DEEP_PATIENCE_S) -> Loaded | NotLoaded:
+    """Imports torch in another process and asks it.
+
+    Args:
+        python: the interpreter jobs use.
+        environ: the environment of jobs.
+        patience_s: how long to wait at most.
+    """
+    try:
+        done = subprocess.run(
+            # With -c the working folder comes first on the path, and a file there could stand in for torch.
+            [python, "-c", f"import sys; sys.path[:1] = []\n{_QUESTIONS}"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=patience_s,
+        )
+    except subprocess.TimeoutExpired:
+        return NotLoaded(reason=f"importing torch took longer than {format_duration(patience_s)}")
+    except OSError as error:
+        return NotLoaded(reason=f"{python}: {(error.strerror or str(error)).lower()}")
+    lines = os.fsdecode(done.stdout).strip().splitlines()
+    if done.returncode != 0 or not lines:
+        said = os.fsdecode(done.stderr).strip().splitlines() or [f"exit status {done.returncode}"]
+        return NotLoaded(reason=said[-1][:_SHOWN_CHARS])
+    try:
+        found: dict[str, Any] = json.loads(lines[-1])
+        libraries: list[str] = found.pop("libraries")
+        return Loaded(**found, libraries=tuple(libraries))
+    except (ValueError, TypeError, KeyError):
+        return NotLoaded(reason=f"{python} answered {lines[-1][:_SHOWN_CHARS]!r}")

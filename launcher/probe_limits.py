@@ -1,0 +1,80 @@
+"""What the kernel lets this process do: its limits and who it runs as. Raises none of them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from dataclasses import dataclass
+from pathlib import Path
+
+from .probe_machine import read_text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsReport:
+    """Limits of this process, which its jobs inherit; None is no limit.
+
+    Attributes:
+        nofile: files it may have open.
+        nofile_hard: up to where it may raise that itself.
+        memlock_bytes: memory it may lock, which RDMA and pinned buffers need.
+        memlock_hard_bytes: up to where it may raise that itself.
+        nproc: processes and threads its user may have.
+        stack_bytes: of a thread.
+        core_bytes: of a core file; 0 writes none.
+    """
+
+    nofile: int | None
+    nofile_hard: int | None
+    memlock_bytes: int | None
+    memlock_hard_bytes: int | None
+    nproc: int | None
+    stack_bytes: int | None
+    core_bytes: int | None
+
+
+def read_process_limits(root: Path) -> LimitsReport | None:
+    """Reads the limits of the calling process; None where /proc does not tell them.
+
+    Args:
+        root: `/`, or a made-up tree with proc/self/limits.
+    """
+    limits = parse_limits(read_text(root / "proc/self/limits") or "")
+    if not limits:
+        return None
+    none = (None, None)
+    files, locked = limits.get("Max open files", none), limits.get("Max locked memory", none)
+    return LimitsReport(
+        nofile=files[0],
+        nofile_hard=files[1],
+        memlock_bytes=locked[0],
+        memlock_hard_bytes=locked[1],
+        nproc=limits.get("Max processes", none)[0],
+        stack_bytes=limits.get("Max stack size", none)[0],
+        core_bytes=limits.get("Max core file size", none)[0],
+    )
+
+
+def parse_limits(text: str) -> dict[str, tuple[int | None, int | None]]:
+    """Reads /proc/self/limits: name -> (soft, hard), None for unlimited."""
+    found: dict[str, tuple[int | None, int | None]] = {}
+    for line in text.splitlines()[1:]:
+        # Names hold single blanks, columns are apart by more: the kernel writes them 26, 21 and 21 wide.
+        name, soft, hard = line[:26].strip(), line[26:47].strip(), line[47:68].strip()
+        if name and all(word.isdecimal() or word == "unlimited" for word in (soft, hard)):
+            found[name] = (int(soft) if soft.isdecimal() else None, int(hard) if hard.isdecimal() else None)
+    return found
+
+
+def umask_of(status: str) -> str | None:
+    """Finds the umask in the text of /proc/self/status: asking the kernel would change it for a moment."""
+    lines = (line.split() for line in status.splitlines())
+    return next((words[1] for words in lines if len(words) == 2 and words[0] == "Umask:"), None)
+
+
+def user_name() -> str:
+    """Returns whom this process runs as; the number where the system has no name for it (containers)."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())

@@ -1,0 +1,104 @@
+"""The NUMA nodes of the machine and what is wired to each. Binds nothing; which ranks go where is host_binding's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cpu_topology import parse_cpu_list
+from .probe_gpu import Gpu
+from .probe_machine import read_text
+from .probe_network import NetworkReport, RdmaDevice
+from .probe_storage import NvmeDrive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """One node.
+
+    Attributes:
+        node: its number.
+        cpus: its CPUs as the kernel lists them, `0-55,112-167`; empty for a node of memory alone.
+        cpus_usable: how many of them this process may be scheduled on.
+        memory_total_bytes: memory of the node.
+        memory_free_bytes: free memory of the node; page cache does not count as free here.
+        distances: to every node, 10 being itself.
+        gpus: indices of GPUs wired to it.
+        nics: network cards wired to it, by the names RDMA and the kernel give them.
+        nvme: drives wired to it.
+    """
+
+    node: int
+    cpus: str
+    cpus_usable: int
+    memory_total_bytes: int | None
+    memory_free_bytes: int | None
+    distances: tuple[int, ...]
+    gpus: tuple[int, ...]
+    nics: tuple[str, ...]
+    nvme: tuple[str, ...]
+
+
+def node_cpus(root: Path) -> dict[int, str]:
+    """Returns the CPUs of every node, as the kernel lists them.
+
+    Args:
+        root: `/`, or a made-up tree with sys/devices/system/node.
+    """
+    folder = root / "sys/devices/system/node"
+    nodes = parse_cpu_list(read_text(folder / "online") or "")
+    return {node: (read_text(folder / f"node{node}/cpulist") or "").strip() for node in nodes}
+
+
+def read_numa(
+    root: Path,
+    cpus: dict[int, str],
+    *,
+    affinity: Collection[int],
+    gpus: Sequence[Gpu],
+    network: Sequence[NetworkReport],
+    rdma: Sequence[RdmaDevice],
+    nvme: Sequence[NvmeDrive],
+) -> tuple[NumaNode, ...]:
+    """Puts the map together.
+
+    Args:
+        root: `/`, or a made-up tree.
+        cpus: of every node.
+        affinity: logical processors this process may run on.
+        gpus: of this machine.
+        network: interfaces; those of an RDMA card are left out, for the card is named.
+        rdma: InfiniBand and RoCE cards.
+        nvme: drives.
+    """
+    allowed = set(affinity)
+    ours = {card.interface for card in rdma}
+    cards = [(card.name, card.numa_node) for card in rdma]
+    cards += [(link.interface, link.numa_node) for link in network if link.interface not in ours]
+    nodes: list[NumaNode] = []
+    for node, listed in cpus.items():
+        folder = root / f"sys/devices/system/node/node{node}"
+        memory = parse_node_meminfo(read_text(folder / "meminfo") or "")
+        distances = (read_text(folder / "distance") or "").split()
+        nodes.append(
+            NumaNode(
+                node=node,
+                cpus=listed,
+                cpus_usable=len(allowed.intersection(parse_cpu_list(listed))),
+                memory_total_bytes=memory.get("MemTotal"),
+                memory_free_bytes=memory.get("MemFree"),
+                distances=tuple(int(word) for word in distances if word.isdecimal()),
+                gpus=tuple(gpu.index for gpu in gpus if gpu.numa_node == node),
+                nics=tuple(name for name, where in cards if where == node),
+                nvme=tuple(drive.name for drive in nvme if drive.numa_node == node),
+            )
+        )
+    return tuple(nodes)
+
+
+def parse_node_meminfo(text: str) -> dict[str, int]:
+    """Reads /sys/devices/system/node/node0/meminfo: name -> bytes."""
+    found = re.findall(r"^Node [0-9]+ (\w+):\s+([0-9]+) kB$", text, re.MULTILINE)
+    return {name: int(value) << 10 for name, value in found}

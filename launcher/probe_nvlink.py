@@ -1,0 +1,99 @@
+"""The NVLinks of one GPU and its place in a fabric of NVSwitches, as NVML tells. Knows no other GPU than by address."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .probe_nvml import ask, text_of
+from .probe_pci import pci_address
+
+#: No GPU so far has more (Hopper and Blackwell have 18).
+_MOST_LINKS = 18
+_TO_GPU, _TO_SWITCH = 0, 2
+_FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvLinkPeer:
+    """Links to one GPU without a switch between; `address` is its PCI address."""
+
+    address: str
+    links: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvLinks:
+    """The links of one GPU; all zero where it has none.
+
+    Attributes:
+        version: generation of the links, as NVML counts it.
+        active: links that are up.
+        inactive: links that are there and down.
+        to_switches: how many of the active ones end at an NVSwitch, and so reach every GPU on it.
+        peers: the other GPUs the rest of them end at.
+        fabric: how far the fabric manager got, `completed` before which CUDA starts nothing; None where the GPU is in
+            no fabric.
+    """
+
+    version: int | None
+    active: int
+    inactive: int
+    to_switches: int
+    peers: tuple[NvLinkPeer, ...]
+    fabric: str | None
+
+
+def read_nvlinks(nvml: Any, handle: Any) -> NvLinks:
+    """Asks for the links of one GPU.
+
+    Args:
+        nvml: the open driver.
+        handle: of the GPU.
+    """
+    active: list[int] = []
+    inactive = 0
+    for link in range(_MOST_LINKS):
+        up = ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)
+        if up is None:
+            # Links are numbered without gaps: a GPU without any is asked one question, not eighteen.
+            break
+        if up:
+            active.append(link)
+        else:
+            inactive += 1
+    kinds = {link: ask(nvml, "nvmlDeviceGetNvLinkRemoteDeviceType", handle, link) for link in active}
+    peers: dict[str, int] = {}
+    for link in (link for link, kind in kinds.items() if kind == _TO_GPU):
+        info = ask(nvml, "nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+        address = None if info is None else pci_address(text_of(info.busId) or "")
+        if address is not None:
+            peers[address] = peers.get(address, 0) + 1
+    return NvLinks(
+        version=ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0]) if active else None,
+        active=len(active),
+        inactive=inactive,
+        to_switches=sum(kind == _TO_SWITCH for kind in kinds.values()),
+        peers=tuple(NvLinkPeer(address=address, links=links) for address, links in sorted(peers.items())),
+        fabric=_fabric(nvml, handle) if active or inactive else None,
+    )
+
+
+def links_between(one: NvLinks, one_address: str, other: NvLinks, other_address: str) -> int:
+    """Returns over how many links two GPUs reach each other: those between them, or through the switches."""
+    direct = [peer.links for peer in one.peers if peer.address == other_address]
+    direct += [peer.links for peer in other.peers if peer.address == one_address]
+    return max([*direct, min(one.to_switches, other.to_switches)])
+
+
+def _fabric(nvml: Any, handle: Any) -> str | None:
+    kind = getattr(nvml, "c_nvmlGpuFabricInfo_t", None)
+    if kind is None:
+        return None
+    # The launch imports this module for its types alone, and ctypes costs it milliseconds.
+    import ctypes
+
+    info = kind()
+    if ask(nvml, "nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info)) is None:
+        return None
+    return _FABRIC_STATES[info.state] if 0 < info.state < len(_FABRIC_STATES) else None

@@ -1,0 +1,75 @@
+"""Talks to the NVIDIA driver through NVML: opens it, asks one question at a time. Knows no GPU and no field.
+
+A question that the driver, the GPU or an old `pynvml` cannot answer is None and never an exception: a report lacks a
+value then, not the rest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+class NoDriver(Exception):
+    """The driver does not answer; the text says why."""
+
+
+@contextlib.contextmanager
+def open_nvml(load_nvml: Callable[[], Any] | None = None) -> Generator[Any, None, None]:
+    """Gives the `pynvml` module, ready to be asked, and shuts it down at the end.
+
+    Args:
+        load_nvml: returns the module; tests give a made-up one.
+
+    Raises:
+        NoDriver: there is none, or it failed at a question inside.
+    """
+    try:
+        nvml = (load_nvml or _load_pynvml)()
+    except ImportError:
+        raise NoDriver("the package nvidia-ml-py is not installed") from None
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise NoDriver(_why(error)) from error
+    try:
+        yield nvml
+    except nvml.NVMLError as error:
+        raise NoDriver(_why(error)) from error
+    finally:
+        ask_driver(nvml, nvml.nvmlShutdown)
+
+
+def ask_driver(nvml: Any, call: Callable[..., _T], *args: Any) -> _T | None:
+    """One question to the driver; None where it has no answer (old driver, MIG, virtual GPU)."""
+    try:
+        return call(*args)
+    except nvml.NVMLError:
+        return None
+
+
+def ask(nvml: Any, name: str, *args: Any) -> Any:
+    """One question by its name (`nvmlDeviceGetTemperature`); None too where this `pynvml` does not know it."""
+    call = getattr(nvml, name, None)
+    return None if call is None else ask_driver(nvml, call, *args)
+
+
+def text_of(value: Any) -> str | None:
+    """Returns a text of the driver, which older versions give as bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _load_pynvml() -> Any:
+    import pynvml
+
+    return pynvml
+
+
+def _why(error: Exception) -> str:
+    name = type(error).__name__
+    if name in ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"):
+        return "no NVIDIA driver"
+    return f"the NVIDIA driver does not answer: {error}"

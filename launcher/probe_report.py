@@ -1,0 +1,98 @@
+"""The report of `dsrun probe` as a value, and its one JSON form. Looks at nothing: probe.py fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from .probe_cgroup import CgroupReport
+from .probe_cpu import CpuReport
+from .probe_deep import Loaded
+from .probe_gpu import Gpu
+from .probe_host import HostReport
+from .probe_memory import MemoryReport
+from .probe_network import NetworkReport, RdmaDevice
+from .probe_numa import NumaNode
+from .probe_reasons import SOURCES
+from .probe_storage import StorageReport
+from .probe_topology import Topology
+from .probe_versions import Software, Versions
+
+#: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
+#: 2: `network` lists cards that are down too.
+SCHEMA_VERSION = 2
+
+
+#: `red`: jobs fail; `amber`: they run, but worse or not at scale; `note`: worth knowing, and may be as wanted.
+Level = Literal["red", "amber", "note"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeVerdict:
+    """Something that is not as it should be.
+
+    Attributes:
+        level: how bad it is.
+        text: what is wrong, with the thing's name first.
+        fix: the way out.
+        path: dotted path of the value that shows it; the first where several do.
+    """
+
+    level: Level
+    text: str
+    fix: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskReport:
+    """The filesystem of the working folder (links resolved); `free_bytes` is what an ordinary user may still write."""
+
+    path: str | None
+    filesystem: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """Everything `dsrun probe` tells.
+
+    Attributes:
+        gpus_usable: devices a job sees: CUDA_VISIBLE_DEVICES applied, a MIG slice counted as one.
+        driver: version of the NVIDIA driver.
+        driver_cuda: newest CUDA version the driver can run.
+        loaded: what torch, CUDA and NCCL say of themselves; None unless asked for.
+        measured: what a benchmark found, by its name; empty unless asked for.
+        verdicts: what is wrong, the worst first, with a way out.
+        null_reasons: dotted path of a value that is None -> why.
+    """
+
+    host: HostReport
+    cpu: CpuReport
+    memory: MemoryReport
+    cgroup_version: str | None
+    cgroup: CgroupReport
+    numa: tuple[NumaNode, ...]
+    gpus: tuple[Gpu, ...]
+    gpus_usable: int
+    driver: str | None
+    driver_cuda: str | None
+    topology: Topology
+    disk: DiskReport
+    storage: StorageReport
+    network: tuple[NetworkReport, ...]
+    rdma: tuple[RdmaDevice, ...]
+    nccl_interface: str | None
+    gloo_interface: str | None
+    versions: Versions
+    software: Software
+    loaded: Loaded | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    verdicts: tuple[ProbeVerdict, ...] = ()
+    null_reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain JSON values with the version of their schema first and their sources last."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self), "sources": dict(SOURCES)}

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.probe_machine import (
+    container_of,
+    machine_of,
+    parse_cpuinfo,
+    parse_meminfo,
+    parse_os_release,
+    usable_cores,
+)
+from support.topologies import write_tree
+
+
+@pytest.mark.parametrize(("affinity", "quota", "usable"), [(8, None, 8), (8, 2.5, 2), (2, 16.0, 2), (4, 0.5, 1)])
+def test_usable_cores_are_what_affinity_and_quota_leave(affinity: int, quota: float | None, usable: int) -> None:
+    assert usable_cores(range(affinity), quota) == usable
+
+
+def test_cpuinfo_of_x86_gives_model_cores_and_instruction_sets() -> None:
+    one = "processor\t: {n}\nmodel name\t: Xeon Gold\nflags\t\t: fpu avx2 amx_tile avx512f hypervisor\n\n"
+    info = parse_cpuinfo(one.format(n=0) + one.format(n=1))
+    assert (info.model, info.cores, info.isa, info.virtual) == ("Xeon Gold", 2, ("avx2", "avx512f", "amx_tile"), True)
+
+
+def test_cpuinfo_of_arm_has_no_model_and_says_nothing_of_a_hypervisor() -> None:
+    info = parse_cpuinfo("processor\t: 0\nFeatures\t: fp asimd sve2 bf16\nCPU implementer\t: 0x41\n")
+    assert (info.model, info.cores, info.isa, info.virtual) == (None, 1, ("asimd", "sve2", "bf16"), None)
+
+
+def test_meminfo_is_in_bytes_and_skips_what_is_no_size() -> None:
+    assert parse_meminfo("MemTotal:  16 kB\nHugePages_Total: 0\nrubbish\n") == {"MemTotal": 16384}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [('NAME="A"\nPRETTY_NAME="Debian 12"\n', "Debian 12"), ("NAME=Alpine\n", "Alpine"), ("", None), ("junk", None)],
+)
+def test_os_release_gives_the_name_for_people(text: str, name: str | None) -> None:
+    assert parse_os_release(text) == name
+
+
+def test_container_and_machine_are_told_by_their_signs(tmp_path: Path) -> None:
+    assert container_of(tmp_path, {}) is None
+    assert machine_of(tmp_path) is None
+    write_tree(tmp_path, {".dockerenv": "", "sys/class/dmi/id/sys_vendor": "Dell Inc.\n"})
+    write_tree(tmp_path, {"sys/class/dmi/id/product_name": "PowerEdge\n"})
+    assert container_of(tmp_path, {}) == "docker"
+    assert container_of(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == "kubernetes"
+    assert machine_of(tmp_path) == "Dell Inc. PowerEdge"
