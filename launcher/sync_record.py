@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,6 +21,9 @@ from dsrun.errors import LaunchError
 
 from .job_folder import jobs_folder
 from .tree_digest import Entry
+
+#: For a sync whose front end was just cut off to notice it.
+_LOCK_PATIENCE_S, _LOCK_PAUSE_S = 2.0, 0.05
 
 
 class SyncRecord:
@@ -78,13 +82,18 @@ class SyncRecord:
         self._make_folder()
         descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         keep.callback(os.close, descriptor)
-        try:
-            # One of the process, so that the next sync of the same surveyor has it already.
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError) as error:
-            raise LaunchError(
-                f"another sync to {self._target} is under way there", hint="start again once it has ended"
-            ) from error
+        until_s = time.monotonic() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                # One of the process, so that the next sync of the same surveyor has it already.
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except (BlockingIOError, PermissionError) as error:
+                if time.monotonic() > until_s:
+                    raise LaunchError(
+                        f"another sync to {self._target} is under way there", hint="start again once it has ended"
+                    ) from error
+            time.sleep(_LOCK_PAUSE_S)
 
     def _make_folder(self) -> Path:
         folder = self._path.parent

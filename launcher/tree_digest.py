@@ -1,7 +1,7 @@
-"""What is in a working folder, as a value: each file's mode and hash, and one digest of all of them.
+"""What is in a working folder, as a value: each file's mode and digest.
 
 Reads; copies nothing. Which files there are is the business of tree_files. Standard library only, for it also runs on
-hosts; the same contents have the same digest everywhere.
+hosts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,27 +128,6 @@ def read_entry(path: str) -> Entry | None:
             digest.update(data)
             size += len(data)
     return Entry(stat.S_IMODE(status.st_mode), digest.hexdigest(), size)
-
-
-def tree_digest(entries: Entries) -> str:
-    """Returns one digest of names, contents, and whether a file can be run; other permissions depend on who checked
-    it out where.
-    """
-    total = _hash()
-    for path, entry in sorted(entries.items()):
-        kind = "link" if entry.mode == LINK else "run" if entry.mode & stat.S_IXUSR else "file"
-        total.update(b"%s\0%s %s\0" % (os.fsencode(path), kind.encode(), entry.digest.encode()))
-    return total.hexdigest()
-
-
-def tree(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
-    """The question `tree`: what is in `folder`? See [Note: questions] in surveyor.
-
-    Returns:
-        `digest` of it, and how many `files` and `bytes` it is of.
-    """
-    found = read_tree(arguments["folder"])
-    return {"digest": tree_digest(found.entries), "files": len(found.entries), "bytes": found.size}
 
 
 def _hash(data: bytes = b"") -> hashlib.blake2b:
