@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -15,6 +16,9 @@ from ..job_list import Job, find_job
 from ..job_record import JobRecord, read_json
 from ..job_text import command_text
 from ..job_words import job_argument
+
+#: Names of what a hostfile was read from once: the standard input, and the pipe of a shell's `<(command)`.
+_PASSING = ("<stdin>", "/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 @click.command("rerun")
@@ -53,8 +57,15 @@ def words_again(record: JobRecord, *, environ: frozenset[str]) -> list[str]:
         environ: names of the variables that are set: a masked `--env NAME=***` is copied from there.
 
     Raises:
-        UsageError: a word was masked and cannot be had again.
+        UsageError: a word was masked, or hosts were read from a pipe, and cannot be had again.
     """
+    hosts: list[dict[str, Any]] = [node["host"] for node in record.plan.get("nodes") or ()]
+    sources = {str(host.get("source", "")).rpartition(":")[0] for host in hosts}
+    if passing := sorted(source for source in sources if source.startswith(_PASSING)):
+        raise UsageError(
+            f"job {record.id}: its hosts came from {passing[0]}, which cannot be read again",
+            hint="write them to a file and type the command again with `-H FILE`",
+        )
     words = list(record.command)
     for at in record.masked_words:
         name, equals, _ = words[at].removeprefix("--env=").partition("=")

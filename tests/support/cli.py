@@ -46,13 +46,15 @@ def clean_environment(**changes: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(dropped)} | changes
 
 
-def start_dsrun(*args: str | bytes, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start_dsrun(
+    *args: str | bytes, cwd: Path, env: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
+) -> subprocess.Popen[bytes]:
     """Starts `dsrun` in a session of its own, as a terminal would, with both streams on pipes."""
     return subprocess.Popen(
         [sys.executable, "-m", "dsrun", *args],
         cwd=cwd,
         env=clean_environment() if env is None else dict(env),
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
