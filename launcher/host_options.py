@@ -1,11 +1,11 @@
-"""The options of `dsrun run` about hosts: which, the way to them, and what is done there before the job.
+"""Options about hosts. For each verb that asks several: which, and the way to them; for `run`, what is done first too.
 
 Only words become values here; what they mean stands in placement and many_hosts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -28,8 +28,8 @@ OTHERS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostOptions:
-    """What was typed about hosts; attributes are the options."""
+class ReachOptions:
+    """What was typed about which hosts there are and the way to them; attributes are the options."""
 
     hostfile: str | None
     include: str | None
@@ -40,10 +40,6 @@ class HostOptions:
     ssh_port: int | None
     accept_new_host_keys: bool
     connect_timeout: float | None
-    iface: str | None
-    sync: bool
-    workdir: str | None
-    no_preflight: bool
 
     def request(self, ranks_per_host: int | None) -> HostRequest:
         """Returns what says which hosts the job takes."""
@@ -58,9 +54,24 @@ class HostOptions:
         )
 
     @property
+    def are_given(self) -> bool:
+        """Whether anything was typed."""
+        return any(getattr(self, name) for name in self.__dataclass_fields__)
+
+    @property
     def ssh_config_path(self) -> Path | None:
         """The file to read in place of the user's."""
         return None if self.ssh_config is None else Path(self.ssh_config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptions(ReachOptions):
+    """What was typed about the hosts of a job; attributes are the options."""
+
+    iface: str | None
+    sync: bool
+    workdir: str | None
+    no_preflight: bool
 
     def for_remote(self) -> tuple[str, ...]:
         """Returns the options given that mean something for other hosts only, as one would type them."""
@@ -77,7 +88,7 @@ class HostOptions:
         return tuple(word for word, is_given in given.items() if is_given)
 
 
-_OPTIONS = (
+_REACH = (
     click.option(
         "-H", "--hostfile", type=parse_path, metavar="FILE", help="Hosts, one `host slots=N` a line; - is stdin."
     ),
@@ -96,6 +107,9 @@ _OPTIONS = (
     click.option(
         "--connect-timeout", type=parse_duration, metavar="TIME", help="For a host to answer.  [default: 10s]"
     ),
+)
+_OPTIONS = (
+    *_REACH,
     click.option("--iface", metavar="NAME", help="Meet on this network.  [default: the fastest that all share]"),
     click.option("--sync", is_flag=True, help="Copy this folder to every host first, what has changed of it."),
     click.option("--workdir", type=parse_path, metavar="DIR", help="Working folder of all ranks.  [default: this one]"),
@@ -104,14 +118,26 @@ _OPTIONS = (
 
 
 def host_options(function: Callable[..., _T]) -> Callable[..., _T]:
-    """Adds the options to a command, which gets them as one `hosts`."""
+    """Adds the options of a job's hosts to a command, which gets them as one `hosts`, a `HostOptions`."""
+    return _with_options(function, HostOptions, _OPTIONS)
 
+
+def reach_options(function: Callable[..., _T]) -> Callable[..., _T]:
+    """Adds the options that name and reach hosts to a command, which gets them as one `hosts`, a `ReachOptions`."""
+    return _with_options(function, ReachOptions, _REACH)
+
+
+def _with_options(
+    function: Callable[..., _T],
+    kind: type[ReachOptions],
+    options: Sequence[Callable[[Callable[..., _T]], Callable[..., _T]]],
+) -> Callable[..., _T]:
     @wraps(function)
     def gathered(*args: Any, **values: Any) -> _T:
-        own = {name: values.pop(name) for name in HostOptions.__dataclass_fields__}
-        return function(*args, hosts=HostOptions(**own), **values)
+        own = {name: values.pop(name) for name in kind.__dataclass_fields__}
+        return function(*args, hosts=kind(**own), **values)
 
-    command = gathered
-    for option in reversed(_OPTIONS):
+    command: Callable[..., _T] = gathered
+    for option in reversed(options):
         command = option(command)
     return command

@@ -153,7 +153,7 @@ def _same_machine(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts],
         yield Finding(
             verdict="red" if is_red else "amber",
             name="machine",
-            text=f"{' and '.join(names)} are one machine{shared}",
+            text=f"{named(names, len(facts))}: one machine{shared}",
             hosts=tuple(names),
             fix="give each machine one line in the hostfile, and add up the slots",
         )

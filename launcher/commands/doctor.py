@@ -1,35 +1,73 @@
-"""`dsrun doctor`: is this machine fit for jobs? Only shows: what is looked at stands in ../doctor_checks.py."""
+"""`dsrun doctor`: is this machine, or each of many, fit for jobs? Shows what doctor_checks and doctor_hosts found."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections import deque
 
 import click
 
+from dsrun.errors import PreflightError
+
 from ..doctor_checks import Finding, examine, is_well, to_json
+from ..host_options import ReachOptions, reach_options
+from ..option_words import parse_path
 from ..output import wants_colour
 
 _COLOURS = {"green": "32", "amber": "33", "red": "31"}
 
 
 @click.command("doctor")
+@reach_options
+@click.option("--iface", metavar="NAME", help="Hosts must meet on this network.")
+@click.option("--workdir", type=parse_path, metavar="DIR", help="Look for this working folder on every host too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
-def command(as_json: bool) -> int:
+def command(hosts: ReachOptions, iface: str | None, workdir: str | None, as_json: bool) -> int:
     """Check this machine: torch, a trial job of two ranks, shared memory, limits, state folder.
 
     Takes a few seconds. The exit code is 1 if something is red, that is, if jobs would fail.
+
+    With -H, compare hosts as before a job: what is wrong, what is not alike, and whether they can meet. The exit code
+    is 75 if a job would be refused.
     """
+    colour = not as_json and wants_colour(os.environ, is_terminal=sys.stdout.isatty())
+    if iface is not None or workdir is not None or hosts.are_given:
+        return _check_hosts(hosts, iface, workdir, as_json=as_json, colour=colour)
     findings = examine(os.environ)
     if as_json:
         click.echo(to_json(findings))
     else:
-        colour = wants_colour(os.environ, is_terminal=sys.stdout.isatty())
         width = max(len(found.name) for found in findings)
         for found in findings:
             for line in _lines(found, width, colour=colour):
                 click.echo(line, color=True)
     return 0 if is_well(findings) else 1
+
+
+def _check_hosts(hosts: ReachOptions, iface: str | None, workdir: str | None, *, as_json: bool, colour: bool) -> int:
+    from ..doctor_hosts import examine_hosts
+    from ..preflight import Wants
+    from ..preflight_text import describe, preflight_json
+
+    new_keys: deque[str] = deque()
+    preflight = examine_hosts(
+        hosts.request(None),
+        Wants(folder=None if workdir is None else os.path.abspath(workdir), iface=iface),
+        environ=os.environ,
+        ssh_config=hosts.ssh_config_path,
+        connect_timeout_s=hosts.connect_timeout,
+        announce=new_keys.append if hosts.accept_new_host_keys else None,
+    )
+    for line in new_keys:
+        click.echo(f"dsrun: {line}", err=True)
+    if as_json:
+        click.echo(json.dumps(preflight_json(preflight), indent=2))
+    else:
+        for line in describe(preflight, colour=colour):
+            click.echo(line, color=True)
+    return PreflightError.exit_code if preflight.is_red else 0
 
 
 def _lines(found: Finding, width: int, *, colour: bool) -> list[str]:

@@ -144,9 +144,9 @@ def test_without_a_word_on_gpus_they_are_wanted_where_there_are_any() -> None:
 
 
 def test_two_names_of_one_machine_are_told_and_refused_where_they_share_gpus() -> None:
-    assert only(judged(2, place="same")) == ("amber", "machine", "n1 and n2 are one machine", ("n1", "n2"))
+    assert only(judged(2, place="same")) == ("amber", "machine", "both hosts: one machine", ("n1", "n2"))
     verdict, _, text, _ = only(judged(2, place="same", wants=GPU, gpus=gpus(8), slots=2))
-    assert (verdict, text) == ("red", "n1 and n2 are one machine, and their ranks would share GPUs")
+    assert (verdict, text) == ("red", "both hosts: one machine, and their ranks would share GPUs")
     halves = [*specs(2, slots=2)]
     halves = [
         halves[0],
