@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dsrun.launcher.probe_gpu import Gpu
+from dsrun.launcher.probe_gpu_state import GpuProcess
+from dsrun.launcher.probe_gpu_verdicts import gpu_verdicts
+from dsrun.launcher.probe_pci import PcieLink
+from dsrun.launcher.probe_report import ProbeReport
+from support.machines import recorded_machine
+
+Change = Callable[[Gpu], Gpu]
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> ProbeReport:
+    """A DGX H100 of which nothing is to be said; a value, so one serves all tests."""
+    report = recorded_machine("dgx_h100", tmp_path_factory.mktemp("dgx")).report()
+    assert gpu_verdicts(report) == []
+    return report
+
+
+def with_gpu(report: ProbeReport, index: int, change: Change) -> ProbeReport:
+    return replace(report, gpus=tuple(change(gpu) if gpu.index == index else gpu for gpu in report.gpus))
+
+
+def state(**values: Any) -> Change:
+    def change(gpu: Gpu) -> Gpu:
+        assert gpu.state is not None
+        return replace(gpu, state=replace(gpu.state, **values))
+
+    return change
+
+
+def nvlink(**values: Any) -> Change:
+    def change(gpu: Gpu) -> Gpu:
+        assert gpu.nvlink is not None
+        return replace(gpu, nvlink=replace(gpu.nvlink, **values))
+
+    return change
+
+
+def link(generation: int, width: int) -> Change:
+    found = PcieLink(generation=generation, width=width, generation_max=5, width_max=16)
+    return lambda gpu: replace(gpu, pcie=found)
+
+
+def process(user: str | None, memory_bytes: int | None) -> Change:
+    return state(processes=(GpuProcess(pid=4242, user=user, memory_bytes=memory_bytes),))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (link(1, 8), "amber gpus.3.pcie.width: GPU 3 PCIe gen1 x8 of gen5 x16"),
+        (link(1, 16), "note gpus.3.pcie.generation: GPU 3 PCIe gen1 x16 of gen5 x16: idle GPUs lower it"),
+        (nvlink(fabric="in progress"), "red gpus.3.nvlink.fabric: GPU 3 waiting for the NVSwitch fabric (in progress)"),
+        (nvlink(active=16, inactive=2), "amber gpus.3.nvlink.inactive: GPU 3 with 2 of 18 NVLinks down"),
+        (lambda gpu: replace(gpu, xids=(13, 79, 79)), "red gpus.3.xids: GPU 3 Xid 79: fell off the bus"),
+        (lambda gpu: replace(gpu, xids=(63,)), "amber gpus.3.xids: GPU 3 Xid 63: memory row remapped"),
+        (lambda gpu: replace(gpu, iommu="DMA"), "amber gpus.3.iommu: GPU 3 behind an IOMMU that translates (DMA)"),
+        (state(remap_failed=True), "red gpus.3.state.remap_failed: GPU 3 without a spare row left"),
+        (state(remap_pending=True), "amber gpus.3.state.remap_pending: GPU 3 waiting for a reset"),
+        (state(ecc_uncorrected=2), "red gpus.3.state.ecc_uncorrected: GPU 3 with 2 uncorrected memory errors"),
+        (
+            state(throttle_reasons=("power cap", "thermal (hardware)"), temperature_c=93),
+            "amber gpus.3.state.throttle_reasons: GPU 3 slowed down: thermal (hardware) at 93 °C",
+        ),
+        (state(power_limit_w=400.0), "note gpus.3.state.power_limit_w: GPU 3 limited to 400 W of 700 W"),
+        (state(persistence=False), "note gpus.3.state.persistence: GPU 3 persistence off"),
+        (state(compute_mode="prohibited"), "red gpus.3.state.compute_mode: GPU 3 closed to computing"),
+        (
+            process("somebody", 30 << 30),
+            "amber gpus.3.state.processes: GPU 3 used by pid 4242 of user somebody (30.0 GiB)",
+        ),
+        (process("somebody", None), "amber gpus.3.state.processes: GPU 3 used by pid 4242 of user somebody (memory)"),
+    ],
+)
+def test_what_is_wrong_with_a_gpu_is_said_with_a_way_out(dgx: ProbeReport, change: Change, said: str) -> None:
+    (verdict,) = gpu_verdicts(with_gpu(dgx, 3, change))
+    assert f"{verdict.level} {verdict.path}: {verdict.text}".startswith(said)
+    assert verdict.fix
+    assert "GPU_INDEX" not in verdict.fix
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda gpu: replace(gpu, xids=None),
+        # A program's own doing.
+        lambda gpu: replace(gpu, xids=(13, 31, 43, 45)),
+        lambda gpu: replace(gpu, iommu="identity"),
+        lambda gpu: replace(gpu, pcie=PcieLink(generation=None, width=None, generation_max=5, width_max=16)),
+        # A card without its bridge is as it was bought.
+        nvlink(active=0, inactive=4, fabric=None),
+        state(throttle_reasons=("power cap",)),
+        state(throttle_reasons=None, persistence=None, processes=None, ecc_uncorrected=None),
+        state(power_limit_w=None),
+        process("somebody", 10 << 20),
+        process(None, 30 << 30),
+        lambda gpu: replace(gpu, state=None, pcie=None, nvlink=None),
+    ],
+)
+def test_what_is_well_or_unknown_is_not_spoken_of(dgx: ProbeReport, change: Change) -> None:
+    assert gpu_verdicts(with_gpu(dgx, 3, change)) == []
+
+
+def test_ones_own_processes_are_no_strangers(dgx: ProbeReport) -> None:
+    assert gpu_verdicts(with_gpu(dgx, 3, process(dgx.host.user, 30 << 30))) == []
+
+
+def test_an_iommu_is_no_matter_for_a_single_gpu_or_in_a_virtual_machine(dgx: ProbeReport) -> None:
+    behind = with_gpu(dgx, 0, lambda gpu: replace(gpu, iommu="DMA-FQ"))
+    assert gpu_verdicts(replace(behind, gpus=behind.gpus[:1])) == []
+    assert gpu_verdicts(replace(behind, host=replace(behind.host, virtual=True))) == []
+
+
+def test_gpus_of_which_the_same_is_said_share_a_line(dgx: ProbeReport) -> None:
+    report = dgx
+    for index in (0, 1, 2, 4, 6, 7):
+        report = with_gpu(report, index, state(remap_pending=True))
+    (verdict,) = gpu_verdicts(report)
+    assert verdict.text.startswith("GPUs 0-2,4,6-7 waiting")
+    assert verdict.fix.endswith("`nvidia-smi -r -i 0,1,2,4,6,7`")
+    assert verdict.path == "gpus.0.state.remap_pending"
+
+
+def test_hidden_gpus_and_a_missing_module_are_told_once(dgx: ProbeReport) -> None:
+    (hidden,) = gpu_verdicts(replace(dgx, gpus_usable=0))
+    assert (hidden.level, hidden.path) == ("amber", "gpus_usable")
+    (module,) = gpu_verdicts(replace(dgx, topology=replace(dgx.topology, peermem=False)))
+    assert (module.level, module.fix) == ("note", "`modprobe nvidia_peermem`")
+
+
+def test_a_machine_without_gpus_has_nothing_said_of_them(dgx: ProbeReport) -> None:
+    assert gpu_verdicts(replace(dgx, gpus=(), gpus_usable=0)) == []
