@@ -16,6 +16,7 @@ import click
 from .option_words import parse_count, parse_duration, parse_path, parse_port
 from .placement import HostRequest
 from .transport.choice import TRANSPORTS, TransportName
+from .transport.openssh import CONNECT_TIMEOUT_S
 
 _T = TypeVar("_T")
 
@@ -105,7 +106,10 @@ _REACH = (
     click.option("--ssh-port", type=parse_port, metavar="PORT", hidden=True),
     click.option("--accept-new-host-keys", is_flag=True, help="Trust hosts that known_hosts has not, and note them."),
     click.option(
-        "--connect-timeout", type=parse_duration, metavar="TIME", help="For a host to answer.  [default: 10s]"
+        "--connect-timeout",
+        type=parse_duration,
+        metavar="TIME",
+        help=f"For a host to answer.  [default: {CONNECT_TIMEOUT_S:g}s]",
     ),
 )
 _OPTIONS = (

@@ -81,7 +81,7 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
         findings.attempt(
             lambda: check_nccl(gpus, local, torch=versions.torch, cuda=versions.cuda, asked_by=choice.asked_by)
         )
-    demand = findings.attempt(lambda: _demand(local, gpus))
+    demand = findings.attempt(lambda: demand_of(local, gpus))
     paths = _Paths(
         here, request.workdir, synced=request.sync and placement is not None and bool(placement.remote_hosts)
     )
@@ -193,8 +193,35 @@ def _local_hosts(placement: Placement | None) -> tuple[HostSpec, ...]:
     return tuple(host for host in placement.allocation.hosts if host.name in placement.local_hosts)
 
 
-def _demand(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
-    """Returns what the ranks of this machine need of it."""
+def _working_folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError("the working folder does not exist any more", hint="`cd` to another") from error
+
+
+def _devices(gpus: GpuReport | None) -> str:
+    count = 0 if gpus is None else gpus.usable_count
+    return f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
+
+
+def _unused_warnings(request: Request, placement: Placement) -> tuple[str, ...]:
+    """Says of options for other hosts that there is none."""
+    if placement.remote_hosts:
+        return ()
+    return tuple(f"warning: `{word}` has no effect: all ranks run on this machine" for word in request.for_remote)
+
+
+def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
+    """Returns what the ranks of this machine need of it.
+
+    Args:
+        local: the hosts that are this machine.
+        gpus: what its driver reports; None for a job that uses no GPU.
+
+    Raises:
+        UsageError: GPUs were chosen that are not there, or several hosts would share those of this machine.
+    """
     ranks = sum(host.slots for host in local)
     count = 0 if gpus is None else gpus.usable_count
     if count and len(local) > 1:
@@ -213,25 +240,6 @@ def _demand(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
             hint="ids count the GPUs that CUDA_VISIBLE_DEVICES names; `dsrun probe` shows them",
         )
     return Demand(ranks=ranks, gpus=len(chosen), chosen=chosen)
-
-
-def _working_folder() -> str:
-    try:
-        return os.getcwd()
-    except OSError as error:
-        raise UsageError("the working folder does not exist any more", hint="`cd` to another") from error
-
-
-def _devices(gpus: GpuReport | None) -> str:
-    count = 0 if gpus is None else gpus.usable_count
-    return f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
-
-
-def _unused_warnings(request: Request, placement: Placement) -> tuple[str, ...]:
-    """Says of options for other hosts that there is none."""
-    if placement.remote_hosts:
-        return ()
-    return tuple(f"warning: `{word}` has no effect: all ranks run on this machine" for word in request.for_remote)
 
 
 def slice_warnings(gpus: GpuReport | None) -> tuple[str, ...]:

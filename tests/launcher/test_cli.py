@@ -89,7 +89,7 @@ Other hosts:
                           machine).
   --ssh-config FILE       Read it in place of ~/.ssh/config.
   --accept-new-host-keys  Trust hosts that known_hosts has not, and note them.
-  --connect-timeout TIME  For a host to answer.  [default: 10s]
+  --connect-timeout TIME  For a host to answer.  [default: 8s]
   --iface NAME            Meet on this network.  [default: the fastest that
                           all share]
   --sync                  Copy this folder to every host first, what has

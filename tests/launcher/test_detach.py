@@ -137,3 +137,34 @@ run_in_background(work, log="log")
     os.mkfifo(tmp_path / "answer")
     assert run(tmp_path, body).returncode == -signal.SIGALRM
     assert (tmp_path / "answer").read_text() == "refused"
+
+
+def test_a_refusal_of_hosts_keeps_its_exit_code(tmp_path: Path) -> None:
+    body = """
+from dsrun.errors import PreflightError
+def work(ready):
+    raise PreflightError("host n2: no answer", hint="is it up?")
+try:
+    run_in_background(work, log="log")
+except DsrunError as error:
+    print(type(error).__name__, error.exit_code, error.render())
+"""
+    assert run(tmp_path, body).stdout == "PreflightError 75 error: host n2: no answer\nhint: is it up?\n"
+
+
+def test_who_is_interrupted_before_the_answer_ends_the_background(tmp_path: Path) -> None:
+    body = """
+def work(ready):
+    with open("pid", "w") as pipe:
+        pipe.write(str(os.getpid()))
+    time.sleep(600)
+run_in_background(work, log="log")
+"""
+    os.mkfifo(tmp_path / "pid")
+    words = [sys.executable, "-c", HEAD + body]
+    with subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True) as process:
+        background = int((tmp_path / "pid").read_text())
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=DEADLINE_S)
+    assert b"KeyboardInterrupt" in err
+    assert wait_for_end(background, timeout_s=DEADLINE_S)

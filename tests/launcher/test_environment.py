@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launcher.environment import job_environment, parse_env_options
+from dsrun.launcher.environment import RESERVED, job_environment, parse_env_options, passed_on
 
 
 def test_a_value_is_taken_as_it_stands_and_a_lone_name_is_copied() -> None:
@@ -53,3 +53,21 @@ def test_config_and_backend_reach_workers_only_if_there_are_any() -> None:
         "DSRUN_CONFIG": "/c.json",
         "DSRUN_BACKEND": "gloo",
     }
+
+
+def test_other_hosts_get_the_settings_of_libraries_and_nothing_of_this_machine_or_person() -> None:
+    passed = {"NCCL_DEBUG": "INFO", "TORCH_DISTRIBUTED_DEBUG": "DETAIL", "PYTHONPATH": "/src", "OMP_NUM_THREADS": "2"}
+    kept = {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "PYTHONHOME": "/opt",
+        "WANDB_API_KEY": "secret",
+        "HOME": "/root",
+        "LD_LIBRARY_PATH": "/opt/lib",
+        # Of the job that this one was started in.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "RANK": "3",
+        "DSRUN_JOB_ID": "j",
+    }
+    assert passed_on({**passed, **kept}).items() >= passed.items()
+    assert passed_on(kept).keys().isdisjoint({"CUDA_VISIBLE_DEVICES", "PYTHONHOME", "WANDB_API_KEY", "RANK"})
+    assert not passed_on(kept).keys() & RESERVED

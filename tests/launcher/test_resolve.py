@@ -13,7 +13,7 @@ from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.launch import Launch, Request
 from dsrun.launcher.placement import HostRequest
 from dsrun.launcher.probe_gpu import Gpu, GpuReport
-from dsrun.launcher.resolve import check_nccl, resolve, slice_warnings
+from dsrun.launcher.resolve import check_nccl, demand_of, resolve, slice_warnings
 
 
 def gpu_report(usable: int, reason: str | None = None) -> GpuReport:
@@ -51,6 +51,34 @@ def test_several_slices_come_with_a_warning_and_one_without() -> None:
     assert slice_warnings(replace(gpu_report(1), slice_count=1)) == ()
     (warning,) = slice_warnings(replace(gpu_report(2), slice_count=2))
     assert warning.startswith("warning: CUDA_VISIBLE_DEVICES names 2 MIG slices: each rank sees its own as cuda:0")
+
+
+def here(slots: int, gpus: tuple[int, ...] | None = None, name: str = "localhost") -> HostSpec:
+    return HostSpec(name=name, slots=slots, source="hosts:1", gpus=gpus)
+
+
+def test_this_machine_is_asked_for_what_its_own_ranks_need() -> None:
+    two = gpu_report(2)
+    assert demand_of([here(3)], two) == Demand(ranks=3, gpus=2)
+    assert demand_of([here(1, (1,))], two) == Demand(ranks=1, gpus=1, chosen=(1,))
+    assert demand_of([here(4, (0, 1, 2, 3))], gpu_report(0)) == Demand(ranks=4, gpus=0)
+    assert (
+        demand_of([here(2, (0, 1))], None) == demand_of([here(1), here(1, name="b")], None) == Demand(ranks=2, gpus=0)
+    )
+    assert demand_of([], two) == Demand(ranks=0, gpus=0)
+
+
+def test_gpus_that_this_machine_does_not_show_are_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        demand_of([here(2, (1, 4))], gpu_report(2))
+    assert caught.value.render() == (
+        "error: hosts:1: GPU 4 is asked for, and this process sees GPUs 0 to 1\n"
+        "hint: ids count the GPUs that CUDA_VISIBLE_DEVICES names; `dsrun probe` shows them"
+    )
+    with pytest.raises(
+        UsageError, match="`--transport local` makes 2 hosts of this machine, which has one set of GPUs"
+    ):
+        demand_of([here(1), here(1, name="b")], gpu_report(2))
 
 
 # the whole, on a machine that shows no GPU
@@ -106,6 +134,24 @@ def test_bindings_of_this_machine_are_shown_with_the_users_threads(folder: Path)
     bindings = launch.bindings({"OMP_NUM_THREADS": "7,2"})
     assert {name: [one.threads for one in found] for name, found in bindings.items()} == {"localhost": [7, 7]}
     assert all(one.threads >= 1 for one in launch.bindings({})["localhost"])
+
+
+def test_gpus_of_this_machine_can_be_chosen_without_a_hostfile(folder: Path) -> None:
+    launch = resolved(Request(words=("train.py",), hosts=HostRequest(include="localhost:0")))
+    assert (launch.allocation.world_size, launch.demand) == (1, Demand(ranks=1, gpus=0))
+
+
+def test_other_hosts_are_told_their_gpus_and_ask_nothing_of_this_machine(folder: Path) -> None:
+    (folder / "hosts").write_text("w1 slots=4\nw2 slots=4\n")
+    # NCCL is no question to this machine, which has no GPU.
+    launch = resolved(
+        Request(words=("train.py",), backend="nccl", hosts=HostRequest(hostfile="hosts", include="w1@w2:2"))
+    )
+    assert (launch.demand, launch.devices) == (Demand(ranks=0, gpus=0), "nccl")
+    plan = launch.plan(job_id="j", run_dir="/r", held=Held())
+    seen = [worker.env["CUDA_VISIBLE_DEVICES"] for node in plan.nodes for worker in node.workers]
+    assert seen == ["0,1,2,3"] * 4 + ["2"]
+    assert launch.reached() == {"w1": "ssh w1", "w2": "ssh w2"}
 
 
 def test_what_is_held_reaches_the_ranks_of_this_machine_only(folder: Path) -> None:

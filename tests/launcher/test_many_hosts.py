@@ -1,0 +1,119 @@
+"""The hosts of a job before its ranks, with every host on this machine: real surveyors, no ssh."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import PreflightError
+from dsrun.launcher.hosts import Allocation, HostSpec
+from dsrun.launcher.many_hosts import HostSettings, JobHosts, interface_variables, wants_of
+from dsrun.launcher.meeting import Meeting
+from dsrun.launcher.placement import Placement
+from dsrun.launcher.plan import LaunchPlan, Program, make_plan
+from dsrun.launcher.preflight import Wants
+
+#: The one interface that every machine has; unasked nobody would meet there.
+HERE = HostSettings(iface="lo")
+
+
+def host(name: str, **more: object) -> HostSpec:
+    return HostSpec(name=name, slots=1, source="hosts:1", **more)  # type: ignore[arg-type]
+
+
+def plan_of(folder: Path, *hosts: HostSpec, program: Program | None = None, **env: str) -> LaunchPlan:
+    (folder / "train.py").write_text("")
+    return make_plan(
+        Allocation(hosts=hosts),
+        program or Program(kind="script", target="train.py", args=(), python=sys.executable),
+        job_id="j",
+        start="fork",
+        cwd=str(folder),
+        env=env,
+        run_dir=str(folder / "run"),
+        grace_s=10.0,
+        nonce="n",
+    )
+
+
+class Told:
+    """What the user was told."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.warnings: list[str] = []
+
+
+def prepared(plan: LaunchPlan, settings: HostSettings, told: Told) -> LaunchPlan:
+    placement = Placement(
+        allocation=Allocation(hosts=tuple(node.host for node in plan.nodes)), local_hosts=frozenset(), transport="local"
+    )
+    hosts = JobHosts(placement, settings, lease_s=15, note=told.notes.append, warn=told.warnings.append)
+    return hosts.prepare(plan, python=sys.executable)
+
+
+@pytest.mark.parametrize("preflight", [True, False])
+def test_hosts_get_an_address_to_meet_at_and_their_interface_to_it(tmp_path: Path, preflight: bool) -> None:
+    told = Told()
+    settings = dataclasses.replace(HERE, preflight=preflight)
+    plan = prepared(plan_of(tmp_path, host("a"), host("b"), DSRUN_BACKEND="gloo"), settings, told)
+    assert plan.master_addr in ("127.0.0.1", "::1")
+    assert [node.env["GLOO_SOCKET_IFNAME"] for node in plan.nodes] == ["lo", "lo"]
+    assert told.notes == ["reaching 2 hosts"]
+    # Two names of one machine, which is not what hosts usually are.
+    assert len(told.warnings) == (1 if preflight else 0)
+
+
+def test_one_host_alone_meets_itself(tmp_path: Path) -> None:
+    told = Told()
+    plan = prepared(plan_of(tmp_path, host("a")), HostSettings(), told)
+    assert (plan.master_addr, plan.nodes[0].env, told.notes) == ("127.0.0.1", {}, ["reaching a"])
+
+
+@pytest.mark.parametrize(
+    "settings", [HERE, dataclasses.replace(HERE, preflight=False), dataclasses.replace(HERE, copied_folder="/")]
+)
+def test_all_hosts_that_cannot_be_reached_are_told_whatever_was_to_be_done(
+    tmp_path: Path, settings: HostSettings
+) -> None:
+    hosts = [host("a"), host("b", python="/no/python"), host("c", python="/no/python")]
+    with pytest.raises(PreflightError) as caught:
+        prepared(plan_of(tmp_path, *hosts), settings, Told())
+    told = caught.value.render()
+    assert "b" in told
+    assert "c" in told
+    assert "/no/python" in told
+
+
+def test_a_copied_folder_is_there_before_hosts_are_compared(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    plan = plan_of(source, host("a"))
+    told = Told()
+    settings = dataclasses.replace(HERE, copied_folder=str(source))
+    prepared(dataclasses.replace(plan, cwd=str(target)), settings, told)
+    assert (target / "train.py").exists()
+    assert told.notes[1].startswith("sync: ")
+
+
+def test_what_is_wanted_of_hosts_follows_from_the_plan(tmp_path: Path) -> None:
+    script = plan_of(tmp_path, host("a"))
+    folder = str(tmp_path)
+    assert wants_of(script, iface="ib0") == Wants(folder=folder, script="train.py", iface="ib0")
+    module = dataclasses.replace(script.program, kind="module", target="pkg.train")
+    assert wants_of(dataclasses.replace(script, program=module, env={"DSRUN_BACKEND": "nccl"}), iface=None) == Wants(
+        folder=folder, on_gpus=True
+    )
+    program = dataclasses.replace(script.program, kind="command", target="sh")
+    assert wants_of(dataclasses.replace(script, program=program, env={"DSRUN_BACKEND": "gloo"}), iface=None) == Wants(
+        folder=folder, is_python=False, on_gpus=False
+    )
+
+
+def test_nccl_takes_the_interface_by_its_whole_name() -> None:
+    assert interface_variables(Meeting("10.0.0.1", {"a": "eth1"})) == {
+        "a": {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
+    }
