@@ -14,6 +14,9 @@ LEAST_REPETITIONS = 3
 
 Unit = Literal["B/s", "1/s", "FLOP/s", "s"]
 
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+_SHOWN = {"B/s": "B/s", "FLOP/s": "FLOP/s", "1/s": "/s"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
@@ -63,18 +66,23 @@ def figure(name: str, unit: Unit, values: Sequence[float]) -> Figure:
     )
 
 
-_PREFIXES = ("", "k", "M", "G", "T", "P")
-_SHOWN = {"B/s": "B/s", "FLOP/s": "FLOP/s", "1/s": "/s"}
-
-
 def figure_text(figure: Figure) -> str:
-    """Returns the median and the spread: `12.4 GB/s (11.9 to 12.6, 3 times)`. Decimal units, as makers give rates."""
-    if figure.unit == "s":
-        scale, unit = (1e6, "us") if figure.median < 1e-3 else (1e3, "ms")
-    else:
-        power = 0
-        while figure.median >= 1000 ** (power + 1) and power < len(_PREFIXES) - 1:
-            power += 1
-        scale, unit = 1000.0**-power, _PREFIXES[power] + _SHOWN[figure.unit]
+    """Returns the median and the spread: `12.4 GB/s (11.9 to 12.6)`. Decimal units, as makers give rates."""
+    scale, unit = _unit_of(figure)
     low, median, high = (f"{value * scale:.3g}" for value in (figure.low, figure.median, figure.high))
-    return f"{median} {unit} ({low} to {high}, {figure.repetitions} times)"
+    return f"{median} {unit} ({low} to {high})"
+
+
+def median_text(figure: Figure) -> str:
+    """Returns the median alone: `12.4 GB/s`."""
+    scale, unit = _unit_of(figure)
+    return f"{figure.median * scale:.3g} {unit}"
+
+
+def _unit_of(figure: Figure) -> tuple[float, str]:
+    if figure.unit == "s":
+        return (1e6, "us") if figure.median < 1e-3 else (1e3, "ms")
+    power = 0
+    while figure.median >= 1000 ** (power + 1) and power < len(_PREFIXES) - 1:
+        power += 1
+    return 1000.0**-power, _PREFIXES[power] + _SHOWN[figure.unit]

@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -221,15 +221,20 @@ def _print_one(report: Mapping[str, Any], *, everything: bool) -> None:
     rows = [*rows_of(report, everything=everything), *measured_rows(report["measured"])]
     _print(host_lines(rows, width=width))
     if len(report["gpus"]) > 1:
-        _print(_matrix(report["topology"]), blank=True)
+        _print(_matrix(report["topology"], everything=everything), blank=True)
     _print(verdict_lines(report["verdicts"], width=width, notes=everything), blank=True)
 
 
-def _matrix(topology: Mapping[str, Any]) -> list[str]:
+def _matrix(topology: Mapping[str, Any], *, everything: bool) -> list[str]:
+    """Draws who reaches whom: GPUs, and with `everything` network cards too, which makes it wider than a terminal."""
     from ..probe_topology import Topology, TopologyNode
     from ..topology_text import legend_lines, topology_lines
 
-    value = Topology(**{**topology, "nodes": tuple(TopologyNode(**node) for node in topology["nodes"])})
+    nodes = tuple(TopologyNode(**node) for node in topology["nodes"])
+    kept = [index for index, node in enumerate(nodes) if everything or node.label.startswith("GPU")]
+    paths = tuple(tuple(topology["paths"][row][column] for column in kept) for row in kept)
+    parts: dict[str, Any] = {"nodes": tuple(nodes[index] for index in kept), "paths": paths}
+    value = Topology(**{**topology, **parts})
     return [*topology_lines(value), "", *legend_lines(value)]
 
 
@@ -285,22 +290,26 @@ def _watch(where: _Where, *, interval_s: float, as_json: bool) -> None:
                 hosts = {name: {"error": its} if isinstance(its, str) else its.to_json() for name, its in loads.items()}
                 click.echo(json.dumps({"schema_version": 1, "time_s": round(time.time(), 3), "hosts": hosts}))
             elif live is not None:
-                live("\n".join(watch_lines(loads, width=_width())))
+                live("\n".join(watch_lines(loads)))
             else:
-                click.echo("\n".join([*watch_lines(loads, width=_width()), ""]))
+                click.echo("\n".join([*watch_lines(loads), ""]))
             sys.stdout.flush()
 
         watch(lambda: take_samples(survey), show, interval_s=interval_s, wait=time.sleep)
 
 
 @contextmanager
-def _live() -> Generator[Any]:
+def _live() -> Generator[Callable[[str], None]]:
     """Yields what draws a text over the one before."""
     from rich.live import Live
     from rich.text import Text
 
     with Live(Text("..."), auto_refresh=False, screen=False) as live:
-        yield lambda text: live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+        def draw(text: str) -> None:
+            live.update(Text(text, no_wrap=True, overflow="ellipsis"), refresh=True)
+
+        yield draw
 
 
 assert isinstance(command, SectionedCommand), "as its decorator says"

@@ -1,122 +1,107 @@
+"""`dsrun probe` on this machine: its table, its JSON, its refusals, and the view that goes on."""
+
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.commands.probe import print_table, rows
-from dsrun.launcher.probe import probe
-from dsrun.launcher.probe_gpu import Gpu
-from dsrun.launcher.probe_network import NetworkReport
-from dsrun.launcher.probe_report import DiskReport
-from dsrun.launcher.probe_versions import Versions
-from support.cli import invoke
-
-GIB = 1 << 30
-TABLE = """\
-host      name      box
-          system    Debian 12, kernel 6.1, x86_64
-          runs on   docker container, Dell Inc. PowerEdge
-cpu       model     Xeon
-          cores     8 usable of 64 (affinity leaves 32, cgroup quota of 8.5)
-          isa       avx2 amx_bf16
-memory    usable    100.0 GiB of 512.0 GiB (cgroup limit of 128.0 GiB)
-          /dev/shm  64.0 MiB
-          swap      none
-gpu       0         NVIDIA H200, 139.0 GiB free of 140.0 GiB, sm 9.0
-          1         NVIDIA H200, 139.0 GiB free of 140.0 GiB, sm 9.0, hidden by
-                    CUDA_VISIBLE_DEVICES
-disk      free      10.0 GiB of 1000.0 GiB (nfs4)
-          at        /data/[run]
-network   eth0      10.0.0.5 (25 Gbit/s)
-          ib0       10.1.0.5, fd00::5
-versions  dsrun     none (not installed as a package)
-          Python    3.11.7
-            at      /venv/python
-          torch     2.11.0+cu128
-          CUDA      12.8
-          NCCL      2.27.3
-          driver    570.1 (runs CUDA up to 12.8)
-"""
-
-
-def gpu(index: int, *, usable: bool) -> Gpu:
-    return Gpu(
-        index=index,
-        uuid=f"GPU-{index}",
-        name="NVIDIA H200",
-        memory_total_bytes=140 * GIB,
-        memory_free_bytes=139 * GIB,
-        compute_capability="9.0",
-        usable=usable,
-    )
-
-
-def link(name: str, addresses: tuple[str, ...], speed_mbit: int | None) -> NetworkReport:
-    return NetworkReport(
-        interface=name,
-        kind="ethernet",
-        state="up",
-        mtu=1500,
-        speed_mbit=speed_mbit,
-        driver=None,
-        addresses=addresses,
-        default_route=False,
-        numa_node=None,
-    )
-
-
-def test_the_table_of_a_gpu_machine_reads_as_reviewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    empty = probe(root=tmp_path, environ={}, affinity={0}, ask_addresses=dict)
-    report = replace(
-        empty,
-        host=replace(
-            empty.host,
-            name="box",
-            os="Debian 12",
-            kernel="6.1",
-            arch="x86_64",
-            container="docker",
-            machine="Dell Inc. PowerEdge",
-        ),
-        cpu=replace(
-            empty.cpu,
-            model="Xeon",
-            cores_present=64,
-            cores_in_affinity=32,
-            quota_cores=8.5,
-            cores_usable=8,
-            isa=("avx2", "amx_bf16"),
-        ),
-        memory=replace(
-            empty.memory,
-            total_bytes=512 * GIB,
-            cgroup_limit_bytes=128 * GIB,
-            usable_bytes=100 * GIB,
-            swap_total_bytes=0,
-            shm_total_bytes=GIB // 16,
-        ),
-        gpus=(gpu(0, usable=True), gpu(1, usable=False)),
-        driver="570.1",
-        driver_cuda="12.8",
-        disk=DiskReport(path="/data/[run]", filesystem="nfs4", total_bytes=1000 * GIB, free_bytes=10 * GIB),
-        network=(link("eth0", ("10.0.0.5",), 25000), link("ib0", ("10.1.0.5", "fd00::5"), None)),
-        versions=Versions(
-            dsrun=None, python="3.11.7", python_path="/venv/python", torch="2.11.0+cu128", cuda="12.8", nccl="2.27.3"
-        ),
-        null_reasons={"versions.dsrun": "not installed as a package"},
-    )
-    print_table(rows(report))
-    assert capsys.readouterr().out == TABLE
+from support.cli import clean_environment, invoke, run_dsrun, start_dsrun
 
 
 def test_probe_prints_a_table_no_wider_than_80_columns_and_without_trailing_blanks() -> None:
     result = invoke("probe")
     assert (result.exit_code, result.stderr) == (0, "")
-    lines = result.stdout.splitlines()
-    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [
+    table = result.stdout.split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in table if not line.startswith(" ")] == [
         *("host", "cpu", "memory", "gpu", "disk", "network", "versions")
     ]
-    assert all(len(line) <= 80 and line == line.rstrip() for line in lines)
+    assert all(len(line) <= 80 and line == line.rstrip() for line in result.stdout.splitlines())
     assert "\x1b" not in result.stdout
+
+
+def test_all_shows_limits_and_all_that_is_worth_knowing() -> None:
+    lines = invoke("probe", "--all").stdout.splitlines()
+    sections = [line.split()[0] for line in lines if line and not line.startswith(" ")]
+    assert {"limits", "cgroup", "numa"} <= set(sections)
+    assert not any("--all" in line for line in lines)
+
+
+def test_a_path_is_looked_at_too(tmp_path: Path) -> None:
+    shown = invoke("probe", "--path", str(tmp_path)).stdout
+    assert f"          {tmp_path}" in shown.replace("\n" + " " * 10 + str(tmp_path), "\n          " + str(tmp_path))
+    report = json.loads(invoke("probe", "--json", "--path", str(tmp_path)).stdout)
+    assert [place["path"] for place in report["storage"]["paths"]][-1] == str(tmp_path)
+
+
+def test_nothing_heavy_is_imported_for_a_probe_of_this_machine() -> None:
+    code = (
+        "import sys, io, contextlib\n"
+        "from dsrun.launcher.cli import main\n"
+        "try:\n"
+        "    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO())): main(['probe'])\n"
+        "except SystemExit: pass\n"
+        "heavy = ('torch', 'numpy', 'pydantic', 'rich', 'fabric', 'yaml')\n"
+        "print([name for name in heavy if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (["--include", "n1"], "`--include` means nothing without hosts", "name them: `-H hosts`"),
+        (["--transport", "ssh"], "`--transport` means nothing without hosts", "name them: `-H hosts`"),
+        (["--watch", "--bench"], "`--watch` shows what changes; it goes with neither `--bench` nor `--deep`", None),
+        (["--watch", "0"], "`--watch`: expected a time above 0, got `0`", "see `dsrun probe --help`"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(words: list[str], error: str, hint: str | None) -> None:
+    result = invoke("probe", *words)
+    expected = f"error: {error}\n" + (f"hint: {hint}\n" if hint else "")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", expected)
+
+
+def test_hosts_that_are_this_machine_are_asked_and_folded(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("n[1-3] slots=1\n")
+    result = run_dsrun("probe", "-H", "hosts", "--transport", "local", cwd=tmp_path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    first, *rest = result.stdout.splitlines()
+    assert first == "all 3 hosts"
+    assert "what differs" not in rest
+    told = json.loads(run_dsrun("probe", "-H", "hosts", "--transport", "local", "--json", cwd=tmp_path).stdout)
+    assert list(told["hosts"]) == ["n1", "n2", "n3"]
+    assert told["hosts"]["n2"]["schema_version"] == told["schema_version"]
+    assert all(abs(clock["offset_s"]) <= clock["doubt_s"] + 0.1 for clock in told["clocks"].values())
+
+
+def test_a_host_that_does_not_answer_is_named_and_the_others_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("here slots=1\naway slots=1 python=/no/python\n")
+    result = run_dsrun("probe", "-H", "hosts", "--transport", "local", cwd=tmp_path)
+    assert result.exit_code == 1
+    assert result.stdout.startswith("here\n")
+    assert "error: host away: " in result.stderr
+    assert "/no/python" in result.stderr
+    told = run_dsrun("probe", "-H", "hosts", "--transport", "local", "--json", cwd=tmp_path)
+    assert told.exit_code == 1
+    assert "/no/python" in json.loads(told.stdout)["hosts"]["away"]["error"]
+
+
+def test_the_live_view_prints_one_json_line_an_interval_and_ends_with_ctrl_c(tmp_path: Path) -> None:
+    with start_dsrun("probe", "--watch", "0.1", "--json", cwd=tmp_path, env=clean_environment()) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = [json.loads(process.stdout.readline()) for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == b""
+    for line in lines:
+        (load,) = line["hosts"].values()
+        assert 0 <= load["cpu_percent"] <= 100
+        assert 0 < load["memory_used_bytes"] < load["memory_total_bytes"]
+    assert lines[0]["time_s"] < lines[2]["time_s"]
