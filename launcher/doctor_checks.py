@@ -25,7 +25,9 @@ from dsrun.units import format_bytes, format_duration
 
 from .job_folder import jobs_folder
 from .job_list import JobState, all_jobs
-from .probe import ProbeReport, probe
+from .probe import probe
+from .probe_limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
+from .probe_report import ProbeReport
 from .worker import isolated_command
 
 #: `green`: as it should be; `amber`: a job may run, but worse or not at scale; `red`: jobs fail.
@@ -34,9 +36,6 @@ Verdict = Literal["green", "amber", "red"]
 #: For the trial job, which takes a second or two on an idle machine.
 TRIAL_PATIENCE_S = 60.0
 _SLOW_TRIAL_S = 10.0
-_SMALL_SHM_BYTES = 1 << 30
-_FEW_FILES = 4096
-_LITTLE_LOCKED_BYTES = 64 << 20
 #: Named one by one.
 _MOST_JOBS = 3
 #: Before this nobody could have installed this version.
@@ -159,7 +158,7 @@ def check_shared_memory(size: int | None) -> Finding:
     if size is None:
         fix = "mount it: `mount -t tmpfs tmpfs /dev/shm`, or start the container with --shm-size"
         return Finding(name="/dev/shm", verdict="red", text="not there", fix=fix)
-    if size < _SMALL_SHM_BYTES:
+    if size < SMALL_SHM_BYTES:
         fix = "`docker run --shm-size=8g`, or `mount -o remount,size=8G /dev/shm`"
         return Finding(name="/dev/shm", verdict="amber", text=f"{format_bytes(size)}, small for data loaders", fix=fix)
     return Finding(name="/dev/shm", verdict="green", text=format_bytes(size))
@@ -170,7 +169,7 @@ def check_locked_memory(limit: int, *, has_gpus: bool) -> Finding:
     if limit == resource.RLIM_INFINITY:
         return Finding(name="memlock", verdict="green", text="unlimited")
     text = format_bytes(limit)
-    if limit < _LITTLE_LOCKED_BYTES and has_gpus:
+    if limit < LITTLE_LOCKED_BYTES and has_gpus:
         fix = "`ulimit -l unlimited`; for good in /etc/security/limits.conf"
         return Finding(name="memlock", verdict="amber", text=f"{text}: RDMA fails with so little", fix=fix)
     return Finding(name="memlock", verdict="green", text=text)
@@ -178,8 +177,8 @@ def check_locked_memory(limit: int, *, has_gpus: bool) -> Finding:
 
 def check_open_files(limit: int) -> Finding:
     """Looks at how many files a process may have open."""
-    if limit != resource.RLIM_INFINITY and limit < _FEW_FILES:
-        fix = f"`ulimit -n {_FEW_FILES}`"
+    if limit != resource.RLIM_INFINITY and limit < FEW_FILES:
+        fix = f"`ulimit -n {FEW_FILES}`"
         return Finding(name="nofile", verdict="amber", text=f"{limit}, few for many ranks and data loaders", fix=fix)
     return Finding(name="nofile", verdict="green", text="unlimited" if limit == resource.RLIM_INFINITY else str(limit))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from .placement import HostRequest, place
 from .preflight import Preflight, Wants
 from .preflight_run import check_hosts
-from .probe import host_names
+from .probe_machine import host_names
 from .survey import Survey
 from .transport.choice import ReachSettings, make_transport
 

@@ -26,7 +26,7 @@ from dsrun.errors import DsrunError, UsageError
 from .devices import Demand, Device, Held, driver_open, held_devices, read_devices, take_devices
 from .job_folder import jobs_folder
 from .leases import Claim, ClaimFolder, safe_name
-from .probe import count_usable_cores
+from .probe_machine import count_usable_cores
 
 _SLOT = "slot"
 #: Between two looks of a waiting job.

@@ -20,7 +20,6 @@ from .probe_deep import Loaded, NotLoaded
 from .probe_gpu import Gpu, GpuReport, list_gpus
 from .probe_gpu_state import read_state
 from .probe_host import read_host
-from .probe_machine import count_usable_cores as count_usable_cores
 from .probe_machine import host_names as host_names
 from .probe_machine import parse_cpuinfo, read_text
 from .probe_memory import read_memory

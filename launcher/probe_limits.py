@@ -9,6 +9,13 @@ from pathlib import Path
 
 from .probe_machine import read_text
 
+#: Less shared memory than this is used up by data loaders and by ranks that exchange tensors.
+SMALL_SHM_BYTES = 1 << 30
+#: Fewer open files than this run out with many ranks and data loaders.
+FEW_FILES = 4096
+#: With less locked memory than this RDMA fails.
+LITTLE_LOCKED_BYTES = 64 << 20
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsReport:

@@ -10,11 +10,9 @@ from collections.abc import Iterator
 from dsrun.units import format_bytes
 
 from .probe_gpu_verdicts import gpu_verdicts
+from .probe_limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
 from .probe_report import Level, ProbeReport, ProbeVerdict
 
-SMALL_SHM_BYTES = 1 << 30
-FEW_FILES = 4096
-LITTLE_LOCKED_BYTES = 64 << 20
 _MANY_FILES = 65536
 _MORE_FILES = "nofile in /etc/security/limits.conf, or `docker run --ulimit nofile=65536`"
 _FEW_PROCESSES = 4096

@@ -22,8 +22,8 @@ from .job_config import check_config
 from .launch import Backend, Launch, Request
 from .placement import Placement, place
 from .plan import Program, StartMethod
-from .probe import host_names
 from .probe_gpu import GpuReport, read_gpus
+from .probe_machine import host_names
 from .probe_versions import read_versions
 from .program import check_program, find_program, start_method
 from .script_words import ScriptWords, split_script_words
@@ -87,8 +87,8 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
     )
     if local:
         findings.attempt(paths.check)
-    allocation = None if placement is None else placement.allocation
-    config = findings.attempt(lambda: check_config(request.config, words, allocation, environ))
+    world_size = None if placement is None else placement.world_size
+    config = findings.attempt(lambda: check_config(request.config, words, world_size, environ))
     if findings.problems or placement is None or start is None or demand is None:
         raise UsageError.of(findings.problems)
     path, warnings = config or (None, ())

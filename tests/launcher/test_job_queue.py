@@ -12,7 +12,7 @@ import pytest
 from dsrun.errors import DsrunError, UsageError
 from dsrun.launcher.devices import Demand, Held
 from dsrun.launcher.job_queue import claim_folders, hold_devices
-from dsrun.launcher.probe import count_usable_cores
+from dsrun.launcher.probe_machine import count_usable_cores
 from support.nvml import GIB, Part, box, made_up_nvml
 
 TWO = Demand(ranks=2, gpus=2)
