@@ -74,6 +74,7 @@ _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 def main() -> None:
     """Entry of the process; argv holds the job's id, for whoever looks at the list of processes."""
+    processes.outlive_user_signals()
     report_fd = os.dup(1)
     os.dup2(2, 1)
     reader = FrameReader()

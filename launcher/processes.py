@@ -57,6 +57,16 @@ def wake_up(_signum: int, _frame: FrameType | None) -> None:
     """Does nothing: with `signal.set_wakeup_fd`, a handler must exist for the signal to be seen."""
 
 
+def outlive_user_signals() -> None:
+    """Has this process take no notice of signals that mean something to ranks alone; programs it starts do not inherit.
+
+    A scheduler sends them to every process of a job, and so to those between it and the ranks.
+    """
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):
+        # Not SIG_IGN, which would be inherited.
+        signal.signal(signum, wake_up)
+
+
 def descendants() -> list[psutil.Process]:
     """Returns every live process below this one; zombies, which nobody can end, are left out."""
     return [process for process in psutil.Process().children(recursive=True) if lives(process)]

@@ -96,6 +96,7 @@ def main() -> None:
     argv: folder of the job's control group, if there is one. This process removes it should the agent die, so it must
     know of it from the first moment on.
     """
+    processes.outlive_user_signals()
     scope = Scope(Path(sys.argv[1])) if len(sys.argv) > 1 else None
     # What libraries print at import must not end up between our messages.
     report_fd = os.dup(1)
@@ -106,7 +107,8 @@ def main() -> None:
         _Traces(scope, None).remove()
         os._exit(0)
     traces = _Traces(scope, order.plan["run_dir"] if order.own_folder else None)
-    signal.signal(signal.SIGTERM, partial(_end_everything, traces))
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, partial(_on_stop_signal, traces, order.agent_pid))
     processes.become_subreaper()
     # Not SIGKILL: ranks may have children that carry no death signal, and only we can still find them.
     processes.die_with_parent(order.agent_pid, signal.SIGTERM)
@@ -137,7 +139,11 @@ def _read_order() -> Spawn | None:
     return None
 
 
-def _end_everything(traces: _Traces, _signum: int, _frame: FrameType | None) -> NoReturn:
+def _on_stop_signal(traces: _Traces, agent_pid: int, _signum: int, _frame: FrameType | None) -> None:
+    """Ends everything where it is the agent's death that is told. See `die_with_parent`."""
+    # A scheduler that ends a job signals each of its processes, the agent too: that one gives the ranks their grace.
+    if os.getppid() == agent_pid:
+        return
     processes.kill_descendants(patience_s=_KILL_PATIENCE_S)
     traces.remove()
     os._exit(1)

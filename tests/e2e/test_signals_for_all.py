@@ -1,0 +1,50 @@
+"""A scheduler signals every process of a job at once: agent, spawner and ranks. What that means is up to the ranks."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.plan import StartMethod
+from support.jobs import RecordingSink, local_session, script_plan
+from support.processes import job_processes
+
+pytestmark = pytest.mark.timeout(60)
+
+#: Says that it is ready, and what signal came; ends when it has said so, in its own time.
+CATCH = """
+import os, signal, sys, threading
+came = threading.Event()
+signals = []
+for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    signal.signal(signum, lambda signum, frame: (signals.append(signum), came.set()))
+sys.stdout.write("ready\\n")
+came.wait()
+threading.Event().wait(0.3)
+sys.stdout.write(f"saved after {signal.Signals(signals[0]).name}\\n")
+"""
+
+
+@pytest.mark.parametrize("start", ["fork", "exec"])
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM], ids=lambda signum: signum.name)
+def test_a_signal_to_all_processes_of_a_job_leaves_its_ranks_their_time(
+    tmp_path: Path, signum: signal.Signals, start: StartMethod
+) -> None:
+    plan = script_plan(tmp_path, CATCH, start=start)
+    ready: set[int] = set()
+
+    def signal_all(rank: int, text: str) -> None:
+        if text == "ready":
+            ready.add(rank)
+            if len(ready) == 2:
+                for pid in job_processes(plan.job_id):
+                    os.kill(pid, signum)
+
+    sink = RecordingSink(signal_all)
+    with local_session(plan, sink) as session:
+        outcome = session.run()
+    assert outcome.exit_code == 0, (outcome, sink.notes)
+    assert [sink.texts(rank)[1:] for rank in range(2)] == [[f"saved after {signum.name}"]] * 2
