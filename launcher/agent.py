@@ -28,6 +28,7 @@ from dsrun.contract import HEARTBEAT_ENV
 from dsrun.heartbeats import HeartbeatTable
 
 from . import processes
+from .gathering_run import Gathered, Gathering, Waiting
 from .host_folder import HostFolder, find_or_make
 from .host_news import HostNews
 from .host_place import missing_here
@@ -157,6 +158,8 @@ class Agent:
         missing = missing_here(self._plan)
         if missing is not None:
             self._fail(missing.message, hint=missing.hint, is_mistake=True)
+        elif self._plan.outside is not None:
+            self._gather(self._plan.master_addr, self._plan.outside.port)
         elif self._node_rank == 0:
             self._start_first_host()
         self._obey(messages)
@@ -192,6 +195,26 @@ class Agent:
             return
         self._relay.send(Listening(address=rendezvous[0], port=rendezvous[1]))
         self._start_ranks(rendezvous)
+
+    def _gather(self, address: str, port: int) -> None:
+        """Finds together with hosts that have a dsrun of their own; the ranks start when all are there."""
+        gathering = Gathering(self._plan)
+
+        def on_news() -> None:
+            news = gathering.next()
+            if isinstance(news, Waiting):
+                self._relay.send(Note(text=news.text))
+                return
+            self._selector.unregister(gathering)
+            if isinstance(news, Gathered):
+                if news.listener is not None:
+                    self._ranks.take_store(news.listener)
+                    self._relay.send(Listening(address=address, port=port))
+                self._start_ranks((address, port))
+            else:
+                self._fail(str(news), hint=news.hint)
+
+        self._selector.register(gathering, selectors.EVENT_READ, on_news)
 
     def _start_ranks(self, rendezvous: tuple[str, int]) -> None:
         if self._killing_since_s is not None or not self._ranks.spawner_ended:

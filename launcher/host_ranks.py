@@ -91,6 +91,10 @@ class HostRanks:
         self._store = socket.create_server((address, 0), family=family, backlog=4096)
         return address, self._store.getsockname()[1]
 
+    def take_store(self, listener: socket.socket) -> None:
+        """Takes over a socket on which the rendezvous store is to be served."""
+        self._store = listener
+
     def start(self, environ: Mapping[str, str], rendezvous: tuple[str, int]) -> None:
         """Starts the spawner, which starts the ranks.
 

@@ -74,12 +74,11 @@ class JobOutput:
         self._console = console
         self._display = display
         self._masker = masker_of(plan, environ)
-        self._files = LogFiles(folder, plan.world_size, part_bytes=part_bytes)
+        self._files = LogFiles(folder, len(plan.ranks), first_rank=plan.ranks.start, part_bytes=part_bytes)
         self._log = JobLog(self._files, IndexWriter(folder), warn=self._warn)
         bars = display if display is not None and display.shows_bars else None
-        self._ranks = [RankOutput(rank, self._log, console, bars=bars) for rank in range(plan.world_size)]
-        hosts = [node.host.name for node in plan.nodes for _ in node.workers]
-        self._live = LiveStatus(folder, hosts, clock=time.time)
+        self._ranks = {rank: RankOutput(rank, self._log, console, bars=bars) for rank in plan.ranks}
+        self._live = LiveStatus(folder, plan.rank_hosts, clock=time.time)
         self._records_path = folder / RECORDS_FILE
         self._keeps_records = True
         path = folder / EVENTS_FILE
@@ -160,7 +159,7 @@ class JobOutput:
 
     def _begin_attempt(self, attempt: int) -> None:
         heading = f"--- dsrun: attempt {attempt + 1} starts {time.strftime('%Y-%m-%d %H:%M:%S')} ---"
-        for rank in self._ranks:
+        for rank in self._ranks.values():
             rank.begin(heading)
 
     def _record(self, name: str, fields: Mapping[str, Any]) -> None:

@@ -60,6 +60,8 @@ class JobRun:
     """
 
     def __init__(self, plan: LaunchPlan, transport: Transport, sink: Sink, *, python: str, policies: Policies) -> None:
+        # Whoever started the other hosts starts them all again: one alone could not meet the others' next attempt.
+        assert plan.outside is None or policies.max_restarts == 0, "a job with hosts outside is not started again"
         self._transport = transport
         self._sink = sink
         self._python = python

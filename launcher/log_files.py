@@ -58,6 +58,7 @@ class LogFiles:
     Args:
         folder: where the logs go; it must exist.
         ranks: how many there are.
+        first_rank: the lowest.
         part_bytes: see `PART_BYTES`.
         most_open: descriptors to keep; None for what this process's limit leaves.
 
@@ -65,20 +66,28 @@ class LogFiles:
         LaunchError: a file cannot be made.
     """
 
-    def __init__(self, folder: Path, ranks: int, *, part_bytes: int = PART_BYTES, most_open: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: int,
+        *,
+        first_rank: int = 0,
+        part_bytes: int = PART_BYTES,
+        most_open: int | None = None,
+    ) -> None:
         self._folder = folder
         self._part_bytes = part_bytes
         self._most_open = most_open or _fair_share()
         self._open: OrderedDict[int, int] = OrderedDict()
-        self._logs: list[_Log] = []
-        for rank in range(ranks):
+        self._logs: dict[int, _Log] = {}
+        for rank in range(first_rank, first_rank + ranks):
             path = self.path(rank)
             try:
                 descriptor = os.open(path, _FLAGS | os.O_TRUNC, 0o600)
             except OSError as error:
                 raise LaunchError(f"log file {path}: cannot be made: {error.strerror}") from error
             os.close(descriptor)
-            self._logs.append(_Log())
+            self._logs[rank] = _Log()
 
     def path(self, rank: int) -> Path:
         """Returns where the newest part of a rank's log is."""

@@ -84,6 +84,26 @@ class NodePlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outside:
+    """The hosts of a job that each have a dsrun of their own, started by somebody else: a pod or a terminal each.
+
+    The plan then has this host alone, as one of `node_count` that have equally many ranks; ranks and hosts are numbered
+    over all of them. They find together at the plan's `master_addr` before the first rank starts, see `gathering`.
+
+    Attributes:
+        node_rank: this host among all.
+        node_count: all hosts, this one too.
+        port: of the rendezvous on host 0, the same for all.
+        patience_s: how long hosts wait for each other.
+    """
+
+    node_rank: int
+    node_count: int
+    port: int
+    patience_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
     """A whole launch.
 
@@ -103,6 +123,7 @@ class LaunchPlan:
         attempt: how often the job was started before: 0 at first.
         max_restarts: how often it may be started again.
         resume: folder of the checkpoint to go on from; None at the first start, or where there is none.
+        outside: the job's other hosts, where they have a dsrun of their own; None where `nodes` are all.
     """
 
     job_id: str
@@ -120,11 +141,27 @@ class LaunchPlan:
     attempt: int = 0
     max_restarts: int = 0
     resume: str | None = None
+    outside: Outside | None = None
+
+    @property
+    def ranks(self) -> range:
+        """The ranks that this dsrun starts: all, unless there are hosts outside."""
+        first = self.nodes[0].workers[0].rank
+        return range(first, first + sum(len(node.workers) for node in self.nodes))
 
     @property
     def world_size(self) -> int:
-        """Ranks over all hosts."""
-        return sum(len(node.workers) for node in self.nodes)
+        """Ranks over all hosts, those outside too."""
+        return len(self.ranks) * (1 if self.outside is None else self.outside.node_count)
+
+    @property
+    def rank_hosts(self) -> list[str]:
+        """Name of each rank's host, by rank; `elsewhere` for those outside."""
+        names = ["elsewhere"] * self.world_size
+        for node in self.nodes:
+            for worker in node.workers:
+                names[worker.rank] = node.host.name
+        return names
 
     def rank_info(self, worker: WorkerSpec, node: NodePlan, *, address: str, port: int, agent_store: bool) -> RankInfo:
         """Completes a worker's place in the job once the rendezvous is known."""
@@ -133,8 +170,8 @@ class LaunchPlan:
             world_size=self.world_size,
             local_rank=worker.local_rank,
             local_world_size=len(node.workers),
-            node_rank=node.node_rank,
-            node_count=len(self.nodes),
+            node_rank=node.node_rank if self.outside is None else self.outside.node_rank,
+            node_count=len(self.nodes) if self.outside is None else self.outside.node_count,
             master_addr=address,
             master_port=port,
             agent_store=agent_store,
@@ -171,7 +208,8 @@ class LaunchPlan:
             )
             for node in value["nodes"]
         )
-        fields: dict[str, Any] = {**value, "program": Program(**program), "nodes": nodes}
+        outside = None if value["outside"] is None else Outside(**value["outside"])
+        fields: dict[str, Any] = {**value, "program": Program(**program), "nodes": nodes, "outside": outside}
         return cls(**fields)
 
 
@@ -189,6 +227,7 @@ def make_plan(
     bind: Bind = "auto",
     max_restarts: int = 0,
     worker_env: dict[str, dict[str, str]] | None = None,
+    outside: Outside | None = None,
 ) -> LaunchPlan:
     """Numbers the ranks host by host and puts the launch together.
 
@@ -205,9 +244,11 @@ def make_plan(
         bind: which cores each rank may run on.
         max_restarts: how often the job may be started again.
         worker_env: variables for all ranks of one host, by host name (devices).
+        outside: the job's other hosts, where they have a dsrun of their own; the allocation is one host then.
     """
+    assert outside is None or len(allocation.hosts) == 1, "of a job with hosts outside, this dsrun starts one"
     nodes: list[NodePlan] = []
-    first_rank = 0
+    first_rank = 0 if outside is None else outside.node_rank * allocation.world_size
     for node_rank, host in enumerate(allocation.hosts):
         extra = (worker_env or {}).get(host.name, {})
         workers = tuple(
@@ -228,4 +269,5 @@ def make_plan(
         nonce=nonce,
         bind=bind,
         max_restarts=max_restarts,
+        outside=outside,
     )

@@ -36,7 +36,7 @@ class ProgressWatch:
         self._sink = sink
         self._stacks_folder = plan.run_dir
         self._hang = HangTracker(timeout_s, now_s=time.monotonic())
-        self._stragglers = StragglerTracker(plan.world_size)
+        self._stragglers = StragglerTracker(len(plan.ranks))
         self._round: StackRound | None = None
         self._empty_rounds = 0
 

@@ -109,7 +109,7 @@ class Tally:
         Args:
             ended: called with each rank, and what it left beside its streams.
         """
-        for rank in range(self._plan.world_size):
+        for rank in self._plan.ranks:
             error = self._exits[rank].error if rank in self._exits else None
             # It is in no stream, so that not every rank shows it; the log is to be complete without the report.
             ended(rank, error.message if error is not None and error.is_rendered else None)

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 from dsrun.launcher.job_run import Policies
-from dsrun.launcher.plan import LaunchPlan
+from dsrun.launcher.plan import LaunchPlan, Outside
 from dsrun.launcher.tally import Outcome
 from support.jobs import RecordingSink, local_job, script_plan
 
 pytestmark = pytest.mark.timeout(120)
 
+#: Sums over all ranks by plain torch, and tells its place.
+SUM = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+place = [os.environ[name] for name in ("RANK", "LOCAL_RANK", "GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE")]
+print(place[0], place[1], int(os.environ["NODE_RANK"]) + 1, place[3], int(total), flush=True)
+dist.destroy_process_group()
+"""
 #: Beats a few times, then rank 1 does something else and rank 0 waits for ever.
 HANG = """
 import ctypes, os, signal, threading, time
@@ -128,3 +140,48 @@ def test_a_rank_killed_under_one_agent_ends_the_ranks_of_the_other(tmp_path: Pat
     )
     assert [end.host for end in outcome.ends] == ["here", "here2"]
     assert os.path.exists(outcome.ends[1].log)
+
+
+class SinkOfOneWhoWaits(RecordingSink):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = threading.Event()
+
+    def note(self, text: str) -> None:
+        super().note(text)
+        if "waiting for host 0" in text:
+            self.waits.set()
+
+
+def test_hosts_that_have_a_dsrun_of_their_own_find_together_though_host_0_is_late(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    plans: list[LaunchPlan] = []
+    for node_rank in (0, 1):
+        folder = tmp_path / f"node{node_rank}"
+        folder.mkdir()
+        outside = Outside(node_rank=node_rank, node_count=2, port=port, patience_s=60)
+        plans.append(script_plan(folder, SUM, ranks=2, start="fork", outside=outside))
+    early, late = SinkOfOneWhoWaits(), RecordingSink()
+    with local_job(plans[0], late, Policies()) as first, local_job(plans[1], early, Policies()) as second:
+        ends: list[Outcome] = []
+        thread = threading.Thread(target=lambda: ends.append(second.run()))
+        thread.start()
+        assert early.waits.wait(60)
+        assert first.run().exit_code == 0, late.notes
+        thread.join(60)
+    assert [outcome.exit_code for outcome in ends] == [0]
+    assert [late.texts(rank) for rank in (0, 1)] == [["0 0 1 2 10"], ["1 1 1 2 10"]]
+    assert [early.texts(rank) for rank in (2, 3)] == [["2 0 2 2 10"], ["3 1 2 2 10"]]
+    assert sorted(path.name for path in Path(plans[1].run_dir).glob("*.log")) == ["rank2.log", "rank3.log"]
+
+
+def test_a_host_that_never_comes_is_named_before_any_rank_starts(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    outside = Outside(node_rank=0, node_count=3, port=port, patience_s=0.2)
+    outcome, sink = run(script_plan(tmp_path, "print('started')", outside=outside), Policies())
+    assert outcome.exit_code == 74
+    assert outcome.report is not None
+    assert outcome.report.headline() == "host here: hosts 1, 2 of 3 did not come in time"
+    assert sink.shown == []

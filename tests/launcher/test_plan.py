@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.plan import LaunchPlan, Program, make_plan
+from dsrun.launcher.plan import LaunchPlan, Outside, Program, make_plan
 from dsrun.launcher.plan_text import describe_plan
 
 
@@ -38,6 +38,29 @@ def test_a_worker_knows_its_place_once_the_rendezvous_is_known() -> None:
     place = whole.rank_info(node.workers[2], node, address="10.0.0.1", port=4711, agent_store=True)
     assert (place.rank, place.world_size, place.local_rank, place.local_world_size) == (4, 5, 2, 3)
     assert (place.node_rank, place.node_count, place.master_addr, place.master_port) == (1, 2, "10.0.0.1", 4711)
+
+
+def test_ranks_and_hosts_are_numbered_over_those_that_have_a_dsrun_of_their_own() -> None:
+    outside = Outside(node_rank=2, node_count=4, port=29500)
+    whole = make_plan(
+        Allocation(hosts=(HostSpec(name="w2", slots=3, source="here"),)),
+        plan(1).program,
+        job_id="j",
+        start="fork",
+        cwd="/",
+        env={},
+        run_dir="/r",
+        grace_s=1,
+        nonce="n",
+        outside=outside,
+    )
+    assert (whole.ranks, whole.world_size) == (range(6, 9), 12)
+    assert whole.rank_hosts == ["elsewhere"] * 6 + ["w2"] * 3 + ["elsewhere"] * 3
+    node = whole.nodes[0]
+    place = whole.rank_info(node.workers[1], node, address="h", port=1, agent_store=True)
+    assert (place.rank, place.local_rank, place.local_world_size) == (7, 1, 3)
+    assert (place.world_size, place.node_rank, place.node_count) == (12, 2, 4)
+    assert LaunchPlan.from_json(json.loads(json.dumps(whole.to_json()))) == whole
 
 
 def test_variables_of_one_host_stay_on_that_host() -> None:
@@ -83,5 +106,5 @@ def test_the_plan_for_people_can_be_pasted_and_keeps_secrets() -> None:
         "           2 on w1 (hosts:1)\n"
         "variables  B='$x'\n"
         "           HF_TOKEN=***\n"
-        "           OMP_NUM_THREADS=2"
+        "           OMP_NUM_THREADS=2 on w0"
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.job_output import JobOutput
 from dsrun.launcher.job_run import JobRun, Policies
-from dsrun.launcher.plan import LaunchPlan, Program, ProgramKind, StartMethod, make_plan
+from dsrun.launcher.plan import LaunchPlan, Outside, Program, ProgramKind, StartMethod, make_plan
 from dsrun.launcher.protocol import StreamName
 from dsrun.launcher.session import Session
 from dsrun.launcher.transport.local import LocalChannel, LocalTransport
@@ -55,12 +55,19 @@ def script_plan(
     grace_s: float = 10.0,
     env: dict[str, str] | None = None,
     hosts: int = 1,
+    outside: Outside | None = None,
 ) -> LaunchPlan:
     """Writes `source` as a script into `folder` and plans it on this machine."""
     script = folder / "train.py"
     script.write_text(source)
     return program_plan(
-        folder, "script", str(script), *args, ranks=ranks, start=start, grace_s=grace_s, env=env, hosts=hosts
+        *(folder, "script", str(script), *args),
+        ranks=ranks,
+        start=start,
+        grace_s=grace_s,
+        env=env,
+        hosts=hosts,
+        outside=outside,
     )
 
 
@@ -74,6 +81,7 @@ def program_plan(
     grace_s: float = 10.0,
     env: dict[str, str] | None = None,
     hosts: int = 1,
+    outside: Outside | None = None,
 ) -> LaunchPlan:
     """Plans a program on this machine; the run folder is made in `folder`."""
     number = next(_numbers)
@@ -89,7 +97,9 @@ def program_plan(
         env={"OMP_NUM_THREADS": "1"} if env is None else env,
         run_dir=str(run_dir),
         grace_s=grace_s,
-        nonce=f"nonce-{number}",
+        # Hosts that find together have it from whoever started them all.
+        nonce=f"nonce-{number}" if outside is None else "nonce-of-all",
+        outside=outside,
     )
 
 
