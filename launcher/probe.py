@@ -32,7 +32,7 @@ from .probe_network import (
     read_rdma,
 )
 from .probe_numa import node_cpus, read_numa
-from .probe_nvlink import read_nvlinks
+from .probe_nvlink import read_nvlinks, read_peer_access
 from .probe_nvml import NoDriver, ask, open_nvml, text_of
 from .probe_pci import PcieLink, pci_address
 from .probe_reasons import WHY, null_reasons
@@ -135,7 +135,8 @@ def _gpus(
             xids = read_xids(root) if found.gpus else {}
             if isinstance(xids, str):
                 why["gpus.*.xids"] = xids
-            report = replace(found, gpus=tuple(_detailed(nvml, gpu, root, xids) for gpu in found.gpus))
+            handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in found.gpus]
+            report = replace(found, gpus=tuple(_detailed(nvml, gpu, handles, root, xids) for gpu in found.gpus))
     except NoDriver as error:
         report = GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=str(error))
     if report.reason is not None:
@@ -143,8 +144,10 @@ def _gpus(
     return report
 
 
-def _detailed(nvml: Any, gpu: Gpu, root: Path, xids: Mapping[str, tuple[int, ...]] | str) -> Gpu:
-    handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+def _detailed(
+    nvml: Any, gpu: Gpu, handles: Sequence[Any], root: Path, xids: Mapping[str, tuple[int, ...]] | str
+) -> Gpu:
+    handle = handles[gpu.index]
     info = ask(nvml, "nvmlDeviceGetPciInfo", handle)
     address = None if info is None else pci_address(text_of(info.busId) or "")
     return replace(
@@ -159,6 +162,7 @@ def _detailed(nvml: Any, gpu: Gpu, root: Path, xids: Mapping[str, tuple[int, ...
             width_max=ask(nvml, "nvmlDeviceGetMaxPcieLinkWidth", handle),
         ),
         nvlink=read_nvlinks(nvml, handle),
+        peer_access=read_peer_access(nvml, handle, gpu.index, handles),
         state=read_state(nvml, handle, user_of=lambda pid: user_of_process(pid, proc=root / "proc")),
         xids=None if isinstance(xids, str) or address is None else xids.get(address, ()),
     )

@@ -29,6 +29,7 @@ class Gpu:
         iommu: kind of the IOMMU's domain for it (`identity`, `DMA`, `DMA-FQ`); asked by the probe alone, as the rest.
         pcie: its link to the board.
         nvlink: its links to others.
+        peer_access: whether it may read each GPU's memory, in their order: `X`, `OK` or why not (probe_nvlink).
         state: how it fares.
         xids: errors of it that the driver wrote to the kernel's log, oldest first.
     """
@@ -45,6 +46,7 @@ class Gpu:
     iommu: str | None = None
     pcie: PcieLink | None = None
     nvlink: NvLinks | None = None
+    peer_access: tuple[str, ...] = ()
     state: GpuState | None = None
     xids: tuple[int, ...] | None = None
 

@@ -33,6 +33,13 @@ _XIDS: dict[int, tuple[Level, str]] = {
 _SLOWED = frozenset(
     {"hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake", "board limit", "reliability"}
 )
+_NO_ACCESS = {
+    "CNS": "not with this chipset",
+    "GNS": "not with these GPUs",
+    "TNS": "not where they are plugged in",
+    "DR": "switched off in the driver",
+    "NS": "not supported",
+}
 #: Monitors keep less.
 _LITTLE_BYTES = 100 << 20
 
@@ -87,6 +94,14 @@ def _remarks(gpu: Gpu, *, user: str, many: bool, virtual: bool | None) -> Iterat
     if many and not virtual and gpu.iommu is not None and gpu.iommu.startswith("DMA"):
         text = f"behind an IOMMU that translates ({gpu.iommu}): copies between GPUs are slow or hang"
         yield "amber", text, "`iommu=pt` on the kernel's command line, or off in the firmware", "iommu"
+    refused = {word for word in gpu.peer_access if word in _NO_ACCESS}
+    if refused:
+        # Consumer cards have none: nothing is broken then.
+        why = ", ".join(_NO_ACCESS[word] for word in sorted(refused))
+        text = f"without access to the memory of other GPUs ({why}): copies go through the host"
+        level: Level = "note" if refused <= {"GNS", "NS"} else "amber"
+        fix = "nothing, where the cards cannot; else switch ACS and the IOMMU off: `nvidia-smi topo -p2p r`"
+        yield level, text, fix, "peer_access"
     if gpu.state is not None:
         yield from _health(gpu.state)
         yield from _modes(gpu.state)

@@ -1,7 +1,8 @@
-"""The NVLinks of one GPU and its place in a fabric of NVSwitches, as NVML tells. Knows no other GPU than by address."""
+"""How GPUs reach each other, as NVML tells: NVLinks, the fabric of NVSwitches, access to each other's memory."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,9 @@ from .probe_pci import pci_address
 #: No GPU so far has more (Hopper and Blackwell have 18).
 _MOST_LINKS = 18
 _TO_GPU, _TO_SWITCH = 0, 2
+_READ = 0
+#: NVML's status of peer access, in the words of `nvidia-smi topo -p2p r`.
+_PEER_WORDS = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
 
 
@@ -77,6 +81,29 @@ def read_nvlinks(nvml: Any, handle: Any) -> NvLinks:
         peers=tuple(NvLinkPeer(address=address, links=links) for address, links in sorted(peers.items())),
         fabric=_fabric(nvml, handle) if active or inactive else None,
     )
+
+
+def read_peer_access(nvml: Any, handle: Any, index: int, others: Sequence[Any]) -> tuple[str, ...]:
+    """Asks which GPUs' memory a GPU may read without the host in between.
+
+    Args:
+        nvml: the open driver.
+        handle: of the GPU.
+        index: its place among `others`.
+        others: handles of all GPUs, in order.
+
+    Returns:
+        a word a GPU, in order: `X` for itself, `OK`, or why not: `CNS` chipset, `GNS` GPU, `TNS` topology, `DR`
+        registry key, `NS` not supported, `U` unknown.
+    """
+    words: list[str] = []
+    for place, other in enumerate(others):
+        status = None if place == index else ask(nvml, "nvmlDeviceGetP2PStatus", handle, other, _READ)
+        if place == index:
+            words.append("X")
+        else:
+            words.append("U" if status is None or status >= len(_PEER_WORDS) else _PEER_WORDS[status])
+    return tuple(words)
 
 
 def links_between(one: NvLinks, one_address: str, other: NvLinks, other_address: str) -> int:

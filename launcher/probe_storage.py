@@ -92,10 +92,19 @@ class NvmeDrive:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageReport:
-    """Paths that were asked about, the working folder first, and the NVMe drives of the machine."""
+    """Storage of the machine.
+
+    Attributes:
+        paths: those that were asked about, the working folder first.
+        nvme: drives.
+        io_uring: the kernel lets every process use it; None where it is older than the switch (Linux 6.6).
+        gds: the driver of GPUDirect Storage is loaded.
+    """
 
     paths: tuple[PathReport, ...]
     nvme: tuple[NvmeDrive, ...]
+    io_uring: bool | None
+    gds: bool
 
 
 def read_storage(root: Path, paths: Sequence[Path]) -> StorageReport:
@@ -106,8 +115,12 @@ def read_storage(root: Path, paths: Sequence[Path]) -> StorageReport:
         paths: what to look at, on this machine; of one that is not there, the nearest folder above it.
     """
     mounts = parse_mounts(read_text(root / "proc/self/mountinfo") or "")
+    switch = read_number(root / "proc/sys/kernel/io_uring_disabled")
     return StorageReport(
-        paths=tuple(_path(path, mounts) for path in paths), nvme=tuple(_drives(root / "sys/block", mounts))
+        paths=tuple(_path(path, mounts) for path in paths),
+        nvme=tuple(_drives(root / "sys/block", mounts)),
+        io_uring=None if switch is None else switch == 0,
+        gds=(root / "proc/driver/nvidia-fs").exists(),
     )
 
 

@@ -62,6 +62,14 @@ def process(user: str | None, memory_bytes: int | None) -> Change:
         (nvlink(active=16, inactive=2), "amber gpus.3.nvlink.inactive: GPU 3 with 2 of 18 NVLinks down"),
         (lambda gpu: replace(gpu, xids=(13, 79, 79)), "red gpus.3.xids: GPU 3 Xid 79: fell off the bus"),
         (lambda gpu: replace(gpu, xids=(63,)), "amber gpus.3.xids: GPU 3 Xid 63: memory row remapped"),
+        (
+            lambda gpu: replace(gpu, peer_access=("X", "OK", "GNS")),
+            "note gpus.3.peer_access: GPU 3 without access to the memory of other GPUs (not with these GPUs)",
+        ),
+        (
+            lambda gpu: replace(gpu, peer_access=("X", "CNS", "GNS")),
+            "amber gpus.3.peer_access: GPU 3 without access to the memory of other GPUs (not with this chipset, not",
+        ),
         (lambda gpu: replace(gpu, iommu="DMA"), "amber gpus.3.iommu: GPU 3 behind an IOMMU that translates (DMA)"),
         (state(remap_failed=True), "red gpus.3.state.remap_failed: GPU 3 without a spare row left"),
         (state(remap_pending=True), "amber gpus.3.state.remap_pending: GPU 3 waiting for a reset"),
@@ -95,6 +103,7 @@ def test_what_is_wrong_with_a_gpu_is_said_with_a_way_out(dgx: ProbeReport, chang
         lambda gpu: replace(gpu, xids=(13, 31, 43, 45)),
         lambda gpu: replace(gpu, iommu="identity"),
         lambda gpu: replace(gpu, pcie=PcieLink(generation=None, width=None, generation_max=5, width_max=16)),
+        lambda gpu: replace(gpu, peer_access=("X", "U", "OK")),
         # A card without its bridge is as it was bought.
         nvlink(active=0, inactive=4, fabric=None),
         state(throttle_reasons=("power cap",)),

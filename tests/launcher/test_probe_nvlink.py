@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
-from dsrun.launcher.probe_nvlink import NvLinkPeer, NvLinks, links_between
+import pynvml
+import pytest
+
+from dsrun.launcher import probe, probe_gpu, probe_gpu_state, probe_nvlink
+from dsrun.launcher.probe_nvlink import NvLinkPeer, NvLinks, links_between, read_peer_access
 from support.machines import recorded_machine
+from support.nvml import NVMLError
 
 
 def links(switches: int = 0, **peers: int) -> NvLinks:
@@ -44,6 +52,34 @@ def test_bridged_cards_name_each_other(tmp_path: Path) -> None:
     assert nvlink is not None
     assert nvlink.peers == (NvLinkPeer(address="0000:42:00.0", links=4),)
     assert (nvlink.active, nvlink.to_switches, nvlink.fabric) == (4, 0, None)
+
+
+def test_access_to_the_memory_of_others_has_the_words_of_nvidia_smi() -> None:
+    status = {(0, 1): 0, (0, 2): 2, (0, 3): 99}
+
+    def p2p(one: int, other: int, kind: int) -> int:
+        if (one, other) not in status:
+            raise NVMLError("not found")
+        return status[one, other]
+
+    nvml = SimpleNamespace(NVMLError=NVMLError, nvmlDeviceGetP2PStatus=p2p)
+    assert read_peer_access(nvml, 0, 0, range(5)) == ("X", "OK", "GNS", "U", "U")
+
+
+def test_the_gpus_of_a_dgx_reach_each_others_memory(tmp_path: Path) -> None:
+    gpus = recorded_machine("dgx_a100", tmp_path).report().gpus
+    assert gpus[1].peer_access == ("OK", "X", *["OK"] * 6)
+
+
+@pytest.mark.parametrize(
+    "module", [probe, probe_gpu, probe_gpu_state, probe_nvlink], ids=lambda module: module.__name__
+)
+def test_every_question_is_one_that_pynvml_knows(module: ModuleType) -> None:
+    names = set(re.findall(r"\b(?:c_)?nvml[A-Z]\w+", inspect.getsource(module)))
+    # Named in comments: they stand for several.
+    names -= {"nvmlClocksEventReason"}
+    assert names
+    assert {name for name in names if not hasattr(pynvml, name)} == set()
 
 
 def test_a_gpu_without_links_has_none(tmp_path: Path) -> None:

@@ -78,3 +78,14 @@ def test_paths_of_a_drive_that_has_several_are_no_drives(tmp_path: Path) -> None
     write_tree(tmp_path, {f"{block}/nvme0c0n1/size": "1\n", f"{block}/sda/size": "1\n", f"{block}/nvme0n1/size": "2\n"})
     (drive,) = read_storage(tmp_path, []).nvme
     assert (drive.name, drive.size_bytes, drive.model, drive.mounts) == ("nvme0n1", 1024, None, ())
+
+
+@pytest.mark.parametrize(("text", "usable"), [("0\n", True), ("1\n", False), ("2\n", False), ("", None)])
+def test_the_kernels_switch_of_io_uring_is_read(tmp_path: Path, text: str, usable: bool | None) -> None:
+    write_tree(tmp_path, {"proc/sys/kernel/io_uring_disabled": text})
+    found = read_storage(tmp_path, [])
+    assert (found.io_uring, found.gds) == (usable, False)
+
+
+def test_the_driver_of_gpudirect_storage_is_seen(tmp_path: Path) -> None:
+    assert read_storage(write_tree(tmp_path, {"proc/driver/nvidia-fs/version": "2\n"}), []).gds is True
