@@ -16,7 +16,8 @@ from pathlib import Path
 from .refusals import refusal_of
 from .tree_files import LEFT_OUT
 
-#: A larger script is data, and hashing it would hold up the launch; its size is compared all the same.
+_MAIN = "__main__.py"
+#: A larger file is data, and hashing it would hold up the launch; its size is compared all the same.
 _MOST_HASHED_BYTES = 64 << 20
 #: A working folder with more is data, or not one.
 _MOST_ENTRIES = 10_000
@@ -47,16 +48,32 @@ class PathFacts:
     fault: str | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFacts:
+    """A file that the job needs.
+
+    Attributes:
+        path: as it was asked for, made absolute.
+        digest: tells contents apart; None where it cannot be read.
+        fault: why it cannot be read; None if it can.
+    """
+
+    path: str
+    digest: str | None
+    fault: str | None
+
+
 class _TooMuch(Exception):
     """The folder holds more than is looked through."""
 
 
-def digest_of(path: Path) -> str:
-    """Returns what tells two contents of a file apart; raises OSError where it cannot be read."""
-    # A named pipe is not waited for.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-        head = file.read(_MOST_HASHED_BYTES)
-        return f"{os.fstat(file.fileno()).st_size}:{hashlib.sha256(head).hexdigest()}"
+def file_facts(path: str) -> FileFacts:
+    """Reads a file; a folder that Python can run stands for its `__main__.py`."""
+    main = os.path.join(path, _MAIN)
+    try:
+        return FileFacts(path=path, digest=_digest_of(main if os.path.isdir(path) else path), fault=None)
+    except OSError as error:
+        return FileFacts(path=path, digest=None, fault=refusal_of(error))
 
 
 def folder_fault(folder: str) -> str | None:
@@ -143,3 +160,10 @@ def _free(path: Path) -> int | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize
+
+
+def _digest_of(path: str) -> str:
+    # A named pipe is not waited for.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        head = file.read(_MOST_HASHED_BYTES)
+        return f"{os.fstat(file.fileno()).st_size}:{hashlib.sha256(head).hexdigest()}"

@@ -19,12 +19,11 @@ from typing import Any
 from dsrun.errors import DsrunError
 
 from .devices import Device, driver_open, read_devices, user_of_process
-from .file_facts import PathFacts, code_digests, digest_of, folder_fault, path_facts
+from .file_facts import FileFacts, PathFacts, code_digests, file_facts, folder_fault, path_facts
 from .probe_cgroup import read_limits
 from .probe_gpu import Gpu, GpuReport, read_gpus
 from .probe_machine import parse_meminfo, read_text, usable_cores
 from .probe_versions import Versions, read_versions
-from .refusals import refusal_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +72,7 @@ class HostFacts:
         nofile: files a process may open; None without limit.
         has_infiniband: there is an InfiniBand or RoCE device.
         folder_fault: why the working folder cannot be used; None if it can.
-        script_fault: the same of the script.
-        script_digest: of the script's content.
+        files: those the job needs, by what they are: `script`, `config`.
         code: digest of each Python file in the working folder, by relative path; None where there are too many.
         paths: where the job will write.
         asked_s: this host's clock when the question came, seconds since the epoch.
@@ -98,8 +96,7 @@ class HostFacts:
     nofile: int | None
     has_infiniband: bool
     folder_fault: str | None
-    script_fault: str | None
-    script_digest: str | None
+    files: Mapping[str, FileFacts]
     code: Mapping[str, str] | None
     paths: tuple[PathFacts, ...]
     asked_s: float
@@ -114,6 +111,7 @@ class HostFacts:
             # The other dsrun may tell other versions too.
             "versions": Versions(**{name: value["versions"].get(name) for name in Versions.__dataclass_fields__}),
             "gpus": tuple(GpuFacts(**gpu) for gpu in gpus),
+            "files": {kind: FileFacts(**file) for kind, file in value["files"].items()},
             "paths": tuple(PathFacts(**path) for path in value["paths"]),
         }
         return cls(**known)
@@ -123,28 +121,21 @@ def facts(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
     """Answers with this host's `HostFacts`.
 
     Args:
-        arguments: `folder`, the working folder, and `script`, or None for either; `code`, whether the folder's Python
-            files are wanted; `paths`, a list of folders the job will write to; `env`, variables for the ranks of this
-            host alone.
+        arguments: `folder`, the working folder, or None; `files`, paths by what they are; `code`, whether the folder's
+            Python files are wanted; `paths`, a list of folders the job will write to; `env`, variables for the ranks of
+            this host alone.
         keep: not needed.
     """
     asked_s = time.time()
     folder: str | None = arguments["folder"]
-    script: str | None = arguments["script"]
+    files: dict[str, str] = arguments["files"]
     base = folder or os.getcwd()
     unusable = None if folder is None else folder_fault(folder)
-    script_fault, digest = None, None
-    if script is not None:
-        try:
-            digest = digest_of(Path(base, script))
-        except OSError as error:
-            script_fault = refusal_of(error)
     return asdict(
         read_facts(
             {**os.environ, **arguments["env"]},
             folder_fault=unusable,
-            script_fault=script_fault,
-            script_digest=digest,
+            files={kind: file_facts(os.path.join(base, path)) for kind, path in files.items()},
             code=code_digests(folder) if arguments["code"] and folder is not None and unusable is None else None,
             paths=tuple(path_facts(os.path.join(base, path)) for path in arguments["paths"]),
             asked_s=asked_s,
@@ -156,8 +147,7 @@ def read_facts(
     environ: Mapping[str, str],
     *,
     folder_fault: str | None = None,
-    script_fault: str | None = None,
-    script_digest: str | None = None,
+    files: Mapping[str, FileFacts] | None = None,
     code: Mapping[str, str] | None = None,
     paths: tuple[PathFacts, ...] = (),
     asked_s: float,
@@ -168,8 +158,7 @@ def read_facts(
     Args:
         environ: where CUDA_VISIBLE_DEVICES is read.
         folder_fault: see `HostFacts`.
-        script_fault: see there.
-        script_digest: see there.
+        files: see there.
         code: see there.
         paths: see there.
         asked_s: see there.
@@ -199,8 +188,7 @@ def read_facts(
         nofile=_limit(resource.RLIMIT_NOFILE),
         has_infiniband=any(_entries("/sys/class/infiniband")),
         folder_fault=folder_fault,
-        script_fault=script_fault,
-        script_digest=script_digest,
+        files=files or {},
         code=code,
         paths=paths,
         asked_s=asked_s,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median_high
 
 from dsrun.units import format_bytes, format_duration
@@ -32,6 +33,9 @@ _LITTLE_DISK_BYTES = 10 << 30
 _MEMORY_SHARE = 0.1
 #: Of files that differ, these many are named.
 _MOST_FILES = 3
+
+#: Findings that stop a job on GPUs only.
+_OF_GPUS = ("GPUs", "CUDA", "machine")
 
 #: A verdict, what is wrong on one host, and the way out.
 Fault = tuple[Verdict, str, str]
@@ -60,7 +64,7 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
         if on_gpus:
             found += _fold("GPUs", {name: _gpu_faults(specs[name], its) for name, its in facts.items()}, count)
         found += _same_machine(specs, facts, on_gpus=on_gpus)
-        found += _files(facts, wants, count)
+        found += _files(facts, count)
         found += _code(facts, _below(wants.script, wants.folder))
         found += _fold("disk", {name: _disk_faults(its) for name, its in facts.items()}, count)
         found += _missing_paths(facts, count)
@@ -80,6 +84,9 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
             fix="is dsrun there under a smaller CPU set or quota?",
         )
         found += _fold("clock", {name: _clock_faults(its) for name, its in answered.items()}, count)
+    if wants.on_gpus is None:
+        # Nobody said that ranks need GPUs: a script may be there that trains on CPUs.
+        found = [replace(finding, verdict="amber") if finding.name in _OF_GPUS else finding for finding in found]
     return sorted(found, key=lambda finding: finding.verdict != "red")
 
 
@@ -102,22 +109,20 @@ def _silent(silent: Mapping[str, Unable], count: int) -> Iterator[Finding]:
 
 
 def _gpu_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
-    """Judges the GPUs that the host's slots take."""
+    """Judges the GPUs that the host's slots take: ids count those a job sees there."""
     there = facts.gpus
-    has_slices = any(gpu.index is None for gpu in there)
-    # A slice has no number by which a hostfile could name it.
-    missing = [] if has_slices else [gpu for gpu in spec.gpus or () if gpu not in {known.index for known in there}]
+    missing = [number for number in spec.gpus or () if number >= len(there)]
     if not there:
         yield "red", f"no GPU: {facts.no_gpus}", "leave the host out with `--exclude`, or run with `--backend gloo`"
     elif missing:
+        has = "GPU 0 only" if len(there) == 1 else f"GPUs 0 to {len(there) - 1}"
         numbers = ", ".join(map(str, missing))
-        yield "red", f"no GPU {numbers}; it has {_range(there)}", f"see {spec.source}, or choose with `--include`"
+        yield "red", f"no GPU {numbers}; it has {has}", f"see {spec.source}, or choose with `--include`"
     elif len(there) < spec.slots:
         text = f"{len(there)} GPU{'s' * (len(there) > 1)} for {spec.slots} ranks"
         yield "red", text, f"use `-n {len(there)}`, or give it as many `slots` as GPUs"
     else:
-        chosen = [gpu for gpu in there if gpu.index in spec.gpus] if spec.gpus and not has_slices else there
-        yield from _held(chosen[: spec.slots])
+        yield from _held([there[number] for number in spec.slot_ids])
 
 
 def _held(gpus: Sequence[GpuFacts]) -> Iterator[Fault]:
@@ -134,12 +139,6 @@ def _held(gpus: Sequence[GpuFacts]) -> Iterator[Fault]:
             f"{gpu.label} is {by}{left}",
             "choose others with `gpus=` in the hostfile or `--include`, or end what is there",
         )
-
-
-def _range(gpus: Sequence[GpuFacts]) -> str:
-    numbers = [gpu.index for gpu in gpus if gpu.index is not None]
-    is_whole = len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1))
-    return f"GPUs {numbers[0]}-{numbers[-1]}" if is_whole else f"GPU {', '.join(map(str, numbers))}"
 
 
 def _same_machine(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], *, on_gpus: bool) -> Iterator[Finding]:
@@ -159,7 +158,7 @@ def _same_machine(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts],
         )
 
 
-def _files(facts: Mapping[str, HostFacts], wants: Wants, count: int) -> Iterator[Finding]:
+def _files(facts: Mapping[str, HostFacts], count: int) -> Iterator[Finding]:
     fix = "`--sync` copies the working folder, or mount it there"
     without = {name for name, its in facts.items() if its.folder_fault is not None}
     yield from _fold(
@@ -167,25 +166,30 @@ def _files(facts: Mapping[str, HostFacts], wants: Wants, count: int) -> Iterator
         {name: [("red", its.folder_fault, fix)] for name, its in facts.items() if its.folder_fault is not None},
         count,
     )
-    # Where the folder is missing, it is the folder that is to be mended.
-    rest = {name: its for name, its in facts.items() if name not in without}
-    yield from _fold(
-        "script",
-        {name: [("red", its.script_fault, fix)] for name, its in rest.items() if its.script_fault is not None},
-        count,
-    )
-    digests = {name: its.script_digest for name, its in rest.items() if its.script_digest is not None}
-    parts = groups(digests)
-    if len(parts) > 1:
-        odd = tuple(name for name in digests if digests[name] != parts[0][0])
-        contents = [(f"content {digest.partition(':')[2][:8]}", names) for digest, names in parts]
-        yield Finding(
-            verdict="red",
-            name="script",
-            text=f"{wants.script} differs: {in_words(contents)}",
-            hosts=odd,
-            fix="`--sync` copies it to all hosts",
+    for kind in dict.fromkeys(kind for its in facts.values() for kind in its.files):
+        files = {name: its.files[kind] for name, its in facts.items() if kind in its.files}
+        yield from _fold(
+            kind,
+            {
+                # Where the folder is missing, it is the folder that is to be mended.
+                name: [("red", file.fault, fix)]
+                for name, file in files.items()
+                if file.fault is not None and name not in without
+            },
+            count,
         )
+        digests = {name: file.digest for name, file in files.items() if file.digest is not None}
+        parts = groups(digests)
+        if len(parts) > 1:
+            odd = tuple(name for name in digests if digests[name] != parts[0][0])
+            contents = [(f"content {digest.partition(':')[2][:8]}", names) for digest, names in parts]
+            yield Finding(
+                verdict="red",
+                name=kind,
+                text=f"{files[odd[0]].path}: {in_words(contents)}",
+                hosts=odd,
+                fix="`--sync` copies it to all hosts",
+            )
 
 
 def _code(facts: Mapping[str, HostFacts], script: str | None) -> Iterator[Finding]:

@@ -45,9 +45,10 @@ def check_hosts(survey: Survey, hosts: Sequence[HostSpec], wants: Wants) -> Pref
 
 
 def _question(host: HostSpec, wants: Wants) -> dict[str, Any]:
+    files = {"script": wants.script, "config": wants.config}
     return {
         "folder": wants.folder,
-        "script": wants.script,
+        "files": {kind: path for kind, path in files.items() if path is not None},
         "code": wants.is_python,
         "paths": list(wants.paths),
         "env": host.env,

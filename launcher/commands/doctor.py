@@ -15,6 +15,7 @@ from ..doctor_checks import Finding, examine, is_well, to_json
 from ..host_options import ReachOptions, reach_options
 from ..option_words import parse_path
 from ..output import wants_colour
+from ..preflight import Wants
 
 _COLOURS = {"green": "32", "amber": "33", "red": "31"}
 
@@ -23,8 +24,16 @@ _COLOURS = {"green": "32", "amber": "33", "red": "31"}
 @reach_options
 @click.option("--iface", metavar="NAME", help="Hosts must meet on this network.")
 @click.option("--workdir", type=parse_path, metavar="DIR", help="Look for this working folder on every host too.")
+@click.option(
+    "--path",
+    "paths",
+    type=parse_path,
+    multiple=True,
+    metavar="DIR",
+    help="Look for room there on every host. Repeatable.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
-def command(hosts: ReachOptions, iface: str | None, workdir: str | None, as_json: bool) -> int:
+def command(hosts: ReachOptions, iface: str | None, workdir: str | None, paths: tuple[str, ...], as_json: bool) -> int:
     """Check this machine: torch, a trial job of two ranks, shared memory, limits, state folder.
 
     Takes a few seconds. The exit code is 1 if something is red, that is, if jobs would fail.
@@ -33,8 +42,13 @@ def command(hosts: ReachOptions, iface: str | None, workdir: str | None, as_json
     is 75 if a job would be refused.
     """
     colour = not as_json and wants_colour(os.environ, is_terminal=sys.stdout.isatty())
-    if iface is not None or workdir is not None or hosts.are_given:
-        return _check_hosts(hosts, iface, workdir, as_json=as_json, colour=colour)
+    wants = Wants(
+        folder=None if workdir is None else os.path.abspath(workdir),
+        iface=iface,
+        paths=tuple(map(os.path.abspath, paths)),
+    )
+    if hosts.are_given or wants != Wants():
+        return _check_hosts(hosts, wants, as_json=as_json, colour=colour)
     findings = examine(os.environ)
     if as_json:
         click.echo(to_json(findings))
@@ -46,15 +60,14 @@ def command(hosts: ReachOptions, iface: str | None, workdir: str | None, as_json
     return 0 if is_well(findings) else 1
 
 
-def _check_hosts(hosts: ReachOptions, iface: str | None, workdir: str | None, *, as_json: bool, colour: bool) -> int:
+def _check_hosts(hosts: ReachOptions, wants: Wants, *, as_json: bool, colour: bool) -> int:
     from ..doctor_hosts import examine_hosts
-    from ..preflight import Wants
     from ..preflight_text import describe, preflight_json
 
     new_keys: deque[str] = deque()
     preflight = examine_hosts(
         hosts.request(None),
-        Wants(folder=None if workdir is None else os.path.abspath(workdir), iface=iface),
+        wants,
         environ=os.environ,
         ssh_config=hosts.ssh_config_path,
         connect_timeout_s=hosts.connect_timeout,

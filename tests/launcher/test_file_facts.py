@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from dsrun.launcher.file_facts import code_digests, digest_of, path_facts
+from dsrun.launcher.file_facts import code_digests, file_facts, path_facts
 
 
 def test_python_files_are_told_and_nothing_that_tools_made(tmp_path: Path) -> None:
@@ -46,7 +47,19 @@ def test_contents_differ_in_their_digest_alone(tmp_path: Path) -> None:
     one.write_text("lr = 1")
     other.write_text("lr = 2")
     same.write_text("lr = 1")
-    assert digest_of(one) == digest_of(same) != digest_of(other)
+    found = [file_facts(str(path)).digest for path in (one, same, other)]
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_folder_stands_for_the_file_that_python_runs_in_it(tmp_path: Path) -> None:
+    assert file_facts(str(tmp_path)).fault == f"{tmp_path}/__main__.py: no such file or directory"
+    (tmp_path / "__main__.py").write_text("print()")
+    assert file_facts(str(tmp_path)).digest == file_facts(str(tmp_path / "__main__.py")).digest
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert file_facts(str(tmp_path / "pipe")).fault is None
 
 
 def test_a_path_that_is_a_file_cannot_be_written_to(tmp_path: Path) -> None:

@@ -9,13 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dsrun.launcher.file_facts import digest_of
+from dsrun.launcher.file_facts import file_facts
 from dsrun.launcher.host_facts import HostFacts, facts, read_facts
 from support.nvml import GIB, Part, box, made_up_nvml
 
 
 def asked(folder: str | None = None, script: str | None = None, *paths: str) -> HostFacts:
-    arguments: dict[str, Any] = {"folder": folder, "script": script, "code": True, "paths": list(paths), "env": {}}
+    files = {} if script is None else {"script": script}
+    arguments: dict[str, Any] = {"folder": folder, "files": files, "code": True, "paths": list(paths), "env": {}}
     with ExitStack() as keep:
         # As it comes over a channel.
         return HostFacts.from_json(json.loads(json.dumps(facts(arguments, keep))))
@@ -24,8 +25,8 @@ def asked(folder: str | None = None, script: str | None = None, *paths: str) -> 
 def test_what_is_asked_for_is_told_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print()")
     found = asked(str(tmp_path), "train.py", "out/checkpoints")
-    assert (found.folder_fault, found.script_fault) == (None, None)
-    assert found.script_digest == digest_of(tmp_path / "train.py")
+    assert found.folder_fault is None
+    assert found.files == {"script": file_facts(str(tmp_path / "train.py"))}
     assert list(found.code or {}) == ["train.py"]
     (path,) = found.paths
     assert (path.path, path.there, path.fault) == (f"{tmp_path}/out/checkpoints", str(tmp_path), None)
@@ -38,8 +39,7 @@ def test_what_is_asked_for_is_told_of_this_machine(tmp_path: Path) -> None:
 def test_what_is_missing_is_said_in_words(tmp_path: Path) -> None:
     found = asked(str(tmp_path / "gone"), "train.py")
     assert found.folder_fault == f"{tmp_path}/gone: no such file or directory"
-    assert found.script_fault == f"{tmp_path}/gone/train.py: no such file or directory"
-    assert asked(str(tmp_path), ".").script_fault == f"{tmp_path}: is a directory"
+    assert found.files["script"].fault == f"{tmp_path}/gone/train.py: no such file or directory"
     (tmp_path / "file").write_text("")
     assert asked(str(tmp_path / "file")).folder_fault == f"{tmp_path}/file: not a directory"
     assert asked().folder_fault is None
@@ -70,7 +70,7 @@ def test_without_gpus_it_says_why() -> None:
 def test_torch_is_not_imported() -> None:
     code = (
         "import sys; from contextlib import ExitStack; from dsrun.launcher.host_facts import facts;"
-        "facts({'folder': None, 'script': None, 'code': True, 'paths': [], 'env': {}}, ExitStack());"
+        "facts({'folder': None, 'files': {}, 'code': True, 'paths': [], 'env': {}}, ExitStack());"
         "print([name for name in ('torch', 'numpy', 'pydantic', 'click', 'rich') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

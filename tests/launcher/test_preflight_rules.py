@@ -11,7 +11,7 @@ from dsrun.launcher.file_facts import PathFacts
 from dsrun.launcher.preflight import Finding, Preflight, Wants
 from dsrun.launcher.preflight_rules import judge
 from dsrun.launcher.survey import Unable
-from support.host_facts import GIB, cluster, gpus, specs
+from support.host_facts import GIB, cluster, gpus, script, specs
 
 CPU = Wants(on_gpus=False)
 GPU = Wants(on_gpus=True)
@@ -113,8 +113,8 @@ def test_torch_must_be_able_to_use_the_gpus() -> None:
         (gpus(4), None, 8, "n1: 4 GPUs for 8 ranks"),
         (gpus(1), None, 2, "n1: 1 GPU for 2 ranks"),
         ((), None, 1, "n1: no GPU: no NVIDIA driver"),
-        (gpus(4), (0, 7), 2, "n1: no GPU 7; it has GPUs 0-3"),
-        (gpus(1), (0, 1), 2, "n1: no GPU 1; it has GPU 0"),
+        (gpus(4), (0, 7), 2, "n1: no GPU 7; it has GPUs 0 to 3"),
+        (gpus(1), (0, 1), 2, "n1: no GPU 1; it has GPU 0 only"),
     ],
 )
 def test_a_host_with_too_few_gpus_is_refused(there: Any, chosen: Any, slots: int, text: str) -> None:
@@ -136,10 +136,14 @@ def test_a_gpu_without_free_memory_is_refused() -> None:
     assert (verdict, text) == ("red", "n1: GPU 0 is full, 0 B of 80.0 GiB free")
 
 
-def test_without_a_word_on_gpus_they_are_wanted_where_there_are_any() -> None:
+def test_without_a_word_on_gpus_what_is_wrong_with_them_is_told_and_refuses_nothing() -> None:
     assert judged(2, wants=Wants(), slots=4) == []
-    assert [finding.text for finding in judged(2, {"n2": {"gpus": ()}}, wants=Wants(), gpus=gpus(1))] == [
-        "n2: no GPU: no NVIDIA driver"
+    odd: dict[str, dict[str, Any]] = {"n1": {"cuda": None}, "n2": {"gpus": (), "place": "n1"}}
+    found = judged(2, odd, wants=Wants(), gpus=gpus(1))
+    assert [(finding.verdict, finding.text) for finding in found] == [
+        ("amber", "torch is built without CUDA on n1"),
+        ("amber", "n2: no GPU: no NVIDIA driver"),
+        ("amber", "both hosts: one machine, and their ranks would share GPUs"),
     ]
 
 
@@ -157,23 +161,24 @@ def test_two_names_of_one_machine_are_told_and_refused_where_they_share_gpus() -
 
 
 def test_a_folder_or_script_that_is_missing_is_named_with_its_host() -> None:
-    wants = Wants(folder="/data/run", script="train.py", on_gpus=False)
-    odd = {
-        "n2": {"folder_fault": "/data/run: no such file or directory", "script_fault": "/data/run/train.py: none"},
-        "n3": {"script_fault": "/data/run/train.py: no such file or directory", "script_digest": None},
+    missing = script(digest=None, fault="/data/train.py: no such file or directory")
+    odd: dict[str, dict[str, Any]] = {
+        "n2": {"folder_fault": "/data: no such file or directory", "files": missing},
+        "n3": {"files": missing},
     }
-    found = judged(3, odd, wants=wants, script_digest="9:aaaaaaaaaa")
+    found = judged(3, odd, files=script())
     assert [(finding.verdict, finding.name, finding.text) for finding in found] == [
-        ("red", "folder", "n2: /data/run: no such file or directory"),
-        ("red", "script", "n3: /data/run/train.py: no such file or directory"),
+        ("red", "folder", "n2: /data: no such file or directory"),
+        ("red", "script", "n3: /data/train.py: no such file or directory"),
     ]
 
 
-def test_another_content_of_the_script_is_refused() -> None:
-    wants = Wants(folder="/data", script="train.py", on_gpus=False)
-    found = judged(5, {"n4": {"script_digest": "9:bbbbbbbbbb"}}, wants=wants, script_digest="9:aaaaaaaaaa")
-    text = "train.py differs: content aaaaaaaa on n1, n2, n3 and n5, content bbbbbbbb on n4"
+def test_another_content_of_the_script_or_config_is_refused() -> None:
+    found = judged(5, {"n4": {"files": script(digest="9:bbbbbbbbbb")}}, files=script())
+    text = "/data/train.py: content aaaaaaaa on n1, n2, n3 and n5, content bbbbbbbb on n4"
     assert only(found) == ("red", "script", text, ("n4",))
+    config = {"config": script()["script"]}
+    assert only(judged(2, {"n2": {"files": {"config": script(digest="1:c")["script"]}}}, files=config))[1] == "config"
 
 
 def test_python_files_that_differ_or_are_missing_are_named() -> None:

@@ -50,7 +50,7 @@ def test_sixteen_surveyors_of_one_machine_are_alike_but_for_being_one_machine(tm
         assert isinstance(seen, Seen)
         # One clock: what is measured between them is within what is said of the measure.
         assert abs(seen.clock_offset_s) <= seen.clock_doubt_s + 0.05
-        assert seen.facts.script_digest is not None
+        assert seen.facts.files["script"].digest is not None
         assert seen.facts.paths[0].there == str(tmp_path)
 
 

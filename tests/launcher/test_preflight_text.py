@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
+from typing import Any
 
 from dsrun.launcher.meeting import Meeting
-from dsrun.launcher.preflight import Finding, Preflight
+from dsrun.launcher.preflight import Finding, Preflight, Wants
+from dsrun.launcher.preflight_rules import judge
 from dsrun.launcher.preflight_text import describe, preflight_json, summary
 from dsrun.launcher.survey import Unable
-from support.host_facts import cluster, gpus
+from support.host_facts import GIB, cluster, gpus, script, specs
 
 TORCH = Finding(
     verdict="red", name="torch", text="2.13.0 on 15 hosts, 2.11.0 on n7", hosts=("n7",), fix="`pip install` on n7"
@@ -60,3 +64,24 @@ def test_the_json_form_has_facts_findings_and_who_did_not_answer() -> None:
     assert value["hosts"][0]["facts"]["versions"]["torch"] == "2.13.0"
     assert value["hosts"][2] == {"name": "n3", "answered": False, "reason": "refused", "hint": "start sshd"}
     assert preflight_json(preflight())["meeting"] == {"address": "10.0.0.1", "interfaces": {"n1": "eth0"}}
+
+
+def test_the_guides_table_is_what_such_hosts_show() -> None:
+    held = gpus(8, used_by={2: "pid 4242 of user bob"})
+    held = tuple(dataclasses.replace(gpu, free_bytes=19 * GIB) if gpu.used_by else gpu for gpu in held)
+    odd: dict[str, dict[str, Any]] = {
+        "n3": {"files": script(digest=None, fault="/data/train.py: no such file or directory")},
+        "n5": {"gpus": held},
+        "n7": {"torch": "2.11.0"},
+    }
+    common: dict[str, Any] = {"memlock_bytes": 65536, "has_infiniband": True, "torch": "2.13.0", "gpus": gpus(8)}
+    seen = {
+        **cluster(16, odd, files=script(), **common),
+        "n12": Unable("connection refused", "is sshd running?", unreached=True),
+    }
+    found = judge(specs(16, slots=8), seen, Wants(on_gpus=True))
+    shown = describe(Preflight(seen=seen, findings=tuple(found), meeting=None, seconds=1.23))
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "preflight.md"
+    assert "\n".join(["```", *shown, "```"]) in guide.read_text()
+    alike = Preflight(seen=cluster(16, **common), findings=(), meeting=None, seconds=1.23)
+    assert f"dsrun: {summary(alike)}\n" in guide.read_text()

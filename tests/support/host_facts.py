@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from dsrun.launcher.file_facts import FileFacts
 from dsrun.launcher.host_facts import GpuFacts, HostFacts
 from dsrun.launcher.hosts import HostSpec
 from dsrun.launcher.preflight import Seen
@@ -38,8 +39,7 @@ _FACTS = HostFacts(
     nofile=65536,
     has_infiniband=False,
     folder_fault=None,
-    script_fault=None,
-    script_digest=None,
+    files={},
     code=None,
     paths=(),
     asked_s=0.0,
@@ -76,6 +76,11 @@ def a_host(place: str, *, offset_s: float = 0.0, doubt_s: float = 0.001, **chang
         _FACTS, **{"place": place, **changes}, versions=dataclasses.replace(_FACTS.versions, **versions)
     )
     return Seen(facts=facts, clock_offset_s=offset_s, clock_doubt_s=doubt_s)
+
+
+def script(*, digest: str | None = "9:aaaaaaaaaa", fault: str | None = None) -> dict[str, FileFacts]:
+    """The files of a job that has a script only."""
+    return {"script": FileFacts(path="/data/train.py", digest=digest, fault=fault)}
 
 
 def cluster(count: int, odd: dict[str, dict[str, Any]] | None = None, **common: Any) -> dict[str, Any]:
