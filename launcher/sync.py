@@ -28,7 +28,9 @@ from .transport.base import Transport
 from .tree_digest import LINK, Entry, Tree, read_tree
 
 #: From here on rsync's differences and its raw bytes make up for a second login. See docs/decisions/0010.
-RSYNC_FROM_BYTES = 8 << 20
+RSYNC_FROM_BYTES = 16 << 20
+#: Far below what a surveyor waits for its front end.
+ALIVE_EVERY_S = 120.0
 #: Hosts that are sent files at the same time: they share the way out of this machine.
 _AT_ONCE = 8
 #: Of files in a question; small against a slow disk's patience, large against the time of a question.
@@ -104,6 +106,7 @@ def sync_hosts(
     rsync_by: Transport | None,
     rsync_from_bytes: int = RSYNC_FROM_BYTES,
     note: Callable[[str], None] = lambda _: None,
+    alive_every_s: float = ALIVE_EVERY_S,
 ) -> Synced:
     """Brings every host's `target` to hold what `folder` holds here; returns when all have it or have failed.
 
@@ -114,7 +117,8 @@ def sync_hosts(
         target: absolute path on the hosts; made if it is missing.
         rsync_by: how rsync reaches the hosts; None does without it.
         rsync_from_bytes: less is not worth a second connection.
-        note: told in words of each host that files are sent to.
+        note: told in words of each host that files are about to be sent to; on the caller's thread.
+        alive_every_s: how often hosts are spoken to that wait for others, or for rsync.
 
     Raises:
         UsageError: the folder cannot be read, or is too large.
@@ -124,10 +128,12 @@ def sync_hosts(
     compared = compare_hosts(survey, tree, target=target, of=[host.name for host in hosts])
     done: dict[str, HostSynced | Problem] = {}
     gate = threading.Semaphore(_AT_ONCE)
+    # A host is asked by one thread at a time.
+    asking = {host.name: threading.Lock() for host in hosts}
 
     def bring(job: _HostSync) -> None:
         with gate:
-            done[job.name] = job.run(note)
+            done[job.name] = job.run()
 
     with ExitStack() as keep:
         threads: list[threading.Thread] = []
@@ -137,17 +143,22 @@ def sync_hosts(
                     done[host.name] = Problem(f"sync: host {host.name}: {reason}", hint)
                 case comparison:
                     use_rsync = comparison.rsync is not None and rsync_by is not None and is_here()
-                    job = _HostSync(survey, host, tree, target, comparison, keep, began_s)
+                    job = _HostSync(survey, host, tree, target, comparison, asking[host.name], keep, began_s)
                     if job.is_needless:
                         done[host.name] = job.synced()
                         continue
                     if use_rsync and job.size >= rsync_from_bytes:
                         job.rsync_by = rsync_by
+                    if job.size:
+                        note(job.intent())
                     threads.append(threading.Thread(target=bring, args=(job,), daemon=True))
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            while thread.is_alive():
+                thread.join(alive_every_s)
+                if thread.is_alive():
+                    _keep_alive(survey, asking)
     results = [done[host.name] for host in hosts]
     return Synced(
         tuple(result for result in results if isinstance(result, HostSynced)),
@@ -193,6 +204,21 @@ def synced_lines(synced: Synced) -> list[str]:
     return [*lines, *(f"sync: host {host.host}: {text}" for host in synced.hosts for text in host.notes)]
 
 
+def _keep_alive(survey: Survey, asking: Mapping[str, threading.Lock]) -> None:
+    """Says a word to each host that nobody asks anything: surveyors give up a front end that has fallen silent."""
+    free = {name: lock for name, lock in asking.items() if lock.acquire(blocking=False)}
+    try:
+        # One that answers no more is found out by its next question.
+        survey.ask("echo", {}, of=[*free])
+    finally:
+        for lock in free.values():
+            lock.release()
+
+
+def _files(count: int, size: int) -> str:
+    return f"{count} file{'' if count == 1 else 's'} ({format_bytes(size)})"
+
+
 class _HostSync:
     """The sync of one host that differs."""
 
@@ -203,6 +229,7 @@ class _HostSync:
         tree: Tree,
         target: str,
         comparison: Comparison,
+        asking: threading.Lock,
         keep: ExitStack,
         began_s: float,
     ) -> None:
@@ -214,6 +241,7 @@ class _HostSync:
         self._tree = tree
         self._target = target
         self._found = comparison
+        self._asking = asking
         self._keep = keep
         self._began_s = began_s
         self._send = {path: tree.entries[path] for path in (*comparison.missing, *comparison.different)}
@@ -232,10 +260,14 @@ class _HostSync:
         """Bytes to send."""
         return sum(entry.size for entry in self._send.values())
 
-    def run(self, note: Callable[[str], None]) -> HostSynced | Problem:
+    def intent(self) -> str:
+        """Says what is about to be sent."""
+        return f"sync: sending {_files(len(self._send), self.size)} to {self._target} on {self.name}"
+
+    def run(self) -> HostSynced | Problem:
         """Sends what differs, and asks whether all is there."""
         try:
-            return self._run(note)
+            return self._run()
         except _Failed as failed:
             return failed.problem
 
@@ -251,11 +283,7 @@ class _HostSync:
             notes=tuple(self._notes),
         )
 
-    def _run(self, note: Callable[[str], None]) -> HostSynced:
-        if self._send:
-            count = len(self._send)
-            files = f"{count} file{'' if count == 1 else 's'} ({format_bytes(self.size)})"
-            note(f"sync: sending {files} to {self._target} on {self.name}")
+    def _run(self) -> HostSynced:
         entries = {path: entry.to_json() for path, entry in self._send.items()}
         modes = {path: self._tree.entries[path].mode for path in self._found.modes}
         begun = self._ask("begin", {"send": entries, "modes": modes, "gone": self._gone})
@@ -340,7 +368,8 @@ class _HostSync:
 
     def _ask(self, question: str, arguments: Mapping[str, Any], *, patience_s: float = _READ_PATIENCE_S) -> Any:
         given = {"target": self._target, **arguments}
-        answer = self._survey.ask(f"sync_{question}", given, of=[self.name], patience_s=patience_s)[self.name]
+        with self._asking:
+            answer = self._survey.ask(f"sync_{question}", given, of=[self.name], patience_s=patience_s)[self.name]
         if isinstance(answer, Unable):
             raise _Failed(f"sync: host {self.name}: {answer.reason}", answer.hint)
         return answer.value

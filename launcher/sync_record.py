@@ -41,8 +41,14 @@ class SyncRecord:
         #: By path: digests of which any may be there. There are two while a sync is under way, or was broken off.
         self._digests: dict[str, list[str]] = {}
         if self._path.exists():
-            read: dict[str, Any] = json.loads(self._path.read_text())
-            self._digests = {str(path): list(digests) for path, digests in read["files"].items()}
+            try:
+                read: dict[str, Any] = json.loads(self._path.read_text())
+                self._digests = {str(path): list(digests) for path, digests in read["files"].items()}
+            except (ValueError, LookupError, AttributeError, TypeError) as error:
+                raise LaunchError(
+                    f"{self._path} there is no record of syncs: {error}",
+                    hint="delete it; files that are gone here then stay there",
+                ) from error
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -190,6 +190,8 @@ def test_a_host_that_is_cut_off_is_named_and_keeps_no_half_file(
             by_host[host.name] = transport.start(host, argv)
             return by_host[host.name]
 
+        def close(self) -> None: ...
+
     def cut(text: str) -> None:
         if text.endswith("n1"):
             by_host["n1"].kill()

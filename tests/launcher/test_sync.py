@@ -52,6 +52,9 @@ class Starts:
             raise LaunchError(f"host {host.name}: no second connection")
         return self._local.start(host, argv)
 
+    def close(self) -> None:
+        """See `Transport`."""
+
 
 class Site:
     """A working folder, and one host: this machine, with another folder."""
@@ -310,6 +313,37 @@ def test_what_is_too_large_is_refused_before_any_host_is_asked(site: Site) -> No
     with pytest.raises(UsageError, match=r"model\.pt"):
         site.try_sync()
     assert not site.survey.asked
+
+
+@_NEEDS_RSYNC
+def test_hosts_that_wait_are_spoken_to(site: Site) -> None:
+    spoken = threading.Event()
+
+    class Slow(Starts):
+        def start(self, host: HostSpec, argv: Sequence[str]) -> Channel:
+            """See `Transport`."""
+            assert spoken.wait(20), "somebody speaks to the host meanwhile"
+            return super().start(host, argv)
+
+    class Listening(CountingSurvey):
+        def ask(self, question: str, arguments: Any, **options: Any) -> dict[str, Answer]:
+            """See `Survey`."""
+            answers = super().ask(question, arguments, **options)
+            if question == "echo" and list(answers) == ["n1"]:
+                spoken.set()
+            return answers
+
+    with Listening([site.host], LocalTransport()) as survey:
+        done = sync_hosts(
+            survey,
+            [site.host],
+            folder=str(site.here),
+            target=str(site.there),
+            rsync_by=Slow(),
+            rsync_from_bytes=0,
+            alive_every_s=0.05,
+        )
+    assert [host.how for host in done.hosts] == ["rsync"]
 
 
 def test_hosts_alike_share_a_line() -> None:
