@@ -7,25 +7,17 @@ once. Between hosts each pair is measured once, in rounds in which every host is
 from __future__ import annotations
 
 import secrets
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from .bench_gpu import PATIENCE_S as GPU_PATIENCE_S
-from .bench_values import Figure, figure_text, median_text
 from .hosts import HostSpec
 from .survey import Answer, Survey, Told
-from .table_rows import Row, RowKind
 
 #: A stuck disk is told, not waited for.
 _PATIENCE_S = 60.0
 _PAIR_PATIENCE_S = 30.0
 _PAIR_REPETITION_S = 0.2
-#: Told one by one; 64 hosts have 2,016.
-_MOST_PAIRS = 10
-#: Of what hosts usually reach: with less, one host holds up all others.
-_SLOW = 0.7
 
 #: A host's figures by what was measured, as `measured` of its report.
 Measured = dict[str, Any]
@@ -103,78 +95,6 @@ def rounds_of(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
         pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
         yield [(one, other) for one, other in pairs if one is not None and other is not None]
         circle[1:] = [circle[-1], *circle[1:-1]]
-
-
-def measured_rows(measured: Measured) -> Iterator[Row]:
-    """Yields a host's figures as rows of its table; why there are none where something could not be measured."""
-    for group, results in measured.items():
-        for result in results:
-            if "path" in result:
-                cached = "" if result.get("direct", True) else ", through the page cache: it refuses O_DIRECT"
-                yield Row("measured", "disk at", result["path"] + cached)
-            if "error" in result:
-                yield Row("measured", group, f"none: {result['error']}")
-            for one in map(Figure.from_json, result.get("figures", ())):
-                yield Row("measured", one.name, figure_text(one), RowKind.NOW, median_text(one), one.median)
-
-
-def pair_rows(pairs: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
-    """Yields a row for each pair of hosts; of many pairs, the range of each figure, and those that failed."""
-    many = len(pairs) > _MOST_PAIRS
-    known: dict[str, list[tuple[Figure, str]]] = {}
-    for pair in pairs:
-        label = f"{pair['from']} - {pair['to']}"
-        if "error" in pair:
-            yield Row("between", label, pair["error"])
-            continue
-        figures = [Figure.from_json(value) for value in pair["figures"]]
-        if not many:
-            yield Row("between", label, ", ".join(map(median_text, figures)) + f" over {pair['address']}")
-        for one in figures:
-            known.setdefault(one.name, []).append((one, label))
-    for name, found in known.items() if many else ():
-        found.sort(key=lambda entry: entry[0].median)
-        (low, lowest), (high, highest) = found[0], found[-1]
-        middle = median_text(found[len(found) // 2][0])
-        spread = f"{median_text(low)} ({lowest}) to {median_text(high)} ({highest})"
-        yield Row("between", name, f"{middle}, from {spread}, {len(found)} pairs")
-
-
-def slow_verdicts(measured: Mapping[str, Measured], pairs: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields a verdict for each host that is much slower than hosts usually are, and each way between two."""
-    figures: dict[str, dict[str, Figure]] = {}
-    for host, its in measured.items():
-        for name, one in _figures(its):
-            figures.setdefault(name, {})[host] = one
-    for name, found in figures.items():
-        usual = statistics.median(one.median for one in found.values())
-        for host, one in found.items():
-            if len(found) > 2 and one.median < _SLOW * usual:
-                yield _slow(f"{name}: {median_text(one)}, hosts usually reach {_median_of(one, usual)}", [host])
-    ways = [(pair, Figure.from_json(pair["figures"][1])) for pair in pairs if "figures" in pair]
-    usual = statistics.median(rate.median for _, rate in ways) if ways else 0.0
-    for pair, rate in ways:
-        if len(ways) > 2 and rate.median < _SLOW * usual:
-            text = f"the way between them: {median_text(rate)}, others reach {_median_of(rate, usual)}"
-            yield _slow(text, [pair["from"], pair["to"]])
-
-
-def _slow(text: str, hosts: list[str]) -> dict[str, Any]:
-    fix = "is something else running there? measure again; then compare hardware and settings: `dsrun probe --all`"
-    return {"level": "amber", "text": text, "fix": fix, "hosts": hosts}
-
-
-def _median_of(like: Figure, value: float) -> str:
-    return median_text(replace(like, median=value))
-
-
-def _figures(measured: Measured) -> Iterator[tuple[str, Figure]]:
-    for results in measured.values():
-        for result in results:
-            place = f"{result['path']}: " if "path" in result else ""
-            for value in result.get("figures", ()):
-                one = Figure.from_json(value)
-                yield place + one.name, one
 
 
 def _result(answer: Answer) -> dict[str, Any]:

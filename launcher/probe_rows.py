@@ -52,7 +52,7 @@ def _host(report: Report, everything: bool) -> Iterator[Row]:
             days = host["uptime_s"] / 86400
             yield Row("host", "up for", f"{days:.1f} days", RowKind.NOW, order=days)
         yield Row("host", "user", f"{host['user']}, umask {host['umask']}")
-        yield Row("host", "core files", str(host["core_pattern"]))
+        yield Row("host", "core files", _or_none(report, "host.core_pattern"))
 
 
 def _cpu(report: Report, everything: bool) -> Iterator[Row]:

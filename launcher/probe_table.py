@@ -20,6 +20,8 @@ from .table_rows import Row, fold_names
 
 #: Of a column of a group of hosts; narrower ones break every version in two.
 _LEAST_COLUMN = 18
+#: Longer labels, of figures and variables, have a width of their own.
+_WIDE_LABEL = 14
 _GAP = "  "
 _ODD = "! "
 _COLOURS = {"red": "red", "amber": "yellow", "note": "cyan"}
@@ -50,7 +52,8 @@ def many_lines(rows: Mapping[str, Sequence[Row]], *, width: int, own: bool = Fal
         return lines
     left = _left((row.section, row.label) for row in different)
     groups = group_hosts(different, hosts)
-    columns = (width - sum(left) - 2 * len(_GAP)) // len(groups) - len(_GAP)
+    labels = max(left.common, *left.wide.values(), 0)
+    columns = (width - left.sections - labels - 2 * len(_GAP)) // len(groups) - len(_GAP)
     lines += ["", _bold("what differs")]
     if columns >= _LEAST_COLUMN:
         head = ("", "", [(fold_names(group), False) for group in groups])
@@ -119,17 +122,19 @@ def _grid(rows: Sequence[tuple[str, str, list[_Cell]]], *, width: int, head_rows
     left = _left((section, label) for section, label, _ in rows)
     count = max(len(cells) for _, _, cells in rows)
     marked = any(odd for _, _, cells in rows for _, odd in cells)
-    room = width - sum(left) - 2 * len(_GAP) - count * (len(_ODD) if marked else 0)
-    column = max(8, (room - (count - 1) * len(_GAP)) // count)
+    signs = count * (len(_ODD) if marked else 0) + (count - 1) * len(_GAP)
     lines: list[str] = []
     before = ""
     for place, (section, label, cells) in enumerate(rows):
         heads = ("" if section == before else section, plain(label))
         before = section
+        # Rows of a section with long labels do not push all others to the right.
+        label_width = max(left.common, left.wide.get(section, 0))
+        column = max(8, (width - left.sections - label_width - 2 * len(_GAP) - signs) // count)
         folded = [_fold(value, column) for value, _ in cells]
         for line in range(max(map(len, folded))):
             first = heads if line == 0 else ("", "")
-            parts = [_Part(first[0].ljust(left[0]), bold=True), _Part(first[1].ljust(left[1]), dim=True)]
+            parts = [_Part(first[0].ljust(left.sections), bold=True), _Part(first[1].ljust(label_width), dim=True)]
             for texts, (_, odd) in zip(folded, cells, strict=True):
                 sign = "" if not marked else _ODD if odd and line == 0 else " " * len(_ODD)
                 text = sign + (texts[line] if line < len(texts) else "").ljust(column)
@@ -155,14 +160,28 @@ def _joined(parts: Sequence[_Part]) -> str:
         at += len(part.text) + len(_GAP)
         if text:
             # None, not False: a style that is switched off explicitly is written as an escape too.
-            line += click.style(text, bold=part.bold or None, dim=part.dim or None, fg=part.colour)
+            styled = click.style(text, bold=part.bold or None, dim=part.dim or None, fg=part.colour)
+            line += styled if text.strip() else text
             line += _GAP if at < length else ""
     return line
 
 
-def _left(names: Iterable[tuple[str, str]]) -> tuple[int, int]:
-    sections, labels = zip(*names, strict=True)
-    return max(map(len, sections)), max(len(plain(label)) for label in labels)
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """Widths of the first two columns; `wide` are those of labels in sections that are long, by section."""
+
+    sections: int
+    common: int
+    wide: Mapping[str, int]
+
+
+def _left(names: Iterable[tuple[str, str]]) -> _Left:
+    longest: dict[str, int] = {}
+    for section, label in names:
+        longest[section] = max(longest.get(section, 0), len(plain(label)))
+    usual = [length for length in longest.values() if length <= _WIDE_LABEL]
+    wide = {section: length for section, length in longest.items() if length > _WIDE_LABEL}
+    return _Left(sections=max(map(len, longest)), common=max(usual, default=0), wide=wide)
 
 
 def _fold(text: str, width: int) -> list[str]:

@@ -1,6 +1,6 @@
 """`dsrun probe`: what hardware and software there is, here or on many hosts; measured or watched if asked.
 
-Only chooses and prints: facts come from probe.py and probe_hosts, figures from bench_hosts, tables from probe_table.
+Only chooses and prints: facts come from probe.py and probe_hosts, figures from bench_hosts, lines from probe_view.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.errors import UsageError
+from dsrun.errors import Problem, UsageError
 
 from ..option_words import parse_duration, parse_path
+from ..probe_view import host_view, hosts_view
 from ..sectioned_help import SectionedCommand
 
 if TYPE_CHECKING:
@@ -132,10 +133,18 @@ def command(
         report = _this_host(folders, deep=deep)
         if bench:
             report["measured"] = _bench_here(where, folders)
-        click.echo(json.dumps(report, indent=2)) if as_json else _print_one(report, everything=everything)
+        if as_json:
+            click.echo(json.dumps(report, indent=2))
+        else:
+            _print(host_view(report, width=_width(), everything=everything))
         return 0
     found = _ask_many(where, folders, deep=deep, bench=bench)
-    click.echo(json.dumps(found.to_json(), indent=2)) if as_json else _print_many(found, everything=everything)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        _print(hosts_view(found, width=_width(), everything=everything))
+        for name, why in found.unable.items():
+            click.echo(Problem(f"host {name}: {why.reason}", why.hint).render(), err=True)
     return HOSTS_MISSING_EXIT if found.unable else 0
 
 
@@ -212,64 +221,11 @@ def _survey(where: _Where) -> Generator[tuple[Survey, Sequence[HostSpec]]]:
         yield survey, hosts
 
 
-def _print_one(report: Mapping[str, Any], *, everything: bool) -> None:
-    from ..bench_hosts import measured_rows
-    from ..probe_rows import rows_of
-    from ..probe_table import host_lines, verdict_lines
-
-    width = _width()
-    rows = [*rows_of(report, everything=everything), *measured_rows(report["measured"])]
-    _print(host_lines(rows, width=width))
-    if len(report["gpus"]) > 1:
-        _print(_matrix(report["topology"], everything=everything), blank=True)
-    _print(verdict_lines(report["verdicts"], width=width, notes=everything), blank=True)
-
-
-def _matrix(topology: Mapping[str, Any], *, everything: bool) -> list[str]:
-    """Draws who reaches whom: GPUs, and with `everything` network cards too, which makes it wider than a terminal."""
-    from ..probe_topology import Topology, TopologyNode
-    from ..topology_text import legend_lines, topology_lines
-
-    nodes = tuple(TopologyNode(**node) for node in topology["nodes"])
-    kept = [index for index, node in enumerate(nodes) if everything or node.label.startswith("GPU")]
-    paths = tuple(tuple(topology["paths"][row][column] for column in kept) for row in kept)
-    parts: dict[str, Any] = {"nodes": tuple(nodes[index] for index in kept), "paths": paths}
-    value = Topology(**{**topology, **parts})
-    return [*topology_lines(value), "", *legend_lines(value)]
-
-
-def _print_many(found: ManyReports, *, everything: bool) -> None:
-    from ..bench_hosts import measured_rows, pair_rows, slow_verdicts
-    from ..probe_rows import rows_of
-    from ..probe_table import fold_verdicts, host_lines, many_lines, verdict_lines
-    from ..table_rows import Row, RowKind
-
-    width = _width()
-    rows = {
-        name: [*rows_of(report, everything=everything), *measured_rows(report["measured"])]
-        for name, report in found.reports.items()
-    }
-    for name, (offset_s, _) in found.clocks.items():
-        if name in rows:
-            ahead = Row("host", "clock", f"{offset_s * 1000:+.1f} ms", RowKind.NOW, order=offset_s)
-            rows[name].insert(1, ahead)
-    if rows:
-        _print(many_lines(rows, width=width, own=everything))
-    _print(host_lines(list(pair_rows(found.pairs)), width=width), blank=True)
-    measured = {name: report["measured"] for name, report in found.reports.items() if report["measured"]}
-    verdicts = [
-        *({"level": one.verdict, "text": f"{one.name}: {one.text}", "fix": one.fix} for one in found.findings),
-        *slow_verdicts(measured, found.pairs),
-        *fold_verdicts({name: report["verdicts"] for name, report in found.reports.items()}),
-    ]
-    _print(verdict_lines(verdicts, width=width, notes=everything), blank=True)
-    for name, why in found.unable.items():
-        click.echo(f"error: host {name}: {why.reason}" + (f"\nhint: {why.hint}" if why.hint else ""), err=True)
-
-
-def _print(lines: Sequence[str], *, blank: bool = False) -> None:
-    for line in [""] * (blank and bool(lines)) + list(lines):
-        click.echo(line)
+def _print(lines: Iterable[str]) -> None:
+    # click takes colours out where there is no terminal; where they are not wanted, we do.
+    colour = False if os.environ.get("NO_COLOR") else None
+    for line in lines:
+        click.echo(line, color=colour)
 
 
 def _width() -> int:
