@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.autograd import Variable
@@ -16,6 +17,7 @@ __all__ = [
     "TCPStore",
     "all_gather_single",
     "reduce_scatter_single",
+    "timeout_of",
     "when_backward_ends",
 ]
 
@@ -29,6 +31,12 @@ def _newest(*names: str) -> Callable[..., Any]:
 all_gather_single = _newest("all_gather_single", "all_gather_into_tensor")
 #: (output, input, group=, async_op=) -> Work. Renamed in torch 2.13; the old name warns there.
 reduce_scatter_single = _newest("reduce_scatter_single", "reduce_scatter_tensor")
+
+
+def timeout_of(group: dist.ProcessGroup) -> float:
+    """Returns how long a collective of a Gloo group waits for the other ranks, in seconds."""
+    backend: Any = group._get_backend(torch.device("cpu"))  # pyright: ignore[reportPrivateUsage]
+    return backend.options._timeout.total_seconds()
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:

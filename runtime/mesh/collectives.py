@@ -74,6 +74,10 @@ class Collectives(Protocol):
     size: int
     traffic: Traffic
 
+    def zeros(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Returns flat memory that this axis moves fastest, zeroed; every rank must call, with the same size."""
+        ...
+
     def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
         """Fills `output_N` with the shards of all ranks in rank order.
 
@@ -185,6 +189,10 @@ class C10dCollectives:
         self.rank = group.rank()
         self.size = group.size()
         self.traffic = Traffic()
+
+    def zeros(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See `Collectives`: memory of no special kind."""
+        return torch.zeros(numel, dtype=dtype, device=device)
 
     def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`: one all-gather."""

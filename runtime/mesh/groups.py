@@ -13,6 +13,7 @@ left alone, for letting go might wait for a rank that hangs.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import weakref
 from collections.abc import Sequence
@@ -26,11 +27,15 @@ import torch.distributed as dist
 from dsrun.contract import NONCE_KEY, RankInfo
 from dsrun.errors import InputError, LaunchError
 
-from ..compat import HashStore, PrefixStore, Store, TCPStore
+from ..compat import HashStore, PrefixStore, Store, TCPStore, timeout_of
 from .collectives import C10dCollectives, Collectives, GlooCollectives, WaitObserver
+from .segments import share_one_host
+from .shared_memory import SharedMemoryCollectives, exchange_over
 from .spec import MeshSpec
 
 Backend = Literal["nccl", "gloo"]
+
+_log = logging.getLogger(__name__)
 
 #: Longest wait for the launcher's mark in the store, which it leaves before it listens to anything else.
 _NONCE_TIMEOUT_S = 30.0
@@ -154,6 +159,17 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
         ) from error
 
 
+def _cpu_collectives(group: dist.ProcessGroup, observer: WaitObserver | None) -> C10dCollectives:
+    """Returns collectives through shared memory where all ranks of the group are on one host, else Gloo's."""
+    if share_one_host(exchange_over(group)):
+        try:
+            return SharedMemoryCollectives(group, observer, timeout_s=timeout_of(group))
+        except OSError as error:
+            if group.rank() == 0:
+                _log.warning("the ranks cannot share memory (%s): Gloo moves their data, several times slower", error)
+    return GlooCollectives(group, observer)
+
+
 def _leave(collectives: Sequence[weakref.ref[C10dCollectives]], process: int) -> None:
     """Lets go of the groups at exit, see [Note: leaving]; a fork has none of their threads."""
     axes = [axis for axis in (reference() for reference in collectives) if axis is not None]
@@ -208,7 +224,9 @@ def make_mesh(
             group = dist.group.WORLD if whole else dist.new_group(ranks)
             if info.rank in ranks:
                 assert isinstance(group, dist.ProcessGroup), "torch.distributed is not initialised"
-                collectives = (GlooCollectives if backend == "gloo" else C10dCollectives)(group, observer)
+                collectives = (
+                    C10dCollectives(group, observer) if backend == "nccl" else _cpu_collectives(group, observer)
+                )
                 bound[axis] = collectives
                 made.append(weakref.ref(collectives))
     if backend == "gloo":

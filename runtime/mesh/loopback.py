@@ -74,6 +74,10 @@ class LoopbackCollectives:
         self.size = world.size
         self.traffic = Traffic()
 
+    def zeros(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See `Collectives`."""
+        return torch.zeros(numel, dtype=dtype, device=device)
+
     def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_gather", output_N)

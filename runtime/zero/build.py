@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
@@ -52,24 +52,27 @@ def _fill(
     precision: PrecisionPolicy,
     device: torch.device,
 ) -> None:
-    full = torch.zeros(unit.layout.padded_numel, dtype=precision.master, device=device)
-    unit.flatten_into(full)
-    collectives.broadcast(full, source=0, of=unit.label).wait()
-    mine = own_slice(full, rank=collectives.rank, size=collectives.size)
-    if precision.has_separate_master:
-        unit.master = mine.clone() if plan.shard_optimizer else full
-        full = full.to(precision.compute)
-        mine = own_slice(full, rank=collectives.rank, size=collectives.size)
+    whole = torch.zeros(unit.layout.padded_numel, dtype=precision.master, device=device)
+    unit.flatten_into(whole)
+    collectives.broadcast(whole, source=0, of=unit.label).wait()
+    mine = own_slice(whole, rank=collectives.rank, size=collectives.size)
+
+    def readable_by_all(values: Tensor) -> Tensor:
+        return collectives.zeros(values.numel(), dtype=precision.compute, device=device).copy_(values)
+
     if plan.shard_parameters:
-        unit.shard = mine.clone()
+        unit.shard = readable_by_all(mine)
         # The model's first tensors must not live on until the slots exist.
         for param in unit.params:
             param.data = torch.empty(0, dtype=precision.compute, device=device)
     else:
-        unit.shard = mine
-        unit.bind_params(full)
-    if not precision.has_separate_master:
-        unit.master = unit.shard if plan.shard_optimizer else full
+        flat = readable_by_all(whole)
+        unit.shard = own_slice(flat, rank=collectives.rank, size=collectives.size)
+        unit.bind_params(flat)
+    if precision.has_separate_master:
+        unit.master = mine.clone() if plan.shard_optimizer else whole
+    else:
+        unit.master = unit.shard if plan.shard_optimizer else unit.flat_param
     unit.owned = unit.layout.shard_range(collectives.rank) if plan.shard_optimizer else (0, unit.layout.padded_numel)
     unit.grad_sum = torch.zeros(unit.owned[1] - unit.owned[0], dtype=precision.master, device=device)
 

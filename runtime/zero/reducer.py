@@ -75,7 +75,9 @@ class GradReducer:
     ) -> None:
         first = units[0].shard
         count = slot_count if shard_gradients else len(units)
-        placed = allocate_slots(units, count=count, dtype=first.dtype, device=first.device)
+        placed = allocate_slots(
+            units, count=count, zeros=lambda n: collectives.zeros(n, dtype=first.dtype, device=first.device)
+        )
         for unit, (_, memory) in zip(units, placed, strict=True):
             unit.bind_grads(memory)
         self._units = list(units)

@@ -9,9 +9,8 @@ Reuse is ordered by the stream: a collective into a slot is enqueued after the w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
 
 from ..layout.slot_plan import plan_slots
@@ -19,21 +18,20 @@ from .unit import ParamUnit
 
 
 def allocate_slots(
-    units: Sequence[ParamUnit], *, count: int, dtype: torch.dtype, device: torch.device
+    units: Sequence[ParamUnit], *, count: int, zeros: Callable[[int], Tensor]
 ) -> list[tuple[int, Tensor]]:
     """Allocates the slots and returns (slot number, view of its memory) for each unit, see [Note: slots].
 
     Args:
         units: all units of the model, in order.
         count: slots that the units with modules share.
-        dtype: of the buffers.
-        device: of the buffers.
+        zeros: makes flat, zeroed memory of so many elements.
 
     Returns:
         for each unit its slot's number and a view [padded_numel] that starts where the slot starts.
     """
     plan = plan_slots([u.layout.padded_numel for u in units], [u.module is not None for u in units], count=count)
-    memory = {slot: torch.zeros(numel, dtype=dtype, device=device) for slot, numel in plan.numel.items()}
+    memory = {slot: zeros(numel) for slot, numel in plan.numel.items()}
     return [
         (slot, memory[slot].narrow(0, 0, unit.layout.padded_numel))
         for unit, slot in zip(units, plan.slot_of, strict=True)

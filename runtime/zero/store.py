@@ -96,7 +96,9 @@ class SlottedStore:
         self, units: Sequence[ParamUnit], collectives: Collectives, *, slot_count: int = 2, poison: bool = False
     ) -> None:
         first = units[0].shard
-        placed = allocate_slots(units, count=slot_count, dtype=first.dtype, device=first.device)
+        placed = allocate_slots(
+            units, count=slot_count, zeros=lambda n: torch.zeros(n, dtype=first.dtype, device=first.device)
+        )
         self._collectives = collectives
         self._device = first.device
         slots = {number: _Slot() for number, _ in placed}

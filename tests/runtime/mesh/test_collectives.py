@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dsrun.contract import RankInfo
-from dsrun.runtime.mesh.collectives import C10dCollectives, Collectives, own_slice
+from dsrun.runtime.mesh.collectives import C10dCollectives, Collectives, GlooCollectives, own_slice
 from dsrun.runtime.mesh.groups import join, make_mesh
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
@@ -86,7 +86,8 @@ def _on_gloo(dtype: torch.dtype) -> list[dict[str, Any]]:
     mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device)
     tuned = mesh.axes[DATA_AXIS]
     assert isinstance(tuned, C10dCollectives)
-    return [exercise(tuned, dtype), exercise(C10dCollectives(tuned.group), dtype)]
+    ways: list[Collectives] = [tuned, GlooCollectives(tuned.group), C10dCollectives(tuned.group)]
+    return [exercise(way, dtype) for way in ways]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -95,7 +96,7 @@ def test_loopback_gloo_and_plain_computation_agree(size: int, dtype: torch.dtype
     loopback = LoopbackWorld(size).run(lambda collectives: exercise(collectives, dtype))
     check(loopback, dtype)
     gloo = run_ranks(size, _on_gloo, dtype)
-    for way in (0, 1):
+    for way in (0, 1, 2):
         check([rank[way] for rank in gloo], dtype)
     if size <= 2:  # of two terms there is one sum
         for ours, theirs in zip(loopback, gloo, strict=True):

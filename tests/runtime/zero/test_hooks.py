@@ -595,22 +595,26 @@ def test_a_block_that_one_rank_leaves_out_neither_hangs_nor_changes_gradients_be
     assert any(value.any() for name, value in results[0][0][0].items() if "blocks.2" in name)
 
 
-def _other_blocks_on_each_rank() -> str:
+def _other_blocks_on_each_rank() -> None:
     class Experts(Base):
         def forward(self, x: Tensor) -> Tensor:
             return self.out(self.blocks[dsrun_rank() + 1](self.inp(x)))
 
     torch.manual_seed(3)
     engine = make_engine(settings(3, 1), model=Experts())
-    loss = engine(sample(0)).square().mean()
+    engine.backward(engine(sample(0)).square().mean())
+
+
+def _refusal() -> str:
     with pytest.raises(ModelError) as caught:
-        engine.backward(loss)
+        _other_blocks_on_each_rank()
     return str(caught.value)
 
 
 def test_blocks_of_one_size_that_differ_by_rank_are_refused_at_stage_3() -> None:
-    for text in run_ranks(2, _other_blocks_on_each_rank):
-        assert "the ranks called its blocks in different orders" in text
+    for rank, text in enumerate(run_ranks(2, _refusal)):
+        assert f"rank {rank} is in all_gather of unit" in text, text
+        assert f"while rank {1 - rank} is in all_gather of unit" in text, text
 
 
 def test_hooks_come_off_the_model() -> None:

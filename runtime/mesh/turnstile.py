@@ -1,0 +1,152 @@
+"""Where the ranks of one host meet: semaphores in memory that all of them see, and a word of each on what it does.
+
+Moves no data. Knows what its peers are about: when one does something else, has ended, or does not come, the error
+names it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import select
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsrun.errors import DsrunError
+
+#: A semaphore on a cache line of its own; glibc's takes 32 bytes.
+_SEMAPHORE_BYTES = 64
+#: A notice: kind, bytes, place, offset, length of the text, text.
+_NOTICE = struct.Struct("=QQqqH")
+_TEXT_BYTES = 200
+_NOTICE_BYTES = 256
+#: Looks at a semaphore before this thread sleeps: about 50 us, less than falling asleep and waking up costs.
+_LOOKS = 100
+#: Between two looks at whether a peer that keeps us waiting still lives.
+_NAP_S = 0.25
+
+_libc = ctypes.CDLL(None, use_errno=True)
+# These return at once, so that giving up the interpreter's lock would cost more than they do.
+_quick = ctypes.PyDLL(None, use_errno=True)
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a rank says of the collective it is in.
+
+    Attributes:
+        kind: tells collectives apart; ranks of one collective have the same.
+        nbytes: of the buffer.
+        place: number of the shared segment where its data lies; -1 if it lies elsewhere.
+        offset: in that segment, bytes.
+        text: the same in words, for errors.
+    """
+
+    kind: int
+    nbytes: int
+    place: int
+    offset: int
+    text: str
+
+
+def turnstile_bytes(size: int) -> int:
+    """Returns the memory that each rank shares for a turnstile of `size` ranks."""
+    return _NOTICE_BYTES + size * _SEMAPHORE_BYTES
+
+
+class Turnstile:
+    """The meeting place of one axis, as one rank sees it.
+
+    Args:
+        segments: memory of all ranks in rank order, `turnstile_bytes` each, zeroed.
+        rank: this rank.
+        processes: ids of all ranks' processes.
+        timeout_s: longest wait for the others.
+    """
+
+    def __init__(self, segments: Sequence[mmap.mmap], *, rank: int, processes: Sequence[int], timeout_s: float) -> None:
+        self._rank = rank
+        self._others = [other for other in range(len(segments)) if other != rank]
+        self._timeout_s = timeout_s
+        self._notices = [memoryview(segment)[:_NOTICE_BYTES] for segment in segments]
+        # Kept, because semaphores are used by address.
+        self._anchors = [ctypes.c_char.from_buffer(segment) for segment in segments]
+        bases = [ctypes.addressof(anchor) + _NOTICE_BYTES for anchor in self._anchors]
+        self._arrive = [ctypes.c_void_p(bases[other] + rank * _SEMAPHORE_BYTES) for other in self._others]
+        self._await = [ctypes.c_void_p(bases[rank] + other * _SEMAPHORE_BYTES) for other in self._others]
+        self._said: tuple[int, int, int, int] | None = None
+        for semaphore in self._await:
+            if _quick.sem_init(semaphore, 1, 0) != 0:
+                raise OSError(ctypes.get_errno(), "sem_init")
+        self._alive = [os.pidfd_open(processes[other]) for other in self._others]
+
+    def say(self, kind: int, nbytes: int, *, place: int, offset: int, text: str) -> None:
+        """Leaves this rank's notice, which the others may read once they have met it."""
+        data = text.encode()[:_TEXT_BYTES]
+        start = _NOTICE.size
+        _NOTICE.pack_into(self._notices[self._rank], 0, kind, nbytes, place, offset, len(data))
+        self._notices[self._rank][start : start + len(data)] = data
+
+    def heard(self, rank: int) -> tuple[int, int, int, int]:
+        """Returns kind, bytes, place and offset of a rank's notice."""
+        return _NOTICE.unpack_from(self._notices[rank])[:4]
+
+    def notice(self, rank: int) -> Notice:
+        """Returns a rank's whole notice."""
+        kind, nbytes, place, offset, length = _NOTICE.unpack_from(self._notices[rank])
+        text = bytes(self._notices[rank][_NOTICE.size : _NOTICE.size + length]).decode("utf-8", "replace")
+        return Notice(kind, nbytes, place, offset, text)
+
+    def meet(self) -> None:
+        """Returns once every rank has come; what each wrote before is then seen by all.
+
+        Raises:
+            DsrunError: a rank has ended, or not come in time.
+        """
+        for semaphore in self._arrive:
+            _quick.sem_post(semaphore)
+        for index, semaphore in enumerate(self._await):
+            for _ in range(_LOOKS):
+                if _quick.sem_trywait(semaphore) == 0:
+                    break
+            else:
+                self._sleep_for(index)
+
+    def close(self) -> None:
+        """Lets go of the memory and of the peers' processes."""
+        for fd in self._alive:
+            os.close(fd)
+        self._alive = []
+        self._notices = []
+        self._anchors = []
+
+    def _sleep_for(self, index: int) -> None:
+        """Waits for one peer, asleep."""
+        deadline_s = time.monotonic() + self._timeout_s
+        while True:
+            # sem_timedwait goes by the clock on the wall; it may be set, so the nap is short.
+            wake_s = time.time() + _NAP_S
+            until = _Timespec(int(wake_s), int(wake_s % 1 * 1e9))
+            if _libc.sem_timedwait(self._await[index], ctypes.byref(until)) == 0:
+                return
+            other = self._others[index]
+            me = self.notice(self._rank).text
+            if select.select([self._alive[index]], [], [], 0)[0] and _quick.sem_trywait(self._await[index]) != 0:
+                raise DsrunError(
+                    f"rank {other} of this host has ended while rank {self._rank} waited for it in {me}",
+                    hint=f"the log of rank {other} says why",
+                )
+            if time.monotonic() > deadline_s:
+                theirs = self.notice(other).text or "no collective"
+                raise DsrunError(
+                    f"rank {self._rank} waited {self._timeout_s:g} s for rank {other} of this host in {me}; "
+                    f"its last was {theirs}",
+                    hint="every rank must make the same calls in the same order; a rank may also be stuck elsewhere",
+                )
