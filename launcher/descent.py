@@ -3,6 +3,9 @@
 [Note: escalation] A stop is asked, then forced, then left: the first request sends the signal to all ranks with the
 plan's grace, the second kills them now, the third returns at once and leaves the kill to the agents, whose
 lifelines end. The first failure asks as well, so one request of the user after it forces.
+
+[Note: one end told twice] A scheduler that ends a job signals ranks and front end at once, and the news that a rank died
+of it may be here before the signal itself. That is one request, not a failure and a request after it.
 """
 
 from __future__ import annotations
@@ -104,8 +107,12 @@ class Descent:
         self._ask(signal.SIGTERM, why=failure)
 
     def on_request(self, request: StopRequest) -> None:
-        """Goes one step further, as the user wishes."""
+        """Goes one step further, as the user wishes. See [Note: one end told twice]."""
+        is_first = self._tally.user_stop is None
         self._tally.user_stop = self._tally.user_stop or request.stop
+        if is_first and not request.at_once and self._step is _Step.ASKED and self._tally.has_died_of(request.stop):
+            self._sink.note(f"{request.why}: the ranks are being stopped already; once more kills at once")
+            return
         why, running = request.why, count_ranks(self._tally.running_ranks())
         if self._step is _Step.RUNNING and not request.at_once:
             self._sink.note(f"{why}: stopping {running} (grace {self._grace}); once more kills at once")

@@ -13,7 +13,7 @@ from .failures import EXIT_HANG, EXIT_HOST_LOST, FailureReport, Hang, HostLoss, 
 #: How ranks end that are stopped: by the signal of the first failure or of the user, or when the grace is over.
 _STATUSES_OF_A_STOP = tuple(-s for s in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP))
 #: Two failures this close in time may be told in the wrong order. See [Note: followers] in `causes`.
-_DOUBT_S = 2.0
+DOUBT_S = 2.0
 
 
 def judge(
@@ -39,7 +39,9 @@ def judge(
     """
     ends = _without_stop(ends, stopped_at_s)
     causes: list[tuple[float, RankEnd | HostLoss | UserStop | Hang]] = [(loss.time_s, loss) for loss in losses]
-    causes += [(end.failed_at_s, end) for end in ends if end.failed_at_s is not None]
+    causes += [
+        (end.failed_at_s, end) for end in ends if end.failed_at_s is not None and not _is_part_of(user_stop, end)
+    ]
     causes += [(event.time_s, event) for event in (user_stop, hang) if event is not None]
     if not causes:
         assert all(end.status == 0 for end in ends), "a rank without a status on a host that was not lost"
@@ -70,6 +72,13 @@ def judge(
         also_lost=tuple(loss for loss in losses if loss is not cause),
         returned_before=_returned_before(cause, ends),
     )
+
+
+def _is_part_of(stop: UserStop | None, end: RankEnd) -> bool:
+    """Whether a rank died of the very signal that stopped the job. See [Note: one end told twice] in descent."""
+    if stop is None or end.failed_at_s is None:
+        return False
+    return end.status == -stop.signal and abs(end.failed_at_s - stop.time_s) <= DOUBT_S
 
 
 def _returned_before(cause: RankEnd | HostLoss | Hang, ends: Sequence[RankEnd]) -> tuple[int, ...]:
@@ -105,7 +114,7 @@ def _leader(
     stopped_at_s: float | None,
 ) -> RankEnd | HostLoss | UserStop | Hang:
     """Finds whom a follower followed: the first that failed by itself, if that was at nearly the same time."""
-    close = sorted((timed for timed in causes if timed[0] <= since_s + _DOUBT_S), key=lambda timed: timed[0])
+    close = sorted((timed for timed in causes if timed[0] <= since_s + DOUBT_S), key=lambda timed: timed[0])
     for time_s, other in close:
         match other:
             case RankEnd() if other.follows or other.status == -signal.SIGTERM:

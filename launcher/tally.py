@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from .failures import FailureReport, Hang, HostLoss, RankEnd, UserStop
-from .judgement import judge
+from .judgement import DOUBT_S, judge
 from .plan import LaunchPlan, NodePlan
 from .protocol import Exit, RankPulse
 
@@ -69,6 +69,11 @@ class Tally:
         """Notes how a rank ended, by the front end's clock."""
         self._exits[message.rank] = message
         self._reached(message.step)
+
+    def has_died_of(self, stop: UserStop) -> bool:
+        """Whether a rank has just died of the very signal that the user stops the job with."""
+        ends = self._exits.values()
+        return any(end.status == -stop.signal and abs(end.time_s - stop.time_s) <= DOUBT_S for end in ends)
 
     def _reached(self, step: int | None) -> None:
         if step is not None:

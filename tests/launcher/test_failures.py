@@ -270,6 +270,16 @@ def test_a_failure_before_the_users_stop_keeps_its_code() -> None:
     assert report is not None
 
 
+@pytest.mark.parametrize("time_s", [9.8, 10.2])
+def test_ranks_that_die_of_the_signal_that_stops_the_job_are_no_failure_whoever_was_told_first(time_s: float) -> None:
+    assert judge([end(0, -15, time_s), end(1, 0, 12.0)], [], UserStop(signal=15, time_s=10.0)) == (143, None)
+    # Another's end, or long before, is.
+    for status, ended_s in ((-9, 9.8), (-15, 5.0)):
+        code, report = judge([end(0, status, ended_s), end(1, 0, 12.0)], [], UserStop(signal=15, time_s=10.0))
+        assert code == 128 - status
+        assert report is not None
+
+
 def test_a_lost_host_has_its_own_code_and_its_agents_last_words() -> None:
     loss = HostLoss(host="box", reason="the agent was killed by SIGKILL unexpectedly", time_s=9.0)
     code, report = judge([end(0, None, None), end(1, None, None)], [loss], None)
