@@ -1,0 +1,233 @@
+"""What every word of a host, and every silence, makes of one attempt at a job: facts noted, others stopped, news told.
+
+Opens and closes no channel, waits for nothing and keeps no thread: the session brings what was said, in order. Which
+failure counts is judged by `tally`, how ranks are stopped stands in `descent`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from .causes import signal_name
+from .descent import Descent, count_ranks
+from .failures import HostLoss, describe_status, is_mistake
+from .hang import HangPolicy
+from .link import Ended, Link
+from .passing import Passing
+from .plan import LaunchPlan
+from .progress_watch import ProgressWatch
+from .protocol import (
+    VERSION,
+    Exit,
+    Failed,
+    Finished,
+    Hello,
+    Listening,
+    Meet,
+    Message,
+    Note,
+    Output,
+    Passed,
+    Pulse,
+    Records,
+    Signal,
+    Stacks,
+    Started,
+    TakeStacks,
+)
+from .sink import Sink
+from .tally import Tally
+
+
+class Attempt:
+    """One attempt, as far as its hosts have told of it.
+
+    Args:
+        plan: the launch.
+        links: every host, in the plan's order.
+        sink: where output and news go.
+        hang: what becomes of an attempt without progress.
+    """
+
+    def __init__(self, plan: LaunchPlan, links: Sequence[Link], sink: Sink, hang: HangPolicy) -> None:
+        #: Rank 0's host has said that it does not share the job's folder; None until it has said anything.
+        self.first_host_is_apart: bool | None = None
+        #: Hosts of which something is still expected.
+        self.expected = len(links)
+        #: Hosts whose agent had the plan and was lost: something may be left there.
+        self.abandoned: list[Link] = []
+        self.tally = Tally(plan)
+        self.descent = Descent(plan, links, self.tally, sink, cancelled=self._finish)
+        self._lease_s = plan.lease_s
+        self._links = links
+        self._sink = sink
+        self._hang = hang
+        self._passing = Passing()
+        self._watch = ProgressWatch(self.tally, sink, plan, timeout_s=hang.timeout_s)
+
+    def on_message(self, link: Link, message: Message) -> None:
+        """Takes what a host that is not over says."""
+        match message:
+            case Hello(version=version) if version != VERSION:
+                self._give_up(link, f"its agent speaks protocol {version}, this dsrun speaks {VERSION}")
+            case Hello():
+                link.greet(message)
+                link.deadline_s = None
+                if link is self._links[0]:
+                    self.first_host_is_apart = message.own_folder
+            case Listening(address=address, port=port) if link is self._links[0]:
+                for other in self._links[1:]:
+                    if not other.over:
+                        other.send(Meet(address=address, port=port))
+            case Started(pids=pids):
+                self._on_started(link, pids)
+            case Pulse():
+                self._sink.pulse(message.ranks)
+                self._watch.pulse(message)
+            case Stacks(ranks=ranks):
+                self._watch.answered(link.node.host.name, ranks)
+                self._judge_hang(time.monotonic())
+            case Passed():
+                self._passing.answered(link.node.host.name, message)
+                self._tell_passed()
+            case Output():
+                self._watch.printed()
+                self._sink.take(replace(message, time_s=link.our_time_s(message.time_s)))
+            case Exit():
+                self._on_exit(link, link.on_our_clock(message))
+            case Records(text=text):
+                self._sink.records(text)
+            case Note(text=text):
+                self._sink.note(f"{link.node.host.name}: {text}")
+            case Failed():
+                self._lose_by_itself(link, message)
+            case Finished(unkillable=pids):
+                self._finish(link)
+                if pids:
+                    self.tell_unkillable(link.node.host.name, pids)
+            case _:
+                self._give_up(link, f"its agent sent an unexpected {type(message).__name__}")
+
+    def on_ended(self, event: Ended) -> None:
+        """Takes the end of a host's channel."""
+        link = event.link
+        if link.over:
+            return
+        if link.is_started:
+            self.abandoned.append(link)
+        self._finish(link)
+        self._lose(link, event.reason, last_lines=event.last_lines, hint=event.hint)
+
+    def _on_started(self, link: Link, pids: Sequence[int]) -> None:
+        self.tally.started(link.node, pids)
+        self._watch.started(worker.rank for worker in link.node.workers)
+        for worker, pid in zip(link.node.workers, pids, strict=True):
+            self._sink.event("rank_started", rank=worker.rank, host=link.node.host.name, pid=pid)
+
+    def _on_exit(self, link: Link, message: Exit) -> None:
+        self.tally.exited(message)
+        self._watch.ended(message.rank)
+        host, status = link.node.host.name, message.status
+        self._sink.event("rank_exit", rank=message.rank, host=host, status=status, oom_kills=message.oom_kills)
+        if self.tally.all_ended(link.node):
+            self.descent.expect_end(link)
+        if status != 0:
+            # Of bad input every rank ends by itself, and the report says all.
+            failure = f"rank {message.rank} on {host} {describe_status(status)}"
+            self.descent.after_failure(failure, silent=is_mistake(status, message.error))
+
+    def _finish(self, link: Link) -> None:
+        """Nothing more is expected of this host."""
+        link.over = True
+        self.expected -= 1
+        self._passing.gone(link.node.host.name)
+        self._tell_passed()
+        self._watch.gone(link.node.host.name)
+
+    def tell_unkillable(self, host: str, pids: Sequence[int]) -> None:
+        """Names processes that outlived SIGKILL."""
+        self._sink.note(f"{host}: processes {', '.join(map(str, pids))} did not end after SIGKILL")
+
+    def _give_up(self, link: Link, reason: str) -> None:
+        if link.is_started:
+            self.abandoned.append(link)
+        link.kill()
+        self._finish(link)
+        self._lose(link, reason)
+
+    def _lose(self, link: Link, reason: str, *, last_lines: tuple[str, ...] = (), hint: str | None = None) -> None:
+        host = link.node.host.name
+        self._note_loss(link, HostLoss(host=host, reason=reason, time_s=time.time(), last_lines=last_lines, hint=hint))
+
+    def _lose_by_itself(self, link: Link, failed: Failed) -> None:
+        loss = HostLoss(
+            host=link.node.host.name,
+            reason=failed.reason,
+            time_s=link.our_time_s(failed.time_s),
+            hint=failed.hint,
+            is_mistake=failed.is_mistake,
+        )
+        self._note_loss(link, loss)
+
+    def _note_loss(self, link: Link, loss: HostLoss) -> None:
+        """Notes the first reason for which a host is lost, and stops the others."""
+        if self.tally.lost(loss):
+            self._sink.event("host_lost", host=loss.host, reason=loss.reason)
+            self.descent.expect_end(link)
+            self.descent.after_failure(f"host {loss.host}: {loss.reason}")
+
+    def look(self, now_s: float, *, up_to_date: bool) -> None:
+        """Finds the hosts that are late or silent, and what hangs; to be called every second or so.
+
+        Args:
+            now_s: monotonic.
+            up_to_date: nothing that hosts have said waits to be taken. Else it is this end that is late.
+        """
+        for link in self._links:
+            if link.over:
+                continue
+            # Asked at every look, also where it does not count yet: what was not looked at would count at the first.
+            is_silent = link.is_silent(now_s)
+            if up_to_date and link.deadline_s is not None and now_s >= link.deadline_s:
+                self._give_up(link, "its agent did not answer in time and was killed")
+            elif is_silent and self.tally.is_running(link.node):
+                self._give_up(link, f"no word from its agent for {self._lease_s:g} s")
+
+        running = [link for link in self._links if not link.over and self.tally.is_running(link.node)]
+        if not self.descent.has_begun and self._watch.look(now_s, [link.node.host.name for link in running]):
+            for link in running:
+                link.send(TakeStacks())
+        self._judge_hang(now_s)
+
+    def _judge_hang(self, now_s: float) -> None:
+        """Does what the policy says, once it is known who hangs where."""
+        hang = self._watch.verdict(now_s)
+        if hang is None or self.descent.has_begun:
+            return
+        if self._hang.on_hang == "report":
+            for line in hang.lines:
+                self._sink.note(line)
+        else:
+            self.tally.hang = hang
+            self.descent.after_failure(hang.lines[0].partition(":")[0], which="")
+
+    def pass_on(self, signum: int) -> None:
+        """Passes a signal on to the ranks that catch it; stops nothing."""
+        reached = [link for link in self._links if not link.over and link.is_started]
+        self._passing.send(signum, [link.node.host.name for link in reached])
+        for link in reached:
+            link.send(Signal(signal=signum))
+        self._tell_passed()
+
+    def _tell_passed(self) -> None:
+        for passed in self._passing.complete():
+            name = signal_name(passed.signal)
+            self._sink.event("signal", signal=name, ranks=passed.ranks, spared=passed.spared)
+            spared = f"; {_named(passed.spared)} would have died of it and did not get it" if passed.spared else ""
+            self._sink.note(f"{name}: passed to {count_ranks(len(passed.ranks))}{spared}")
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
