@@ -46,7 +46,7 @@ def check_fits(launch: Launch, *, model: str | None, jobs: Sequence[Path], envir
     size = find_model(model, jobs=jobs) if model is not None else _same_as_before(launch, jobs)
     if size is None or config is None:
         return
-    report = probe(environ=environ)
+    report = probe(environ=environ, gpu_state=False)
     on_gpus = launch.request.backend != "gloo" and report.versions.cuda is not None
     here = machine_here(report, ranks=launch.allocation.world_size, use_gpus=on_gpus)
     most = max(1, sum(gpu.usable for gpu in report.gpus)) if not here.on_cpu else here.ranks

@@ -43,6 +43,9 @@ from .probe_verdicts import judge
 from .probe_versions import read_software, read_versions
 from .probe_xid import read_xids
 
+#: Fields of a GPU that a launch does not ask for.
+_GPU_STATE = ("pci_address", "numa_node", "iommu", "pcie", "nvlink", "state", "xids")
+
 
 def probe(
     *,
@@ -53,6 +56,7 @@ def probe(
     load_nvml: Callable[[], Any] | None = None,
     ask_addresses: Callable[[], Addresses] = psutil_addresses,
     import_path: Sequence[str] | None = None,
+    gpu_state: bool = True,
 ) -> ProbeReport:
     """Looks at this machine.
 
@@ -64,13 +68,15 @@ def probe(
         load_nvml: returns the `pynvml` module; tests give a made-up one.
         ask_addresses: returns the addresses of every interface.
         import_path: where packages are looked for instead of `sys.path`.
+        gpu_state: ask each GPU how it fares and what it is linked to, which takes milliseconds a GPU; without, the
+            report only lists them.
     """
     env = os.environ if environ is None else environ
     allowed = os.sched_getaffinity(0) if affinity is None else affinity
     why = dict(WHY)
     info = parse_cpuinfo(read_text(root / "proc/cpuinfo") or "")
     limits = read_limits(root)
-    gpus = _gpus(root, env, load_nvml, why)
+    gpus = _gpus(root, env, load_nvml, why, state=gpu_state)
     cpus = node_cpus(root)
     rdma = read_rdma(root)
     no_network: dict[str, str] = {}
@@ -127,21 +133,35 @@ def with_loaded(report: ProbeReport, loaded: Loaded | NotLoaded) -> ProbeReport:
 
 
 def _gpus(
-    root: Path, environ: Mapping[str, str], load_nvml: Callable[[], Any] | None, why: dict[str, str]
+    root: Path, environ: Mapping[str, str], load_nvml: Callable[[], Any] | None, why: dict[str, str], *, state: bool
 ) -> GpuReport:
     try:
         with open_nvml(load_nvml) as nvml:
-            found = list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
-            xids = read_xids(root) if found.gpus else {}
-            if isinstance(xids, str):
-                why["gpus.*.xids"] = xids
-            handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in found.gpus]
-            report = replace(found, gpus=tuple(_detailed(nvml, gpu, handles, root, xids) for gpu in found.gpus))
+            report = list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
+            if state:
+                report = replace(report, gpus=_all_detailed(nvml, report.gpus, root, why))
+            else:
+                why |= {f"gpus.*.{name}": "not asked" for name in _GPU_STATE}
     except NoDriver as error:
         report = GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=str(error))
     if report.reason is not None:
         why |= {"driver": report.reason, "driver_cuda": report.reason}
     return report
+
+
+def _all_detailed(nvml: Any, gpus: Sequence[Gpu], root: Path, why: dict[str, str]) -> tuple[Gpu, ...]:
+    if not gpus:
+        return ()
+    from concurrent.futures import ThreadPoolExecutor
+
+    xids = read_xids(root)
+    if isinstance(xids, str):
+        why["gpus.*.xids"] = xids
+    handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus]
+    # A GPU takes milliseconds for some answers, and others need not wait for it: NVML may be asked by many threads.
+    with ThreadPoolExecutor(len(gpus)) as pool:
+        asked = [pool.submit(_detailed, nvml, gpu, handles, root, xids) for gpu in gpus]
+        return tuple(future.result() for future in asked)
 
 
 def _detailed(

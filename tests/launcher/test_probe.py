@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,27 @@ def test_a_driver_that_answers_nothing_but_a_count_leaves_a_report(tmp_path: Pat
     assert (gpu.name, gpu.pci_address, gpu.state and gpu.state.processes) == (None, None, None)
     assert report.null_reasons["gpus.0.name"] == "the driver does not say"
     assert report.topology.paths == (("X",),)
+
+
+def test_gpus_are_asked_at_once_for_some_answers_take_milliseconds(tmp_path: Path) -> None:
+    machine = recorded_machine("workstation", tmp_path)
+    driver = machine.load_nvml()
+    all_of_them = threading.Barrier(4, timeout=60)
+    temperature = driver.nvmlDeviceGetTemperature
+
+    def slow(gpu: Any, sensor: int) -> int:
+        all_of_them.wait()
+        return temperature(gpu, sensor)
+
+    driver.nvmlDeviceGetTemperature = slow
+    report = machine.report(load_nvml=lambda: driver)
+    assert [gpu.state and gpu.state.temperature_c for gpu in report.gpus] == [41] * 4
+
+
+def test_a_launch_gets_the_list_of_gpus_without_asking_each(tmp_path: Path) -> None:
+    report = recorded_machine("workstation", tmp_path).report(gpu_state=False)
+    assert [(gpu.name, gpu.state, gpu.nvlink) for gpu in report.gpus] == [("NVIDIA RTX A6000", None, None)] * 4
+    assert {report.null_reasons[f"gpus.0.{name}"] for name in ("state", "iommu", "xids")} == {"not asked"}
 
 
 def test_interfaces_that_cannot_be_listed_are_a_reason_and_not_a_crash(tmp_path: Path) -> None:

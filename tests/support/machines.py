@@ -39,14 +39,8 @@ class Machine:
 
     def report(self, environ: Mapping[str, str] | None = None, **changes: Any) -> ProbeReport:
         """Probes the machine, in an empty environment if none is given."""
-        arguments: dict[str, Any] = {"affinity": self.cpus, "import_path": [], **changes}
-        return probe(
-            root=self.root,
-            environ=environ or {},
-            load_nvml=self.load_nvml,
-            ask_addresses=lambda: self.addresses,
-            **arguments,
-        )
+        arguments: dict[str, Any] = {"affinity": self.cpus, "import_path": [], "load_nvml": self.load_nvml, **changes}
+        return probe(root=self.root, environ=environ or {}, ask_addresses=lambda: self.addresses, **arguments)
 
 
 def recorded_machine(name: str, root: Path) -> Machine:
