@@ -56,8 +56,9 @@ def _rows(found: ManyReports, name: str, *, everything: bool) -> Iterator[Row]:
     first, *rest = rows_of(found.reports[name], everything=everything)
     yield first
     if name in found.clocks:
-        offset_s, _ = found.clocks[name]
-        yield Row("host", "clock", f"{offset_s * 1000:+.1f} ms", RowKind.NOW, order=offset_s)
+        offset_s, doubt_s = found.clocks[name]
+        text = f"{offset_s * 1000:+.1f} ms ± {doubt_s * 1000:.1f}"
+        yield Row("host", "clock", text, RowKind.NOW, order=offset_s)
     yield from rest
     yield from measured_rows(found.reports[name]["measured"])
 
