@@ -247,7 +247,7 @@ class _HostSync:
         self._send = {path: tree.entries[path] for path in (*comparison.missing, *comparison.different)}
         # What is here and is no part of the tree any more, like a file that git ignores now, stays where it is: over
         # there it may be the same file.
-        self._gone = [path for path in comparison.gone if not os.path.lexists(os.path.join(tree.folder, path))]
+        self._gone = [path for path in comparison.gone if not _lies_in(tree.folder, path)]
         self._notes: list[str] = []
 
     @property
@@ -373,6 +373,16 @@ class _HostSync:
         if isinstance(answer, Unable):
             raise _Failed(f"sync: host {self.name}: {answer.reason}", answer.hint)
         return answer.value
+
+
+def _lies_in(folder: str, path: str) -> bool:
+    """Whether there is a file or link at `path`, and no link on the way to it."""
+    above = os.path.dirname(path)
+    is_real = os.path.realpath(os.path.join(folder, above)) == os.path.normpath(
+        os.path.join(os.path.realpath(folder), above)
+    )
+    place = os.path.join(folder, path)
+    return is_real and (os.path.islink(place) or (os.path.exists(place) and not os.path.isdir(place)))
 
 
 class _Failed(Exception):

@@ -11,6 +11,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,12 +84,16 @@ def read_tree(folder: str, *, max_files: int = MAX_FILES, max_bytes: int = MAX_B
     """
     folder = os.path.abspath(folder)
     listing = list_files(folder)
-    sizes = {path: os.lstat(os.path.join(folder, path)).st_size for path in listing.paths}
+    sizes: dict[str, int] = {}
+    for path in listing.paths:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            # Gone since it was listed.
+            sizes[path] = os.lstat(os.path.join(folder, path)).st_size
     if len(sizes) > max_files or sum(sizes.values()) > max_bytes:
         raise _too_large(folder, sizes, max_files=max_files, max_bytes=max_bytes)
     entries: dict[str, Entry] = {}
     problems: list[Problem] = []
-    for path in listing.paths:
+    for path in sizes:
         try:
             entry = read_entry(os.path.join(folder, path))
         except OSError as error:

@@ -59,7 +59,7 @@ def list_files(folder: str) -> Listing:
         # Also a folder that a repository around it ignores as a whole, like one in a home that is kept in git.
         paths = list(_walk(folder))
     # In a merge git names a file once for each side.
-    kinds = {path: _kind(folder, path) for path in _without_left_out(paths)}
+    kinds = {path: _kind(folder, path) for path in _without_links(folder, _without_left_out(paths))}
     special = sorted(path for path, kind in kinds.items() if kind == "special")
     if special:
         notes.append(f"left out, being no file: {listed(special)}")
@@ -147,6 +147,18 @@ def _without_left_out(paths: list[str]) -> list[str]:
         return bool(venvs) and any("/".join(folders[: end + 1]) in venvs for end in range(len(folders)))
 
     return [path for path in paths if not is_left_out(path)]
+
+
+def _without_links(folder: str, paths: list[str]) -> list[str]:
+    """Drops what git knows in a folder that has become a link: it lies elsewhere now, if anywhere."""
+    is_real = {"": True}
+
+    def is_below(parent: str) -> bool:
+        if parent not in is_real:
+            is_real[parent] = is_below(os.path.dirname(parent)) and not os.path.islink(os.path.join(folder, parent))
+        return is_real[parent]
+
+    return [path for path in paths if is_below(os.path.dirname(path))]
 
 
 def _kind(folder: str, path: str) -> str:

@@ -18,6 +18,7 @@ from dsrun.launcher.transport.base import Channel, Transport
 from dsrun.launcher.transport.openssh import OpensshTransport
 from dsrun.launcher.transport.ssh import SshTransport
 from support.channels import RememberingChannels
+from support.cli import run_dsrun
 from support.namespaces import NetHost, Rig, hosts, why_no_hosts
 
 _WHY_NOT = why_no_hosts()
@@ -207,3 +208,27 @@ def test_a_host_that_is_cut_off_is_named_and_keeps_no_half_file(
     for host in rig.hosts:
         assert host.run("sha256sum", f"{_TARGET}/weights.bin").startswith(digest)
         assert host.run("find", _TARGET, "-name", ".dsrun-*") == ""
+
+
+def test_a_job_runs_in_a_folder_that_it_brings_with_variables_of_a_file(rig: Rig, tmp_path: Path) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    target = "/tmp/site/work/a b;'c\" $(id)"
+    value = b'it is "quoted" $HOME `id`; \xff\xc3\xb6\nand more'
+    (here / "lines.py").write_text("def line(): import os; return os.environb[b'VALUE'].hex()")
+    code = "import os, socket, lines; print(socket.gethostname(), os.getcwd(), lines.line())"
+    (here / "train.py").write_text(code)
+    (here / "job.env").write_bytes(b"VALUE='" + value + b"'")
+    (here / "job.env").chmod(0o600)
+    lines = [f"{host.name} slots=1 addr={host.address}\n" for host in rig.hosts]
+    (tmp_path / "hosts").write_text("".join(lines))
+    options = ["-H", str(tmp_path / "hosts"), "--ssh-config", str(rig.ssh_config), "--backend", "gloo"]
+    done = run_dsrun(
+        *(*options, "--env-file", "job.env", "--sync", "--workdir", target, "--log-dir", str(tmp_path / "logs")),
+        "train.py",
+        cwd=here,
+    )
+    assert done.exit_code == 0, done.stderr
+    assert "sync: n1, n2: 3 files" in done.stderr
+    for host in rig.hosts:
+        assert f"{host.name} {target} {value.hex()}" in done.stdout

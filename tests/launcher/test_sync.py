@@ -168,6 +168,18 @@ def test_a_file_that_is_ignored_now_stays_where_it_is(site: Site) -> None:
     assert (site.there / "run.sh").read_bytes() == b"run"
 
 
+def test_a_folder_may_become_a_link_and_a_link_a_folder(site: Site, by: str) -> None:
+    site.sync(by=by)
+    (site.here / "pkg").rename(site.here.with_name("elsewhere"))
+    (site.here / "pkg").symlink_to("../elsewhere")
+    assert site.sync(by=by).deleted == 1
+    assert site.is_equal()
+    (site.here / "pkg").unlink()
+    site.put("pkg/b.py", b"b")
+    assert site.sync(by=by).deleted == 1
+    assert site.is_equal()
+
+
 def test_a_file_that_was_changed_there_is_replaced_and_said(site: Site, by: str) -> None:
     site.sync(by=by)
     (site.there / "train.py").write_text("fixed on the host")

@@ -83,6 +83,15 @@ def test_links_are_not_gone_through_and_what_is_no_file_is_said(tmp_path: Path) 
     assert list_files(str(work)).paths == ("broken", "folder", "train.py")
 
 
+def test_what_git_knows_in_a_folder_that_is_a_link_now_is_elsewhere(tmp_path: Path) -> None:
+    work = fill(tmp_path / "work", "train.py", "data/deep/x")
+    git(work, "init")
+    git(work, "add", ".")
+    (work / "data").rename(tmp_path / "data")
+    (work / "data").symlink_to(tmp_path / "data")
+    assert listed(work) == ["data", "train.py"]
+
+
 @pytest.mark.parametrize("in_git", [False, True])
 def test_names_may_be_any_bytes(tmp_path: Path, in_git: bool) -> None:
     names = [b"with blank", b"new\nline", b"\xff\xfe", "ö".encode(), b"-z", b"#x", b'"q"', b"a\\b"]
