@@ -35,7 +35,7 @@ RESERVED = frozenset(
     }
 )
 #: Of the environment here, what ranks of other hosts get too: settings of the libraries that ranks talk and compute
-#: with, which hang or differ where hosts do not agree. docs/decisions has why these, and what is left out.
+#: with, which hang or differ where hosts do not agree. docs/decisions/0012 has why these.
 _PASSED_PREFIXES = (
     "NCCL_",
     "UCX_",
@@ -98,6 +98,16 @@ def _problem_with(name: str, *, copied: bool, environ: Mapping[str, str]) -> Pro
     if copied and name not in environ:
         return Problem(f"`--env {name}` copies a variable that is not set here", f"write `--env {name}=VALUE`")
     return None
+
+
+def interface_variables(interface: str) -> dict[str, str]:
+    """Returns the variables by which ranks talk over an interface of their host.
+
+    Args:
+        interface: its name.
+    """
+    # NCCL takes a bare name for the beginning of one: eth1 would mean eth10 too.
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:

@@ -111,7 +111,7 @@ class FrontEnd:
         self._wishes = _Wishes()
         self._stops = StopRequests(self._wishes.request_stop)
         self._console = terminal_console(
-            hosts=[host.name for host in launch.allocation.hosts for _ in range(host.slots)],
+            hosts=_shown_hosts(self._plan),
             quiet=settings.quiet,
             stdout_is_data=settings.as_json,
             environ=os.environ,
@@ -347,6 +347,11 @@ class _Wishes:
     def obey(self) -> bool:
         """Acts on what was asked for; returns whether the job is still to be waited for."""
         return self._job is None or self._job.obey_requests()
+
+
+def _shown_hosts(plan: LaunchPlan) -> list[str]:
+    """Returns the host of each rank, as lines are tagged; ranks that others start have no lines here."""
+    return plan.rank_hosts if plan.outside is None else [plan.nodes[0].host.name] * plan.world_size
 
 
 def _now() -> datetime:

@@ -13,8 +13,10 @@ from typing import Any, TypeVar
 
 import click
 
+from dsrun.errors import UsageError
+
 from .option_words import parse_count, parse_duration, parse_path, parse_port
-from .placement import HostRequest
+from .placement import NODES_PATIENCE_S, HostRequest, StaticNode
 from .transport.choice import TRANSPORTS, TransportName
 from .transport.openssh import CONNECT_TIMEOUT_S
 
@@ -24,7 +26,7 @@ _T = TypeVar("_T")
 WHICH = ("hostfile", "include", "exclude", "nodes")
 OTHERS = (
     *("transport", "ssh_config", "ssh_port", "accept_new_host_keys", "connect_timeout", "iface", "sync", "workdir"),
-    "no_preflight",
+    *("no_preflight", "node_rank", "master_addr", "master_port"),
 )
 
 
@@ -73,20 +75,77 @@ class HostOptions(ReachOptions):
     sync: bool
     workdir: str | None
     no_preflight: bool
+    node_rank: int | None
+    master_addr: str | None
+    master_port: int | None
 
     def for_remote(self) -> tuple[str, ...]:
         """Returns the options given that mean something for other hosts only, as one would type them."""
+        is_static = self.node_rank is not None
         given = {
             f"--transport {self.transport}": self.transport not in (None, "local"),
             f"--ssh-config {self.ssh_config}": self.ssh_config is not None,
             f"--ssh-port {self.ssh_port}": self.ssh_port is not None,
             "--accept-new-host-keys": self.accept_new_host_keys,
-            f"--connect-timeout {self.connect_timeout or 0:g}s": self.connect_timeout is not None,
-            f"--iface {self.iface}": self.iface is not None,
+            f"--connect-timeout {self.connect_timeout or 0:g}s": self.connect_timeout is not None and not is_static,
+            f"--iface {self.iface}": self.iface is not None and not is_static,
             "--sync": self.sync,
             "--no-preflight": self.no_preflight,
         }
         return tuple(word for word, is_given in given.items() if is_given)
+
+    def static_node(self) -> StaticNode | None:
+        """Returns which of several nodes this one is; None where dsrun starts all of them.
+
+        Raises:
+            UsageError: a part of it was left out, or other hosts are named that would be started from here.
+        """
+        parts = {
+            "--node-rank R": self.node_rank,
+            "--master-addr ADDR": self.master_addr,
+            "--master-port PORT": self.master_port,
+        }
+        missing = [word for word, value in {"--nodes N": self.nodes, **parts}.items() if value is None]
+        if all(value is None for value in parts.values()):
+            return None
+        whole = "`--nodes N --node-rank R --master-addr ADDR --master-port PORT` on each node starts its ranks alone"
+        if missing:
+            given = next(word.partition(" ")[0] for word, value in parts.items() if value is not None)
+            raise UsageError(
+                f"`{given}` without `{missing[0]}`",
+                hint=f"{whole}; leave all of them out to start every host from here, where address and port are found",
+            )
+        clash = [
+            word
+            for word, value in {
+                "--hostfile": self.hostfile,
+                "--include": self.include,
+                "--exclude": self.exclude,
+                "--transport": self.transport,
+            }.items()
+            if value is not None
+        ]
+        if clash:
+            raise UsageError(f"`{clash[0]}` and `--node-rank` cannot be used together", hint=whole)
+        assert self.nodes is not None, "looked at above"
+        assert self.node_rank is not None, "looked at above"
+        assert self.master_addr is not None, "looked at above"
+        assert self.master_port is not None, "looked at above"
+        if self.nodes < 1:
+            raise UsageError("`--nodes 0`: expected 1 or more", hint=whole)
+        if self.node_rank >= self.nodes:
+            raise UsageError(
+                f"`--node-rank {self.node_rank}` of `--nodes {self.nodes}`: expected 0 to {self.nodes - 1}",
+                hint="the first node is 0",
+            )
+        return StaticNode(
+            node_rank=self.node_rank,
+            node_count=self.nodes,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
+            interface=self.iface,
+            patience_s=self.connect_timeout or NODES_PATIENCE_S,
+        )
 
 
 _REACH = (
@@ -118,6 +177,9 @@ _OPTIONS = (
     click.option("--sync", is_flag=True, help="Copy this folder to every host first, what has changed of it."),
     click.option("--workdir", type=parse_path, metavar="DIR", help="Working folder of all ranks.  [default: this one]"),
     click.option("--no-preflight", is_flag=True, help="Start without comparing the hosts first."),
+    click.option("--node-rank", type=parse_count, metavar="R", help="Start the ranks of node R of `--nodes N` only."),
+    click.option("--master-addr", metavar="ADDR", help="With it: where node 0 is."),
+    click.option("--master-port", type=parse_port, metavar="PORT", help="With it: a free port of node 0."),
 )
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 from dsrun.contract import CONFIG_ENV
 from dsrun.errors import ConfigError, Problem
 
-from .hosts import Allocation
 from .script_words import CONFIG_FLAG, DEEPSPEED_CONFIG_FLAG, ScriptWords
 
 _AFTER_DASHES = "if it is meant for the script, put it after `--`: `dsrun train.py -- --config FILE`"
 
 
 def check_config(
-    asked: str | None, words: ScriptWords, allocation: Allocation | None, environ: Mapping[str, str]
+    asked: str | None, words: ScriptWords, world_size: int | None, environ: Mapping[str, str]
 ) -> tuple[str | None, tuple[str, ...]]:
     """Returns the absolute path of the job's config, if it has one, and the warnings about it.
 
@@ -25,7 +24,7 @@ def check_config(
     Args:
         asked: `--config` from before the script.
         words: what stands after it.
-        allocation: the hosts, where they are known; batch sizes are checked for their ranks.
+        world_size: ranks of the job, where they are known; batch sizes are checked for them.
         environ: the environment the ranks inherit.
 
     Raises:
@@ -40,7 +39,6 @@ def check_config(
                 f"`{CONFIG_FLAG} {ours[0]}` and `{flag} {other}` name different configs",
                 hint="a job has one config: give one of them",
             )
-    world_size = None if allocation is None else allocation.world_size
     inherited = environ.get(CONFIG_ENV)
     if not ours and theirs is None:
         return _check_inherited(inherited, world_size=world_size) if inherited else (None, ())

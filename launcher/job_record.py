@@ -80,7 +80,7 @@ class JobRecord:
         started: when it got its devices; None while it waits for them.
         config: absolute path of the training config.
         config_digest: of the config's bytes (SHA-256).
-        ranks: how many.
+        ranks: how many this dsrun starts.
         hosts: where they run.
         plan: the launch as `LaunchPlan.to_json` gave it, secrets masked; to be shown, for its form may be an older one.
         schema_version: of this file.
@@ -172,7 +172,7 @@ def new_record(
         started=None,
         config=config,
         config_digest=config_digest,
-        ranks=plan.world_size,
+        ranks=len(plan.ranks),
         hosts=tuple(node.host.name for node in plan.nodes),
         plan=mask_plan(plan.to_json(), masker),
     )

@@ -12,11 +12,12 @@ from typing import Literal
 
 from .affinity import Binding
 from .devices import Demand, Held
-from .environment import THREADS_ENV
+from .environment import THREADS_ENV, interface_variables
+from .gathering import derived_nonce
 from .host_binding import read_bindings
 from .hosts import Allocation
-from .placement import HostRequest, Placement
-from .plan import Bind, LaunchPlan, Program, ProgramKind, StartMethod, make_plan
+from .placement import HostRequest, Placement, StaticNode
+from .plan import Bind, LaunchPlan, Outside, Program, ProgramKind, StartMethod, make_plan
 from .transport.choice import describe_reach
 
 Backend = Literal["nccl", "gloo"]
@@ -99,6 +100,7 @@ class Launch:
             run_dir: its folder.
             held: what `hold_devices` yielded: the ranks of this machine see these devices.
         """
+        static = self.placement.static
         plan = make_plan(
             self.allocation,
             self.program,
@@ -112,7 +114,11 @@ class Launch:
             bind=self.request.bind,
             max_restarts=self.request.max_restarts,
             worker_env=_chosen_devices(self.placement),
+            outside=None if static is None else _outside(static),
         )
+        if static is not None:
+            plan = plan.at(static.master_addr, _interface_of(static, self.allocation))
+            plan = replace(plan, nonce=derived_nonce(plan))
         return plan if held is None else _with_devices(plan, held, self.placement.local_hosts)
 
     def bindings(self, environ: Mapping[str, str]) -> dict[str, tuple[Binding, ...]]:
@@ -142,6 +148,21 @@ class Launch:
             host.name: describe_reach(host, place.transport, is_local=host.name in place.local_hosts)
             for host in place.allocation.hosts
         }
+
+
+def _outside(static: StaticNode) -> Outside:
+    return Outside(
+        node_rank=static.node_rank,
+        node_count=static.node_count,
+        port=static.master_port,
+        patience_s=static.patience_s,
+    )
+
+
+def _interface_of(static: StaticNode, allocation: Allocation) -> dict[str, dict[str, str]]:
+    if static.interface is None:
+        return {}
+    return {host.name: interface_variables(static.interface) for host in allocation.hosts}
 
 
 def _chosen_devices(placement: Placement) -> dict[str, dict[str, str]]:

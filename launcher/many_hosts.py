@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.contract import BACKEND_ENV
+from dsrun.contract import BACKEND_ENV, CONFIG_ENV
 from dsrun.errors import PreflightError, Problem
 
+from .environment import interface_variables
 from .hosts import HostSpec
 from .meeting import Meeting, choose_meeting
 from .placement import Placement
@@ -110,7 +111,9 @@ class JobHosts:
             else:
                 _refuse_unreached(survey)
                 meeting = choose_meeting(survey, hosts, iface=self._settings.iface)
-        return plan.at(meeting.address, interface_variables(meeting))
+        # They fill in what nobody has set. See [Note: variables] of plan.
+        found = {name: interface_variables(interface) for name, interface in meeting.interfaces.items()}
+        return plan.at(meeting.address, found)
 
     def _copy(self, survey: Survey, folder: str, target: str) -> None:
         """Makes every host's working folder hold what the folder here holds."""
@@ -145,6 +148,7 @@ def wants_of(plan: LaunchPlan, *, iface: str | None) -> Wants:
     return Wants(
         folder=plan.cwd,
         script=program.target if program.kind == "script" else None,
+        config=plan.env.get(CONFIG_ENV),
         is_python=program.kind != "command",
         on_gpus=None if backend is None else backend == "nccl",
         iface=iface,
@@ -157,18 +161,3 @@ def _refuse_unreached(survey: Survey) -> None:
         raise PreflightError.of(
             [Problem(f"host {name}: {unable.reason}", unable.hint) for name, unable in unreached.items()]
         )
-
-
-def interface_variables(meeting: Meeting) -> dict[str, dict[str, str]]:
-    """Returns by host the variables by which its ranks use the interface that leads to the first host.
-
-    They fill in what nobody has set. See [Note: variables] of plan.
-
-    Args:
-        meeting: what was found out.
-    """
-    # NCCL takes a bare name for the beginning of one: eth1 would mean eth10 too.
-    return {
-        name: {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        for name, interface in meeting.interfaces.items()
-    }

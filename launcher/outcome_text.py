@@ -23,7 +23,10 @@ def opening(plan: LaunchPlan, *, devices: str) -> str:
         plan: the launch.
         devices: what it trains on, for the eye; empty where that is not known here.
     """
-    ranks = f"{plan.world_size} rank{'s' if plan.world_size > 1 else ''}"
+    count = len(plan.ranks)
+    ranks = f"{count} rank{'s' if count > 1 else ''}"
+    if plan.outside is not None:
+        ranks += f" of {plan.world_size} (node {plan.outside.node_rank} of {plan.outside.node_count})"
     hosts = plan.nodes[0].host.name if len(plan.nodes) == 1 else f"{len(plan.nodes)} hosts"
     parts = [f"{ranks} on {hosts}", devices, plan.program.target, f"logs in {short(plan.run_dir)}"]
     return f"job {plan.job_id}: {', '.join(part for part in parts if part)}"

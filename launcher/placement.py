@@ -17,6 +17,30 @@ from .scheduler import slurm
 from .selection import is_local, select, select_local
 from .transport.choice import TransportName
 
+#: For the other nodes to be started, by people or by a scheduler with a queue of its own.
+NODES_PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StaticNode:
+    """This machine as one of several, on each of which somebody starts dsrun.
+
+    Attributes:
+        node_rank: its place among them.
+        node_count: how many there are, all with as many ranks.
+        master_addr: address of the first one, which all others reach.
+        master_port: where ranks meet there.
+        interface: of this machine, for ranks to talk over; None leaves it to them.
+        patience_s: for all others to be there.
+    """
+
+    node_rank: int
+    node_count: int
+    master_addr: str
+    master_port: int
+    interface: str | None = None
+    patience_s: float = NODES_PATIENCE_S
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRequest:
@@ -30,6 +54,7 @@ class HostRequest:
         ranks_per_host: None means as many as there are slots, or GPUs.
         transport: the way to hosts that are not this machine; None leaves the choice to where they come from.
         ssh_port: of hosts that name none.
+        static: this machine is one of several nodes, and starts its own ranks alone; excludes what names other hosts.
     """
 
     hostfile: str | None = None
@@ -39,6 +64,7 @@ class HostRequest:
     ranks_per_host: int | None = None
     transport: TransportName | None = None
     ssh_port: int | None = None
+    static: StaticNode | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +75,18 @@ class Placement:
         allocation: hosts in rank order.
         local_hosts: names of those that are this machine, whose ranks are started without a connection.
         transport: the way to the others; `local` where there are none.
+        static: set where others start the ranks of further hosts, which the allocation has not.
     """
 
     allocation: Allocation
     local_hosts: frozenset[str]
     transport: TransportName
+    static: StaticNode | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job, those that others start too."""
+        return self.allocation.world_size * (1 if self.static is None else self.static.node_count)
 
     @property
     def remote_hosts(self) -> tuple[HostSpec, ...]:
@@ -86,6 +119,8 @@ def place(
             hint="`salloc` or `sbatch` makes one; `--transport ssh` needs none",
         )
     usual: TransportName
+    if request.static is not None:
+        return replace(_here(replace(request, nodes=None), device_count()), static=request.static)
     if request.hostfile is not None:
         hosts, usual = read_hostfile(Path(request.hostfile)), "ssh"
     elif allocated := slurm.read_allocation(environ):

@@ -39,6 +39,9 @@ def describe_plan(
     for position, node in enumerate(plan.nodes):
         way = "" if is_here_alone else ways.get(node.host.name, "")
         rows.append(("ranks" if position == 0 else "", _describe_node(node, way)))
+    if (outside := plan.outside) is not None:
+        meet = f"{plan.master_addr} port {outside.port}"
+        rows.append(("nodes", f"this is {outside.node_rank} of {outside.node_count}; they meet at {meet}"))
     found = bindings or {}
     cores = [line for node in plan.nodes for line in _describe_cores(node, found.get(node.host.name, ()))]
     rows += [("cores" if position == 0 else "", line) for position, line in enumerate(cores)]
@@ -55,7 +58,7 @@ def _variables(env: Mapping[str, str]) -> list[str]:
 def _variables_of(node: NodePlan, plan: LaunchPlan) -> list[str]:
     """Returns what one host's ranks get beside the variables of all; of several hosts with its name."""
     where = "" if len(plan.nodes) == 1 else f" on {node.host.name}"
-    own = {**node.host.env, **(node.workers[0].env if node.workers else {})}
+    own = {**node.env, **node.host.env, **(node.workers[0].env if node.workers else {})}
     return [f"{line}{where}" for line in _variables(own)]
 
 

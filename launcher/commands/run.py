@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from dsrun.errors import UsageError
 
 from ..console_ranks import parse_rank_set
 from ..failures import EXIT_CODES
+from ..foreign_launch import become_rank, launcher_of
 from ..foreign_words import our_spelling
 from ..host_options import OTHERS, WHICH, HostOptions, host_options
 from ..job_folder import jobs_folder, make_job_folder, new_job_id
@@ -153,10 +155,22 @@ def command(
     kind = _program_kind(module=module, no_python=no_python)
     if not words:
         raise UsageError("no script is named", hint="`dsrun train.py` runs one; see `dsrun run --help`")
+    launcher = None if hosts.node_rank is not None else launcher_of(os.environ)
+    if launcher is not None:
+        become_rank(
+            launcher, words, kind=kind, config=config, env=env, backend=backend, environ=os.environ, quiet=quiet
+        )
+    static = hosts.static_node()
+    if static is not None and max_restarts:
+        raise UsageError(
+            "`--max-restarts` and `--node-rank` cannot be used together: a job is started again by one dsrun for all "
+            "hosts",
+            hint="name the hosts with `-H FILE`, or let what starts dsrun on the nodes start it again",
+        )
     request = Request(
         kind=kind,
         words=words,
-        hosts=hosts.request(ranks_per_host),
+        hosts=replace(hosts.request(ranks_per_host), static=static),
         config=config,
         env=env,
         env_files=env_file,
@@ -177,7 +191,7 @@ def command(
                 "`--model` predicts for this machine alone, and the job has other hosts",
                 hint=f"`dsrun plan {model} --gpus 2x8xH100-80G` predicts for hosts like the ones named",
             )
-    elif not no_plan:
+    elif not no_plan and launch.placement.static is None:
         from ..estimate_check import check_fits
 
         check_fits(launch, model=model, jobs=[folder], environ=os.environ)
@@ -192,7 +206,7 @@ def command(
             else describe_plan(plan, bindings=launch.bindings(os.environ), reached=reached)
         )
         return 0
-    shown = None if ranks is None else parse_rank_set(ranks, launch.allocation.world_size)
+    shown = None if ranks is None else parse_rank_set(ranks, launch.placement.world_size)
     job_id, run_dir = make_job_folder(folder, lambda: new_job_id(datetime.now()))
     from ..front_end import Hold, RunSettings
     from ..job_run import Policies

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,43 @@ def test_the_folder_is_brought_to_hosts_that_do_not_have_it(rig: Rig, tmp_path: 
     assert not left, "this machine is no host of the job"
     assert "sync: n1, n2: 2 files" in result.stderr
     assert "sync: n1, n2: nothing to send" in run_on_hosts(rig, *words, cwd=tmp_path).stderr
+
+
+def test_one_dsrun_on_each_node_makes_one_job(rig: Rig, work: Path) -> None:
+    (work / "sum.py").write_text(
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.tensor([float(dist.get_rank() + 1)])\n"
+        "dist.all_reduce(total)\n"
+        "print(os.environ['LOCAL_RANK'], os.environ['GROUP_RANK'], int(total), flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    # A host of the rig has all ports for itself.
+    meet = ("--nodes", "2", "--master-addr", rig.hosts[0].address, "--master-port", "29500", "--iface", "eth0")
+
+    def command(rank: int) -> list[str]:
+        words = [
+            *rig.hosts[rank].enter,
+            "env",
+            "-C",
+            str(work),
+            sys.executable,
+            "-m",
+            "dsrun",
+            *meet,
+            "--node-rank",
+            str(rank),
+        ]
+        return [*words, "-n", "2", "--log-dir", str(work / f"logs{rank}"), "sum.py"]
+
+    with subprocess.Popen(
+        command(1), cwd=work, env=environment(rig), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as other:
+        done = subprocess.run(command(0), cwd=work, env=environment(rig), capture_output=True, text=True, timeout=90)
+        out, err = other.communicate(timeout=60)
+    assert (done.returncode, other.returncode) == (0, 0), done.stderr + err
+    assert sorted(done.stdout.splitlines()) == ["[0] 0 0 10", "[1] 1 0 10"]
+    assert sorted(out.splitlines()) == ["[2] 0 1 10", "[3] 1 1 10"]
 
 
 # what is refused, and leaves nothing

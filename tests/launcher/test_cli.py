@@ -96,6 +96,9 @@ Other hosts:
                           changed of it.
   --workdir DIR           Working folder of all ranks.  [default: this one]
   --no-preflight          Start without comparing the hosts first.
+  --node-rank R           Start the ranks of node R of `--nodes N` only.
+  --master-addr ADDR      With it: where node 0 is.
+  --master-port PORT      With it: a free port of node 0.
 
 When it fails:
   --grace TIME            For ranks to end, when stopped.  [default: 10s]
@@ -423,7 +426,7 @@ def test_the_plan_as_json_says_the_same(folder: Path) -> None:
         "worker-2": "openssh worker-2",
     }
     ranks = {worker["rank"]: worker["env"] for node in plan["nodes"] for worker in node["workers"]}
-    assert ranks == {0: {}, 1: {}, 2: {}, **dict.fromkeys((3, 4), {"CUDA_VISIBLE_DEVICES": "1,3"})}
+    assert ranks == {0: {}, 1: {}, 2: {}, 3: {"CUDA_VISIBLE_DEVICES": "1,3"}, 4: {"CUDA_VISIBLE_DEVICES": "1,3"}}
 
 
 def test_settings_of_libraries_reach_other_hosts_and_secrets_do_not(
@@ -467,6 +470,43 @@ def test_a_copied_tree_is_run_where_it_is_copied_to(folder: Path) -> None:
     plan = json.loads(dry("-H", "hosts", "--sync", "--workdir", "/data/run", "train.py", "--config", "ds.json").stdout)
     assert (plan["cwd"], plan["program"]["target"]) == ("/data/run", "/data/run/train.py")
     assert plan["env"]["DSRUN_CONFIG"] == "/data/run/ds.json"
+
+
+STATIC = ("--nodes", "2", "--node-rank", "1", "--master-addr", "10.0.0.1", "--master-port", "29501")
+
+
+def test_one_of_several_nodes_starts_its_own_ranks_and_counts_all(folder: Path) -> None:
+    plan = json.loads(dry(*STATIC, "-n", "2", "train.py", "--config", "ds.json").stdout)
+    assert [worker["rank"] for worker in plan["nodes"][0]["workers"]] == [2, 3]
+    assert (plan["master_addr"], plan["outside"]["port"], plan["outside"]["node_count"]) == ("10.0.0.1", 29501, 2)
+    text = invoke(*STATIC, "-n", "2", "--iface", "eth1", "--dry-run", "train.py").stdout.splitlines()
+    assert "ranks      2-3 on localhost (this machine)" in text
+    assert "nodes      this is 1 of 2; they meet at 10.0.0.1 port 29501" in text
+    assert "variables  GLOO_SOCKET_IFNAME=eth1" in text
+    # The config is one of four ranks here, and of three nodes with two each there.
+    three = [*STATIC[2:], "--nodes", "3"]
+    assert "`train_batch_size` 4 is no multiple of 6" in refused(*three, "-n", "2", "train.py", "--config", "ds.json")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (STATIC[:4], "`--node-rank` without `--master-addr ADDR`"),
+        (STATIC[2:], "`--node-rank` without `--nodes N`"),
+        ((*STATIC, "-H", "hosts"), "`--hostfile` and `--node-rank` cannot be used together"),
+        ((*STATIC, "--include", "localhost"), "`--include` and `--node-rank` cannot be used together"),
+        (
+            (*STATIC, "--max-restarts", "1"),
+            "`--max-restarts` and `--node-rank` cannot be used together: a job is started again by one dsrun for all "
+            "hosts",
+        ),
+        ((*STATIC, "--nodes", "1"), "`--node-rank 1` of `--nodes 1`: expected 0 to 0"),
+        ((*STATIC, "--nodes", "0"), "`--nodes 0`: expected 1 or more"),
+        ((*STATIC, "--master-port", "0"), "`--master-port`: expected a port from 1 to 65535, got `0`"),
+    ],
+)
+def test_a_node_that_is_not_said_in_full_is_refused(args: tuple[str, ...], message: str) -> None:
+    assert refused(*args, "train.py").splitlines()[0] == f"error: {message}"
 
 
 def test_memory_of_other_hosts_is_not_predicted_from_this_one(folder: Path) -> None:

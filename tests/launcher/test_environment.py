@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launcher.environment import RESERVED, job_environment, parse_env_options, passed_on
+from dsrun.launcher.environment import RESERVED, interface_variables, job_environment, parse_env_options, passed_on
 
 
 def test_a_value_is_taken_as_it_stands_and_a_lone_name_is_copied() -> None:
@@ -71,3 +71,7 @@ def test_other_hosts_get_the_settings_of_libraries_and_nothing_of_this_machine_o
     assert passed_on({**passed, **kept}).items() >= passed.items()
     assert passed_on(kept).keys().isdisjoint({"CUDA_VISIBLE_DEVICES", "PYTHONHOME", "WANDB_API_KEY", "RANK"})
     assert not passed_on(kept).keys() & RESERVED
+
+
+def test_nccl_takes_an_interface_by_its_whole_name() -> None:
+    assert interface_variables("eth1") == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}

@@ -61,6 +61,9 @@ def test_spellings_lead_to_options_that_are_there_and_refused_words_are_none() -
     ("args", "told"),
     [
         (["--num_gpus", "0"], "error: `-n/--ranks-per-host`: expected a number of ranks from 1 to 4096, got `0`"),
+        (["--node_rank", "0"], "error: `--node-rank` without `--nodes N`"),
+        (["--master_port", "29501"], "error: `--master-port` without `--nodes N`"),
+        (["--num_nodes", "2", "--machine_rank", "1"], "error: `--node-rank` without `--master-addr ADDR`"),
         (["--num_gpus", "2", "--include", "localhost"], "error: `-n 2` and `--include` cannot be used together"),
     ],
 )

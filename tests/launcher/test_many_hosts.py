@@ -10,8 +10,7 @@ import pytest
 
 from dsrun.errors import PreflightError
 from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.many_hosts import HostSettings, JobHosts, interface_variables, wants_of
-from dsrun.launcher.meeting import Meeting
+from dsrun.launcher.many_hosts import HostSettings, JobHosts, wants_of
 from dsrun.launcher.placement import Placement
 from dsrun.launcher.plan import LaunchPlan, Program, make_plan
 from dsrun.launcher.preflight import Wants
@@ -111,9 +110,3 @@ def test_what_is_wanted_of_hosts_follows_from_the_plan(tmp_path: Path) -> None:
     assert wants_of(dataclasses.replace(script, program=program, env={"DSRUN_BACKEND": "gloo"}), iface=None) == Wants(
         folder=folder, is_python=False, on_gpus=False
     )
-
-
-def test_nccl_takes_the_interface_by_its_whole_name() -> None:
-    assert interface_variables(Meeting("10.0.0.1", {"a": "eth1"})) == {
-        "a": {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
-    }
