@@ -4,11 +4,6 @@ Started over a channel, speaks the protocol on stdin and stdout, and imports the
 Decides nothing about the job: the front end says when to stop. But its stdin is the lifeline: when that ends, or
 nothing comes on it for as long as the plan's lease, the agent stops everything by itself, whatever became of the front
 end. It exits only when nothing of the job is left.
-
-[Note: stopping] One way down, entered at any step and never walked back:
-- asked: the signal went to every rank's process group; one grace for all ranks together runs.
-- killing: SIGKILL to everything below the agent, in rounds, until nothing is left; then to the control group.
-What outlives the ranks (detached processes included) is asked when the last rank has ended, then killed.
 """
 
 from __future__ import annotations
@@ -22,13 +17,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import psutil
-
 from dsrun.contract import HEARTBEAT_ENV
 from dsrun.heartbeats import HeartbeatTable
 
 from . import processes
 from .gathering_run import Gathered, Gathering, Waiting
+from .host_descent import HostDescent
 from .host_folder import HostFolder, find_or_make
 from .host_news import HostNews
 from .host_place import missing_here
@@ -62,14 +56,6 @@ from .relay import Relay
 _READ_BYTES = 1 << 16
 #: For the front end's first word, before there is anything to stop: it may be lost between starting us and saying it.
 _FIRST_WORD_PATIENCE_S = 60.0
-#: Between two looks at processes that must end and give no event when they do.
-_ROUND_S = 0.05
-#: From SIGKILL to giving up on what is left (a process stuck in the kernel, or another user's).
-_KILL_PATIENCE_S = 20.0
-#: From SIGKILL to killing the spawner too, should it not report the ends (a debugger may hold it).
-_SPAWNER_PATIENCE_S = 2.0
-#: For output still in pipes once nothing of the job is alive.
-_DRAIN_PATIENCE_S = 5.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -140,10 +126,7 @@ class Agent:
         self._news = HostNews(self._ranks, self._relay, self._heartbeats, folder)
         self._lifeline = Lifeline(self._plan.lease_s, time.monotonic())
         self._listens = True
-        self._grace_until_s: float | None = None
-        self._killing_since_s: float | None = None
-        self._lingerers_asked = False
-        self._unkillable: list[int] = []
+        self._descent = HostDescent(self._ranks, self._relay, grace_s=plan.grace_s)
 
     def run(self, messages: Sequence[Message]) -> None:
         """Runs the ranks to their end, whatever the end is; returns when nothing is left of them.
@@ -163,19 +146,24 @@ class Agent:
         elif self._node_rank == 0:
             self._start_first_host()
         self._obey(messages)
-        while not self._advance():
+        while not self._has_ended():
             for key, _ in self._selector.select(self._patience_s()):
                 key.data()
-        self._ranks.end_scope(remove=not self._unkillable)
+        self._ranks.end_scope(remove=not self._descent.unkillable)
         self._relay.close_streams()
         self._news.tell_rest()
         self._remove_folder()
-        self._relay.send(Finished(unkillable=self._unkillable))
+        self._relay.send(Finished(unkillable=self._descent.unkillable))
         while self._relay.unsent:
             # As long as it takes: only this process is left, and it ends with the front end.
             self._report(time.monotonic())
             for key, _ in self._selector.select(PULSE_S):
                 key.data()
+
+    def _has_ended(self) -> bool:
+        now_s = time.monotonic()
+        self._report(now_s)
+        return self._descent.advance(now_s)
 
     def _remove_folder(self) -> None:
         try:
@@ -217,7 +205,7 @@ class Agent:
         self._selector.register(gathering, selectors.EVENT_READ, on_news)
 
     def _start_ranks(self, rendezvous: tuple[str, int]) -> None:
-        if self._killing_since_s is not None or not self._ranks.spawner_ended:
+        if self._descent.is_killing or not self._ranks.spawner_ended:
             return
         try:
             self._ranks.start({**os.environ, HEARTBEAT_ENV: self._heartbeats.path}, rendezvous)
@@ -234,7 +222,7 @@ class Agent:
 
         def on_signal() -> None:
             if set(os.read(wake_fd, _READ_BYTES)) & set(_STOP_SIGNALS):
-                self._ask(signal.SIGTERM)
+                self._descent.ask(signal.SIGTERM)
 
         self._selector.register(wake_fd, selectors.EVENT_READ, on_signal)
 
@@ -258,15 +246,15 @@ class Agent:
             self._listens = False
             self._selector.unregister(0)
         self._relay.abandon()
-        self._ask(signal.SIGTERM)
+        self._descent.ask(signal.SIGTERM)
 
     def _obey(self, messages: Sequence[Message]) -> None:
         for message in messages:
             match message:
                 case Stop(signal=signum):
-                    self._ask(signum)
+                    self._descent.ask(signum)
                 case Kill():
-                    self._kill()
+                    self._descent.kill()
                 case Lease():
                     pass  # Any message renews it.
                 case Meet(address=address, port=port):
@@ -295,79 +283,11 @@ class Agent:
             self._ranks.kill_failed(now_s)
         self._news.tell(now_s)
 
-    # --- the way down, see [Note: stopping]
-
     def _fail(self, reason: str, *, hint: str | None = None, is_mistake: bool = False) -> None:
         self._relay.send(Failed(reason=reason, time_s=time.time(), hint=hint, is_mistake=is_mistake))
-        self._kill()
-
-    def _ask(self, signum: int) -> None:
-        if self._grace_until_s is not None or self._killing_since_s is not None:
-            return
-        if not self._ranks.pids:
-            # Ranks that are not known yet cannot be asked, and have nothing to save.
-            self._kill()
-            return
-        self._grace_until_s = time.monotonic() + self._plan.grace_s
-        processes.send_to_groups(self._ranks.pids, signum)
-
-    def _kill(self) -> None:
-        if self._killing_since_s is None:
-            self._killing_since_s = time.monotonic()
-
-    def _advance(self) -> bool:
-        """Does what is due now; returns whether everything has ended."""
-        now_s = time.monotonic()
-        self._report(now_s)
-        self._ranks.reap(spawner_may_end=self._killing_since_s is not None)
-        if self._grace_until_s is not None and now_s >= self._grace_until_s:
-            self._kill()
-        if self._killing_since_s is not None:
-            return self._kill_round(self._killing_since_s, now_s)
-        if not self._ranks.all_ended:
-            return False
-        if left := self._ranks.processes_left():
-            self._ask_lingerers(left, now_s)
-            return False
-        return self._ranks.release_spawner() and self._drained(now_s)
-
-    def _ask_lingerers(self, left: list[psutil.Process], now_s: float) -> None:
-        if self._lingerers_asked:
-            return
-        self._lingerers_asked = True
-        for process in left:
-            processes.send(process, signal.SIGTERM)
-        if self._grace_until_s is None:
-            self._grace_until_s = now_s + self._plan.grace_s
-
-    def _kill_round(self, since_s: float, now_s: float) -> bool:
-        left = self._ranks.processes_left()
-        if left and now_s >= since_s + _KILL_PATIENCE_S:
-            self._unkillable = [process.pid for process in left]
-            return True
-        for process in left:
-            processes.send(process, signal.SIGKILL)
-        if left and now_s >= since_s + _SPAWNER_PATIENCE_S:
-            # It forks faster than it is found, or is not seen to end.
-            self._ranks.end_scope(remove=False)
-        if not (self._ranks.pids and now_s < since_s + _SPAWNER_PATIENCE_S) and self._ranks.kill_spawner():
-            # It has nothing to report, or does not: otherwise it is waited for, as it knows how the ranks ended.
-            return False
-        if left or not (self._ranks.all_ended or self._ranks.spawner_ended):
-            return False
-        return self._ranks.release_spawner() and self._drained(now_s)
-
-    def _drained(self, now_s: float) -> bool:
-        """Whether all output was read; a pipe that does not end though nobody is left is given up at last."""
-        if not self._relay.unread:
-            return True
-        return not self._relay.unsent and now_s - self._relay.moved_at_s > _DRAIN_PATIENCE_S
+        self._descent.kill()
 
     def _patience_s(self) -> float:
         now_s = time.monotonic()
-        due_s = [self._news.due_s]
-        if self._killing_since_s is not None or self._ranks.all_ended:
-            due_s.append(now_s + _ROUND_S)
-        elif self._grace_until_s is not None:
-            due_s.append(self._grace_until_s)
-        return max(0.0, min(due_s) - now_s)
+        due_s = self._descent.due_s(now_s)
+        return max(0.0, (self._news.due_s if due_s is None else min(self._news.due_s, due_s)) - now_s)
