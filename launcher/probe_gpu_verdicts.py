@@ -87,6 +87,9 @@ def _remarks(gpu: Gpu, *, user: str, many: bool, virtual: bool | None) -> Iterat
         if links.active and links.inactive:
             text = f"with {links.inactive} of {links.active + links.inactive} NVLinks down"
             yield "amber", text, "`nvidia-smi nvlink -s -i GPU_INDEX`; reset it, or have it serviced", "nvlink.inactive"
+    if gpu.nvlink is not None and gpu.nvlink.errors:
+        text = f"with {gpu.nvlink.errors} errors on its NVLinks"
+        yield "note", text, "`nvidia-smi nvlink -e -i GPU_INDEX`; have it serviced if they grow", "nvlink.errors"
     for xid in dict.fromkeys(gpu.xids or ()):
         if xid in _XIDS:
             level, text = _XIDS[xid]

@@ -17,6 +17,10 @@ from .probe_pci import place_of, read_number
 Addresses = Mapping[str, Sequence[str]]
 
 _INFINIBAND_TYPE = "32"
+#: An IPv4 address as a GID.
+_IPV4_GID = "0000:0000:0000:0000:0000:ffff:"
+#: Tables have 256 entries; two a protocol and address are used, the first ones.
+_MOST_GIDS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +62,9 @@ class RdmaPort:
         rate_gbit: of the link.
         link_downed: how often it was lost since the counters were reset.
         symbol_errors: received wrong.
+        gid_index: entry of the table of addresses that NCCL takes: the first on InfiniBand, RoCE v2 over IPv4 on
+            Ethernet. Hosts whose entries differ set NCCL_IB_GID_INDEX.
+        gid: that address.
     """
 
     number: int
@@ -67,6 +74,8 @@ class RdmaPort:
     rate_gbit: float | None
     link_downed: int | None
     symbol_errors: int | None
+    gid_index: int | None
+    gid: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,16 +214,33 @@ def _rdma(folder: Path) -> RdmaDevice:
 
 
 def _port(folder: Path) -> RdmaPort:
+    layer = (read_text(folder / "link_layer") or "").strip() or None
+    index = _gid_index(folder, layer)
     rate = re.match(r"([0-9.]+) Gb/sec", read_text(folder / "rate") or "")
     return RdmaPort(
         number=int(folder.name) if folder.name.isdecimal() else 0,
-        layer=(read_text(folder / "link_layer") or "").strip() or None,
+        layer=layer,
         state=_after_colon(folder / "state"),
         physical=_after_colon(folder / "phys_state"),
         rate_gbit=None if rate is None else float(rate.group(1)),
         link_downed=read_number(folder / "counters/link_downed"),
         symbol_errors=read_number(folder / "counters/symbol_error"),
+        gid_index=index,
+        gid=None if index is None else (read_text(folder / f"gids/{index}") or "").strip(),
     )
+
+
+def _gid_index(folder: Path, layer: str | None) -> int | None:
+    if layer == "InfiniBand":
+        return 0 if (folder / "gids/0").exists() else None
+    for index in range(_MOST_GIDS):
+        # An entry that is not in use cannot be read.
+        kind = read_text(folder / f"gid_attrs/types/{index}")
+        if kind is None or kind.strip() != "RoCE v2":
+            continue
+        if (read_text(folder / f"gids/{index}") or "").startswith(_IPV4_GID):
+            return index
+    return None
 
 
 def _after_colon(path: Path) -> str | None:

@@ -13,6 +13,9 @@ from .probe_pci import pci_address
 _MOST_LINKS = 18
 _TO_GPU, _TO_SWITCH = 0, 2
 _READ = 0
+#: Fields of NVML: totals of CRC errors in flits and in data, of replays and of recoveries; speed of a link.
+_ERROR_FIELDS = (38, 45, 52, 59)
+_SPEED_FIELD = 90
 #: NVML's status of peer access, in the words of `nvidia-smi topo -p2p r`.
 _PEER_WORDS = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
@@ -36,6 +39,8 @@ class NvLinks:
         inactive: links that are there and down.
         to_switches: how many of the active ones end at an NVSwitch, and so reach every GPU on it.
         peers: the other GPUs the rest of them end at.
+        link_mbyte_s: speed of one link, in one direction.
+        errors: transfers that were wrong, repeated or had to be recovered since the driver was loaded, over all links.
         fabric: how far the fabric manager got, `completed` before which CUDA starts nothing; None where the GPU is in
             no fabric.
     """
@@ -45,6 +50,8 @@ class NvLinks:
     inactive: int
     to_switches: int
     peers: tuple[NvLinkPeer, ...]
+    link_mbyte_s: int | None
+    errors: int | None
     fabric: str | None
 
 
@@ -73,12 +80,16 @@ def read_nvlinks(nvml: Any, handle: Any) -> NvLinks:
         address = None if info is None else pci_address(text_of(info.busId) or "")
         if address is not None:
             peers[address] = peers.get(address, 0) + 1
+    values = _field_values(nvml, handle) if active or inactive else {}
+    errors = [values[field] for field in _ERROR_FIELDS if field in values]
     return NvLinks(
         version=ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0]) if active else None,
         active=len(active),
         inactive=inactive,
         to_switches=sum(kind == _TO_SWITCH for kind in kinds.values()),
         peers=tuple(NvLinkPeer(address=address, links=links) for address, links in sorted(peers.items())),
+        link_mbyte_s=values.get(_SPEED_FIELD),
+        errors=sum(errors) if errors else None,
         fabric=_fabric(nvml, handle) if active or inactive else None,
     )
 
@@ -111,6 +122,12 @@ def links_between(one: NvLinks, one_address: str, other: NvLinks, other_address:
     direct = [peer.links for peer in one.peers if peer.address == other_address]
     direct += [peer.links for peer in other.peers if peer.address == one_address]
     return max([*direct, min(one.to_switches, other.to_switches)])
+
+
+def _field_values(nvml: Any, handle: Any) -> dict[int, int]:
+    """Asks for several counters at once; those this kind of GPU has not are left out."""
+    found: Sequence[Any] = ask(nvml, "nvmlDeviceGetFieldValues", handle, [*_ERROR_FIELDS, _SPEED_FIELD]) or ()
+    return {value.fieldId: int(value.value.ullVal) for value in found if value.nvmlReturn == 0}
 
 
 def _fabric(nvml: Any, handle: Any) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -94,5 +94,16 @@ class ProbeReport:
     null_reasons: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain JSON values with the version of their schema first and their sources last."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self), "sources": dict(SOURCES)}
+        """Returns what json.loads returns of it: the version of the schema first, the sources of values last."""
+        return {"schema_version": SCHEMA_VERSION, **_plain(asdict(self)), "sources": dict(SOURCES)}
+
+
+def _plain(value: Any) -> Any:
+    """Makes lists of tuples, as other hosts send them."""
+    if isinstance(value, dict):
+        items: dict[str, Any] = value
+        return {key: _plain(item) for key, item in items.items()}
+    if isinstance(value, list | tuple):
+        parts: Sequence[Any] = value
+        return [_plain(item) for item in parts]
+    return value

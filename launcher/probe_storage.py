@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 from .probe_cgroup import unescape_mount
 from .probe_machine import read_text
@@ -34,6 +36,10 @@ NETWORK_FILESYSTEMS = frozenset(
     }
 )
 _SECTOR_BYTES = 512
+#: For a network file system to answer; one that works does so in milliseconds.
+_PATIENCE_S = 2.0
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +63,7 @@ class PathReport:
         source: the device or export.
         filesystem: its type.
         network: it is on another machine.
+        answers: the other machine answered in time; nothing else is told of it if not.
         read_only: it is mounted so.
         total_bytes: of the file system.
         free_bytes: what an ordinary user may still write.
@@ -69,6 +76,7 @@ class PathReport:
     source: str | None
     filesystem: str | None
     network: bool | None
+    answers: bool | None
     read_only: bool | None
     total_bytes: int | None
     free_bytes: int | None
@@ -164,27 +172,62 @@ def direct_io_works(folder: Path) -> bool | None:
     return True
 
 
+def answer_within(call: Callable[[], _T], patience_s: float) -> _T | None:
+    """Returns what a call returns; None if it takes longer, and then it is left to itself.
+
+    A server that is away holds up whoever asks its file system, for minutes or for ever, and no signal ends that.
+
+    Args:
+        call: what to wait for; it raises nothing.
+        patience_s: how long.
+    """
+    found: list[_T] = []
+    # A daemon: the process may end while it still hangs.
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(patience_s)
+    return found[0] if found else None
+
+
 def _path(path: Path, mounts: Sequence[Mount]) -> PathReport:
-    there = Path(os.path.realpath(path))
-    whole = str(there)
+    # Only what mountinfo says of it as it is written: following links would ask the file system.
+    written = Path(os.path.abspath(path))
+    mount = mount_of(PurePosixPath(written), mounts)
+    if mount is None or mount.filesystem not in NETWORK_FILESYSTEMS:
+        return _look(path, mounts)
+    found = answer_within(lambda: _look(path, mounts), _PATIENCE_S)
+    return _report(written, mount, None, answers=False, direct_io=None) if found is None else found
+
+
+def _look(path: Path, mounts: Sequence[Mount]) -> PathReport:
+    whole = Path(os.path.realpath(path))
+    there = whole
     while not there.is_dir() and there != there.parent:
         there = there.parent
     mount = mount_of(PurePosixPath(there), mounts)
+    network = mount is not None and mount.filesystem in NETWORK_FILESYSTEMS
     try:
         stat = os.statvfs(there)
     except OSError:
         stat = None
+    return _report(whole, mount, stat, answers=True if network else None, direct_io=direct_io_works(there))
+
+
+def _report(
+    path: Path, mount: Mount | None, stat: os.statvfs_result | None, *, answers: bool | None, direct_io: bool | None
+) -> PathReport:
     return PathReport(
-        path=whole,
+        path=str(path),
         mount=None if mount is None else str(mount.point),
         source=None if mount is None else mount.source,
         filesystem=None if mount is None else mount.filesystem,
         network=None if mount is None else mount.filesystem in NETWORK_FILESYSTEMS,
+        answers=answers,
         read_only=None if mount is None else mount.read_only,
         total_bytes=None if stat is None else stat.f_blocks * stat.f_frsize,
         free_bytes=None if stat is None else stat.f_bavail * stat.f_frsize,
         free_inodes=None if stat is None or stat.f_files == 0 else stat.f_favail,
-        direct_io=direct_io_works(there),
+        direct_io=direct_io,
     )
 
 

@@ -125,6 +125,11 @@ def _cpu(report: ProbeReport) -> Iterator[ProbeVerdict]:
 def _storage(report: ProbeReport) -> Iterator[ProbeVerdict]:
     for number, place in enumerate(report.storage.paths):
         path, asked = f"storage.paths.{number}", place.path != report.disk.path
+        if place.answers is False:
+            text = f"{place.path} does not answer ({place.filesystem} from {place.source}): jobs that touch it hang"
+            fix = "is its server up? `umount -f -l` it if not"
+            yield _verdict("red", text, fix, f"{path}.answers")
+            continue
         if place.read_only:
             yield _verdict("amber", f"{place.path} is read-only", "name another folder", f"{path}.read_only")
         if place.network:

@@ -61,7 +61,7 @@ def test_every_value_of_a_recorded_machine_has_a_source_or_a_reason(name: str, t
     assert [path for path in told if not source_of(path)] == []
     assert {path for path in told if values_at(report, path) is None} == set(reasons)
     assert "not told" not in reasons.values()
-    json.dumps(report)
+    assert json.loads(json.dumps(report)) == report
 
 
 def test_a_driver_that_answers_nothing_but_a_count_leaves_a_report(tmp_path: Path) -> None:

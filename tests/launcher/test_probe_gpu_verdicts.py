@@ -60,6 +60,7 @@ def process(user: str | None, memory_bytes: int | None) -> Change:
         (link(1, 16), "note gpus.3.pcie.generation: GPU 3 PCIe gen1 x16 of gen5 x16: idle GPUs lower it"),
         (nvlink(fabric="in progress"), "red gpus.3.nvlink.fabric: GPU 3 waiting for the NVSwitch fabric (in progress)"),
         (nvlink(active=16, inactive=2), "amber gpus.3.nvlink.inactive: GPU 3 with 2 of 18 NVLinks down"),
+        (nvlink(errors=7), "note gpus.3.nvlink.errors: GPU 3 with 7 errors on its NVLinks"),
         (lambda gpu: replace(gpu, xids=(13, 79, 79)), "red gpus.3.xids: GPU 3 Xid 79: fell off the bus"),
         (lambda gpu: replace(gpu, xids=(63,)), "amber gpus.3.xids: GPU 3 Xid 63: memory row remapped"),
         (

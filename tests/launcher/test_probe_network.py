@@ -88,6 +88,14 @@ def test_rdma_cards_come_in_the_order_of_their_numbers_with_ports(tmp_path: Path
     assert (last.ports[0].state, last.ports[0].physical) == ("DOWN", "Polling")
 
 
+def test_the_address_that_nccl_takes_is_told_with_its_index(tmp_path: Path) -> None:
+    cards = recorded_machine("dgx_h100", tmp_path).report().rdma
+    (infiniband,), (roce,), (unused,) = cards[0].ports, cards[1].ports, cards[7].ports
+    assert (infiniband.gid_index, infiniband.gid) == (0, "fe80:0000:0000:0000:0000:0000:0000:0001")
+    assert (roce.gid_index, roce.gid) == (3, "0000:0000:0000:0000:0000:ffff:0a21:000b")
+    assert (unused.layer, unused.gid_index, unused.gid) == ("Ethernet", None, None)
+
+
 def test_no_rdma_is_no_card(tmp_path: Path) -> None:
     assert read_rdma(tmp_path) == ()
 

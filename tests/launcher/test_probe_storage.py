@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path, PurePosixPath
 
 import pytest
 
-from dsrun.launcher.probe_storage import direct_io_works, mount_of, parse_mounts, read_storage
+from dsrun.launcher.probe_storage import answer_within, direct_io_works, mount_of, parse_mounts, read_storage
 from support.machines import recorded_machine
 from support.topologies import write_tree
 
@@ -37,8 +38,18 @@ def test_a_path_that_is_not_there_is_told_by_the_folder_above(tmp_path: Path) ->
     (place,) = read_storage(tree, [tmp_path / "new" / "deep"]).paths
     stat = os.statvfs(tmp_path)
     assert (place.path, place.mount, place.source) == (str(tmp_path / "new/deep"), str(tmp_path), "nas:/x")
-    assert (place.network, place.read_only, place.total_bytes) == (True, False, stat.f_blocks * stat.f_frsize)
+    assert (place.network, place.answers, place.read_only) == (True, True, False)
+    assert place.total_bytes == stat.f_blocks * stat.f_frsize
     assert not (tmp_path / "new").exists()
+
+
+def test_a_server_that_is_away_is_not_waited_for() -> None:
+    back = threading.Event()
+    try:
+        assert answer_within(lambda: back.wait(60), 0.05) is None
+    finally:
+        back.set()
+    assert answer_within(lambda: "here", 60) == "here"
 
 
 def test_links_of_a_path_are_followed(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def versions(**values: Any) -> Change:
 
 
 def path(name: str, **values: Any) -> Change:
-    told: dict[str, Any] = {"mount": "/", "source": "/dev/sda", "filesystem": "ext4", "network": False}
+    told: dict[str, Any] = {"mount": "/", "source": "/dev/sda", "filesystem": "ext4", "network": False, "answers": None}
     told |= {"read_only": False, "total_bytes": GIB, "free_bytes": GIB, "free_inodes": 1 << 20, "direct_io": True}
     place = PathReport(**{"path": name, **told, **values})
     return lambda report: replace(
@@ -108,7 +108,15 @@ def interface(name: str, *addresses: str, state: str) -> Change:
 
 def card(name: str, state: str, layer: str = "InfiniBand", physical: str | None = None) -> Change:
     port = RdmaPort(
-        number=1, layer=layer, state=state, physical=physical, rate_gbit=200, link_downed=0, symbol_errors=0
+        number=1,
+        layer=layer,
+        state=state,
+        physical=physical,
+        rate_gbit=200,
+        link_downed=0,
+        symbol_errors=0,
+        gid_index=None,
+        gid=None,
     )
     found = RdmaDevice(
         name=name, firmware=None, interface=f"net{name}", pci_address=None, numa_node=None, ports=(port,)

@@ -208,10 +208,24 @@ def _write_card(root: Path, card: dict[str, Any]) -> None:
             "ports/1/rate": f"{card['rate']} Gb/sec (4X NDR)\n",
             "ports/1/counters/link_downed": "0\n",
             "ports/1/counters/symbol_error": "0\n",
+            **_gids(card),
         },
     )
     _link(folder / "device", device)
     _link(root / "sys/class/infiniband" / card["name"], folder)
+
+
+def _gids(card: dict[str, Any]) -> dict[str, str]:
+    """An InfiniBand port has one address; one of RoCE has link-local ones first, of both versions, then its IPv4."""
+    local = f"fe80:0000:0000:0000:0000:0000:0000:{int(card['name'].rpartition('_')[2]) + 1:04x}\n"
+    if card["layer"] == "InfiniBand":
+        return {"ports/1/gids/0": local}
+    found = {"ports/1/gids/0": local, "ports/1/gids/1": local}
+    if "address" in card:
+        high, low = (bytes(map(int, card["address"].split("."))).hex()[part : part + 4] for part in (0, 4))
+        found |= dict.fromkeys(("ports/1/gids/2", "ports/1/gids/3"), f"{'0000:' * 5}ffff:{high}:{low}\n")
+    kinds = ("IB/RoCE v1\n", "RoCE v2\n")
+    return found | {f"ports/1/gid_attrs/types/{index}": kinds[index % 2] for index in range(len(found))}
 
 
 def _write_drives(root: Path, facts: dict[str, Any]) -> None:
@@ -288,6 +302,17 @@ def _driver(gpus: list[dict[str, Any]], driver: dict[str, Any]) -> Callable[[], 
         info._obj.state = told(told(gpu, "nvlink"), "fabric")
         return 0
 
+    def fields(gpu: dict[str, Any], ids: Sequence[int]) -> list[SimpleNamespace]:
+        known = {90: told(gpu, "nvlink").get("mbyte_s"), 52: gpu["nvlink"].get("replays")}
+        return [
+            SimpleNamespace(
+                fieldId=field,
+                nvmlReturn=3 if known.get(field) is None else 0,
+                value=SimpleNamespace(ullVal=known.get(field)),
+            )
+            for field in ids
+        ]
+
     def memory(gpu: dict[str, Any]) -> SimpleNamespace:
         return SimpleNamespace(total=gpu["memory_mib"] * MIB, free=gpu["free_mib"] * MIB)
 
@@ -329,6 +354,7 @@ def _driver(gpus: list[dict[str, Any]], driver: dict[str, Any]) -> Callable[[], 
         "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=0, memory=0),
         "nvmlDeviceGetBAR1MemoryInfo": lambda gpu: SimpleNamespace(bar1Total=gpu["bar1_mib"] * MIB),
         "nvmlDeviceGetMigMode": value("mig"),
+        "nvmlDeviceGetFieldValues": fields,
         "nvmlDeviceGetP2PStatus": lambda gpu, other, kind: gpu.get("p2p", 0),
         "nvmlDeviceGetComputeRunningProcesses": processes,
         "nvmlDeviceGetCurrPcieLinkGeneration": value("link", 0),
