@@ -22,7 +22,7 @@ from .reachability import REACH_PATIENCE_S, Address, Reached
 from .survey import Survey, Told, Unable
 
 #: For a host to answer beyond what it waits for.
-_ANSWER_PATIENCE_S = 10.0
+ANSWER_PATIENCE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,19 @@ class Meeting:
 
     address: str
     interfaces: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How hosts meet.
+
+    Attributes:
+        meeting: where.
+        ends: by host but the first, its own address on the way there.
+    """
+
+    meeting: Meeting
+    ends: dict[str, str]
 
 
 #: What a host reports of each address: how it was reached, or why not.
@@ -54,9 +67,14 @@ def choose_meeting(survey: Survey, hosts: Sequence[HostSpec], *, iface: str | No
     Raises:
         PreflightError: a host does not answer, or no address is reached by all; shows who reached what.
     """
+    return find_meeting(survey, hosts, iface=iface).meeting
+
+
+def find_meeting(survey: Survey, hosts: Sequence[HostSpec], *, iface: str | None = None) -> Found:
+    """Does what `choose_meeting` does, and tells more of it."""
     first, *others = [host.name for host in hosts]
     if not others:
-        return Meeting("127.0.0.1", {})
+        return Found(Meeting("127.0.0.1", {}), {})
     word = secrets.token_hex(16)
     names = None if iface is None else [name.strip() for name in iface.split(",") if name.strip()]
     heard = survey.ask("listen", {"word": word, "interfaces": names}, of=[first])[first]
@@ -64,9 +82,9 @@ def choose_meeting(survey: Survey, hosts: Sequence[HostSpec], *, iface: str | No
         raise PreflightError(f"host {first}: {heard.reason}", hint=heard.hint)
     offers = [_address(offer) for offer in heard.value["offers"]]
     left_out = [_address(entry) for entry in heard.value["left_out"]]
-    targets = [{"address": offer["address"], "port": offer["port"]} for offer in heard.value["offers"]]
-    asked = {"word": word, "targets": targets, "patience_s": REACH_PATIENCE_S}
-    answers = survey.ask("reach", asked, of=others, patience_s=REACH_PATIENCE_S + _ANSWER_PATIENCE_S)
+    targets = [{"address": offer["address"], "port": offer["port"], "word": word} for offer in heard.value["offers"]]
+    asked = {"targets": targets, "patience_s": REACH_PATIENCE_S}
+    answers = survey.ask("reach", asked, of=others, patience_s=REACH_PATIENCE_S + ANSWER_PATIENCE_S)
     silent = [
         Problem(f"host {name}: {answer.reason}", answer.hint)
         for name, answer in answers.items()
@@ -79,7 +97,9 @@ def choose_meeting(survey: Survey, hosts: Sequence[HostSpec], *, iface: str | No
         for name, answer in answers.items()
         if isinstance(answer, Told)
     }
-    return decide(first, offers, reports, left_out=left_out, in_order=names is not None)
+    meeting = decide(first, offers, reports, left_out=left_out, in_order=names is not None)
+    ways = {name: report[meeting.address] for name, report in reports.items()}
+    return Found(meeting, {name: way.source for name, way in ways.items() if isinstance(way, Reached)})
 
 
 def decide(
@@ -135,7 +155,7 @@ def _nowhere(
         shown = "".join(f"\n  {entry.address} ({entry.interface}): {entry.unfit}" for entry in left_out)
         return PreflightError(
             f"host {first} has no address that other hosts could reach{shown}",
-            hint="bring an interface up there, or name one with `--iface`",
+            hint="bring an interface up there; where all hosts are one machine, `--iface lo` will do",
         )
     lines = [f"host {first}: none of its addresses is reached by all other hosts"]
     for offer in offers:

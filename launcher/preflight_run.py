@@ -9,9 +9,10 @@ from typing import Any
 from dsrun.errors import PreflightError
 
 from .host_facts import HostFacts
+from .host_pairs import cut_off_hosts
 from .hosts import HostSpec
-from .meeting import Meeting, choose_meeting
-from .preflight import Finding, Preflight, Seen, Wants
+from .meeting import Meeting, find_meeting
+from .preflight import Finding, Preflight, Seen, Wants, named
 from .preflight_rules import judge
 from .survey import Survey, Told, Unable
 
@@ -59,7 +60,13 @@ def _seen(answer: Told | Unable) -> Seen | Unable:
     """Reads an answer, and the host's clock from the four times of it, as NTP does."""
     if isinstance(answer, Unable):
         return answer
-    facts = HostFacts.from_json(answer.value)
+    try:
+        facts = HostFacts.from_json(answer.value)
+    except (KeyError, TypeError, AttributeError) as error:
+        # Facts are told by name, and another version of dsrun may have others.
+        return Unable(
+            f"tells other facts of itself than this dsrun asks for ({error})", "install one dsrun on all hosts"
+        )
     there_s, back_s = facts.asked_s - answer.asked_s, facts.answered_s - answer.answered_s
     under_way_s = (answer.answered_s - answer.asked_s) - (facts.answered_s - facts.asked_s)
     return Seen(facts=facts, clock_offset_s=(there_s + back_s) / 2, clock_doubt_s=max(0.0, under_way_s) / 2)
@@ -73,8 +80,7 @@ def _meet(
     if not there or there[0] is not hosts[0]:
         return None, []
     try:
-        meeting = choose_meeting(survey, there, iface=iface)
-        return meeting if len(there) == len(hosts) else None, []
+        found = find_meeting(survey, there, iface=iface)
     except PreflightError as error:
         return None, [
             Finding(
@@ -86,3 +92,16 @@ def _meet(
             )
             for problem in error.problems
         ]
+    cut_off = [
+        Finding(
+            verdict="red",
+            name="network",
+            text=f"{one.host} is not reached by {named(one.by, len(there))} at {one.address} ({one.reason})"
+            if one.by
+            else f"{one.host}: {one.reason}",
+            hosts=(one.host,),
+            fix="let its firewall pass TCP from them, or put all hosts on one network and name it with `--iface`",
+        )
+        for one in cut_off_hosts(survey, there, found)
+    ]
+    return found.meeting if len(there) == len(hosts) else None, cut_off

@@ -98,20 +98,37 @@ def listen(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
     return {"offers": offers, "left_out": left_out}
 
 
-def reach(arguments: Mapping[str, Any], keep: ExitStack) -> list[dict[str, Any]]:
-    """Tries addresses of another host, all at once.
+def listen_at(arguments: Mapping[str, Any], keep: ExitStack) -> int:
+    """Listens at one address until the survey is over; whoever connects is sent the word.
 
     Args:
-        arguments: `word`, `patience_s`, and `targets`, a list of objects with `address` and `port`.
+        arguments: `word` and `address`.
+        keep: ends it.
+
+    Returns:
+        the port.
+    """
+    return _serve(str(arguments["address"]), str(arguments["word"]).encode(), keep)
+
+
+def reach(arguments: Mapping[str, Any], keep: ExitStack) -> list[dict[str, Any]]:
+    """Tries addresses of other hosts, all at once.
+
+    Args:
+        arguments: `patience_s`, `targets`, a list of objects with `address` and `port`, and the `word` expected there,
+            which a target may have of its own.
         keep: not needed.
 
     Returns:
         for each target: a `Reached`, or an object with `fault`, why it is none.
     """
-    targets = [(str(target["address"]), int(target["port"])) for target in arguments["targets"]]
+    targets = [
+        _Target(str(target["address"]), int(target["port"]), str(target.get("word", arguments.get("word"))))
+        for target in arguments["targets"]
+    ]
     own = {entry.address: entry for entry in addresses()}
     answers: list[dict[str, Any]] = []
-    for source in _knock(targets, str(arguments["word"]).encode(), float(arguments["patience_s"])):
+    for source in _knock(targets, float(arguments["patience_s"])):
         if isinstance(source, _Fault):
             answers.append({"fault": source.reason})
         else:
@@ -176,6 +193,13 @@ def of_interfaces(found: list[Address], named: list[str]) -> list[Address]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Target:
+    address: str
+    port: int
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Fault:
     reason: str
 
@@ -219,19 +243,19 @@ def _send_to_all(listener: socket.socket, word: bytes) -> None:
                 continue
 
 
-def _knock(targets: list[tuple[str, int]], word: bytes, patience_s: float) -> list[str | _Fault]:
+def _knock(targets: list[_Target], patience_s: float) -> list[str | _Fault]:
     """Connects to all targets at once and compares what they send; returns this host's end of each, or why not."""
     results: dict[int, str | _Fault] = {}
     with selectors.DefaultSelector() as selector, ExitStack() as stack:
-        for index, (address, port) in enumerate(targets):
+        for index, target in enumerate(targets):
             try:
-                attempt = _Attempt(index, address)
+                attempt = _Attempt(index, target)
             except OSError as error:
                 # A kernel without IPv6.
                 results[index] = _Fault(_why(error))
                 continue
             stack.callback(attempt.socket.close)
-            status = attempt.socket.connect_ex((address, port))
+            status = attempt.socket.connect_ex((target.address, target.port))
             if status in (0, errno.EINPROGRESS):
                 selector.register(attempt.socket, selectors.EVENT_READ, attempt)
             else:
@@ -240,7 +264,7 @@ def _knock(targets: list[tuple[str, int]], word: bytes, patience_s: float) -> li
         while selector.get_map() and (left_s := until_s - time.monotonic()) > 0:
             for key, _ in selector.select(left_s):
                 attempt: _Attempt = key.data
-                result = attempt.read(word)
+                result = attempt.read()
                 if result is None:
                     continue
                 selector.unregister(attempt.socket)
@@ -254,24 +278,25 @@ def _knock(targets: list[tuple[str, int]], word: bytes, patience_s: float) -> li
 class _Attempt:
     """A connection on its way."""
 
-    def __init__(self, index: int, address: str) -> None:
+    def __init__(self, index: int, target: _Target) -> None:
         self.index = index
-        self.socket = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        self._word = target.word.encode()
+        self.socket = socket.socket(socket.AF_INET6 if ":" in target.address else socket.AF_INET, socket.SOCK_STREAM)
         self.socket.setblocking(False)
         self._heard = b""
 
-    def read(self, word: bytes) -> str | _Fault | None:
+    def read(self) -> str | _Fault | None:
         """Reads on; returns this host's end once the word is there, a fault once it cannot come, None until then."""
         try:
-            data = self.socket.recv(len(word) + 1)
+            data = self.socket.recv(len(self._word) + 1)
         except BlockingIOError:
             return None
         except OSError as error:
             return _Fault(_why(error))
         self._heard += data
-        if data and word.startswith(self._heard):
+        if data and self._word.startswith(self._heard):
             return None
-        if self._heard != word:
+        if self._heard != self._word:
             return _Fault("something else answers there")
         return str(self.socket.getsockname()[0]).partition("%")[0]
 

@@ -34,6 +34,7 @@ QUESTIONS = {
     "facts": "dsrun.launcher.host_facts:facts",
     "complete_checkpoints": "dsrun.launcher.resume_point:complete_folders",
     "listen": "dsrun.launcher.reachability:listen",
+    "listen_at": "dsrun.launcher.reachability:listen_at",
     "reach": "dsrun.launcher.reachability:reach",
     "probe": "dsrun.launcher.probe_question:answer",
     "watch": "dsrun.launcher.probe_watch:answer",

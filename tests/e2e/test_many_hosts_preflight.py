@@ -101,3 +101,15 @@ def test_a_host_that_is_away_is_told_and_nothing_is_started(rig: Rig) -> None:
     assert "host: n2:" in done.stderr
     assert "connection refused" in done.stderr
     assert "it must not be started" not in done.stderr
+
+
+def test_two_hosts_that_do_not_reach_each_other_are_told_though_both_reach_the_first(rig: Rig) -> None:
+    second, third = rig.hosts[1:]
+    rig.partition(second, third)
+    try:
+        done = doctor(rig, name="cut")
+    finally:
+        rig.heal(second, third)
+    assert done.exit_code == 75, done
+    assert f"n3 is not reached by n2 at {third.address} (no answer)" in done.stdout
+    assert f"n2 is not reached by n3 at {second.address} (no answer)" in done.stdout

@@ -20,8 +20,8 @@ def offers_on(interface: str, word: str, keep: ExitStack) -> list[dict[str, Any]
 
 def try_to_reach(word: str, *targets: tuple[str, int], patience_s: float = 20.0) -> list[dict[str, Any]]:
     with ExitStack() as keep:
-        asked = [{"address": address, "port": port} for address, port in targets]
-        return reach({"word": word, "patience_s": patience_s, "targets": asked}, keep)
+        asked = [{"address": address, "port": port, "word": word} for address, port in targets]
+        return reach({"patience_s": patience_s, "targets": asked}, keep)
 
 
 @contextmanager
