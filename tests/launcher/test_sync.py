@@ -196,6 +196,8 @@ def test_a_file_that_was_changed_there_is_kept_when_it_is_gone_here(site: Site) 
     site.put("run.sh", b"run 2", 0o755)
     assert site.sync().notes == ("`train.py` is gone here, but was changed there and stays",)
     assert (site.there / "train.py").read_text() == "changed there"
+    again = site.sync()
+    assert (again.how, again.notes) == ("nothing", ("`train.py` is gone here, but was changed there and stays",))
 
 
 def test_names_and_contents_of_any_bytes_arrive(site: Site, by: str) -> None:
@@ -371,3 +373,7 @@ def test_hosts_alike_share_a_line() -> None:
 def test_nothing_is_left_running(site: Site, by: str) -> None:
     site.sync(by=by)
     assert [thread.name for thread in threading.enumerate() if "serve" in thread.name or "bring" in thread.name] == []
+
+
+def test_notes_about_the_tree_are_not_told_at_every_launch() -> None:
+    assert synced_lines(Synced((HostSynced(host="n1"),), (), ("a note",))) == ["sync: n1: nothing to send"]
