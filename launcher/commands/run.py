@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from dsrun.errors import UsageError
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ..many_hosts import HostSettings
 
 DEFAULT_GRACE_S = 10.0
+#: What a rank of another launcher obeys too.
+_RANK_OPTIONS = frozenset({"module", "no_python", "config", "backend", "env", "quiet"})
 
 
 @click.command(
@@ -157,6 +160,7 @@ def command(
         raise UsageError("no script is named", hint="`dsrun train.py` runs one; see `dsrun run --help`")
     launcher = None if hosts.node_rank is not None else launcher_of(os.environ)
     if launcher is not None:
+        _refuse_launching(ctx, launcher)
         become_rank(
             launcher, words, kind=kind, config=config, env=env, backend=backend, environ=os.environ, quiet=quiet
         )
@@ -253,6 +257,22 @@ def _run_detached(launch: Launch, settings: RunSettings, *, job_id: str, run_dir
     if not settings.quiet:
         click.echo(f"dsrun: `dsrun logs {job_id} -f` follows the job, `dsrun stop {job_id}` ends it", err=True)
     return 0
+
+
+def _refuse_launching(ctx: click.Context, launcher: str) -> None:
+    """Refuses what only a launcher could obey, where this process is one rank of another's."""
+    given = [
+        option.opts[0]
+        for option in ctx.command.params
+        if isinstance(option, click.Option)
+        and option.name not in _RANK_OPTIONS
+        and ctx.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise UsageError(
+            f"`{given[0]}` is for a launcher, and {launcher} has started this process as one of its ranks",
+            hint=f"leave it to {launcher}, or run dsrun without {launcher}",
+        )
 
 
 def _warn(launch: Launch, *, quiet: bool) -> None:

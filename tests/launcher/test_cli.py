@@ -509,6 +509,19 @@ def test_a_node_that_is_not_said_in_full_is_refused(args: tuple[str, ...], messa
     assert refused(*args, "train.py").splitlines()[0] == f"error: {message}"
 
 
+@pytest.mark.parametrize("args", [["-n", "2"], ["-H", "hosts"], ["--env-file", "vars"], ["--dry-run"]])
+def test_what_only_a_launcher_could_obey_is_refused_below_another(
+    args: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"RANK": "0", "SIZE": "2", "LOCAL_RANK": "0", "LOCAL_SIZE": "2"}.items():
+        monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    assert refused(*args, "train.py") == (
+        f"error: `{args[0]}` is for a launcher, and Open MPI has started this process as one of its ranks\n"
+        "hint: leave it to Open MPI, or run dsrun without Open MPI\n"
+    )
+
+
 def test_memory_of_other_hosts_is_not_predicted_from_this_one(folder: Path) -> None:
     (folder / "hosts").write_text("worker-1 slots=1\n")
     assert refused("-H", "hosts", "--model", "7B", "train.py") == (
