@@ -4,8 +4,8 @@
 plan's grace, the second kills them now, the third returns at once and leaves the kill to the agents, whose
 lifelines end. The first failure asks as well, so one request of the user after it forces.
 
-[Note: one end told twice] A scheduler that ends a job signals ranks and front end at once, and the news that a rank died
-of it may be here before the signal itself. That is one request, not a failure and a request after it.
+[Note: one end told twice] A scheduler that ends a job signals ranks and front end at once, and the news that a rank
+died of it may be here before the signal itself. That is one request, not a failure and a request after it.
 """
 
 from __future__ import annotations
