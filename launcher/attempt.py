@@ -60,6 +60,8 @@ class Attempt:
         self.abandoned: list[Link] = []
         self.tally = Tally(plan)
         self.descent = Descent(plan, links, self.tally, sink, cancelled=self._finish)
+        #: Hosts that do not share the job's folder.
+        self._apart: set[str] = set()
         self._lease_s = plan.lease_s
         self._links = links
         self._sink = sink
@@ -75,6 +77,8 @@ class Attempt:
             case Hello():
                 link.greet(message)
                 link.deadline_s = None
+                if message.own_folder:
+                    self._apart.add(link.node.host.name)
                 if link is self._links[0]:
                     self.first_host_is_apart = message.own_folder
             case Listening(address=address, port=port) if link is self._links[0]:
@@ -87,6 +91,8 @@ class Attempt:
                 self._sink.pulse(message.ranks)
                 self._watch.pulse(message)
             case Stacks(ranks=ranks):
+                if link.node.host.name in self._apart:
+                    self._sink.stacks(ranks)
                 self._watch.answered(link.node.host.name, ranks)
                 self._judge_hang(time.monotonic())
             case Passed():

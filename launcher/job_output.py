@@ -21,9 +21,10 @@ from .live_status import LiveStatus
 from .log_files import PART_BYTES, LogFiles
 from .output_index import IndexWriter
 from .plan import LaunchPlan
-from .protocol import Output, RankPulse
+from .protocol import Output, RankPulse, RankStack
 from .rank_output import BarDisplay, Console, JobLog, RankOutput
 from .secrets_mask import masker_of
+from .worker import stacks_file
 
 #: Not through a link that somebody planted.
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -79,7 +80,7 @@ class JobOutput:
         bars = display if display is not None and display.shows_bars else None
         self._ranks = {rank: RankOutput(rank, self._log, console, bars=bars) for rank in plan.ranks}
         self._live = LiveStatus(folder, plan.rank_hosts, clock=time.time)
-        self._records_path = folder / RECORDS_FILE
+        self._folder = folder
         self._keeps_records = True
         path = folder / EVENTS_FILE
         try:
@@ -130,10 +131,19 @@ class JobOutput:
 
     def records(self, text: str) -> None:
         """See `Sink`."""
-        if not self._keeps_records:
-            return
+        if self._keeps_records:
+            self._keeps_records = self._append(self._folder / RECORDS_FILE, text)
+
+    def stacks(self, ranks: Sequence[RankStack]) -> None:
+        """See `Sink`."""
+        for rank in ranks:
+            if rank.text and not self._append(stacks_file(os.fspath(self._folder), rank.rank), rank.text):
+                return
+
+    def _append(self, path: Path, text: str) -> bool:
+        """Appends what came from a host apart to a file of the job; returns whether that went well."""
         try:
-            descriptor = os.open(self._records_path, _APPEND, 0o600)
+            descriptor = os.open(path, _APPEND, 0o600)
             try:
                 data = text.encode("utf-8", "surrogateescape")
                 while data:
@@ -141,8 +151,9 @@ class JobOutput:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            self._keeps_records = False
-            self._warn(f"{RECORDS_FILE} is incomplete from here on: {error.strerror}")
+            self._warn(f"{path.name} is incomplete from here on: {error.strerror}")
+            return False
+        return True
 
     def tick(self, now_s: float) -> float | None:
         """See `Sink`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .protocol import Output, RankPulse
+from .protocol import Output, RankPulse, RankStack
 
 
 class Sink(Protocol):
@@ -46,6 +46,10 @@ class Sink(Protocol):
 
     def records(self, text: str) -> None:
         """Records of rank 0 that it could not write into the job's folder itself; whole lines, see `Records`."""
+        ...
+
+    def stacks(self, ranks: Sequence[RankStack]) -> None:
+        """Where ranks are that could not write it into the job's folder themselves."""
         ...
 
     def tick(self, now_s: float) -> float | None:

@@ -33,8 +33,10 @@ from dsrun.launcher.protocol import (
     Output,
     Passed,
     RankPulse,
+    RankStack,
     Records,
     Signal,
+    Stacks,
     Start,
     Started,
     Stop,
@@ -279,6 +281,19 @@ def test_records_and_notes_of_a_host_reach_the_sink(tmp_path: Path) -> None:
     assert sink.notes == ["box: it says"]
 
 
+@pytest.mark.parametrize("apart", [True, False])
+def test_stacks_are_kept_for_a_host_that_cannot_leave_them_in_the_jobs_folder(tmp_path: Path, apart: bool) -> None:
+    told = Stacks(ranks=[stack(0, "here\n"), stack(1, "")])
+    greeting = Hello(pid=1, time_s=time.time(), own_folder=apart)
+    run(tmp_path, [greeting, Started(pids=[11, 12]), told, told, exited(0, 0), exited(1, 0), DONE])
+    kept = {path.name: path.read_text() for path in tmp_path.glob("*.stacks.txt")}
+    assert kept == ({"rank0.stacks.txt": "here\nhere\n"} if apart else {})
+
+
+def stack(rank: int, text: str) -> RankStack:
+    return RankStack(rank=rank, state="S", kernel="", text=text, phase="", collective="", step=None, idle_s=None)
+
+
 def test_the_front_ends_folder_is_marked_while_an_attempt_runs(tmp_path: Path) -> None:
     seen: list[Path] = []
     look = Call(lambda: seen.extend(tmp_path.glob(".shared-*")))
@@ -511,6 +526,9 @@ class CountingSink:
         pass
 
     def records(self, text: str) -> None:
+        pass
+
+    def stacks(self, ranks: Sequence[RankStack]) -> None:
         pass
 
     def tick(self, now_s: float) -> float | None:

@@ -1,0 +1,93 @@
+"""Silence becomes a question to the hosts, and their answers a verdict that is told once."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.job_output import JobOutput
+from dsrun.launcher.progress_watch import ProgressWatch
+from dsrun.launcher.protocol import Exit, RankStack
+from dsrun.launcher.tally import Tally
+from support.jobs import RecordingSink, program_plan
+
+TIMEOUT_S = 5.0
+
+
+class Watched:
+    """A watch over two hosts with a rank each, at a time of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.plan = program_plan(folder, "command", "true", ranks=1, hosts=2)
+        self.tally = Tally(self.plan)
+        self._output = JobOutput(self.plan, RecordingSink())
+        self.watch = ProgressWatch(self.tally, self._output, self.plan, timeout_s=TIMEOUT_S)
+        self.watch.started([0, 1])
+        self.now_s = time.monotonic()
+
+    def look_for(self, seconds: float) -> bool:
+        """Looks every second, as a session does; returns whether hosts were to be asked."""
+        asked = False
+        for _ in range(round(seconds)):
+            self.now_s += 1
+            asked |= self.watch.look(self.now_s, ["here", "here2"])
+        return asked
+
+    def events(self) -> list[str]:
+        lines = Path(self.plan.run_dir, "events.jsonl").read_text().splitlines()
+        return [json.loads(line)["event"] for line in lines]
+
+
+def stack(rank: int, state: str = "S") -> RankStack:
+    text = 'Current thread 0x1 (most recent call first):\n  File "train.py", line 5 in wait\n' if state == "S" else ""
+    return RankStack(rank=rank, state=state, kernel="", text=text, phase="", collective="", step=None, idle_s=None)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Watched:
+    return Watched(tmp_path)
+
+
+def test_hosts_are_asked_once_after_the_time_out_and_not_before(watched: Watched) -> None:
+    assert not watched.look_for(TIMEOUT_S - 1)
+    watched.watch.printed()
+    assert not watched.look_for(TIMEOUT_S - 1)
+    assert watched.look_for(3)
+    assert not watched.look_for(5), "one question is enough"
+
+
+def test_the_verdict_waits_for_all_hosts_and_names_who_is_stopped(watched: Watched) -> None:
+    watched.look_for(TIMEOUT_S + 2)
+    watched.watch.answered("here", [stack(0)])
+    assert watched.watch.verdict(watched.now_s) is None
+    watched.watch.answered("here2", [stack(1, "T")])
+    hang = watched.watch.verdict(watched.now_s)
+    assert hang is not None
+    assert "rank 1 is stopped" in hang.lines[0]
+    assert watched.events() == ["hang"]
+    assert watched.watch.verdict(watched.now_s) is None
+
+
+def test_a_host_that_is_gone_or_late_holds_up_no_verdict(watched: Watched) -> None:
+    watched.look_for(TIMEOUT_S + 2)
+    watched.watch.answered("here", [stack(0)])
+    watched.watch.gone("here2")
+    assert watched.watch.verdict(watched.now_s) is not None
+
+
+def test_a_host_that_never_answers_is_named(watched: Watched) -> None:
+    watched.look_for(TIMEOUT_S + 2)
+    watched.watch.answered("here", [stack(0)])
+    hang = watched.watch.verdict(watched.now_s + 60)
+    assert hang is not None
+    assert any("here2" in line for line in hang.lines)
+
+
+def test_a_rank_that_has_returned_makes_no_hang_of_itself(watched: Watched) -> None:
+    for rank in (0, 1):
+        watched.tally.exited(Exit(rank=rank, status=0, time_s=1.0))
+        watched.watch.ended(rank)
+    assert not watched.look_for(3 * TIMEOUT_S)
