@@ -64,7 +64,9 @@ def slow_verdicts(measured: Mapping[str, Measured], pairs: Sequence[Mapping[str,
         for host, one in found.items():
             if len(found) > 2 and one.median < _SLOW * usual:
                 yield _slow(f"{name}: {median_text(one)}, hosts usually reach {_median_of(one, usual)}", [host])
-    ways = [(pair, Figure.from_json(pair["figures"][1])) for pair in pairs if "figures" in pair]
+    ways = [
+        (pair, Figure.from_json(value)) for pair in pairs for value in pair.get("figures", ()) if value["unit"] == "B/s"
+    ]
     usual = statistics.median(rate.median for _, rate in ways) if ways else 0.0
     for pair, rate in ways:
         if len(ways) > 2 and rate.median < _SLOW * usual:

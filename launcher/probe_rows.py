@@ -12,6 +12,7 @@ from typing import Any
 from dsrun.units import format_bytes
 
 from .probe_gpu_rows import gpu_rows
+from .probe_reasons import WHY
 from .table_rows import Row, RowKind, fold_names, in_brackets, size_text
 
 Report = Mapping[str, Any]
@@ -214,9 +215,11 @@ def _versions(report: Report, everything: bool) -> Iterator[Row]:
             yield Row("versions", name.replace("_", " "), software[name] or "none")
         for name, value in software["variables"].items():
             yield Row("variables", name, value)
-    loaded = report["loaded"]
-    if loaded is not None:
-        yield from _loaded(loaded)
+    if report["loaded"] is not None:
+        yield from _loaded(report["loaded"])
+    elif report["null_reasons"].get("loaded") != WHY["loaded"]:
+        # Asked for, and failed.
+        yield Row("loaded", "torch", _or_none(report, "loaded"))
 
 
 def _loaded(loaded: Mapping[str, Any]) -> Iterator[Row]:
