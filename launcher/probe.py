@@ -17,7 +17,7 @@ from .devices import user_of_process
 from .probe_cgroup import read_cgroup, read_limits
 from .probe_cpu import read_cpu
 from .probe_deep import Loaded, NotLoaded
-from .probe_gpu import Gpu, GpuReport, list_gpus
+from .probe_gpu import Gpu, GpuReport, gpu_handle, list_gpus
 from .probe_gpu_state import read_state
 from .probe_host import read_host
 from .probe_machine import host_names as host_names
@@ -137,7 +137,7 @@ def _gpus(
 ) -> GpuReport:
     try:
         with open_nvml(load_nvml) as nvml:
-            report = list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
+            report = list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"), keep_lost=True)
             if state:
                 report = replace(report, gpus=_all_detailed(nvml, report.gpus, root, why))
             else:
@@ -157,7 +157,7 @@ def _all_detailed(nvml: Any, gpus: Sequence[Gpu], root: Path, why: dict[str, str
     xids = read_xids(root)
     if isinstance(xids, str):
         why["gpus.*.xids"] = xids
-    handles = [nvml.nvmlDeviceGetHandleByIndex(gpu.index) for gpu in gpus]
+    handles = [gpu_handle(nvml, gpu.index, keep_lost=True) for gpu in gpus]
     # A GPU takes milliseconds for some answers, and others need not wait for it: NVML may be asked by many threads.
     with ThreadPoolExecutor(len(gpus)) as pool:
         asked = [pool.submit(_detailed, nvml, gpu, handles, root, xids) for gpu in gpus]
@@ -168,6 +168,8 @@ def _detailed(
     nvml: Any, gpu: Gpu, handles: Sequence[Any], root: Path, xids: Mapping[str, tuple[int, ...]] | str
 ) -> Gpu:
     handle = handles[gpu.index]
+    if handle is None:
+        return gpu
     info = ask(nvml, "nvmlDeviceGetPciInfo", handle)
     address = None if info is None else pci_address(text_of(info.busId) or "")
     return replace(

@@ -6,6 +6,7 @@ group and the root that is mounted here, so every level is read and the smallest
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -188,7 +189,7 @@ def levels(root: Path, mount: CgroupMount, group: PurePosixPath | None) -> Itera
     if group is not None and group.is_relative_to(mount.root):
         own = point / group.relative_to(mount.root)
         # Inside a container the path of /proc/self/cgroup may belong to the host; then the mounted root is our own.
-        if ".." not in own.parts and own.is_dir():
+        if ".." not in own.parts and os.path.isdir(own):
             folder = own
             while folder != point:
                 yield folder

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .cpu_topology import parse_cpu_list, read_cpus
-from .probe_machine import CpuInfo, read_text, usable_cores
+from .probe_machine import CpuInfo, is_there, read_text, usable_cores
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -67,7 +67,7 @@ def read_cpu(root: Path, info: CpuInfo, *, affinity: Collection[int], quota_core
     """
     system = root / "sys/devices/system/cpu"
     online = parse_cpu_list(read_text(system / "online") or "")
-    cpus = read_cpus(root, allowed=online) if (system / "cpu0/topology").is_dir() else ()
+    cpus = read_cpus(root, allowed=online) if is_there(system / "cpu0/topology") else ()
     cores = len({(cpu.package, cpu.core) for cpu in cpus}) or None
     return CpuReport(
         model=info.model,

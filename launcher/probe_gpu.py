@@ -24,6 +24,9 @@ class Gpu:
         memory_free_bytes: memory nobody holds at the moment of asking.
         compute_capability: `9.0` for Hopper.
         usable: CUDA_VISIBLE_DEVICES lets the job see it.
+        cuda_index: its number to the job, `cuda:0` first, where CUDA sorts by PCI address (it does among equal GPUs);
+            None where the job does not see it as a whole.
+        lost: the driver counts it and cannot reach it.
         pci_address: as /sys writes it, `0000:1b:00.0`.
         numa_node: the node its slot is wired to.
         iommu: kind of the IOMMU's domain for it (`identity`, `DMA`, `DMA-FQ`); asked by the probe alone, as the rest.
@@ -41,6 +44,8 @@ class Gpu:
     memory_free_bytes: int | None
     compute_capability: str | None
     usable: bool
+    cuda_index: int | None = None
+    lost: bool = False
     pci_address: str | None = None
     numa_node: int | None = None
     iommu: str | None = None
@@ -86,20 +91,24 @@ def read_gpus(environ: Mapping[str, str], *, load_nvml: Callable[[], Any] | None
         return GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=str(error))
 
 
-def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
+def list_gpus(nvml: Any, visible: str | None, *, keep_lost: bool = False) -> GpuReport:
     """Lists the GPUs of an open driver.
 
     Args:
         nvml: the open driver.
         visible: CUDA_VISIBLE_DEVICES; None where it is not set.
+        keep_lost: list a GPU that cannot be reached too; otherwise it is an error of the driver, for a job would fail.
     """
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    uuids = [text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) for handle in handles]
-    devices = visible_devices(visible, uuids)
+    handles = [gpu_handle(nvml, index, keep_lost=keep_lost) for index in range(nvml.nvmlDeviceGetCount())]
+    uuids = [
+        None if handle is None else text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) for handle in handles
+    ]
+    named = visible_devices(visible, uuids)
+    devices = tuple(index for index in named if index is None or handles[index] is not None)
     cuda: int | None = ask_driver(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
     return GpuReport(
         gpus=tuple(
-            _read_one(nvml, handle, index=index, uuid=uuids[index], usable=index in devices)
+            _lost(index) if handle is None else _read_one(nvml, handle, index=index, uuid=uuids[index], devices=devices)
             for index, handle in enumerate(handles)
         ),
         usable_count=len(devices),
@@ -149,7 +158,27 @@ def _names(entry: str, index: int, uuid: str | None) -> bool:
     return entry.startswith("GPU-") and uuid is not None and uuid.startswith(entry)
 
 
-def _read_one(nvml: Any, handle: Any, *, index: int, uuid: str | None, usable: bool) -> Gpu:
+def gpu_handle(nvml: Any, index: int, *, keep_lost: bool) -> Any:
+    """Returns the driver's handle of a GPU; with `keep_lost` None for one that cannot be reached."""
+    if keep_lost:
+        return ask_driver(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+    return nvml.nvmlDeviceGetHandleByIndex(index)
+
+
+def _lost(index: int) -> Gpu:
+    return Gpu(
+        index=index,
+        uuid=None,
+        name=None,
+        memory_total_bytes=None,
+        memory_free_bytes=None,
+        compute_capability=None,
+        usable=False,
+        lost=True,
+    )
+
+
+def _read_one(nvml: Any, handle: Any, *, index: int, uuid: str | None, devices: Sequence[int | None]) -> Gpu:
     memory: Any = ask_driver(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     capability: Any = ask_driver(nvml, nvml.nvmlDeviceGetCudaComputeCapability, handle)
     return Gpu(
@@ -159,5 +188,6 @@ def _read_one(nvml: Any, handle: Any, *, index: int, uuid: str | None, usable: b
         memory_total_bytes=None if memory is None else int(memory.total),
         memory_free_bytes=None if memory is None else int(memory.free),
         compute_capability=None if capability is None else f"{capability[0]}.{capability[1]}",
-        usable=usable,
+        usable=index in devices,
+        cuda_index=devices.index(index) if index in devices else None,
     )

@@ -76,6 +76,9 @@ def _whole(report: ProbeReport) -> Iterator[ProbeVerdict]:
 
 
 def _remarks(gpu: Gpu, *, user: str, many: bool, virtual: bool | None) -> Iterator[_Remark]:
+    if gpu.lost:
+        fix = "`nvidia-smi -r` or reboot; look at power, seat and `dmesg | grep -i nvrm`; exchange it if it comes back"
+        yield "red", "lost: the driver counts it and cannot reach it", fix, "lost"
     if gpu.pcie is not None:
         yield from _link(gpu.pcie)
     if gpu.nvlink is not None:

@@ -77,7 +77,7 @@ def container_of(root: Path, environ: Mapping[str, str]) -> str | None:
     if named:
         return named.strip()
     signs = {"docker": ".dockerenv", "podman": "run/.containerenv", "singularity": ".singularity.d"}
-    return next((name for name, sign in signs.items() if (root / sign).exists()), None)
+    return next((name for name, sign in signs.items() if is_there(root / sign)), None)
 
 
 def machine_of(root: Path) -> str | None:
@@ -107,6 +107,11 @@ def host_names() -> frozenset[str]:
     """Returns what this machine calls itself, in lower case, with and without its domain; asks no name server."""
     name = socket.gethostname().lower()
     return frozenset({name, name.partition(".")[0]})
+
+
+def is_there(path: Path) -> bool:
+    """Whether a file or folder is there; False, where Path.exists raises, for what may not be looked at."""
+    return os.path.exists(path)
 
 
 def read_text(path: Path) -> str | None:

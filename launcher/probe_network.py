@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .probe_machine import read_text
+from .probe_machine import is_there, read_text
 from .probe_pci import place_of, read_number
 
 #: Interface -> its addresses.
@@ -117,7 +117,7 @@ def read_network(root: Path, addresses: Addresses) -> tuple[NetworkReport, ...]:
         _interface(folder / name, addresses.get(name, ()), default_route=name in routes)
         for name in sorted({*_names(folder), *addresses})
         # `bonding_masters` is a file among the folders.
-        if name != "lo" and ((folder / name).is_dir() or name in addresses)
+        if name != "lo" and (os.path.isdir(folder / name) or name in addresses)
     )
     return tuple(report for report in reports if report.kind != "virtual" or report.addresses)
 
@@ -183,7 +183,7 @@ def hosts_rows(text: str) -> list[list[str]]:
 
 
 def _interface(folder: Path, addresses: Sequence[str], *, default_route: bool) -> NetworkReport:
-    card = (folder / "device").exists()
+    card = is_there(folder / "device")
     infiniband = (read_text(folder / "type") or "").strip() == _INFINIBAND_TYPE
     place = place_of(folder / "device") if card else None
     return NetworkReport(
@@ -232,7 +232,7 @@ def _port(folder: Path) -> RdmaPort:
 
 def _gid_index(folder: Path, layer: str | None) -> int | None:
     if layer == "InfiniBand":
-        return 0 if (folder / "gids/0").exists() else None
+        return 0 if is_there(folder / "gids/0") else None
     for index in range(_MOST_GIDS):
         # An entry that is not in use cannot be read.
         kind = read_text(folder / f"gid_attrs/types/{index}")

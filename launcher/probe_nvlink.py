@@ -101,7 +101,7 @@ def read_peer_access(nvml: Any, handle: Any, index: int, others: Sequence[Any]) 
         nvml: the open driver.
         handle: of the GPU.
         index: its place among `others`.
-        others: handles of all GPUs, in order.
+        others: handles of all GPUs, in order; None for one that is lost.
 
     Returns:
         a word a GPU, in order: `X` for itself, `OK`, or why not: `CNS` chipset, `GNS` GPU, `TNS` topology, `DR`
@@ -109,7 +109,7 @@ def read_peer_access(nvml: Any, handle: Any, index: int, others: Sequence[Any]) 
     """
     words: list[str] = []
     for place, other in enumerate(others):
-        status = None if place == index else ask(nvml, "nvmlDeviceGetP2PStatus", handle, other, _READ)
+        status = None if place == index or other is None else ask(nvml, "nvmlDeviceGetP2PStatus", handle, other, _READ)
         if place == index:
             words.append("X")
         else:

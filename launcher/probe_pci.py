@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .probe_machine import read_text
+from .probe_machine import is_there, read_text
 
 #: Nearest first: see `path_class`.
 PathClass = Literal["X", "PIX", "PXB", "PHB", "NODE", "SYS"]
@@ -92,7 +92,7 @@ def place_of_address(root: Path, address: str) -> PciPlace | None:
         address: `0000:1b:00.0`.
     """
     folder = root / "sys/bus/pci/devices" / address
-    return place_of(folder) if folder.exists() else None
+    return place_of(folder) if is_there(folder) else None
 
 
 def read_link(folder: Path) -> PcieLink:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from .probe_cgroup import unescape_mount
-from .probe_machine import read_text
+from .probe_machine import is_there, read_text
 from .probe_pci import PcieLink, place_of, read_link, read_number
 
 #: Files are on another machine: slow for many small ones, and a hang there is a hang here.
@@ -128,7 +128,7 @@ def read_storage(root: Path, paths: Sequence[Path]) -> StorageReport:
         paths=tuple(_path(path, mounts) for path in paths),
         nvme=tuple(_drives(root / "sys/block", mounts)),
         io_uring=None if switch is None else switch == 0,
-        gds=(root / "proc/driver/nvidia-fs").exists(),
+        gds=is_there(root / "proc/driver/nvidia-fs"),
     )
 
 
@@ -190,8 +190,12 @@ def answer_within(call: Callable[[], _T], patience_s: float) -> _T | None:
 
 
 def _path(path: Path, mounts: Sequence[Mount]) -> PathReport:
-    # Only what mountinfo says of it as it is written: following links would ask the file system.
-    written = Path(os.path.abspath(path))
+    try:
+        # Only what mountinfo says of it as it is written: following links would ask the file system.
+        written = Path(os.path.abspath(path))
+    except OSError:
+        # Relative to a working folder that is gone.
+        return _report(path, None, None, answers=None, direct_io=None)
     mount = mount_of(PurePosixPath(written), mounts)
     if mount is None or mount.filesystem not in NETWORK_FILESYSTEMS:
         return _look(path, mounts)
@@ -202,7 +206,8 @@ def _path(path: Path, mounts: Sequence[Mount]) -> PathReport:
 def _look(path: Path, mounts: Sequence[Mount]) -> PathReport:
     whole = Path(os.path.realpath(path))
     there = whole
-    while not there.is_dir() and there != there.parent:
+    # Not Path.is_dir, which raises for what may not be looked at.
+    while not os.path.isdir(there) and there != there.parent:
         there = there.parent
     mount = mount_of(PurePosixPath(there), mounts)
     network = mount is not None and mount.filesystem in NETWORK_FILESYSTEMS
@@ -258,7 +263,7 @@ def _device_numbers(folder: Path) -> Iterator[str]:
     if number:
         yield number
     for name in _names(folder):
-        if name.startswith(folder.name) and (folder / name / "partition").exists():
+        if name.startswith(folder.name) and is_there(folder / name / "partition"):
             yield from _device_numbers(folder / name)
     for name in _names(folder / "holders"):
         yield from _device_numbers(folder / "holders" / name)

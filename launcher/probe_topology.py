@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .probe_gpu import Gpu
-from .probe_machine import read_text
+from .probe_machine import is_there, read_text
 from .probe_network import RdmaDevice
 from .probe_nvlink import links_between
 from .probe_pci import PciPlace, path_class, place_of_address, read_number
@@ -91,8 +91,8 @@ def read_topology(
         ),
         paths=tuple(rows),
         nvswitches=_count(root / "proc/driver/nvidia-nvswitch/devices") or 0,
-        peermem=(root / "sys/module/nvidia_peermem").exists() or (root / "sys/module/nv_peer_mem").exists(),
-        gdrcopy=(root / "sys/module/gdrdrv").exists(),
+        peermem=is_there(root / "sys/module/nvidia_peermem") or is_there(root / "sys/module/nv_peer_mem"),
+        gdrcopy=is_there(root / "sys/module/gdrdrv"),
         iommu_groups=_count(root / "sys/kernel/iommu_groups"),
     )
 

@@ -106,6 +106,26 @@ def test_a_launch_gets_the_list_of_gpus_without_asking_each(tmp_path: Path) -> N
     assert {report.null_reasons[f"gpus.0.{name}"] for name in ("state", "iommu", "xids")} == {"not asked"}
 
 
+def test_a_gpu_that_is_lost_does_not_hide_the_others(tmp_path: Path) -> None:
+    machine = recorded_machine("workstation", tmp_path)
+    driver = machine.load_nvml()
+    reach = driver.nvmlDeviceGetHandleByIndex
+
+    def handle(index: int) -> Any:
+        if index == 2:
+            raise NVMLError("GPU is lost")
+        return reach(index)
+
+    driver.nvmlDeviceGetHandleByIndex = handle
+    report = machine.report(load_nvml=lambda: driver)
+    assert [gpu.lost for gpu in report.gpus] == [False, False, True, False]
+    assert report.gpus[0].peer_access == ("X", "OK", "U", "OK")
+    assert (report.gpus_usable, report.topology.paths[2]) == (3, ("?", "?", "X", "?"))
+    (verdict,) = [verdict for verdict in report.verdicts if verdict.path == "gpus.2.lost"]
+    assert (verdict.level, verdict.text) == ("red", "GPU 2 lost: the driver counts it and cannot reach it")
+    assert report.null_reasons["gpus.2.state"] == "the driver does not say"
+
+
 def test_interfaces_that_cannot_be_listed_are_a_reason_and_not_a_crash(tmp_path: Path) -> None:
     def refuse() -> Addresses:
         raise PermissionError("not here")

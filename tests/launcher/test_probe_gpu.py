@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dsrun.launcher.probe_gpu import read_gpus, visible_devices
+from dsrun.launcher.probe_gpu import list_gpus, read_gpus, visible_devices
 
 GIB = 1 << 30
 
@@ -102,3 +102,32 @@ def test_visible_devices_follow_cudas_rules_and_a_job_may_have_several_slices(
     value: str | None, devices: tuple[int | None, ...]
 ) -> None:
     assert visible_devices(value, ["GPU-aa0", "GPU-bb0", "GPU-aa1"]) == devices
+
+
+def test_a_gpu_is_told_with_its_number_to_the_job() -> None:
+    report = read_gpus({"CUDA_VISIBLE_DEVICES": "2,0"}, load_nvml=lambda: fake_nvml(3))
+    assert [(gpu.usable, gpu.cuda_index) for gpu in report.gpus] == [(True, 1), (False, None), (True, 0)]
+
+
+def lost_at(index: int) -> Any:
+    def handle(number: int) -> int:
+        if number == index:
+            raise NVMLError("GPU is lost")
+        return number
+
+    return fake_nvml(3, nvmlDeviceGetHandleByIndex=handle)
+
+
+def test_a_lost_gpu_is_an_error_of_the_driver_for_a_launch() -> None:
+    report = read_gpus({}, load_nvml=lambda: lost_at(1))
+    assert (report.gpus, report.reason) == ((), "the NVIDIA driver does not answer: GPU is lost")
+
+
+def test_a_lost_gpu_is_listed_where_that_is_asked_for_and_no_job_has_it() -> None:
+    report = list_gpus(lost_at(1), None, keep_lost=True)
+    assert [(gpu.lost, gpu.usable, gpu.name) for gpu in report.gpus] == [
+        (False, True, "NVIDIA H200"),
+        (True, False, None),
+        (False, True, "NVIDIA H200"),
+    ]
+    assert report.usable_count == 2

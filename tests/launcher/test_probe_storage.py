@@ -52,6 +52,24 @@ def test_a_server_that_is_away_is_not_waited_for() -> None:
     assert answer_within(lambda: "here", 60) == "here"
 
 
+def test_a_path_that_cannot_be_looked_at_is_told_by_what_is_above(tmp_path: Path) -> None:
+    (place,) = read_storage(tmp_path, [tmp_path / ("x" * 300) / "deep"]).paths
+    assert place.path == str(tmp_path / ("x" * 300) / "deep")
+    assert place.total_bytes is not None
+
+
+def test_a_path_below_a_working_folder_that_is_gone_is_told_as_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    (place,) = read_storage(tmp_path, [Path("offload")]).paths
+    assert (place.path, place.mount, place.total_bytes) == ("offload", None, None)
+
+
 def test_links_of_a_path_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
