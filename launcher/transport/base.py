@@ -68,3 +68,14 @@ class Transport(Protocol):
             LaunchError: the command could not be started.
         """
         ...
+
+
+class OwnedTransport(Transport, Protocol):
+    """A transport as its maker sees it, who is to close it in the end."""
+
+    def close(self) -> None:
+        """Gives up what is kept for further commands, and starts that are under way; may be called twice.
+
+        To be called once the commands have ended. What still runs loses nothing by it.
+        """
+        ...

@@ -78,6 +78,9 @@ class FakeTransport:
         self.channels[host.name] = FakeChannel(self._scripts[host.name])
         return self.channels[host.name]
 
+    def close(self) -> None:
+        """Keeps nothing. See `OwnedTransport`."""
+
 
 class FakeChannel:
     """A scripted agent, and a record of what it was sent."""

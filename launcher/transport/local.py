@@ -41,6 +41,9 @@ class LocalTransport:
             raise LaunchError(f"host {host.name}: cannot run {argv[0]!r}: {refusal_of(error)}") from error
         return LocalChannel(process)
 
+    def close(self) -> None:
+        """Keeps nothing. See `OwnedTransport`."""
+
 
 class LocalChannel:
     """The pipes of one child process."""

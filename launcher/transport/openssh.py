@@ -10,6 +10,7 @@ import math
 import os
 import select
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,10 +20,12 @@ from dsrun.errors import LaunchError
 from ..hosts import HostSpec
 from . import ssh_faults
 from .local import LocalChannel
+from .ssh_retries import knock
 from .ssh_words import Preamble, remote_line, status_of
 
-#: For a connection to a server, up to its keys being exchanged.
-CONNECT_TIMEOUT_S = 10.0
+#: For a server to be there and exchange keys. Of a connection's first packet three repetitions fall into it (after 1, 3
+#: and 7 s).
+CONNECT_TIMEOUT_S = 8.0
 #: From there to the command, which is for the login and the shell's start-up files.
 START_PATIENCE_S = 20.0
 #: Unanswered questions of the client to the server before it gives up.
@@ -38,11 +41,12 @@ class OpensshTransport:
 
     Args:
         lease_s: longest silence of a host; the client notices a dead server within that time.
-        connect_timeout_s: longest wait for a server.
+        connect_timeout_s: longest wait for a server to be there, and to answer.
         start_patience_s: longest wait for the command after that.
         config: an ssh_config to read in place of the user's and the system's.
         announce: told, as one line, of each host key that was accepted as new; None refuses them, unless
             ssh_config itself accepts.
+        note: told, as one line, what a start waits for: a server that is not there yet is knocked at again.
         program: the client.
     """
 
@@ -54,15 +58,17 @@ class OpensshTransport:
         start_patience_s: float = START_PATIENCE_S,
         config: Path | None = None,
         announce: Callable[[str], None] | None = None,
+        note: Callable[[str], None] | None = None,
         program: str = "ssh",
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._start_patience_s = start_patience_s
         self._announce = announce
+        self._note = note
+        self._closed = threading.Event()
         self._head = [program, "-T", *([] if config is None else ["-F", str(config)])]
         options = {
             "BatchMode": "yes",
-            "ConnectTimeout": f"{math.ceil(connect_timeout_s)}",
             "ServerAliveInterval": f"{max(1, int(lease_s / _ALIVE_COUNT))}",
             "ServerAliveCountMax": f"{_ALIVE_COUNT}",
             # A master of ours would stay behind, with our pipes open; one that the user has opened is welcome.
@@ -85,7 +91,21 @@ class OpensshTransport:
         Raises:
             LaunchError: no connection, no login, or no such program there.
         """
-        words = [*map(os.fsencode, [*self._head, *_destination(host)]), remote_line(host, argv)]
+        line = remote_line(host, argv)
+        return knock(
+            lambda timeout_s: self._start(host, argv, line, timeout_s),
+            patience_s=self._connect_timeout_s,
+            stopped=self._closed,
+            note=self._note,
+        )
+
+    def close(self) -> None:
+        """See `OwnedTransport`."""
+        self._closed.set()
+
+    def _start(self, host: HostSpec, argv: Sequence[str], line: bytes, timeout_s: float) -> OpensshChannel:
+        head = [*self._head, "-o", f"ConnectTimeout={math.ceil(timeout_s)}", *_destination(host)]
+        words = [*map(os.fsencode, head), line]
         try:
             process = subprocess.Popen(
                 words,
@@ -109,9 +129,9 @@ class OpensshTransport:
             with process:
                 raise
         if self._announce is not None:
-            for line in stderr.text.splitlines():
-                if _NEW_KEY in line:
-                    self._announce(f"host {host.name}: {line.strip()}")
+            for said in stderr.text.splitlines():
+                if _NEW_KEY in said:
+                    self._announce(f"host {host.name}: {said.strip()}")
         return OpensshChannel(process, stdout.rest, stderr.rest)
 
     def _wait_for_start(

@@ -5,6 +5,7 @@ How a host is found and trusted stands in ssh_login; what its shell reads in ssh
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from . import ssh_faults
 from .base import CONNECTION_LOST
 from .openssh import CONNECT_TIMEOUT_S, START_PATIENCE_S
 from .ssh_login import LoggedIn, SshLogin
+from .ssh_retries import knock
 from .ssh_words import Preamble, remote_line, status_of
 
 if TYPE_CHECKING:
@@ -27,19 +29,22 @@ _READ_BYTES = 1 << 18
 _WRITE_BYTES = 1 << 16
 #: Questions to the server within a lease, so that firewalls keep the connection.
 _ALIVE_COUNT = 3
+#: For an answer on a connection that has served before.
+_REOPEN_TIMEOUT_S = 3.0
 #: What `wait` returns for a command that was killed from here.
 _KILLED = -9
 
 
 class SshTransport:
-    """One connection a host, with one session.
+    """One connection for each command that runs; that of one which has ended carries the host's next.
 
     Args:
         lease_s: longest silence of a host.
-        connect_timeout_s: longest wait for each step of a connection.
+        connect_timeout_s: longest wait for a server to be there, and for each step of a connection to it.
         start_patience_s: longest wait for the command after that.
         config: an ssh_config to read in place of the user's and the system's.
         announce: told, as one line, of each host key that was accepted as new; None refuses them.
+        note: told, as one line, what a start waits for: a server that is not there yet is knocked at again.
     """
 
     def __init__(
@@ -50,11 +55,17 @@ class SshTransport:
         start_patience_s: float = START_PATIENCE_S,
         config: Path | None = None,
         announce: Callable[[str], None] | None = None,
+        note: Callable[[str], None] | None = None,
     ) -> None:
         self._keepalive_s = max(1, int(lease_s / _ALIVE_COUNT))
         self._connect_timeout_s = connect_timeout_s
         self._start_patience_s = start_patience_s
-        self._login = SshLogin(connect_timeout_s=connect_timeout_s, config=config, announce=announce)
+        self._login = SshLogin(config=config, announce=announce)
+        self._note = note
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        #: The channels whose connections stand, by what a connection depends on.
+        self._channels: dict[HostSpec, list[SshChannel]] = {}
 
     def start(self, host: HostSpec, argv: Sequence[str]) -> SshChannel:
         """Connects, and returns when the command starts. See `Transport`.
@@ -67,21 +78,69 @@ class SshTransport:
             LaunchError: no connection, no login, or no such program there.
         """
         line = remote_line(host, argv)
-        connection = self._login.connect(host)
+        connection, session = self._reopen(host) or self._open(host)
         try:
-            return self._start(connection, line, host, argv)
+            channel = self._start(connection, session, line, host, argv)
         except BaseException:
             connection.close()
             raise
+        with self._lock:
+            self._channels.setdefault(_destination(host), []).append(channel)
+        return channel
 
-    def _start(self, connection: LoggedIn, line: bytes, host: HostSpec, argv: Sequence[str]) -> SshChannel:
+    def close(self) -> None:
+        """See `OwnedTransport`."""
+        self._closed.set()
+        with self._lock:
+            channels = [channel for of_host in self._channels.values() for channel in of_host]
+            self._channels.clear()
+        for channel in channels:
+            connection = channel.hand_over()
+            if connection is not None:
+                connection.close()
+
+    def _reopen(self, host: HostSpec) -> tuple[LoggedIn, SessionChannel] | None:
+        """Opens a session on the connection of a command that has ended; None if there is none that still works."""
+        from paramiko import SSHException
+
+        while True:
+            with self._lock:
+                channels = self._channels.get(_destination(host), [])
+                connection = next((free for channel in channels if (free := channel.hand_over()) is not None), None)
+                channels[:] = [channel for channel in channels if channel.is_connected]
+            if connection is None:
+                return None
+            try:
+                timeout_s = min(_REOPEN_TIMEOUT_S, self._connect_timeout_s)
+                return connection, connection.transport.open_session(timeout=timeout_s)
+            except (SSHException, OSError, EOFError):
+                # It was lost meanwhile.
+                connection.close()
+
+    def _open(self, host: HostSpec) -> tuple[LoggedIn, SessionChannel]:
+        from paramiko import SSHException
+
+        connection = knock(
+            lambda timeout_s: self._login.connect(host, timeout_s),
+            patience_s=self._connect_timeout_s,
+            stopped=self._closed,
+            note=self._note,
+        )
+        try:
+            connection.transport.set_keepalive(self._keepalive_s)
+            return connection, connection.transport.open_session(timeout=self._connect_timeout_s)
+        except (SSHException, OSError, EOFError) as error:
+            connection.close()
+            raise _no_session(host, error) from error
+
+    def _start(
+        self, connection: LoggedIn, session: SessionChannel, line: bytes, host: HostSpec, argv: Sequence[str]
+    ) -> SshChannel:
         from paramiko import SSHException
 
         stdout, stderr = Preamble(), Preamble()
         deadline_s = time.monotonic() + self._start_patience_s
         try:
-            connection.transport.set_keepalive(self._keepalive_s)
-            session = connection.transport.open_session(timeout=self._connect_timeout_s)
             session.settimeout(self._start_patience_s)
             session.exec_command(line)
             for preamble, read in ((stdout, session.recv), (stderr, session.recv_stderr)):
@@ -100,26 +159,36 @@ class SshTransport:
         except TimeoutError as error:
             raise ssh_faults.never_started(host, argv, None, stdout=stdout.text, stderr=stderr.text) from error
         except (SSHException, OSError, EOFError) as error:
-            raise LaunchError(
-                f"host {host.name}: logged in, but the server opened no session for a command: {error}",
-                hint="its log says why; `MaxSessions` in its sshd_config may be 0, or the connection was lost",
-            ) from error
+            raise _no_session(host, error) from error
         session.settimeout(None)
         return SshChannel(connection, session, stdout.rest, stderr.rest)
+
+
+def _destination(host: HostSpec) -> HostSpec:
+    """What a connection depends on, of all that is known about a host."""
+    return HostSpec(name=host.name, slots=1, source="", addr=host.addr, port=host.port, user=host.user)
+
+
+def _no_session(host: HostSpec, error: Exception) -> LaunchError:
+    return LaunchError(
+        f"host {host.name}: logged in, but the server opened no session for a command: {error}",
+        hint="its log says why; `MaxSessions` in its sshd_config may be 0, or the connection was lost",
+    )
 
 
 class SshChannel:
     """The session of one command.
 
     Args:
-        connection: its own, which ends with it.
+        connection: its own as long as the command runs.
         session: of a command that has started.
         stdout: what was read of the command's stdout meanwhile.
         stderr: the same of its stderr.
     """
 
     def __init__(self, connection: LoggedIn, session: SessionChannel, stdout: bytes, stderr: bytes) -> None:
-        self._connection = connection
+        self._lock = threading.Lock()
+        self._connection: LoggedIn | None = connection
         self._session = session
         self._early_stdout = stdout
         self._early_stderr = stderr
@@ -166,9 +235,6 @@ class SshChannel:
         """See `Channel`."""
         if not self._session.status_event.wait(timeout_s):
             return None
-        if self._session.closed:
-            # What has come and was not read yet stays readable.
-            self._connection.close()
         status = self._session.exit_status
         if status < 0:
             return _KILLED if self._killed else CONNECTION_LOST
@@ -176,5 +242,25 @@ class SshChannel:
 
     def kill(self) -> None:
         """Closes the connection; the command sees the end of its stdin. See `Channel`."""
-        self._killed = True
-        self._connection.close()
+        with self._lock:
+            if self._connection is not None:
+                self._killed = True
+                self._connection.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has a connection, and that was not closed."""
+        with self._lock:
+            return self._connection is not None and self._connection.transport.is_active()
+
+    def hand_over(self) -> LoggedIn | None:
+        """Gives away the connection if the command has ended and the connection has not.
+
+        What has come and was not read yet stays readable.
+        """
+        with self._lock:
+            connection = self._connection
+            if connection is None or not self._session.closed or not connection.transport.is_active():
+                return None
+            self._connection = None
+            return connection

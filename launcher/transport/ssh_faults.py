@@ -20,9 +20,13 @@ SSH_FAILED = 255
 _QUOTE_CHARS = 300
 
 
-def refused(host: HostSpec) -> LaunchError:
+class NotYet(LaunchError):
+    """A fault that may pass by itself: the host is still booting, or its server is overrun."""
+
+
+def refused(host: HostSpec) -> NotYet:
     """Nothing listens there."""
-    return LaunchError(
+    return NotYet(
         f"host {host.name}: no ssh server listens at {_place(host)} (connection refused)",
         hint="start sshd there, or say where it listens: `port=` in the hostfile, `Port` in ssh_config",
     )
@@ -36,9 +40,9 @@ def no_answer(host: HostSpec, timeout_s: float, *, during: str = "") -> LaunchEr
     )
 
 
-def unreachable(host: HostSpec, why: str) -> LaunchError:
+def unreachable(host: HostSpec, why: str) -> NotYet:
     """The network has no way there."""
-    return LaunchError(
+    return NotYet(
         f"host {host.name}: cannot reach {_place(host)}: {why}",
         hint="see the host's address (`addr=` in the hostfile) and this machine's routes",
     )
@@ -99,11 +103,44 @@ def not_let_in(host: HostSpec, accepted: Sequence[str] = (), *, passphrase: bool
     )
 
 
+def dropped(host: HostSpec, said: str) -> NotYet:
+    """The server hung up without a word."""
+    return NotYet(
+        f"host {host.name}: the server at {_place(host)} closed the connection without a greeting: {_quote(said)}",
+        hint="it may be overrun (`MaxStartups` in its sshd_config) or no ssh server at all; its log says why",
+    )
+
+
+def proxy_failed(host: HostSpec, command: str, said: str) -> NotYet:
+    """What was to carry the connection ended, or leads nowhere."""
+    return NotYet(
+        f"host {host.name}: its `ProxyCommand {command}` made no connection: {_quote(said)}",
+        hint=f"`{_login(host)} true` must work without a question",
+    )
+
+
+def config_not_followed(host: HostSpec, asked: Sequence[str]) -> LaunchError:
+    """To pass over what ssh_config says would lead elsewhere."""
+    return LaunchError(
+        f"host {host.name}: ssh_config asks for what this way to hosts does not know: {', '.join(asked)}",
+        hint="reach hosts with the system's client, which knows all of it: `--transport openssh`",
+    )
+
+
+def no_common_cipher(host: HostSpec, said: str) -> LaunchError:
+    """They have no algorithm in common."""
+    return LaunchError(
+        f"host {host.name}: cannot agree with the server at {_place(host)} on how to encrypt: {_quote(said)}",
+        hint="the server is much older or stricter than this client; the other one may know its ways: "
+        "`--transport openssh` or `--transport ssh`",
+    )
+
+
 def closed_early(host: HostSpec, said: str) -> LaunchError:
     """The server hung up before anybody had logged in."""
     return LaunchError(
         f"host {host.name}: the server at {_place(host)} closed the connection before the login: {_quote(said)}",
-        hint="it may be overrun (`MaxStartups` in its sshd_config) or no ssh server at all; its log says why",
+        hint=f"its log says why; `{_login(host)} true` shows the rest, with -v in detail",
     )
 
 
@@ -181,8 +218,11 @@ _CAUSES: tuple[tuple[re.Pattern[str], _Explain], ...] = (
         lambda host, found, _: not_let_in(host, found[1].split(",")),
     ),
     _cause(r"Too many authentication failures", lambda host, _, __: not_let_in(host)),
+    _cause(r"^.*no matching .* found.*$", lambda host, found, _: no_common_cipher(host, found[0])),
+    # With all that was said before: a proxy's own words are among it.
+    _cause(r"kex_exchange_identification", lambda host, found, _: dropped(host, found.string)),
     _cause(
-        r"^.*(?:kex_exchange_identification|Connection (?:closed|reset) by|Connection to .* closed).*$",
+        r"^.*(?:Connection (?:closed|reset) by|Connection to .* closed).*$",
         lambda host, found, _: closed_early(host, found[0]),
     ),
 )

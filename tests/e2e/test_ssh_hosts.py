@@ -48,11 +48,11 @@ def rig(tmp_path_factory: pytest.TempPathFactory) -> Generator[Rig]:
 
 
 def by_fabric(rig: Rig, lease_s: float) -> Transport:
-    return SshTransport(lease_s=lease_s, config=rig.ssh_config)
+    return SshTransport(lease_s=lease_s, connect_timeout_s=4, config=rig.ssh_config)
 
 
 def by_openssh(rig: Rig, lease_s: float) -> Transport:
-    return OpensshTransport(lease_s=lease_s, config=rig.ssh_config)
+    return OpensshTransport(lease_s=lease_s, connect_timeout_s=4, config=rig.ssh_config)
 
 
 @pytest.fixture(params=[by_fabric, by_openssh], ids=["fabric", "openssh"])

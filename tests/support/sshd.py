@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -102,12 +103,24 @@ class Sshd:
         """Kills the listening server; connections that stand live on. May be called twice."""
         if self._process is None or self._process.poll() is not None:
             return
-        # Behind a prefix that forks, the server is its child.
-        starter = psutil.Process(self._process.pid)
-        for process in starter.children() if self._prefix else [starter]:
+        for process in self._listeners():
             process.kill()
         self._process.wait(_START_PATIENCE_S)
         self._process = None
+
+    def cut(self) -> None:
+        """Kills the servers of the connections that stand, and not the commands that they started."""
+        for listener in self._listeners():
+            for server in listener.children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    if server.name() == "sshd":
+                        server.kill()
+
+    def _listeners(self) -> list[psutil.Process]:
+        assert self._process is not None, "the server runs"
+        # Behind a prefix that forks, the server is its child.
+        starter = psutil.Process(self._process.pid)
+        return starter.children() if self._prefix else [starter]
 
     def _read(self, process: subprocess.Popen[str], listening: threading.Event) -> None:
         assert process.stderr is not None, "stderr is a pipe"

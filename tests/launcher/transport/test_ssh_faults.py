@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.transport.ssh_faults import from_client, never_started, not_let_in
+from dsrun.launcher.transport.ssh_faults import NotYet, from_client, never_started, not_let_in
 
 BOX = HostSpec(name="box", slots=1, source="test", addr="10.0.0.5", port=2222, user="ann")
 
@@ -32,7 +32,13 @@ def explain(stderr: str, *, status: int = 255) -> tuple[str, str]:
         ),
         ("ann@10.0.0.5: Permission denied (publickey,password).\r\n", "as ann", "ssh -p 2222 ann@10.0.0.5"),
         ("ann@10.0.0.5: Permission denied (password).\r\n", "takes password only", "ssh-copy-id"),
-        ("kex_exchange_identification: read: Connection reset by peer\r\n", "before the login", "MaxStartups"),
+        ("kex_exchange_identification: read: Connection reset by peer\r\n", "without a greeting", "MaxStartups"),
+        ("Connection closed by 10.0.0.5 port 2222\r\n", "before the login", "ssh -p 2222 ann@10.0.0.5"),
+        (
+            "Unable to negotiate with 10.0.0.5 port 2222: no matching key exchange method found. Their offer: x\r\n",
+            "how to encrypt",
+            "--transport",
+        ),
         ("/home/ann/.ssh/config: line 3: Bad configuration option: frob\r\n", "Bad configuration option: frob", "-v"),
         ("", "did not say why", "-v"),
     ],
@@ -42,6 +48,24 @@ def test_each_cause_has_its_words_and_its_way_out(stderr: str, says: str, hint: 
     assert message.startswith("host box: ")
     assert says in message
     assert hint in way_out
+
+
+@pytest.mark.parametrize(
+    ("stderr", "may_pass"),
+    [
+        ("ssh: connect to host 10.0.0.5 port 2222: Connection refused\r\n", True),
+        ("ssh: connect to host 10.0.0.5 port 22: No route to host\r\n", True),
+        ("kex_exchange_identification: Connection closed by remote host\r\n", True),
+        ("ssh: connect to host 10.0.0.5 port 2222: Connection timed out\r\n", False),
+        ("Connection closed by 10.0.0.5 port 2222\r\n", False),
+        ("ann@10.0.0.5: Permission denied (publickey).\r\n", False),
+        ("Host key verification failed.\r\n", False),
+        ("", False),
+    ],
+)
+def test_what_may_pass_is_told_apart(stderr: str, may_pass: bool) -> None:
+    error = from_client(BOX, ["/opt/python"], 255, timeout_s=10, stderr=stderr, stdout="")
+    assert isinstance(error, NotYet) is may_pass
 
 
 def test_a_status_that_is_not_ssh_s_is_the_shell_s() -> None:

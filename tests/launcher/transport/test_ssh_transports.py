@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 
 from dsrun.errors import LaunchError
 from dsrun.launcher.hosts import HostSpec
 from dsrun.launcher.transport.base import Channel, Transport
-from dsrun.launcher.transport.openssh import OpensshTransport
-from dsrun.launcher.transport.ssh import SshTransport
-from support.channels import RememberingChannels
+from support.channels import ECHO, MakeTransport, fault_of, read_all, start_python
 from support.namespaces import NetHost, Rig, hosts, why_no_hosts
 from support.sshd import make_key
 
@@ -27,30 +23,6 @@ pytestmark = [pytest.mark.skipif(_WHY_NOT is not None, reason=str(_WHY_NOT)), py
 
 #: Far above what anything here takes, far below what a hang would.
 _PATIENCE_S = 20.0
-
-
-class MakeTransport(Protocol):
-    def __call__(
-        self,
-        *,
-        lease_s: float = ...,
-        connect_timeout_s: float = ...,
-        config: Path | None = ...,
-        announce: Callable[[str], None] | None = ...,
-    ) -> Transport: ...
-
-
-@pytest.fixture(params=[SshTransport, OpensshTransport], ids=["fabric", "openssh"])
-def make_transport(request: pytest.FixtureRequest) -> Generator[MakeTransport]:
-    made: list[RememberingChannels] = []
-
-    def make(*, lease_s: float = 15, **options: Any) -> Transport:
-        made.append(RememberingChannels(request.param(lease_s=lease_s, **options)))
-        return made[-1]
-
-    yield make
-    for transport in made:
-        transport.end_all()
 
 
 @pytest.fixture(scope="module")
@@ -73,31 +45,6 @@ def n2(rig: Rig) -> Generator[NetHost]:
     host.sshd.stop()
     assert host.sshd.public_key == key, "a test that changes the host key makes a rig of its own"
     host.sshd.start()
-
-
-def start_python(transport: Transport, host: NetHost, source: str, *words: str, addr: str | None = None) -> Channel:
-    return transport.start(host.spec(addr=addr), [sys.executable, "-I", "-c", source, *words])
-
-
-def read_all(read: Callable[[], bytes]) -> bytes:
-    pieces: list[bytes] = []
-    while data := read():
-        pieces.append(data)
-    return b"".join(pieces)
-
-
-def fault_of(transport: Transport, spec: HostSpec) -> LaunchError:
-    """The error of a start that must fail, and may not take long."""
-    began_s = time.monotonic()
-    with pytest.raises(LaunchError) as caught:
-        transport.start(spec, ["true"])
-    assert time.monotonic() - began_s < _PATIENCE_S
-    assert str(caught.value).startswith(f"host {spec.name}: ")
-    assert caught.value.hint
-    return caught.value
-
-
-ECHO = "import shutil, sys; shutil.copyfileobj(sys.stdin.buffer, sys.stdout.buffer)"
 
 
 # --- bytes
@@ -300,9 +247,63 @@ def test_a_missing_interpreter_is_named(transport: Transport, rig: Rig) -> None:
     assert "python=" in str(caught.value.hint)
 
 
-def test_a_closed_port_is_refused_at_once(transport: Transport, n2: NetHost) -> None:
+def test_a_closed_port_is_told_when_the_connect_timeout_is_over(
+    make_transport: MakeTransport, rig: Rig, n2: NetHost
+) -> None:
     n2.sshd.stop()
+    said: list[str] = []
+    transport = make_transport(connect_timeout_s=3.5, config=rig.ssh_config, note=said.append)
     assert "connection refused" in str(fault_of(transport, n2.spec()))
+    # Once only, however often it is knocked at.
+    assert len(said) == 1
+    assert said[0].startswith("host n2: no ssh server listens at")
+    assert "trying again" in said[0]
+
+
+def test_a_server_that_starts_late_is_waited_for(make_transport: MakeTransport, rig: Rig, n2: NetHost) -> None:
+    n2.sshd.stop()
+    said: list[str] = []
+    transport = make_transport(connect_timeout_s=_PATIENCE_S, config=rig.ssh_config, note=said.append)
+    got: list[bytes] = []
+    waiting = threading.Thread(
+        target=lambda: got.append(read_all(transport.start(n2.spec(), ["hostname"]).read_stdout))
+    )
+    waiting.start()
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not said:
+        assert time.monotonic() < deadline_s, "the wait is announced"
+        waiting.join(0.05)
+    assert got == []
+    n2.sshd.start()
+    waiting.join(_PATIENCE_S)
+    assert got == [b"n2\n"]
+    assert len(said) == 1
+
+
+def test_many_at_once_get_through_to_a_server_that_drops_connections(
+    make_transport: MakeTransport, rig: Rig, n2: NetHost
+) -> None:
+    n2.sshd.stop()
+    # Of those that have not logged in yet: from the second on, half; from the fifth on, all.
+    n2.sshd.start({"MaxStartups": "2:50:5"})
+    transport = make_transport(connect_timeout_s=30, config=rig.ssh_config)
+    names: list[bytes] = []
+    faults: list[LaunchError] = []
+
+    def work() -> None:
+        try:
+            names.append(read_all(transport.start(n2.spec(), ["hostname"]).read_stdout))
+        except LaunchError as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=work) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    assert faults == []
+    assert names == [b"n2\n"] * 12
+    assert "drop connection" in n2.sshd.log
 
 
 def test_a_black_hole_is_given_up_after_the_connect_timeout(make_transport: MakeTransport, rig: Rig) -> None:
@@ -318,7 +319,8 @@ def test_a_server_that_never_says_a_word_is_given_up(make_transport: MakeTranspo
     with socket.create_server((rig.front.address, 0)) as silent:
         transport = make_transport(connect_timeout_s=1, config=rig.ssh_config)
         port = silent.getsockname()[1]
-        fault_of(transport, HostSpec(name="silent", slots=1, source="test", addr=rig.front.address, port=port))
+        spec = HostSpec(name="silent", slots=1, source="test", addr=rig.front.address, port=port)
+        assert f"no answer from {rig.front.address} port {port} within 1 s" in str(fault_of(transport, spec))
 
 
 def test_an_unknown_name_is_named(transport: Transport) -> None:
