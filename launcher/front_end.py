@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -37,6 +37,7 @@ from .stopping import StopRequests
 from .tally import Outcome
 from .transport.base import Transport
 from .transport.local import LocalTransport
+from .wishes import Interrupted, Wishes
 
 if TYPE_CHECKING:
     from .many_hosts import HostSettings
@@ -108,7 +109,7 @@ class FrontEnd:
         self._plan = launch.plan(job_id=job_id, run_dir=str(folder))
         self._transport: Transport = LocalTransport()
         self._began_s = time.monotonic()
-        self._wishes = _Wishes()
+        self._wishes = Wishes()
         self._stops = StopRequests(self._wishes.request_stop)
         self._console = terminal_console(
             hosts=_shown_hosts(self._plan),
@@ -175,6 +176,7 @@ class FrontEnd:
             queued=self._settings.hold.queue,
             config=config,
             config_digest=copy_config(config, self._folder),
+            transport=self._launch.placement.transport,
             environ=os.environ,
         )
         write_record(self._folder, record)
@@ -209,7 +211,7 @@ class FrontEnd:
             warn=self._console.warning,
         )
         self._transport = hosts.transport
-        with suppress(_Interrupted), self._wishes.interrupting():
+        with suppress(Interrupted), self._wishes.interrupting():
             return hosts.prepare(plan, python=sys.executable)
         return plan
 
@@ -280,73 +282,6 @@ class FrontEnd:
     def _tell(self, problem: str | None, *, prefix: str = "") -> None:
         if problem is not None:
             self._console.note(f"{prefix}{problem}")
-
-
-class _Interrupted(Exception):
-    """The user wants no job any more, while what comes before it was under way."""
-
-
-class _Wishes:
-    """Passes the user's wishes on to the job, and keeps a stop that comes before there is one."""
-
-    def __init__(self) -> None:
-        self._job: JobRun | None = None
-        self._interrupts = False
-        #: The signal of the first stop that had no job to go to.
-        self.early_stop: int | None = None
-
-    def pass_to(self, job: JobRun) -> None:
-        """Passes everything on from now on."""
-        self._job = job
-        if self.early_stop is not None:
-            job.request_stop(self.early_stop)
-
-    def request_stop(self, signum: int, why: str | None = None) -> None:
-        """See `JobRun`."""
-        if self._job is not None:
-            self._job.request_stop(signum, why)
-        elif self.early_stop is None:
-            self.early_stop = signum
-            if self._interrupts:
-                # Once: what it interrupts has something to end.
-                self._interrupts = False
-                raise _Interrupted
-
-    @contextmanager
-    def interrupting(self) -> Generator[None]:
-        """Has a stop break off the block, by an exception on the main thread, for nothing in it asks.
-
-        Raises:
-            _Interrupted: out of the block, or before it if a stop came already.
-        """
-        if self.early_stop is not None:
-            raise _Interrupted
-        self._interrupts = True
-        try:
-            yield
-        finally:
-            self._interrupts = False
-
-    def kill_now(self, signum: int) -> None:
-        """See `RunningJob`."""
-        if self._job is not None:
-            self._job.kill_now(signum)
-        else:
-            self.request_stop(signum)
-
-    def pass_signal(self, signum: int) -> None:
-        """See `RunningJob`; without a rank there is nobody to get it."""
-        if self._job is not None:
-            self._job.pass_signal(signum)
-
-    def remark(self, text: str) -> None:
-        """See `RunningJob`."""
-        if self._job is not None:
-            self._job.remark(text)
-
-    def obey(self) -> bool:
-        """Acts on what was asked for; returns whether the job is still to be waited for."""
-        return self._job is None or self._job.obey_requests()
 
 
 def _shown_hosts(plan: LaunchPlan) -> list[str]:

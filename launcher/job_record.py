@@ -82,6 +82,7 @@ class JobRecord:
         config_digest: of the config's bytes (SHA-256).
         ranks: how many this dsrun starts.
         hosts: where they run.
+        transport: the way to those that are not this machine; `local` where there is none.
         plan: the launch as `LaunchPlan.to_json` gave it, secrets masked; to be shown, for its form may be an older one.
         schema_version: of this file.
     """
@@ -102,6 +103,7 @@ class JobRecord:
     ranks: int
     hosts: tuple[str, ...]
     plan: dict[str, Any]
+    transport: str = "local"
     schema_version: int = SCHEMA_VERSION
 
     def to_json(self) -> dict[str, Any]:
@@ -140,6 +142,7 @@ def new_record(
     queued: bool,
     config: str | None,
     config_digest: str | None,
+    transport: str,
     environ: Mapping[str, str],
 ) -> JobRecord:
     """Returns the record of a job whose front end is this process.
@@ -152,6 +155,7 @@ def new_record(
         queued: see `JobRecord`.
         config: see `JobRecord`.
         config_digest: see `JobRecord`.
+        transport: see `JobRecord`.
         environ: where secrets are known from, besides the plan.
     """
     masker = masker_of(plan, environ)
@@ -174,6 +178,7 @@ def new_record(
         config_digest=config_digest,
         ranks=len(plan.ranks),
         hosts=tuple(node.host.name for node in plan.nodes),
+        transport=transport,
         plan=mask_plan(plan.to_json(), masker),
     )
 

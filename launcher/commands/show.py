@@ -117,6 +117,8 @@ def _plan_rows(job: Job) -> Iterator[Row]:
         yield "ranks", f"{ranks} on {node['host']['name']}{f', {devices}' if devices else ''}"
     if len(nodes) > _MOST_HOSTS:
         yield "ranks", f"and {len(nodes) - _MOST_HOSTS} more hosts"
+    if record.transport != "local":
+        yield "reached", f"by {record.transport}"
     if plan:
         yield "start", f"{plan.get('start', '?')}, cores {plan.get('bind', '?')}, grace {plan.get('grace_s', 0):g}s"
     if plan.get("max_restarts"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
@@ -124,6 +125,15 @@ def test_filters_choose_hosts_and_their_gpus(
 ) -> None:
     said = shown(run_on_hosts(rig, *words, "--start", "exec", "show.py", cwd=work, hosts=hostfile(rig, slots=2)))
     assert [(entry["host"], entry["CUDA_VISIBLE_DEVICES"]) for entry in said.values()] == expected
+
+
+def test_this_machine_takes_part_by_its_name_and_needs_no_login(rig: Rig, work: Path) -> None:
+    listed = rig.folder / "mixed"
+    listed.write_text("localhost slots=1 env.A=mine\n" + hostfile(rig).read_text())
+    said = shown(run_on_hosts(rig, "--nodes", "2", "--start", "exec", "show.py", cwd=work, hosts=listed))
+    # Only this machine inherits what dsrun was started in.
+    seen = [(entry["host"], entry["A"], entry["CUDA_VISIBLE_DEVICES"]) for entry in said.values()]
+    assert seen == [(socket.gethostname(), "mine", ""), ("n1", None, None)]
 
 
 def test_hosts_may_come_from_stdin_and_such_a_job_is_not_run_again(rig: Rig, work: Path) -> None:
@@ -312,6 +322,8 @@ def test_a_job_over_two_hosts_is_left_found_followed_and_stopped(rig: Rig, work:
         shown_job = ask("show", job)
         assert "0 on n1" in shown_job
         assert "1 on n2" in shown_job
+        assert "by ssh" in shown_job
+        assert " on n2 (" in ask("rerun", "--dry-run", job)
         ask("stop", job)
         following.communicate(timeout=30)
     assert wait_until_gone(job, timeout_s=20) == []

@@ -63,6 +63,7 @@ def test_a_secret_of_the_environment_is_hidden_also_as_a_word_of_its_own(tmp_pat
         queued=False,
         config=None,
         config_digest=None,
+        transport="ssh",
         environ={"SITE_TOKEN": word},
     )
     assert (record.command, record.masked_words) == (("run", "train.py", "train", "***"), (3,))
