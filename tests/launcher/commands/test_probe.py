@@ -55,8 +55,7 @@ def test_nothing_heavy_is_imported_for_a_probe_of_this_machine() -> None:
 @pytest.mark.parametrize(
     ("words", "error", "hint"),
     [
-        (["--include", "n1"], "`--include` means nothing without hosts", "name them: `-H hosts`"),
-        (["--transport", "ssh"], "`--transport` means nothing without hosts", "name them: `-H hosts`"),
+        (["--nodes", "2"], "`--nodes 2`: without a hostfile there is this machine alone", "name the hosts: `-H hosts`"),
         (["--watch", "--bench"], "`--watch` shows what changes; it goes with neither `--bench` nor `--deep`", None),
         (["--watch", "0"], "`--watch`: expected a time above 0, got `0`", "see `dsrun probe --help`"),
     ],
