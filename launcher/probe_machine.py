@@ -109,6 +109,14 @@ def host_names() -> frozenset[str]:
     return frozenset({name, name.partition(".")[0]})
 
 
+def resolved(path: Path) -> Path:
+    """Returns a path without links; as it is, made absolute, where a link of it may not be read."""
+    try:
+        return Path(os.path.realpath(path))
+    except OSError:
+        return Path(os.path.abspath(path))
+
+
 def is_there(path: Path) -> bool:
     """Whether a file or folder is there; False, where Path.exists raises, for what may not be looked at."""
     return os.path.exists(path)

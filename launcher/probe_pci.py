@@ -7,13 +7,12 @@ driver, so that network cards and NVMe drives are placed by the same rule as GPU
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .probe_machine import is_there, read_text
+from .probe_machine import is_there, read_text, resolved
 
 #: Nearest first: see `path_class`.
 PathClass = Literal["X", "PIX", "PXB", "PHB", "NODE", "SYS"]
@@ -72,7 +71,7 @@ def place_of(folder: Path) -> PciPlace | None:
     Args:
         folder: of the device in /sys, or a link to it; None is returned for what is no PCI device.
     """
-    parts = Path(os.path.realpath(folder)).parts
+    parts = resolved(folder).parts
     chain = [part for part in parts if _ADDRESS.fullmatch(part)]
     root = next((part for part in parts if re.fullmatch(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", part)), "")
     if not chain:

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from .probe_cgroup import unescape_mount
-from .probe_machine import is_there, read_text
+from .probe_machine import is_there, read_text, resolved
 from .probe_pci import PcieLink, place_of, read_link, read_number
 
 #: Files are on another machine: slow for many small ones, and a hang there is a hang here.
@@ -204,7 +204,7 @@ def _path(path: Path, mounts: Sequence[Mount]) -> PathReport:
 
 
 def _look(path: Path, mounts: Sequence[Mount]) -> PathReport:
-    whole = Path(os.path.realpath(path))
+    whole = resolved(path)
     there = whole
     # Not Path.is_dir, which raises for what may not be looked at.
     while not os.path.isdir(there) and there != there.parent:

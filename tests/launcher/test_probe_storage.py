@@ -58,6 +58,17 @@ def test_a_path_that_cannot_be_looked_at_is_told_by_what_is_above(tmp_path: Path
     assert place.total_bytes is not None
 
 
+def test_a_link_that_cannot_be_read_is_no_crash(tmp_path: Path) -> None:
+    # The program of a process that has ended and not been waited for is such a link.
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        (place,) = read_storage(tmp_path, [Path(f"/proc/{pid}/exe")]).paths
+        assert place.path == f"/proc/{pid}/exe"
+    finally:
+        os.waitpid(pid, 0)
+
+
 def test_a_path_below_a_working_folder_that_is_gone_is_told_as_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
