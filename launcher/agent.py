@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dsrun.contract import HEARTBEAT_ENV
+from dsrun.contract import CONFIG_ENV, HEARTBEAT_ENV
 from dsrun.heartbeats import HeartbeatTable
 
 from . import processes
@@ -78,11 +78,21 @@ def main() -> None:
     plan = LaunchPlan.from_json(start.plan).run_by(sys.executable)
     try:
         folder = find_or_make(plan.run_dir, start.mark, plan.job_id)
+        plan = _at_home(plan, folder, start.config)
     except OSError as error:
         reason = f"there is no place for the job's files: {refusal_of(error)}"
         os.write(report_fd, encode(Failed(reason=reason, time_s=time.time())))
         return
-    Agent(replace(plan, run_dir=folder.path), start.node_rank, folder, reader, report_fd).run(more)
+    Agent(plan, start.node_rank, folder, reader, report_fd).run(more)
+
+
+def _at_home(plan: LaunchPlan, folder: HostFolder, config: str | None) -> LaunchPlan:
+    """Returns the plan with paths as they are on this host."""
+    path = plan.env.get(CONFIG_ENV)
+    if not folder.is_own or config is None or path is None:
+        return replace(plan, run_dir=folder.path)
+    env = {**plan.env, CONFIG_ENV: folder.put(os.path.basename(path), config)}
+    return replace(plan, run_dir=folder.path, env=env)
 
 
 def _read_first(reader: FrameReader) -> list[Message]:

@@ -33,6 +33,21 @@ class HostFolder:
     path: str
     is_own: bool
 
+    def put(self, name: str, text: str) -> str:
+        """Writes a file that is not there yet, for this user only; returns its path.
+
+        Args:
+            name: of the file.
+            text: decoded with `surrogateescape`.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = os.path.join(self.path, name)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(text.encode("utf-8", "surrogateescape"))
+        return path
+
     def remove(self) -> None:
         """Removes the folder if it is the host's own.
 

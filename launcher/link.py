@@ -74,7 +74,7 @@ class Ended:
 LinkEvent = Opening | Received | Said | Ended
 
 
-def start_frame(plan: LaunchPlan, mark: str) -> Callable[[int], tuple[bytes, bytes]]:
+def start_frame(plan: LaunchPlan, *, mark: str = "", config: str | None = None) -> Callable[[int], tuple[bytes, bytes]]:
     """Returns a function from a host's number to the frame of its `Start`, in two pieces.
 
     The first piece is the plan, which is encoded once for all hosts: it names every rank, so that encoding it for each
@@ -83,8 +83,9 @@ def start_frame(plan: LaunchPlan, mark: str) -> Callable[[int], tuple[bytes, byt
     Args:
         plan: the launch.
         mark: as in `Start`.
+        config: as in `Start`.
     """
-    whole = encode(Start(plan=plan.to_json(), node_rank=0, mark=mark))
+    whole = encode(Start(plan=plan.to_json(), node_rank=0, mark=mark, config=config))
     head, found, tail = whole.rpartition(b'"node_rank":0')
     assert found, "a start says which host it is for, after the plan"
     return lambda node_rank: (head, b'"node_rank":%d' % node_rank + tail)

@@ -15,6 +15,9 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.contract import CONFIG_ENV
 
 from .attempt import Attempt
 from .causes import signal_name
@@ -164,7 +167,7 @@ class Session:
 
     def _open(self, mark: str) -> None:
         gate = threading.Semaphore(_OPEN_AT_ONCE)
-        frame = start_frame(self.plan, mark)
+        frame = start_frame(self.plan, mark=mark, config=_config_of(self.plan))
         for link in self._links:
             link.open(lambda link=link: self._connect(link), frame(link.node.node_rank), gate)
         self._keepalive.start()
@@ -226,3 +229,12 @@ class Session:
                 self._attempt.on_ended(event)
             case _Wake():
                 pass
+
+
+def _config_of(plan: LaunchPlan) -> str | None:
+    path = plan.env.get(CONFIG_ENV)
+    try:
+        return None if path is None else Path(path).read_bytes().decode("utf-8", "surrogateescape")
+    except OSError:
+        # It was there when it was checked. Now whoever reads it says that it is gone, as on one host.
+        return None

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import pytest
 
-from dsrun.contract import RECORDS_FILE, write_error_file
+from dsrun.contract import CONFIG_ENV, RECORDS_FILE, write_error_file
 from dsrun.launcher.host_binding import read_bindings
 from dsrun.launcher.host_folder import marked
 from dsrun.launcher.hosts import HostSpec
@@ -57,7 +57,7 @@ M = TypeVar("M")
 class Agent:
     """A real agent with this test as its front end."""
 
-    def __init__(self, plan: LaunchPlan, start: Start | None, *, node_rank: int, mark: str) -> None:
+    def __init__(self, plan: LaunchPlan, start: Start | None, *, node_rank: int, mark: str, config: str | None) -> None:
         self.process = subprocess.Popen(
             isolated_command(sys.executable, "dsrun.launcher.agent", plan.job_id),
             stdin=subprocess.PIPE,
@@ -69,7 +69,8 @@ class Agent:
         if start is None:
             # No test says often that it lives; those that are about it set a lease of their own.
             lease_s = 600.0 if plan.lease_s == DEFAULT_LEASE_S else plan.lease_s
-            start = Start(plan=replace(plan, lease_s=lease_s).to_json(), node_rank=node_rank, mark=mark)
+            value = replace(plan, lease_s=lease_s).to_json()
+            start = Start(plan=value, node_rank=node_rank, mark=mark, config=config)
         self.send(start)
 
     def send(self, message: Message) -> None:
@@ -115,11 +116,16 @@ class Agent:
 
 @contextmanager
 def agent_for(
-    plan: LaunchPlan, start: Start | None = None, *, node_rank: int = 0, apart: bool = False
+    plan: LaunchPlan,
+    start: Start | None = None,
+    *,
+    node_rank: int = 0,
+    apart: bool = False,
+    config: str | None = None,
 ) -> Generator[Agent]:
     """Runs an agent; `apart` is one on a host that does not see the front end's folder."""
     with marked(plan.run_dir) as mark:
-        agent = Agent(plan, start, node_rank=node_rank, mark="" if apart else mark)
+        agent = Agent(plan, start, node_rank=node_rank, mark="" if apart else mark, config=config)
         try:
             yield agent
             assert agent.process.wait(20) is not None
@@ -316,6 +322,22 @@ def test_a_host_that_shares_the_jobs_folder_writes_there_and_sends_no_records(tm
         messages = agent.rest()
     assert not any(isinstance(message, Records) for message in messages)
     assert Path(plan.run_dir, RECORDS_FILE).read_text() == '{"step": 1}\n{"step": 2}\n{"step"'
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_host_apart_gets_the_config_that_was_checked_and_others_read_it_where_it_is(
+    tmp_path: Path, apart: bool
+) -> None:
+    source = "import os; path = os.environ['DSRUN_CONFIG']; print(path, oct(os.stat(path).st_mode), open(path).read())"
+    (tmp_path / "ds.json").write_text("here")
+    plan = script_plan(tmp_path, source, ranks=1, env={CONFIG_ENV: str(tmp_path / "ds.json")})
+    with agent_for(plan, apart=apart, config="checked") as agent:
+        messages = agent.rest()
+    path, mode, text = "".join(message.text for message in messages if isinstance(message, Output)).split()
+    assert Path(path).name == "ds.json"
+    assert text == ("checked" if apart else "here")
+    assert (Path(path) == tmp_path / "ds.json") is not apart
+    assert not apart or mode == "0o100600"
 
 
 def test_records_are_sent_while_the_rank_runs(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Way:
         output = JobOutput(plan, self.sink)
         self.descent = Descent(plan, self.links, self.tally, output, cancelled=self.cancelled.append)
         first = self.links[0]
-        start = start_frame(plan, "")(0)
+        start = start_frame(plan)(0)
         first.open(lambda: self._transport.start(first.node.host, ["agent"]), start, threading.Semaphore())
         while not isinstance(self._events.get(timeout=_PATIENCE_S), Received):
             pass

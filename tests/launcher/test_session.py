@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract import RECORDS_FILE
+from dsrun.contract import CONFIG_ENV, RECORDS_FILE
 from dsrun.errors import LaunchError
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.job_output import JobOutput
@@ -301,6 +301,19 @@ def test_the_front_ends_folder_is_marked_while_an_attempt_runs(tmp_path: Path) -
     assert isinstance(received[0], Start)
     assert [path.name for path in seen] == [received[0].mark]
     assert list(tmp_path.glob(".shared-*")) == []
+
+
+def test_the_config_travels_as_it_is_now_and_a_missing_one_is_left_to_its_readers(tmp_path: Path) -> None:
+    sent: list[str | None] = []
+    for path in (tmp_path / "ds.json", tmp_path / "gone"):
+        (tmp_path / "ds.json").write_bytes(b'{"a": "\xff"}')
+        plan = dataclasses.replace(plan_for(tmp_path), env={CONFIG_ENV: str(path)})
+        transport = FakeTransport({"box": [*BEGIN, exited(0, 0), exited(1, 0), DONE]})
+        assert session_for(plan, transport, RecordingSink()).run().exit_code == 0
+        start = transport.channels["box"].received[0]
+        assert isinstance(start, Start)
+        sent.append(start.config)
+    assert sent == ['{"a": "\udcff"}', None]
 
 
 def test_a_host_whose_agent_cannot_be_started_is_lost_and_says_why(tmp_path: Path) -> None:
