@@ -6,7 +6,7 @@ All hosts are judged, and all problems told at once: a cluster that is repaired 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +18,9 @@ from .survey import Unable
 
 #: `red`: the job would fail, or do something else than was asked; `amber`: it may run, but worse or otherwise.
 Verdict = Literal["amber", "red"]
+
+#: A verdict, what is wrong on one host, and the way out.
+Fault = tuple[Verdict, str, str]
 
 #: Of more hosts than that the number is told; the JSON form has all names.
 _MOST_NAMED = 4
@@ -79,6 +82,22 @@ class Finding:
     text: str
     hosts: tuple[str, ...]
     fix: str
+
+
+def fold(name: str, faults: Mapping[str, Iterable[Fault]], count: int) -> Iterator[Finding]:
+    """Yields each fault once, with all hosts that have it.
+
+    Args:
+        name: what was looked at.
+        faults: by host, in rank order.
+        count: of all hosts.
+    """
+    hosts_of: dict[Fault, list[str]] = {}
+    for host, its in faults.items():
+        for fault in its:
+            hosts_of.setdefault(fault, []).append(host)
+    for (verdict, text, fix), hosts in hosts_of.items():
+        yield Finding(verdict=verdict, name=name, text=f"{named(hosts, count)}: {text}", hosts=tuple(hosts), fix=fix)
 
 
 def named(hosts: Sequence[str], count: int) -> str:

@@ -1,12 +1,12 @@
 """Which hosts cannot run their part of a job, and which only badly: each rule looks at one thing on every host. Pure.
 
-What differs in software stands in preflight_versions. A rule that depends on a size names it as a constant here.
+What differs in software stands in preflight_versions, and in files in preflight_files. A rule that depends on a size
+names it as a constant here.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median_high
 
@@ -14,8 +14,9 @@ from dsrun.units import format_bytes, format_duration
 
 from .host_facts import GpuFacts, HostFacts
 from .hosts import HostSpec
-from .preflight import Finding, Seen, Verdict, Wants, named
-from .preflight_versions import groups, in_words, judge_versions
+from .preflight import Fault, Finding, Seen, Verdict, Wants, fold, named
+from .preflight_files import judge_files
+from .preflight_versions import groups, judge_versions
 from .survey import Unable
 
 #: Beyond this, times in logs and files mislead; failures are put in order by measured offsets all the same.
@@ -27,18 +28,12 @@ _LEAST_GPU_BYTES = 512 << 20
 _SMALL_SHM_BYTES = 1 << 30
 _LITTLE_LOCKED_BYTES = 64 << 20
 _FEW_FILES = 1024
-_FULL_DISK_BYTES = 100 << 20
-_LITTLE_DISK_BYTES = 10 << 30
+_LEAST_SHM_BYTES = 100 << 20
 #: Of memory, between a host and the usual one.
 _MEMORY_SHARE = 0.1
-#: Of files that differ, these many are named.
-_MOST_FILES = 3
 
 #: Findings that stop a job on GPUs only.
 _OF_GPUS = ("GPUs", "CUDA", "machine")
-
-#: A verdict, what is wrong on one host, and the way out.
-Fault = tuple[Verdict, str, str]
 
 
 def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: Wants) -> list[Finding]:
@@ -62,15 +57,12 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
         on_gpus = any(its.gpus for its in facts.values()) if wants.on_gpus is None else wants.on_gpus
         found += judge_versions(facts, is_python=wants.is_python, on_gpus=on_gpus)
         if on_gpus:
-            found += _fold("GPUs", {name: _gpu_faults(specs[name], its) for name, its in facts.items()}, count)
+            found += fold("GPUs", {name: _gpu_faults(specs[name], its) for name, its in facts.items()}, count)
         found += _same_machine(specs, facts, on_gpus=on_gpus)
-        found += _files(facts, count)
-        found += _code(facts, _below(wants.script, wants.folder))
-        found += _fold("disk", {name: _disk_faults(its) for name, its in facts.items()}, count)
-        found += _missing_paths(facts, count)
-        found += _fold("/dev/shm", {name: _shm_faults(its) for name, its in facts.items()}, count)
-        found += _fold("memlock", {name: _memlock_faults(its) for name, its in facts.items()}, count)
-        found += _fold("nofile", {name: _nofile_faults(its) for name, its in facts.items()}, count)
+        found += judge_files(facts, wants, count)
+        found += fold("/dev/shm", {name: _shm_faults(its) for name, its in facts.items()}, count)
+        found += fold("memlock", {name: _memlock_faults(its) for name, its in facts.items()}, count)
+        found += fold("nofile", {name: _nofile_faults(its) for name, its in facts.items()}, count)
         found += _less(
             "memory",
             {name: its.memory_bytes for name, its in facts.items() if its.memory_bytes is not None},
@@ -83,21 +75,11 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
             str,
             fix="is dsrun there under a smaller CPU set or quota?",
         )
-        found += _fold("clock", {name: _clock_faults(its) for name, its in answered.items()}, count)
+        found += fold("clock", {name: _clock_faults(its) for name, its in answered.items()}, count)
     if wants.on_gpus is None:
         # Nobody said that ranks need GPUs: a script may be there that trains on CPUs.
         found = [replace(finding, verdict="amber") if finding.name in _OF_GPUS else finding for finding in found]
     return sorted(found, key=lambda finding: finding.verdict != "red")
-
-
-def _fold(name: str, faults: Mapping[str, Iterable[Fault]], count: int) -> Iterator[Finding]:
-    """Yields each fault once, with all hosts that have it."""
-    hosts_of: dict[Fault, list[str]] = {}
-    for host, its in faults.items():
-        for fault in its:
-            hosts_of.setdefault(fault, []).append(host)
-    for (verdict, text, fix), hosts in hosts_of.items():
-        yield Finding(verdict=verdict, name=name, text=f"{named(hosts, count)}: {text}", hosts=tuple(hosts), fix=fix)
 
 
 def _silent(silent: Mapping[str, Unable], count: int) -> Iterator[Finding]:
@@ -105,7 +87,7 @@ def _silent(silent: Mapping[str, Unable], count: int) -> Iterator[Finding]:
         name: [("red", why.reason, why.hint or "is it up, and does `ssh` reach it from here?")]
         for name, why in silent.items()
     }
-    return _fold("host", faults, count)
+    return fold("host", faults, count)
 
 
 def _gpu_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
@@ -122,23 +104,35 @@ def _gpu_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
         text = f"{len(there)} GPU{'s' * (len(there) > 1)} for {spec.slots} ranks"
         yield "red", text, f"use `-n {len(there)}`, or give it as many `slots` as GPUs"
     else:
-        yield from _held([there[number] for number in spec.slot_ids])
+        chosen = [there[number] for number in spec.slot_ids]
+        # Where nobody chose, ranks of this machine are given free ones, see devices.
+        may_move = spec.gpus is None and sum(not _is_full(gpu) for gpu in there) >= spec.slots
+        yield from _held(chosen, full="amber" if may_move else "red")
 
 
-def _held(gpus: Sequence[GpuFacts]) -> Iterator[Fault]:
-    """Tells of GPUs that somebody is on."""
+def _held(gpus: Sequence[GpuFacts], *, full: Verdict) -> Iterator[Fault]:
+    """Tells of GPUs that somebody is on.
+
+    Args:
+        gpus: those to look at.
+        full: what one without free memory means.
+    """
     for gpu in gpus:
-        free, total = gpu.free_bytes, gpu.total_bytes
-        is_full = free is not None and free < _LEAST_GPU_BYTES
+        is_full = _is_full(gpu)
         if not gpu.used_by and not is_full:
             continue
         by = f"held by {', '.join(gpu.used_by)}" if gpu.used_by else "full"
-        left = "" if free is None or total is None else f", {format_bytes(free)} of {format_bytes(total)} free"
+        known = gpu.free_bytes is not None and gpu.total_bytes is not None
+        left = f", {format_bytes(gpu.free_bytes or 0)} of {format_bytes(gpu.total_bytes or 0)} free" if known else ""
         yield (
-            "red" if is_full else "amber",
+            full if is_full else "amber",
             f"{gpu.label} is {by}{left}",
             "choose others with `gpus=` in the hostfile or `--include`, or end what is there",
         )
+
+
+def _is_full(gpu: GpuFacts) -> bool:
+    return gpu.free_bytes is not None and gpu.free_bytes < _LEAST_GPU_BYTES
 
 
 def _same_machine(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], *, on_gpus: bool) -> Iterator[Finding]:
@@ -158,104 +152,13 @@ def _same_machine(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts],
         )
 
 
-def _files(facts: Mapping[str, HostFacts], count: int) -> Iterator[Finding]:
-    fix = "`--sync` copies the working folder, or mount it there"
-    without = {name for name, its in facts.items() if its.folder_fault is not None}
-    yield from _fold(
-        "folder",
-        {name: [("red", its.folder_fault, fix)] for name, its in facts.items() if its.folder_fault is not None},
-        count,
-    )
-    for kind in dict.fromkeys(kind for its in facts.values() for kind in its.files):
-        files = {name: its.files[kind] for name, its in facts.items() if kind in its.files}
-        yield from _fold(
-            kind,
-            {
-                # Where the folder is missing, it is the folder that is to be mended.
-                name: [("red", file.fault, fix)]
-                for name, file in files.items()
-                if file.fault is not None and name not in without
-            },
-            count,
-        )
-        digests = {name: file.digest for name, file in files.items() if file.digest is not None}
-        parts = groups(digests)
-        if len(parts) > 1:
-            odd = tuple(name for name in digests if digests[name] != parts[0][0])
-            contents = [(f"content {digest.partition(':')[2][:8]}", names) for digest, names in parts]
-            yield Finding(
-                verdict="red",
-                name=kind,
-                text=f"{files[odd[0]].path}: {in_words(contents)}",
-                hosts=odd,
-                fix="`--sync` copies it to all hosts",
-            )
-
-
-def _code(facts: Mapping[str, HostFacts], script: str | None) -> Iterator[Finding]:
-    """Tells which Python files of the working folder are others on some hosts, or are not there."""
-    code = {name: its.code for name, its in facts.items() if its.code is not None and its.folder_fault is None}
-    files_of: dict[tuple[str, ...], list[str]] = {}
-    for path in sorted({path for its in code.values() for path in its}):
-        digests = {name: its.get(path, "") for name, its in code.items()}
-        usual = groups(digests)[0][0]
-        odd = tuple(name for name in digests if digests[name] != usual)
-        # Of the script it is told already, and more strictly.
-        if odd and path != script:
-            files_of.setdefault(odd, []).append(path)
-    for odd, paths in files_of.items():
-        more = f" and {len(paths) - _MOST_FILES} more" if len(paths) > _MOST_FILES else ""
-        shown = ", ".join(paths[:_MOST_FILES]) + more
-        text = f"{shown}: not the same on {named(odd, len(code))} as on the other hosts"
-        yield Finding(verdict="amber", name="code", text=text, hosts=odd, fix="`--sync` copies the working folder")
-
-
-def _below(script: str | None, folder: str | None) -> str | None:
-    """Returns the script's path from the working folder on."""
-    if script is None or folder is None:
-        return script
-    return os.path.relpath(os.path.join(folder, script), folder)
-
-
-def _disk_faults(facts: HostFacts) -> Iterator[Fault]:
-    for path in facts.paths:
-        free = path.free_bytes
-        if path.fault is not None:
-            yield (
-                "red",
-                f"{path.there}: {path.fault}, and the job writes to {path.path}",
-                "mount it, or change its rights",
-            )
-        elif free is not None and free < _LITTLE_DISK_BYTES:
-            is_full = free < _FULL_DISK_BYTES
-            # Rounded, so that hosts of one shared file system are told together.
-            text = f"{format_bytes(free)} free for {path.path}" if not is_full else f"no space left for {path.path}"
-            yield "red" if is_full else "amber", text, "make room there, or write somewhere else"
-
-
-def _missing_paths(facts: Mapping[str, HostFacts], count: int) -> Iterator[Finding]:
-    """Tells of folders that are there on some hosts only: a disk that is not mounted, most often."""
-    for path in dict.fromkeys(entry.path for its in facts.values() for entry in its.paths):
-        there = {name: entry.there for name, its in facts.items() for entry in its.paths if entry.path == path}
-        deepest = max(there.values(), key=len)
-        odd = [name for name, folder in there.items() if folder != deepest]
-        if odd:
-            text = f"{named(odd, count)}: {deepest} is not there, as it is on {named(_rest(there, odd), count)}"
-            fix = "is a disk not mounted? the job would write to the disk below"
-            yield Finding(verdict="amber", name="disk", text=text, hosts=tuple(odd), fix=fix)
-
-
-def _rest(all_of: Mapping[str, object], odd: Sequence[str]) -> list[str]:
-    return [name for name in all_of if name not in odd]
-
-
 def _shm_faults(facts: HostFacts) -> Iterator[Fault]:
     if facts.shm_bytes is None:
         yield "red", "not there; ranks and data loaders exchange tensors by it", "`mount -t tmpfs tmpfs /dev/shm`"
     elif facts.shm_bytes < _SMALL_SHM_BYTES:
         text = f"{format_bytes(facts.shm_bytes)}, small for data loaders"
         yield "amber", text, "`docker run --shm-size=8g`, or `mount -o remount,size=8G /dev/shm`"
-    elif facts.shm_free_bytes is not None and facts.shm_free_bytes < _FULL_DISK_BYTES:
+    elif facts.shm_free_bytes is not None and facts.shm_free_bytes < _LEAST_SHM_BYTES:
         yield "amber", "full", "`ls -l /dev/shm` there shows what dead programs left"
 
 

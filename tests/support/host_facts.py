@@ -8,10 +8,13 @@ from typing import Any
 from dsrun.launcher.file_facts import FileFacts
 from dsrun.launcher.host_facts import GpuFacts, HostFacts
 from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.preflight import Seen
+from dsrun.launcher.preflight import Finding, Seen, Wants
+from dsrun.launcher.preflight_rules import judge
 from dsrun.launcher.probe_versions import Versions
 
 GIB = 1 << 30
+CPU = Wants(on_gpus=False)
+GPU = Wants(on_gpus=True)
 _VERSIONS: dict[str, Any] = {
     **dict.fromkeys(Versions.__dataclass_fields__),
     "dsrun": "0.1.0",
@@ -98,3 +101,24 @@ def specs(count: int, *, slots: int = 1, **fields: Any) -> list[HostSpec]:
     return [
         HostSpec(name=f"n{index + 1}", slots=slots, source=f"hosts:{index + 1}", **fields) for index in range(count)
     ]
+
+
+def judged(
+    count: int,
+    odd: dict[str, dict[str, Any]] | None = None,
+    *,
+    wants: Wants = CPU,
+    slots: int = 1,
+    fields: dict[str, Any] | None = None,
+    **common: Any,
+) -> list[Finding]:
+    """Judges hosts that are alike but for those in `odd`; `fields` are those of their lines in a hostfile."""
+    found = judge(specs(count, slots=slots, **(fields or {})), cluster(count, odd, **common), wants)
+    assert all(finding.fix and finding.hosts for finding in found)
+    return found
+
+
+def only(found: list[Finding]) -> tuple[str, str, str, tuple[str, ...]]:
+    """The one finding there is: verdict, name, text, hosts."""
+    (finding,) = found
+    return finding.verdict, finding.name, finding.text, finding.hosts
