@@ -83,7 +83,8 @@ def _remarks(gpu: Gpu, *, user: str, many: bool, virtual: bool | None) -> Iterat
         yield from _link(gpu.pcie)
     if gpu.nvlink is not None:
         links = gpu.nvlink
-        if links.fabric is not None and links.fabric != "completed":
+        # With no link up a GPU was given to a virtual machine alone, and waits for no fabric.
+        if links.active and links.fabric is not None and links.fabric != "completed":
             fix = "`systemctl start nvidia-fabricmanager`, of the driver's version"
             yield "red", f"waiting for the NVSwitch fabric ({links.fabric}): CUDA does not start", fix, "nvlink.fabric"
         # A card without its bridge has all links down, and is as it was bought.

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,7 @@ from dsrun.launcher.probe import completed, probe, with_loaded
 from dsrun.launcher.probe_deep import Loaded, NotLoaded
 from dsrun.launcher.probe_network import Addresses
 from dsrun.launcher.probe_reasons import null_reasons, source_of
-from support.cli import invoke
+from support.cli import clean_environment, invoke
 from support.machines import NAMES, recorded_machine
 from support.nvml import NVMLError
 from support.topologies import write_tree
@@ -199,6 +201,22 @@ def test_probe_takes_the_smaller_of_free_memory_and_room_below_the_limit(tmp_pat
     assert (report.memory.usable_bytes, report.memory.cgroup_limit_bytes) == (6 * GIB, 8 * GIB)
     assert (report.cpu.cores_usable, report.cpu.cores_present, report.cpu.quota_cores) == (3, 16, 3.5)
     assert (report.host.os, report.cgroup.memory_used_bytes) == ("Debian 12", 2 * GIB)
+
+
+def test_probing_loads_the_standard_library_and_psutil_alone() -> None:
+    told = "import sys; from dsrun.launcher.probe import probe; probe().to_json(); print(*sys.modules)"
+    environ = {**clean_environment(), "PYTHONPATH": ""}
+    done = subprocess.run([sys.executable, "-c", told], env=environ, capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    bare = subprocess.run(
+        [sys.executable, "-c", "import sys; print(*sys.modules)"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    mine = loaded - {name.partition(".")[0] for name in bare.stdout.split()} - set(sys.stdlib_module_names)
+    assert mine == {"dsrun", "psutil", "pynvml"}
 
 
 def test_probe_json_is_one_object_with_its_schema_version() -> None:

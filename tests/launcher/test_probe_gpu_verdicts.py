@@ -107,6 +107,7 @@ def test_what_is_wrong_with_a_gpu_is_said_with_a_way_out(dgx: ProbeReport, chang
         lambda gpu: replace(gpu, peer_access=("X", "U", "OK")),
         # A card without its bridge is as it was bought.
         nvlink(active=0, inactive=4, fabric=None),
+        nvlink(active=0, inactive=18, fabric="not started"),
         state(throttle_reasons=("power cap",)),
         state(throttle_reasons=None, persistence=None, processes=None, ecc_uncorrected=None),
         state(power_limit_w=None),
