@@ -32,6 +32,7 @@ from .job_run import JobRun, Policies
 from .launch import Launch
 from .outcome_text import closing, opening, outcome_json, without_ranks
 from .plan import LaunchPlan
+from .scheduler.slurm import signal_names
 from .script_words import misplaced_options
 from .stopping import StopRequests
 from .tally import Outcome
@@ -110,7 +111,7 @@ class FrontEnd:
         self._transport: Transport = LocalTransport()
         self._began_s = time.monotonic()
         self._wishes = Wishes()
-        self._stops = StopRequests(self._wishes.request_stop)
+        self._stops = StopRequests(self._wishes.request_stop, names=signal_names(os.environ))
         self._console = terminal_console(
             hosts=_shown_hosts(self._plan),
             quiet=settings.quiet,

@@ -10,7 +10,7 @@ together, in either order. Passed on as two requests they would cost the ranks t
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
@@ -42,13 +42,17 @@ class RunningJob(Protocol):
 class StopRequests:
     """Counts wishes and passes each on once."""
 
-    def __init__(self, request_stop: Callable[[int, str | None], None]) -> None:
+    def __init__(
+        self, request_stop: Callable[[int, str | None], None], *, names: Mapping[int, str] | None = None
+    ) -> None:
         """Prepares to pass wishes on.
 
         Args:
             request_stop: takes the signal that stands for the wish, and its reason where that is another; called
                 from signal handlers too.
+            names: what notes call a signal that somebody else than a person is known to send.
         """
+        self._names = names or {}
         self._request_stop = request_stop
         self._first_signal: int | None = None
         self._closed = False
@@ -66,7 +70,7 @@ class StopRequests:
         if self._first_signal is None:
             self._first_signal = signum
         if not is_other_half:
-            self._request_stop(signum, None)
+            self._request_stop(signum, self._names.get(signum))
 
     def exit_code(self, stopped_code: int) -> int:
         """Returns the code of a job that was stopped.

@@ -7,6 +7,7 @@ nothing either: transport/srun does.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 
 from dsrun.errors import HostfileError, InputError
@@ -24,6 +25,12 @@ _BETWEEN_NAMES = re.compile(r",(?![^\[\]]*\])")
 def job_id(environ: Mapping[str, str]) -> str | None:
     """Returns the id of the Slurm job that this process runs in; None outside of one."""
     return environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or None
+
+
+def signal_names(environ: Mapping[str, str]) -> dict[int, str]:
+    """Returns what notes call the signals that Slurm ends a job with, where this process is the job's batch script."""
+    is_script = job_id(environ) is not None and "SLURM_PROCID" in environ and "SLURM_STEP_ID" not in environ
+    return {signal.SIGTERM: "SIGTERM from Slurm (scancel, time limit or preemption)"} if is_script else {}
 
 
 def read_allocation(environ: Mapping[str, str]) -> tuple[HostSpec, ...] | None:

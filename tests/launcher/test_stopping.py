@@ -103,3 +103,12 @@ def test_an_interrupt_after_a_quit_is_passed_on_so_that_the_session_may_leave() 
         os.kill(os.getpid(), signal.SIGQUIT)
         os.kill(os.getpid(), INT)
     assert (job.asked, passed) == ([("kill", signal.SIGQUIT)], [INT])
+
+
+def test_a_signal_of_a_known_sender_is_passed_on_by_its_name() -> None:
+    passed: list[tuple[int, str | None]] = []
+    stops = StopRequests(lambda signum, why: passed.append((signum, why)), names={signal.SIGTERM: "SIGTERM from Slurm"})
+    with stops.catching_signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), INT)
+    assert passed == [(signal.SIGTERM, "SIGTERM from Slurm"), (INT, None)]

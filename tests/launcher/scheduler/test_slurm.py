@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from dsrun.errors import HostfileError
-from dsrun.launcher.scheduler.slurm import read_allocation
+from dsrun.launcher.scheduler.slurm import read_allocation, signal_names
 
 JOB = {"SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "w[00-02]"}
 
@@ -99,3 +101,12 @@ def test_what_makes_no_sense_is_refused_by_the_jobs_name(variables: dict[str, st
     assert "Slurm job 123" in str(caught.value)
     assert message in str(caught.value)
     assert caught.value.hint
+
+
+def test_only_a_batch_script_takes_sigterm_for_slurms() -> None:
+    script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
+    assert "scancel" in signal_names(script)[signal.SIGTERM]
+    # A shell in a job, where people end what they started; and no job.
+    assert signal_names(script | {"SLURM_STEP_ID": "0"}) == {}
+    assert signal_names({"SLURM_JOB_ID": "7"}) == {}
+    assert signal_names({}) == {}
