@@ -128,6 +128,8 @@ def step_command(program: str, node: str, *, gpus: int) -> list[str]:
         # Over what the job was submitted with: `sbatch --export=NONE` is meant for the job's script.
         "--export=ALL",
         "--input=all",
+        # Bytes as they come, not lines: rsync speaks none.
+        "--unbuffered",
         f"--immediate={_PLACE_PATIENCE_S}",
     ]
 
