@@ -13,11 +13,11 @@ import json
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
-from dsrun.contract import digest_of
+from dsrun.contract import JOB_ID_ENV, NONCE_ENV, digest_of
 from dsrun.errors import LaunchError
 
 from .own_address import place_of
@@ -68,13 +68,21 @@ class Presence:
         )
 
 
-def derived_nonce(plan: LaunchPlan) -> str:
-    """Returns a job's word where nobody gave all its hosts a secret one.
+def shared_nonce(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
+    """Returns the word of a job whose hosts each have a dsrun of their own: it must be the same on all of them.
 
-    It tells jobs apart that differ in address, port, size or words, and so keeps strays of another job out by accident.
-    It is no secret: who knows what is run, and reaches the port, could join.
+    `DSRUN_NONCE`, where whoever started the hosts has set it for all. Else a word derived from what all were given; it
+    tells jobs apart that differ in address, port, size or words, and so keeps out strays that come by accident. That
+    is no secret: who knows what is run, and reaches the port, could join.
+
+    Args:
+        plan: with hosts outside.
+        environ: of this dsrun. One that runs inside a rank has inherited that job's nonce, which is not this job's.
     """
     assert plan.outside is not None, "a plan with hosts outside"
+    given = environ.get(NONCE_ENV)
+    if given and JOB_ID_ENV not in environ:
+        return given
     words = [plan.master_addr, plan.outside.port, plan.outside.node_count, plan.world_size, *plan.program.args]
     return digest_of(["derived", plan.program.target, *map(str, words)])
 
@@ -84,7 +92,7 @@ def await_hosts(listener: socket.socket, me: Presence, *, until_s: float, tell: 
 
     Args:
         listener: where they come; blocking again afterwards.
-        me: host 0.
+        me: node 0.
         until_s: monotonic.
         tell: takes a line about whom is waited for, now and then.
 
@@ -99,7 +107,7 @@ def await_hosts(listener: socket.socket, me: Presence, *, until_s: float, tell: 
 
 
 class _Host0:
-    """Connections to host 0, and who has come."""
+    """Connections to node 0, and who has come."""
 
     def __init__(self, listener: socket.socket, me: Presence) -> None:
         self._listener = listener
@@ -195,16 +203,16 @@ class _Host0:
     def _refusal_of(self, came: Presence) -> str | None:
         me = self._me
         if came.job != me.job:
-            return "another job's hosts gather there"
+            return "another job's nodes gather there"
         if (came.node_count, came.slots) != (me.node_count, me.slots):
             return (
-                f"host 0 counts {me.node_count} hosts with {me.slots} ranks each, "
+                f"node 0 counts {me.node_count} nodes with {me.slots} ranks each, "
                 f"this one {came.node_count} with {came.slots}"
             )
         if not 0 < came.node_rank < me.node_count:
-            return f"there is no host {came.node_rank} of {me.node_count}"
+            return f"there is no node {came.node_rank} of {me.node_count}"
         if came.node_rank in self._present:
-            return f"host {came.node_rank} is there already: {self._present[came.node_rank][1]}"
+            return f"node {came.node_rank} is there already: {self._present[came.node_rank][1]}"
         return None
 
     def _answer_all(self, refusal: str | None) -> None:
@@ -213,17 +221,17 @@ class _Host0:
 
 
 def join_hosts(address: str, port: int, me: Presence, *, until_s: float, tell: Callable[[str], None]) -> None:
-    """Any other host: comes to host 0, and waits until all are there.
+    """Any other host: comes to node 0, and waits until all are there.
 
     Args:
-        address: of host 0.
+        address: of node 0.
         port: its port.
         me: this host.
         until_s: monotonic.
         tell: takes a line about what is waited for, now and then.
 
     Raises:
-        LaunchError: host 0 was not there in time, or lets this host not in.
+        LaunchError: node 0 was not there in time, or lets this host not in.
     """
     place = place_of(address, port)
     notes = _Notes(tell)
@@ -232,9 +240,9 @@ def join_hosts(address: str, port: int, me: Presence, *, until_s: float, tell: C
         if why is None:
             return
         if time.monotonic() >= until_s:
-            reason = f"host 0 did not let all go in time at {place}: {why}"
+            reason = f"node 0 did not let all go in time at {place}: {why}"
             raise LaunchError(reason, hint="does it run, and do all others?")
-        notes.say(f"waiting for host 0 at {place}: {why}")
+        notes.say(f"waiting for node 0 at {place}: {why}")
         time.sleep(TRY_S)
 
 
@@ -253,13 +261,13 @@ class _Notes:
 
 
 def _come(address: str, port: int, me: Presence, until_s: float, notes: _Notes) -> str | None:
-    """Comes to host 0 once; returns why it is to be tried again, None once all are there."""
+    """Comes to node 0 once; returns why it is to be tried again, None once all are there."""
     try:
         connection = socket.create_connection((address, port), _CONNECT_PATIENCE_S)
     except OSError as error:
         return "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
     with connection:
-        # So that a host 0 that vanished without a word is noticed.
+        # So that a node 0 that vanished without a word is noticed.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
@@ -274,7 +282,7 @@ def _come(address: str, port: int, me: Presence, until_s: float, notes: _Notes) 
                 try:
                     data = connection.recv(_MOST_BYTES)
                 except TimeoutError:
-                    notes.say(f"host 0 at {place_of(address, port)} waits for other hosts")
+                    notes.say(f"node 0 at {place_of(address, port)} waits for other nodes")
                     continue
                 if not data:
                     return "lost it again before all were there"
@@ -285,7 +293,7 @@ def _come(address: str, port: int, me: Presence, until_s: float, notes: _Notes) 
 
 
 def _read_answer(line: bytes) -> None:
-    """Reads the word of host 0.
+    """Reads the word of node 0.
 
     Raises:
         LaunchError: it is no, or no word of it.
@@ -295,7 +303,7 @@ def _read_answer(line: bytes) -> None:
     except (ValueError, KeyError, TypeError):
         refusal = "what listens there is no dsrun"
     if refusal is not None:
-        raise LaunchError(f"host 0 does not let this one in: {refusal}")
+        raise LaunchError(f"node 0 does not let this one in: {refusal}")
 
 
 def _answer(connection: socket.socket, refusal: str | None) -> None:
@@ -319,4 +327,4 @@ def _listens_at(listener: socket.socket) -> str:
 
 def _named(numbers: list[int]) -> str:
     shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-    return f"host {shown}" if len(numbers) == 1 else f"hosts {shown}"
+    return f"node {shown}" if len(numbers) == 1 else f"nodes {shown}"

@@ -26,7 +26,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """All hosts are there; on host 0, with the socket they came to."""
+    """All hosts are there; on node 0, with the socket they came to."""
 
     listener: socket.socket | None
 
@@ -86,7 +86,7 @@ class Gathering:
                 return bind_own(self._address, self._outside.port)
             except socket.gaierror as error:
                 # A pod may be up before its name is.
-                why = f"cannot resolve {self._address!r}, where the other hosts come: {error.strerror}"
+                why = f"cannot resolve {self._address!r}, where the other nodes come: {error.strerror}"
                 now_s = time.monotonic()
                 if now_s >= until_s:
                     raise LaunchError(why) from error

@@ -5,6 +5,7 @@ A value, made by `resolve`. What it asks the machine for is which cores its rank
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from typing import Literal
 from .affinity import Binding
 from .devices import Demand, Held
 from .environment import THREADS_ENV, interface_variables
-from .gathering import derived_nonce
+from .gathering import shared_nonce
 from .host_binding import read_bindings
 from .hosts import Allocation
 from .placement import HostRequest, Placement, StaticNode
@@ -118,7 +119,7 @@ class Launch:
         )
         if static is not None:
             plan = plan.at(static.master_addr, _interface_of(static, self.allocation))
-            plan = replace(plan, nonce=derived_nonce(plan))
+            plan = replace(plan, nonce=shared_nonce(plan, os.environ))
         return plan if held is None else _with_devices(plan, held, self.placement.local_hosts)
 
     def bindings(self, environ: Mapping[str, str]) -> dict[str, tuple[Binding, ...]]:

@@ -56,13 +56,13 @@ def bind_own(
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:
                 raise LaunchError(
-                    f"cannot listen on {place_of(own, port)}, where the other hosts come: {refusal_of(error)}",
-                    hint="does another job run here? give all hosts another port",
+                    f"cannot listen on {place_of(own, port)}, where the other nodes come: {refusal_of(error)}",
+                    hint="does another job run here? give all nodes another port",
                 ) from error
             passed_over.append(f"{own} is no address of this host")
     raise LaunchError(
-        f"cannot listen at {address}, where the other hosts come: {', '.join(dict.fromkeys(passed_over))}",
-        hint="give all hosts an address of host 0, or a name that stands for one (in Kubernetes a headless service)",
+        f"cannot listen at {address}, where the other nodes come: {', '.join(dict.fromkeys(passed_over))}",
+        hint="give all nodes an address of node 0, or a name that stands for one (in Kubernetes a headless service)",
     )
 
 

@@ -93,7 +93,7 @@ class Outside:
     Attributes:
         node_rank: this host among all.
         node_count: all hosts, this one too.
-        port: of the rendezvous on host 0, the same for all.
+        port: of the rendezvous on node 0, the same for all.
         patience_s: how long hosts wait for each other.
     """
 

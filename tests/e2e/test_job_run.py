@@ -149,7 +149,7 @@ class SinkOfOneWhoWaits(RecordingSink):
 
     def note(self, text: str) -> None:
         super().note(text)
-        if "waiting for host 0" in text:
+        if "waiting for node 0" in text:
             self.waits.set()
 
 
@@ -183,5 +183,5 @@ def test_a_host_that_never_comes_is_named_before_any_rank_starts(tmp_path: Path)
     outcome, sink = run(script_plan(tmp_path, "print('started')", outside=outside), Policies())
     assert outcome.exit_code == 74
     assert outcome.report is not None
-    assert outcome.report.headline() == "host here: hosts 1, 2 of 3 did not come in time"
+    assert outcome.report.headline() == "host here: nodes 1, 2 of 3 did not come in time"
     assert sink.shown == []

@@ -1,4 +1,4 @@
-"""Hosts find together at host 0: late ones are waited for, strangers are turned away, and all go at once."""
+"""Hosts find together at node 0: late ones are waited for, strangers are turned away, and all go at once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dsrun.errors import LaunchError
-from dsrun.launcher.gathering import Presence, await_hosts, join_hosts
+from dsrun.launcher.gathering import Presence, await_hosts, join_hosts, shared_nonce
+from dsrun.launcher.plan import Outside
+from support.jobs import program_plan
 
 pytestmark = pytest.mark.timeout(60)
 PATIENCE_S = 40.0
@@ -20,6 +23,19 @@ PATIENCE_S = 40.0
 
 def host(number: int, *, count: int = 3, job: str = "j", slots: int = 2) -> Presence:
     return Presence(job=job, node_rank=number, node_count=count, slots=slots, name=f"n{number}")
+
+
+def test_all_hosts_have_the_word_that_they_were_given_or_derive_the_same(tmp_path: Path) -> None:
+    plans = [
+        program_plan(tmp_path, "command", "true", *words, outside=Outside(node_rank=number, node_count=2, port=port))
+        for number, port, words in ((0, 5, ["a"]), (1, 5, ["a"]), (1, 6, ["a"]), (1, 5, ["b"]))
+    ]
+    first, second, *others = (shared_nonce(plan, {}) for plan in plans)
+    assert first == second
+    assert len({first, *others}) == 3
+    assert shared_nonce(plans[0], {"DSRUN_NONCE": "given"}) == "given"
+    inside_a_rank = {"DSRUN_NONCE": "of the outer job", "DSRUN_JOB_ID": "outer"}
+    assert shared_nonce(plans[0], inside_a_rank) == first
 
 
 class Running:
@@ -69,8 +85,8 @@ def test_a_host_alone_waits_for_nobody(listener: socket.socket) -> None:
 
 def test_nobody_goes_before_all_are_there_and_then_all_do(listener: socket.socket) -> None:
     first, second = waiting(listener), coming(listener, host(2))
-    assert "waiting for host" in first.notes.get(timeout=PATIENCE_S)
-    assert second.notes.get(timeout=PATIENCE_S).endswith("waits for other hosts")
+    assert "waiting for node" in first.notes.get(timeout=PATIENCE_S)
+    assert second.notes.get(timeout=PATIENCE_S).endswith("waits for other nodes")
     assert first.goes_on
     assert second.goes_on
     third = coming(listener, host(1))
@@ -82,7 +98,7 @@ def test_whoever_is_early_waits_for_host_0() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     early = coming(port, host(1, count=2))
-    assert early.notes.get(timeout=PATIENCE_S) == f"waiting for host 0 at 127.0.0.1:{port}: connection refused"
+    assert early.notes.get(timeout=PATIENCE_S) == f"waiting for node 0 at 127.0.0.1:{port}: connection refused"
     with socket.create_server(("127.0.0.1", port)) as listener:
         assert waiting(listener, count=2).end() is None
         assert early.end() is None
@@ -92,24 +108,24 @@ def test_hosts_that_do_not_come_are_named_and_the_others_told(listener: socket.s
     second = coming(listener, host(2, count=4))
     first = waiting(listener, count=4, patience_s=1.0)
     error = first.end()
-    assert str(error) == "hosts 1, 3 of 4 did not come in time"
-    assert "hosts 1, 3 of 4 did not come in time" in str(second.end())
+    assert str(error) == "nodes 1, 3 of 4 did not come in time"
+    assert "nodes 1, 3 of 4 did not come in time" in str(second.end())
 
 
 def test_a_host_0_that_never_comes_is_named_with_what_was_seen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     error = coming(port, host(1), patience_s=0.2).end()
-    assert str(error) == f"host 0 did not let all go in time at 127.0.0.1:{port}: connection refused"
+    assert str(error) == f"node 0 did not let all go in time at 127.0.0.1:{port}: connection refused"
 
 
 @pytest.mark.parametrize(
     ("stranger", "why"),
     [
-        (host(1, job="other"), "another job's hosts gather there"),
-        (host(1, count=4), "host 0 counts 3 hosts with 2 ranks each, this one 4 with 2"),
-        (host(1, slots=1), "host 0 counts 3 hosts with 2 ranks each, this one 3 with 1"),
-        (host(0), "there is no host 0 of 3"),
+        (host(1, job="other"), "another job's nodes gather there"),
+        (host(1, count=4), "node 0 counts 3 nodes with 2 ranks each, this one 4 with 2"),
+        (host(1, slots=1), "node 0 counts 3 nodes with 2 ranks each, this one 3 with 1"),
+        (host(0), "there is no node 0 of 3"),
     ],
     ids=["job", "hosts", "ranks", "number"],
 )
@@ -117,7 +133,7 @@ def test_who_does_not_belong_is_turned_away_with_the_reason(
     listener: socket.socket, stranger: Presence, why: str
 ) -> None:
     first = waiting(listener)
-    assert str(coming(listener, stranger).end()) == f"host 0 does not let this one in: {why}"
+    assert str(coming(listener, stranger).end()) == f"node 0 does not let this one in: {why}"
     assert first.goes_on
     ends = [coming(listener, host(number)) for number in (1, 2)]
     assert [one.end() for one in (first, *ends)] == [None, None, None]
@@ -127,7 +143,7 @@ def test_two_hosts_of_one_number_are_no_two_hosts(listener: socket.socket) -> No
     first, one = waiting(listener), coming(listener, host(1))
     assert one.notes.get(timeout=PATIENCE_S)
     other = coming(listener, replace(host(1), name="twin"))
-    assert str(other.end()).endswith("host 1 is there already: n1")
+    assert str(other.end()).endswith("node 1 is there already: n1")
     assert [coming(listener, host(2)).end(), first.end(), one.end()] == [None, None, None]
 
 
@@ -162,4 +178,4 @@ def test_what_is_no_dsrun_is_named(listener: socket.socket) -> None:
     connection, _ = listener.accept()
     with connection:
         connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
-        assert str(second.end()) == "host 0 does not let this one in: what listens there is no dsrun"
+        assert str(second.end()) == "node 0 does not let this one in: what listens there is no dsrun"
