@@ -22,9 +22,11 @@ def gpu_rows(report: Mapping[str, Any], *, everything: bool) -> Iterator[Row]:
     if not gpus:
         yield Row("gpu", "none", report["null_reasons"].get("driver", "the driver finds no GPU"))
         return
-    for text, indices in _alike(gpus, _text):
+    kinds = _alike(gpus, _text)
+    for text, indices in kinds:
+        which = f"{number_ranges(indices)}: " if len(kinds) > 1 else ""
         times = f"{len(indices)} x " if len(indices) > 1 else ""
-        yield Row("gpu", number_ranges(indices), times + text)
+        yield Row("gpu", "model", which + times + text)
     free = [gpu["memory_free_bytes"] for gpu in gpus]
     least = min((value for value in free if value is not None), default=0)
     yield Row(

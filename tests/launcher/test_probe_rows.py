@@ -29,8 +29,8 @@ def shown(report: Json, section: str, *, everything: bool = False) -> list[tuple
 
 def test_gpus_that_are_alike_are_one_row_and_the_odd_one_another(l40s: Json) -> None:
     assert shown(l40s, "gpu") == [
-        ("0-2,4-7", "7 x NVIDIA L40S 45.0 GiB, sm 8.9, PCIe gen4 x16"),
-        ("3", "NVIDIA L40S 45.0 GiB, sm 8.9, PCIe gen4 x8 of x16"),
+        ("model", "0-2,4-7: 7 x NVIDIA L40S 45.0 GiB, sm 8.9, PCIe gen4 x16"),
+        ("model", "3: NVIDIA L40S 45.0 GiB, sm 8.9, PCIe gen4 x8 of x16"),
         ("free", "0-1,3-7: 44.5 GiB; 2: 14.2 GiB"),
         ("used by", "2: root (pid 4242, 30.3 GiB)"),
         ("now", "30 to 92 °C, 33 W of 350 W, GPU 2 is held back: thermal (software), thermal (hardware)"),
@@ -40,10 +40,11 @@ def test_gpus_that_are_alike_are_one_row_and_the_odd_one_another(l40s: Json) -> 
 
 def test_a_machine_with_nvlink_says_so_in_a_word(tmp_path: Path) -> None:
     report = recorded_machine("dgx_h100", tmp_path).report({"CUDA_VISIBLE_DEVICES": "0,1"}).to_json()
-    rows = dict(shown(report, "gpu"))
-    assert rows["0-1"] == "2 x NVIDIA H100 80GB HBM3 79.6 GiB, sm 9.0, PCIe gen5 x16, 18 NVLinks"
-    assert rows["2-7"].endswith("18 NVLinks, hidden by CUDA_VISIBLE_DEVICES")
-    assert rows["paths"] == "NV18 between all"
+    rows = shown(report, "gpu")
+    assert rows[0] == ("model", "0-1: 2 x NVIDIA H100 80GB HBM3 79.6 GiB, sm 9.0, PCIe gen5 x16, 18 NVLinks")
+    assert rows[1][1].startswith("2-7: 6 x NVIDIA H100")
+    assert rows[1][1].endswith("18 NVLinks, hidden by CUDA_VISIBLE_DEVICES")
+    assert dict(rows)["paths"] == "NV18 between all"
     assert [value for label, value in shown(report, "network") if label == "rdma"] == [
         "8 x InfiniBand, 400 Gbit/s, ACTIVE (mlx5_[0,3-6,9-11])",
         "2 x Ethernet, 200 Gbit/s, ACTIVE (mlx5_[1,7])",

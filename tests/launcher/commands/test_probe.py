@@ -104,3 +104,13 @@ def test_the_live_view_prints_one_json_line_an_interval_and_ends_with_ctrl_c(tmp
         assert 0 <= load["cpu_percent"] <= 100
         assert 0 < load["memory_used_bytes"] < load["memory_total_bytes"]
     assert lines[0]["time_s"] < lines[2]["time_s"]
+
+
+def test_measuring_says_what_it_does_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+    with start_dsrun("probe", "--bench", "--path", str(tmp_path), cwd=tmp_path, env=clean_environment()) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"dsrun: measuring memory copies\n"
+        assert process.stderr.readline() == b"dsrun: measuring the disk at %s\n" % bytes(tmp_path)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert list(tmp_path.iterdir()) == []
