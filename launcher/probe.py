@@ -20,7 +20,6 @@ from .probe_deep import Loaded, NotLoaded
 from .probe_gpu import Gpu, GpuReport, gpu_handle, list_gpus
 from .probe_gpu_state import read_state
 from .probe_host import read_host
-from .probe_machine import host_names as host_names
 from .probe_machine import parse_cpuinfo, read_text
 from .probe_memory import read_memory
 from .probe_network import (
@@ -31,7 +30,7 @@ from .probe_network import (
     read_network,
     read_rdma,
 )
-from .probe_numa import node_cpus, read_numa
+from .probe_numa import node_cpus, read_binding, read_numa
 from .probe_nvlink import read_nvlinks, read_peer_access
 from .probe_nvml import NoDriver, ask, open_nvml, text_of
 from .probe_pci import PcieLink, pci_address
@@ -93,6 +92,7 @@ def probe(
         cgroup_version=limits.version,
         cgroup=read_cgroup(root, limits),
         numa=read_numa(root, cpus, affinity=allowed, gpus=gpus.gpus, network=network, rdma=rdma, nvme=storage.nvme),
+        binding=read_binding(root, affinity=allowed, gpus=gpus.gpus, quota_cores=limits.quota_cores),
         gpus=gpus.gpus,
         gpus_usable=gpus.usable_count,
         driver=gpus.driver,

@@ -1,13 +1,14 @@
-"""The NUMA nodes of the machine and what is wired to each. Binds nothing; which ranks go where is host_binding's."""
+"""The NUMA nodes of the machine, what is wired to each, and where ranks would run for it. Binds nothing."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cpu_topology import parse_cpu_list
+from .affinity import bind_ranks
+from .cpu_topology import parse_cpu_list, read_cpus
 from .probe_gpu import Gpu
 from .probe_machine import read_text
 from .probe_network import NetworkReport, RdmaDevice
@@ -39,6 +40,61 @@ class NumaNode:
     gpus: tuple[int, ...]
     nics: tuple[str, ...]
     nvme: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBinding:
+    """Where `dsrun run` puts a rank if there is one for each GPU a job sees.
+
+    Attributes:
+        local_rank: the rank.
+        gpu: index of its GPU.
+        cpus: the CPUs it is bound to, as the kernel lists them and `taskset -c` takes them; None if it is not bound.
+        threads: what OMP_NUM_THREADS would say.
+    """
+
+    local_rank: int
+    gpu: int
+    cpus: str | None
+    threads: int
+
+
+def read_binding(
+    root: Path, *, affinity: Collection[int], gpus: Sequence[Gpu], quota_cores: float | None
+) -> tuple[RankBinding, ...]:
+    """Works out where ranks would run, by the rule of `dsrun run --bind auto`.
+
+    Args:
+        root: `/`, or a made-up tree.
+        affinity: logical processors this process may run on.
+        gpus: of this machine.
+        quota_cores: processor time a second that cgroups allow.
+    """
+    seen = sorted(((gpu.cuda_index, gpu) for gpu in gpus if gpu.cuda_index is not None), key=lambda pair: pair[0])
+    if not seen:
+        return ()
+    nodes = [gpu.numa_node for _, gpu in seen]
+    bound = bind_ranks(read_cpus(root, allowed=affinity), bind="auto", gpu_nodes=nodes, quota_cores=quota_cores)
+    return tuple(
+        RankBinding(
+            local_rank=rank,
+            gpu=gpu.index,
+            cpus=None if binding.cpus is None else cpu_list(binding.cpus),
+            threads=binding.threads,
+        )
+        for rank, ((_, gpu), binding) in enumerate(zip(seen, bound, strict=True))
+    )
+
+
+def cpu_list(numbers: Iterable[int]) -> str:
+    """Writes CPUs as the kernel does: `0-3,8,10-11`."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)
 
 
 def node_cpus(root: Path) -> dict[int, str]:

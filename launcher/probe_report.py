@@ -13,7 +13,7 @@ from .probe_gpu import Gpu
 from .probe_host import HostReport
 from .probe_memory import MemoryReport
 from .probe_network import NetworkReport, RdmaDevice
-from .probe_numa import NumaNode
+from .probe_numa import NumaNode, RankBinding
 from .probe_reasons import SOURCES
 from .probe_storage import StorageReport
 from .probe_topology import Topology
@@ -60,6 +60,7 @@ class ProbeReport:
     """Everything `dsrun probe` tells.
 
     Attributes:
+        binding: where ranks would run, one for each GPU a job sees; empty without GPUs.
         gpus_usable: devices a job sees: CUDA_VISIBLE_DEVICES applied, a MIG slice counted as one.
         driver: version of the NVIDIA driver.
         driver_cuda: newest CUDA version the driver can run.
@@ -75,6 +76,7 @@ class ProbeReport:
     cgroup_version: str | None
     cgroup: CgroupReport
     numa: tuple[NumaNode, ...]
+    binding: tuple[RankBinding, ...]
     gpus: tuple[Gpu, ...]
     gpus_usable: int
     driver: str | None

@@ -224,7 +224,18 @@ def test_probe_json_is_one_object_with_its_schema_version() -> None:
     report = json.loads(result.stdout)
     assert (result.exit_code, result.stderr, report["schema_version"]) == (0, "", 2)
     assert list(report) == [
-        *("schema_version", "host", "cpu", "memory", "cgroup_version", "cgroup", "numa", "gpus", "gpus_usable"),
+        *(
+            "schema_version",
+            "host",
+            "cpu",
+            "memory",
+            "cgroup_version",
+            "cgroup",
+            "numa",
+            "binding",
+            "gpus",
+            "gpus_usable",
+        ),
         *("driver", "driver_cuda", "topology", "disk", "storage", "network", "rdma", "nccl_interface"),
         *("gloo_interface", "versions", "software", "loaded", "measured", "verdicts", "null_reasons", "sources"),
     ]

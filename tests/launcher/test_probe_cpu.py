@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.launcher.cpu_topology import parse_cpu_list
 from dsrun.launcher.probe_cgroup import CgroupLimits
 from dsrun.launcher.probe_cpu import CacheReport, parse_size, read_cpu
 from dsrun.launcher.probe_machine import parse_cpuinfo
 from dsrun.launcher.probe_memory import HugePages, chosen_word, read_memory
-from dsrun.launcher.probe_numa import node_cpus, parse_node_meminfo
+from dsrun.launcher.probe_numa import cpu_list, node_cpus, parse_node_meminfo
 from support.machines import recorded_machine
 from support.topologies import write_machine, write_tree
 
@@ -92,6 +93,29 @@ def test_nodes_are_told_with_all_that_is_wired_to_them(tmp_path: Path) -> None:
     assert nodes[1].nics == ("mlx5_6", "mlx5_7", "mlx5_8", "mlx5_9", "mlx5_10", "mlx5_11")
     assert (nodes[0].cpus, nodes[0].cpus_usable, nodes[1].cpus_usable) == ("0-55,112-167", 8, 0)
     assert (nodes[0].distances, nodes[0].memory_total_bytes) == ((10, 21), 1007 * GIB)
+
+
+def test_ranks_would_run_beside_their_gpus_in_the_order_of_the_job(tmp_path: Path) -> None:
+    report = recorded_machine("dgx_h100", tmp_path).report({"CUDA_VISIBLE_DEVICES": "5,4,1,0"})
+    assert [(rank.local_rank, rank.gpu, rank.cpus) for rank in report.binding] == [
+        (0, 5, "56-111,168-223"),
+        (1, 4, "56-111,168-223"),
+        (2, 1, "0-55,112-167"),
+        (3, 0, "0-55,112-167"),
+    ]
+    assert {rank.threads for rank in report.binding} == {28}
+
+
+def test_no_gpu_is_no_rank(tmp_path: Path) -> None:
+    assert recorded_machine("workstation", tmp_path).report({"CUDA_VISIBLE_DEVICES": ""}).binding == ()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [((), ""), ((3,), "3"), ((1, 0, 2, 8, 10, 11), "0-2,8,10-11"), ((5, 7), "5,7")]
+)
+def test_cpus_are_listed_as_the_kernel_does(numbers: tuple[int, ...], text: str) -> None:
+    assert cpu_list(numbers) == text
+    assert parse_cpu_list(text) == tuple(sorted(numbers))
 
 
 def test_interfaces_of_no_rdma_card_are_wired_to_nodes_too(tmp_path: Path) -> None:
