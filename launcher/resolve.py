@@ -209,7 +209,8 @@ def _unused_warnings(request: Request, placement: Placement) -> tuple[str, ...]:
     """Says of options for other hosts that there is none."""
     if placement.remote_hosts:
         return ()
-    return tuple(f"warning: `{word}` has no effect: all ranks run on this machine" for word in request.for_remote)
+    why = "has no effect: dsrun starts ranks on this machine alone"
+    return tuple(f"warning: `{word}` {why}" for word in request.for_remote)
 
 
 def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:

@@ -139,14 +139,40 @@ Exit code:
 PROBE_HELP = """\
 Usage: dsrun probe [OPTIONS]
 
-  Show host, processor, memory, GPUs and versions.
+  Show host, processor, memory, GPUs and versions, and what is not as it
+  should be.
 
   Cores and memory are what this process may use (affinity, cgroups), not only
-  what there is. Nothing is measured and torch is not imported.
+  what there is. Of many hosts, what all have in common is shown once and what
+  differs below, the odd one out marked with `!`; the exit code is 1 if a host
+  does not answer. Nothing is measured without --bench, and torch is imported
+  with --deep and --bench only.
 
-Options:
-  --json      Print one JSON object instead of the table.
-  -h, --help  Show this message and exit.
+  --bench writes a file of at most 1 GiB without a name to each DIR, which is
+  gone whatever happens.
+
+Where:
+  -H, --hostfile FILE     Hosts, one `host slots=N` a line; - is stdin.
+  -i, --include FILTER    Take only these: `w0@w1:0,2`, `w[0-3]:0-1`.
+  -e, --exclude FILTER    Take all but these.
+  --nodes N               Take the first N hosts.
+  --transport HOW         Way to the hosts: ssh, openssh (the system's
+                          client), srun or local (all of them are this
+                          machine).
+  --ssh-config FILE       Read it in place of ~/.ssh/config.
+  --accept-new-host-keys  Trust hosts that known_hosts has not, and note them.
+  --connect-timeout TIME  For a host to answer.  [default: 8s]
+
+What:
+  -a, --all               Show also what is not looked at every day.
+  --deep                  Import torch, and say what was loaded.
+  --bench                 Measure memory, disk, GPUs and the network; about 10
+                          s.
+  --path DIR              A folder jobs use.  [default: this one]
+  --watch [TIME]          Show what changes, every 2 seconds or TIME, until
+                          Ctrl-C.
+  --json                  One JSON object; with --watch one a line.
+  -h, --help              Show this message and exit.
 """
 
 
@@ -449,8 +475,8 @@ def test_what_is_for_other_hosts_has_a_word_said_where_there_is_none(folder: Pat
     result = dry("--iface", "eth1", "--sync", "train.py")
     assert result.exit_code == 0
     assert result.stderr.splitlines() == [
-        "warning: `--iface eth1` has no effect: all ranks run on this machine",
-        "warning: `--sync` has no effect: all ranks run on this machine",
+        "warning: `--iface eth1` has no effect: dsrun starts ranks on this machine alone",
+        "warning: `--sync` has no effect: dsrun starts ranks on this machine alone",
     ]
 
 
