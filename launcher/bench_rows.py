@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,8 @@ from .table_rows import Row, RowKind
 _MOST_PAIRS = 10
 #: Of what hosts usually reach: with less, one host holds up all others.
 _SLOW = 0.7
+#: `host to GPU 3`, and not `host to GPU, all 8 at once`.
+_OF_ONE_GPU = re.compile(r"(.*GPU.*) ([0-9]+)")
 
 Measured = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -72,6 +75,22 @@ def slow_verdicts(measured: Mapping[str, Measured], pairs: Sequence[Mapping[str,
         if len(ways) > 2 and rate.median < _SLOW * usual:
             text = f"the way between them: {median_text(rate)}, others reach {_median_of(rate, usual)}"
             yield _slow(text, [pair["from"], pair["to"]])
+
+
+def slow_gpus(measured: Measured) -> Iterator[dict[str, Any]]:
+    """Yields a verdict for each GPU of one host that is much slower than the others there."""
+    figures: dict[str, dict[str, Figure]] = {}
+    for _, one in _figures(measured):
+        match = _OF_ONE_GPU.fullmatch(one.name)
+        if match is not None:
+            figures.setdefault(match.group(1), {})[match.group(2)] = one
+    for what, found in figures.items():
+        usual = statistics.median(one.median for one in found.values())
+        for number, one in found.items():
+            if len(found) > 2 and one.median < _SLOW * usual:
+                text = f"{what} {number}: {median_text(one)}, its neighbours usually reach {_median_of(one, usual)}"
+                fix = "does something else run there? then look at its link, heat and power: `dsrun probe --all`"
+                yield {"level": "amber", "text": text, "fix": fix}
 
 
 def _slow(text: str, hosts: list[str]) -> dict[str, Any]:

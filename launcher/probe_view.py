@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .bench_rows import measured_rows, pair_rows, slow_verdicts
+from .bench_rows import measured_rows, pair_rows, slow_gpus, slow_verdicts
 from .probe_rows import rows_of
 from .probe_table import fold_verdicts, host_lines, many_lines, verdict_lines
 from .probe_topology import Topology, TopologyNode
@@ -28,7 +28,7 @@ def host_view(report: Mapping[str, Any], *, width: int, everything: bool) -> Ite
     yield from host_lines(rows, width=width)
     if len(report["gpus"]) > 1:
         yield from _paragraph(_matrix(report["topology"], everything=everything))
-    yield from _paragraph(verdict_lines(report["verdicts"], width=width, notes=everything))
+    yield from _paragraph(verdict_lines(_verdicts(report), width=width, notes=everything))
 
 
 def hosts_view(found: ManyReports, *, width: int, everything: bool) -> Iterator[str]:
@@ -47,9 +47,13 @@ def hosts_view(found: ManyReports, *, width: int, everything: bool) -> Iterator[
     verdicts = [
         *({"level": one.verdict, "text": f"{one.name}: {one.text}", "fix": one.fix} for one in found.findings),
         *slow_verdicts(measured, found.pairs),
-        *fold_verdicts({name: report["verdicts"] for name, report in found.reports.items()}),
+        *fold_verdicts({name: _verdicts(report) for name, report in found.reports.items()}),
     ]
     yield from _paragraph(verdict_lines(verdicts, width=width, notes=everything))
+
+
+def _verdicts(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*slow_gpus(report["measured"]), *report["verdicts"]]
 
 
 def _rows(found: ManyReports, name: str, *, everything: bool) -> Iterator[Row]:

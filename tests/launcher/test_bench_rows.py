@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsrun.launcher.bench_rows import measured_rows, pair_rows, slow_verdicts
+from dsrun.launcher.bench_rows import measured_rows, pair_rows, slow_gpus, slow_verdicts
 from dsrun.launcher.bench_values import figure
 
 
@@ -65,3 +65,12 @@ def test_of_two_hosts_nobody_is_usual_and_what_is_nearly_alike_is_no_verdict(slo
     assert list(slow_verdicts({"n1": disk(3e9), "n2": disk(slow)}, [])) == []
     alike = {"n1": disk(3e9), "n2": disk(2.9e9), "n3": disk(2.5e9)}
     assert list(slow_verdicts(alike, [pair("n1", "n2", 3e9)])) == []
+
+
+def test_a_gpu_much_slower_than_its_neighbours_is_named() -> None:
+    names = [("GPU to host 0", 55e9), ("GPU to host 1", 54e9), ("GPU to host 2", 13e9), ("GPU to host 3", 55e9)]
+    names += [("GPU to host, all 4 at once", 100e9), ("bf16 matrix product, GPU 0", 7e14)]
+    measured = {"gpu": [{"figures": [figure(name, "B/s", [rate] * 3).to_json() for name, rate in names]}]}
+    (verdict,) = slow_gpus(measured)
+    assert verdict["text"] == "GPU to host 2: 13 GB/s, its neighbours usually reach 54.5 GB/s"
+    assert list(slow_gpus({"gpu": [{"error": "torch took too long", "hint": None}]})) == []
