@@ -13,9 +13,10 @@ from typing import Any
 
 from .hosts import HostSpec
 from .meeting import ANSWER_PATIENCE_S, Found
-from .reachability import REACH_PATIENCE_S
 from .survey import Survey, Told, Unable
 
+#: For all of them: a busy host may take a while to say its word, and is not to be refused for it.
+_PATIENCE_S = 5.0
 #: Of a large job each host tries only those that follow it in rank order, where NCCL's rings and trees mostly go.
 _MOST_TARGETS = 64
 
@@ -63,9 +64,9 @@ def cut_off_hosts(survey: Survey, hosts: Sequence[HostSpec], found: Found) -> li
     tried = {name: [other for other in _others(names, name) if other in targets] for name in names}
     answers = survey.ask(
         "reach",
-        lambda host: {"targets": [targets[other] for other in tried[host.name]], "patience_s": REACH_PATIENCE_S},
+        lambda host: {"targets": [targets[other] for other in tried[host.name]], "patience_s": _PATIENCE_S},
         of=names,
-        patience_s=REACH_PATIENCE_S + ANSWER_PATIENCE_S,
+        patience_s=_PATIENCE_S + ANSWER_PATIENCE_S,
     )
     said = [(name, answer) for told in (heard, answers) for name, answer in told.items()]
     missed: dict[tuple[str, str], list[str]] = {

@@ -21,6 +21,9 @@ from .hosts import HostSpec
 from .reachability import REACH_PATIENCE_S, Address, Reached
 from .survey import Survey, Told, Unable
 
+#: Once one address is reached, for the others: a single lost packet is repeated within it. Black-holed addresses of
+#: hosts with several networks would otherwise cost every launch the whole patience.
+_REST_S = 1.2
 #: For a host to answer beyond what it waits for.
 ANSWER_PATIENCE_S = 10.0
 
@@ -83,7 +86,7 @@ def find_meeting(survey: Survey, hosts: Sequence[HostSpec], *, iface: str | None
     offers = [_address(offer) for offer in heard.value["offers"]]
     left_out = [_address(entry) for entry in heard.value["left_out"]]
     targets = [{"address": offer["address"], "port": offer["port"], "word": word} for offer in heard.value["offers"]]
-    asked = {"targets": targets, "patience_s": REACH_PATIENCE_S}
+    asked = {"targets": targets, "patience_s": REACH_PATIENCE_S, "rest_s": _REST_S}
     answers = survey.ask("reach", asked, of=others, patience_s=REACH_PATIENCE_S + ANSWER_PATIENCE_S)
     silent = [
         Problem(f"host {name}: {answer.reason}", answer.hint)

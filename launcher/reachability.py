@@ -23,9 +23,6 @@ from dsrun.errors import DsrunError
 
 #: Longest wait for an address; two lost packets are repeated within it.
 REACH_PATIENCE_S = 3.0
-#: Once one address is reached, for the others: a single lost packet is repeated within it. Black-holed addresses of
-#: hosts with several networks would otherwise cost every launch the whole patience.
-_OTHERS_PATIENCE_S = 1.2
 #: All hosts of a job may knock at the same moment.
 _BACKLOG = 1024
 #: Interfaces by which containers and virtual machines of one host talk; what is behind them is on that host.
@@ -116,7 +113,8 @@ def reach(arguments: Mapping[str, Any], keep: ExitStack) -> list[dict[str, Any]]
 
     Args:
         arguments: `patience_s`, `targets`, a list of objects with `address` and `port`, and the `word` expected there,
-            which a target may have of its own.
+            which a target may have of its own. `rest_s`: once one is reached, longest wait for the others, where they
+            are other ways to the same host.
         keep: not needed.
 
     Returns:
@@ -126,9 +124,10 @@ def reach(arguments: Mapping[str, Any], keep: ExitStack) -> list[dict[str, Any]]
         _Target(str(target["address"]), int(target["port"]), str(target.get("word", arguments.get("word"))))
         for target in arguments["targets"]
     ]
+    patience_s = float(arguments["patience_s"])
     own = {entry.address: entry for entry in addresses()}
     answers: list[dict[str, Any]] = []
-    for source in _knock(targets, float(arguments["patience_s"])):
+    for source in _knock(targets, patience_s, float(arguments.get("rest_s", patience_s))):
         if isinstance(source, _Fault):
             answers.append({"fault": source.reason})
         else:
@@ -243,7 +242,7 @@ def _send_to_all(listener: socket.socket, word: bytes) -> None:
                 continue
 
 
-def _knock(targets: list[_Target], patience_s: float) -> list[str | _Fault]:
+def _knock(targets: list[_Target], patience_s: float, rest_s: float) -> list[str | _Fault]:
     """Connects to all targets at once and compares what they send; returns this host's end of each, or why not."""
     results: dict[int, str | _Fault] = {}
     with selectors.DefaultSelector() as selector, ExitStack() as stack:
@@ -270,7 +269,7 @@ def _knock(targets: list[_Target], patience_s: float) -> list[str | _Fault]:
                 selector.unregister(attempt.socket)
                 results[attempt.index] = result
                 if isinstance(result, str):
-                    until_s = min(until_s, time.monotonic() + _OTHERS_PATIENCE_S)
+                    until_s = min(until_s, time.monotonic() + rest_s)
     late = _Fault("no answer")
     return [results.get(index, late) for index in range(len(targets))]
 

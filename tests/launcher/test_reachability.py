@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -66,6 +67,19 @@ def test_a_service_that_says_nothing_is_no_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         assert try_to_reach("word", ("127.0.0.1", port), patience_s=0.2) == [{"fault": "no answer"}]
+
+
+def test_other_ways_to_a_host_that_is_reached_are_not_waited_for_long() -> None:
+    with ExitStack() as keep, socket.create_server(("127.0.0.1", 0)) as silent:
+        (port,) = [offer["port"] for offer in offers_on("lo", "word", keep) if offer["address"] == "127.0.0.1"]
+        targets = [
+            {"address": "127.0.0.1", "port": port, "word": "word"},
+            {"address": "127.0.0.1", "port": silent.getsockname()[1], "word": "word"},
+        ]
+        began_s = time.monotonic()
+        answers = reach({"targets": targets, "patience_s": 600.0, "rest_s": 0.1}, keep)
+        assert time.monotonic() - began_s < 60
+    assert ["fault" in answer for answer in answers] == [False, True]
 
 
 def test_nobody_listens_any_more_once_the_survey_is_over() -> None:
