@@ -1,0 +1,29 @@
+"""What docs/guides/schedulers.md shows is what the commands print."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.cli import invoke
+
+GUIDE = (Path(__file__).parents[3] / "docs/guides/schedulers.md").read_text()
+EXAMPLES = re.findall(r"```console\n\$ dsrun (?P<words>(?:slurm|k8s)[^\n]+)\n(?P<output>.*?)```", GUIDE, re.S)
+
+
+def test_the_guide_has_an_example_of_each_verb() -> None:
+    assert [words.split()[0] for words, _ in EXAMPLES] == ["slurm", "k8s"]
+
+
+@pytest.mark.parametrize(("words", "output"), EXAMPLES, ids=[words.split()[0] for words, _ in EXAMPLES])
+def test_an_example_prints_what_the_guide_shows(
+    words: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*words.split())
+    shown = result.stdout.replace(str(tmp_path), "/home/ada/work").replace(sys.executable, "/home/ada/venv/bin/python")
+    assert (result.exit_code, shown) == (0, output)
