@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Generator
@@ -92,6 +94,33 @@ def test_a_step_sees_all_gpus_that_the_job_has_on_its_node(slurm: Cluster) -> No
                 assert channel.wait(20) == 0
         finally:
             channels.end_all()
+
+
+def test_tasks_of_srun_find_their_ranks_in_what_slurm_tells_them(slurm: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "who.py").write_text(
+        "import sys\nfrom dataclasses import astuple\nfrom dsrun.contract import RankInfo\n"
+        "sys.stdout.write(f'{astuple(RankInfo.from_env())}\\n')\n"
+    )
+    with slurm.allocation("--ntasks-per-node=2") as environ:
+        words = [
+            "srun",
+            "--quiet",
+            "--overlap",
+            "--ntasks=4",
+            "--ntasks-per-node=2",
+            sys.executable,
+            tmp_path / "who.py",
+        ]
+        done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=_DEADLINE_S)
+    found = sorted(ast.literal_eval(line) for line in done.stdout.splitlines())
+    ports = {info[7] for info in found}
+    assert [info[:7] for info in found] == [
+        (0, 4, 0, 2, 0, 2, "n1"),
+        (1, 4, 1, 2, 0, 2, "n1"),
+        (2, 4, 0, 2, 1, 2, "n1"),
+        (3, 4, 1, 2, 1, 2, "n1"),
+    ], done.stderr
+    assert len(ports) == 1
 
 
 def test_what_slurm_refuses_is_said_in_its_words(slurm: Cluster) -> None:
