@@ -63,7 +63,7 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
     words = findings.attempt(lambda: split_script_words(request.words[1:])) or _NO_WORDS
     kind, target = find_program(request.words[0], kind=request.kind)
     program = Program(kind=kind, target=target, args=words.args, python=sys.executable)
-    findings.attempt(lambda: check_program(program, verbs=verbs))
+    program_at = len(findings.problems)
     start: StartMethod | None = findings.attempt(lambda: start_method(program, request.start))
     files = [findings.attempt(lambda path=path: read_env_file(path)) or {} for path in request.env_files]
     options = findings.attempt(lambda: parse_env_options(request.env, environ=environ)) or {}
@@ -75,6 +75,11 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
         )
     )
     local = _local_hosts(placement)
+    if placement is None or local or kind == "script":
+        # What is installed on other hosts alone need not be here; a script is named by its path here.
+        found = _Findings()
+        found.attempt(lambda: check_program(program, verbs=verbs))
+        findings.problems[program_at:program_at] = found.problems
     gpus = machine.gpus if placement is None or local else None
     if choice.backend == "nccl" and gpus is not None:
         versions = read_versions()

@@ -154,6 +154,17 @@ def test_other_hosts_are_told_their_gpus_and_ask_nothing_of_this_machine(folder:
     assert launch.reached() == {"w1": "ssh w1", "w2": "ssh w2"}
 
 
+def test_programs_and_modules_of_other_hosts_need_not_be_here_and_scripts_do(folder: Path) -> None:
+    (folder / "hosts").write_text("w1 slots=1\n")
+    there = HostRequest(hostfile="hosts")
+    assert resolved(Request(kind="command", words=("no-such-tool",), hosts=there)).program.target == "no-such-tool"
+    assert resolved(Request(kind="module", words=("no_such.mod",), hosts=there)).program.target == "no_such.mod"
+    with pytest.raises(UsageError, match=r"script tran\.py: no such file"):
+        resolved(Request(words=("tran.py",), hosts=there))
+    with pytest.raises(UsageError, match="there is no such program"):
+        resolved(Request(kind="command", words=("no-such-tool",)))
+
+
 def test_what_is_held_reaches_the_ranks_of_this_machine_only(folder: Path) -> None:
     launch = resolved(Request(words=("train.py",), hosts=HostRequest(ranks_per_host=2)))
     assert launch.demand == Demand(ranks=2, gpus=0)
