@@ -23,6 +23,7 @@ from .placement import Placement
 from .plan import LaunchPlan
 from .preflight import Wants
 from .preflight_run import check_hosts
+from .preflight_text import summary
 from .survey import Survey
 from .sync import sync_hosts, synced_lines
 from .transport.base import Transport
@@ -132,6 +133,7 @@ class JobHosts:
             self._warn(f"warning: {warning}")
         if found.is_red:
             raise found.error()
+        self._note(summary(found))
         assert found.meeting is not None, "hosts that do not meet are refused"
         return found.meeting
 
