@@ -1,8 +1,9 @@
 """How fast a folder's disk writes and reads, past the page cache: large blocks in order, and 4 KiB here and there.
 
-The file is preallocated, has a cap, and no name from the moment it is open, so nothing stays behind however the
-process ends. Where the filesystem refuses O_DIRECT, data goes through the page cache and is made to leave it; the
-report says so. Reads touch only what was written: the rest of a preallocated file is zeros that no disk is asked for.
+The file has a cap, and no name from the moment it is open, so nothing stays behind however the process ends. It is laid
+down first, uncounted: what is measured is a file that is used again and again, as offload and its like do, not the
+search for room. Where the filesystem refuses O_DIRECT, data goes through the page cache and is made to leave it; the
+report says so.
 """
 
 from __future__ import annotations
@@ -100,7 +101,6 @@ def measure(
                 raise LaunchError(
                     f"{path}: {free} free is too little to measure with", hint="name another: `--path DIR`"
                 )
-            os.posix_fallocate(fd, 0, size)
             return DiskFigures(
                 path=path, file_bytes=size, direct=direct, figures=_passes(fd, size, direct, pass_s, repetitions)
             )
@@ -147,60 +147,77 @@ def _passes(fd: int, size: int, direct: bool, pass_s: float, repetitions: int) -
     def read(at: int, buffer: mmap.mmap) -> int:
         return os.preadv(fd, [buffer], at)
 
-    blocks = range(0, size, _BLOCK_BYTES)
-    written: list[float] = []
-    reached = size
-    for _ in range(repetitions):
-        begun_s = time.perf_counter()
-        count = _run(write, blocks, depth=_SEQUENTIAL_DEPTH, block_bytes=_BLOCK_BYTES, pass_s=pass_s)
-        # What the disk has said it holds, not what the kernel has taken: also with O_DIRECT, for the disk's own cache.
+    def settle() -> None:
+        # What the disk has said it holds, not what the kernel has taken; with O_DIRECT too, for the disk's own cache.
         os.fdatasync(fd)
-        written.append(count * _BLOCK_BYTES / (time.perf_counter() - begun_s))
-        reached = min(reached, count * _BLOCK_BYTES)
-    in_order: list[float] = []
+
+    in_order = _Pass(depth=_SEQUENTIAL_DEPTH, block_bytes=_BLOCK_BYTES, longest_s=pass_s)
+    laid = in_order.run(write, range(0, size, _BLOCK_BYTES), settle).count * _BLOCK_BYTES
+    blocks = range(0, laid, _BLOCK_BYTES)
+    written = [in_order.run(write, blocks, settle).rate * _BLOCK_BYTES for _ in range(repetitions)]
+    was_read: list[float] = []
     for _ in range(repetitions):
         _forget(fd, direct)
-        begun_s = time.perf_counter()
-        chosen = range(0, reached, _BLOCK_BYTES)
-        count = _run(read, chosen, depth=_SEQUENTIAL_DEPTH, block_bytes=_BLOCK_BYTES, pass_s=pass_s)
-        in_order.append(count * _BLOCK_BYTES / (time.perf_counter() - begun_s))
-    scattered: dict[int, list[float]] = {1: [], _RANDOM_DEPTH: []}
-    places = list(range(0, reached, _SMALL_BYTES))
-    for depth, rates in scattered.items():
+        was_read.append(in_order.run(read, blocks).rate * _BLOCK_BYTES)
+    figures = [figure("write in order", "B/s", written), figure("read in order", "B/s", was_read)]
+    places = list(range(0, laid, _SMALL_BYTES))
+    for depth in (1, _RANDOM_DEPTH):
+        scattered = _Pass(depth=depth, block_bytes=_SMALL_BYTES, longest_s=pass_s / 2)
+        rates: list[float] = []
         for repetition in range(repetitions):
             _forget(fd, direct)
             random.Random(repetition).shuffle(places)
-            begun_s = time.perf_counter()
-            count = _run(read, places, depth=depth, block_bytes=_SMALL_BYTES, pass_s=pass_s / 2)
-            rates.append(count / (time.perf_counter() - begun_s))
-    return (
-        figure("write in order", "B/s", written),
-        figure("read in order", "B/s", in_order),
-        *(figure(f"random 4 KiB reads, {depth} at once", "1/s", rates) for depth, rates in scattered.items()),
-    )
+            rates.append(scattered.run(read, places).rate)
+        figures.append(figure(f"random 4 KiB reads, {depth} at once", "1/s", rates))
+    return tuple(figures)
 
 
-def _run(step: _Step, places: Sequence[int], *, depth: int, block_bytes: int, pass_s: float) -> int:
-    """Takes the places once, at most for so long; returns how many blocks were moved."""
-    until_s = time.perf_counter() + pass_s
-    # Places are handed out in order, so what was written is a whole piece from the start (`next` is atomic).
-    left = iter(places)
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """How many blocks were moved, and how many a second."""
 
-    def work(_: int) -> int:
-        with huge_buffer(block_bytes) as buffer:
+    count: int
+    rate: float
+
+
+class _Pass:
+    """Moves blocks, some at once, for so long at most."""
+
+    def __init__(self, *, depth: int, block_bytes: int, longest_s: float) -> None:
+        self._block_bytes = block_bytes
+        self._longest_s = longest_s
+        # Made once: neither their pages nor what they hold is what is measured.
+        self._buffers = [huge_buffer(block_bytes) for _ in range(depth)]
+        for buffer in self._buffers:
             # Disks, and what stands before them, are fast with zeros.
             buffer[:] = os.urandom(block_bytes)
+
+    def run(self, step: _Step, places: Sequence[int], settle: Callable[[], None] = lambda: None) -> _Moved:
+        """Takes the places once, in their order; with a time limit, the first of them.
+
+        Args:
+            step: moves the block at a place; returns how many bytes were moved.
+            places: where blocks are.
+            settle: waits until what was moved is where it belongs; its time counts.
+        """
+        # `next` is atomic, so what was moved is the beginning of `places`, without gaps.
+        left = iter(places)
+        begun_s = time.perf_counter()
+
+        def work(buffer: mmap.mmap) -> int:
             count = 0
             for at in left:
-                if step(at, buffer) != block_bytes:
+                if step(at, buffer) != self._block_bytes:
                     raise LaunchError(f"the disk moved less than was asked for at byte {at}", hint="is it full?")
                 count += 1
-                if time.perf_counter() >= until_s:
+                if time.perf_counter() - begun_s >= self._longest_s:
                     break
             return count
 
-    with ThreadPoolExecutor(depth) as pool:
-        return sum(pool.map(work, range(depth)))
+        with ThreadPoolExecutor(len(self._buffers)) as pool:
+            count = sum(pool.map(work, self._buffers))
+        settle()
+        return _Moved(count, count / (time.perf_counter() - begun_s))
 
 
 def _forget(fd: int, direct: bool) -> None:

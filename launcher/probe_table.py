@@ -25,6 +25,7 @@ _WIDE_LABEL = 14
 _GAP = "  "
 _ODD = "! "
 _COLOURS = {"red": "red", "amber": "yellow", "note": "cyan"}
+_LEVELS = tuple(_COLOURS)
 
 _Cell = tuple[str, bool]
 
@@ -64,7 +65,7 @@ def many_lines(rows: Mapping[str, Sequence[Row]], *, width: int, own: bool = Fal
 
 
 def verdict_lines(verdicts: Sequence[Mapping[str, Any]], *, width: int, notes: bool) -> list[str]:
-    """Draws what is not as it should be, each with its way out.
+    """Draws what is not as it should be, each with its way out, the worst first.
 
     Args:
         verdicts: `level`, `text` and `fix`; where there are several hosts, `hosts`.
@@ -73,7 +74,7 @@ def verdict_lines(verdicts: Sequence[Mapping[str, Any]], *, width: int, notes: b
     """
     lines: list[str] = []
     shown = [verdict for verdict in verdicts if notes or verdict["level"] != "note"]
-    for verdict in shown:
+    for verdict in sorted(shown, key=lambda verdict: _LEVELS.index(verdict["level"])):
         level, hosts = verdict["level"], verdict.get("hosts", ())
         text = f"{fold_names(hosts)}: {verdict['text']}" if hosts else verdict["text"]
         first, *rest = _fold(text, width - 7)
@@ -93,11 +94,7 @@ def fold_verdicts(verdicts: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[d
     for host, found in verdicts.items():
         for verdict in found:
             hosts.setdefault((verdict["level"], verdict["text"], verdict["fix"]), []).append(host)
-    order = list(_COLOURS)
-    return [
-        {"level": level, "text": text, "fix": fix, "hosts": names}
-        for (level, text, fix), names in sorted(hosts.items(), key=lambda item: order.index(item[0][0]))
-    ]
+    return [{"level": level, "text": text, "fix": fix, "hosts": names} for (level, text, fix), names in hosts.items()]
 
 
 def _all_of(hosts: Sequence[str]) -> str:

@@ -73,8 +73,9 @@ def command(
     --bench writes a file of at most 1 GiB without a name to each DIR, which is gone whatever happens.
     """
     if watch is not None:
-        if bench or deep:
-            raise UsageError("`--watch` shows what changes; it goes with neither `--bench` nor `--deep`")
+        others = {"--bench": bench, "--deep": deep, "--all": everything, "--path": bool(paths)}
+        for word in (word for word, is_given in others.items() if is_given):
+            raise UsageError(f"`--watch` and `{word}` do not go together", hint="`--watch` shows what changes alone")
         _watch(hosts, interval_s=watch, as_json=as_json)
         return 0
     folders = [os.path.abspath(path) for path in paths]
