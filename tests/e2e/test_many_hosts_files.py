@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract import RECORDS_FILE
+from dsrun.contract import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE
 from dsrun.launcher.hosts import Allocation
 from dsrun.launcher.job_output import JobOutput
 from dsrun.launcher.job_run import JobRun, Policies
@@ -40,6 +40,17 @@ if os.environ["RANK"] == "0":
                     (folder / "index.json").write_text("{}")
                 records.write(json.dumps({"event": "checkpoint", "time": 1.0, "path": str(folder)}) + "\\n")
         sys.exit(3)
+"""
+#: Three steps of a training whose config is the launcher's.
+TRAIN = """
+import torch, dsrun
+from torch import nn
+torch.manual_seed(7)
+engine, *_ = dsrun.initialize(model=nn.Linear(6, 1))
+for _ in range(3):
+    engine.backward(engine(torch.ones(2, 6)).square().mean())
+    engine.step()
+engine.destroy()
 """
 
 
@@ -92,6 +103,24 @@ def test_a_job_goes_on_from_the_newest_checkpoint_that_only_the_host_of_rank_0_s
     assert [Path(record["path"]).name for record in recorded] == ["step2", "step4", "removed"]
     for host in rig.hosts:
         assert plan.job_id not in host.run("ls", "/tmp")
+
+
+def test_a_training_has_the_config_that_only_the_front_end_sees_and_its_records_come_back(
+    rig: Rig, tmp_path: Path
+) -> None:
+    config = tmp_path / "ds.json"
+    config.write_text('{"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "SGD", "params": {"lr": 0.125}}}')
+    plan = plan_for(rig, tmp_path / "train", TRAIN)
+    env = {CONFIG_ENV: str(config), BACKEND_ENV: "gloo", "OMP_NUM_THREADS": "1"}
+    sink = RecordingSink()
+    outcome = run(dataclasses.replace(plan, env=env, start="fork"), rig, sink, Policies())
+    assert outcome.exit_code == 0, sink.notes
+    records = [json.loads(line) for line in Path(plan.run_dir, RECORDS_FILE).read_text().splitlines()]
+    assert [(record["step"], record["lr"]) for record in records if record["event"] == "step"] == [
+        (1, 0.125),
+        (2, 0.125),
+        (3, 0.125),
+    ]
 
 
 def test_a_working_folder_that_one_host_lacks_is_named_with_it(rig: Rig, tmp_path: Path) -> None:
