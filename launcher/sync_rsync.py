@@ -138,6 +138,7 @@ class _FarEnd:
                 # Where either end is gone, the other one says so.
                 while data := self._pipe.recv(_READ_BYTES):
                     channel.send(data)
+            with suppress(OSError):
                 channel.end_input()
             channel.wait(_END_PATIENCE_S)
         finally:
