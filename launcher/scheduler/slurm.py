@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Mapping
 
+from dsrun.contract import JOB_ID_ENV
 from dsrun.errors import HostfileError, InputError
 from dsrun.foreign_ranks import is_task_of_many, tasks_of_node
 
@@ -42,14 +43,15 @@ def read_allocation(environ: Mapping[str, str]) -> tuple[HostSpec, ...] | None:
         environ: this process's variables.
 
     Returns:
-        None outside a job; and in one of several tasks that an `srun` has started, for that is a rank itself.
+        None outside a job; in one of several tasks that an `srun` has started, for that is a rank itself; and in a rank
+        of dsrun, whose hosts these are: what it starts runs beside it.
 
     Raises:
         HostfileError: what Slurm has set does not make sense, or makes a job that dsrun cannot serve.
     """
     job = job_id(environ)
     try:
-        if job is None or is_task_of_many(environ):
+        if job is None or is_task_of_many(environ) or JOB_ID_ENV in environ:
             return None
         if environ.get("SLURM_HET_SIZE", "1") != "1":
             raise HostfileError(f"Slurm job {job} has components that differ, and dsrun serves one", hint=_WAY_OUT)

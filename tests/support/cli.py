@@ -43,6 +43,8 @@ def _text(stream: io.TextIOWrapper) -> str:
 def clean_environment(**changes: str) -> dict[str, str]:
     """Returns this process's environment without what would change dsrun's answers."""
     dropped = ("DSRUN_", "TORCHELASTIC_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMP_NUM_THREADS", "NO_COLOR")
+    # A job of Slurm or MPI around the tests would have them start their ranks elsewhere.
+    dropped += ("SLURM", "OMPI_", "PMI", "PALS_", "MV2_")
     return {name: value for name, value in os.environ.items() if not name.startswith(dropped)} | changes
 
 

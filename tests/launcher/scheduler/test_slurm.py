@@ -84,6 +84,10 @@ def test_one_of_several_tasks_of_srun_is_a_rank_and_has_no_hosts() -> None:
     assert read_allocation(JOB | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "3"}) is None
 
 
+def test_a_rank_of_dsrun_in_a_job_has_its_own_host_only() -> None:
+    assert read_allocation(JOB | {"DSRUN_JOB_ID": "20261121-0733-x7k2"}) is None
+
+
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
