@@ -38,6 +38,12 @@ def test_a_path_is_looked_at_too(tmp_path: Path) -> None:
     assert [place["path"] for place in report["storage"]["paths"]][-1] == str(tmp_path)
 
 
+def test_what_torch_loads_is_told_on_request_only() -> None:
+    assert json.loads(invoke("probe", "--json").stdout)["loaded"] is None
+    report = json.loads(invoke("probe", "--deep", "--json").stdout)
+    assert report["loaded"]["torch"] == report["versions"]["torch"]
+
+
 def test_nothing_heavy_is_imported_for_a_probe_of_this_machine() -> None:
     code = (
         "import sys, io, contextlib\n"
