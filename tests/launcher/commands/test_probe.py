@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import select
 import signal
 import subprocess
 import sys
@@ -114,6 +117,25 @@ def test_the_live_view_prints_one_json_line_an_interval_and_ends_with_ctrl_c(tmp
         assert 0 <= load["cpu_percent"] <= 100
         assert 0 < load["memory_used_bytes"] < load["memory_total_bytes"]
     assert lines[0]["time_s"] < lines[2]["time_s"]
+
+
+def test_on_a_terminal_each_view_stands_in_place_of_the_one_before(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    words = [sys.executable, "-m", "dsrun", "probe", "--watch", "0.1"]
+    env = clean_environment(TERM="xterm", COLUMNS="80", LINES="24")
+    with subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=subprocess.PIPE, cwd=tmp_path, env=env) as process:
+        os.close(theirs)
+        seen = b""
+        while seen.count(b"WRITTEN") < 3:
+            assert select.select([ours], [], [], 60)[0], seen
+            seen += os.read(ours, 1 << 16)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+    os.close(ours)
+    # The cursor goes up before a view is drawn again.
+    assert seen.count(b"\x1b[1A") >= 2
 
 
 def test_measuring_says_what_it_does_and_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
