@@ -179,7 +179,7 @@ def _problem_of(error: click.ClickException, *, verb: str) -> Problem:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     command = ctx.command_path if ctx is not None else f"dsrun {verb}".rstrip()
     see = f"see `{command} --help`"
-    if isinstance(error, click.NoSuchOption) and verb in ("", "run") and error.option_name in INSTEAD:
+    if isinstance(error, click.NoSuchOption) and command == "dsrun run" and error.option_name in INSTEAD:
         return Problem(f"`{command}` has no option `{error.option_name}`", INSTEAD[error.option_name])
     if isinstance(error, click.NoSuchOption):
         close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1)

@@ -443,6 +443,17 @@ def test_the_plan_of_several_hosts_says_how_each_is_reached_and_what_its_ranks_g
     ]
 
 
+def test_hosts_may_come_from_the_pipe_of_a_shell(folder: Path) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"w[1-2] slots=2\n")
+    os.close(writer)
+    try:
+        plan = json.loads(dry("-H", f"/dev/fd/{reader}", "train.py").stdout)
+    finally:
+        os.close(reader)
+    assert [node["host"]["name"] for node in plan["nodes"]] == ["w1", "w2"]
+
+
 def test_the_plan_as_json_says_the_same(folder: Path) -> None:
     (folder / "hosts").write_text(HOSTS)
     plan = json.loads(dry("-H", "hosts", "--transport", "openssh", "train.py").stdout)

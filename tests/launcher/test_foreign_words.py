@@ -50,6 +50,15 @@ def test_what_means_something_else_is_refused_with_the_way_of_dsrun(word: str) -
     assert result.stderr == f"error: `dsrun run` has no option `{word}`\nhint: {INSTEAD[word]}\n"
 
 
+@pytest.mark.parametrize("before", [[], ["run"], ["slurm"]])
+def test_they_are_refused_wherever_a_run_is_typed(before: list[str]) -> None:
+    result = invoke(*before, "--nproc-per-node=4", "train.py")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: `dsrun run` has no option `--nproc-per-node`\nhint: `-n N` is the number of ranks on each host\n",
+    )
+
+
 def test_spellings_lead_to_options_that_are_there_and_refused_words_are_none() -> None:
     options = {name for option in command.params if isinstance(option, click.Option) for name in option.opts}
     assert {f"--{ours}" for ours in SPELLINGS.values()} <= options
