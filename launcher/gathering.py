@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from dsrun.contract import JOB_ID_ENV, NONCE_ENV, digest_of
 from dsrun.errors import LaunchError
@@ -33,6 +34,8 @@ _CONNECT_PATIENCE_S = 5.0
 TRY_S = 0.5
 #: From the beginning to the first note of whom is waited for, and from each to the next.
 FIRST_NOTE_S, NOTE_S = 2.0, 30.0
+#: After a connection that could not be accepted.
+_BREATH_S = 0.1
 #: Connections beyond the hosts that are held at once.
 _SPARE = 64
 
@@ -88,7 +91,7 @@ def shared_nonce(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
 
 
 def await_hosts(listener: socket.socket, me: Presence, *, until_s: float, tell: Callable[[str], None]) -> None:
-    """Host 0: waits for all others, and lets them go.
+    """Node 0: waits for all others, and lets them go.
 
     Args:
         listener: where they come; blocking again afterwards.
@@ -99,14 +102,14 @@ def await_hosts(listener: socket.socket, me: Presence, *, until_s: float, tell: 
     Raises:
         LaunchError: some have not come in time.
     """
-    host0 = _Host0(listener, me)
+    node0 = _Node0(listener, me)
     try:
-        host0.await_all(until_s, tell)
+        node0.await_all(until_s, tell)
     finally:
-        host0.close()
+        node0.close()
 
 
-class _Host0:
+class _Node0:
     """Connections to node 0, and who has come."""
 
     def __init__(self, listener: socket.socket, me: Presence) -> None:
@@ -150,11 +153,13 @@ class _Host0:
         try:
             connection, _ = self._listener.accept()
         except OSError:
-            # It is gone already; if this host has no descriptors left, the time-out says whom it did not hear.
+            # It is gone already, or this host has no descriptors left for a moment; that must not become a busy loop.
+            time.sleep(_BREATH_S)
             return
         if len(self._strangers) >= self._me.node_count + _SPARE:
             connection.close()
             return
+        _watch_over(connection)
         connection.setblocking(False)
         self._strangers[connection] = (b"", now_s + _WORD_PATIENCE_S)
         self._selector.register(connection, selectors.EVENT_READ)
@@ -197,6 +202,12 @@ class _Host0:
             _answer(connection, refusal)
             self._send_off(connection)
             return
+        if came.node_rank in self._present:
+            # A twin, or the same one again, whose machine came back before its old connection was seen to end.
+            there = self._present[came.node_rank][1]
+            _answer(connection, f"node {came.node_rank} is there already: {there}", try_again=True)
+            self._send_off(connection)
+            return
         del self._strangers[connection]
         self._present[came.node_rank] = (connection, came.name)
 
@@ -211,8 +222,6 @@ class _Host0:
             )
         if not 0 < came.node_rank < me.node_count:
             return f"there is no node {came.node_rank} of {me.node_count}"
-        if came.node_rank in self._present:
-            return f"node {came.node_rank} is there already: {self._present[came.node_rank][1]}"
         return None
 
     def _answer_all(self, refusal: str | None) -> None:
@@ -221,7 +230,7 @@ class _Host0:
 
 
 def join_hosts(address: str, port: int, me: Presence, *, until_s: float, tell: Callable[[str], None]) -> None:
-    """Any other host: comes to node 0, and waits until all are there.
+    """Any other node: comes to node 0, and waits until all are there.
 
     Args:
         address: of node 0.
@@ -267,16 +276,13 @@ def _come(address: str, port: int, me: Presence, until_s: float, notes: _Notes) 
     except OSError as error:
         return "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error)).lower()
     with connection:
-        # So that a node 0 that vanished without a word is noticed.
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        _watch_over(connection)
         connection.settimeout(1.0)
         answer = b""
         try:
             connection.sendall(json.dumps(asdict(me)).encode() + b"\n")
             while b"\n" not in answer and len(answer) <= _MOST_BYTES:
-                # Host 0 gives up by itself, and says so, a little later.
+                # Node 0 gives up by itself, and says so, a little later.
                 if time.monotonic() >= until_s + _WORD_PATIENCE_S:
                     return "it waits for others"
                 try:
@@ -292,24 +298,33 @@ def _come(address: str, port: int, me: Presence, until_s: float, notes: _Notes) 
     return _read_answer(answer.partition(b"\n")[0])
 
 
-def _read_answer(line: bytes) -> None:
-    """Reads the word of node 0.
+def _watch_over(connection: socket.socket) -> None:
+    """Has a connection end within half a minute if the other machine vanishes without a word."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def _read_answer(line: bytes) -> str | None:
+    """Reads the word of node 0; returns why to try again, None if all are there.
 
     Raises:
-        LaunchError: it is no, or no word of it.
+        LaunchError: it is a lasting no, or no word of it.
     """
     try:
-        refusal = json.loads(line)["refusal"]
+        answer: Any = json.loads(line)
+        refusal, try_again = answer["refusal"], answer["try_again"]
     except (ValueError, KeyError, TypeError):
-        refusal = "what listens there is no dsrun"
-    if refusal is not None:
-        raise LaunchError(f"node 0 does not let this one in: {refusal}")
+        refusal, try_again = "what listens there is no dsrun", False
+    if refusal is None or try_again:
+        return refusal
+    raise LaunchError(f"node 0 does not let this one in: {refusal}")
 
 
-def _answer(connection: socket.socket, refusal: str | None) -> None:
+def _answer(connection: socket.socket, refusal: str | None, *, try_again: bool = False) -> None:
     with suppress(OSError):
         # Who does not read has gone, and finds that out itself.
-        connection.send(json.dumps({"refusal": refusal}).encode() + b"\n")
+        connection.send(json.dumps({"refusal": refusal, "try_again": try_again}).encode() + b"\n")
 
 
 def _read_presence(line: bytes) -> Presence | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -142,9 +143,19 @@ def test_who_does_not_belong_is_turned_away_with_the_reason(
 def test_two_hosts_of_one_number_are_no_two_hosts(listener: socket.socket) -> None:
     first, one = waiting(listener), coming(listener, host(1))
     assert one.notes.get(timeout=PATIENCE_S)
-    other = coming(listener, replace(host(1), name="twin"))
-    assert str(other.end()).endswith("node 1 is there already: n1")
+    twin = coming(listener, replace(host(1), name="twin"), patience_s=0.2)
+    assert str(twin.end()).endswith("node 1 is there already: n1")
     assert [coming(listener, host(2)).end(), first.end(), one.end()] == [None, None, None]
+
+
+def test_a_host_that_came_back_takes_its_place_once_its_old_connection_is_seen_to_end(listener: socket.socket) -> None:
+    first = waiting(listener)
+    address = listener.getsockname()
+    with socket.create_connection(address) as old:
+        old.sendall(json.dumps(asdict(host(1))).encode() + b"\n")
+        back = coming(listener, host(1))
+        assert "node 1 is there already: n1" in back.notes.get(timeout=PATIENCE_S)
+    assert [coming(listener, host(2)).end(), first.end(), back.end()] == [None, None, None]
 
 
 def test_a_host_that_leaves_is_waited_for_again(listener: socket.socket) -> None:
