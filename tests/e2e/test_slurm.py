@@ -225,7 +225,7 @@ def test_a_job_submitted_with_dsrun_slurm_trains_as_on_one_host(slurm: Cluster, 
 
 
 def test_the_failing_ranks_exit_code_is_the_jobs(slurm: Cluster, tmp_path: Path) -> None:
-    job = submit(slurm, tmp_path, FAIL, "--no-preflight")
+    job = submit(slurm, tmp_path, FAIL, "--no-preflight", "--start", "exec")
     ended = slurm.wait_for(job, timeout_s=_DEADLINE_S)
     output = (tmp_path / f"slurm-{job}.out").read_text()
     assert (ended.state, ended.exit_code) == ("FAILED", 7), output
@@ -236,7 +236,7 @@ def test_the_failing_ranks_exit_code_is_the_jobs(slurm: Cluster, tmp_path: Path)
 def test_signals_for_all_reach_ranks_and_scancel_leaves_them_their_grace_and_nothing_behind(
     slurm: Cluster, tmp_path: Path
 ) -> None:
-    job = submit(slurm, tmp_path, CATCH, "--no-preflight")
+    job = submit(slurm, tmp_path, CATCH, "--no-preflight", "--start", "exec")
     wait_for_output(tmp_path, job, "] up\n", 2)
     slurm.run("scancel", "--signal=USR1", job)
     wait_for_output(tmp_path, job, "] caught SIGUSR1\n", 2)

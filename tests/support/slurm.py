@@ -13,6 +13,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -75,7 +76,14 @@ def why_no_slurm() -> str | None:
     if missing:
         return f"a Slurm cluster needs {', '.join(missing)}: apt-get install slurm-wlm munge"
     made = subprocess.run(["unshare", "-m", "-p", "-f", "true"], capture_output=True, text=True)
-    return f"no namespaces may be made here: {made.stderr.strip()}" if made.returncode else None
+    if made.returncode:
+        return f"no namespaces may be made here: {made.stderr.strip()}"
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            _make_device(Path(folder, "device"))
+    except OSError as error:
+        return f"no device files may be made here: {error.strerror}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +169,7 @@ def cluster(folder: Path) -> Generator[Cluster]:
     key.touch(mode=0o600)
     key.write_bytes(os.urandom(1024))
     for name in _GPUS:
-        os.mknod(folder / name, 0o600 | stat.S_IFCHR, os.stat("/dev/null").st_rdev)
+        _make_device(folder / name)
     (folder / "gres.conf").write_text("".join(f"Name=gpu File={folder / name}\n" for name in _GPUS))
     ctld_port, *ports = _free_ports(1 + len(NODES))
     host = socket.gethostname().partition(".")[0]
@@ -197,6 +205,10 @@ def cluster(folder: Path) -> Generator[Cluster]:
         assert holder.stdout.readline() == "ready\n", f"no namespaces could be made: {holder.wait()}"
         _wait_until_up(made)
         yield made
+
+
+def _make_device(path: Path) -> None:
+    os.mknod(path, 0o600 | stat.S_IFCHR, os.stat("/dev/null").st_rdev)
 
 
 def _wait_until_up(made: Cluster) -> None:
