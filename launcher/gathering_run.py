@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from dsrun.errors import LaunchError
 
-from .gathering import FIRST_NOTE_S, NOTE_S, TRY_S, Presence, await_hosts, join_hosts
+from .gathering import FIRST_NOTE_S, NOTE_S, TRY_S, Presence, join_hosts
+from .gathering_node0 import await_hosts
 from .own_address import bind_own
 from .plan import LaunchPlan
 from .refusals import refusal_of

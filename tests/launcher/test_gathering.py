@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import LaunchError
-from dsrun.launcher.gathering import Presence, await_hosts, join_hosts, shared_nonce
+from dsrun.launcher.gathering import Presence, join_hosts, shared_nonce
+from dsrun.launcher.gathering_node0 import await_hosts
 from dsrun.launcher.plan import Outside
 from support.jobs import program_plan
 
