@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import pytest
+
+from dsrun.contract import RankInfo
+from dsrun.errors import InputError
+from dsrun.launcher.foreign_launch import launcher_of
+
+TORCHRUN = RankInfo(rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1).to_env()
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "launcher"),
+    [
+        ({}, None),
+        (OPEN_MPI, "Open MPI"),
+        (TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, "torchrun"),
+        (TORCHRUN, "another launcher"),
+        # torchrun inside a rank of mpirun: its own word is nearer.
+        (OPEN_MPI | TORCHRUN | {"TORCHELASTIC_RUN_ID": "none"}, "torchrun"),
+        (RankInfo().to_env(), None),
+        # Left over in a shell, or set for a pod of several ranks.
+        ({"RANK": "1", "WORLD_SIZE": "2"}, None),
+        (TORCHRUN | {"LOCAL_RANK": ""}, None),
+    ],
+)
+def test_a_process_that_another_launcher_started_knows_by_whom(environ: dict[str, str], launcher: str | None) -> None:
+    assert launcher_of(environ) == launcher
+
+
+@pytest.mark.parametrize("environ", [TORCHRUN, OPEN_MPI])
+def test_a_rank_of_dsrun_starts_jobs_of_its_own_wherever_dsrun_runs(environ: dict[str, str]) -> None:
+    assert launcher_of(environ | {"DSRUN_JOB_ID": "20261121-0733-x7k2"}) is None
+
+
+def test_a_place_that_makes_no_sense_is_refused_before_anything_runs() -> None:
+    with pytest.raises(InputError, match="RANK is 2; expected at least 0 and at most 1"):
+        launcher_of(TORCHRUN | {"RANK": "2"})
