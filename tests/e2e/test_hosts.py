@@ -254,10 +254,13 @@ def test_all_hosts_that_cannot_be_reached_are_named_at_once(rig: Rig, work: Path
     assert "n1" not in errors
 
 
-def test_a_folder_that_hosts_do_not_have_is_told_before_anything_starts(rig: Rig, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [[], ["-d"]])
+def test_a_folder_that_hosts_do_not_have_is_told_before_anything_starts(
+    rig: Rig, tmp_path: Path, how: list[str]
+) -> None:
     (tmp_path / "show.py").write_text(SHOW)
     before = job_folders(rig)
-    lines = refused(rig, run_on_hosts(rig, "--nodes", "2", "show.py", cwd=tmp_path), before)
+    lines = refused(rig, run_on_hosts(rig, *how, "--nodes", "2", "show.py", cwd=tmp_path), before)
     assert any(str(tmp_path) in line and line.startswith("error: ") for line in lines), lines
 
 
