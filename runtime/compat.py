@@ -16,6 +16,7 @@ __all__ = [
     "Store",
     "TCPStore",
     "all_gather_single",
+    "in_backward",
     "reduce_scatter_single",
     "timeout_of",
     "when_backward_ends",
@@ -37,6 +38,11 @@ def timeout_of(group: dist.ProcessGroup) -> float:
     """Returns how long a collective of a Gloo group waits for the other ranks, in seconds."""
     backend: Any = group._get_backend(torch.device("cpu"))  # pyright: ignore[reportPrivateUsage]
     return backend.options._timeout.total_seconds()
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward: in a hook, or in the backward of a custom function."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:

@@ -96,6 +96,10 @@ class UnitHooks:
                 self._store.release(unit)
             self._rest_held = False
 
+    def running_unit(self) -> ParamUnit | None:
+        """Returns a unit whose module is inside its forward now."""
+        return next((driver.calls.unit for driver in self._drivers if driver.is_open), None)
+
     def unused_units(self) -> list[ParamUnit]:
         """Returns the units whose module has never been called."""
         return [driver.calls.unit for driver in self._drivers if driver.first_use is None]
@@ -153,6 +157,11 @@ class _UnitDriver:
             module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             module.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
         ]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the module's forward is under way."""
+        return self._open > 0
 
     def remove(self) -> None:
         """Takes the hooks off the module."""

@@ -62,6 +62,9 @@ class GradReducer:
         shard_optimizer: False: every rank owns the whole sum; True: each its slice.
         shard_gradients: False: a buffer a unit; True: slots, see [Note: slots].
         slot_count: slots that the units with modules share.
+
+    Attributes:
+        has_sums: a backward has added gradients to the owned ranges since they were last forgotten.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class GradReducer:
         self._used: set[int] = set()
         self._cursor = 0
         self._holder: dict[int, ParamUnit] = {}
+        self.has_sums = False
 
     def begin(self, *, order: Sequence[ParamUnit], used: Sequence[ParamUnit]) -> None:
         """Begins a micro step's backward; the first time, all ranks take over rank 0's order (one broadcast).
@@ -132,6 +136,7 @@ class GradReducer:
         self._advance()
         for unit in self._canonical:
             self._accumulate(unit)
+        self.has_sums = True
         for progress in self._progress:
             progress.phase = _Phase.IDLE
         self._cursor = 0
@@ -153,6 +158,7 @@ class GradReducer:
         """Forgets the accumulated gradients."""
         for unit in self._units:
             unit.grad_sum.zero_()
+        self.has_sums = False
 
     def _agree_on_order(self, forward_order: Sequence[ParamUnit]) -> list[ParamUnit]:
         """Returns the canonical order, see [Note: order of reductions]."""

@@ -41,6 +41,10 @@ class ParamStore(Protocol):
         """The shards have new values: what was gathered before is stale."""
         ...
 
+    def refresh(self, unit: ParamUnit) -> None:
+        """The shard of this unit alone has new values; every rank must call."""
+        ...
+
     def check_same_order(self) -> None:
         """Raises where ranks have gathered different units since the last check; every rank must call."""
         ...
@@ -59,6 +63,9 @@ class ResidentStore:
 
     def invalidate(self) -> None:
         """See `ParamStore`: the publisher writes new values in place."""
+
+    def refresh(self, unit: ParamUnit) -> None:
+        """See `ParamStore`: who changes the shard of a unit that is whole changes the whole."""
 
     def check_same_order(self) -> None:
         """See `ParamStore`: nothing is gathered."""
@@ -156,6 +163,21 @@ class SlottedStore:
                 slot.pending = None
             slot.occupant = None
         self._order.restart()
+
+    def refresh(self, unit: ParamUnit) -> None:
+        """See `ParamStore`. Enters an all-gather of a unit that is in use, or that calls past the engine read."""
+        slot = self._slot_of[unit.index]
+        if slot.occupant is not unit:
+            return
+        if slot.pending is not None:
+            slot.pending.wait()
+            slot.pending = None
+        slot.occupant = None
+        if slot.users or unit.module is None:
+            self._gather(unit, slot)
+            assert slot.pending is not None, "a gather has just begun"
+            slot.pending.wait()
+            slot.pending = None
 
     def check_same_order(self) -> None:
         """See `ParamStore`; one all-reduce of two numbers.
