@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 from .placement import HostRequest, place
@@ -45,5 +46,5 @@ def examine_hosts(
     )
     transport = make_transport(placement.transport, reach, local_hosts=placement.local_hosts)
     hosts = placement.allocation.hosts
-    with Survey(hosts, transport, python=sys.executable) as survey:
+    with closing(transport), Survey(hosts, transport, python=sys.executable) as survey:
         return check_hosts(survey, hosts, wants)

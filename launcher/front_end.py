@@ -36,7 +36,7 @@ from .scheduler.slurm import signal_names
 from .script_words import misplaced_options
 from .stopping import StopRequests
 from .tally import Outcome
-from .transport.base import Transport
+from .transport.base import OwnedTransport
 from .transport.local import LocalTransport
 from .wishes import Interrupted, Wishes
 
@@ -108,7 +108,7 @@ class FrontEnd:
         self._settings = settings
         self._folder = folder
         self._plan = launch.plan(job_id=job_id, run_dir=str(folder))
-        self._transport: Transport = LocalTransport()
+        self._transport: OwnedTransport = LocalTransport()
         self._began_s = time.monotonic()
         self._wishes = Wishes()
         self._stops = StopRequests(self._wishes.request_stop, names=signal_names(os.environ))
@@ -140,6 +140,8 @@ class FrontEnd:
         lock: JobLock | None = None
         is_ready = False
         with self._stops.catching_signals(self._wishes), ExitStack() as stack:
+            # Later, for it is another once there are other hosts.
+            stack.callback(lambda: self._transport.close())
             try:
                 lock = JobLock(self._folder)
                 record = self._write_down()

@@ -72,7 +72,7 @@ class HostFacts:
         nofile: files a process may open; None without limit.
         has_infiniband: there is an InfiniBand or RoCE device.
         folder_fault: why the working folder cannot be used; None if it can.
-        files: those the job needs, by what they are: `script`, `config`.
+        files: those the job needs, by what they are: `script`.
         code: digest of each Python file in the working folder, by relative path; None where there are too many.
         paths: where the job will write.
         asked_s: this host's clock when the question came, seconds since the epoch.

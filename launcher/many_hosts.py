@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.contract import BACKEND_ENV, CONFIG_ENV
+from dsrun.contract import BACKEND_ENV
 from dsrun.errors import PreflightError, Problem
 
 from .environment import interface_variables
@@ -26,7 +26,7 @@ from .preflight_run import check_hosts
 from .preflight_text import summary
 from .survey import Survey
 from .sync import sync_hosts, synced_lines
-from .transport.base import Transport
+from .transport.base import OwnedTransport
 from .transport.choice import ReachSettings, make_transport
 
 
@@ -75,16 +75,17 @@ class JobHosts:
         self._settings = settings
         self._note = note
         self._warn = warn
-        #: Filled by the threads that connect.
-        self._new_keys: deque[str] = deque()
+        #: Filled by the threads that connect; none of them may speak while another does.
+        self._said: deque[str] = deque()
         reach = ReachSettings(
             lease_s=lease_s,
             connect_timeout_s=settings.connect_timeout_s,
             ssh_config=settings.ssh_config,
-            announce=self._new_keys.append if settings.accept_new_host_keys else None,
+            announce=self._said.append if settings.accept_new_host_keys else None,
+            note=self._said.append,
         )
         #: The way to them, also for the job.
-        self.transport: Transport = make_transport(placement.transport, reach, local_hosts=placement.local_hosts)
+        self.transport: OwnedTransport = make_transport(placement.transport, reach, local_hosts=placement.local_hosts)
 
     def prepare(self, plan: LaunchPlan, *, python: str) -> LaunchPlan:
         """Reaches all hosts, and finds out what the launch must know of them.
@@ -101,9 +102,7 @@ class JobHosts:
         """
         hosts = [node.host for node in plan.nodes]
         self._note(f"reaching {len(hosts)} hosts" if len(hosts) > 1 else f"reaching {hosts[0].name}")
-        with Survey(hosts, self.transport, python=python) as survey:
-            while self._new_keys:
-                self._note(self._new_keys.popleft())
+        with Survey(hosts, self.transport, python=python, meanwhile=self._pass_on) as survey:
             if self._settings.copied_folder is not None:
                 _refuse_unreached(survey)
                 self._copy(survey, self._settings.copied_folder, plan.cwd)
@@ -115,6 +114,10 @@ class JobHosts:
         # They fill in what nobody has set. See [Note: variables] of plan.
         found = {name: interface_variables(interface) for name, interface in meeting.interfaces.items()}
         return plan.at(meeting.address, found)
+
+    def _pass_on(self) -> None:
+        while self._said:
+            self._note(self._said.popleft())
 
     def _copy(self, survey: Survey, folder: str, target: str) -> None:
         """Makes every host's working folder hold what the folder here holds."""
@@ -150,7 +153,6 @@ def wants_of(plan: LaunchPlan, *, iface: str | None) -> Wants:
     return Wants(
         folder=plan.cwd,
         script=program.target if program.kind == "script" else None,
-        config=plan.env.get(CONFIG_ENV),
         is_python=program.kind != "command",
         on_gpus=None if backend is None else backend == "nccl",
         iface=iface,

@@ -33,7 +33,6 @@ class Wants:
     Attributes:
         folder: its working folder, on every host; None leaves folders unlooked at.
         script: the file to run, absolute or from `folder`; None for a module or a program.
-        config: its training config, the same; None without one.
         is_python: the ranks run Python, so that torch must be there.
         on_gpus: each slot needs a GPU of its own; None if nobody knows: what is wrong with GPUs that are there is told
             then, and refuses nothing.
@@ -43,7 +42,6 @@ class Wants:
 
     folder: str | None = None
     script: str | None = None
-    config: str | None = None
     is_python: bool = True
     on_gpus: bool | None = None
     paths: tuple[str, ...] = ()

@@ -46,10 +46,10 @@ def check_hosts(survey: Survey, hosts: Sequence[HostSpec], wants: Wants) -> Pref
 
 
 def _question(host: HostSpec, wants: Wants) -> dict[str, Any]:
-    files = {"script": wants.script, "config": wants.config}
     return {
         "folder": wants.folder,
-        "files": {kind: path for kind, path in files.items() if path is not None},
+        # The config is no file of theirs: what was checked here travels with the launch.
+        "files": {} if wants.script is None else {"script": wants.script},
         "code": wants.is_python,
         "paths": list(wants.paths),
         "env": host.env,

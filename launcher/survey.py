@@ -30,6 +30,8 @@ ANSWER_PATIENCE_S = 30.0
 _OPEN_AT_ONCE = 64
 #: For a surveyor to exit once nothing is asked any more.
 _CLOSE_PATIENCE_S = 1.0
+#: Between two looks at what else there is to do.
+_LOOK_S = 0.1
 #: Of what a host wrote to stderr; the last lines say why it ended.
 _KEPT_LINES = 5
 
@@ -77,15 +79,25 @@ class Survey:
         hosts: whom to ask; their names differ.
         transport: how to reach them.
         python: the interpreter on hosts that name none; dsrun must be importable there.
+        meanwhile: called on the caller's thread now and then while it waits for hosts.
     """
 
-    def __init__(self, hosts: Sequence[HostSpec], transport: Transport, *, python: str) -> None:
+    def __init__(
+        self,
+        hosts: Sequence[HostSpec],
+        transport: Transport,
+        *,
+        python: str,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._meanwhile = meanwhile
         gate = threading.Semaphore(_OPEN_AT_ONCE)
         self._talks = {host.name: _Talk(host, transport, host.python or python, gate) for host in hosts}
 
     def __enter__(self) -> Survey:
         """Reaches all hosts; those that cannot be reached answer `Unable` from now on."""
-        _all_at_once({name: talk.open for name, talk in self._talks.items()}, OPEN_PATIENCE_S, lambda: None)
+        opening = {name: talk.open for name, talk in self._talks.items()}
+        _all_at_once(opening, OPEN_PATIENCE_S, lambda: None, meanwhile=self._meanwhile)
         for talk in self._talks.values():
             talk.give_up_opening()
         return self
@@ -94,7 +106,8 @@ class Survey:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Ends all talks, and with them what the questions kept on the hosts."""
-        _all_at_once({name: talk.close for name, talk in self._talks.items()}, 2 * _CLOSE_PATIENCE_S, lambda: None)
+        closing = {name: talk.close for name, talk in self._talks.items()}
+        _all_at_once(closing, 4 * _CLOSE_PATIENCE_S, lambda: None, meanwhile=lambda: None)
 
     def unreached(self) -> dict[str, Unable]:
         """Returns the hosts that nothing can be asked of any more, by name."""
@@ -125,7 +138,7 @@ class Survey:
             given = arguments(talk.host) if callable(arguments) else arguments
             calls[name] = lambda talk=talk, given=given: talk.ask(question, given)
         late = Unable(f"no answer to `{question}` within {patience_s:g} s", "is the host busy, or its disk stuck?")
-        answers = _all_at_once(calls, patience_s, lambda: late)
+        answers = _all_at_once(calls, patience_s, lambda: late, meanwhile=self._meanwhile)
         for name, given_answer in answers.items():
             if given_answer is late:
                 # An answer that comes after all would be taken for that of the next question.
@@ -217,6 +230,7 @@ class _Talk:
             channel.end_input()
         if channel.wait(_CLOSE_PATIENCE_S) is None:
             channel.kill()
+            channel.wait(_CLOSE_PATIENCE_S)
         with suppress(OSError):
             while channel.read_stdout():
                 pass
@@ -283,7 +297,13 @@ def why_lost(python: str, why: str | None, *, status: int | None, last_lines: Se
     return Unable(f"{why}: {last}" if last else why)
 
 
-def _all_at_once(calls: Mapping[str, Callable[[], _T]], patience_s: float, late: Callable[[], _T]) -> dict[str, _T]:
+def _all_at_once(
+    calls: Mapping[str, Callable[[], _T]],
+    patience_s: float,
+    late: Callable[[], _T],
+    *,
+    meanwhile: Callable[[], None],
+) -> dict[str, _T]:
     """Runs each call in a thread of its own; `late()` stands for one that has not returned in time."""
     results: dict[str, _T] = {}
 
@@ -295,6 +315,9 @@ def _all_at_once(calls: Mapping[str, Callable[[], _T]], patience_s: float, late:
         thread.start()
     until_s = time.monotonic() + patience_s
     for thread in threads:
-        thread.join(max(0.0, until_s - time.monotonic()))
+        while thread.is_alive() and (left_s := until_s - time.monotonic()) > 0:
+            thread.join(min(_LOOK_S, left_s))
+            meanwhile()
+    meanwhile()
     # A result that comes from now on is not looked at any more: the answers are complete here.
     return {name: results[name] if name in results else late() for name in calls}

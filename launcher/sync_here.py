@@ -77,13 +77,13 @@ def write(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
         temporary = os.path.join(os.path.dirname(place), name)
         if offset == 0:
             # Should the front end be cut off.
-            keep.callback(Path(temporary).unlink, missing_ok=True)
+            keep.callback(_discard, temporary)
         try:
             _write_piece(temporary, offset, base64.b64decode(text), mode)
             if mode is not None:
                 os.replace(temporary, place)
         except OSError as error:
-            Path(temporary).unlink(missing_ok=True)
+            _discard(temporary)
             raise OSError(error.errno, error.strerror, place) from error
     return {}
 
@@ -209,3 +209,10 @@ def _write_piece(temporary: str, offset: int, data: bytes, mode: int | None) -> 
         file.write(data)
         if mode is not None:
             os.fchmod(file.fileno(), mode)
+
+
+def _discard(temporary: str) -> None:
+    """Deletes half a file, if there is one."""
+    with suppress(OSError):
+        # On a file system that cannot be written to, this fails even where there is none.
+        os.unlink(temporary)

@@ -26,6 +26,8 @@ from .transport.base import Channel, Transport
 _SILENCE_S = 60
 _END_PATIENCE_S = 5.0
 _READ_BYTES = 1 << 16
+#: Of what rsync says on the host; the first line says what failed.
+_KEPT_BYTES = 4096
 
 
 def is_here() -> bool:
@@ -87,10 +89,12 @@ def copy_by_rsync(
             # Where the bridge has gone, that is so already.
             ours.shutdown(socket.SHUT_RDWR)
         serving.join()
-    if process.returncode == 0:
+    # Files that could not be written there are told by the status there alone.
+    status = process.returncode or far_end.status
+    if not status and far_end.fault is None:
         return None
-    lines = [line for line in stderr.decode("utf-8", "replace").splitlines() if line.strip()]
-    return far_end.fault or (lines[0] if lines else f"rsync ended with status {process.returncode}")
+    lines = [line for line in (far_end.said + stderr).decode("utf-8", "replace").splitlines() if line.strip()]
+    return far_end.fault or (lines[0] if lines else f"rsync ended with status {status}")
 
 
 def _quoted(word: str) -> str:
@@ -104,6 +108,10 @@ class _FarEnd:
     def __init__(self, pipe: socket.socket, host: HostSpec, transport: Transport, target: str, program: str) -> None:
         #: Why nothing could be run there.
         self.fault: str | None = None
+        #: What rsync there ended with; None if that is not known, or it never ran.
+        self.status: int | None = None
+        #: The beginning of what it wrote to stderr.
+        self.said = b""
         self._pipe = pipe
         self._host = host
         self._transport = transport
@@ -140,7 +148,7 @@ class _FarEnd:
                     channel.send(data)
             with suppress(OSError):
                 channel.end_input()
-            channel.wait(_END_PATIENCE_S)
+            self.status = channel.wait(_END_PATIENCE_S)
         finally:
             channel.kill()
             for reader in readers:
@@ -153,7 +161,7 @@ class _FarEnd:
             self._pipe.shutdown(socket.SHUT_WR)
 
     def _drain(self, channel: Channel) -> None:
-        """What rsync says there it says here, too; unread, it would stand still."""
+        """Reads what rsync says there to its end; unread, it would stand still."""
         with suppress(OSError):
-            while channel.read_stderr():
-                pass
+            while data := channel.read_stderr():
+                self.said += data[: _KEPT_BYTES - len(self.said)]

@@ -12,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +161,7 @@ def _survey(hosts: ReachOptions) -> Generator[tuple[Survey, Sequence[HostSpec]]]
     else:
         asked = (HostSpec(name=os.uname().nodename, slots=1, source="this machine"),)
         way = make_transport("local", settings)
-    with Survey(asked, way, python=sys.executable) as survey:
+    with closing(way), Survey(asked, way, python=sys.executable) as survey:
         for line in new_keys:
             click.echo(f"dsrun: {line}", err=True)
         yield survey, asked

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..hosts import HostSpec
-from .base import Channel, Transport
+from .base import Channel, OwnedTransport
 from .local import LocalTransport
 
 #: `ssh`: a connection of this process; `openssh`: the system's client; `srun`: steps of the Slurm job around this
@@ -29,16 +29,20 @@ class ReachSettings:
         connect_timeout_s: longest wait for a server; None leaves it to the way.
         ssh_config: to read in place of the user's and the system's.
         announce: told, as one line, of each host key that was accepted as new; None refuses them.
+        note: told, as one line, what a start waits for, if it lasts.
     """
 
     lease_s: float
     connect_timeout_s: float | None = None
     ssh_config: Path | None = None
     announce: Callable[[str], None] | None = None
+    note: Callable[[str], None] | None = None
 
 
-def make_transport(name: TransportName, settings: ReachSettings, *, local_hosts: Collection[str] = ()) -> Transport:
-    """Returns the way to the hosts of a job.
+def make_transport(
+    name: TransportName, settings: ReachSettings, *, local_hosts: Collection[str] = ()
+) -> OwnedTransport:
+    """Returns the way to the hosts of a job; the caller closes it in the end.
 
     Args:
         name: of the way to hosts that are not this machine.
@@ -63,7 +67,7 @@ def describe_reach(host: HostSpec, name: TransportName, *, is_local: bool) -> st
 class _ByHost:
     """Starts what is for this machine here, and all else the other way."""
 
-    def __init__(self, here: Transport, elsewhere: Transport, local_hosts: frozenset[str]) -> None:
+    def __init__(self, here: OwnedTransport, elsewhere: OwnedTransport, local_hosts: frozenset[str]) -> None:
         self._here = here
         self._elsewhere = elsewhere
         self._local_hosts = local_hosts
@@ -72,8 +76,13 @@ class _ByHost:
         """See `Transport`."""
         return (self._here if host.name in self._local_hosts else self._elsewhere).start(host, argv)
 
+    def close(self) -> None:
+        """See `OwnedTransport`."""
+        self._here.close()
+        self._elsewhere.close()
 
-def _ssh(settings: ReachSettings) -> Transport:
+
+def _ssh(settings: ReachSettings) -> OwnedTransport:
     from .openssh import CONNECT_TIMEOUT_S
     from .ssh import SshTransport
 
@@ -82,10 +91,11 @@ def _ssh(settings: ReachSettings) -> Transport:
         connect_timeout_s=settings.connect_timeout_s or CONNECT_TIMEOUT_S,
         config=settings.ssh_config,
         announce=settings.announce,
+        note=settings.note,
     )
 
 
-def _openssh(settings: ReachSettings) -> Transport:
+def _openssh(settings: ReachSettings) -> OwnedTransport:
     from .openssh import CONNECT_TIMEOUT_S, OpensshTransport
 
     return OpensshTransport(
@@ -93,20 +103,21 @@ def _openssh(settings: ReachSettings) -> Transport:
         connect_timeout_s=settings.connect_timeout_s or CONNECT_TIMEOUT_S,
         config=settings.ssh_config,
         announce=settings.announce,
+        note=settings.note,
     )
 
 
-def _srun(settings: ReachSettings) -> Transport:
+def _srun(settings: ReachSettings) -> OwnedTransport:
     from .srun import SrunTransport
 
     return SrunTransport()
 
 
-def _local(settings: ReachSettings) -> Transport:
+def _local(settings: ReachSettings) -> OwnedTransport:
     return LocalTransport()
 
 
-_MAKERS: Mapping[TransportName, Callable[[ReachSettings], Transport]] = {
+_MAKERS: Mapping[TransportName, Callable[[ReachSettings], OwnedTransport]] = {
     "ssh": _ssh,
     "openssh": _openssh,
     "srun": _srun,

@@ -101,6 +101,9 @@ class SrunTransport:
                 raise
         return OpensshChannel(process, stdout.rest, stderr.rest)
 
+    def close(self) -> None:
+        """Keeps nothing. See `OwnedTransport`."""
+
 
 def step_command(program: str, node: str, *, gpus: int) -> list[str]:
     """Returns the words of srun for one task on one node that takes nothing from the job's other steps.

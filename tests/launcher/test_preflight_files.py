@@ -24,12 +24,10 @@ def test_a_folder_or_script_that_is_missing_is_named_with_its_host() -> None:
     ]
 
 
-def test_another_content_of_the_script_or_config_is_refused() -> None:
+def test_another_content_of_the_script_is_refused() -> None:
     found = judged(5, {"n4": {"files": script(digest="9:bbbbbbbbbb")}}, files=script())
     text = "/data/train.py: content aaaaaaaa on n1, n2, n3 and n5, content bbbbbbbb on n4"
     assert only(found) == ("red", "script", text, ("n4",))
-    config = {"config": script()["script"]}
-    assert only(judged(2, {"n2": {"files": {"config": script(digest="1:c")["script"]}}}, files=config))[1] == "config"
 
 
 def test_python_files_that_differ_or_are_missing_are_named() -> None:
