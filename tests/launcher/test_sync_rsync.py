@@ -82,6 +82,13 @@ def test_a_program_that_is_no_rsync_is_told(tmp_path: Path) -> None:
     assert copy(tmp_path, "a", program="/bin/false") is not None
 
 
+def test_what_cannot_be_written_there_is_told_in_the_words_of_the_rsync_there(tmp_path: Path, here: Path) -> None:
+    (here / "b").write_text("b")
+    (tmp_path / "there" / "a" / "in the way").mkdir(parents=True)
+    assert str(copy(tmp_path, "a", "b")).endswith(": a")
+    assert (tmp_path / "there" / "b").read_text() == "b"
+
+
 def test_variables_of_rsync_do_not_lead_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RSYNC_RSH", "false")
     monkeypatch.setenv("RSYNC_PROTECT_ARGS", "0")
