@@ -157,6 +157,16 @@ def test_a_file_appears_whole_and_nothing_stays_of_half_a_file(here: Path, host:
     assert sorted(os.listdir(host.target)) == ["train.py"]
 
 
+def test_a_file_that_cannot_be_written_is_named_as_it_is_called_here(here: Path, host: Host) -> None:
+    entry = entries_of(here)["pkg/a.py"]
+    host.ask("sync_begin", send={"pkg/a.py": entry}, modes={}, gone=[])
+    (host.target / "pkg").rmdir()
+    (host.target / "pkg").write_text("a file meanwhile")
+    piece = ["pkg/a.py", ".dsrun-0", 0, base64.b64encode(b"a").decode(), 0o640]
+    assert host.fault("sync_write", pieces=[piece]).startswith(f"{host.target}/pkg/a.py: ")
+    host.hang_up()
+
+
 def test_permissions_are_set_without_sending(here: Path, host: Host) -> None:
     host.sync(here, "train.py", "pkg/a.py")
     (here / "train.py").chmod(0o750)
