@@ -16,6 +16,7 @@ import torch
 from dsrun.errors import ModelError
 
 from ..mesh.collectives import Collectives, Pending
+from .partition_parameters import ZeroParamStatus
 from .slots import allocate_slots
 from .unit import ParamUnit
 
@@ -45,6 +46,10 @@ class ParamStore(Protocol):
         """The shard of this unit alone has new values; every rank must call."""
         ...
 
+    def status(self, unit: ParamUnit) -> ZeroParamStatus:
+        """Whether the unit's parameters may be read now."""
+        ...
+
     def check_same_order(self) -> None:
         """Raises where ranks have gathered different units since the last check; every rank must call."""
         ...
@@ -66,6 +71,10 @@ class ResidentStore:
 
     def refresh(self, unit: ParamUnit) -> None:
         """See `ParamStore`: who changes the shard of a unit that is whole changes the whole."""
+
+    def status(self, unit: ParamUnit) -> ZeroParamStatus:
+        """See `ParamStore`: always."""
+        return ZeroParamStatus.AVAILABLE
 
     def check_same_order(self) -> None:
         """See `ParamStore`: nothing is gathered."""
@@ -178,6 +187,14 @@ class SlottedStore:
             assert slot.pending is not None, "a gather has just begun"
             slot.pending.wait()
             slot.pending = None
+
+    def status(self, unit: ParamUnit) -> ZeroParamStatus:
+        """See `ParamStore`: only between `acquire` and `release`, although data may stay in a slot for longer."""
+        slot = self._slot_of[unit.index]
+        if slot.occupant is unit and slot.pending is not None:
+            return ZeroParamStatus.INFLIGHT
+        held = slot.occupant is unit and slot.users > 0
+        return ZeroParamStatus.AVAILABLE if held else ZeroParamStatus.NOT_AVAILABLE
 
     def check_same_order(self) -> None:
         """See `ParamStore`; one all-reduce of two numbers.

@@ -1,0 +1,139 @@
+"""What scripts read of a sharded parameter, by DeepSpeed's names and at DeepSpeed's path: status, shape, own piece.
+
+Nothing is gathered here. A parameter's *home* says where its values are; it is put on the parameter as an attribute
+when something takes the parameter over, and whoever has it is asked each time, so that nothing goes stale and forward
+and backward have nothing to update.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_ATTRIBUTE = "_dsrun_home"
+
+
+class ZeroParamStatus(Enum):
+    """Whether a sharded parameter's values may be read; the values are DeepSpeed's."""
+
+    AVAILABLE = 1
+    NOT_AVAILABLE = 2
+    INFLIGHT = 3
+
+
+class Home(ABC):
+    """Where one parameter's values are.
+
+    Attributes:
+        number: of the parameter, the same on every rank.
+        name: of the parameter, for messages.
+    """
+
+    number: int
+    name: str
+
+    @property
+    @abstractmethod
+    def keeper(self) -> Keeper:
+        """Who has the values of this parameter and of others."""
+
+    @abstractmethod
+    def status(self) -> ZeroParamStatus:
+        """Whether the parameter may be read now."""
+
+    @abstractmethod
+    def own_piece(self) -> Tensor:
+        """Returns this rank's part, flat, in the parameter's dtype; not to be written to."""
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        """A parameter that is pickled leaves its home behind: process groups cannot travel."""
+        return OrderedDict, ()
+
+
+class Keeper(ABC):
+    """Who has the values of many parameters, as `GatheredParameters` asks."""
+
+    @abstractmethod
+    def open(self, homes: Sequence[Any], *, writes: bool) -> None:
+        """Makes parameters whole; every rank must call with the same ones. May be nested.
+
+        Args:
+            homes: of the parameters, all of this keeper.
+            writes: they get memory of their own, for new values.
+        """
+
+    @abstractmethod
+    def close(self, homes: Sequence[Any], *, source: int | None, failed: bool) -> None:
+        """Ends one `open`.
+
+        Args:
+            homes: as they were opened.
+            source: rank whose values are taken over; None: nothing has changed.
+            failed: this rank gave up, so nothing shall be taken over on any rank.
+        """
+
+
+class ShardedParameter(nn.Parameter):
+    """A parameter of which a rank holds a piece. Its `shape` stays the whole one, also while the values are elsewhere.
+
+    A class of its own, and not attributes, for what it says changes with every gather. Kernels treat it as a parameter.
+    """
+
+    @property
+    def ds_id(self) -> int:
+        """Number of the parameter."""
+        return _home(self).number
+
+    @property
+    def ds_status(self) -> ZeroParamStatus:
+        """Whether the values may be read now."""
+        return _home(self).status()
+
+    @property
+    def ds_shape(self) -> torch.Size:
+        """Shape of the whole parameter."""
+        return self.shape
+
+    @property
+    def ds_numel(self) -> int:
+        """Elements of the whole parameter."""
+        return self.numel()
+
+    @property
+    def ds_tensor(self) -> Tensor:
+        """This rank's piece, flat; it may have no elements."""
+        return _home(self).own_piece()
+
+
+def home_of(tensor: Tensor) -> Home | None:
+    """Returns the home of a parameter that has one."""
+    found = getattr(tensor, _ATTRIBUTE, None)
+    return found if isinstance(found, Home) else None
+
+
+def settle(param: nn.Parameter, home: Home, *, sharded: bool) -> None:
+    """Gives a parameter its home, and DeepSpeed's attributes if it is sharded.
+
+    Parameters of a class of their own (quantised ones) keep it, and have a home only.
+    """
+    setattr(param, _ATTRIBUTE, home)
+    if type(param) in (nn.Parameter, ShardedParameter):
+        param.__class__ = ShardedParameter if sharded else nn.Parameter
+
+
+def is_zero_param(tensor: Tensor) -> bool:
+    """Whether a tensor is a sharded parameter."""
+    return hasattr(tensor, "ds_id")
+
+
+def _home(param: ShardedParameter) -> Home:
+    home = home_of(param)
+    if home is None:  # a copy of a sharded parameter
+        raise AttributeError("this parameter is not sharded")
+    return home
