@@ -72,6 +72,7 @@ class HostFacts:
         nofile: files a process may open; None without limit.
         has_infiniband: there is an InfiniBand or RoCE device.
         folder_fault: why the working folder cannot be used; None if it can.
+        folder_free_bytes: what this user may still write there.
         files: those the job needs, by what they are: `script`.
         code: digest of each Python file in the working folder, by relative path; None where there are too many.
         paths: where the job will write.
@@ -96,6 +97,7 @@ class HostFacts:
     nofile: int | None
     has_infiniband: bool
     folder_fault: str | None
+    folder_free_bytes: int | None
     files: Mapping[str, FileFacts]
     code: Mapping[str, str] | None
     paths: tuple[PathFacts, ...]
@@ -135,6 +137,7 @@ def facts(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
         read_facts(
             {**os.environ, **arguments["env"]},
             folder_fault=unusable,
+            folder_free_bytes=None if folder is None or unusable else path_facts(folder).free_bytes,
             files={kind: file_facts(os.path.join(base, path)) for kind, path in files.items()},
             code=code_digests(folder) if arguments["code"] and folder is not None and unusable is None else None,
             paths=tuple(path_facts(os.path.join(base, path)) for path in arguments["paths"]),
@@ -147,6 +150,7 @@ def read_facts(
     environ: Mapping[str, str],
     *,
     folder_fault: str | None = None,
+    folder_free_bytes: int | None = None,
     files: Mapping[str, FileFacts] | None = None,
     code: Mapping[str, str] | None = None,
     paths: tuple[PathFacts, ...] = (),
@@ -158,6 +162,7 @@ def read_facts(
     Args:
         environ: where CUDA_VISIBLE_DEVICES is read.
         folder_fault: see `HostFacts`.
+        folder_free_bytes: see there.
         files: see there.
         code: see there.
         paths: see there.
@@ -188,6 +193,7 @@ def read_facts(
         nofile=_limit(resource.RLIMIT_NOFILE),
         has_infiniband=any(_entries("/sys/class/infiniband")),
         folder_fault=folder_fault,
+        folder_free_bytes=folder_free_bytes,
         files=files or {},
         code=code,
         paths=paths,

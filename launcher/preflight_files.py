@@ -16,6 +16,8 @@ from .preflight_versions import groups, in_words
 
 _LEAST_DISK_BYTES = 100 << 20
 _LITTLE_DISK_BYTES = 10 << 30
+#: In the working folder, where scripts put their checkpoints unless they are told otherwise; nobody knows how large.
+_LITTLE_FOLDER_BYTES = 1 << 30
 #: Of files that differ, these many are named.
 _MOST_FILES = 3
 
@@ -30,6 +32,7 @@ def judge_files(facts: Mapping[str, HostFacts], wants: Wants, count: int) -> Ite
     """
     yield from _files(facts, count)
     yield from _code(facts, _below(wants.script, wants.folder))
+    yield from fold("disk", {name: _folder_faults(its) for name, its in facts.items()}, count)
     yield from fold("disk", {name: _disk_faults(its) for name, its in facts.items()}, count)
     yield from _missing_paths(facts, count)
 
@@ -91,6 +94,13 @@ def _below(script: str | None, folder: str | None) -> str | None:
     if script is None or folder is None:
         return script
     return os.path.relpath(os.path.join(folder, script), folder)
+
+
+def _folder_faults(facts: HostFacts) -> Iterator[Fault]:
+    free = facts.folder_free_bytes
+    if free is not None and free < _LITTLE_FOLDER_BYTES:
+        text = f"{format_bytes(free)} free in the working folder"
+        yield "amber", text, "make room there if the script saves its checkpoints in it"
 
 
 def _disk_faults(facts: HostFacts) -> Iterator[Fault]:

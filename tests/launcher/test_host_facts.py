@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -26,6 +27,7 @@ def test_what_is_asked_for_is_told_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print()")
     found = asked(str(tmp_path), "train.py", "out/checkpoints")
     assert found.folder_fault is None
+    assert 0 < (found.folder_free_bytes or 0) < shutil.disk_usage(tmp_path).total
     assert found.files == {"script": file_facts(str(tmp_path / "train.py"))}
     assert list(found.code or {}) == ["train.py"]
     (path,) = found.paths
@@ -39,6 +41,7 @@ def test_what_is_asked_for_is_told_of_this_machine(tmp_path: Path) -> None:
 def test_what_is_missing_is_said_in_words(tmp_path: Path) -> None:
     found = asked(str(tmp_path / "gone"), "train.py")
     assert found.folder_fault == f"{tmp_path}/gone: no such file or directory"
+    assert found.folder_free_bytes is None
     assert found.files["script"].fault == f"{tmp_path}/gone/train.py: no such file or directory"
     (tmp_path / "file").write_text("")
     assert asked(str(tmp_path / "file")).folder_fault == f"{tmp_path}/file: not a directory"

@@ -64,3 +64,10 @@ def a_path(there: str = "/nvme/0", *, free: int = 900 * GIB, fault: str | None =
 )
 def test_a_disk_that_is_full_missing_or_locked_is_told(paths: Any, verdict: str, text: str) -> None:
     assert only(judged(3, {"n2": {"paths": paths}}, paths=a_path())) == (verdict, "disk", text, ("n2",))
+
+
+def test_a_working_folder_with_little_room_is_told_and_refuses_nothing() -> None:
+    odd = {"n2": {"folder_free_bytes": 0}, "n3": {"folder_free_bytes": None}}
+    text = "n2: 0 B free in the working folder"
+    assert only(judged(3, odd)) == ("amber", "disk", text, ("n2",))
+    assert only(judged(2, folder_free_bytes=GIB >> 1))[2] == "both hosts: 512.0 MiB free in the working folder"

@@ -42,6 +42,7 @@ _FACTS = HostFacts(
     nofile=65536,
     has_infiniband=False,
     folder_fault=None,
+    folder_free_bytes=900 * GIB,
     files={},
     code=None,
     paths=(),
