@@ -58,6 +58,7 @@ class Engine:
         self._step_applied = False
         self._backward_done = False
         self._heartbeat = parts.heartbeat
+        parts.hooks.follow(parts.module)
         self._report = StepReport(
             parts.collectives,
             parts.records,

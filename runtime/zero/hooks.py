@@ -1,14 +1,15 @@
 """Module hooks that tell the store and the reducer when a unit begins and ends: per unit, never per parameter.
 
-When a call's backward ends is decided in `timeline.py`; what a unit is, in `units.py`.
+When a call's backward ends is decided in `timeline.py`; what a unit is, in `units.py`; how reads of parameters outside
+of their unit's forward are seen, in `outside.py`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,13 @@ from torch.utils.hooks import RemovableHandle
 
 from dsrun.errors import ModelError
 
+from .outside import ReadsOutside
 from .reducer import GradReducer
 from .store import ParamStore
 from .timeline import Timeline, UnitCalls
 from .unit import ParamUnit
+
+_Result = TypeVar("_Result")
 
 
 class UnitHooks:
@@ -36,15 +40,26 @@ class UnitHooks:
         self._store = store
         self._reducer = reducer
         self._timeline = Timeline(store, reducer)
-        self._drivers = [_UnitDriver(unit, self._timeline) for unit in units if unit.module is not None]
+        self._drivers = [
+            _UnitDriver(unit, self._timeline, always_there=store.always_there)
+            for unit in units
+            if unit.module is not None
+        ]
+        self._handles: list[RemovableHandle] = []
         self._rest = [unit for unit in units if unit.module is None]
         self._rest_held = False
         self._watches: list[RemovableHandle] = []
         self._watched = False
 
+    def follow(self, root: nn.Module) -> None:
+        """Watches the forwards of the root too, whoever calls it; the engine's own go through `before_forward`."""
+        self._handles += [
+            root.register_forward_pre_hook(_uncompiled(self._enter_root)),
+            root.register_forward_hook(_uncompiled(self._leave_root), always_call=True),
+        ]
+
     def before_forward(self) -> None:
         """The root's forward begins: the rest unit is needed from here on."""
-        self._timeline.root_wants_grad = torch.is_grad_enabled()
         self._hold_rest()
 
     def before_backward(self, *, retain_graph: bool = False) -> None:
@@ -62,7 +77,7 @@ class UnitHooks:
         order = [driver.calls.unit for driver in sorted(self._drivers, key=_first_use) if driver.first_use is not None]
         used = [d.calls.unit for d in self._drivers if self._watches or d.calls.may_get_grads]
         self._reducer.begin(order=[*self._rest, *order], used=[*self._rest, *used])
-        for unit in [*self._rest, *(d.calls.unit for d in self._drivers if d.calls.scattered)]:
+        for unit in [*self._rest, *(d.calls.unit for d in self._drivers if d.calls.anywhere)]:
             self._reducer.open(unit)
         self._timeline.enter_backward(retain_graph=retain_graph)
 
@@ -106,8 +121,16 @@ class UnitHooks:
 
     def remove(self) -> None:
         """Takes all hooks off the model."""
+        for handle in self._handles:
+            handle.remove()
         for driver in self._drivers:
             driver.remove()
+
+    def _enter_root(self, module: nn.Module, args: Any) -> None:
+        self._timeline.enter_root()
+
+    def _leave_root(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._timeline.leave_root()
 
     def _hold_rest(self) -> None:
         if not self._rest_held:
@@ -145,17 +168,18 @@ class _UnitDriver:
         first_use: the timeline's clock at the first forward; None before.
     """
 
-    def __init__(self, unit: ParamUnit, timeline: Timeline) -> None:
+    def __init__(self, unit: ParamUnit, timeline: Timeline, *, always_there: bool) -> None:
         assert unit.module is not None, "the rest unit has no module to hook"
         self.calls = UnitCalls(unit)
         self.first_use: int | None = None
         self._timeline = timeline
         self._input_nodes: set[Node] = set()
         self._open = 0  # forwards that have begun; hooks after a forward also run where the one before it raised
+        self._reads = None if always_there else ReadsOutside(unit, _uncompiled(self._read))
         module: nn.Module = unit.module
         self._handles: list[RemovableHandle] = [
-            module.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            module.register_forward_hook(self._after_forward, with_kwargs=True, always_call=True),
+            module.register_forward_pre_hook(_uncompiled(self._before_forward), with_kwargs=True),
+            module.register_forward_hook(_uncompiled(self._after_forward), with_kwargs=True, always_call=True),
         ]
 
     @property
@@ -167,10 +191,17 @@ class _UnitDriver:
         """Takes the hooks off the module."""
         for handle in self._handles:
             handle.remove()
+        if self._reads is not None:
+            self._reads.let_through()
+
+    def _read(self, position: int) -> Tensor:
+        return self._timeline.read(self.calls, position)
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._timeline.enter_forward(self.calls)
         self._open += 1
+        if self._reads is not None:
+            self._reads.let_through()
         if self.first_use is None:
             self.first_use = self._timeline.tick()
         # Now, for the forward may change an input in place, which gives the tensor another node.
@@ -180,6 +211,8 @@ class _UnitDriver:
         if not self._open:
             return
         self._open -= 1
+        if self._reads is not None and not self._open:
+            self._reads.watch()
         # An input handed through belongs to the call that made it.
         nodes = _nodes(output) - self._input_nodes
         self._input_nodes = set()
@@ -193,6 +226,12 @@ class _UnitDriver:
                 "was found, so its backward cannot be followed",
                 hint="return tensors, or tuples, lists, dicts or dataclasses of tensors",
             )
+
+
+def _uncompiled(hook: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Returns `hook` as one that a compiler does not look into: a compiled block is compiled between its hooks."""
+    disabled: Any = torch.compiler.disable(hook)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return disabled
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -12,6 +12,7 @@ from typing import Protocol
 from zlib import crc32
 
 import torch
+from torch import Tensor
 
 from dsrun.errors import ModelError
 
@@ -30,12 +31,25 @@ class ParamStore(Protocol):
 
     always_there: bool
 
-    def acquire(self, unit: ParamUnit) -> None:
-        """Returns when the unit's parameters may be read, until `release`. May be nested."""
+    def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
+        """Returns when the unit's parameters may be read, until `release`. May be nested.
+
+        Args:
+            unit: the unit.
+            evaluating: the forward has no backward to come, so it says nothing about the order of a training step.
+        """
         ...
 
     def release(self, unit: ParamUnit) -> None:
         """Ends one `acquire`."""
+        ...
+
+    def is_there(self, unit: ParamUnit) -> bool:
+        """Whether the unit's parameters may be read now, without an `acquire`."""
+        ...
+
+    def copy_of(self, unit: ParamUnit, position: int) -> Tensor:
+        """Returns a copy of the unit's parameter number `position`; may enter an all-gather of the unit."""
         ...
 
     def invalidate(self) -> None:
@@ -60,11 +74,19 @@ class ResidentStore:
 
     always_there = True
 
-    def acquire(self, unit: ParamUnit) -> None:
+    def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
         """See `ParamStore`: nothing to do."""
 
     def release(self, unit: ParamUnit) -> None:
         """See `ParamStore`: nothing to do."""
+
+    def is_there(self, unit: ParamUnit) -> bool:
+        """See `ParamStore`."""
+        return True
+
+    def copy_of(self, unit: ParamUnit, position: int) -> Tensor:
+        """See `ParamStore`."""
+        return unit.params[position].detach().clone()
 
     def invalidate(self) -> None:
         """See `ParamStore`: the publisher writes new values in place."""
@@ -91,9 +113,11 @@ class SlottedStore:
     """A rank holds its slices, and a few units at a time in full, see [Note: slots].
 
     The order in which units are acquired is recorded and replayed: while one unit computes, the next one is gathered
-    into another slot. A unit out of order is gathered on demand, and the replay goes on behind it. All ranks must
-    acquire the same units in the same order: a forward that takes other blocks on other ranks needs stage 2. The first
-    backward refuses it; later on, ranks that differ are refused at the step or wait until the collectives' timeout.
+    into another slot. A unit out of order is gathered on demand, and the replay goes on behind it. Forwards without a
+    backward (evaluation, generation) have an order of their own and leave that of the training step alone. All ranks
+    must acquire the same units in the same order: a forward that takes other blocks on other ranks needs stage 2, or
+    leaf modules (`leaves.py`). The first backward refuses it; later on, ranks that differ are refused at the step or
+    wait until the collectives' timeout.
 
     While the first order is recorded, released slots are filled with NaN: a weight that is used outside of its unit's
     forward then shows in the first loss.
@@ -122,6 +146,8 @@ class SlottedStore:
         self._slot_of = [slots[number] for number, _ in placed]
         self.poison = poison
         self._order = _RecordedOrder()
+        self._evaluated: ParamUnit | None = None  # last, since the parameters have their present values
+        self._evaluated_after: dict[int, ParamUnit] = {}
         self._fingerprint = 0  # of the units gathered since the last check, in order
         for unit, (_, memory) in zip(units, placed, strict=True):
             unit.bind_params(memory)
@@ -129,7 +155,7 @@ class SlottedStore:
         for _, memory in placed:
             memory.fill_(float("nan"))
 
-    def acquire(self, unit: ParamUnit) -> None:
+    def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
         """See `ParamStore`. Enters an all-gather of the unit unless it is there, and one of the unit expected next.
 
         Raises:
@@ -149,7 +175,9 @@ class SlottedStore:
             slot.pending.wait()
             slot.pending = None
         slot.users += 1
-        following = self._order.next_after(unit) if unit.module is not None else None
+        if unit.module is None:
+            return
+        following = self._follow_evaluation(unit) if evaluating else self._order.next_after(unit)
         if following is not None:
             self._prefetch(following)
 
@@ -162,6 +190,24 @@ class SlottedStore:
         if slot.users == 0 and (self.poison or not self._order.is_recorded):
             unit.flat_param.fill_(float("nan"))
             slot.occupant = None
+
+    def is_there(self, unit: ParamUnit) -> bool:
+        """See `ParamStore`."""
+        slot = self._slot_of[unit.index]
+        return slot.occupant is unit and slot.users > 0
+
+    def copy_of(self, unit: ParamUnit, position: int) -> Tensor:
+        """See `ParamStore`: gathered into the unit's slot or, where that is in use, into memory of its own."""
+        slot = self._slot_of[unit.index]
+        if slot.users and slot.occupant is not unit:
+            flat = torch.empty_like(unit.flat_param)
+            self._collectives.all_gather(flat, unit.shard, of=unit.label).wait()
+            self._note_gather(unit)
+            return unit.views(flat)[position].clone()
+        self.acquire(unit)
+        copy = unit.params[position].detach().clone()
+        self.release(unit)
+        return copy
 
     def invalidate(self) -> None:
         """See `ParamStore`."""
@@ -223,8 +269,22 @@ class SlottedStore:
         if slot.pending is not None:
             slot.pending.wait()
         slot.pending = self._collectives.all_gather(unit.flat_param, unit.shard, of=unit.label)
-        self._fingerprint = crc32(unit.index.to_bytes(8, "little"), self._fingerprint)
+        self._note_gather(unit)
         slot.occupant = unit
+
+    def _note_gather(self, unit: ParamUnit) -> None:
+        self._fingerprint = crc32(unit.index.to_bytes(8, "little"), self._fingerprint)
+
+    def _follow_evaluation(self, unit: ParamUnit) -> ParamUnit | None:
+        """Notes that a forward without a backward needs `unit`; returns the unit that came after it the last time.
+
+        In such forwards, unlike in a training step, a unit is followed by the same one every time, also where a text
+        is generated and nobody knows how many forwards there will be.
+        """
+        if self._evaluated is not None and self._evaluated is not unit:
+            self._evaluated_after[self._evaluated.index] = unit
+        self._evaluated = unit
+        return self._evaluated_after.get(unit.index)
 
 
 class _RecordedOrder:

@@ -20,6 +20,12 @@ forwards without a graph are counted, for they may come back with gradients.
 A checkpoint over several units runs their forwards again while the backward of one of them is under way. That one's
 parameters may be overwritten then, as they share a slot; its own forward comes last in the recomputation and brings
 them back before any of its kernels reads them.
+
+[Note: gradients of gradients]
+A backward with create_graph=True (a gradient penalty) makes nodes that another backward goes through, outside of any
+call: the gradients they give parameters may come at any time until the step. They also save parameters, and there is
+no moment at which slots could bring these back, nor do hooks of saved tensors outlive the node in which they are set:
+where parameters take turns in slots, such a backward is refused.
 """
 
 from __future__ import annotations
@@ -34,6 +40,7 @@ from torch import Tensor
 from dsrun.errors import ModelError
 
 from ..compat import when_backward_ends
+from .outside import copied
 from .reducer import GradReducer
 from .store import ParamStore
 from .unit import ParamUnit
@@ -48,6 +55,7 @@ class UnitCalls:
         live: serial numbers of calls with a graph.
         without_graph: forwards that a reentrant checkpoint may run again.
         scattered: the first backward found gradients of the unit outside of its calls' backwards.
+        loose: until the next step, gradients may come from outside of its calls' backwards.
         unseen: gradients of the unit that the first backward has not come to; later backwards do not look.
     """
 
@@ -55,17 +63,24 @@ class UnitCalls:
     live: set[int] = field(default_factory=set[int])
     without_graph: int = 0
     scattered: bool = False
+    loose: bool = False
     unseen: int = 0
+
+    @property
+    def anywhere(self) -> bool:
+        """Whether gradients may come before and after its calls' backwards."""
+        return self.scattered or self.loose
 
     @property
     def may_get_grads(self) -> bool:
         """False where the coming backward cannot give this unit a gradient."""
-        return self.scattered or bool(self.live) or self.without_graph > 0
+        return self.anywhere or bool(self.live) or self.without_graph > 0
 
     def forget_all(self) -> None:
         """No backward goes through an earlier call any more."""
         self.live.clear()
         self.without_graph = 0
+        self.loose = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,7 +101,6 @@ class Timeline:
     """
 
     def __init__(self, store: ParamStore, reducer: GradReducer) -> None:
-        self.root_wants_grad = True
         self._store = store
         self._reducer = reducer
         self._clock = 0
@@ -95,6 +109,28 @@ class Timeline:
         self._ended: set[int] = set()  # serial numbers, in this backward
         self._in_backward = False
         self._retain_graph = False
+        self._roots: list[bool] = []  # for each forward of the root under way, whether a backward may come
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the model's forward runs, or a backward through it."""
+        return bool(self._roots) or self._in_backward or self._running is not None
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether no backward can come of the present forward; one below a reentrant checkpoint has no graph yet."""
+        if torch.is_grad_enabled() or self._in_backward or self._running is not None:
+            return False
+        return not (self._roots and self._roots[-1])
+
+    def enter_root(self) -> None:
+        """The root's forward begins."""
+        self._roots.append(torch.is_grad_enabled())
+
+    def leave_root(self) -> None:
+        """The root's forward has ended, or failed; also called where another hook raised before it began."""
+        if self._roots:
+            self._roots.pop()
 
     def tick(self) -> int:
         """Returns a number that grows from call to call."""
@@ -107,7 +143,7 @@ class Timeline:
         if running is not None and not self._suspended and running.of is not calls:
             self._store.release(running.of.unit)  # see [Note: recomputation]
             self._suspended = True
-        self._store.acquire(calls.unit)
+        self._store.acquire(calls.unit, evaluating=self._evaluates)
         if running is not None and self._suspended and running.of is calls:
             self._store.acquire(calls.unit)
             self._suspended = False
@@ -126,7 +162,7 @@ class Timeline:
         if self._running is not None and self._running.of is calls:
             return None  # recomputed only for what its forward saves
         if not torch.is_grad_enabled():
-            calls.without_graph += self.root_wants_grad and not self._in_backward
+            calls.without_graph += not (self._evaluates or self._in_backward)
             return None
         if not has_graph:
             return None
@@ -160,7 +196,7 @@ class Timeline:
             ModelError: the parameters are gathered for their unit's calls only.
         """
         calls.unseen = max(0, calls.unseen - 1)
-        if self._running is not None and self._running.of is calls:
+        if calls.loose or (self._running is not None and self._running.of is calls):
             return
         if not self._store.always_there:
             raise ModelError(
@@ -170,6 +206,19 @@ class Timeline:
             )
         calls.scattered = True
         self._reducer.open(calls.unit)
+
+    def read(self, calls: UnitCalls, position: int) -> Tensor:
+        """Returns what a read of a unit's parameter outside of its forward gets, see [Note: reads outside]."""
+        unit = calls.unit
+        param = unit.params[position]
+        if not self.is_active or self._store.is_there(unit):
+            return param
+        calls.loose = calls.loose or torch.is_grad_enabled()
+        return copied(param, partial(self._store.copy_of, unit, position), partial(self._open_loose, calls))
+
+    def _open_loose(self, calls: UnitCalls) -> None:
+        if self._in_backward:
+            self._reducer.open(calls.unit)
 
     def _begin(self, call: _Call, grads: object) -> None:
         """The gradient of an output of `call` is known."""
@@ -183,6 +232,8 @@ class Timeline:
         else:
             # torch.autograd.grad in the script, or another engine's loss: parameters are needed, gradients are not.
             when_backward_ends(self.leave_backward)
+            if torch.is_grad_enabled():
+                self._follow_graph_of_grads(call.of)
 
     def _end_running(self) -> None:
         """See [Note: when a call's backward has ended]."""
@@ -201,5 +252,19 @@ class Timeline:
         elif not self._retain_graph:
             calls.live.discard(call.serial)
         earlier = any(serial < call.serial for serial in calls.live)
-        if not (earlier or calls.without_graph or calls.scattered or calls.unseen):
+        if not (earlier or calls.without_graph or calls.anywhere or calls.unseen):
             self._reducer.complete(calls.unit)
+
+    def _follow_graph_of_grads(self, calls: UnitCalls) -> None:
+        """See [Note: gradients of gradients].
+
+        Raises:
+            ModelError: parameters take turns in slots.
+        """
+        calls.loose = True
+        if not self._store.always_there:
+            raise ModelError(
+                f"model: a backward with create_graph=True goes through `{calls.unit.name}`; gradients of gradients "
+                "need parameters for longer than stage 3 holds them",
+                hint="set `zero_optimization.stage` to 2",
+            )

@@ -257,6 +257,26 @@ class Attention(nn.Module):
         return x
 
 
+class ReadsWeight(Base):
+    """Reads a unit's weight and not its module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.linear(x, self.inp.weight, self.inp.bias)
+        for block in self.blocks:
+            x = block(x)
+        return nn.functional.linear(self.inp(x), self.out.weight)
+
+
+class CallsParts(Base):
+    """Calls the parts of blocks and never a block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.inp(x)
+        for block in self.blocks:
+            x = x + block.lin(block.norm(x)) * block.gain  # type: ignore[operator, union-attr]
+        return self.out(x * self.scale)
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": Base,
     "head first": HeadFirst,
@@ -276,6 +296,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "blocks left out": LeavesBlocksOut,
     "tied": Tied,
     "attention": Attention,
+    "reads a weight": ReadsWeight,
+    "calls parts of blocks": CallsParts,
 }
 
 
@@ -395,42 +417,53 @@ def test_the_scripts_own_zero_grad_does_no_harm(stage: int, set_to_none: bool) -
     assert losses[0] == losses[1]
 
 
-class ReadsWeight(Base):
-    """Reads a unit's weight and not its module."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = nn.functional.linear(x, self.inp.weight, self.inp.bias)
-        for block in self.blocks:
-            x = block(x)
-        return nn.functional.linear(self.inp(x), self.out.weight)
-
-
-class CallsParts(Base):
-    """Calls the parts of blocks and never a block."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.inp(x)
-        for block in self.blocks:
-            x = x + block.lin(block.norm(x)) * block.gain  # type: ignore[operator, union-attr]
-        return self.out(x * self.scale)
-
-
-@pytest.mark.parametrize("model", [ReadsWeight, CallsParts])
-def test_weights_used_outside_of_their_module_train_below_stage_3_and_are_refused_there(
-    model: type[nn.Module],
-) -> None:
-    def make() -> nn.Module:
-        torch.manual_seed(3)
-        return model()
-
-    expected = plain_gradients(make(), lambda m: m(sample(0)).square().mean())
+def test_weights_that_a_script_reads_from_the_list_of_parameters_are_refused_at_stage_3() -> None:
     for stage in (0, 1, 2):
-        engine = make_engine(settings(stage, 1), model=make())
-        engine.backward(engine(sample(0)).square().mean())
+        engine = make_engine(settings(stage, 1), model=build("plain"))
+        expected = plain_gradients(build("plain"), lambda m: sum(p.square().sum() for p in m.parameters()))  # type: ignore[arg-type, return-value]
+        engine.backward(sum(p.square().sum() for p in engine.module.parameters()))
         assert_same(accumulated_gradients(engine), expected, f"stage {stage}")
-    engine = make_engine(settings(3, 1), model=make())
+    engine = make_engine(settings(3, 1), model=build("plain"))
     with pytest.raises(ModelError, match=r"outside of (it|its|their)"):
+        engine.backward(sum(p.square().sum() for p in engine.module.parameters()))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gradient_penalty_is_that_of_plain_autograd_below_stage_3_and_refused_there(stage: int) -> None:
+    def penalised(model: nn.Module) -> Tensor:
+        x = sample(0).requires_grad_()
+        loss = model(x).square().mean()
+        (grad,) = torch.autograd.grad(loss, x, create_graph=True)
+        return loss + grad.square().sum()
+
+    engine = make_engine(settings(stage, 1), model=build("plain"))
+    for step in range(2):  # from the second step on nobody looks at single gradients
+        if stage == 3:
+            with pytest.raises(ModelError, match="create_graph=True goes through `out`"):
+                penalised(engine)
+            return
+        expected = plain_gradients(build("plain"), penalised)
+        engine.backward(penalised(engine))
+        assert_same(accumulated_gradients(engine), expected, f"step {step}")
+        engine.zero_grad()
+
+
+def test_evaluation_leaves_the_order_of_prefetching_alone() -> None:
+    engine = make_engine(settings(3, 1), model=build("plain"))
+    calls = engine._parts.collectives.traffic.calls
+    gathers: list[int] = []
+    for evaluations in (0, 0, 3, 0, 1, 0):
+        with torch.no_grad():
+            for _ in range(evaluations):
+                engine(sample(1)), engine.module(sample(2))
+        before = calls["all_gather"]
         engine.backward(engine(sample(0)).square().mean())
+        engine.step()
+        gathers.append(calls["all_gather"] - before)
+    order = [unit.name for unit in engine._parts.step.store._order._recorded]
+    there = ["inp", *(f"blocks.{index}" for index in range(5)), "out"]
+    assert order == [*there, *reversed(there)]
+    assert gathers[3] == gathers[5] == gathers[1], gathers
 
 
 class Opaque:

@@ -1,0 +1,107 @@
+"""Parameters that a forward reads outside of their unit's forward, where stage 3 has not gathered them.
+
+Finds such reads and says what they get instead; when units are gathered is decided elsewhere.
+
+[Note: reads outside]
+`F.linear(x, self.embed.weight)` in a model's own forward reads the parameter of a unit that is not in use: its slot
+may hold another unit. Such a read gets a *copy*: the unit is gathered into its slot, or elsewhere if the slot is in
+use, the one parameter is copied, and the copy lives as long as autograd needs it. Its gradient flows to the parameter.
+So nothing has to be declared (`register_external_parameter`), and the cost is a gather and a copy a read, on top of
+what the unit's own calls cost. Every rank must read the same.
+
+A read is seen because `module.weight` looks into `module._parameters`, which is a dict of ours while the unit's forward
+does not run, and the module's own one while it does: what blocks themselves do costs nothing, and `torch.compile` sees
+plain dicts. `model.parameters()` does not look there: its values stay those of the slots, as for every read outside of
+a forward or backward of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .unit import ParamUnit
+
+
+class ReadsOutside:
+    """Watches the reads of one unit's parameters while its forward does not run, see [Note: reads outside].
+
+    Args:
+        unit: a unit with a module.
+        read: asked what a read gets, with the parameter's position in the unit.
+    """
+
+    def __init__(self, unit: ParamUnit, read: Callable[[int], Tensor]) -> None:
+        assert unit.module is not None, "the rest unit is in use during the whole forward"
+        position_of = {id(param): position for position, param in enumerate(unit.params)}
+        self._dicts: list[tuple[dict[str, Any], dict[str, Any], _Watched]] = []
+        for module in unit.module.modules():
+            plain: dict[str, Any] = module.__dict__["_parameters"]
+            positions = {name: position_of[id(p)] for name, p in plain.items() if id(p) in position_of}
+            if positions:
+                self._dicts.append((module.__dict__, plain, _Watched(plain, positions, read)))
+        self.watch()
+
+    def watch(self) -> None:
+        """The unit's forward does not run: reads get what `read` says."""
+        for attributes, _, watched in self._dicts:
+            attributes["_parameters"] = watched
+
+    def let_through(self) -> None:
+        """The unit's forward runs: reads get the parameters themselves."""
+        for attributes, plain, _ in self._dicts:
+            attributes["_parameters"] = plain
+
+
+class _Watched(dict[str, Any]):
+    """A module's `_parameters`; whoever goes through all of them gets the parameters themselves."""
+
+    def __init__(self, plain: dict[str, Any], positions: Mapping[str, int], read: Callable[[int], Tensor]) -> None:
+        super().__init__(plain)
+        self._plain = plain
+        self._positions = positions
+        self._read = read
+
+    def __getitem__(self, name: str) -> Any:
+        position = self._positions.get(name)
+        return super().__getitem__(name) if position is None else self._read(position)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        self._plain[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        del self._plain[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies of a model, pickled or not, have dicts of their own again."""
+        return dict, (dict(self),)
+
+
+def copied(param: nn.Parameter, fetch: Callable[[], Tensor], before_grad: Callable[[], None]) -> Tensor:
+    """Returns a copy of `param` through which its gradient flows.
+
+    Args:
+        param: the parameter, whose own memory may hold anything.
+        fetch: makes the copy.
+        before_grad: called before the gradient reaches `param`.
+    """
+    made = _Copied.apply(param, fetch, before_grad)
+    assert isinstance(made, Tensor), "an autograd function of one output"
+    return made
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, param: Tensor, fetch: Callable[[], Tensor], before_grad: Callable[[], None]) -> Tensor:
+        ctx.before_grad = before_grad
+        return fetch()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.before_grad()
+        return grad, None, None
