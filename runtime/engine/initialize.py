@@ -32,10 +32,12 @@ from ..optim.registry import adopt, check_elementwise, factory_of, states_per_el
 from ..optim.schedule import SCHEDULES
 from ..optim.sharded import ShardOptimizer
 from ..precision.policy import BF16, FP32, PrecisionPolicy
+from ..zero.access import ParamAccess
 from ..zero.build import build_store, build_units, place_frozen
 from ..zero.hooks import UnitHooks
 from ..zero.plan import ZeroPlan
 from ..zero.reducer import GradReducer
+from ..zero.state_dicts import watch_state_dicts
 from ..zero.unit import ParamUnit
 from ..zero.units import find_units
 from .describe import start_record
@@ -153,13 +155,25 @@ def initialize(
         shard_gradients=plan.shard_gradients,
         shard_parameters=plan.shard_parameters,
     )
+    hooks = UnitHooks(units, store, reducer)
+    access = ParamAccess(
+        units,
+        plan,
+        data_axis,
+        store=store,
+        reducer=reducer,
+        optimizer=shard_optimizer,
+        running=hooks.running_unit,
+    )
+    access.settle(model)
+    watch_state_dicts(model)
     records = RecordWriter(_records_path(info))
     engine = Engine(
         EngineParts(
             module=model,
             mesh=mesh,
             collectives=data_axis,
-            hooks=UnitHooks(units, store, reducer),
+            hooks=hooks,
             step=StepParts(
                 units=units,
                 plan=plan,
@@ -183,9 +197,6 @@ def initialize(
             predicted_state_bytes=prediction.total_bytes(),
         )
     )
-    model.register_load_state_dict_pre_hook(_refuse_load_state_dict)
-    if plan.shard_parameters:
-        model.register_state_dict_pre_hook(_refuse_state_dict)
     if info.rank == 0:
         records.write("start", start_record(model, units, world_size=info.world_size, stage=stage))
         print(_describe(units, mesh, precision, stage=stage, state_bytes=prediction.total_bytes()), flush=True)
@@ -283,21 +294,6 @@ def _make_scheduler(
 def _records_path(info: RankInfo) -> Path | None:
     folder = os.environ.get(RUN_DIR_ENV)
     return Path(folder) / RECORDS_FILE if folder and info.rank == 0 else None
-
-
-def _refuse_state_dict(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    raise ModelError(
-        f"{type(module).__name__}.state_dict: at ZeRO stage 3 no rank holds the whole model",
-        hint="use engine.save_checkpoint, whose files load at any stage",
-    )
-
-
-def _refuse_load_state_dict(module: nn.Module, *_: object) -> None:
-    raise ModelError(
-        f"{type(module).__name__}.load_state_dict: the engine has taken the parameters over, and its fp32 masters "
-        "would not hear of new values",
-        hint="load weights before dsrun.initialize, or use engine.load_checkpoint",
-    )
 
 
 def _describe(

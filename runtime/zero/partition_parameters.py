@@ -47,6 +47,16 @@ class Home(ABC):
     def status(self) -> ZeroParamStatus:
         """Whether the parameter may be read now."""
 
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether a `GatheredParameters` has the parameter whole now."""
+
+    @property
+    @abstractmethod
+    def is_writable(self) -> bool:
+        """Whether new values that are written to the parameter now are taken over."""
+
     @abstractmethod
     def own_piece(self) -> Tensor:
         """Returns this rank's part, flat, in the parameter's dtype; not to be written to."""
@@ -58,6 +68,11 @@ class Home(ABC):
 
 class Keeper(ABC):
     """Who has the values of many parameters, as `GatheredParameters` asks."""
+
+    @property
+    @abstractmethod
+    def world_size(self) -> int:
+        """Ranks that the parameters lie on."""
 
     @abstractmethod
     def open(self, homes: Sequence[Any], *, writes: bool) -> None:

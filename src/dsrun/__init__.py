@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dsrun import zero
     from dsrun.heartbeats import heartbeat
     from dsrun.runtime.engine.arguments import add_config_arguments
     from dsrun.runtime.engine.engine import Engine
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Engine", "__version__", "add_config_arguments", "heartbeat", "init_distributed", "initialize"]
+__all__ = ["Engine", "__version__", "add_config_arguments", "heartbeat", "init_distributed", "initialize", "zero"]
 
 _HOME = {
     "Engine": "dsrun.runtime.engine.engine",
@@ -27,10 +28,12 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dsrun' has no attribute {name!r}")
     import importlib
 
+    if name == "zero":
+        return importlib.import_module("dsrun.zero")
+    if name not in _HOME:
+        raise AttributeError(f"module 'dsrun' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

@@ -128,7 +128,7 @@ def test_the_module_is_reachable_through_the_engine() -> None:
     assert not engine.module.training
     assert engine.train().module.training
     assert len(engine.state_dict()) == len(engine.module.state_dict())
-    with pytest.raises(ModelError, match="at ZeRO stage 3 no rank holds the whole model"):
+    with pytest.raises(ModelError, match="`position` is sharded: at ZeRO stage 3 no rank holds the whole model"):
         make_engine(config(3, micro=2)).module.state_dict()
 
 
@@ -317,7 +317,7 @@ def _passing_the_engine_by(stage: int) -> tuple[bool, list[str]]:
         direct = engine.module(inputs)
         same = torch.equal(direct, engine(inputs))
     refused: list[str] = []
-    for misuse in (engine.optimizer.step, lambda: engine.module.load_state_dict({})):
+    for misuse in (engine.optimizer.step, lambda: engine.module.load_state_dict({"position": inputs})):
         try:
             misuse()
         except ModelError as error:

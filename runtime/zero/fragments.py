@@ -1,0 +1,269 @@
+"""`safe_get_*` and `safe_set_*`: a parameter's fp32 master, gradient and optimizer states, whole or this rank's piece.
+
+[Note: who gets what]
+- `full`: every rank gets the whole tensor, and sets it with the same value on every rank. Getting is collective where
+  the optimizer is sharded: one broadcast of each rank's piece, `4 * numel` bytes in all.
+- `local`: the part that this rank's optimizer updates, flat, a copy; it may have no elements. At stage 0 that is
+  everything. Setting publishes it, so that is collective at stages 1 to 3.
+- None: the tensor is no trainable parameter of an engine, there is no such state (yet), or no backward has left a
+  gradient since the last step. What is not there cannot be set.
+Gradients are the mean over the ranks, summed over the micro steps of the global batch so far, before clipping.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from dsrun.errors import ModelError
+
+from .access import ParamAccess, UnitHome
+from .partition_parameters import home_of
+from .unit import ParamUnit
+
+
+def safe_get_full_fp32_param(param: Tensor) -> Tensor | None:
+    """Returns the whole fp32 master, a copy; see [Note: who gets what]."""
+    home = _trained(param)
+    return None if home is None else _full(home, _unit(home).master)
+
+
+def safe_get_full_grad(param: Tensor) -> Tensor | None:
+    """Returns the whole gradient in fp32, a copy; see [Note: who gets what]."""
+    home = _trained(param)
+    return None if home is None or not home.access.reducer.has_sums else _full(home, _unit(home).grad_sum)
+
+
+def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
+    """Returns an elementwise state of the optimizer (`exp_avg`) whole, a copy; see [Note: who gets what].
+
+    One more all-reduce of one number, for a rank without a piece cannot know whether there is such a state.
+    """
+    home = _trained(param)
+    if home is None:
+        return None
+    mine = _state(home, optim_state_key)
+    access = home.access
+    there = torch.tensor([int(mine is not None)], device=_unit(home).shard.device)
+    if access.plan.shard_optimizer:
+        access.collectives.all_reduce(there, op="max", of="optimizer states").wait()
+    if not int(there.item()):
+        return None
+    return _whole(home, mine)
+
+
+def safe_get_local_fp32_param(param: Tensor) -> Tensor | None:
+    """Returns this rank's piece of the fp32 master; see [Note: who gets what]."""
+    home = _trained(param)
+    return None if home is None else _local(home, _unit(home).master)
+
+
+def safe_get_local_grad(param: Tensor) -> Tensor | None:
+    """Returns this rank's piece of the gradient; see [Note: who gets what]."""
+    home = _trained(param)
+    return None if home is None or not home.access.reducer.has_sums else _local(home, _unit(home).grad_sum)
+
+
+def safe_get_local_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
+    """Returns this rank's piece of an optimizer state; None too where the rank has no piece."""
+    home = _trained(param)
+    found = None if home is None else _state(home, optim_state_key)
+    return None if found is None else found.clone()
+
+
+def safe_set_full_fp32_param(param: Tensor, value: Tensor) -> None:
+    """Sets the master, and what forward reads; see [Note: who gets what].
+
+    Raises:
+        ModelError: no trainable parameter of an engine, another shape, or the parameter is open.
+    """
+    home = _settable(param, value, "safe_set_full_fp32_param")
+    home.access.write(home, value, exact=True)
+    home.access.publish([_unit(home)])
+
+
+def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
+    """Sets the gradient that the next step uses; see [Note: who gets what].
+
+    Raises:
+        ModelError: no trainable parameter of an engine, another shape, or there is no gradient yet.
+    """
+    home = _settable(param, value, "safe_set_full_grad")
+    _check_sums(home, "safe_set_full_grad")
+    piece = _piece(home, _unit(home).grad_sum)
+    if piece is not None:
+        piece[1].copy_(value.detach().reshape(-1).narrow(0, piece[0], piece[1].numel()))
+
+
+def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key: str) -> None:
+    """Sets an elementwise state of the optimizer; see [Note: who gets what].
+
+    Raises:
+        ModelError: no trainable parameter of an engine, another shape, or there is no such state (yet).
+    """
+    who = "safe_set_full_optimizer_state"
+    home = _settable(param, value, who)
+    piece = _piece(home, _unit(home).master)
+    if piece is not None:
+        target = _state(home, optim_state_key)
+        if target is None:
+            _no_state(home, optim_state_key, who)
+        target.copy_(value.detach().reshape(-1).narrow(0, piece[0], piece[1].numel()))
+
+
+def safe_set_local_fp32_param(param: Tensor, value: Tensor) -> None:
+    """Sets this rank's piece of the master, and publishes it; every rank must call. See [Note: who gets what].
+
+    Raises:
+        ModelError: no trainable parameter of an engine, or the piece has another size.
+    """
+    who = "safe_set_local_fp32_param"
+    home = _home(param, who)
+    unit, access = _unit(home), home.access
+    _check_closed(home, who)
+    target = _local_target(home, unit.master, value, who)
+    if target is not None:
+        target.copy_(value.detach().reshape(-1))
+        compute = unit.shard if access.plan.shard_optimizer else unit.flat_param
+        start = access.shard_start(unit) if access.plan.shard_optimizer else 0
+        piece = access.own_piece(home, compute, start=start)
+        assert piece is not None, "whoever owns a piece of the master owns the parameter's"
+        piece[1].copy_(target)
+    if access.plan.shard_optimizer and not access.plan.shard_parameters:
+        access.collectives.all_gather(unit.flat_param, unit.shard, of=unit.label).wait()
+    access.publish([unit])
+
+
+def safe_set_local_grad(param: Tensor, value: Tensor) -> None:
+    """Sets this rank's piece of the gradient; see [Note: who gets what].
+
+    Raises:
+        ModelError: no trainable parameter of an engine, the piece has another size, or there is no gradient yet.
+    """
+    home = _home(param, "safe_set_local_grad")
+    _check_sums(home, "safe_set_local_grad")
+    target = _local_target(home, _unit(home).grad_sum, value, "safe_set_local_grad")
+    if target is not None:
+        target.copy_(value.detach().reshape(-1))
+
+
+def safe_set_local_optimizer_state(param: Tensor, value: Tensor, optim_state_key: str) -> None:
+    """Sets this rank's piece of an optimizer state; see [Note: who gets what].
+
+    Raises:
+        ModelError: no trainable parameter of an engine, the piece has another size, or there is no such state (yet).
+    """
+    who = "safe_set_local_optimizer_state"
+    home = _home(param, who)
+    if _local_target(home, _unit(home).master, value, who) is None:
+        return
+    target = _state(home, optim_state_key)
+    if target is None:
+        _no_state(home, optim_state_key, who)
+    target.copy_(value.detach().reshape(-1))
+
+
+def _trained(param: Tensor) -> UnitHome | None:
+    home = home_of(param)
+    return home if isinstance(home, UnitHome) and home.unit is not None else None
+
+
+def _home(param: Tensor, who: str) -> UnitHome:
+    home = _trained(param)
+    if home is None:
+        raise ModelError(
+            f"{who}: a tensor of shape {tuple(param.shape)} is no trainable parameter of an engine",
+            hint="pass a parameter of engine.module that has requires_grad",
+        )
+    return home
+
+
+def _unit(home: UnitHome) -> ParamUnit:
+    assert home.unit is not None, "a trainable parameter is in a unit"
+    return home.unit
+
+
+def _settable(param: Tensor, value: Tensor, who: str) -> UnitHome:
+    home = _home(param, who)
+    if value.shape != param.shape:
+        raise ModelError(
+            f"{who}: the value has shape {tuple(value.shape)}; `{home.name}` has {tuple(param.shape)}",
+            hint="pass the whole value; `safe_set_local_*` take this rank's piece",
+        )
+    _check_closed(home, who)
+    return home
+
+
+def _check_closed(home: UnitHome, who: str) -> None:
+    home.access.check_quiet(who)
+    if home.full is not None:
+        raise ModelError(
+            f"{who}: `{home.name}` is open in a GatheredParameters, whose values would replace the new one",
+            hint="leave the context first, or write to the parameter inside it with modifier_rank",
+        )
+
+
+def _check_sums(home: UnitHome, who: str) -> None:
+    if not home.access.reducer.has_sums:
+        raise ModelError(
+            f"{who}: `{home.name}` has no gradient: there was no engine.backward since the last step",
+            hint="call it between engine.backward and engine.step",
+        )
+
+
+def _no_state(home: UnitHome, key: str, who: str) -> NoReturn:
+    raise ModelError(
+        f"{who}: the optimizer has no elementwise state `{key}` of `{home.name}`",
+        hint="optimizers make their states in the first step; `safe_get_full_optimizer_state` returns None before",
+    )
+
+
+def _piece(home: UnitHome, owned: Tensor) -> tuple[int, Tensor] | None:
+    """Returns the parameter's part of a tensor over the owned range."""
+    return home.access.own_piece(home, owned, start=_unit(home).owned[0])
+
+
+def _local(home: UnitHome, owned: Tensor) -> Tensor:
+    piece = _piece(home, owned)
+    return owned.new_empty(0) if piece is None else piece[1].clone()
+
+
+def _local_target(home: UnitHome, owned: Tensor, value: Tensor, who: str) -> Tensor | None:
+    """Returns what `value` shall be written to; None where the rank has no piece."""
+    piece = _piece(home, owned)
+    numel = 0 if piece is None else piece[1].numel()
+    if value.numel() != numel:
+        raise ModelError(
+            f"{who}: the value has {value.numel()} elements; this rank's piece of `{home.name}` has {numel}",
+            hint="pass a tensor of the size that `safe_get_local_*` returns",
+        )
+    return None if piece is None else piece[1]
+
+
+def _full(home: UnitHome, owned: Tensor) -> Tensor:
+    piece = _piece(home, owned)
+    return _whole(home, None if piece is None else piece[1])
+
+
+def _whole(home: UnitHome, mine: Tensor | None) -> Tensor:
+    """Puts an fp32 tensor together of all ranks' pieces, or of this rank's where it has everything."""
+    access: ParamAccess = home.access
+    if not access.plan.shard_optimizer:
+        shape = home.param.shape
+        return torch.empty(shape, device=home.param.device) if mine is None else mine.clone().view(shape)
+    whole, pending = access.assemble(home, mine, dtype=torch.float32)
+    for work in pending:
+        work.wait()
+    return whole
+
+
+def _state(home: UnitHome, key: str) -> Tensor | None:
+    """Returns this rank's piece of an optimizer state, flat; not a copy."""
+    access = home.access
+    if access.optimizer.torch_optimizer is None:
+        return None
+    assert home.extent is not None, "a trainable parameter has a place"
+    entries = access.optimizer.state_entries(replicated=not access.plan.shard_optimizer)
+    return next((e.tensor for e in entries if e.name == home.extent.name and e.role == key), None)

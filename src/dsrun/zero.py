@@ -1,0 +1,63 @@
+"""dsrun.zero: build a model that no rank could hold, and reach parameters that no rank holds whole.
+
+A face like `dsrun` itself, loaded on first use: importing it imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dsrun.runtime.zero.fragments import (
+        safe_get_full_fp32_param,
+        safe_get_full_grad,
+        safe_get_full_optimizer_state,
+        safe_get_local_fp32_param,
+        safe_get_local_grad,
+        safe_get_local_optimizer_state,
+        safe_set_full_fp32_param,
+        safe_set_full_grad,
+        safe_set_full_optimizer_state,
+        safe_set_local_fp32_param,
+        safe_set_local_grad,
+        safe_set_local_optimizer_state,
+    )
+    from dsrun.runtime.zero.gathered import GatheredParameters
+    from dsrun.runtime.zero.partition_parameters import ZeroParamStatus, is_zero_param
+
+__all__ = [
+    "GatheredParameters",
+    "ZeroParamStatus",
+    "is_zero_param",
+    "safe_get_full_fp32_param",
+    "safe_get_full_grad",
+    "safe_get_full_optimizer_state",
+    "safe_get_local_fp32_param",
+    "safe_get_local_grad",
+    "safe_get_local_optimizer_state",
+    "safe_set_full_fp32_param",
+    "safe_set_full_grad",
+    "safe_set_full_optimizer_state",
+    "safe_set_local_fp32_param",
+    "safe_set_local_grad",
+    "safe_set_local_optimizer_state",
+]
+
+_ZERO = "dsrun.runtime.zero"
+_HOME = {name: f"{_ZERO}.fragments" for name in __all__ if name.startswith("safe_")} | {
+    "GatheredParameters": f"{_ZERO}.gathered",
+    "ZeroParamStatus": f"{_ZERO}.partition_parameters",
+    "is_zero_param": f"{_ZERO}.partition_parameters",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'dsrun.zero' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

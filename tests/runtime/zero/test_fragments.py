@@ -1,0 +1,153 @@
+"""Masters, gradients and optimizer states through `safe_get_*` and `safe_set_*`: the same at every stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dsrun import zero
+from dsrun.errors import ModelError
+from support.models import TinyGPT, loss_of
+from support.ranks import run_ranks
+from support.training import accumulated_gradients, batches, config, full_parameters, make_engine, train
+
+NAMES = ("embed.weight", "position", "blocks.1.up.weight", "head.weight")
+
+
+def parameters(engine: Any) -> dict[str, nn.Parameter]:
+    named = dict(engine.module.named_parameters())
+    return {name: named[name] for name in NAMES}
+
+
+def one_backward(engine: Any) -> None:
+    inputs, targets = batches(3, samples=2)
+    engine.backward(loss_of(engine(inputs), targets) * (engine.global_rank + 1))
+
+
+def _get(stage: int) -> dict[str, Any]:
+    engine = make_engine(config(stage, micro=2, bf16=True))
+    params = parameters(engine)
+    early = [zero.safe_get_full_grad(params["position"]), zero.safe_get_full_optimizer_state(params["position"], "m")]
+    train(engine, range(2), samples=2 * engine.world_size)
+    one_backward(engine)
+    masters, grads = full_parameters(engine), accumulated_gradients(engine)
+    found = {
+        name: (
+            zero.safe_get_full_fp32_param(param),
+            zero.safe_get_full_grad(param),
+            zero.safe_get_full_optimizer_state(param, "exp_avg"),
+        )
+        for name, param in params.items()
+    }
+    local = {
+        name: (
+            zero.safe_get_local_fp32_param(param),
+            zero.safe_get_local_grad(param),
+            zero.safe_get_local_optimizer_state(param, "exp_avg"),
+        )
+        for name, param in params.items()
+    }
+    engine.step()
+    calls = engine._parts.collectives.traffic.calls
+    sent = engine._parts.collectives.traffic.bytes
+    before = dict(calls), sent["broadcast"]
+    zero.safe_get_full_fp32_param(params["head.weight"])
+    return {
+        "nothing yet": [*early, zero.safe_get_full_grad(params["position"])],
+        "right": all(
+            torch.equal(found[n][0], masters[n]) and torch.equal(found[n][1], grads[n])
+            for n in NAMES  # type: ignore
+        ),
+        "found": found,
+        "local": local,
+        "cost": (sum(calls.values()) - sum(before[0].values()), sent["broadcast"] - before[1]),
+    }
+
+
+def test_every_stage_and_rank_gets_the_same_whole_tensors() -> None:
+    stages = {stage: run_ranks(3, _get, stage) for stage in range(4)}
+    first = stages[0][0]["found"]
+    for stage, ranks in stages.items():
+        for rank in ranks:
+            assert rank["nothing yet"] == [None, None, None]
+            assert rank["right"]
+            for name in NAMES:
+                for mine, theirs in zip(rank["found"][name], first[name], strict=True):
+                    assert mine.dtype == torch.float32
+                    assert torch.equal(mine, theirs), (stage, name)
+        for name in NAMES:
+            for kind in range(3):
+                pieces = [rank["local"][name][kind] for rank in ranks]
+                flat = first[name][kind].view(-1)
+                if stage == 0:
+                    assert all(torch.equal(piece, flat) for piece in pieces)
+                else:
+                    assert torch.equal(torch.cat([p for p in pieces if p is not None]), flat)
+        calls, sent = ranks[0]["cost"]
+        assert (calls, sent) == ((0, 0) if stage == 0 else (3, 61 * 72 * 4)), "a broadcast a piece, each byte once"
+
+
+def _set(stage: int) -> tuple[dict[str, Tensor], list[float]]:
+    engine = make_engine(config(stage, micro=2, bf16=True))
+    train(engine, range(1), samples=2 * engine.world_size)
+    params = parameters(engine)
+    torch.manual_seed(3)
+    for param in params.values():
+        zero.safe_set_full_fp32_param(param, torch.randn(param.shape) * 0.05)
+        zero.safe_set_full_optimizer_state(param, torch.full(param.shape, 0.01), "exp_avg")
+    piece = zero.safe_get_local_fp32_param(params["position"])
+    assert piece is not None
+    zero.safe_set_local_fp32_param(params["position"], piece * 2)
+    state = zero.safe_get_local_optimizer_state(params["position"], "exp_avg_sq")
+    if state is not None:
+        zero.safe_set_local_optimizer_state(params["position"], state + 1, "exp_avg_sq")
+    inputs, targets = batches(5, samples=2)
+    with torch.no_grad():
+        seen = float(loss_of(engine(inputs), targets))
+    one_backward(engine)
+    for param in (params["head.weight"], params["embed.weight"]):
+        zero.safe_set_full_grad(param, torch.full(param.shape, 1e-3))
+    gradient = zero.safe_get_local_grad(params["position"])
+    assert gradient is not None
+    zero.safe_set_local_grad(params["position"], gradient * 3)
+    engine.step()
+    return full_parameters(engine), [seen, *train(engine, range(2, 4), samples=2 * engine.world_size)]
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_what_is_set_is_what_forward_and_step_use_at_every_stage(world_size: int) -> None:
+    results = [rank for stage in range(4) for rank in run_ranks(world_size, _set, stage)]
+    for weights, losses in results[1:]:
+        assert losses[1:] == results[0][1][1:]
+        assert losses[0] == results[0][1][0]
+        assert all(torch.equal(weights[name], value) for name, value in results[0][0].items())
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_what_is_not_there_is_none_and_cannot_be_set(stage: int) -> None:
+    torch.manual_seed(0)
+    model = TinyGPT()
+    model.blocks[0].requires_grad_(False)
+    stranger = nn.Parameter(torch.zeros(3))
+    engine = make_engine(config(stage, micro=2), model=model)
+    weight = model.head.weight
+    for param in (stranger, model.blocks[0].up.weight):
+        assert zero.safe_get_full_fp32_param(param) is None
+        assert zero.safe_get_local_grad(param) is None
+        with pytest.raises(ModelError, match="no trainable parameter of an engine"):
+            zero.safe_set_full_fp32_param(param, param.detach())
+    with pytest.raises(ModelError, match=r"value has shape \(3,\); `head\.weight` has \(61, 72\)"):
+        zero.safe_set_full_fp32_param(weight, torch.zeros(3))
+    with pytest.raises(ModelError, match=r"`head\.weight` has no gradient"):
+        zero.safe_set_full_grad(weight, torch.zeros(61, 72))
+    with pytest.raises(ModelError, match=r"no elementwise state `exp_avg` of `head\.weight`"):
+        zero.safe_set_full_optimizer_state(weight, torch.zeros(61, 72), "exp_avg")
+    with pytest.raises(ModelError, match=r"value has 3 elements; this rank's piece of `head\.weight` has 4392"):
+        zero.safe_set_local_fp32_param(weight, torch.zeros(3))
+    is_open = pytest.raises(ModelError, match=r"`head\.weight` is open in a GatheredParameters")
+    with zero.GatheredParameters(weight, modifier_rank=0), is_open:
+        zero.safe_set_full_fp32_param(weight, torch.zeros(61, 72))
+    assert engine.global_steps == 0
