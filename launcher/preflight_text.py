@@ -25,7 +25,8 @@ def summary(preflight: Preflight) -> str:
         problems = "1 problem" if len(red) == 1 else f"{len(red)} problems"
         where = "" if count == 1 else f" on {concerned} of {hosts}"
         return f"preflight: {problems}{where}, {took}"
-    alike = "fit" if count == 1 else "alike" if not preflight.findings else "fit, not all alike"
+    is_odd = any(len(finding.hosts) < count for finding in preflight.findings)
+    alike = "fit, not all alike" if is_odd else "fit" if preflight.findings or count == 1 else "alike"
     usual = _usual(preflight)
     return f"preflight: {hosts} {alike}{f' ({usual})' if usual else ''} {took}"
 

@@ -35,6 +35,8 @@ def test_hosts_that_are_alike_are_one_line() -> None:
 
 def test_a_warning_and_a_refusal_are_told_apart_in_the_first_line() -> None:
     assert summary(preflight(MEMORY)).startswith("preflight: 16 hosts fit, not all alike (torch 2.13.0")
+    everywhere = Finding(verdict="amber", name="disk", text="full", hosts=("n1", "n2"), fix="make room")
+    assert summary(preflight(everywhere, count=2)).startswith("preflight: 2 hosts fit (torch 2.13.0")
     assert summary(preflight(TORCH, MEMORY)) == "preflight: 1 problem on 1 of 16 hosts, in 1.2s"
     assert summary(preflight(TORCH, NETWORK)) == "preflight: 2 problems on 2 of 16 hosts, in 1.2s"
     assert summary(preflight(TORCH, count=1)) == "preflight: 1 problem, in 1.2s"
