@@ -5,15 +5,25 @@ Knows no scheduler. What only the machine that runs it can tell, GPUs and free m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import click
+from click.core import ParameterSource
 
 from dsrun.errors import Problem, UsageError
 
+from .job_config import check_config
 from .plan import Program
 from .program import check_program, find_program
+from .script_words import split_script_words
+
+#: Options that no scheduler's job can obey, and why.
+_SENSELESS = {
+    "--detach": "the scheduler's job would end as soon as it has begun",
+    "--queue": "the scheduler has a queue of its own",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +47,41 @@ def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:at]), list(words[at + 1 :])
 
 
-def check_run_words(ctx: click.Context, words: Sequence[str], *, files_are_here: bool) -> RunWords:
+def check_run_words(
+    ctx: click.Context, words: Sequence[str], *, files_are_here: bool, senseless: Mapping[str, str]
+) -> RunWords:
     """Reads the words as `dsrun run` will, and returns what they say.
 
     Args:
         ctx: of the verb.
         words: what will stand behind `dsrun run`.
-        files_are_here: the script is a file of this machine, and must be there.
+        files_are_here: script and config are files of this machine; they must be there, and the config be fit.
+        senseless: options of `dsrun run` that the verb leaves no sense to, and why.
 
     Raises:
         click.UsageError: an option is unknown or has no value.
-        UsageError: there is no script, or an option makes no sense in a job that a scheduler starts.
+        InputError: there is no script, a file is not as it must be, or an option makes no sense in a job that a
+            scheduler starts.
     """
     group = ctx.find_root().command
     assert isinstance(group, click.Group), "verbs have a group"
     run = group.get_command(ctx, "run")
     assert run is not None, "it is in the table"
-    given = run.make_context("run", list(words), parent=ctx.parent).params
+    read = run.make_context("run", list(words), parent=ctx.parent)
+    given = read.params
     verb = ctx.info_name
     if not given["words"]:
         raise UsageError("no script is named", hint=f"`dsrun {verb} train.py -- --nodes 2`; see `dsrun {verb} --help`")
+    typed = {
+        option
+        for param in run.params
+        if read.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        for option in param.opts
+    }
     problems = [
         Problem(f"`{option}` makes no sense with `dsrun {verb}`: {why}", "leave it out")
-        for name, option, why in (
-            ("detach", "--detach", "the scheduler's job would end as soon as it has begun"),
-            ("dry_run", "--dry-run", "`--print` shows what would be submitted"),
-            ("queue", "--queue", "the scheduler has a queue of its own"),
-        )
-        if given.get(name)
+        for option, why in {**_SENSELESS, **senseless}.items()
+        if option in typed
     ]
     if problems:
         raise UsageError.of(problems)
@@ -72,4 +89,6 @@ def check_run_words(ctx: click.Context, words: Sequence[str], *, files_are_here:
         asked = "module" if given.get("module") else "command" if given.get("no_python") else None
         kind, target = find_program(given["words"][0], kind=asked)
         check_program(Program(kind=kind, target=target, args=(), python=""), verbs=())
+        # How many ranks there will be is for the scheduler to say.
+        check_config(given["config"], split_script_words(given["words"][1:]), None, os.environ)
     return RunWords(script=given["words"][0], grace_s=given["grace"])

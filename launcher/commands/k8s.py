@@ -13,6 +13,17 @@ from ..option_words import parse_count
 from ..run_words import check_run_words, divide
 from ..scheduler.jobset import JobSetSettings, check_settings, job_set, name_after
 
+_PODS = "the pods are the hosts: `-- --nodes N` says how many"
+_FROM_HERE = "each pod starts its own ranks, and none is reached from here"
+#: Options of the run that have no sense here, and why.
+_SENSELESS = {
+    "--dry-run": "it prints a manifest, and starts nothing",
+    **dict.fromkeys(("--hostfile", "--include", "--exclude", "--nodes", "--node-rank"), _PODS),
+    **dict.fromkeys(("--master-addr", "--master-port"), "pods meet at the first one"),
+    **dict.fromkeys(("--transport", "--ssh-config", "--accept-new-host-keys", "--sync", "--no-preflight"), _FROM_HERE),
+    "--max-restarts": "the JobSet starts pods again: `-- --max-restarts N`",
+}
+
 
 class _OptionsLast(click.Command):
     """Its own options stand behind the last `--`: what is before is another command's."""
@@ -56,7 +67,7 @@ def command(
 
     SCRIPT and its files are those of the image. The cluster needs the JobSet controller (jobset.sigs.k8s.io).
     """
-    run = check_run_words(ctx, words, files_are_here=False)
+    run = check_run_words(ctx, words, files_are_here=False, senseless=_SENSELESS)
     if image is None:
         raise UsageError("`--image` is missing", hint="`dsrun k8s train.py -- --image registry/name:tag`")
     settings = JobSetSettings(

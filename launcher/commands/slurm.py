@@ -20,6 +20,14 @@ from ..run_words import check_run_words, divide
 from ..scheduler.batch_script import batch_script, output_of, sbatch_words
 
 _PATIENCE_S = 120.0
+_ALL_NODES = "dsrun starts the ranks of all nodes of the Slurm job"
+#: Options of the run that have no sense here, and why.
+_SENSELESS = {
+    "--dry-run": "`--print` shows what would be submitted",
+    "--node-rank": _ALL_NODES,
+    "--master-addr": _ALL_NODES,
+    "--master-port": _ALL_NODES,
+}
 
 
 @click.command(
@@ -43,7 +51,7 @@ def command(ctx: click.Context, only_print: bool, as_json: bool, words: tuple[st
     The job's nodes are the hosts, its GPUs on each the ranks there. Its exit code is that of `dsrun run`.
     """
     run_words, behind = divide(words)
-    run = check_run_words(ctx, run_words, files_are_here=True)
+    run = check_run_words(ctx, run_words, files_are_here=True, senseless=_SENSELESS)
     options = sbatch_words(behind)
     cwd = _working_folder()
     text = batch_script([sys.executable, "-m", "dsrun", "run", *run_words], options, script=run.script, cwd=cwd)

@@ -51,6 +51,11 @@ def sbatch_words(words: Sequence[str]) -> list[str]:
     done: list[str] = []
     rest = iter(words)
     for word in rest:
+        if not word.startswith("-") and (not done or (done[-1].startswith("--") and "=" in done[-1])):
+            # Behind another option it may be the value of that one.
+            problems.append(
+                Problem(f"`{word}` is no option of sbatch", "words of the script stand before the last `--`")
+            )
         name, equals, value = word.partition("=")
         if word.startswith("-t") and len(word) > 2:
             name, equals, value = "--time", "=", word[2:].removeprefix("=")

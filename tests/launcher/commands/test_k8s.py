@@ -37,6 +37,10 @@ def test_the_script_may_be_a_file_of_the_image_alone() -> None:
         (["train.py", *LAST, "--nodes", "0"], "`--nodes` is 0; expected 1 or more"),
         (["--nonsense", "train.py", *LAST], "`dsrun run` has no option `--nonsense`"),
         (["-d", "train.py", *LAST], "`--detach` makes no sense with `dsrun k8s`"),
+        (["-H", "hosts", "train.py", *LAST], "`--hostfile` makes no sense with `dsrun k8s`: the pods are the hosts"),
+        (["--nodes", "2", "train.py", *LAST], "`--nodes` makes no sense with `dsrun k8s`: the pods are the hosts"),
+        (["--max-restarts", "2", "train.py", *LAST], "the JobSet starts pods again: `-- --max-restarts N`"),
+        (["--dry-run", "train.py", *LAST], "it prints a manifest, and starts nothing"),
     ],
 )
 def test_what_could_not_work_is_refused(words: list[str], message: str) -> None:

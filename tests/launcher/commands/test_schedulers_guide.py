@@ -23,6 +23,7 @@ def test_an_example_prints_what_the_guide_shows(
     words: str, output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "train.py").touch()
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 4}')
     monkeypatch.chdir(tmp_path)
     result = invoke(*words.split())
     shown = result.stdout.replace(str(tmp_path), "/home/ada/work").replace(sys.executable, "/home/ada/venv/bin/python")

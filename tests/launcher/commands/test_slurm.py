@@ -20,6 +20,7 @@ echo "4711;cluster"
 @pytest.fixture(autouse=True)
 def in_a_folder_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "train.py").touch()
+    (tmp_path / "stage9.json").write_text('{"zero_optimization": {"stage": 9}}')
     monkeypatch.chdir(tmp_path)
 
 
@@ -89,7 +90,13 @@ def test_a_refusal_comes_in_slurms_own_words(tmp_path: Path) -> None:
         (["-n", "many", "train.py"], "expected a number of ranks"),
         (["-d", "train.py"], "`--detach` makes no sense with `dsrun slurm`"),
         (["--queue", "train.py"], "`--queue` makes no sense with `dsrun slurm`"),
+        (["--dry-run", "train.py"], "`--print` shows what would be submitted"),
+        (["--node-rank", "0", "train.py"], "dsrun starts the ranks of all nodes of the Slurm job"),
+        (["train.py", "--config", "stage9.json"], "stage9.json:1:33: `zero_optimization.stage` is 9"),
+        (["train.py", "--config", "none.json"], "none.json"),
         (["train.py", "--", "--time", "soon"], "`--time` is 'soon'; expected a time"),
+        (["train.py", "--", "checkpoints", "--nodes", "2"], "`checkpoints` is no option of sbatch"),
+        (["train.py", "--", "--nodes=2", "checkpoints"], "`checkpoints` is no option of sbatch"),
     ],
 )
 def test_what_would_fail_on_the_node_is_refused_before_it_is_submitted(words: list[str], message: str) -> None:
