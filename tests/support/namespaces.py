@@ -42,6 +42,11 @@ done
 mount --rbind "$folder/tmp" /tmp
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir /run/sshd
+# Logins to all hosts at once would run what this machine's user runs at login, which may wait for one another at home.
+: >"$folder/login"
+for start_up in "$HOME/.bashrc" "$HOME/.bash_profile" "$HOME/.profile"; do
+    if [ -e "$start_up" ]; then mount --bind "$folder/login" "$start_up"; fi
+done
 # Whatever is orphaned on this host becomes a child of this process, which waits for none; the shell would.
 trap '' CHLD
 echo ready
