@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import nn
 
@@ -48,9 +50,10 @@ engine.destroy()
 def losses_said(lines: list[str]) -> dict[int, list[float]]:
     """Every loss that rank 0 said, by step; a step that was taken again after a restart has several."""
     said: dict[int, list[float]] = {}
-    for words in (line.split() for line in lines):
-        if words[:2] == ["[0]", "step"]:
-            said.setdefault(int(words[2]), []).append(float.fromhex(words[4]))
+    for line in lines:
+        # Of several hosts, a line says which it is from.
+        if match := re.fullmatch(r"\[(?:[^\]:]*:)?0\] step (\d+) loss (\S+)", line):
+            said.setdefault(int(match[1]), []).append(float.fromhex(match[2]))
     return said
 
 

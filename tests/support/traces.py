@@ -30,6 +30,11 @@ def parent_of(pid: int) -> int | None:
     return int(stat.rpartition(b")")[2].split()[1]) if stat else None
 
 
+def namespace_of(pid: int, kind: str) -> str:
+    """Names the namespace a process is in, `pid:[4026531836]` for example; empty for one that has ended."""
+    return _link(f"/proc/{pid}/ns/{kind}")
+
+
 def peak_memory_of(pid: int) -> int:
     """The most bytes a live process had resident so far."""
     for line in _bytes_of(f"/proc/{pid}/status").splitlines():
