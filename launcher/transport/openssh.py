@@ -66,6 +66,10 @@ class OpensshTransport:
         self._announce = announce
         self._note = note
         self._closed = threading.Event()
+        self._lock = threading.Lock()
+        #: Clients whose commands have not begun. They are out of the terminal's reach, and end by themselves only once
+        #: the other side does.
+        self._starting: set[subprocess.Popen[bytes]] = set()
         self._head = [program, "-T", *([] if config is None else ["-F", str(config)])]
         options = {
             "BatchMode": "yes",
@@ -101,7 +105,10 @@ class OpensshTransport:
 
     def close(self) -> None:
         """See `OwnedTransport`."""
-        self._closed.set()
+        with self._lock:
+            self._closed.set()
+            for process in self._starting:
+                process.kill()
 
     def _start(self, host: HostSpec, argv: Sequence[str], line: bytes, timeout_s: float) -> OpensshChannel:
         head = [*self._head, "-o", f"ConnectTimeout={math.ceil(timeout_s)}", *_destination(host)]
@@ -121,6 +128,10 @@ class OpensshTransport:
                 f"host {host.name}: cannot run {self._head[0]!r} here: {error.strerror}",
                 hint="install the OpenSSH client (apt-get install openssh-client)",
             ) from error
+        with self._lock:
+            self._starting.add(process)
+            if self._closed.is_set():
+                process.kill()
         stdout, stderr = Preamble(), Preamble()
         try:
             self._wait_for_start(process, stdout, stderr, host, argv)
@@ -128,6 +139,9 @@ class OpensshTransport:
             process.kill()
             with process:
                 raise
+        finally:
+            with self._lock:
+                self._starting.discard(process)
         if self._announce is not None:
             for said in stderr.text.splitlines():
                 if _NEW_KEY in said:
