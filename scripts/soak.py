@@ -3,10 +3,12 @@
     bash scripts/soak                       # 100 launches, killed 0 to 5 s after their start
     bash scripts/soak --launches 20 --seed 7
     bash scripts/soak --exits 100           # clean runs of two ranks with an engine, which must all end with 0
+    bash scripts/soak --hosts 2             # launches over two hosts of namespaces, by ssh; needs root
 
-In turn the front end is killed by SIGKILL, SIGTERM and SIGINT, then its agent, its spawner, and a rank; started by fork
-and by exec in turn. After each, the oracle of the fault matrix: see [Note: oracle] in tests/support/faults.py. Prints a
-line for each failure, with what repeats it, and a summary. Exits with 1 if there was any failure.
+In turn the front end is killed by SIGKILL, SIGTERM and SIGINT, then its agent, its spawner, and a rank; over hosts one
+of theirs, the process that answers before a job, and the ssh connections. Started by fork and by exec in turn.
+After each, the oracle of the fault matrix: see [Note: oracle] in tests/support/faults.py. Prints a line for each
+failure, with what repeats it, and a summary. Exits with 1 if there was any failure.
 """
 
 from __future__ import annotations
@@ -20,15 +22,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from support.faults import launched
 from support.faults_training import TRAIN
-from support.random_kills import VICTIMS, kill_at
+from support.namespaces import Rig, hosts, why_no_hosts
+from support.random_kills import VICTIMS, VICTIMS_ON_HOSTS, kill_at, kill_on_hosts_at
 
 LATEST_MOMENT_S = 5.0
+#: Over hosts there is more before the ranks.
+LATEST_MOMENT_ON_HOSTS_S = 10.0
 
 
 def kill_one(folder: Path, number: int, seed: int) -> str:
@@ -39,6 +45,17 @@ def kill_one(folder: Path, number: int, seed: int) -> str:
     return "killed: " + kill_at(folder, victim, moment_s=chance.uniform(0.0, LATEST_MOMENT_S), start=start)
 
 
+def kill_one_on_hosts(rig: Rig, folder: Path, number: int, seed: int) -> str:
+    """Launches a job over hosts and kills it; returns what was killed."""
+    chance = random.Random(f"{seed} {number}")
+    victim = VICTIMS_ON_HOSTS[number % len(VICTIMS_ON_HOSTS)]
+    start = ("fork", "exec")[number // len(VICTIMS_ON_HOSTS) % 2]
+    moment_s = chance.uniform(0.0, LATEST_MOMENT_ON_HOSTS_S)
+    return "killed: " + kill_on_hosts_at(
+        rig, folder, victim, host=chance.choice(rig.hosts), moment_s=moment_s, start=start
+    )
+
+
 def exit_once(folder: Path, number: int, seed: int) -> str:
     """Trains two ranks to their end."""
     with launched(folder, TRAIN.replace("CRASH", "pass"), "-n", "2", words=[str(folder / "checkpoints")]) as job:
@@ -47,7 +64,14 @@ def exit_once(folder: Path, number: int, seed: int) -> str:
     return "ended by themselves"
 
 
-def repeat(count: int, one: Callable[[Path, int, int], str], *, seed: int, only: int | None) -> int:
+def repeat(
+    count: int,
+    one: Callable[[Path, int, int], str],
+    *,
+    seed: int,
+    only: int | None,
+    below: Path | None = None,
+) -> int:
     """Runs `one` so often, each time in a folder of its own; returns how many failed.
 
     Args:
@@ -55,12 +79,13 @@ def repeat(count: int, one: Callable[[Path, int, int], str], *, seed: int, only:
         one: a job; raises AssertionError if it fails.
         seed: what its moments come from.
         only: the number of the one job to run.
+        below: where the folders are made; with the other temporary ones if None.
     """
     kinds: collections.Counter[str] = collections.Counter()
     failures = 0
     began_s = time.monotonic()
     for number in range(count) if only is None else [only]:
-        folder = Path(tempfile.mkdtemp(prefix="soak-"))
+        folder = Path(tempfile.mkdtemp(prefix="soak-", dir=below))
         try:
             kinds[one(folder, number, seed)] += 1
         except AssertionError as failure:
@@ -74,16 +99,33 @@ def repeat(count: int, one: Callable[[Path, int, int], str], *, seed: int, only:
     return failures
 
 
+def repeat_on_hosts(count: int, host_count: int, *, seed: int, only: int | None) -> int:
+    """Kills so many jobs over so many hosts; returns how many failed."""
+    folder = Path(tempfile.mkdtemp(prefix="soak-hosts-"))
+    with hosts(host_count, folder) as rig:
+        failures = repeat(count, partial(kill_one_on_hosts, rig), seed=seed, only=only, below=folder)
+    if not failures:
+        shutil.rmtree(folder)
+    return failures
+
+
 def main() -> int:
     """Reads the words; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, help="jobs to kill (default: 100, if no --exits are asked for)")
     parser.add_argument("--exits", type=int, default=0, help="jobs to let end by themselves")
+    parser.add_argument("--hosts", type=int, metavar="N", help="kill jobs over N hosts of namespaces")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000), help="(default: another each time)")
     parser.add_argument("--only", type=int, metavar="N", help="repeat number N of that seed alone")
     args = parser.parse_args()
     launches = args.launches if args.launches is not None else 0 if args.exits else 100
-    failures = repeat(launches, kill_one, seed=args.seed, only=args.only) if launches else 0
+    if args.hosts and (why := why_no_hosts()) is not None:
+        parser.error(why)
+    failures = 0
+    if launches and args.hosts:
+        failures += repeat_on_hosts(launches, args.hosts, seed=args.seed, only=args.only)
+    elif launches:
+        failures += repeat(launches, kill_one, seed=args.seed, only=args.only)
     failures += repeat(args.exits, exit_once, seed=args.seed, only=args.only) if args.exits else 0
     return 1 if failures else 0
 

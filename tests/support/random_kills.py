@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 from pathlib import Path
 
-from support.faults import READY, launched
+from support import traces
+from support.faults import READY, Job, launched
+from support.many_hosts import launched_on_hosts, pids_of
+from support.namespaces import NetHost, Rig
 
 #: What is killed, in turn: the front end by each signal that users and systems send it, then each kind of process.
 VICTIMS = ("front end SIGKILL", "front end SIGTERM", "front end SIGINT", "agent", "spawner", "rank")
+#: The same over several hosts, and what is on one of them besides: what is asked before the job, and the connection.
+VICTIMS_ON_HOSTS = (*VICTIMS, "surveyor", "connections")
 
 #: Ranks that all-reduce for ever, each with a child in a session of its own and a segment in /dev/shm while it starts.
 PROGRAM = f"""
@@ -40,27 +46,93 @@ def kill_at(folder: Path, victim: str, *, moment_s: float, start: str = "fork") 
         AssertionError: something is left, or dsrun ended as it should not.
     """
     with launched(folder, PROGRAM, "-n", "2", "--start", start, grace_s=1.0) as job:
-        try:
-            job.process.wait(moment_s)
-        except subprocess.TimeoutExpired:
-            pass
-        else:
-            raise AssertionError(f"dsrun ended by itself\n{job.said()}")
+        _let_run(job, moment_s)
         job.look()
         spawner = job.spawner()
         of_spawner = job.children(spawner) if spawner is not None else []
         target = {"agent": job.agent(), "spawner": spawner, "rank": next(iter(of_spawner), None)}.get(victim)
-        if victim.startswith("front end"):
-            signum = signal.Signals[victim.split()[-1]]
-            job.process.send_signal(signum)
-        elif target is not None:
-            signum = signal.SIGKILL
+        if target is not None:
             job.kill(target)
-        else:
-            victim, signum = f"front end SIGKILL instead of {victim}", signal.SIGKILL
-            job.process.kill()
-        ended = job.end()
-        # Before it can catch them, a signal ends Python itself.
-        allowed = {-signum, 128 + signum} if victim.startswith("front end") else {74, 137}
-        assert ended.exit_code in allowed, f"exit code {ended.exit_code}\n{ended.text}"
+            _assert_ended(job, {74, 137})
+            return victim
+        return _kill_front_end(job, victim)
+
+
+def kill_on_hosts_at(
+    rig: Rig, folder: Path, victim: str, *, host: NetHost, moment_s: float, start: str = "fork"
+) -> str:
+    """Launches a rank on every host of a rig and kills one process of the job, or the connections to one host.
+
+    Args:
+        rig: the hosts.
+        folder: below the rig's, for this launch alone.
+        victim: one of `VICTIMS_ON_HOSTS`.
+        host: where it is, if it is not the front end.
+        moment_s: when, in seconds from the start.
+        start: as `--start`.
+
+    Returns:
+        what was killed; where the victim was not there, that is the front end, by SIGKILL.
+
+    Raises:
+        AssertionError: something is left here or on a host, or dsrun ended as it should not.
+    """
+    with launched_on_hosts(rig, folder, PROGRAM, "--start", start, grace_s=1.0) as job:
+        _let_run(job, moment_s)
+        if victim == "connections":
+            if host.sshd.cut():
+                _assert_ended(job, {74, 75})
+                return victim
+        elif _is_killed(_target_on(host, victim)):
+            # Before there is an agent, preflight names the host.
+            _assert_ended(job, {75} if victim == "surveyor" else {74, 137})
+            return victim
+        return _kill_front_end(job, victim)
+
+
+def _target_on(host: NetHost, victim: str) -> int | None:
+    """Returns a process of that kind on a host; None where there is none."""
+    if victim in ("agent", "surveyor"):
+        return next(iter(pids_of(host, victim)), None)
+    if victim not in ("spawner", "rank"):
+        return None
+    # A forked rank has the spawner's command line, but not its parent.
+    agents, spawners = pids_of(host, "agent"), pids_of(host, "spawner")
+    spawner = next((pid for pid in spawners if traces.parent_of(pid) in agents), None)
+    if victim == "spawner" or spawner is None:
+        return spawner
+    return next((pid for pid in sorted(traces.pids()) if traces.parent_of(pid) == spawner), None)
+
+
+def _is_killed(pid: int | None) -> bool:
+    """Kills a process of this test's host; returns whether it was there."""
+    try:
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return pid is not None
+
+
+def _let_run(job: Job, moment_s: float) -> None:
+    try:
+        job.process.wait(moment_s)
+    except subprocess.TimeoutExpired:
+        return
+    raise AssertionError(f"dsrun ended by itself\n{job.said()}")
+
+
+def _kill_front_end(job: Job, victim: str) -> str:
+    """Kills the front end as the victim's name says, or by SIGKILL where it names another one that was not there."""
+    if not victim.startswith("front end"):
+        victim = f"front end SIGKILL instead of {victim}"
+    signum = signal.Signals[victim.split()[2]]
+    job.process.send_signal(signum)
+    # Before it can catch them, a signal ends Python itself.
+    _assert_ended(job, {-signum, 128 + signum})
     return victim
+
+
+def _assert_ended(job: Job, allowed: set[int]) -> None:
+    ended = job.end()
+    assert ended.exit_code in allowed, f"exit code {ended.exit_code}\n{ended.text}"

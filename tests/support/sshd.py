@@ -108,13 +108,20 @@ class Sshd:
         self._process.wait(_START_PATIENCE_S)
         self._process = None
 
-    def cut(self) -> None:
-        """Kills the servers of the connections that stand, and not the commands that they started."""
+    def cut(self) -> int:
+        """Kills the servers of the connections that stand, and not the commands that they started.
+
+        Returns:
+            how many were killed.
+        """
+        killed = 0
         for listener in self._listeners():
             for server in listener.children(recursive=True):
                 with suppress(psutil.NoSuchProcess):
                     if server.name() == "sshd":
                         server.kill()
+                        killed += 1
+        return killed
 
     def _listeners(self) -> list[psutil.Process]:
         assert self._process is not None, "the server runs"
