@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from .report import StepReport
 from .resume import choose_checkpoint
 from .state import Counters
 from .step import StepResult, take_step
+from .wrapping import check_frozen, let_go, take_over
 
 #: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
 SCRIPT_PHASE = "script"
@@ -53,12 +55,14 @@ class Engine:
         self._batch = parts.batch
         self._counters = Counters()
         self._boundary: bool | None = None
+        self._without_sync = 0  # `no_sync` contexts that are open
         self._micro_steps_done = 0  # of the present global batch; a count of all of them would not survive a change
         self._last: StepResult | None = None
         self._step_applied = False
         self._backward_done = False
         self._heartbeat = parts.heartbeat
         parts.hooks.follow(parts.module)
+        take_over(parts.module, parts.optimizer)
         self._report = StepReport(
             parts.collectives,
             parts.records,
@@ -119,7 +123,7 @@ class Engine:
         self._check_first_loss(loss)
         self._report.add_loss(loss.detach().reshape(1))
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
-        self._parts.hooks.before_backward(retain_graph=retain_graph)
+        self._parts.hooks.before_backward(retain_graph=retain_graph, reduce=not self._without_sync)
         try:
             scaled.backward(retain_graph=retain_graph)
         except BaseException:
@@ -147,12 +151,16 @@ class Engine:
         if boundary:
             self._heartbeat.beat(phase="step")
             self._parts.hooks.before_step()
+            if self._parts.step.reducer.has_unreduced:
+                self._parts.step.reducer.reduce_what_stayed()
             self._take_step()
             self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._counters.micro_steps += 1
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step` updates the parameters."""
+        if self._without_sync:
+            return False
         if self._boundary is not None:
             return self._boundary
         return self._micro_steps_done + 1 >= self.gradient_accumulation_steps()
@@ -160,6 +168,20 @@ class Engine:
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
         """Overrides the count of micro steps, until called again."""
         self._boundary = is_boundary
+
+    @contextmanager
+    def no_sync(self) -> Generator[None]:
+        """Micro steps in here update nothing, and ranks need not exchange their gradients; every rank must enter it.
+
+        At stages 0 and 1 gradients stay on their rank, added up in the parameters' dtype, until the next backward or
+        step outside. That saves their traffic and sums them in another order, so the last bits differ from those of
+        the other stages. At stages 2 and 3, which keep no whole gradients, they are reduced all the same.
+        """
+        self._without_sync += 1
+        try:
+            yield
+        finally:
+            self._without_sync -= 1
 
     def zero_grad(self) -> None:
         """Forgets the gradients accumulated so far."""
@@ -171,6 +193,7 @@ class Engine:
 
     def _take_step(self) -> None:
         parts = self._parts
+        check_frozen(parts.module, parts.step.units)
         result = take_step(parts.step, clipping=parts.clipping, skip_non_finite=parts.skip_non_finite)
         self._last = result
         self._step_applied = result.applied
@@ -380,6 +403,7 @@ class Engine:
         """Reports the peaks of memory, takes the hooks off the module and leaves the process group."""
         self._at_end()
         self._parts.hooks.remove()
+        let_go(self.module)
         if dist.is_initialized():
             # A thread of the group that outlives the interpreter aborts the process, so nothing may hold the group on.
             for collectives in self._parts.mesh.axes.values():

@@ -44,6 +44,7 @@ from .describe import start_record
 from .engine import SCRIPT_PHASE, Engine
 from .parts import EngineParts, Scheduler
 from .step import StepParts
+from .wrapping import check_unwrapped
 
 _TIMEOUT_S = 1800.0
 
@@ -110,6 +111,7 @@ def initialize(
     """
     if model is None:
         raise ModelError("dsrun.initialize: model is None", hint="pass model=, a torch.nn.Module")
+    check_unwrapped(model)
     source = _config_source(args, config, config_params)
     heartbeat = process_writer()
     heartbeat.beat(phase="build")

@@ -62,11 +62,12 @@ class UnitHooks:
         """The root's forward begins: the rest unit is needed from here on."""
         self._hold_rest()
 
-    def before_backward(self, *, retain_graph: bool = False) -> None:
+    def before_backward(self, *, retain_graph: bool = False, reduce: bool = True) -> None:
         """The root's backward begins. Enters a broadcast the first time, to agree on the order of reductions.
 
         Args:
             retain_graph: there may be another backward through the same calls.
+            reduce: False: this micro step's gradients may be reduced with a later one's.
         """
         self._hold_rest()
         if not self._watched:
@@ -76,7 +77,7 @@ class UnitHooks:
             self._watch()
         order = [driver.calls.unit for driver in sorted(self._drivers, key=_first_use) if driver.first_use is not None]
         used = [d.calls.unit for d in self._drivers if self._watches or d.calls.may_get_grads]
-        self._reducer.begin(order=[*self._rest, *order], used=[*self._rest, *used])
+        self._reducer.begin(order=[*self._rest, *order], used=[*self._rest, *used], reduce=reduce)
         for unit in [*self._rest, *(d.calls.unit for d in self._drivers if d.calls.anywhere)]:
             self._reducer.open(unit)
         self._timeline.enter_backward(retain_graph=retain_graph)

@@ -11,7 +11,9 @@ ended.
 [Note: reduce every micro step]
 Gradients are reduced after every micro step and accumulated in fp32, at every stage. Accumulating before reducing would
 save traffic at stages 0 and 1, but sums in another order, and the stages would no longer agree bit for bit.
-See docs/decisions/0004-reduce-every-micro-step.md.
+See docs/decisions/0004-reduce-every-micro-step.md. A script may ask for it (`engine.no_sync`): where every unit has a
+buffer of its own, gradients of such a micro step *stay* there, in the parameters' dtype, and the next reduction takes
+their sum.
 """
 
 from __future__ import annotations
@@ -88,18 +90,28 @@ class GradReducer:
         self._collectives = collectives
         self._shard_optimizer = shard_optimizer
         self._progress = [_Progress(slot=number, home=memory, flat=memory) for number, memory in placed]
+        self._may_stay = not shard_gradients
+        self._stays = False  # what this micro step finds is not reduced yet
+        self._stayed: set[int] = set()  # units whose buffer holds gradients of earlier micro steps
         self._used: set[int] = set()
         self._cursor = 0
         self._holder: dict[int, ParamUnit] = {}
         self.has_sums = False
 
-    def begin(self, *, order: Sequence[ParamUnit], used: Sequence[ParamUnit]) -> None:
+    @property
+    def has_unreduced(self) -> bool:
+        """Whether there are gradients of earlier micro steps that no reduction has taken."""
+        return bool(self._stayed)
+
+    def begin(self, *, order: Sequence[ParamUnit], used: Sequence[ParamUnit], reduce: bool = True) -> None:
         """Begins a micro step's backward; the first time, all ranks take over rank 0's order (one broadcast).
 
         Args:
             order: units by their first forward on this rank; read the first time.
             used: units that can get gradients on this rank.
+            reduce: False: the gradients may stay where they are until a later reduction; on all ranks alike.
         """
+        self._stays = not reduce and self._may_stay
         if not self._canonical:
             self._canonical = self._agree_on_order(order)
         self._used = {unit.index for unit in used}
@@ -116,7 +128,8 @@ class GradReducer:
         if holder is not None:
             self._vacate(holder)
         unit.attach_grads()
-        unit.flat_grad.zero_()
+        if unit.index not in self._stayed:
+            unit.flat_grad.zero_()
         progress.phase = _Phase.OPEN
         self._holder[progress.slot] = unit
 
@@ -134,16 +147,26 @@ class GradReducer:
             self.complete(unit)
         self._used.clear()
         self._advance()
-        for unit in self._canonical:
-            self._accumulate(unit)
-        self.has_sums = True
+        if self._stays:
+            self._stayed |= {number for number, p in enumerate(self._progress) if p.phase is not _Phase.IDLE}
+        else:
+            for unit in self._canonical:
+                self._accumulate(unit)
+            self._stayed.clear()
+            self.has_sums = True
         for progress in self._progress:
             progress.phase = _Phase.IDLE
         self._cursor = 0
         self._holder.clear()
 
+    def reduce_what_stayed(self) -> None:
+        """Reduces the gradients of earlier micro steps, without those of another backward."""
+        self.begin(order=(), used=())
+        self.finish()
+
     def abandon(self) -> None:
         """Ends a micro step whose backward raised: reductions under way are waited for, and nothing is accumulated."""
+        self._stayed.clear()
         for unit, progress in zip(self._units, self._progress, strict=True):
             if progress.pending is not None:
                 progress.pending.wait()
@@ -156,6 +179,7 @@ class GradReducer:
 
     def zero(self) -> None:
         """Forgets the accumulated gradients."""
+        self._stayed.clear()
         for unit in self._units:
             unit.grad_sum.zero_()
         self.has_sums = False
@@ -170,11 +194,14 @@ class GradReducer:
 
     def _advance(self) -> None:
         """Starts reductions in canonical order as far as units are complete or cannot get a gradient."""
+        if self._stays:
+            return
         while self._cursor < len(self._canonical):
             unit = self._canonical[self._cursor]
             progress = self._progress[unit.index]
             if progress.phase is _Phase.IDLE and unit.index not in self._used:
-                progress.flat = torch.zeros_like(progress.home)
+                if unit.index not in self._stayed:
+                    progress.flat = torch.zeros_like(progress.home)
                 progress.phase = _Phase.COMPLETE
             if progress.phase is not _Phase.COMPLETE:
                 return

@@ -14,7 +14,7 @@ from torch.utils import checkpoint as torch_checkpoint
 import dsrun
 from dsrun.errors import ModelError
 from support.ranks import run_ranks
-from support.training import accumulated_gradients, make_engine
+from support.training import accumulated_gradients, full_parameters, make_engine
 
 WIDTH = 65  # a Linear of this width is a unit outside of blocks, too
 STAGES = (0, 1, 2, 3)
@@ -648,6 +648,61 @@ def test_blocks_of_one_size_that_differ_by_rank_are_refused_at_stage_3() -> None
     for rank, text in enumerate(run_ranks(2, _refusal)):
         assert f"rank {rank} is in all_gather of unit" in text, text
         assert f"while rank {1 - rank} is in all_gather of unit" in text, text
+
+
+def _without_sync(model: str) -> list[tuple[dict[str, Tensor], int, int]]:
+    """At each stage: gradients of three micro steps, two of them in no_sync; reductions in there, and outside."""
+    found: list[tuple[dict[str, Tensor], int, int]] = []
+    for stage in STAGES:
+        engine = make_engine(settings(stage, 1), model=build(model))
+        traffic = engine._parts.collectives.traffic.calls
+        rank = engine.global_rank
+        reductions: list[int] = []
+        for _ in range(2):  # the second time as in every later step
+            engine.zero_grad()
+            before = traffic["all_reduce"] + traffic["reduce_scatter"]
+            with engine.no_sync():
+                assert not engine.is_gradient_accumulation_boundary()
+                for seed in (0, 1):
+                    engine.backward(engine(sample(10 * rank + seed)).square().mean())
+                    engine.step()
+            inside = traffic["all_reduce"] + traffic["reduce_scatter"]
+            engine.backward(engine(sample(10 * rank + 2)).square().mean())
+            reductions = [inside - before, traffic["all_reduce"] + traffic["reduce_scatter"] - inside]
+        found.append((accumulated_gradients(engine), *reductions))
+        assert engine.global_steps == 0
+        engine.step()
+        assert engine.global_steps == 1
+    return found
+
+
+@pytest.mark.parametrize("model", ["plain", "blocks left out"])
+def test_no_sync_holds_at_every_stage_and_saves_reductions_where_gradients_are_whole(model: str) -> None:
+    ours = run_ranks(2, _without_sync, model)
+    plain: dict[str, Tensor] = {}
+    for rank in (0, 1):
+        for seed in range(3):
+            part = plain_gradients(build(model), lambda m, s=10 * rank + seed: m(sample(s)).square().mean())  # type: ignore[misc]
+            plain = {key: plain.get(key, torch.zeros(())) + value for key, value in part.items()}
+    for found in ours:
+        units = found[0][2]
+        for stage, (gradients, inside, outside) in enumerate(found):
+            for key, value in plain.items():
+                torch.testing.assert_close(gradients[key], value / 2, rtol=1e-4, atol=1e-6)
+            assert_same(gradients, found[0 if stage < 2 else 2][0], f"stage {stage}")
+            assert (inside, outside) == (0 if stage < 2 else 2 * units, units), f"stage {stage}"
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_takes_gradients_that_no_backward_outside_of_no_sync_has_reduced(stage: int) -> None:
+    expected = plain_gradients(build("plain"), lambda m: m(sample(0)).square().mean())
+    engine = make_engine({**settings(stage, 1), "gradient_clipping": 0}, model=build("plain"))
+    with engine.no_sync():
+        engine.backward(engine(sample(0)).square().mean())
+    engine.step()
+    for name, value in full_parameters(engine).items():
+        before = dict(build("plain").named_parameters())[name]
+        torch.testing.assert_close(value, before - 0.1 * expected[name])
 
 
 def test_hooks_come_off_the_model() -> None:
