@@ -13,13 +13,13 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from dsrun.atomic import write_atomic
 from dsrun.errors import LaunchError
 
 from .job_folder import jobs_folder
+from .refusals import refusal_of
 from .tree_digest import Entry
 
 #: For a sync whose front end was just cut off to notice it.
@@ -83,7 +83,7 @@ class SyncRecord:
         """Keeps syncs of other processes into this folder away, for as long as `keep`.
 
         Raises:
-            LaunchError: one is under way.
+            LaunchError: one is under way, or there is no place for records.
         """
         self._make_folder()
         descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -101,7 +101,12 @@ class SyncRecord:
                     ) from error
             time.sleep(_LOCK_PAUSE_S)
 
-    def _make_folder(self) -> Path:
+    def _make_folder(self) -> None:
         folder = self._path.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"cannot keep note of what syncs put there: {refusal_of(error)} ({folder})",
+                hint="is there a home folder? `XDG_STATE_HOME`, set at login there, names another place",
+            ) from error

@@ -141,7 +141,7 @@ def _hash(data: bytes = b"") -> hashlib.blake2b:
 
 def _too_large(folder: str, sizes: Mapping[str, int], *, max_files: int, max_bytes: int) -> UsageError:
     if len(sizes) > max_files:
-        counts = Counter(path.partition("/")[0] for path in sizes)
+        counts = Counter(path.partition("/")[0] if "/" in path else "the folder itself" for path in sizes)
         named = ", ".join(f"{top} ({count:,})" for top, count in counts.most_common(_MOST_NAMED))
         message = f"{len(sizes):,} files, more than {max_files:,}; most are in {named}"
     else:

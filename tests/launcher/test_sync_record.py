@@ -64,3 +64,11 @@ def test_the_same_process_may_lock_again(tmp_path: Path) -> None:
     with ExitStack() as keep:
         record(tmp_path).lock(keep)
         record(tmp_path).lock(keep)
+
+
+def test_a_home_that_is_not_there_is_told_with_what_it_is_for(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with ExitStack() as keep, pytest.raises(LaunchError, match="cannot keep note of what syncs put there") as caught:
+        record(tmp_path).lock(keep)
+    assert f"{tmp_path}/state/dsrun/synced" in str(caught.value)
+    assert "XDG_STATE_HOME" in str(caught.value.hint)

@@ -93,6 +93,10 @@ def test_too_many_files_are_named_by_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"holds 9 files, more than 8; most are in pkg \(6\)") as caught:
         read_tree(str(folder), max_files=8)
     assert ".gitignore" in str(caught.value.hint)
+    for index in range(9):
+        (folder / f"{index}.png").touch()
+    with pytest.raises(UsageError, match=r"most are in the folder itself \(12\), pkg \(6\)"):
+        read_tree(str(folder), max_files=8)
 
 
 def test_too_many_bytes_are_named_by_file_before_any_is_read(tmp_path: Path) -> None:
