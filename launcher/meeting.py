@@ -17,8 +17,9 @@ from typing import Any
 from dsrun.errors import PreflightError, Problem
 
 from .excerpts import listed
+from .host_addresses import Address
 from .hosts import HostSpec
-from .reachability import REACH_PATIENCE_S, Address, Reached
+from .reachability import REACH_PATIENCE_S, Reached
 from .survey import Survey, Told, Unable
 
 #: Once one address is reached, for the others: a single lost packet is repeated within it. Black-holed addresses of

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.bench_hosts import measure_hosts, measure_pairs, rounds_of
+from dsrun.launcher.host_addresses import addresses
 from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.reachability import addresses
 from dsrun.launcher.survey import Survey
 from dsrun.launcher.transport.local import LocalTransport
 

@@ -12,7 +12,7 @@ import pytest
 from dsrun.errors import LaunchError
 from dsrun.launcher.bench_network import listen, measure
 from dsrun.launcher.bench_values import Figure
-from dsrun.launcher.reachability import addresses
+from dsrun.launcher.host_addresses import addresses
 
 WORDS = {"word": "a-word", "key": "a-secret"}
 pytestmark = pytest.mark.skipif(

@@ -7,9 +7,10 @@ import sys
 import pytest
 
 from dsrun.errors import PreflightError
+from dsrun.launcher.host_addresses import Address
 from dsrun.launcher.hosts import HostSpec
 from dsrun.launcher.meeting import Meeting, Report, choose_meeting, decide
-from dsrun.launcher.reachability import Address, Reached
+from dsrun.launcher.reachability import Reached
 from dsrun.launcher.survey import Survey
 from dsrun.launcher.transport.local import LocalTransport
 
