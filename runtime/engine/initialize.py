@@ -35,8 +35,12 @@ from ..precision.policy import BF16, FP32, PrecisionPolicy
 from ..zero.access import ParamAccess
 from ..zero.build import build_store, build_units, place_frozen
 from ..zero.hooks import UnitHooks
+from ..zero.leaves import mark_leaves
+from ..zero.meta import has_meta, materialise
+from ..zero.partition_parameters import home_of
 from ..zero.plan import ZeroPlan
 from ..zero.reducer import GradReducer
+from ..zero.seeds import Nursery
 from ..zero.state_dicts import watch_state_dicts
 from ..zero.unit import ParamUnit
 from ..zero.units import find_units
@@ -87,7 +91,7 @@ def initialize(
     """Makes an engine that trains `model`; every rank must call with the same model and config.
 
     The model's parameters are taken over: they move to this rank's device, take rank 0's values, and become views of
-    flat buffers.
+    flat buffers. A model that was built inside `dsrun.zero.Init` or on the meta device is never whole on a rank.
 
     Args:
         args: a script's arguments, of which `deepspeed_config` is read.
@@ -126,6 +130,10 @@ def initialize(
     plan = ZeroPlan.of_stage(stage)
     precision = BF16 if settings.bf16.enabled else FP32
     data_axis = mesh.axes[DATA_AXIS]
+    leaves = settings.zero_optimization.leaf_module
+    mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes)
+    if has_meta(model):
+        materialise(model, Nursery(data_axis, device=mesh.device))
     specs = find_units(model)
     place_frozen(model, data_axis, precision=precision, device=mesh.device)
     units = build_units(specs, plan, data_axis, precision=precision, device=mesh.device, group_of=assignment.group_of)
@@ -242,6 +250,7 @@ def _check_same_everywhere(
     shapes = [(name, list(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
     facts = {
         "the model's parameters": shapes,
+        "where the parameters' values come from": [(p.is_meta, type(home_of(p)).__name__) for p in model.parameters()],
         "the model's buffers": [(name, list(b.shape), str(b.dtype)) for name, b in model.named_buffers()],
         "the optimizer's groups": [assignment.group_of.get(id(p)) for p in model.parameters()],
         "the length of training_data": len(training_data) if isinstance(training_data, Sized) else None,

@@ -257,7 +257,8 @@ class SlottedStore:
         if largest != -smallest:
             raise ModelError(
                 "model: the ranks called its blocks in different orders, so at stage 3 they gathered different weights",
-                hint="call the same blocks on every rank, or set `zero_optimization.stage` to 2",
+                hint="call the same blocks on every rank, make what chooses between them one of "
+                "`zero_optimization.leaf_module`, or set `zero_optimization.stage` to 2",
             )
 
     def _prefetch(self, unit: ParamUnit) -> None:

@@ -7,6 +7,7 @@ Works on the module tree alone: no buffers, no collectives.
   of ModuleLists, which are never called themselves, is looked into.
 - Outside of blocks, each embedding, Linear and torch attention with its own parameters is a unit, if it is large
   enough. (Attention is one unit, for it reads the weights of a child that it never calls.)
+- A leaf module is a unit; see [Note: leaf modules].
 - All other parameters form the *rest* unit: small ones, parameters of the root itself, and tied weights, which are
   used in several places. A unit with a `module` is needed from the start to the end of that module's forward; the rest
   unit has none and is needed for the whole forward and backward.
@@ -19,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import nn
+
+from .leaves import is_leaf
 
 REST = "rest"
 #: Leaf modules outside of blocks with fewer parameters are not worth a gather of their own.
@@ -74,10 +77,12 @@ def find_units(model: nn.Module) -> list[UnitSpec]:
 
 def _candidates(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
     """Yields (name, module) inside `module` that may become units; none contains another."""
+    if is_leaf(module):
+        return
     blocks = _is_stack(module)
     for child_name, child in module.named_children():
         name = f"{prefix}{child_name}"
-        if blocks:
+        if blocks or (is_leaf(child) and not isinstance(child, nn.ModuleList | nn.ModuleDict)):
             yield name, child
         elif isinstance(child, nn.Embedding | nn.Linear | nn.MultiheadAttention):
             if sum(param.numel() for param in child.parameters()) >= _SMALL_NUMEL:

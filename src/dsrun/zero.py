@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dsrun.runtime.engine.construct import Init
     from dsrun.runtime.zero.fragments import (
         safe_get_full_fp32_param,
         safe_get_full_grad,
@@ -23,12 +24,16 @@ if TYPE_CHECKING:
         safe_set_local_optimizer_state,
     )
     from dsrun.runtime.zero.gathered import GatheredParameters
+    from dsrun.runtime.zero.leaves import set_leaf_modules
     from dsrun.runtime.zero.partition_parameters import ZeroParamStatus, is_zero_param
+    from dsrun.runtime.zero.pretrained import load_pretrained
 
 __all__ = [
     "GatheredParameters",
+    "Init",
     "ZeroParamStatus",
     "is_zero_param",
+    "load_pretrained",
     "safe_get_full_fp32_param",
     "safe_get_full_grad",
     "safe_get_full_optimizer_state",
@@ -41,12 +46,16 @@ __all__ = [
     "safe_set_local_fp32_param",
     "safe_set_local_grad",
     "safe_set_local_optimizer_state",
+    "set_leaf_modules",
 ]
 
 _ZERO = "dsrun.runtime.zero"
 _HOME = {name: f"{_ZERO}.fragments" for name in __all__ if name.startswith("safe_")} | {
     "GatheredParameters": f"{_ZERO}.gathered",
+    "Init": "dsrun.runtime.engine.construct",
+    "load_pretrained": f"{_ZERO}.pretrained",
     "ZeroParamStatus": f"{_ZERO}.partition_parameters",
+    "set_leaf_modules": f"{_ZERO}.leaves",
     "is_zero_param": f"{_ZERO}.partition_parameters",
 }
 

@@ -16,12 +16,11 @@ _MICS = "use `zero_hpz_partition_size` for shards inside a node"
 class LeafModule(Section):
     """Modules whose parameters are gathered as one, e.g. blocks of experts of which a step uses a few."""
 
-    default_status = Status.PLANNED
-    default_why = "take leaf modules from the config"
+    default_status = Status.WORKS
 
-    classes: Annotated[Names, knob("Class names of leaf modules.", harmless=True)] = ()
-    names: Annotated[Names, knob("Module names of leaf modules.", harmless=True)] = ()
-    name_suffixes: Annotated[Names, knob("Endings of module names of leaf modules.", harmless=True)] = ()
+    classes: Annotated[Names, knob("Class names of leaf modules.", stages=(3,))] = ()
+    names: Annotated[Names, knob("Module names of leaf modules.", stages=(3,))] = ()
+    name_suffixes: Annotated[Names, knob("Endings of module names of leaf modules.", stages=(3,))] = ()
 
 
 class ZenFlow(Section):
