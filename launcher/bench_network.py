@@ -45,7 +45,10 @@ def listen(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
     kept = ("address", "port", "speed_mbit")
     return {
         "offers": [
-            {**{name: offer[name] for name in kept}, "rate_port": _listen(offer["address"], key, keep)}
+            {
+                **{name: offer[name] for name in kept},
+                "rate_port": reachability.serve_at(offer["address"], lambda listener: _accept(listener, key), keep),
+            }
             for offer in known
         ]
     }
@@ -83,19 +86,6 @@ def measure(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
         raise LaunchError(f"{place[0]}: {error.strerror or error}".lower()) from error
     figures = figure("round trip", "s", trips), figure(f"TCP rate, {STREAMS} streams", "B/s", rates)
     return {"address": best["address"], "figures": [one.to_json() for one in figures]}
-
-
-def _listen(address: str, key: bytes, keep: ExitStack) -> int:
-    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    keep.callback(listener.close)
-    listener.bind((address, 0))
-    listener.listen()
-    thread = threading.Thread(target=_accept, args=(listener, key), daemon=True)
-    thread.start()
-    keep.callback(thread.join)
-    # A thread that waits in `accept` is woken by this and not by a close.
-    keep.callback(listener.shutdown, socket.SHUT_RDWR)
-    return int(listener.getsockname()[1])
 
 
 def _connect(place: tuple[str, int], greeting: bytes) -> socket.socket:

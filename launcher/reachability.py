@@ -12,7 +12,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -61,7 +61,7 @@ def listen(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
     left_out = [asdict(entry) for entry in found if entry not in chosen]
     for entry in chosen:
         try:
-            port = _serve(entry.address, word, keep)
+            port = _say_at(entry.address, word, keep)
         except OSError as error:
             # IPv6 addresses that the kernel still checks for duplicates, for one.
             left_out.append({**asdict(entry), "unfit": _why(error)})
@@ -80,7 +80,7 @@ def listen_at(arguments: Mapping[str, Any], keep: ExitStack) -> int:
     Returns:
         the port.
     """
-    return _serve(str(arguments["address"]), str(arguments["word"]).encode(), keep)
+    return _say_at(str(arguments["address"]), str(arguments["word"]).encode(), keep)
 
 
 def reach(arguments: Mapping[str, Any], keep: ExitStack) -> list[dict[str, Any]]:
@@ -112,6 +112,30 @@ def reach(arguments: Mapping[str, Any], keep: ExitStack) -> list[dict[str, Any]]
     return answers
 
 
+def serve_at(address: str, accept: Callable[[socket.socket], None], keep: ExitStack) -> int:
+    """Listens at one address, on a port that the kernel chooses.
+
+    Args:
+        address: of this host.
+        accept: given the listener, in a thread of its own; returns once that is closed.
+        keep: ends it.
+
+    Returns:
+        the port.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    keep.callback(listener.close)
+    listener.bind((address, 0))
+    listener.listen(_BACKLOG)
+    thread = threading.Thread(target=accept, args=(listener,), daemon=True)
+    thread.start()
+    keep.callback(thread.join)
+    # A thread that waits in `accept` is woken by this and not by a close.
+    keep.callback(listener.shutdown, socket.SHUT_RDWR)
+    return int(listener.getsockname()[1])
+
+
 @dataclass(frozen=True, slots=True)
 class _Target:
     address: str
@@ -124,19 +148,9 @@ class _Fault:
     reason: str
 
 
-def _serve(address: str, word: bytes, keep: ExitStack) -> int:
+def _say_at(address: str, word: bytes, keep: ExitStack) -> int:
     """Sends the word to whoever connects, until the end; returns the port."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    keep.callback(listener.close)
-    listener.bind((address, 0))
-    listener.listen(_BACKLOG)
-    thread = threading.Thread(target=_send_to_all, args=(listener, word), daemon=True)
-    thread.start()
-    keep.callback(thread.join)
-    # A thread that waits in `accept` is woken by this and not by a close.
-    keep.callback(listener.shutdown, socket.SHUT_RDWR)
-    return int(listener.getsockname()[1])
+    return serve_at(address, lambda listener: _send_to_all(listener, word), keep)
 
 
 def _send_to_all(listener: socket.socket, word: bytes) -> None:
