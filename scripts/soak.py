@@ -4,9 +4,12 @@
     bash scripts/soak --launches 20 --seed 7
     bash scripts/soak --exits 100           # clean runs of two ranks with an engine, which must all end with 0
     bash scripts/soak --hosts 2             # launches over two hosts of namespaces, by ssh; needs root
+    bash scripts/soak --hosts 2 --exits 20  # clean runs over them, on bad networks in turn
 
 In turn the front end is killed by SIGKILL, SIGTERM and SIGINT, then its agent, its spawner, and a rank; over hosts one
 of theirs, the process that answers before a job, and the ssh connections. Started by fork and by exec in turn.
+Networks are good, lose 5 % or 30 % of all packets, carry 1 Mbit/s, or take 200 ms to a host; on each of them losses
+must be the same to the last bit, and no job may be taken for one that hangs.
 After each, the oracle of the fault matrix: see [Note: oracle] in tests/support/faults.py. Prints a line for each
 failure, with what repeats it, and a summary. Exits with 1 if there was any failure.
 """
@@ -27,8 +30,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+from support.bad_networks import NETWORKS, network
 from support.faults import launched
-from support.faults_training import TRAIN
+from support.faults_training import TRAIN, losses_said, true_losses
+from support.many_hosts import launched_on_hosts
 from support.namespaces import Rig, hosts, why_no_hosts
 from support.random_kills import VICTIMS, VICTIMS_ON_HOSTS, kill_at, kill_on_hosts_at
 
@@ -62,6 +67,37 @@ def exit_once(folder: Path, number: int, seed: int) -> str:
         ended = job.end()
     assert ended.exit_code == 0, f"exit code {ended.exit_code}\n{ended.text}"
     return "ended by themselves"
+
+
+class ExitsOnHosts:
+    """Trains two ranks on two hosts to their end, on one network after the other.
+
+    Args:
+        rig: the hosts.
+    """
+
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        #: Of the first run; all others must have the same.
+        self._losses: dict[int, list[float]] = {}
+
+    def __call__(self, folder: Path, number: int, seed: int) -> str:
+        """Trains once; returns on which network."""
+        name = NETWORKS[number % len(NETWORKS)]
+        words = ("--nodes", "2", "--connect-timeout", "100s", "--hang-timeout", "60s", "--on-hang", "stop")
+        program = TRAIN.replace("CRASH", "pass")
+        with (
+            network(name, self._rig, folder) as (listed, config),
+            launched_on_hosts(self._rig, folder, program, *words, hosts=listed, ssh_config=config, words=["-"]) as job,
+        ):
+            ended = job.end()
+        assert ended.exit_code == 0, f"{name}: exit code {ended.exit_code}\n{ended.text}"
+        losses = losses_said(ended.out)
+        true = true_losses()
+        assert all(abs(losses[step][0] - loss) < 1e-6 for step, (loss,) in true.items()), f"{name}: {losses} {true}"
+        self._losses = self._losses or losses
+        assert losses == self._losses, f"{name}: {losses}, and on the first network {self._losses}"
+        return f"ended by themselves, network: {name}"
 
 
 def repeat(
@@ -99,11 +135,15 @@ def repeat(
     return failures
 
 
-def repeat_on_hosts(count: int, host_count: int, *, seed: int, only: int | None) -> int:
-    """Kills so many jobs over so many hosts; returns how many failed."""
+def repeat_on_hosts(launches: int, exits: int, host_count: int, *, seed: int, only: int | None) -> int:
+    """Kills so many jobs over so many hosts, and lets so many end by themselves; returns how many failed."""
     folder = Path(tempfile.mkdtemp(prefix="soak-hosts-"))
+    failures = 0
     with hosts(host_count, folder) as rig:
-        failures = repeat(count, partial(kill_one_on_hosts, rig), seed=seed, only=only, below=folder)
+        if launches:
+            failures += repeat(launches, partial(kill_one_on_hosts, rig), seed=seed, only=only, below=folder)
+        if exits:
+            failures += repeat(exits, ExitsOnHosts(rig), seed=seed, only=only, below=folder)
     if not failures:
         shutil.rmtree(folder)
     return failures
@@ -114,19 +154,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--launches", type=int, help="jobs to kill (default: 100, if no --exits are asked for)")
     parser.add_argument("--exits", type=int, default=0, help="jobs to let end by themselves")
-    parser.add_argument("--hosts", type=int, metavar="N", help="kill jobs over N hosts of namespaces")
+    parser.add_argument("--hosts", type=int, metavar="N", help="all of it over N hosts of namespaces, at least 2")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000), help="(default: another each time)")
     parser.add_argument("--only", type=int, metavar="N", help="repeat number N of that seed alone")
     args = parser.parse_args()
     launches = args.launches if args.launches is not None else 0 if args.exits else 100
+    if args.hosts is not None and args.hosts < 2:
+        parser.error("--hosts takes 2 or more")
     if args.hosts and (why := why_no_hosts()) is not None:
         parser.error(why)
     failures = 0
-    if launches and args.hosts:
-        failures += repeat_on_hosts(launches, args.hosts, seed=args.seed, only=args.only)
-    elif launches:
-        failures += repeat(launches, kill_one, seed=args.seed, only=args.only)
-    failures += repeat(args.exits, exit_once, seed=args.seed, only=args.only) if args.exits else 0
+    if args.hosts:
+        failures += repeat_on_hosts(launches, args.exits, args.hosts, seed=args.seed, only=args.only)
+    else:
+        failures += repeat(launches, kill_one, seed=args.seed, only=args.only) if launches else 0
+        failures += repeat(args.exits, exit_once, seed=args.seed, only=args.only) if args.exits else 0
     return 1 if failures else 0
 
 

@@ -21,6 +21,36 @@ table inet bad_network {{
 }}
 """
 _SSH_PORT = 22
+#: Networks by name; see `network`.
+NETWORKS = ("good", "5 % loss", "30 % loss", "1 Mbit/s", "200 ms")
+
+
+@contextmanager
+def network(name: str, rig: Rig, folder: Path) -> Generator[tuple[Path | None, Path | None]]:
+    """One of `NETWORKS`, between the hosts of a rig.
+
+    Args:
+        name: which.
+        rig: the hosts; the second is far away where one is.
+        folder: for files that say how to reach them.
+
+    Yields:
+        hostfile and ssh_config to use; None for the rig's own.
+    """
+    with ExitStack() as stack:
+        files: tuple[Path | None, Path | None] = (None, None)
+        match name:
+            case "good":
+                pass
+            case "5 % loss" | "30 % loss":
+                stack.enter_context(loss(rig.hosts, int(name.split()[0])))
+            case "1 Mbit/s":
+                stack.enter_context(narrow(rig.hosts, "1mbit"))
+            case "200 ms":
+                files = stack.enter_context(far_away(rig, rig.hosts[1], delay_s=0.2, folder=folder))
+            case _:
+                raise ValueError(f"{name!r} is none of {NETWORKS}")
+        yield files
 
 
 @contextmanager
