@@ -260,6 +260,9 @@ class _Talk:
         assert self._channel is not None, "there was a channel"
         self._stderr_over.wait(_CLOSE_PATIENCE_S)
         status = self._channel.wait(_CLOSE_PATIENCE_S)
+        if why is None and status is not None and not (self._is_open or self._last_lines):
+            reason = f"{self._python} there ended with status {status} before its first word"
+            return Unable(reason, "is it a Python that has dsrun? `python=` in the hostfile names another")
         return why_lost(self._python, why, status=status, last_lines=self._last_lines)
 
     def _read_stderr(self, channel: Channel) -> None:

@@ -93,6 +93,14 @@ def test_a_shell_that_talks_at_login_is_told() -> None:
         assert "'Welcome!'" in survey.unreached()["chatty"].reason
 
 
+def test_a_program_that_is_no_python_is_told_with_the_way_out() -> None:
+    with Survey([host("odd", python="/bin/true")], _Town(odd=["true"]), python="python3") as survey:
+        why = survey.unreached()["odd"]
+    assert why.reason == "/bin/true there ended with status 0 before its first word"
+    assert why.hint is not None
+    assert "`python=`" in why.hint
+
+
 def test_another_dsrun_is_told() -> None:
     words = ["echo", '{"version": 99, "dsrun": "9.0"}']
     with Survey([host("new")], _Town(new=words), python="python3") as survey:
