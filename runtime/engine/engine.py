@@ -63,6 +63,7 @@ class Engine:
         self._heartbeat = parts.heartbeat
         parts.hooks.follow(parts.module)
         take_over(parts.module, parts.optimizer)
+        self._frozen = [(name, param) for name, param in parts.module.named_parameters() if not param.requires_grad]
         self._report = StepReport(
             parts.collectives,
             parts.records,
@@ -193,7 +194,7 @@ class Engine:
 
     def _take_step(self) -> None:
         parts = self._parts
-        check_frozen(parts.module, parts.step.units)
+        check_frozen(self._frozen)
         result = take_step(parts.step, clipping=parts.clipping, skip_non_finite=parts.skip_non_finite)
         self._last = result
         self._step_applied = result.applied

@@ -11,8 +11,6 @@ from torch import nn, optim
 
 from dsrun.errors import ModelError
 
-from ..zero.unit import ParamUnit
-
 _TAKEN = "_dsrun_has_engine"
 #: Classes that shard or reduce themselves, by the name of a base: most are never imported here.
 _WRAPPERS = {
@@ -66,21 +64,22 @@ def let_go(model: nn.Module) -> None:
         module.__dict__.pop(_TAKEN, None)
 
 
-def check_frozen(model: nn.Module, units: Sequence[ParamUnit]) -> None:
+def check_frozen(frozen: Sequence[tuple[str, nn.Parameter]]) -> None:
     """Refuses parameters that were frozen when the engine was made and want gradients now.
+
+    Args:
+        frozen: (qualified name, parameter) of all that were frozen.
 
     Raises:
         ModelError: naming the first of them; nobody would reduce or update it.
     """
-    known = sum(len(unit.params) for unit in units)
-    if sum(param.requires_grad for param in model.parameters()) <= known:
-        return
-    ours = {id(param) for unit in units for param in unit.params}
-    name = next(name for name, p in model.named_parameters() if p.requires_grad and id(p) not in ours)
-    raise ModelError(
-        f"model: `{name}` was frozen when the engine was made and has been unfrozen since, so it would not be trained",
-        hint="set requires_grad before dsrun.initialize; a checkpoint of one engine loads into the next one",
-    )
+    for name, param in frozen:
+        if param.requires_grad:
+            raise ModelError(
+                f"model: `{name}` was frozen when the engine was made and has been unfrozen since, so it would not be "
+                "trained",
+                hint="set requires_grad before dsrun.initialize; a checkpoint of one engine loads into the next one",
+            )
 
 
 def _refuse_group(param_group: dict[str, object]) -> None:
