@@ -27,6 +27,9 @@ from .transport.base import CONNECTION_LOST, Channel
 _END_PATIENCE_S = 5.0
 #: Two threads a host read and wait, and call nothing deep; 1,024 hosts at the usual 8 MiB would reserve 16 GiB.
 _STACK_BYTES = 1 << 20
+#: The rendezvous store looks up a name for each rank's address, for its own log, and torch says so where there is none.
+#: Nothing comes of it, and as the agent's last words it would hide what does.
+_NAMELESS_CLIENT = "[c10d] The hostname of the client socket cannot be retrieved"
 #: For a send to an agent that may not be reading.
 _LOCK_PATIENCE_S = 1.0
 
@@ -336,6 +339,8 @@ class Link:
 
     def _say(self, lines: list[str]) -> None:
         for line in lines:
+            if _NAMELESS_CLIENT in line:
+                continue
             self._stderr_tail.append(line)
             self._room.acquire()
             self._put(Said(self, line))

@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.link import Ended, Link, LinkEvent, Received
+from dsrun.launcher.link import Ended, Link, LinkEvent, Received, Said
 from dsrun.launcher.plan import NodePlan
 from dsrun.launcher.protocol import Finished
-from dsrun.launcher.transport.base import CONNECTION_LOST
+from dsrun.launcher.transport.base import CONNECTION_LOST, Channel
 from dsrun.launcher.transport.fake import Die, FakeTransport, Step
+from dsrun.launcher.transport.local import LocalTransport
 
 _PATIENCE_S = 20.0
 
 
+_BOX = HostSpec(name="box", slots=1, source="test")
+#: What torch's store says on the host of rank 0, and something that counts.
+_NAMELESS = "[W1121 14:50:07.65 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3"
+_FAULT = "[E1121 14:50:07.66 TCPStore.cpp:1] out of descriptors"
+
+
 def end_of(*script: Step) -> tuple[Link, Ended]:
     """Opens a link to an agent with this script and reads it to its end."""
-    host = HostSpec(name="box", slots=1, source="test")
+    link, _, ended = read_to_end(lambda: FakeTransport({"box": script}).start(_BOX, ["agent"]))
+    return link, ended
+
+
+def read_to_end(connect: Callable[[], Channel]) -> tuple[Link, list[str], Ended]:
+    """Opens a link and reads it to its end; returns it, the lines of stderr, and the end."""
     events: queue.Queue[LinkEvent] = queue.Queue()
-    link = Link(NodePlan(host=host, node_rank=0, workers=()), events.put, room=8, lease_s=15)
-    transport = FakeTransport({"box": script})
-    link.open(lambda: transport.start(host, ["agent"]), [b'{"type":"start"}\n'], threading.Semaphore())
+    link = Link(NodePlan(host=_BOX, node_rank=0, workers=()), events.put, room=8, lease_s=15)
+    link.open(connect, [b'{"type":"start"}\n'], threading.Semaphore())
+    said: list[str] = []
     while True:
-        event = events.get(timeout=_PATIENCE_S)
-        if isinstance(event, Received):
-            link.handled()
-        if isinstance(event, Ended):
-            return link, event
+        match events.get(timeout=_PATIENCE_S):
+            case Received():
+                link.handled()
+            case Said(line=line):
+                said.append(line)
+                link.handled()
+            case Ended() as ended:
+                link.end_input()
+                return link, said, ended
+            case _:
+                pass
 
 
 @pytest.mark.parametrize(
@@ -50,3 +70,10 @@ def test_what_cannot_be_understood_is_told_rather_than_the_status() -> None:
     link, ended = end_of(b"not a frame\n", Die(CONNECTION_LOST))
     assert "lost" not in ended.reason
     assert not link.is_out_of_touch
+
+
+def test_torch_that_finds_no_name_for_a_rank_is_no_word_of_the_agent() -> None:
+    program = f"import sys; sys.stderr.write({_NAMELESS!r} + chr(10) + {_FAULT!r} + chr(10)); sys.exit(3)"
+    _, said, ended = read_to_end(lambda: LocalTransport().start(_BOX, [sys.executable, "-c", program]))
+    assert said == [_FAULT]
+    assert (ended.reason, list(ended.last_lines)) == ("the agent exited with code 3 unexpectedly", [_FAULT])
