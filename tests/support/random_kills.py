@@ -93,7 +93,9 @@ def kill_on_hosts_at(
 def _target_on(host: NetHost, victim: str) -> int | None:
     """Returns a process of that kind on a host; None where there is none."""
     if victim in ("agent", "surveyor"):
-        return next(iter(pids_of(host, victim)), None)
+        # The login's shell runs the line that starts it, and stays.
+        pids = pids_of(host, victim)
+        return next((pid for pid in pids if traces.parent_of(pid) in pids), None)
     if victim not in ("spawner", "rank"):
         return None
     # A forked rank has the spawner's command line, but not its parent.
