@@ -17,10 +17,11 @@ from dsrun.errors import InputError, Problem, UsageError
 from .devices import Demand
 from .env_file import read_env_file
 from .environment import job_environment, parse_env_options, passed_on
+from .host_addresses import addresses
 from .hosts import HostSpec
 from .job_config import check_config
 from .launch import Backend, Launch, Request
-from .placement import Placement, place
+from .placement import Placement, StaticNode, place
 from .plan import Program, StartMethod
 from .probe_gpu import GpuReport, read_gpus
 from .probe_machine import host_names
@@ -74,6 +75,7 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
             request.hosts, environ=environ, local_names=host_names(), device_count=lambda: machine.device_count
         )
     )
+    findings.attempt(lambda: _check_interface(request.hosts.static))
     local = _local_hosts(placement)
     if placement is None or local or kind == "script":
         # What is installed on other hosts alone need not be here; a script is named by its path here.
@@ -196,6 +198,21 @@ def _local_hosts(placement: Placement | None) -> tuple[HostSpec, ...]:
     if placement is None:
         return ()
     return tuple(host for host in placement.allocation.hosts if host.name in placement.local_hosts)
+
+
+def _check_interface(static: StaticNode | None) -> None:
+    """Looks whether the interfaces of `--iface` are there; on one of several nodes ranks get the names as they are."""
+    if static is None or static.interface is None:
+        return
+    there: dict[str, str] = {}
+    for entry in addresses():
+        there.setdefault(entry.interface, entry.address)
+    missing = [name for name in static.interface.split(",") if name not in there]
+    if missing:
+        raise UsageError(
+            f"`--iface {missing[0]}`: no interface of that name has an address",
+            hint=f"there is {', '.join(f'{name} ({address})' for name, address in there.items())}",
+        )
 
 
 def _working_folder() -> str:

@@ -516,10 +516,10 @@ def test_one_of_several_nodes_starts_its_own_ranks_and_counts_all(folder: Path) 
     plan = json.loads(dry(*STATIC, "-n", "2", "train.py", "--config", "ds.json").stdout)
     assert [worker["rank"] for worker in plan["nodes"][0]["workers"]] == [2, 3]
     assert (plan["master_addr"], plan["outside"]["port"], plan["outside"]["node_count"]) == ("10.0.0.1", 29501, 2)
-    text = invoke(*STATIC, "-n", "2", "--iface", "eth1", "--dry-run", "train.py").stdout.splitlines()
+    text = invoke(*STATIC, "-n", "2", "--iface", "lo", "--dry-run", "train.py").stdout.splitlines()
     assert "ranks      2-3 on localhost (this machine)" in text
     assert "nodes      this is 1 of 2; they meet at 10.0.0.1 port 29501" in text
-    assert "variables  GLOO_SOCKET_IFNAME=eth1" in text
+    assert "variables  GLOO_SOCKET_IFNAME=lo" in text
     # The config is one of four ranks here, and of three nodes with two each there.
     three = [*STATIC[2:], "--nodes", "3"]
     assert "`train_batch_size` 4 is no multiple of 6" in refused(*three, "-n", "2", "train.py", "--config", "ds.json")
@@ -539,6 +539,8 @@ def test_one_of_several_nodes_starts_its_own_ranks_and_counts_all(folder: Path) 
         ),
         ((*STATIC, "--nodes", "1"), "`--node-rank 1` of `--nodes 1`: expected 0 to 0"),
         ((*STATIC, "--nodes", "0"), "`--nodes 0`: expected 1 or more"),
+        ((*STATIC, "--iface", "lo,ib77"), "`--iface ib77`: no interface of that name has an address"),
+        ((*STATIC, "--iface", "l"), "`--iface l`: no interface of that name has an address"),
         ((*STATIC, "--master-port", "0"), "`--master-port`: expected a port from 1 to 65535, got `0`"),
     ],
 )
