@@ -31,7 +31,7 @@ from ..optim.groups import GroupAssignment, assign_groups
 from ..optim.registry import adopt, check_elementwise, factory_of, states_per_element
 from ..optim.schedule import SCHEDULES
 from ..optim.sharded import ShardOptimizer
-from ..precision.policy import BF16, FP32, PrecisionPolicy
+from ..precision.policy import BF16, DTYPES, FP32, PrecisionPolicy
 from ..zero.access import ParamAccess
 from ..zero.build import build_store, build_units, place_frozen
 from ..zero.hooks import UnitHooks
@@ -138,7 +138,15 @@ def initialize(
     place_frozen(model, data_axis, precision=precision, device=mesh.device)
     units = build_units(specs, plan, data_axis, precision=precision, device=mesh.device, group_of=assignment.group_of)
     store = build_store(units, plan, data_axis)
-    reducer = GradReducer(units, data_axis, shard_optimizer=plan.shard_optimizer, shard_gradients=plan.shard_gradients)
+    wire = settings.communication_data_type
+    reducer = GradReducer(
+        units,
+        data_axis,
+        shard_optimizer=plan.shard_optimizer,
+        shard_gradients=plan.shard_gradients,
+        divide_before=float(data_axis.size) if settings.prescale_gradients else settings.gradient_predivide_factor,
+        wire=None if wire is None else DTYPES[wire],
+    )
     shard_optimizer = ShardOptimizer(
         [unit.owned_range(assignment.group_of) for unit in units], group_count=len(assignment.options)
     )

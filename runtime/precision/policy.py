@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+#: Dtypes by their names in a config.
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
 
 @dataclass(frozen=True, slots=True)
 class PrecisionPolicy:

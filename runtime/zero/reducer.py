@@ -46,13 +46,27 @@ class _Progress:
         slot: number of the buffer it was given.
         home: that buffer's memory.
         flat: what holds the gradient now: `home`, or memory of its own if the unit had to leave its slot.
+        sent: what is being reduced: `flat`, or a copy of it in the wire's dtype.
     """
 
     slot: int
     home: Tensor
     flat: Tensor
+    sent: Tensor
     phase: _Phase = _Phase.IDLE
     pending: Pending | None = None
+
+
+@dataclass(slots=True)
+class _Staging:
+    """Memory in the wire's dtype, and the unit whose reduction used it last."""
+
+    memory: Tensor
+    holder: ParamUnit | None = None
+
+
+#: One is filled while another travels.
+_STAGING_COUNT = 2
 
 
 class GradReducer:
@@ -64,6 +78,10 @@ class GradReducer:
         shard_optimizer: False: every rank owns the whole sum; True: each its slice.
         shard_gradients: False: a buffer a unit; True: slots, see [Note: slots].
         slot_count: slots that the units with modules share.
+        divide_before: part of the division by the number of ranks that comes before the reduction, in the dtype that
+            travels: keeps sums of 16-bit gradients over many ranks from overflowing.
+        wire: dtype in which gradients travel and are added up over the ranks; None for their own. Another one costs
+            two buffers of the size of the largest unit, and a copy.
 
     Attributes:
         has_sums: a backward has added gradients to the owned ranges since they were last forgotten.
@@ -77,6 +95,8 @@ class GradReducer:
         shard_optimizer: bool,
         shard_gradients: bool,
         slot_count: int = 2,
+        divide_before: float = 1.0,
+        wire: torch.dtype | None = None,
     ) -> None:
         first = units[0].shard
         count = slot_count if shard_gradients else len(units)
@@ -89,7 +109,14 @@ class GradReducer:
         self._canonical: list[ParamUnit] = []
         self._collectives = collectives
         self._shard_optimizer = shard_optimizer
-        self._progress = [_Progress(slot=number, home=memory, flat=memory) for number, memory in placed]
+        self._progress = [_Progress(slot=number, home=memory, flat=memory, sent=memory) for number, memory in placed]
+        self._divide_before = divide_before
+        self._staging: list[_Staging] = []
+        if wire is not None and wire != first.dtype and collectives.size > 1:
+            largest = max(unit.layout.padded_numel for unit in units)
+            self._staging = [
+                _Staging(collectives.zeros(largest, dtype=wire, device=first.device)) for _ in range(_STAGING_COUNT)
+            ]
         self._may_stay = not shard_gradients
         self._stays = False  # what this micro step finds is not reduced yet
         self._stayed: set[int] = set()  # units whose buffer holds gradients of earlier micro steps
@@ -206,9 +233,24 @@ class GradReducer:
             if progress.phase is not _Phase.COMPLETE:
                 return
             reduce = self._collectives.reduce_scatter if self._shard_optimizer else self._collectives.all_reduce
-            progress.pending = reduce(progress.flat, of=unit.label)
+            progress.sent = self._to_send(unit, progress.flat)
+            progress.pending = reduce(progress.sent, of=unit.label)
             progress.phase = _Phase.REDUCING
             self._cursor += 1
+
+    def _to_send(self, unit: ParamUnit, flat_N: Tensor) -> Tensor:
+        """Returns the gradient as it travels, divided as far as it is to be before; may overwrite `flat_N`."""
+        sent_N = flat_N
+        if self._staging:
+            staging = self._staging.pop(0)
+            self._staging.append(staging)
+            if staging.holder is not None:
+                self._accumulate(staging.holder)
+            staging.holder = unit
+            sent_N = staging.memory.narrow(0, 0, flat_N.numel()).copy_(flat_N)
+        if self._divide_before != 1.0:
+            sent_N.div_(self._divide_before)
+        return sent_N
 
     def _vacate(self, holder: ParamUnit) -> None:
         """Frees the slot of `holder`: its sum is waited for, or, where it is not its turn yet, it moves out."""
@@ -227,10 +269,10 @@ class GradReducer:
         assert progress.pending is not None, "a reduction under way has a handle"
         progress.pending.wait()
         progress.pending = None
-        summed = progress.flat
+        summed = progress.sent
         if self._shard_optimizer:
             summed = own_slice(summed, rank=self._collectives.rank, size=self._collectives.size)
-        unit.grad_sum.add_(summed.to(torch.float32), alpha=1.0 / self._collectives.size)
+        unit.grad_sum.add_(summed.to(torch.float32), alpha=self._divide_before / self._collectives.size)
         if progress.flat is not progress.home:
             progress.flat = progress.home
             unit.bind_grads(progress.home)

@@ -114,6 +114,16 @@ def test_two_ranks_equal_one_that_accumulates_twice() -> None:
         assert_equal(result, alone[0], "one rank or two")
 
 
+def test_two_ranks_that_exchange_fp32_equal_one_that_accumulates_bf16_gradients_twice() -> None:
+    alone = run_ranks(1, _train_cases, [config(0, micro=3, accumulation=2, bf16=True)], 6, {}, 8)[0][0]
+    cases = [config(stage, micro=3, bf16=True, communication_data_type="fp32") for stage in STAGES]
+    cases += [
+        config(stage, micro=3, bf16=True, communication_data_type="fp32", prescale_gradients=True) for stage in (0, 3)
+    ]
+    for found in run_ranks(2, _train_cases, cases, 6, {}, 8)[0]:
+        assert_equal(found, alone, "one rank or two")
+
+
 def test_other_world_sizes_and_bf16_are_close() -> None:
     whole, accumulated, half_precision = run_ranks(
         1,

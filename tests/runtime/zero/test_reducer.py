@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ class Recording(LoopbackCollectives):
 
 
 def units_of(
-    collectives: LoopbackCollectives, stage: int, precision: PrecisionPolicy = FP32
+    collectives: LoopbackCollectives, stage: int, precision: PrecisionPolicy = FP32, **options: Any
 ) -> tuple[list[ParamUnit], GradReducer]:
     plan = ZeroPlan.of_stage(stage)
     modules: list[nn.Module | None] = [nn.Identity() for _ in SIZES[:-1]]
@@ -50,7 +51,7 @@ def units_of(
     units = build_units(specs, plan, collectives, precision=precision, device=device, group_of=groups)
     build_store(units, plan, collectives)
     reducer = GradReducer(
-        units, collectives, shard_optimizer=plan.shard_optimizer, shard_gradients=plan.shard_gradients
+        units, collectives, shard_optimizer=plan.shard_optimizer, shard_gradients=plan.shard_gradients, **options
     )
     return units, reducer
 
@@ -125,6 +126,44 @@ def test_sums_are_kept_in_fp32_where_gradients_are_bf16() -> None:
         reducer.complete(units[0])
         reducer.finish()
     assert bool((units[0].grad_sum[: SIZES[0]] == 257.0).all())
+
+
+def _mean_of_two(precision: PrecisionPolicy, stage: int, values: tuple[float, float], **options: Any) -> list[Tensor]:
+    """Owned ranges of two ranks whose gradients are `values`, over two micro steps."""
+
+    def body(collectives: LoopbackCollectives) -> Tensor:
+        units, reducer = units_of(collectives, stage, precision, **options)
+        for _ in range(2):
+            reducer.begin(order=units, used=units)
+            for unit in units:
+                reducer.open(unit)
+                assert unit.params[0].grad is not None
+                unit.params[0].grad += values[collectives.rank]
+                reducer.complete(unit)
+            reducer.finish()
+        return units[1].grad_sum[:100]
+
+    return LoopbackWorld(2).run(body)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_may_travel_in_another_dtype_than_their_own(stage: int) -> None:
+    for found in _mean_of_two(BF16, stage, (256.0, 1.0), wire=torch.float32):
+        assert bool((found == 257.0).all()), "no bf16 number"
+    for found in _mean_of_two(BF16, stage, (256.0, 1.0)):
+        assert bool((found == 256.0).all())
+    for found in _mean_of_two(FP32, stage, (256.0, 1.0), wire=torch.bfloat16):
+        assert bool((found == 256.0).all())
+
+
+@pytest.mark.parametrize("divide_before", [2.0, 8.0])
+def test_a_division_before_the_reduction_keeps_sums_in_range_and_the_mean_the_same(divide_before: float) -> None:
+    for found in _mean_of_two(FP32, 2, (3.0, 5.0), divide_before=divide_before):
+        assert bool((found == 8.0).all())
+    largest = torch.finfo(torch.float16).max
+    assert torch.isinf(_mean_of_two(FP32, 1, (largest, largest), wire=torch.float16)[0]).all()
+    kept = _mean_of_two(FP32, 1, (largest, largest), wire=torch.float16, divide_before=divide_before)
+    assert bool((kept[0] == 2 * largest).all())
 
 
 def test_a_gradient_after_the_reduction_is_an_impossible_state() -> None:

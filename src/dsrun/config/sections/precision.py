@@ -117,7 +117,8 @@ class DataTypes(Section):
         Dtype | None,
         knob(
             "Format in which gradients of several micro batches are added up.",
-            why="choose the format of accumulated gradients",
+            why="add gradients up in anything but fp32",
+            idle=("fp32",),
             users=(8, 2),
         ),
     ] = None

@@ -15,7 +15,7 @@ from dsrun.config.sections.parallel import Compile, ExpertParallel, HybridEngine
 from dsrun.config.sections.precision import Bf16, DataTypes, Fp16, TorchAutocast
 from dsrun.config.sections.scheduler import SchedulerSection
 from dsrun.config.sections.zero import ZeroOptimization
-from dsrun.config.values import Dtype, Flag, NonNegative, Positive, as_whole
+from dsrun.config.values import Dtype, Flag, NonNegative, Positive, PositiveNumber, as_whole
 
 _SP = "cut sequences over ranks"
 
@@ -113,19 +113,14 @@ class Training(Section):
         Flag,
         knob(
             "Divide gradients before they are reduced, not after.",
-            status=Status.PLANNED,
-            why="choose when gradients are divided",
-            harmless=True,
+            effect="sums of 16-bit gradients over many ranks cannot overflow, and lose small values",
             users=(73, 3),
         ),
     ] = False
     gradient_predivide_factor: Annotated[
-        NonNegative,
+        PositiveNumber,
         knob(
-            "Part of the division that comes before the reduction.",
-            status=Status.PLANNED,
-            why="choose when gradients are divided",
-            harmless=True,
+            "Part of the division that comes before the reduction, where `prescale_gradients` is false.",
             users=(1, 1),
         ),
     ] = 1.0
@@ -136,9 +131,8 @@ class Training(Section):
     communication_data_type: Annotated[
         Dtype | None,
         knob(
-            "Format in which gradients travel; none takes the model's.",
-            status=Status.PLANNED,
-            why="choose the format in which gradients travel",
+            "Format in which gradients travel and are added up over the ranks; none takes the model's.",
+            effect="another one than the model's: two buffers of the largest unit more, and a copy",
         ),
     ] = None
     seq_parallel_communication_data_type: Annotated[
