@@ -40,6 +40,8 @@ from support.random_kills import VICTIMS, VICTIMS_ON_HOSTS, kill_at, kill_on_hos
 LATEST_MOMENT_S = 5.0
 #: Over hosts there is more before the ranks.
 LATEST_MOMENT_ON_HOSTS_S = 10.0
+#: What answers before a job is there for about a second.
+LATEST_SURVEYOR_S = 1.5
 
 
 def kill_one(folder: Path, number: int, seed: int) -> str:
@@ -55,7 +57,7 @@ def kill_one_on_hosts(rig: Rig, folder: Path, number: int, seed: int) -> str:
     chance = random.Random(f"{seed} {number}")
     victim = VICTIMS_ON_HOSTS[number % len(VICTIMS_ON_HOSTS)]
     start = ("fork", "exec")[number // len(VICTIMS_ON_HOSTS) % 2]
-    moment_s = chance.uniform(0.0, LATEST_MOMENT_ON_HOSTS_S)
+    moment_s = chance.uniform(0.0, LATEST_SURVEYOR_S if victim == "surveyor" else LATEST_MOMENT_ON_HOSTS_S)
     return "killed: " + kill_on_hosts_at(
         rig, folder, victim, host=chance.choice(rig.hosts), moment_s=moment_s, start=start
     )
