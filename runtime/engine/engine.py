@@ -22,6 +22,7 @@ from dsrun.errors import InputError, ModelError
 from ..observe.memory import measure
 from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
+from .export import WholeWeights
 from .parts import EngineParts
 from .persist import load_engine, save_engine
 from .report import StepReport
@@ -34,7 +35,7 @@ from .wrapping import check_frozen, let_go, take_over
 SCRIPT_PHASE = "script"
 
 
-class Engine:
+class Engine(WholeWeights):
     """Trains one model; every rank calls the same methods in the same order.
 
     Attributes that an engine does not have are looked up in the module, as DeepSpeed's engine does.

@@ -201,6 +201,45 @@ class ParamAccess(Keeper):
                 hint="call it before the forward or after engine.backward; a forward gathers what it needs itself",
             )
 
+    def check_closed(self, home: UnitHome, who: str) -> None:
+        """Raises where a new value would not last.
+
+        Raises:
+            ModelError: inside a forward or a backward, or the parameter is open with memory of its own.
+        """
+        self.check_quiet(who)
+        if home.full is not None:
+            raise ModelError(
+                f"{who}: `{home.name}` is open in a GatheredParameters, whose values would replace the new one",
+                hint="leave the context first, or write to the parameter inside it with modifier_rank",
+            )
+
+    def set_piece(self, home: UnitHome, read: Callable[[int, int], Tensor]) -> None:
+        """Sets what this rank owns of a trainable parameter; `spread` afterwards, once for all parameters.
+
+        Args:
+            home: of the parameter.
+            read: returns the flat elements [start, stop) of the new value, in any dtype.
+        """
+        unit = home.unit
+        assert unit is not None, "a frozen parameter has no pieces"
+        piece = self.own_piece(home, unit.master, start=unit.owned[0])
+        if piece is None:
+            return
+        first, master = piece
+        master.copy_(read(first, first + master.numel()))
+        compute = unit.shard if self.plan.shard_optimizer else unit.flat_param
+        read_by_forward = self.own_piece(home, compute, start=unit.owned[0])
+        assert read_by_forward is not None, "whoever owns a piece of the master owns the parameter's"
+        read_by_forward[1].copy_(master)
+
+    def spread(self, units: Sequence[ParamUnit]) -> None:
+        """Brings pieces that were set to all ranks: one all-gather a unit at stages 1 and 2; every rank must call."""
+        if self.plan.shard_optimizer and not self.plan.shard_parameters:
+            for unit in units:
+                self.collectives.all_gather(unit.flat_param, unit.shard, of=unit.label).wait()
+        self.publish(units)
+
     def write(self, home: UnitHome, value: Tensor, *, exact: bool) -> None:
         """Takes a parameter's new value over; every rank must call with the same one. Enters no collective.
 

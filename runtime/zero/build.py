@@ -7,10 +7,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from dsrun.errors import ModelError
+
 from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
+from .partition_parameters import ShardedParameter, home_of
 from .plan import ZeroPlan
+from .seeds import SeedHome
 from .store import ParamStore, ResidentStore, SlottedStore
+from .stored import StoredHome
 from .unit import ParamUnit, group_by
 from .units import UnitSpec
 
@@ -24,9 +29,11 @@ def build_units(
     device: torch.device,
     group_of: Mapping[int, int],
 ) -> list[ParamUnit]:
-    """Takes rank 0's parameter values into flat buffers on `device`; the parameters become views of them.
+    """Takes the parameters' values into flat buffers on `device`; the parameters become views of them.
 
-    Enters one broadcast a unit. At stage 3 only one unit at a time is held whole.
+    Values are rank 0's, by one broadcast a unit. Parameters in slices are gathered one by one instead, and what files
+    hold is read by the rank that owns it; below stage 3 an all-gather a unit then brings it to the others. At stage 3
+    only one unit at a time is held whole.
 
     Args:
         specs: the units found in the model.
@@ -35,7 +42,17 @@ def build_units(
         precision: dtypes of parameters and masters.
         device: where the buffers live.
         group_of: id of a parameter to the number of its optimizer group.
+
+    Raises:
+        ModelError: a parameter is a copy of a sharded one.
     """
+    for spec in specs:
+        for name, param in spec.params:
+            if isinstance(param, ShardedParameter) and home_of(param) is None:
+                raise ModelError(
+                    f"model: `{name}` is a copy of a sharded parameter, without its values",
+                    hint="build the model itself inside dsrun.zero.Init instead of copying one",
+                )
     units: list[ParamUnit] = []
     for index, spec in enumerate(specs):
         unit = ParamUnit(group_by(spec, group_of), index=index, world_size=collectives.size)
@@ -53,9 +70,29 @@ def _fill(
     device: torch.device,
 ) -> None:
     whole = torch.zeros(unit.layout.padded_numel, dtype=precision.master, device=device)
-    unit.flatten_into(whole)
-    collectives.broadcast(whole, source=0, of=unit.label).wait()
     mine = own_slice(whole, rank=collectives.rank, size=collectives.size)
+    views = list(zip(unit.params, unit.views(whole), unit.layout.extents, strict=True))
+    built = [(param, view) for param, view, _ in views if home_of(param) is None]
+    for param, view in built:
+        view.copy_(param.detach())
+    if built:
+        collectives.broadcast(whole, source=0, of=unit.label).wait()
+    start, stop = unit.layout.shard_range(collectives.rank)
+    promised = False
+    for param, view, extent in views:
+        home = home_of(param)
+        if isinstance(home, SeedHome):
+            view.copy_(home.nursery.give(home))
+        elif isinstance(home, StoredHome):
+            promised = True
+            first, last = max(start, extent.offset), min(stop, extent.offset + extent.numel)
+            if first < last:
+                mine.narrow(0, first - start, last - first).copy_(
+                    home.stored.read(first - extent.offset, last - extent.offset)
+                )
+            home.keep(device)
+    if promised and not plan.shard_parameters:
+        collectives.all_gather(whole, mine, of=unit.label).wait()
 
     def readable_by_all(values: Tensor) -> Tensor:
         return collectives.zeros(values.numel(), dtype=precision.compute, device=device).copy_(values)
@@ -92,6 +129,14 @@ def place_frozen(
     Enters one broadcast a tensor.
     """
     tensors = [param for param in model.parameters() if not param.requires_grad]
+    for param in tensors:
+        home = home_of(param)
+        if isinstance(home, SeedHome):
+            param.data = home.nursery.give(home)
+        elif isinstance(home, StoredHome):
+            values = home.stored.read(0, param.numel()).view(param.shape)
+            home.keep(device)
+            param.data = values.to(device)
     for tensor in [*tensors, *model.buffers()]:
         dtype = precision.compute if tensor.is_floating_point() else tensor.dtype
         tensor.data = tensor.data.to(device=device, dtype=dtype)

@@ -121,19 +121,10 @@ def safe_set_local_fp32_param(param: Tensor, value: Tensor) -> None:
     """
     who = "safe_set_local_fp32_param"
     home = _home(param, who)
-    unit, access = _unit(home), home.access
-    _check_closed(home, who)
-    target = _local_target(home, unit.master, value, who)
-    if target is not None:
-        target.copy_(value.detach().reshape(-1))
-        compute = unit.shard if access.plan.shard_optimizer else unit.flat_param
-        start = access.shard_start(unit) if access.plan.shard_optimizer else 0
-        piece = access.own_piece(home, compute, start=start)
-        assert piece is not None, "whoever owns a piece of the master owns the parameter's"
-        piece[1].copy_(target)
-    if access.plan.shard_optimizer and not access.plan.shard_parameters:
-        access.collectives.all_gather(unit.flat_param, unit.shard, of=unit.label).wait()
-    access.publish([unit])
+    home.access.check_closed(home, who)
+    if _local_target(home, _unit(home).master, value, who) is not None:
+        home.access.set_piece(home, lambda start, stop: value.detach().reshape(-1))
+    home.access.spread([_unit(home)])
 
 
 def safe_set_local_grad(param: Tensor, value: Tensor) -> None:
@@ -192,17 +183,8 @@ def _settable(param: Tensor, value: Tensor, who: str) -> UnitHome:
             f"{who}: the value has shape {tuple(value.shape)}; `{home.name}` has {tuple(param.shape)}",
             hint="pass the whole value; `safe_set_local_*` take this rank's piece",
         )
-    _check_closed(home, who)
+    home.access.check_closed(home, who)
     return home
-
-
-def _check_closed(home: UnitHome, who: str) -> None:
-    home.access.check_quiet(who)
-    if home.full is not None:
-        raise ModelError(
-            f"{who}: `{home.name}` is open in a GatheredParameters, whose values would replace the new one",
-            hint="leave the context first, or write to the parameter inside it with modifier_rank",
-        )
 
 
 def _check_sums(home: UnitHome, who: str) -> None:

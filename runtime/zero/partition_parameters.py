@@ -142,6 +142,15 @@ def settle(param: nn.Parameter, home: Home, *, sharded: bool) -> None:
         param.__class__ = ShardedParameter if sharded else nn.Parameter
 
 
+def unsettle(param: nn.Parameter) -> None:
+    """Takes a parameter's home away."""
+    if hasattr(param, _ATTRIBUTE):
+        delattr(param, _ATTRIBUTE)
+    bare: Any = param
+    if type(param) is ShardedParameter:
+        bare.__class__ = nn.Parameter
+
+
 def is_zero_param(tensor: Tensor) -> bool:
     """Whether a tensor is a sharded parameter."""
     return hasattr(tensor, "ds_id")

@@ -13,10 +13,19 @@ from dsrun.errors import ModelError
 
 from .partition_parameters import home_of, is_zero_param
 
+_WATCHED = "_dsrun_watched"
+
 
 def watch_state_dicts(model: nn.Module) -> None:
     """Lets every module of the model, on its own too, refuse what would be wrong without anybody noticing."""
     for module in model.modules():
+        watch_state_dict(module)
+
+
+def watch_state_dict(module: nn.Module) -> None:
+    """Does so for one module, once."""
+    if _WATCHED not in module.__dict__:
+        module.__dict__[_WATCHED] = True
         module.register_state_dict_pre_hook(_check_readable)
         module.register_load_state_dict_pre_hook(_check_writable)
 

@@ -1,0 +1,146 @@
+"""A model is built while its parameters are taken away as soon as a module is done: no rank ever holds it whole.
+
+Where a rank is in the job, and `zero.Init` that scripts use, stand in `engine/construct.py`.
+
+[Note: construction by slices]
+Modules are built as always, with real values and the same random numbers. A module is done when it is registered as a
+part of another one: then its parameters are cut. torch offers global hooks for that, so nothing of torch is replaced.
+A parameter that is touched later (a `post_init` that walks over all modules) is lent: gathered when a torch function
+gets it as an argument, and cut again, with rank 0's values, when the next one is touched. So at most the parameters of
+one module and one that is lent are whole at any moment, and every value is the one that an ordinary construction gives.
+A tensor that `param.data` returned must not be written to after another parameter was touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_module_registration_hook,
+    register_module_parameter_registration_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+from .partition_parameters import home_of
+from .seeds import Nursery, SeedHome
+from .state_dicts import watch_state_dict
+
+
+class Lending:
+    """A context in which a parameter that `nursery` keeps is whole while torch functions use it.
+
+    Args:
+        nursery: keeps the slices; every rank must use the same parameters in the same order.
+    """
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self._lent: SeedHome | None = None
+        self._mode = _Touches(self._touch)
+
+    def __enter__(self) -> Lending:
+        self._mode.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._mode.__exit__(kind, error, trace)
+        if error is None:  # else other ranks need not be here
+            self.take_back()
+
+    def take_back(self) -> None:
+        """Cuts the parameter that is lent, with rank 0's values."""
+        if self._lent is not None:
+            self._nursery.close([self._lent], source=0, failed=False)
+            self._lent = None
+
+    def _touch(self, tensor: Tensor) -> None:
+        home = home_of(tensor)
+        if isinstance(home, SeedHome) and home.keeper is self._nursery and not home.is_open:
+            self.take_back()
+            self._nursery.open([home], writes=True)
+            self._lent = home
+
+
+class ConstructionBySlices:
+    """A context in which parameters of modules that are built go to `nursery`, see [Note: construction by slices].
+
+    Args:
+        nursery: keeps the slices; every rank must build the same modules.
+    """
+
+    def __init__(self, nursery: Nursery) -> None:
+        self._nursery = nursery
+        self._lending = Lending(nursery)
+        self._pending: dict[int, tuple[str, nn.Parameter]] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        for handle in (
+            register_module_parameter_registration_hook(self._parameter_registered),
+            register_module_module_registration_hook(self._module_registered),
+        ):
+            self._stack.callback(handle.remove)
+        self._stack.enter_context(self._lending)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+        if error is None:  # else other ranks need not be here
+            self._nursery.take(self._pending.values())
+        self._pending.clear()
+
+    def _parameter_registered(self, module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and home_of(param) is None and not param.is_meta:
+            self._pending.setdefault(id(param), (f"{type(module).__name__}.{name}", param))
+            watch_state_dict(module)
+
+    def _module_registered(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
+        if child is None:
+            return
+        self._lending.take_back()
+        done = [self._pending.pop(id(param), None) for param in child.parameters()]
+        self._nursery.take([item for item in done if item is not None])
+
+
+class _Touches(TorchFunctionMode):
+    """Tells of each tensor before a torch function reads or writes its values."""
+
+    def __init__(self, touch: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._touch = touch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func not in _OF_NO_VALUES:
+            for tensor in _tensors([*args, *(kwargs or {}).values()]):
+                self._touch(tensor)
+        return func(*args, **(kwargs or {}))
+
+
+def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _accessors(*names: str) -> set[Any]:
+    return {getattr(Tensor, name).__get__ for name in names} | {getattr(Tensor, name).__set__ for name in names}
+
+
+#: Functions that ask for what a slice knows as well.
+_OF_NO_VALUES = frozenset(
+    _accessors("shape", "dtype", "device", "requires_grad", "grad", "ndim", "layout", "is_leaf", "is_cuda", "is_meta")
+    | _accessors("grad_fn", "nbytes", "itemsize")
+    | {Tensor.size, Tensor.numel, Tensor.nelement, Tensor.dim, Tensor.element_size, Tensor.requires_grad_}
+    | {Tensor.is_floating_point, Tensor.is_complex, Tensor.__hash__, Tensor.ndimension}
+)

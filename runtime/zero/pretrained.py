@@ -1,0 +1,179 @@
+"""Values by name into a model, wherever its parameters are: each rank takes what it owns, and reads no more.
+
+`load_pretrained` for files of safetensors, before or after `dsrun.initialize`; `assign` for any source of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dsrun.errors import CheckpointError, Problem
+
+from ..mesh.agreement import attempt
+from .access import ParamAccess, UnitHome
+from .partition_parameters import home_of, settle, unsettle
+from .seeds import SeedHome
+from .stored import StoredHome, StoredTensor, find_tensors
+
+
+class Source(Protocol):
+    """Values of one tensor."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        ...
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Returns the row-major elements [start, stop), flat, in any dtype."""
+        ...
+
+
+def load_pretrained(model: nn.Module, path: str | Path, *, strict: bool = True) -> None:
+    """Loads safetensors files into a model; every rank must call.
+
+    The model may be built on the meta device or inside `zero.Init`, may have an engine (then masters are set, and
+    optimizer states stay), or be a plain one. Parameters on the meta device are read by `dsrun.initialize`. A rank
+    reads the bytes that it owns; frozen parameters, buffers and plain models whole. Floating values are converted to
+    the model's dtypes. Of tied weights one name is enough.
+
+    Args:
+        model: the model.
+        path: a `.safetensors` file, or a folder as Hugging Face's `save_pretrained` leaves it.
+        strict: the files must have all parameters and persistent buffers of the model, and no others.
+
+    Raises:
+        CheckpointError: naming every tensor that is missing, unexpected or of another shape; nothing was changed then.
+            Or a file is missing or damaged.
+    """
+    assign(model, find_tensors(Path(path)), where=str(path), strict=strict)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A tensor in memory as a source."""
+
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """See `Source`."""
+        return tuple(self.tensor.shape)
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """See `Source`."""
+        return self.tensor.detach().reshape(-1)[start:stop]
+
+
+def assign(model: nn.Module, sources: Mapping[str, Source], *, where: str, strict: bool) -> None:
+    """Sets parameters and persistent buffers by name; every rank must call where an engine has the model.
+
+    Enters one all-reduce of one number, and one all-gather a unit at stages 1 and 2, where an engine has the model.
+
+    Args:
+        model: the model.
+        sources: values by name.
+        where: they come from, for messages.
+        strict: as for `load_pretrained`.
+
+    Raises:
+        CheckpointError: as for `load_pretrained`.
+    """
+    params = _parameter_names(model)
+    buffers = persistent_buffers(model)
+    shapes = [(names, tuple(param.shape)) for param, names in params]
+    shapes += [([name], tuple(buffer.shape)) for name, (_, buffer) in buffers.items()]
+    _check_fit(shapes, sources, where=where, strict=strict)
+    chosen = [(p, sources[name]) for p, names in params for name in [_first(names, sources)] if name is not None]
+    homes = [home for param, _ in chosen if isinstance(home := home_of(param), UnitHome)]
+    for home in homes:
+        home.access.check_closed(home, where)
+
+    def work() -> None:
+        for number, (param, source) in enumerate(chosen):
+            _set(param, source, number=number)
+        for name, (module, buffer) in buffers.items():
+            if name in sources:
+                _set_buffer(module, name.rpartition(".")[2], buffer, sources[name])
+
+    if not homes:
+        work()
+        return
+    access: ParamAccess = homes[0].access
+    failure = attempt(work, access.collectives, device=access.units[0].shard.device, of="load")
+    if failure is not None:
+        raise failure.error or CheckpointError(
+            f"{where}: rank {failure.rank} could not read its part; the model is now a mixture",
+            hint="see that rank's error, and load again",
+        )
+    access.spread(list({home.unit.index: home.unit for home in homes if home.unit is not None}.values()))
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, tuple[nn.Module, Tensor]]:
+    """Returns the buffers that a state dict holds by name, each with the module it is registered in."""
+    return {
+        f"{prefix}.{name}" if prefix else name: (module, buffer)
+        for prefix, module in model.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+    }
+
+
+def _parameter_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
+    """Returns each parameter once, with all its names."""
+    found: dict[int, tuple[nn.Parameter, list[str]]] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        found.setdefault(id(param), (param, []))[1].append(name)
+    return list(found.values())
+
+
+def _first(names: list[str], sources: Mapping[str, Source]) -> str | None:
+    return next((name for name in names if name in sources), None)
+
+
+def _check_fit(
+    tensors: list[tuple[list[str], tuple[int, ...]]], sources: Mapping[str, Source], *, where: str, strict: bool
+) -> None:
+    problems: list[Problem] = []
+    for names, shape in tensors:
+        name = _first(names, sources)
+        if name is None:
+            if strict:
+                problems.append(Problem(f"{where}: no `{names[0]}`, which the model has"))
+        elif sources[name].shape != shape:
+            problems.append(Problem(f"{where}: `{name}` has shape {sources[name].shape}; the model's has {shape}"))
+    if strict:
+        known = {name for names, _ in tensors for name in names}
+        problems += [Problem(f"{where}: `{name}` is not in the model") for name in sources if name not in known]
+    if problems:
+        hint = "these are the weights of another model; strict=False takes what fits by name"
+        raise CheckpointError.of([Problem(problems[0].message, hint), *problems[1:]])
+
+
+def _set(param: nn.Parameter, source: Source, *, number: int) -> None:
+    home = home_of(param)
+    if isinstance(home, UnitHome) and home.unit is not None:
+        home.access.set_piece(home, source.read)
+    elif isinstance(home, SeedHome):
+        home.own_piece().copy_(source.read(*home.own_range))
+    elif param.is_meta:
+        assert isinstance(source, StoredTensor), "only files keep values until they are wanted"
+        unsettle(param)
+        settle(param, StoredHome(param, source, number=number), sharded=False)
+    else:
+        param.detach().copy_(source.read(0, param.numel()).view(param.shape))
+
+
+def _set_buffer(module: nn.Module, name: str, buffer: Tensor, source: Source) -> None:
+    values = source.read(0, buffer.numel()).view(buffer.shape)
+    if buffer.is_meta:
+        module.register_buffer(name, values.to(buffer.dtype))
+    else:
+        with torch.no_grad():
+            buffer.copy_(values)

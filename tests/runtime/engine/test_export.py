@@ -1,0 +1,105 @@
+"""Whole weights out of an engine and back in, at every stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dsrun.errors import CheckpointError, InputError
+from support.models import TinyGPT
+from support.ranks import run_ranks
+from support.training import config, full_parameters, make_engine, train
+
+
+def _model(tied: bool) -> TinyGPT:
+    torch.manual_seed(7)
+    model = TinyGPT(tied=tied)
+    model.blocks[1].requires_grad_(False)
+    return model
+
+
+def _export(stage: int, folder: str) -> list[Any]:
+    engine = make_engine(config(stage, micro=2, bf16=True), model=_model(tied=True))
+    train(engine, range(2), samples=2 * engine.world_size)
+    before = dict(engine._parts.collectives.traffic.calls)
+    on_first = engine._consolidated_16bit_state_dict()
+    gathers = engine._parts.collectives.traffic.calls["all_gather"] - before.get("all_gather", 0)
+    everywhere = engine.module_state_dict(all_ranks=True)
+    trained = engine.module_state_dict(True)
+    assert engine.save_16bit_model(folder, exclude_frozen_parameters=False)
+    assert engine.save_16bit_model(Path(folder) / "deeper", "model.safetensors")
+    masters = full_parameters(engine)
+    assert all(torch.equal(masters[n].bfloat16(), v) for n, v in everywhere.items() if n in masters)
+    names = None if trained is None else sorted(trained)
+    return [on_first is not None, gathers, {n: v.clone() for n, v in everywhere.items()}, names]
+
+
+def test_every_stage_exports_what_a_plain_model_would(tmp_path: Path) -> None:
+    plain = _model(tied=True)
+    results = {stage: run_ranks(2, _export, stage, str(tmp_path / str(stage))) for stage in (0, 2, 3)}
+    units = 3  # two blocks are trained, and the rest, which holds the tied weight
+    first = results[0][0][2]
+    assert list(first) == list(plain.state_dict())
+    for stage, ranks in results.items():
+        assert [rank[0] for rank in ranks] == [True, False], "rank 0 has it"
+        assert [rank[1] for rank in ranks] == [units if stage == 3 else 0] * 2, "one all-gather a unit"
+        for rank in ranks:
+            assert all(torch.equal(rank[2][name], value) for name, value in first.items())
+        assert ranks[0][3] == sorted(n for n in first if not n.startswith("blocks.1."))
+        assert ranks[1][3] is None
+        saved = torch.load(tmp_path / str(stage) / "pytorch_model.bin")
+        assert saved["head.weight"].data_ptr() == saved["embed.weight"].data_ptr()
+        other = load_file(tmp_path / str(stage) / "deeper" / "model.safetensors")
+        for name, value in first.items():
+            assert torch.equal(saved[name], value)
+            assert torch.equal(other[name], value)
+        plain.load_state_dict(saved)
+        assert sorted(path.name for path in (tmp_path / str(stage)).iterdir()) == ["deeper", "pytorch_model.bin"]
+
+
+def _import(stage: int) -> list[Any]:
+    engine = make_engine(config(stage, micro=2, bf16=True), model=_model(tied=False))
+    torch.manual_seed(1)
+    other = TinyGPT()
+    other.scale.fill_(1.5)
+    engine.load_module_state_dict(other.state_dict())
+    expected = dict(other.named_parameters())
+    masters = full_parameters(engine)
+    right = all(torch.equal(value, expected[name]) for name, value in masters.items())
+    frozen = engine.module.blocks[1].up.weight
+    right &= torch.equal(frozen, expected["blocks.1.up.weight"].bfloat16())
+    return [right, float(engine.module.scale), train(engine, range(2), samples=2 * engine.world_size)]
+
+
+def test_whole_weights_come_back_with_their_masters_at_every_stage() -> None:
+    results = [rank for stage in (0, 1, 3) for rank in run_ranks(2, _import, stage)]
+    for right, scale, losses in results:
+        assert right
+        assert scale == 1.5
+        assert losses == results[0][2]
+
+
+def test_what_does_not_fit_or_cannot_be_written_is_one_error(tmp_path: Path) -> None:
+    engine = make_engine(config(3, micro=2))
+    before = full_parameters(engine)
+    state = TinyGPT().state_dict()
+    del state["norm.bias"]
+    state["position"] = torch.zeros(3)
+    state["stranger"] = torch.zeros(3)
+    with pytest.raises(CheckpointError) as caught:
+        engine.load_module_state_dict(state)
+    assert [problem.message for problem in caught.value.problems] == [
+        "load_module_state_dict: `position` has shape (3,); the model's has (12, 72)",
+        "load_module_state_dict: no `norm.bias`, which the model has",
+        "load_module_state_dict: `stranger` is not in the model",
+    ]
+    assert all(torch.equal(value, before[name]) for name, value in full_parameters(engine).items())
+    with pytest.raises(InputError, match="save_dir is empty"):
+        engine.save_16bit_model("")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="rank 0 could not write"):
+        engine.save_16bit_model(tmp_path / "file")

@@ -1,0 +1,251 @@
+"""Models built in slices: the values of an ordinary construction, and never more than a module whole on a rank."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+import dsrun
+from dsrun import zero
+from dsrun.config.load import load
+from dsrun.errors import InputError, ModelError
+from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from dsrun.runtime.zero.construct import ConstructionBySlices
+from dsrun.runtime.zero.seeds import Nursery
+from support.models import Block, TinyGPT
+from support.ranks import run_ranks
+from support.training import config, full_parameters, make_engine, train
+
+CPU = torch.device("cpu")
+
+
+class Drawn(TinyGPT):
+    """Values come from constructors, from tensors of its own, and from a walk over everything at the end."""
+
+    def __init__(self, *, tied: bool = False) -> None:
+        super().__init__(tied=tied)
+        self.apply(self._draw)
+        with torch.no_grad():
+            self.blocks[0].up.weight[3].zero_()
+            nn.init.ones_(self.blocks[1].down.bias)
+        self.head.requires_grad_(tied)
+
+    def _draw(self, module: nn.Module) -> None:
+        if isinstance(module, nn.Linear):
+            module.weight.data.normal_(mean=0.0, std=0.02)
+            if module.bias is not None:
+                module.bias.data.zero_()
+
+
+def ordinary(tied: bool, *, seed: int = 7) -> dict[str, Tensor]:
+    torch.manual_seed(seed)
+    return {name: param.detach() for name, param in Drawn(tied=tied).named_parameters()}
+
+
+def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def _built(stage: int, tied: bool) -> list[Any]:
+    info = dsrun.init_distributed()
+    torch.manual_seed(7 + info.rank)  # rank 0's values count
+    with zero.Init():
+        model = Drawn(tied=tied)
+    held = sum(param.untyped_storage().nbytes() for param in model.parameters())
+    early = next(model.parameters()).ds_status  # type: ignore[attr-defined]
+    with zero.GatheredParameters(model.parameters()):
+        whole = {name: param.detach().clone() for name, param in model.named_parameters()}
+    with zero.GatheredParameters(model.norm.weight, modifier_rank=info.world_size - 1):
+        model.norm.weight.data.fill_(1.0 + info.rank)
+    refused = "nothing"
+    try:
+        model.state_dict()
+    except ModelError as error:
+        refused = str(error)
+    engine = dsrun.initialize(model=model, config=config(stage, micro=2))[0]
+    assert all(hasattr(p, "ds_id") == (stage == 3 and p.requires_grad) for p in model.parameters())
+    frozen = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
+    weights = {**full_parameters(engine), **frozen}
+    losses = train(engine, range(2), samples=2 * engine.world_size)
+    return [held, early, whole, weights, losses, refused]
+
+
+@pytest.mark.parametrize(("world_size", "stage", "tied"), [(1, 3, False), (3, 3, True), (2, 0, False), (2, 2, True)])
+def test_values_are_those_of_an_ordinary_construction_bit_for_bit(world_size: int, stage: int, tied: bool) -> None:
+    expected = ordinary(tied)
+    results = run_ranks(world_size, _built, stage, tied)
+    for held, early, whole, weights, losses, refused in results:
+        assert held == 4 * len(expected), "one element a parameter, until it is gathered"
+        assert early is zero.ZeroParamStatus.NOT_AVAILABLE
+        assert same(whole, expected)
+        assert torch.equal(weights.pop("norm.weight"), torch.full((72,), float(world_size)))
+        assert same(weights, {name: value for name, value in expected.items() if name != "norm.weight"})
+        assert losses == results[0][4]
+        assert "is sharded" in refused
+
+
+def test_no_more_than_one_module_is_whole_at_a_time() -> None:
+    width, layers = 64, 6
+    made: list[nn.Parameter] = []
+    whole: list[int] = []
+
+    def look(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        made.extend([] if param is None else [param])
+        with torch._C.DisableTorchFunction():  # to look is not to touch
+            storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in made}
+        whole.append(sum(storages.values()))
+
+    def build() -> nn.Module:
+        model = nn.ModuleDict({"blocks": nn.ModuleList(Block(width, 4) for _ in range(layers))})
+        model.apply(lambda m: m.weight.data.normal_() if isinstance(m, nn.Linear) else None)
+        look(model, "", None)
+        return model
+
+    def body(collectives: LoopbackCollectives) -> tuple[nn.Module, int, dict[str, int]]:
+        with ConstructionBySlices(Nursery(collectives, device=CPU)):
+            model = build()
+        kept = sum(p.ds_tensor.untyped_storage().nbytes() for p in model.parameters())  # type: ignore[attr-defined]
+        return model, kept, dict(collectives.traffic.calls)
+
+    handle = register_module_parameter_registration_hook(look)
+    try:
+        build()
+        assert max(whole) >= layers * 10 * width * width * 4, "an ordinary construction holds everything"
+        made.clear()
+        whole.clear()
+        ((_, kept, calls),) = LoopbackWorld(1).run(body)
+    finally:
+        handle.remove()
+    largest_module = (3 * width + 1) * (width + 1) * 4
+    assert max(whole) <= largest_module + 4 * len(made), "one module, and one element of each other parameter"
+    assert kept == sum(p.numel() * 4 for p in made)
+    assert calls["broadcast"] == len(made) + 4 * layers, "each parameter once, and each that was drawn again"
+    assert calls["all_gather"] == 4 * layers
+
+
+def test_a_parameter_written_to_while_it_is_sharded_is_refused_and_not_lost() -> None:
+    with zero.Init():
+        model = TinyGPT()
+    model.norm.bias.data.fill_(3.0)
+    with pytest.raises(ModelError, match=r"LayerNorm\.bias` was written to while its values were sharded"):
+        make_engine(config(3, micro=2), model=model)
+    with zero.Init():
+        original = TinyGPT()
+    with pytest.raises(ModelError, match="is a copy of a sharded parameter"):
+        make_engine(config(3, micro=2), model=copy.deepcopy(original))
+
+
+def test_slices_of_all_ranks_are_the_parameter_once() -> None:
+    def body(collectives: LoopbackCollectives) -> list[Tensor]:
+        parameter = nn.Parameter(torch.arange(7.0) + 100 * collectives.rank)
+        empty = nn.Parameter(torch.zeros(0, 3))
+        nursery = Nursery(collectives, device=CPU)
+        nursery.take([("seven", parameter), ("empty", empty)])
+        assert empty.shape == (0, 3)
+        assert parameter.shape == (7,)
+        assert bool(parameter.isnan().all())
+        return [parameter.ds_tensor.clone(), empty.ds_tensor]  # type: ignore[attr-defined]
+
+    ranks = LoopbackWorld(3).run(body)
+    assert torch.cat([pieces[0] for pieces in ranks]).tolist() == [0, 1, 2, 3, 4, 5, 6]
+    assert all(pieces[1].numel() == 0 for pieces in ranks)
+
+
+def test_contexts_may_be_nested_and_leave_nothing_behind() -> None:
+    torch.manual_seed(7)
+    with zero.Init():
+        with zero.Init():
+            inner = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
+        outer = nn.Linear(2, 3)
+        assert zero.is_zero_param(inner[0].weight)
+    assert zero.is_zero_param(outer.weight)
+    assert not zero.is_zero_param(nn.Sequential(nn.Linear(2, 3))[0].weight)
+    with pytest.raises(TypeError), zero.Init():
+        nn.Sequential(nn.Linear(2, 3), "no module")  # type: ignore[arg-type]
+    assert not zero.is_zero_param(nn.Sequential(nn.Linear(2, 3))[0].weight)
+
+
+def test_arguments_decide_what_is_cut_and_what_is_not_taken_is_refused() -> None:
+    for arguments in ({"enabled": False}, {"config_dict_or_path": config(2, micro=2)}, {"config": config(1, micro=2)}):
+        with zero.Init(**arguments):  # type: ignore[arg-type]
+            assert not zero.is_zero_param(nn.Sequential(nn.Linear(2, 3))[0].weight)
+    existing = nn.Linear(2, 3)
+    zero.Init(module=existing, config_dict_or_path=config(3, micro=2), dtype=torch.bfloat16)
+    assert zero.is_zero_param(existing.weight)
+    assert existing.weight.dtype == torch.bfloat16
+    assert load(config(3, micro=2)).zero_optimization.stage == 3
+    for arguments in ({"mpu": 1}, {"remote_device": "nvme"}, {"data_parallel_group": 1}):
+        with pytest.raises(InputError, match=next(iter(arguments))):
+            zero.Init(**arguments)  # type: ignore[arg-type]
+
+
+# The meta device ------------------------------------------------------------------------------------------------------
+
+
+class Plain(nn.Module):
+    """All values come from `reset_parameters` of its modules."""
+
+    def __init__(self, layers: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(61, 72)
+        self.blocks = nn.ModuleList(Block(72, 4) for _ in range(layers))
+        self.attention = nn.MultiheadAttention(72, 4, batch_first=True)
+        self.norm = nn.BatchNorm1d(12)
+        self.head = nn.Linear(72, 61)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(self.attention(x, x, x, need_weights=False)[0]))
+
+
+def _from_meta(stage: int, bf16: bool) -> list[Any]:
+    with torch.device("meta"):
+        model = Plain()
+    identities = [id(p) for p in model.parameters()]
+    engine = make_engine(config(stage, micro=2, bf16=bf16), model=model)
+    weights = full_parameters(engine)
+    variance = model.norm.running_var.clone().float()
+    losses = train(engine, range(2), samples=2 * engine.world_size)
+    return [identities == [id(p) for p in model.parameters()], weights, variance, losses]
+
+
+@pytest.mark.parametrize(("stage", "bf16"), [(0, False), (2, True), (3, False), (3, True)])
+def test_a_meta_model_gets_the_values_of_an_ordinary_construction(stage: int, bf16: bool) -> None:
+    torch.manual_seed(7)
+    model = Plain()
+    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for identities, weights, variance, losses in run_ranks(2, _from_meta, stage, bf16):
+        assert identities
+        assert same(weights, expected)
+        assert bool((variance == 1).all())
+        assert all(loss == loss for loss in losses)
+
+
+def test_meta_tensors_that_nobody_fills_are_named_all_at_once() -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.scale = nn.Parameter(torch.empty(3))
+            self.register_buffer("table", torch.empty(4))
+
+    class Forgets(nn.Linear):
+        def reset_parameters(self) -> None:
+            nn.init.zeros_(self.weight)
+
+    with torch.device("meta"):
+        lazy, forgets = Lazy(), nn.Sequential(Forgets(3, 3))
+    with pytest.raises(ModelError) as caught:
+        make_engine(config(3, micro=2), model=lazy)
+    assert [problem.message for problem in caught.value.problems] == [
+        f"model: `{name}` is on the meta device, and Lazy has no reset_parameters" for name in ("scale", "table")
+    ]
+    with pytest.raises(ModelError, match=r"`0\.bias` was on the meta device, and Forgets's reset_parameters does not"):
+        make_engine(config(3, micro=2), model=forgets)
