@@ -15,7 +15,7 @@ import click
 
 from dsrun.errors import UsageError
 
-from .option_words import parse_count, parse_duration, parse_path, parse_port
+from .option_words import parse_count, parse_duration, parse_file, parse_path, parse_port
 from .placement import NODES_PATIENCE_S, HostRequest, StaticNode
 from .transport.choice import TRANSPORTS, TransportName
 from .transport.openssh import CONNECT_TIMEOUT_S
@@ -161,7 +161,7 @@ _REACH = (
         metavar="HOW",
         help="Way to the hosts: ssh, openssh (the system's client), srun or local (all of them are this machine).",
     ),
-    click.option("--ssh-config", type=parse_path, metavar="FILE", help="Read it in place of ~/.ssh/config."),
+    click.option("--ssh-config", type=parse_file, metavar="FILE", help="Read it in place of ~/.ssh/config."),
     click.option("--ssh-port", type=parse_port, metavar="PORT", hidden=True),
     click.option("--accept-new-host-keys", is_flag=True, help="Trust hosts that known_hosts has not, and note them."),
     click.option(

@@ -43,6 +43,7 @@ class Request:
         bind: which cores each rank may run on.
         max_restarts: how often the job may be started again.
         for_remote: options given that mean something for other hosts only, as they were typed.
+        for_local: the same for this machine only.
     """
 
     kind: ProgramKind | None = None
@@ -59,6 +60,7 @@ class Request:
     bind: Bind = "auto"
     max_restarts: int = 0
     for_remote: tuple[str, ...] = ()
+    for_local: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from .hostfile import MAX_SLOTS
+from .refusals import refusal_of
 
 _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -60,6 +61,15 @@ def parse_path(text: str) -> str:
     if not text:
         raise click.BadParameter("expected a path, got an empty word")
     return text
+
+
+def parse_file(text: str) -> str:
+    """Refuses what is no file that can be read, before anything goes by what is not in it."""
+    try:
+        with open(parse_path(text), "rb"):
+            return text
+    except OSError as error:
+        raise click.BadParameter(refusal_of(error)) from error
 
 
 def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

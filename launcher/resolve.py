@@ -228,11 +228,14 @@ def _devices(gpus: GpuReport | None) -> str:
 
 
 def _unused_warnings(request: Request, placement: Placement) -> tuple[str, ...]:
-    """Says of options for other hosts that there is none."""
-    if placement.remote_hosts:
+    """Says of options for other hosts that there is none, and of options for this machine that no rank runs here."""
+    if not placement.remote_hosts:
+        words, why = request.for_remote, "dsrun starts ranks on this machine alone"
+    elif not placement.local_hosts:
+        words, why = request.for_local, "it is about GPUs and slots of this machine, where no rank runs"
+    else:
         return ()
-    why = "has no effect: dsrun starts ranks on this machine alone"
-    return tuple(f"warning: `{word}` {why}" for word in request.for_remote)
+    return tuple(f"warning: `{word}` has no effect: {why}" for word in words)
 
 
 def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:

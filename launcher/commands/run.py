@@ -186,6 +186,7 @@ def command(
         bind=bind,
         max_restarts=max_restarts,
         for_remote=hosts.for_remote(),
+        for_local=_for_local(queue=queue, priority=priority, share_gpus=share_gpus),
     )
     launch = resolve(request, environ=os.environ, verbs=_verbs(ctx))
     folder = jobs_folder(os.environ) if log_dir is None else Path(log_dir)
@@ -273,6 +274,12 @@ def _refuse_launching(ctx: click.Context, launcher: str) -> None:
             f"`{given[0]}` is for a launcher, and {launcher} has started this process as one of its ranks",
             hint=f"leave it to {launcher}, or run dsrun without {launcher}",
         )
+
+
+def _for_local(*, queue: bool, priority: int, share_gpus: bool) -> tuple[str, ...]:
+    """Returns the options given that mean something for this machine only, as one would type them."""
+    given = {"--queue": queue, f"--priority {priority}": priority != 0, "--share-gpus": share_gpus}
+    return tuple(word for word, is_given in given.items() if is_given)
 
 
 def _warn(launch: Launch, *, quiet: bool) -> None:

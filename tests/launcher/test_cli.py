@@ -491,6 +491,27 @@ def test_what_is_for_other_hosts_has_a_word_said_where_there_is_none(folder: Pat
     ]
 
 
+def test_what_is_for_this_machine_has_a_word_said_where_all_ranks_are_elsewhere(folder: Path) -> None:
+    (folder / "hosts").write_text("worker-1 slots=1\n")
+    result = dry("-H", "hosts", "--queue", "--priority", "3", "--share-gpus", "train.py")
+    assert result.exit_code == 0
+    assert result.stderr.splitlines() == [
+        f"warning: `{option}` has no effect: it is about GPUs and slots of this machine, where no rank runs"
+        for option in ("--queue", "--priority 3", "--share-gpus")
+    ]
+    assert dry("-H", "hosts", "--transport", "local", "--queue", "train.py").stderr == ""
+
+
+@pytest.mark.parametrize("verb", ["run", "doctor", "probe"])
+def test_an_ssh_config_that_is_named_and_not_there_is_refused(folder: Path, verb: str) -> None:
+    (folder / "hosts").write_text("worker-1 slots=1\n")
+    result = invoke(
+        verb, "-H", "hosts", "--ssh-config", "none.txt", *(["--dry-run", "train.py"] if verb == "run" else [])
+    )
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.splitlines()[0] == "error: `--ssh-config`: none.txt: no such file or directory"
+
+
 def test_ranks_work_where_workdir_says_and_names_of_files_are_meant_from_here(folder: Path) -> None:
     (folder / "elsewhere").mkdir()
     plan = json.loads(dry("--workdir", "elsewhere", "train.py", "--config", "ds.json").stdout)
