@@ -8,7 +8,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from .hostfile import MAX_SLOTS
-from .refusals import refusal_of
 
 _SECONDS_IN = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -69,7 +68,7 @@ def parse_file(text: str) -> str:
         with open(parse_path(text), "rb"):
             return text
     except OSError as error:
-        raise click.BadParameter(refusal_of(error)) from error
+        raise click.BadParameter(f"{text}: {(error.strerror or str(error)).lower()}") from error
 
 
 def complete_file(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
