@@ -40,11 +40,7 @@ class UnitHooks:
         self._store = store
         self._reducer = reducer
         self._timeline = Timeline(store, reducer)
-        self._drivers = [
-            _UnitDriver(unit, self._timeline, always_there=store.always_there)
-            for unit in units
-            if unit.module is not None
-        ]
+        self._drivers = [_UnitDriver(unit, self._timeline) for unit in units if unit.module is not None]
         self._handles: list[RemovableHandle] = []
         self._rest = [unit for unit in units if unit.module is None]
         self._rest_held = False
@@ -169,14 +165,14 @@ class _UnitDriver:
         first_use: the timeline's clock at the first forward; None before.
     """
 
-    def __init__(self, unit: ParamUnit, timeline: Timeline, *, always_there: bool) -> None:
+    def __init__(self, unit: ParamUnit, timeline: Timeline) -> None:
         assert unit.module is not None, "the rest unit has no module to hook"
         self.calls = UnitCalls(unit)
         self.first_use: int | None = None
         self._timeline = timeline
         self._input_nodes: set[Node] = set()
         self._open = 0  # forwards that have begun; hooks after a forward also run where the one before it raised
-        self._reads = None if always_there else ReadsOutside(unit, _uncompiled(self._read))
+        self._reads = ReadsOutside(unit, _uncompiled(self._read))
         module: nn.Module = unit.module
         self._handles: list[RemovableHandle] = [
             module.register_forward_pre_hook(_uncompiled(self._before_forward), with_kwargs=True),
@@ -192,8 +188,7 @@ class _UnitDriver:
         """Takes the hooks off the module."""
         for handle in self._handles:
             handle.remove()
-        if self._reads is not None:
-            self._reads.let_through()
+        self._reads.let_through()
 
     def _read(self, position: int) -> Tensor:
         return self._timeline.read(self.calls, position)
@@ -201,8 +196,7 @@ class _UnitDriver:
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._timeline.enter_forward(self.calls)
         self._open += 1
-        if self._reads is not None:
-            self._reads.let_through()
+        self._reads.let_through()
         if self.first_use is None:
             self.first_use = self._timeline.tick()
         # Now, for the forward may change an input in place, which gives the tensor another node.
@@ -212,7 +206,7 @@ class _UnitDriver:
         if not self._open:
             return
         self._open -= 1
-        if self._reads is not None and not self._open:
+        if not self._open:
             self._reads.watch()
         # An input handed through belongs to the call that made it.
         nodes = _nodes(output) - self._input_nodes

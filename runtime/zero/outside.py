@@ -1,4 +1,5 @@
-"""Parameters that a forward reads outside of their unit's forward, where stage 3 has not gathered them.
+"""Parameters that a forward reads outside of their unit's forward: where stage 3 has not gathered them, and where no
+call of the unit says when their gradients come.
 
 Finds such reads and says what they get instead; when units are gathered is decided elsewhere.
 
@@ -7,7 +8,9 @@ Finds such reads and says what they get instead; when units are gathered is deci
 may hold another unit. Such a read gets a *copy*: the unit is gathered into its slot, or elsewhere if the slot is in
 use, the one parameter is copied, and the copy lives as long as autograd needs it. Its gradient flows to the parameter.
 So nothing has to be declared (`register_external_parameter`), and the cost is a gather and a copy a read, on top of
-what the unit's own calls cost. Every rank must read the same.
+what the unit's own calls cost. Every rank must read the same. Where parameters are always there, a read gets an alias.
+
+A unit's gradient is reduced when the backwards of its calls are over, unless a read of it is still held by autograd.
 
 A read is seen because `module.weight` looks into `module._parameters`, which is a dict of ours while the unit's forward
 does not run, and the module's own one while it does: what blocks themselves do costs nothing, and `torch.compile` sees
@@ -82,26 +85,35 @@ class _Watched(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def copied(param: nn.Parameter, fetch: Callable[[], Tensor], before_grad: Callable[[], None]) -> Tensor:
-    """Returns a copy of `param` through which its gradient flows.
+class Reading:
+    """One read; autograd holds it for as long as a backward may come to what was read.
 
     Args:
-        param: the parameter, whose own memory may hold anything.
-        fetch: makes the copy.
-        before_grad: called before the gradient reaches `param`.
+        fetch: makes the values.
+        before_grad: called before a gradient reaches the parameter.
     """
-    made = _Copied.apply(param, fetch, before_grad)
+
+    __slots__ = ("__weakref__", "before_grad", "fetch")
+
+    def __init__(self, fetch: Callable[[], Tensor], before_grad: Callable[[], None]) -> None:
+        self.fetch = fetch
+        self.before_grad = before_grad
+
+
+def handed_out(param: nn.Parameter, reading: Reading) -> Tensor:
+    """Returns what a read of `param` gets; its gradient flows to `param`."""
+    made = _HandedOut.apply(param, reading)
     assert isinstance(made, Tensor), "an autograd function of one output"
     return made
 
 
-class _Copied(torch.autograd.Function):
+class _HandedOut(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, param: Tensor, fetch: Callable[[], Tensor], before_grad: Callable[[], None]) -> Tensor:
-        ctx.before_grad = before_grad
-        return fetch()
+    def forward(ctx: Any, param: Tensor, reading: Reading) -> Tensor:
+        ctx.reading = reading
+        return reading.fetch()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.before_grad()
-        return grad, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.reading.before_grad()
+        return grad, None

@@ -48,8 +48,8 @@ class ParamStore(Protocol):
         """Whether the unit's parameters may be read now, without an `acquire`."""
         ...
 
-    def copy_of(self, unit: ParamUnit, position: int) -> Tensor:
-        """Returns a copy of the unit's parameter number `position`; may enter an all-gather of the unit."""
+    def read(self, unit: ParamUnit, position: int) -> Tensor:
+        """Returns the values of the unit's parameter number `position`, which stay; may enter an all-gather."""
         ...
 
     def invalidate(self) -> None:
@@ -84,9 +84,9 @@ class ResidentStore:
         """See `ParamStore`."""
         return True
 
-    def copy_of(self, unit: ParamUnit, position: int) -> Tensor:
-        """See `ParamStore`."""
-        return unit.params[position].detach().clone()
+    def read(self, unit: ParamUnit, position: int) -> Tensor:
+        """See `ParamStore`: the parameter's own memory."""
+        return unit.params[position].detach()
 
     def invalidate(self) -> None:
         """See `ParamStore`: the publisher writes new values in place."""
@@ -196,8 +196,8 @@ class SlottedStore:
         slot = self._slot_of[unit.index]
         return slot.occupant is unit and slot.users > 0
 
-    def copy_of(self, unit: ParamUnit, position: int) -> Tensor:
-        """See `ParamStore`: gathered into the unit's slot or, where that is in use, into memory of its own."""
+    def read(self, unit: ParamUnit, position: int) -> Tensor:
+        """See `ParamStore`: a copy, gathered into the unit's slot or, where that is in use, into memory of its own."""
         slot = self._slot_of[unit.index]
         if slot.users and slot.occupant is not unit:
             flat = torch.empty_like(unit.flat_param)

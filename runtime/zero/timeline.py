@@ -33,6 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ from torch import Tensor
 from dsrun.errors import ModelError
 
 from ..compat import when_backward_ends
-from .outside import copied
+from .outside import Reading, handed_out
 from .reducer import GradReducer
 from .store import ParamStore
 from .unit import ParamUnit
@@ -56,6 +57,7 @@ class UnitCalls:
         without_graph: forwards that a reentrant checkpoint may run again.
         scattered: the first backward found gradients of the unit outside of its calls' backwards.
         loose: until the next step, gradients may come from outside of its calls' backwards.
+        reads: outside of its calls, by what lives as long as a backward may come to them; see [Note: reads outside].
         unseen: gradients of the unit that the first backward has not come to; later backwards do not look.
     """
 
@@ -64,12 +66,13 @@ class UnitCalls:
     without_graph: int = 0
     scattered: bool = False
     loose: bool = False
+    reads: WeakSet[Reading] = field(default_factory=WeakSet[Reading])
     unseen: int = 0
 
     @property
     def anywhere(self) -> bool:
         """Whether gradients may come before and after its calls' backwards."""
-        return self.scattered or self.loose
+        return self.scattered or self.loose or bool(self.reads)
 
     @property
     def may_get_grads(self) -> bool:
@@ -196,7 +199,7 @@ class Timeline:
             ModelError: the parameters are gathered for their unit's calls only.
         """
         calls.unseen = max(0, calls.unseen - 1)
-        if calls.loose or (self._running is not None and self._running.of is calls):
+        if calls.loose or calls.reads or (self._running is not None and self._running.of is calls):
             return
         if not self._store.always_there:
             raise ModelError(
@@ -211,10 +214,14 @@ class Timeline:
         """Returns what a read of a unit's parameter outside of its forward gets, see [Note: reads outside]."""
         unit = calls.unit
         param = unit.params[position]
-        if not self.is_active or self._store.is_there(unit):
+        if not self.is_active:
             return param
-        calls.loose = calls.loose or torch.is_grad_enabled()
-        return copied(param, partial(self._store.copy_of, unit, position), partial(self._open_loose, calls))
+        if not self._store.always_there and self._store.is_there(unit):
+            return param
+        reading = Reading(partial(self._store.read, unit, position), partial(self._open_loose, calls))
+        if torch.is_grad_enabled():
+            calls.reads.add(reading)
+        return handed_out(param, reading)
 
     def _open_loose(self, calls: UnitCalls) -> None:
         if self._in_backward:

@@ -417,6 +417,37 @@ def test_the_scripts_own_zero_grad_does_no_harm(stage: int, set_to_none: bool) -
     assert losses[0] == losses[1]
 
 
+class ReadsLate(Base):
+    """Asks for a weight's dtype, and from its second forward on uses weights of units before and after their calls."""
+
+    forwards = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.forwards += 1
+        assert self.out.weight.dtype == torch.float32
+        if self.forwards == 1:
+            return super().forward(x)
+        x = x + nn.functional.linear(x, self.out.weight)
+        return super().forward(x) + nn.functional.linear(x, self.inp.weight)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_weights_may_be_read_outside_of_their_module_from_any_step_on(stage: int) -> None:
+    torch.manual_seed(3)
+    engine = make_engine(settings(stage, 1), model=ReadsLate())
+    torch.manual_seed(3)
+    plain = ReadsLate()
+    for step in range(3):
+        plain.zero_grad()
+        engine.zero_grad()
+        expected = plain_gradients(plain, lambda m, s=step: m(sample(s)).square().mean())  # type: ignore[misc]
+        engine.backward(engine(sample(step)).square().mean())
+        found = accumulated_gradients(engine)
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7)
+    assert not any(driver.calls.anywhere for driver in engine._parts.hooks._drivers), "dtypes cost no overlap"
+
+
 def test_weights_that_a_script_reads_from_the_list_of_parameters_are_refused_at_stage_3() -> None:
     for stage in (0, 1, 2):
         engine = make_engine(settings(stage, 1), model=build("plain"))
