@@ -130,15 +130,16 @@ def _collect(parts: EngineParts, *, frozen: bool, wanted: bool) -> dict[str, Ten
     for param in parts.module.parameters():
         if frozen and not param.requires_grad:
             values[id(param)] = _to_host(param)
-    buffers = {id(buffer): _to_host(buffer) for _, buffer in persistent_buffers(parts.module).values()}
+    buffers = {id(buffer): _to_host(buffer) for buffer in persistent_buffers(parts.module).values()}
     found: dict[str, Tensor] = {}
     for prefix, module in parts.module.named_modules(remove_duplicate=False):
         start = f"{prefix}." if prefix else ""
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
             if id(param) in values:
                 found[f"{start}{name}"] = values[id(param)]
+        transient: set[str] = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
-            if id(buffer) in buffers:
+            if name not in transient:
                 found[f"{start}{name}"] = buffers[id(buffer)]
     return found
 

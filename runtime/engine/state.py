@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from ..protocols import StateEntry
+from ..zero.pretrained import persistent_buffers
 from ..zero.unit import ParamUnit
 
 
@@ -62,10 +63,7 @@ def parameter_entries(
         for name, param in model.named_parameters():
             if not param.requires_grad:
                 entries.append(_whole(name, "param", param.data))
-    persistent = set(_persistent_names(model))
-    for name, buffer in model.named_buffers():
-        if name in persistent:
-            entries.append(_whole(name, "buffer", buffer.data))
+    entries += [_whole(name, "buffer", buffer.data) for name, buffer in persistent_buffers(model).items()]
     return entries
 
 
@@ -78,22 +76,8 @@ def wanted_tensors(model: nn.Module, *, frozen: bool = True) -> list[tuple[str, 
     """
     parameters = [(name, param) for name, param in model.named_parameters() if frozen or param.requires_grad]
     wanted = [(name, "param", tuple(param.shape)) for name, param in parameters]
-    persistent = set(_persistent_names(model))
-    wanted += [(name, "buffer", tuple(buffer.shape)) for name, buffer in model.named_buffers() if name in persistent]
+    wanted += [(name, "buffer", tuple(buffer.shape)) for name, buffer in persistent_buffers(model).items()]
     return wanted
-
-
-def _persistent_names(model: nn.Module) -> list[str]:
-    """Names of buffers that a state dict holds; torch keeps the others in a private set of each module."""
-    names: list[str] = []
-    for prefix, module in model.named_modules():
-        transient: set[str] = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-        names += [
-            f"{prefix}.{name}" if prefix else name
-            for name, buffer in module.named_buffers(recurse=False)
-            if buffer is not None and name not in transient
-        ]
-    return names
 
 
 def _whole(name: str, role: str, tensor: Any) -> StateEntry:

@@ -5,9 +5,9 @@ Where a rank is in the job, and `zero.Init` that scripts use, stand in `engine/c
 [Note: construction by slices]
 Modules are built as always, with real values and the same random numbers. A module is done when it is registered as a
 part of another one: then its parameters are cut. torch offers global hooks for that, so nothing of torch is replaced.
-A parameter that is touched later (a `post_init` that walks over all modules) is lent: gathered when a torch function
-gets it as an argument, and cut again, with rank 0's values, when the next one is touched. So at most the parameters of
-one module and one that is lent are whole at any moment, and every value is the one that an ordinary construction gives.
+Parameters that are touched later (a `post_init` that walks over all modules) are lent: gathered when a torch function
+gets them as arguments, and cut again, with rank 0's values, when others are touched. So at most the parameters of one
+module and those of one call are whole at any moment, and every value is the one that an ordinary construction gives.
 A tensor that `param.data` returned must not be written to after another parameter was touched.
 """
 
@@ -31,7 +31,7 @@ from .state_dicts import watch_state_dict
 
 
 class Lending:
-    """A context in which a parameter that `nursery` keeps is whole while torch functions use it.
+    """A context in which parameters that `nursery` keeps are whole while a torch function uses them.
 
     Args:
         nursery: keeps the slices; every rank must use the same parameters in the same order.
@@ -39,7 +39,7 @@ class Lending:
 
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
-        self._lent: SeedHome | None = None
+        self._lent: list[SeedHome] = []
         self._mode = _Touches(self._touch)
 
     def __enter__(self) -> Lending:
@@ -54,17 +54,18 @@ class Lending:
             self.take_back()
 
     def take_back(self) -> None:
-        """Cuts the parameter that is lent, with rank 0's values."""
-        if self._lent is not None:
-            self._nursery.close([self._lent], source=0, failed=False)
-            self._lent = None
+        """Cuts the parameters that are lent, with rank 0's values."""
+        if self._lent:
+            self._nursery.close(self._lent, source=0, failed=False)
+            self._lent = []
 
-    def _touch(self, tensor: Tensor) -> None:
-        home = home_of(tensor)
-        if isinstance(home, SeedHome) and home.keeper is self._nursery and not home.is_open:
+    def _touch(self, tensors: Iterable[Tensor]) -> None:
+        homes = {id(tensor): home_of(tensor) for tensor in tensors}
+        wanted = [home for home in homes.values() if isinstance(home, SeedHome) and home.keeper is self._nursery]
+        if any(not home.is_open for home in wanted):
             self.take_back()
-            self._nursery.open([home], writes=True)
-            self._lent = home
+            self._lent = [home for home in wanted if not home.is_open]
+            self._nursery.open(self._lent, writes=True)
 
 
 class ConstructionBySlices:
@@ -110,9 +111,9 @@ class ConstructionBySlices:
 
 
 class _Touches(TorchFunctionMode):
-    """Tells of each tensor before a torch function reads or writes its values."""
+    """Tells of the tensors whose values a torch function is about to read or write."""
 
-    def __init__(self, touch: Callable[[Tensor], None]) -> None:
+    def __init__(self, touch: Callable[[Iterable[Tensor]], None]) -> None:
         super().__init__()
         self._touch = touch
 
@@ -120,8 +121,7 @@ class _Touches(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func not in _OF_NO_VALUES:
-            for tensor in _tensors([*args, *(kwargs or {}).values()]):
-                self._touch(tensor)
+            self._touch(_tensors([*args, *(kwargs or {}).values()]))
         return func(*args, **(kwargs or {}))
 
 

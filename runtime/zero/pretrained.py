@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor, nn
 
 from dsrun.errors import CheckpointError, Problem
@@ -86,9 +85,9 @@ def assign(model: nn.Module, sources: Mapping[str, Source], *, where: str, stric
         CheckpointError: as for `load_pretrained`.
     """
     params = _parameter_names(model)
-    buffers = persistent_buffers(model)
+    buffers = list(_buffer_places(model).values())
     shapes = [(names, tuple(param.shape)) for param, names in params]
-    shapes += [([name], tuple(buffer.shape)) for name, (_, buffer) in buffers.items()]
+    shapes += [(list(places), tuple(buffer.shape)) for buffer, places in buffers]
     _check_fit(shapes, sources, where=where, strict=strict)
     chosen = [(p, sources[name]) for p, names in params for name in [_first(names, sources)] if name is not None]
     homes = [home for param, _ in chosen if isinstance(home := home_of(param), UnitHome)]
@@ -98,9 +97,10 @@ def assign(model: nn.Module, sources: Mapping[str, Source], *, where: str, stric
     def work() -> None:
         for number, (param, source) in enumerate(chosen):
             _set(param, source, number=number)
-        for name, (module, buffer) in buffers.items():
-            if name in sources:
-                _set_buffer(module, name.rpartition(".")[2], buffer, sources[name])
+        for buffer, places in buffers:
+            name = _first(list(places), sources)
+            if name is not None:
+                _set_buffer(buffer, places, sources[name])
 
     if not homes:
         work()
@@ -115,14 +115,20 @@ def assign(model: nn.Module, sources: Mapping[str, Source], *, where: str, stric
     access.spread(list({home.unit.index: home.unit for home in homes if home.unit is not None}.values()))
 
 
-def persistent_buffers(model: nn.Module) -> dict[str, tuple[nn.Module, Tensor]]:
-    """Returns the buffers that a state dict holds by name, each with the module it is registered in."""
-    return {
-        f"{prefix}.{name}" if prefix else name: (module, buffer)
-        for prefix, module in model.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
-    }
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Returns each buffer that a state dict holds once, by its first name there."""
+    return {next(iter(places)): buffer for buffer, places in _buffer_places(model).values()}
+
+
+def _buffer_places(model: nn.Module) -> dict[int, tuple[Tensor, dict[str, nn.Module]]]:
+    """Returns, by its id, each buffer that a state dict holds, with all its names there and their modules."""
+    found: dict[int, tuple[Tensor, dict[str, nn.Module]]] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        transient: set[str] = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
+        for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            if name not in transient:
+                found.setdefault(id(buffer), (buffer, {}))[1][f"{prefix}.{name}" if prefix else name] = module
+    return found
 
 
 def _parameter_names(model: nn.Module) -> list[tuple[nn.Parameter, list[str]]]:
@@ -170,10 +176,11 @@ def _set(param: nn.Parameter, source: Source, *, number: int) -> None:
         param.detach().copy_(source.read(0, param.numel()).view(param.shape))
 
 
-def _set_buffer(module: nn.Module, name: str, buffer: Tensor, source: Source) -> None:
+def _set_buffer(buffer: Tensor, places: Mapping[str, nn.Module], source: Source) -> None:
     values = source.read(0, buffer.numel()).view(buffer.shape)
-    if buffer.is_meta:
-        module.register_buffer(name, values.to(buffer.dtype))
-    else:
-        with torch.no_grad():
-            buffer.copy_(values)
+    if not buffer.is_meta:
+        buffer.detach().copy_(values)
+        return
+    real = values.to(buffer.dtype)
+    for name, module in places.items():
+        module.register_buffer(name.rpartition(".")[2], real)

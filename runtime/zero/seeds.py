@@ -106,7 +106,8 @@ class Nursery(Keeper):
         """See `Keeper`; an all-gather a parameter."""
         for home in homes:
             if not home.opened:
-                home.param.data = self.whole(home)
+                # Where the model is built, which may be elsewhere: there random numbers are those of the plain model.
+                home.param.data = self.whole(home).to(home.param.device)
             home.opened += 1
             home.writers += writes
 
@@ -118,8 +119,10 @@ class Nursery(Keeper):
             home.writers -= source is not None
             if taken_over and home.param.numel():
                 assert source is not None, "checked just now"
-                flat = home.param.detach().contiguous().view(-1)
+                flat = home.param.detach().to(self.device).contiguous().view(-1)
                 self.collectives.broadcast(flat, source=source, of=f"`{home.name}`").wait()
+                if home.opened:
+                    home.param.data.copy_(flat.view(home.param.shape))
                 self._cut(home, flat, release=not home.opened)
             elif not home.opened:
                 home.param.data = _placeholder(home.param)

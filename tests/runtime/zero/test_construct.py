@@ -33,6 +33,8 @@ class Drawn(TinyGPT):
         with torch.no_grad():
             self.blocks[0].up.weight[3].zero_()
             nn.init.ones_(self.blocks[1].down.bias)
+            self.blocks[2].norm_1.weight.copy_(self.norm.weight + self.blocks[1].down.bias)  # several in one call
+            self.norm.bias.copy_(self.blocks[2].norm_1.weight)
         self.head.requires_grad_(tied)
 
     def _draw(self, module: nn.Module) -> None:

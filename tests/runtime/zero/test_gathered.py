@@ -205,6 +205,23 @@ def test_where_one_rank_raises_no_rank_takes_anything_over(stage: int) -> None:
     assert all(unchanged for unchanged, _ in results)
 
 
+def _forward_inside() -> list[bool]:
+    engine = make_engine(config(3, micro=2))
+    inputs, _ = batches(0, samples=2)
+    with torch.no_grad():
+        before = engine(inputs)
+        with GatheredParameters(engine.module.parameters()):
+            inside = [torch.equal(engine(inputs), before), torch.equal(engine.module(inputs), before)]
+        with GatheredParameters(engine.module.head.weight, modifier_rank=0):
+            engine.module.head.weight.data.zero_()
+            inside.append(not bool(engine(inputs).any()))
+        return [*inside, not bool(engine(inputs).any())]
+
+
+def test_a_forward_inside_reads_the_values_of_the_context() -> None:
+    assert run_ranks(2, _forward_inside) == [[True] * 4] * 2
+
+
 def _frozen(stage: int) -> float:
     model = gpt()
     model.blocks[0].requires_grad_(False)

@@ -210,3 +210,30 @@ def test_files_that_are_missing_or_damaged_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(CheckpointError, match="no readable index"):
         zero.load_pretrained(model, tmp_path)
+
+
+class Rotary(nn.Module):
+    """Two names of one buffer, and a buffer that state dicts do not hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("cosines", torch.ones(4))
+        self.register_buffer("same", self.cosines)
+        self.register_buffer("mask", torch.ones(2), persistent=False)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_shared_buffers_are_loaded_under_any_name_and_stay_shared(device: str, tmp_path: Path) -> None:
+    state = {"linear.weight": torch.ones(4, 4), "linear.bias": torch.ones(4), "same": torch.full((4,), 3.0)}
+    save_file(state, tmp_path / "model.safetensors")
+    with torch.device(device):
+        model = Rotary()
+    zero.load_pretrained(model, tmp_path)
+    assert model.same is model.cosines
+    assert model.cosines.tolist() == [3.0] * 4
+    save_file({**state, "cosines": torch.zeros(4)}, tmp_path / "model.safetensors")
+    zero.load_pretrained(model, tmp_path)
+    save_file({**state, "mask": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="`mask` is not in the model"):
+        zero.load_pretrained(model, tmp_path)

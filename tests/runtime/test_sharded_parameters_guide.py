@@ -1,0 +1,44 @@
+"""docs/guides/sharded-parameters.md: its examples run one after the other, and its error is the one that is printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import dsrun
+from dsrun.errors import CheckpointError
+
+GUIDE = (Path(__file__).parents[2] / "docs/guides/sharded-parameters.md").read_text()
+
+
+def test_the_examples_run_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
+    assert len(blocks) == 7
+    names: dict[str, Any] = {}
+    exec(blocks[0], names)
+    torch.manual_seed(3)
+    (tmp_path / "weights").mkdir()
+    saved = names["Model"]().state_dict()
+    save_file(saved, tmp_path / "weights" / "model.safetensors")
+    for block in blocks[1:]:
+        exec(block, names)
+    assert "torch.Size([64, 64]) ZeroParamStatus.NOT_AVAILABLE 4096" in capsys.readouterr().out
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for name, value in saved.items():
+        expected = value * 0.5 if name == "head.weight" else torch.full((64,), 0.5) if name == "head.bias" else value
+        assert torch.equal(found[name], expected.bfloat16()), name
+
+    saved["head.bias"] = torch.zeros(32)
+    saved["lm_head.weight"] = torch.zeros(1)
+    save_file(saved, tmp_path / "weights" / "model.safetensors")
+    with pytest.raises(CheckpointError) as caught:
+        dsrun.zero.load_pretrained(names["Model"](), "weights")
+    assert caught.value.render() in GUIDE
