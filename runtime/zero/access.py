@@ -329,6 +329,30 @@ class ParamAccess(Keeper):
             pending.append(self.collectives.broadcast(target, source=rank, of=f"`{home.name}`"))
         return whole.view(extent.shape), pending
 
+    def hand_over(self, home: UnitHome, collectives: Collectives) -> Tensor:
+        """Returns the whole master of a sharded parameter whose engine is gone, for the next one.
+
+        Args:
+            home: of the parameter.
+            collectives: of the next engine; those of this one are closed.
+
+        Raises:
+            ModelError: the next engine has another number of ranks.
+        """
+        assert home.unit is not None, "only trainable parameters are sharded"
+        size = home.unit.layout.world_size
+        if collectives.size != size:
+            raise ModelError(
+                f"model: `{home.name}` lies on the {size} ranks of an earlier engine; there are {collectives.size} now",
+                hint="save a checkpoint, and load it into a new model",
+            )
+        self.collectives = collectives
+        piece = self.own_piece(home, home.unit.master, start=home.unit.owned[0])
+        whole, pending = self.assemble(home, None if piece is None else piece[1], dtype=home.unit.master.dtype)
+        for work in pending:
+            work.wait()
+        return whole
+
     def _is_elsewhere(self, home: UnitHome) -> bool:
         return home.unit is not None and self.plan.shard_parameters
 

@@ -11,7 +11,8 @@ from dsrun.errors import ModelError
 
 from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
-from .partition_parameters import ShardedParameter, home_of
+from .access import UnitHome
+from .partition_parameters import ShardedParameter, home_of, is_zero_param
 from .plan import ZeroPlan
 from .seeds import SeedHome
 from .store import ParamStore, ResidentStore, SlottedStore
@@ -72,7 +73,7 @@ def _fill(
     whole = torch.zeros(unit.layout.padded_numel, dtype=precision.master, device=device)
     mine = own_slice(whole, rank=collectives.rank, size=collectives.size)
     views = list(zip(unit.params, unit.views(whole), unit.layout.extents, strict=True))
-    built = [(param, view) for param, view, _ in views if home_of(param) is None]
+    built = [(param, view) for param, view, _ in views if not _is_elsewhere(param)]
     for param, view in built:
         view.copy_(param.detach())
     if built:
@@ -83,6 +84,8 @@ def _fill(
         home = home_of(param)
         if isinstance(home, SeedHome):
             view.copy_(home.nursery.give(home))
+        elif isinstance(home, UnitHome) and is_zero_param(param):
+            view.copy_(home.access.hand_over(home, collectives))
         elif isinstance(home, StoredHome):
             promised = True
             first, last = max(start, extent.offset), min(stop, extent.offset + extent.numel)
@@ -112,6 +115,11 @@ def _fill(
         unit.master = unit.shard if plan.shard_optimizer else unit.flat_param
     unit.owned = unit.layout.shard_range(collectives.rank) if plan.shard_optimizer else (0, unit.layout.padded_numel)
     unit.grad_sum = torch.zeros(unit.owned[1] - unit.owned[0], dtype=precision.master, device=device)
+
+
+def _is_elsewhere(param: Tensor) -> bool:
+    """Whether a parameter's values are in slices, in a file, or in the shards of an engine that is gone."""
+    return is_zero_param(param) or isinstance(home_of(param), StoredHome)
 
 
 def build_store(

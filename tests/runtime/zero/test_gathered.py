@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -220,6 +222,25 @@ def _forward_inside() -> list[bool]:
 
 def test_a_forward_inside_reads_the_values_of_the_context() -> None:
     assert run_ranks(2, _forward_inside) == [[True] * 4] * 2
+
+
+def _again(stage: int) -> list[bool]:
+    engine = make_engine(config(stage, micro=2))
+    train(engine, range(2), samples=2 * engine.world_size)
+    module, weights = engine.module, full_parameters(engine)
+    last = weakref.ref(engine)
+    engine.destroy()
+    del engine
+    gc.collect()
+    return [
+        last() is None,
+        same(full_parameters(dsrun.initialize(model=module, config=config(3, micro=2))[0]), weights),
+    ]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_module_whose_engine_is_gone_has_its_values_for_the_next_one(stage: int) -> None:
+    assert run_ranks(1, _again, stage) == [[True, True]]
 
 
 def _frozen(stage: int) -> float:
