@@ -137,7 +137,8 @@ def initialize(
     specs = find_units(model)
     place_frozen(model, data_axis, precision=precision, device=mesh.device)
     units = build_units(specs, plan, data_axis, precision=precision, device=mesh.device, group_of=assignment.group_of)
-    store = build_store(units, plan, data_axis)
+    prefetch = settings.zero_optimization.stage3_prefetch_bucket_size != 0
+    store = build_store(units, plan, data_axis, prefetch=prefetch)
     wire = settings.communication_data_type
     reducer = GradReducer(
         units,

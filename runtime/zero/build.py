@@ -123,10 +123,17 @@ def _is_elsewhere(param: Tensor) -> bool:
 
 
 def build_store(
-    units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives, *, poison: bool = False
+    units: Sequence[ParamUnit],
+    plan: ZeroPlan,
+    collectives: Collectives,
+    *,
+    prefetch: bool = True,
+    poison: bool = False,
 ) -> ParamStore:
-    """Returns the store that the plan asks for; see `SlottedStore` for `poison`."""
-    return SlottedStore(units, collectives, poison=poison) if plan.shard_parameters else ResidentStore()
+    """Returns the store that the plan asks for; see `SlottedStore` for `prefetch` and `poison`."""
+    if not plan.shard_parameters:
+        return ResidentStore()
+    return SlottedStore(units, collectives, prefetch=prefetch, poison=poison)
 
 
 def place_frozen(

@@ -126,6 +126,7 @@ class SlottedStore:
         units: all units of the model; their parameters are bound to the slots here.
         collectives: the axis the shards lie on.
         slot_count: slots that the units with modules share; 2 lets one gather overlap one unit's compute.
+        prefetch: gather the unit that is expected next while one computes; else each only when it is needed.
         poison: fill a slot with NaN whenever its unit is released, so that a use after release shows. Costs a write,
             and a gather at every use.
     """
@@ -133,7 +134,13 @@ class SlottedStore:
     always_there = False
 
     def __init__(
-        self, units: Sequence[ParamUnit], collectives: Collectives, *, slot_count: int = 2, poison: bool = False
+        self,
+        units: Sequence[ParamUnit],
+        collectives: Collectives,
+        *,
+        slot_count: int = 2,
+        prefetch: bool = True,
+        poison: bool = False,
     ) -> None:
         first = units[0].shard
         placed = allocate_slots(
@@ -145,6 +152,7 @@ class SlottedStore:
         self._slots = list(slots.values())
         self._slot_of = [slots[number] for number, _ in placed]
         self.poison = poison
+        self._prefetches = prefetch
         self._order = _RecordedOrder()
         self._evaluated: ParamUnit | None = None  # last, since the parameters have their present values
         self._evaluated_after: dict[int, ParamUnit] = {}
@@ -178,7 +186,7 @@ class SlottedStore:
         if unit.module is None:
             return
         following = self._follow_evaluation(unit) if evaluating else self._order.next_after(unit)
-        if following is not None:
+        if following is not None and self._prefetches:
             self._prefetch(following)
 
     def release(self, unit: ParamUnit) -> None:

@@ -231,6 +231,8 @@ class Timeline:
         """The gradient of an output of `call` is known."""
         if call is self._running or call.serial in self._ended:
             return
+        if not self._in_backward and torch.is_grad_enabled():
+            self._follow_graph_of_grads(call.of)
         self._end_running()
         self._running = call
         self._store.acquire(call.of.unit)
@@ -239,8 +241,6 @@ class Timeline:
         else:
             # torch.autograd.grad in the script, or another engine's loss: parameters are needed, gradients are not.
             when_backward_ends(self.leave_backward)
-            if torch.is_grad_enabled():
-                self._follow_graph_of_grads(call.of)
 
     def _end_running(self) -> None:
         """See [Note: when a call's backward has ended]."""

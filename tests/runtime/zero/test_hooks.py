@@ -472,6 +472,9 @@ def test_a_gradient_penalty_is_that_of_plain_autograd_below_stage_3_and_refused_
         if stage == 3:
             with pytest.raises(ModelError, match="create_graph=True goes through `out`"):
                 penalised(engine)
+            engine.backward(engine(sample(1)).square().mean())
+            expected = plain_gradients(build("plain"), lambda m: m(sample(1)).square().mean())
+            assert_same(accumulated_gradients(engine), expected, "after the refusal")
             return
         expected = plain_gradients(build("plain"), penalised)
         engine.backward(penalised(engine))

@@ -59,10 +59,10 @@ def test_an_acquired_unit_has_its_values_and_the_model_keeps_no_others(size: int
     LoopbackWorld(size).run(body)
 
 
-def alone(poison: bool = False) -> tuple[list[ParamUnit], SlottedStore, LoopbackCollectives]:
+def alone(poison: bool = False, prefetch: bool = True) -> tuple[list[ParamUnit], SlottedStore, LoopbackCollectives]:
     collectives = LoopbackCollectives(LoopbackWorld(1), 0)
     units = units_of(model(), collectives)
-    store = build_store(units, ZeroPlan.of_stage(3), collectives, poison=poison)
+    store = build_store(units, ZeroPlan.of_stage(3), collectives, poison=poison, prefetch=prefetch)
     assert isinstance(store, SlottedStore)
     return units, store, collectives
 
@@ -179,3 +179,20 @@ def test_below_stage_3_everything_is_resident() -> None:
     store.invalidate()
     assert all(torch.equal(a, b) for a, b in zip(values(units[0]), before, strict=True))
     assert collectives.traffic.calls["all_gather"] == 0
+
+
+def test_without_prefetching_a_unit_is_gathered_when_it_is_needed_and_not_before() -> None:
+    found: list[list[int]] = []
+    for prefetch in (True, False):
+        units, store, collectives = alone(prefetch=prefetch)
+        blocks = [unit for unit in units if unit.module is not None]
+        use(store, blocks)
+        store.invalidate()
+        gathers: list[int] = []
+        for unit in blocks:
+            before = collectives.traffic.calls["all_gather"]
+            use(store, [unit])
+            gathers.append(collectives.traffic.calls["all_gather"] - before)
+        found.append(gathers)
+    last = len(found[0]) - 2
+    assert found == [[2, *[1] * last, 0], [1] * (last + 2)]

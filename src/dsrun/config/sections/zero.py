@@ -262,9 +262,7 @@ class ZeroOptimization(Section):
         knob(
             "Parameters gathered ahead of their use.",
             unit="elements",
-            status=Status.PLANNED,
-            why=_NO_PREFETCH_KNOBS,
-            harmless=True,
+            effect="0: each unit is gathered when it is needed; else the next unit is while one computes, whole",
             auto=Auto.MODEL,
             stages=(3,),
             users=(94, 33),
