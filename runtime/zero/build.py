@@ -11,8 +11,8 @@ from dsrun.errors import ModelError
 
 from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
-from .access import UnitHome
 from .partition_parameters import ShardedParameter, home_of, is_zero_param
+from .pieces import UnitHome
 from .plan import ZeroPlan
 from .seeds import SeedHome
 from .store import ParamStore, ResidentStore, SlottedStore
@@ -85,7 +85,7 @@ def _fill(
         if isinstance(home, SeedHome):
             view.copy_(home.nursery.give(home))
         elif isinstance(home, UnitHome) and is_zero_param(param):
-            view.copy_(home.access.hand_over(home, collectives))
+            view.copy_(home.access.pieces.hand_over(home, collectives))
         elif isinstance(home, StoredHome):
             promised = True
             first, last = max(start, extent.offset), min(stop, extent.offset + extent.numel)

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from dsrun.errors import ModelError
 
-from .access import ParamAccess, UnitHome
+from .access import ParamAccess
 from .partition_parameters import home_of
+from .pieces import UnitHome
 from .unit import ParamUnit
 
 
@@ -47,8 +48,8 @@ def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor
     mine = _state(home, optim_state_key)
     access = home.access
     there = torch.tensor([int(mine is not None)], device=_unit(home).shard.device)
-    if access.plan.shard_optimizer:
-        access.collectives.all_reduce(there, op="max", of="optimizer states").wait()
+    if access.pieces.plan.shard_optimizer:
+        access.pieces.collectives.all_reduce(there, op="max", of="optimizer states").wait()
     if not int(there.item()):
         return None
     return _whole(home, mine)
@@ -80,8 +81,8 @@ def safe_set_full_fp32_param(param: Tensor, value: Tensor) -> None:
         ModelError: no trainable parameter of an engine, another shape, or the parameter is open.
     """
     home = _settable(param, value, "safe_set_full_fp32_param")
-    home.access.write(home, value, exact=True)
-    home.access.publish([_unit(home)])
+    home.access.pieces.write(home, value, exact=True)
+    home.access.pieces.publish([_unit(home)])
 
 
 def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
@@ -123,8 +124,8 @@ def safe_set_local_fp32_param(param: Tensor, value: Tensor) -> None:
     home = _home(param, who)
     home.access.check_closed(home, who)
     if _local_target(home, _unit(home).master, value, who) is not None:
-        home.access.set_piece(home, lambda start, stop: value.detach().reshape(-1))
-    home.access.spread([_unit(home)])
+        home.access.pieces.set_piece(home, lambda start, stop: value.detach().reshape(-1))
+    home.access.pieces.spread([_unit(home)])
 
 
 def safe_set_local_grad(param: Tensor, value: Tensor) -> None:
@@ -204,7 +205,7 @@ def _no_state(home: UnitHome, key: str, who: str) -> NoReturn:
 
 def _piece(home: UnitHome, owned: Tensor) -> tuple[int, Tensor] | None:
     """Returns the parameter's part of a tensor over the owned range."""
-    return home.access.own_piece(home, owned, start=_unit(home).owned[0])
+    return home.access.pieces.own_piece(home, owned, start=_unit(home).owned[0])
 
 
 def _local(home: UnitHome, owned: Tensor) -> Tensor:
@@ -232,10 +233,10 @@ def _full(home: UnitHome, owned: Tensor) -> Tensor:
 def _whole(home: UnitHome, mine: Tensor | None) -> Tensor:
     """Puts an fp32 tensor together of all ranks' pieces, or of this rank's where it has everything."""
     access: ParamAccess = home.access
-    if not access.plan.shard_optimizer:
+    if not access.pieces.plan.shard_optimizer:
         shape = home.param.shape
         return torch.empty(shape, device=home.param.device) if mine is None else mine.clone().view(shape)
-    whole, pending = access.assemble(home, mine, dtype=torch.float32)
+    whole, pending = access.pieces.assemble(home, mine, dtype=torch.float32)
     for work in pending:
         work.wait()
     return whole
@@ -247,5 +248,5 @@ def _state(home: UnitHome, key: str) -> Tensor | None:
     if access.optimizer.torch_optimizer is None:
         return None
     assert home.extent is not None, "a trainable parameter has a place"
-    entries = access.optimizer.state_entries(replicated=not access.plan.shard_optimizer)
+    entries = access.optimizer.state_entries(replicated=not access.pieces.plan.shard_optimizer)
     return next((e.tensor for e in entries if e.name == home.extent.name and e.role == key), None)

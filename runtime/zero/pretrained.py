@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from dsrun.errors import CheckpointError, Problem
 
 from ..mesh.agreement import attempt
-from .access import ParamAccess, UnitHome
+from .access import ParamAccess
 from .partition_parameters import home_of, settle, unsettle
+from .pieces import UnitHome
 from .seeds import SeedHome
 from .stored import StoredHome, StoredTensor, find_tensors
 
@@ -106,13 +107,13 @@ def assign(model: nn.Module, sources: Mapping[str, Source], *, where: str, stric
         work()
         return
     access: ParamAccess = homes[0].access
-    failure = attempt(work, access.collectives, device=access.units[0].shard.device, of="load")
+    failure = attempt(work, access.pieces.collectives, device=access.units[0].shard.device, of="load")
     if failure is not None:
         raise failure.error or CheckpointError(
             f"{where}: rank {failure.rank} could not read its part; the model is now a mixture",
             hint="see that rank's error, and load again",
         )
-    access.spread(list({home.unit.index: home.unit for home in homes if home.unit is not None}.values()))
+    access.pieces.spread(list({home.unit.index: home.unit for home in homes if home.unit is not None}.values()))
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -165,7 +166,7 @@ def _check_fit(
 def _set(param: nn.Parameter, source: Source, *, number: int) -> None:
     home = home_of(param)
     if isinstance(home, UnitHome) and home.unit is not None:
-        home.access.set_piece(home, source.read)
+        home.access.pieces.set_piece(home, source.read)
     elif isinstance(home, SeedHome):
         home.own_piece().copy_(source.read(*home.own_range))
     elif param.is_meta:

@@ -1,0 +1,242 @@
+"""Where the pieces of one engine's parameters are: read and set on this rank, put together, and spread to the others.
+
+Opening parameters for scripts is `access.py`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from dsrun.errors import ModelError
+
+from ..layout.unit_layout import TensorExtent
+from ..mesh.collectives import Collectives, Pending
+from .partition_parameters import Home, ZeroParamStatus
+from .plan import ZeroPlan
+from .store import ParamStore
+from .unit import ParamUnit
+
+if TYPE_CHECKING:
+    from .access import ParamAccess
+
+
+class UnitHome(Home):
+    """Home of one parameter of an engine.
+
+    Attributes:
+        access: the engine's.
+        unit: of the parameter; None for a frozen one, which every rank has whole.
+        extent: place in the unit; None for a frozen one.
+        param: the parameter.
+        opened: how often it is open now.
+        writers: how many of those take new values over.
+        full: the whole values, if the parameter has memory of its own while it is open.
+        flat: the unit's whole buffer that `full` is a view of, if it was gathered as one.
+        resident: what the parameter's data is while it is not open.
+    """
+
+    def __init__(
+        self,
+        access: ParamAccess,
+        param: nn.Parameter,
+        *,
+        number: int,
+        name: str,
+        unit: ParamUnit | None = None,
+        extent: TensorExtent | None = None,
+    ) -> None:
+        self.number = number
+        self.name = name
+        self.access = access
+        self.param = param
+        self.unit = unit
+        self.extent = extent
+        self.opened = 0
+        self.writers = 0
+        self.full: Tensor | None = None
+        self.flat: Tensor | None = None
+        self.resident: Tensor | None = None
+
+    @property
+    def keeper(self) -> ParamAccess:
+        """See `Home`."""
+        return self.access
+
+    def status(self) -> ZeroParamStatus:
+        """See `Home`."""
+        if self.unit is None or self.opened:
+            return ZeroParamStatus.AVAILABLE
+        return self.access.pieces.store.status(self.unit)
+
+    @property
+    def is_open(self) -> bool:
+        """See `Home`."""
+        return self.opened > 0
+
+    @property
+    def is_writable(self) -> bool:
+        """See `Home`: every rank has a frozen parameter to itself."""
+        return self.unit is None or self.writers > 0
+
+    def own_piece(self) -> Tensor:
+        """See `Home`."""
+        if self.unit is None:
+            return self.param.detach().view(-1)
+        found = self.access.pieces.own_piece(self, self.unit.shard, start=self.access.pieces.shard_start(self.unit))
+        return self.param.detach().new_empty(0) if found is None else found[1]
+
+
+class Pieces:
+    """Reads and writes pieces of parameters whose homes are `UnitHome`s.
+
+    Args:
+        plan: what is sharded.
+        collectives: the axis the shards lie on.
+        store: asked where a unit is, and told of new values.
+    """
+
+    def __init__(self, plan: ZeroPlan, collectives: Collectives, store: ParamStore) -> None:
+        self.plan = plan
+        self.collectives = collectives
+        self.store = store
+
+    def set_piece(self, home: UnitHome, read: Callable[[int, int], Tensor]) -> None:
+        """Sets what this rank owns of a trainable parameter; `spread` afterwards, once for all parameters.
+
+        Args:
+            home: of the parameter.
+            read: returns the flat elements [start, stop) of the new value, in any dtype.
+        """
+        unit = home.unit
+        assert unit is not None, "a frozen parameter has no pieces"
+        piece = self.own_piece(home, unit.master, start=unit.owned[0])
+        if piece is None:
+            return
+        first, master = piece
+        master.copy_(read(first, first + master.numel()))
+        compute = unit.shard if self.plan.shard_optimizer else unit.flat_param
+        read_by_forward = self.own_piece(home, compute, start=unit.owned[0])
+        assert read_by_forward is not None, "whoever owns a piece of the master owns the parameter's"
+        read_by_forward[1].copy_(master)
+
+    def spread(self, units: Sequence[ParamUnit]) -> None:
+        """Brings pieces that were set to all ranks: one all-gather a unit at stages 1 and 2; every rank must call."""
+        if self.plan.shard_optimizer and not self.plan.shard_parameters:
+            for unit in units:
+                self.collectives.all_gather(unit.flat_param, unit.shard, of=unit.label).wait()
+        self.publish(units)
+
+    def write(self, home: UnitHome, value: Tensor, *, exact: bool) -> None:
+        """Takes a parameter's new value over; every rank must call with the same one. Enters no collective.
+
+        `publish` afterwards, once for all parameters of a unit.
+
+        Args:
+            home: of a trainable parameter.
+            value: whole, in any dtype.
+            exact: the value is the master's; else it is what the forward reads, and where that has not changed, the
+                master keeps the bits that rounding had taken away.
+        """
+        unit, extent = home.unit, home.extent
+        assert unit is not None, "a frozen parameter has no master"
+        assert extent is not None, "a trainable parameter has a place"
+        flat = value.detach().reshape(-1)
+        whole = unit.flat_param.narrow(0, extent.offset, extent.numel)
+        piece = self.own_piece(home, unit.master, start=unit.owned[0])
+        if piece is not None:
+            first, master = piece
+            new = flat.narrow(0, first, master.numel())
+            shard = self.own_piece(home, unit.shard, start=self.shard_start(unit))
+            old = whole.narrow(0, first, master.numel())
+            if self.plan.shard_parameters:
+                assert shard is not None, "whoever owns a piece of the master owns the shard's"
+                old = shard[1]
+            if exact:
+                master.copy_(new)
+            elif master.data_ptr() != old.data_ptr():
+                master.copy_(torch.where(new.to(old.dtype) != old, new.to(master.dtype), master))
+            old.copy_(new)
+        if not self.plan.shard_parameters:
+            whole.copy_(flat)
+
+    def publish(self, units: Sequence[ParamUnit]) -> None:
+        """Units have new values: copies that were gathered before are stale."""
+        for unit in units:
+            self.store.refresh(unit)
+
+    def shard_start(self, unit: ParamUnit) -> int:
+        """Returns where `unit.shard` begins in its flat buffer."""
+        return unit.layout.shard_range(self.collectives.rank)[0]
+
+    def own_piece(self, home: UnitHome, flat: Tensor, *, start: int) -> tuple[int, Tensor] | None:
+        """Returns the parameter's part of a range of its unit's buffer.
+
+        Args:
+            home: of a trainable parameter.
+            flat: the range.
+            start: where it begins in the buffer.
+
+        Returns:
+            (first element of the parameter, view of `flat`); None where no element lies in the range.
+        """
+        extent = home.extent
+        assert extent is not None, "a frozen parameter has no pieces"
+        first = max(start, extent.offset)
+        last = min(start + flat.numel(), extent.offset + extent.numel)
+        return (first - extent.offset, flat.narrow(0, first - start, last - first)) if first < last else None
+
+    def assemble(self, home: UnitHome, mine: Tensor | None, *, dtype: torch.dtype) -> tuple[Tensor, list[Pending]]:
+        """Puts a parameter-shaped tensor together of the pieces that ranks own; one broadcast a piece.
+
+        Args:
+            home: of a trainable parameter.
+            mine: this rank's piece, flat.
+            dtype: of the pieces.
+
+        Returns:
+            the tensor, and what to wait for before it is read.
+        """
+        unit, extent = home.unit, home.extent
+        assert unit is not None, "a frozen parameter has no pieces"
+        assert extent is not None, "a trainable parameter has a place"
+        whole = torch.empty(extent.numel, dtype=dtype, device=unit.shard.device)
+        pending: list[Pending] = []
+        for rank in range(self.collectives.size):
+            start, stop = unit.layout.shard_range(rank)
+            first, last = max(start, extent.offset), min(stop, extent.offset + extent.numel)
+            if first >= last:
+                continue
+            target = whole.narrow(0, first - extent.offset, last - first)
+            if rank == self.collectives.rank:
+                assert mine is not None, "a rank knows its own pieces"
+                target.copy_(mine)
+            pending.append(self.collectives.broadcast(target, source=rank, of=f"`{home.name}`"))
+        return whole.view(extent.shape), pending
+
+    def hand_over(self, home: UnitHome, collectives: Collectives) -> Tensor:
+        """Returns the whole master of a sharded parameter whose engine is gone, for the next one.
+
+        Args:
+            home: of the parameter.
+            collectives: of the next engine; those of this one are closed.
+
+        Raises:
+            ModelError: the next engine has another number of ranks.
+        """
+        assert home.unit is not None, "only trainable parameters are sharded"
+        size = home.unit.layout.world_size
+        if collectives.size != size:
+            raise ModelError(
+                f"model: `{home.name}` lies on the {size} ranks of an earlier engine; there are {collectives.size} now",
+                hint="save a checkpoint, and load it into a new model",
+            )
+        self.collectives = collectives
+        piece = self.own_piece(home, home.unit.master, start=home.unit.owned[0])
+        whole, pending = self.assemble(home, None if piece is None else piece[1], dtype=home.unit.master.dtype)
+        for work in pending:
+            work.wait()
+        return whole
