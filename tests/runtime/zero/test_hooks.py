@@ -277,6 +277,52 @@ class CallsParts(Base):
         return self.out(x * self.scale)
 
 
+class Scale(torch.autograd.Function):
+    """An autograd function of the model's own, which saves a parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
+        ctx.save_for_backward(x, gain)
+        return x * gain
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        x, gain = ctx.saved_tensors
+        return grad * gain, (grad * x).sum((0, 1))
+
+
+class OwnFunction(Base):
+    """Blocks end in an autograd function of the model's own."""
+
+    class Block(Mlp):
+        def forward(self, x: Tensor) -> Tensor:
+            return Scale.apply(super().forward(x), self.gain)  # type: ignore[return-value]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(3))
+
+
+class Adapted(Base):
+    """Everything is frozen but low-rank adapters inside of the blocks, as in LoRA; a buffer counts."""
+
+    class Block(Mlp):
+        def __init__(self) -> None:
+            super().__init__()
+            self.requires_grad_(False)
+            self.down, self.up = nn.Linear(WIDTH, 4, bias=False), nn.Linear(4, WIDTH, bias=False)
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return super().forward(x) + self.up(self.down(x))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        self.blocks = nn.ModuleList(self.Block() for _ in range(4))
+
+
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "plain": Base,
     "head first": HeadFirst,
@@ -296,6 +342,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "blocks left out": LeavesBlocksOut,
     "tied": Tied,
     "attention": Attention,
+    "own autograd function": OwnFunction,
+    "adapters": Adapted,
     "reads a weight": ReadsWeight,
     "calls parts of blocks": CallsParts,
 }
