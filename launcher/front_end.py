@@ -212,9 +212,10 @@ class FrontEnd:
             lease_s=plan.lease_s,
             note=self._console.note,
             warn=self._console.warning,
+            check=self._wishes.check,
         )
         self._transport = hosts.transport
-        with suppress(Interrupted), self._wishes.interrupting():
+        with suppress(Interrupted):
             return hosts.prepare(plan, python=sys.executable)
         return plan
 

@@ -60,6 +60,7 @@ class JobHosts:
         lease_s: longest silence of a host.
         note: told what is waited for, and of each host key that was accepted as new; on the caller's thread.
         warn: told of what is not alike, and stops nothing.
+        check: called now and then on the caller's thread; what it raises ends the preparations.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class JobHosts:
         lease_s: float,
         note: Callable[[str], None],
         warn: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._placement = placement
         self._settings = settings
         self._note = note
         self._warn = warn
+        self._check_wish = check
         #: Filled by the threads that connect; none of them may speak while another does.
         self._said: deque[str] = deque()
         reach = ReachSettings(
@@ -102,7 +105,7 @@ class JobHosts:
         """
         hosts = [node.host for node in plan.nodes]
         self._note(f"reaching {len(hosts)} hosts" if len(hosts) > 1 else f"reaching {hosts[0].name}")
-        with Survey(hosts, self.transport, python=python, meanwhile=self._pass_on) as survey:
+        with Survey(hosts, self.transport, python=python, meanwhile=self._attend) as survey:
             if self._settings.copied_folder is not None:
                 _refuse_unreached(survey)
                 self._copy(survey, self._settings.copied_folder, plan.cwd)
@@ -115,7 +118,9 @@ class JobHosts:
         found = {name: interface_variables(interface) for name, interface in meeting.interfaces.items()}
         return plan.at(meeting.address, found)
 
-    def _pass_on(self) -> None:
+    def _attend(self) -> None:
+        """Does what else there is to do while hosts are waited for."""
+        self._check_wish()
         while self._said:
             self._note(self._said.popleft())
 
@@ -123,7 +128,7 @@ class JobHosts:
         """Makes every host's working folder hold what the folder here holds."""
         is_same = os.path.realpath(folder) == os.path.realpath(target)
         hosts = self._placement.remote_hosts if is_same else self._placement.allocation.hosts
-        synced = sync_hosts(survey, hosts, folder=folder, target=target, rsync_by=self.transport)
+        synced = sync_hosts(survey, hosts, folder=folder, target=target, rsync_by=self.transport, note=self._note)
         for line in synced_lines(synced):
             self._note(line)
         if synced.problems:

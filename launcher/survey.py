@@ -91,13 +91,14 @@ class Survey:
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._meanwhile = meanwhile
+        self._caller = threading.get_ident()
         gate = threading.Semaphore(_OPEN_AT_ONCE)
         self._talks = {host.name: _Talk(host, transport, host.python or python, gate) for host in hosts}
 
     def __enter__(self) -> Survey:
         """Reaches all hosts; those that cannot be reached answer `Unable` from now on."""
         opening = {name: talk.open for name, talk in self._talks.items()}
-        _all_at_once(opening, OPEN_PATIENCE_S, lambda: None, meanwhile=self._meanwhile)
+        _all_at_once(opening, OPEN_PATIENCE_S, lambda: None, meanwhile=self.attend)
         for talk in self._talks.values():
             talk.give_up_opening()
         return self
@@ -108,6 +109,11 @@ class Survey:
         """Ends all talks, and with them what the questions kept on the hosts."""
         closing = {name: talk.close for name, talk in self._talks.items()}
         _all_at_once(closing, 4 * _CLOSE_PATIENCE_S, lambda: None, meanwhile=lambda: None)
+
+    def attend(self) -> None:
+        """Calls `meanwhile`; for a caller that waits for these hosts elsewhere too. Other threads call for nothing."""
+        if threading.get_ident() == self._caller:
+            self._meanwhile()
 
     def unreached(self) -> dict[str, Unable]:
         """Returns the hosts that nothing can be asked of any more, by name."""
@@ -138,7 +144,7 @@ class Survey:
             given = arguments(talk.host) if callable(arguments) else arguments
             calls[name] = lambda talk=talk, given=given: talk.ask(question, given)
         late = Unable(f"no answer to `{question}` within {patience_s:g} s", "is the host busy, or its disk stuck?")
-        answers = _all_at_once(calls, patience_s, lambda: late, meanwhile=self._meanwhile)
+        answers = _all_at_once(calls, patience_s, lambda: late, meanwhile=self.attend)
         for name, given_answer in answers.items():
             if given_answer is late:
                 # An answer that comes after all would be taken for that of the next question.

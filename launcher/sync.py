@@ -8,6 +8,7 @@ are asked again afterwards, and a host that still differs is a problem. What bec
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ from .tree_digest import Tree, read_tree
 RSYNC_FROM_BYTES = 16 << 20
 #: Far below what a surveyor waits for its front end.
 ALIVE_EVERY_S = 120.0
+#: Between two looks at what else there is to do.
+_LOOK_S = 0.1
 #: Hosts that are sent files at the same time: they share the way out of this machine.
 _AT_ONCE = 8
 
@@ -115,10 +118,13 @@ def sync_hosts(
         for thread in threads:
             thread.start()
         for thread in threads:
+            alive_at_s = time.monotonic() + alive_every_s
             while thread.is_alive():
-                thread.join(alive_every_s)
-                if thread.is_alive():
+                thread.join(min(_LOOK_S, alive_every_s))
+                survey.attend()
+                if thread.is_alive() and time.monotonic() >= alive_at_s:
                     _keep_alive(survey, asking)
+                    alive_at_s = time.monotonic() + alive_every_s
     if faults:
         raise faults[0]
     results = [done[host.name] for host in hosts]

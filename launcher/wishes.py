@@ -5,8 +5,6 @@ Catches no signal: see stopping. Called from signal handlers, on the main thread
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Protocol
 
 from .stopping import RunningJob
@@ -33,7 +31,6 @@ class Wishes:
 
     def __init__(self) -> None:
         self._job: ObeyingJob | None = None
-        self._interrupts = False
         #: The signal of the first stop that had no job to go to.
         self.early_stop: int | None = None
 
@@ -49,25 +46,18 @@ class Wishes:
             self._job.request_stop(signum, why)
         elif self.early_stop is None:
             self.early_stop = signum
-            if self._interrupts:
-                # Once: what it interrupts has something to end.
-                self._interrupts = False
-                raise Interrupted
 
-    @contextmanager
-    def interrupting(self) -> Generator[None]:
-        """Has a stop break off the block, by an exception on the main thread, for nothing in it asks.
+    def check(self) -> None:
+        """Returns if a job is still wanted; for what comes before it, now and then while it waits.
+
+        Not raised by the signal's own handler: an exception in the middle of anything, a thread's start for example,
+        leaves it half done.
 
         Raises:
-            Interrupted: out of the block, or before it if a stop came already.
+            Interrupted: a stop came.
         """
         if self.early_stop is not None:
             raise Interrupted
-        self._interrupts = True
-        try:
-            yield
-        finally:
-            self._interrupts = False
 
     def kill_now(self, signum: int) -> None:
         """See `RunningJob`."""

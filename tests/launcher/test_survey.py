@@ -6,6 +6,8 @@ import sys
 import threading
 from collections.abc import Sequence
 
+import pytest
+
 from dsrun.errors import LaunchError
 from dsrun.launcher.hosts import HostSpec
 from dsrun.launcher.survey import Answer, Survey, Told, Unable, why_lost
@@ -117,3 +119,22 @@ def test_a_surveyor_that_died_is_told_with_its_last_line() -> None:
     lines = ["Traceback (most recent call last):", "MemoryError"]
     assert why_lost("py", None, status=1, last_lines=lines).reason == "its surveyor ended with status 1: MemoryError"
     assert why_lost("py", None, status=None, last_lines=()).reason == "the connection was lost"
+
+
+def test_what_is_raised_meanwhile_ends_the_wait_and_the_talks() -> None:
+    class Stopped(Exception):
+        pass
+
+    asked = threading.Event()
+
+    def stop() -> None:
+        if asked.is_set():
+            raise Stopped
+
+    silent = [sys.executable, "-c", "print('{\"version\": 1}', flush=True); import sys; sys.stdin.buffer.read()"]
+    channels = RememberingChannels(_Town(silent=silent))
+    survey = Survey([host("silent")], channels, python=sys.executable, meanwhile=stop)
+    with pytest.raises(Stopped), survey:
+        asked.set()
+        survey.ask("echo", {}, patience_s=100.0)
+    channels.end_all()

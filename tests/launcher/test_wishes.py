@@ -53,27 +53,11 @@ def test_the_first_stop_waits_for_the_job() -> None:
     assert job.asked == [("stop", signal.SIGTERM, None)]
 
 
-def test_a_stop_breaks_off_once_what_comes_before_the_job() -> None:
+def test_a_stop_breaks_off_what_comes_before_the_job_where_it_asks() -> None:
     wishes = Wishes()
-
-    def stopped_twice() -> None:
-        with wishes.interrupting():
-            try:
-                wishes.request_stop(signal.SIGINT)
-            finally:
-                # What was broken off ends in peace.
-                wishes.request_stop(signal.SIGTERM)
-
-    with pytest.raises(Interrupted):
-        stopped_twice()
-    assert wishes.early_stop == signal.SIGINT
-    with pytest.raises(Interrupted), wishes.interrupting():
-        raise AssertionError("begun")
-
-
-def test_a_stop_after_it_is_only_kept() -> None:
-    wishes = Wishes()
-    with wishes.interrupting():
-        pass
+    wishes.check()
     wishes.request_stop(signal.SIGINT)
+    wishes.request_stop(signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        wishes.check()
     assert wishes.early_stop == signal.SIGINT
