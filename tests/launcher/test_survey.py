@@ -121,7 +121,7 @@ def test_a_surveyor_that_died_is_told_with_its_last_line() -> None:
     assert why_lost("py", None, status=None, last_lines=()).reason == "the connection was lost"
 
 
-def test_what_is_raised_meanwhile_ends_the_wait_and_the_talks() -> None:
+def test_what_is_raised_meanwhile_ends_the_wait() -> None:
     class Stopped(Exception):
         pass
 
@@ -134,7 +134,8 @@ def test_what_is_raised_meanwhile_ends_the_wait_and_the_talks() -> None:
     silent = [sys.executable, "-c", "print('{\"version\": 1}', flush=True); import sys; sys.stdin.buffer.read()"]
     channels = RememberingChannels(_Town(silent=silent))
     survey = Survey([host("silent")], channels, python=sys.executable, meanwhile=stop)
-    with pytest.raises(Stopped), survey:
+    with survey:
         asked.set()
-        survey.ask("echo", {}, patience_s=100.0)
+        with pytest.raises(Stopped):
+            survey.ask("echo", {}, patience_s=100.0)
     channels.end_all()
