@@ -143,7 +143,8 @@ class Nursery(Keeper):
         flat = torch.empty(home.piece.numel() * self.world_size, dtype=home.piece.dtype, device=self.device)
         if flat.numel():
             self.collectives.all_gather(flat, home.piece, of=f"`{home.name}`").wait()
-        return flat.narrow(0, 0, home.param.numel()).view(home.param.shape)
+        values = flat.narrow(0, 0, home.param.numel()).view(home.param.shape)
+        return values.to(home.param.dtype)  # `model.bfloat16()` has reached the parameter, not its slices
 
     def give(self, home: SeedHome) -> Tensor:
         """Returns the whole values as `whole` does, and lets go of the parameter, which is without a home then."""

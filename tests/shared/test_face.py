@@ -21,6 +21,7 @@ def imported_by(statement: str) -> set[str]:
     ("statement", "allowed"),
     [
         ("import dsrun", set[str]()),
+        ("import dsrun.zero", set[str]()),
         ("import dsrun.contract, dsrun.errors, dsrun.units, dsrun.atomic", set[str]()),
         ("import dsrun.launcher.cli", {"click"}),
         ("import dsrun.launcher.agent", set[str]()),
@@ -41,3 +42,13 @@ def test_the_face_offers_the_engine_on_first_use() -> None:
     assert dsrun.Engine.__name__ == "Engine"
     with pytest.raises(AttributeError, match="has no attribute 'initialise'"):
         _ = dsrun.initialise  # type: ignore[attr-defined]
+
+
+def test_every_name_of_the_zero_face_is_there() -> None:
+    import dsrun
+
+    assert dir(dsrun.zero) == sorted(dsrun.zero.__all__)
+    for name in dsrun.zero.__all__:
+        assert getattr(dsrun.zero, name).__name__ == name
+    with pytest.raises(AttributeError, match=r"'dsrun\.zero' has no attribute 'init'"):
+        _ = dsrun.zero.init  # type: ignore[attr-defined]

@@ -130,6 +130,18 @@ def test_no_more_than_one_module_is_whole_at_a_time() -> None:
     assert calls["all_gather"] == 4 * layers
 
 
+def test_a_cast_of_the_whole_model_is_kept() -> None:
+    expected = {name: value.bfloat16().float() for name, value in ordinary(True).items()}
+    torch.manual_seed(7)
+    with zero.Init():
+        model = Drawn(tied=True)
+    model.bfloat16()
+    with zero.GatheredParameters(model.norm.weight):
+        assert model.norm.weight.dtype == torch.bfloat16
+    engine = dsrun.initialize(model=model, config=config(3, micro=2, bf16=True))[0]
+    assert same(full_parameters(engine), expected)
+
+
 def test_a_parameter_written_to_while_it_is_sharded_is_refused_and_not_lost() -> None:
     with zero.Init():
         model = TinyGPT()
