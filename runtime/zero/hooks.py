@@ -125,9 +125,12 @@ class UnitHooks:
 
     def _enter_root(self, module: nn.Module, args: Any) -> None:
         self._timeline.enter_root()
+        self._hold_rest()
 
     def _leave_root(self, module: nn.Module, args: Any, output: Any) -> None:
         self._timeline.leave_root()
+        if not torch.is_grad_enabled() and not self._timeline.is_active:
+            self.release_rest()
 
     def _hold_rest(self) -> None:
         if not self._rest_held:

@@ -530,6 +530,29 @@ def test_a_gradient_penalty_is_that_of_plain_autograd_below_stage_3_and_refused_
         engine.zero_grad()
 
 
+def _evaluate_first(stage: int) -> list[tuple[str, bool]]:
+    """Evaluates before the first step, through the engine and past it, and says which outputs were wrong."""
+    wrong: list[tuple[str, bool]] = []
+    for name in ("plain", "reads a weight", "calls parts of blocks", "tied"):
+        engine = make_engine(settings(stage, 1), model=build(name))
+        plain = build(name)
+        with torch.no_grad():
+            for past in (True, False, True):
+                x = y = sample(1)
+                for _ in range(2):
+                    x, y = (engine.module if past else engine)(x), plain(y)
+                if not torch.equal(x, y):
+                    wrong.append((name, past))
+        engine.backward(engine(sample(0)).square().mean())
+        engine.step()
+    return wrong
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_model_may_be_evaluated_before_its_first_step_with_or_without_the_engine(stage: int) -> None:
+    assert run_ranks(2, _evaluate_first, stage) == [[], []]
+
+
 def test_evaluation_leaves_the_order_of_prefetching_alone() -> None:
     engine = make_engine(settings(3, 1), model=build("plain"))
     calls = engine._parts.collectives.traffic.calls
