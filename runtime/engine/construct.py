@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dsrun.config.load import load
+from dsrun.config.source import read_source
 from dsrun.errors import InputError
 
 from ..mesh.groups import choose_device, make_mesh, present_backend
@@ -36,7 +36,7 @@ class Init:
         remote_device: not taken but None and "none".
         pin_memory: without meaning here, for DeepSpeed's calls.
         config_dict_or_path: the training config; where its stage is not 3, every rank will hold all parameters, and
-            they are built as always.
+            they are built as always. Only its stage is read: values that `"auto"` leaves to the script may be open yet.
         config: another name of it.
         enabled: False: nothing happens.
         dtype: what floating parameters are kept in; None: what they are built in.
@@ -66,7 +66,7 @@ class Init:
             if value is not None:
                 raise InputError(f"dsrun.zero.Init: {name} is given, which is not supported", hint=f"leave {name} out")
         source = config_dict_or_path if config_dict_or_path is not None else config
-        self._enabled = enabled and (source is None or load(source).zero_optimization.stage == 3)
+        self._enabled = enabled and (source is None or _shards_parameters(source))
         self._dtype = dtype
         self._stack = ExitStack()
         if module is not None and self._enabled:
@@ -88,3 +88,11 @@ class Init:
         device = choose_device(present_backend(), info)
         mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device)
         return Nursery(mesh.axes[DATA_AXIS], device=mesh.device, dtype=self._dtype)
+
+
+def _shards_parameters(source: str | Path | Mapping[str, Any]) -> bool:
+    """Whether a config asks for stage 3; what else is in it, and what is wrong with it, `dsrun.initialize` says."""
+    root, _ = read_source(source)
+    raw = root.plain()
+    section = raw.get("zero_optimization") if isinstance(raw, dict) else None
+    return isinstance(section, dict) and section.get("stage") == 3

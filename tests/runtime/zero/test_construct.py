@@ -12,7 +12,6 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 import dsrun
 from dsrun import zero
-from dsrun.config.load import load
 from dsrun.errors import InputError, ModelError
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.zero.construct import ConstructionBySlices
@@ -192,7 +191,9 @@ def test_arguments_decide_what_is_cut_and_what_is_not_taken_is_refused() -> None
     zero.Init(module=existing, config_dict_or_path=config(3, micro=2), dtype=torch.bfloat16)
     assert zero.is_zero_param(existing.weight)
     assert existing.weight.dtype == torch.bfloat16
-    assert load(config(3, micro=2)).zero_optimization.stage == 3
+    unresolved = {**config(3, micro=2), "train_batch_size": "auto", "bf16": {"enabled": "auto"}}
+    with zero.Init(config_dict_or_path=unresolved):
+        assert zero.is_zero_param(nn.Sequential(nn.Linear(2, 3))[0].weight)
     for arguments in ({"mpu": 1}, {"remote_device": "nvme"}, {"data_parallel_group": 1}):
         with pytest.raises(InputError, match=next(iter(arguments))):
             zero.Init(**arguments)  # type: ignore[arg-type]
