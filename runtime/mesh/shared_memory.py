@@ -231,8 +231,8 @@ class SharedMemoryCollectives(C10dCollectives):
         raise ModelError(
             f"rank {self.rank} is in {self._turnstile.notice(self.rank).text} "
             f"while rank {rank} is in {self._turnstile.notice(rank).text}",
-            hint="every rank must run the same model with the same config, and call it equally often; of blocks that ranks "
-            "choose for themselves see `dsrun config explain zero_optimization.leaf_module`",
+            hint="every rank must run the same model with the same config, and call it equally often; "
+            "of blocks that ranks choose for themselves see `dsrun config explain zero_optimization.leaf_module`",
         )
 
     def _share(self, nbytes: int) -> list[Tensor]:
