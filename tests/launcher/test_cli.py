@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.cli import VERBS
+from dsrun.launcher.environment import passed_on
 from support.cli import Result, clean_environment, invoke
 
 HELP = """\
@@ -425,7 +426,8 @@ worker-2 gpus=1,3
 def test_the_plan_of_several_hosts_says_how_each_is_reached_and_what_its_ranks_get(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in os.environ if name.startswith("PYTHON")]:
+    # What other hosts would get of it: python's, and torch's, which sets some itself where another test imports it.
+    for name in passed_on(os.environ):
         monkeypatch.delenv(name)
     (folder / "hosts").write_text(HOSTS)
     result = invoke("-H", "hosts", "--bind", "none", "--dry-run", "--env", "OMP_NUM_THREADS=2", "train.py")
