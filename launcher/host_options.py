@@ -17,8 +17,8 @@ from dsrun.errors import UsageError
 
 from .option_words import parse_count, parse_duration, parse_file, parse_path, parse_port
 from .placement import NODES_PATIENCE_S, HostRequest, StaticNode
+from .transport.base import CONNECT_TIMEOUT_S
 from .transport.choice import TRANSPORTS, TransportName
-from .transport.openssh import CONNECT_TIMEOUT_S
 
 _T = TypeVar("_T")
 

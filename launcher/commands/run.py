@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from dsrun.contract import CONFIG_ENV
 from dsrun.errors import UsageError
 
 from ..console_ranks import parse_rank_set
@@ -196,7 +197,8 @@ def command(
                 "`--model` predicts for this machine alone, and the job has other hosts",
                 hint=f"`dsrun plan {model} --gpus 2x8xH100-80G` predicts for hosts like the ones named",
             )
-    elif not no_plan and launch.placement.static is None:
+    elif not no_plan and launch.placement.static is None and (model is not None or CONFIG_ENV in launch.env):
+        # Imported where there is something to predict: it takes a fifth of what a launch without a config takes.
         from ..estimate_check import check_fits
 
         check_fits(launch, model=model, jobs=[folder], environ=os.environ)

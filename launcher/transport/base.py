@@ -10,6 +10,11 @@ from typing import Protocol
 
 from ..hosts import HostSpec
 
+#: For a server to be there and exchange keys. Of a connection's first packet three repetitions fall into it (after 1, 3
+#: and 7 s).
+CONNECT_TIMEOUT_S = 8.0
+#: From there to the command, which is for the login and the shell's start-up files.
+START_PATIENCE_S = 20.0
 #: What `Channel.wait` returns for a command whose connection was lost, so that nobody knows how it ended: ssh's own
 #: number. No agent exits with it.
 CONNECTION_LOST = 255

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..hosts import HostSpec
-from .base import Channel, OwnedTransport
+from .base import CONNECT_TIMEOUT_S, Channel, OwnedTransport
 from .local import LocalTransport
 
 #: `ssh`: a connection of this process; `openssh`: the system's client; `srun`: steps of the Slurm job around this
@@ -83,7 +83,6 @@ class _ByHost:
 
 
 def _ssh(settings: ReachSettings) -> OwnedTransport:
-    from .openssh import CONNECT_TIMEOUT_S
     from .ssh import SshTransport
 
     return SshTransport(
@@ -96,7 +95,7 @@ def _ssh(settings: ReachSettings) -> OwnedTransport:
 
 
 def _openssh(settings: ReachSettings) -> OwnedTransport:
-    from .openssh import CONNECT_TIMEOUT_S, OpensshTransport
+    from .openssh import OpensshTransport
 
     return OpensshTransport(
         lease_s=settings.lease_s,

@@ -19,15 +19,11 @@ from dsrun.errors import LaunchError
 
 from ..hosts import HostSpec
 from . import ssh_faults
+from .base import CONNECT_TIMEOUT_S, START_PATIENCE_S
 from .local import LocalChannel
 from .ssh_retries import knock
 from .ssh_words import Preamble, remote_line, status_of
 
-#: For a server to be there and exchange keys. Of a connection's first packet three repetitions fall into it (after 1, 3
-#: and 7 s).
-CONNECT_TIMEOUT_S = 8.0
-#: From there to the command, which is for the login and the shell's start-up files.
-START_PATIENCE_S = 20.0
 #: Unanswered questions of the client to the server before it gives up.
 _ALIVE_COUNT = 3
 _READ_BYTES = 1 << 16

@@ -15,8 +15,7 @@ from dsrun.errors import LaunchError
 
 from ..hosts import HostSpec
 from . import ssh_faults
-from .base import CONNECTION_LOST
-from .openssh import CONNECT_TIMEOUT_S, START_PATIENCE_S
+from .base import CONNECT_TIMEOUT_S, CONNECTION_LOST, START_PATIENCE_S
 from .ssh_login import LoggedIn, SshLogin
 from .ssh_retries import knock
 from .ssh_words import Preamble, remote_line, status_of
