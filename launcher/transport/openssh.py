@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-import select
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -20,13 +18,13 @@ from dsrun.errors import LaunchError
 from ..hosts import HostSpec
 from . import ssh_faults
 from .base import CONNECT_TIMEOUT_S, START_PATIENCE_S
+from .client_start import ClientStart, wait_for_start
 from .local import LocalChannel
 from .ssh_retries import knock
 from .ssh_words import Preamble, remote_line, status_of
 
 #: Unanswered questions of the client to the server before it gives up.
 _ALIVE_COUNT = 3
-_READ_BYTES = 1 << 16
 #: For the client to end once its stdout is closed.
 _END_PATIENCE_S = 5.0
 _NEW_KEY = "Permanently added"
@@ -153,26 +151,14 @@ class OpensshTransport:
         argv: Sequence[str],
     ) -> None:
         """Reads both streams until the command's own output begins."""
-        assert process.stdout is not None, "stdout is a pipe"
-        assert process.stderr is not None, "stderr is a pipe"
-        streams = {process.stdout.fileno(): stdout, process.stderr.fileno(): stderr}
-        poll = select.poll()
-        for descriptor in streams:
-            poll.register(descriptor, select.POLLIN)
-        deadline_s = time.monotonic() + self._connect_timeout_s + self._start_patience_s
-        while not (stdout.is_over and stderr.is_over):
-            ready = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1e3)
-            if not ready:
+        patience_s = self._connect_timeout_s + self._start_patience_s
+        match wait_for_start(process, stdout, stderr, patience_s=patience_s):
+            case ClientStart.LATE:
                 raise ssh_faults.never_started(host, argv, None, stdout=stdout.text, stderr=stderr.text)
-            for descriptor, _ in ready:
-                data = os.read(descriptor, _READ_BYTES)
-                streams[descriptor].feed(data)
-                if not data:
-                    poll.unregister(descriptor)
-                    del streams[descriptor]
-            if not streams:
-                # Both marks come before anything can end, so that one of them is missing for good.
+            case ClientStart.ENDED:
                 raise self._explain_end(process, stdout, stderr, host, argv)
+            case ClientStart.STARTED:
+                pass
 
     def _explain_end(
         self,

@@ -2,17 +2,15 @@
 
 Needs no login and no port of ours: Slurm's daemons start the task, pass its streams on, and end it with the job.
 
-[Note: lines] Slurm passes a task's output on as soon as a line is whole. A frame of the agent is a line, so that is at
-once; with `--unbuffered` the task would get a terminal for its stdout, and gain nothing.
+[Note: lines] Slurm passes a task's output on as soon as a line is whole, which a frame of the agent is. What rsync says
+is no line and would be held back, so steps are `--unbuffered`.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import select
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 
 from dsrun.errors import LaunchError
@@ -20,6 +18,7 @@ from dsrun.errors import LaunchError
 from ..hosts import HostSpec
 from ..refusals import refusal_of
 from ..scheduler.slurm import gpus_per_node
+from .client_start import ClientStart, wait_for_start
 from .openssh import OpensshChannel
 from .ssh_words import MARK, Preamble
 
@@ -27,9 +26,6 @@ from .ssh_words import MARK, Preamble
 _START_PATIENCE_S = 60.0
 #: For the step to get its place, which other steps may hold against `--overlap` with `--exclusive`.
 _PLACE_PATIENCE_S = 30
-#: For srun to end once its streams have ended.
-_END_PATIENCE_S = 5.0
-_READ_BYTES = 1 << 16
 
 #: What the job was asked for, which srun would take for what this step is asked for; the options below say it all.
 _OF_THE_JOB = re.compile(
@@ -144,27 +140,14 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _wait_for_start(process: subprocess.Popen[bytes], stdout: Preamble, stderr: Preamble, host: HostSpec) -> None:
     """Reads both streams until the command's own output begins."""
-    assert process.stdout is not None, "stdout is a pipe"
-    assert process.stderr is not None, "stderr is a pipe"
-    streams = {process.stdout.fileno(): stdout, process.stderr.fileno(): stderr}
-    poll = select.poll()
-    for descriptor in streams:
-        poll.register(descriptor, select.POLLIN)
-    deadline_s = time.monotonic() + _PLACE_PATIENCE_S + _START_PATIENCE_S
-    while not (stdout.is_over and stderr.is_over):
-        ready = poll.poll(max(0.0, deadline_s - time.monotonic()) * 1e3)
-        if not ready:
-            raise _refusal(
-                host, f"Slurm has not started a step within {_PLACE_PATIENCE_S + _START_PATIENCE_S:g} s", stderr
-            )
-        for descriptor, _ in ready:
-            data = os.read(descriptor, _READ_BYTES)
-            streams[descriptor].feed(data)
-            if not data:
-                poll.unregister(descriptor)
-                del streams[descriptor]
-        if not streams and not (stdout.is_over and stderr.is_over):
+    patience_s = _PLACE_PATIENCE_S + _START_PATIENCE_S
+    match wait_for_start(process, stdout, stderr, patience_s=patience_s):
+        case ClientStart.LATE:
+            raise _refusal(host, f"Slurm has not started a step within {patience_s:g} s", stderr)
+        case ClientStart.ENDED:
             raise _refusal(host, "srun has started nothing there", stderr)
+        case ClientStart.STARTED:
+            pass
 
 
 def _refusal(host: HostSpec, what: str, stderr: Preamble) -> LaunchError:
