@@ -47,7 +47,7 @@ def listen(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
         "offers": [
             {
                 **{name: offer[name] for name in kept},
-                "rate_port": reachability.serve_at(offer["address"], lambda listener: _accept(listener, key), keep),
+                "rate_port": reachability.serve_at(offer["address"], lambda stream: _serve_aside(stream, key), keep),
             }
             for offer in known
         ]
@@ -148,15 +148,9 @@ def _each_in_a_thread(work: Callable[[socket.socket], None], streams: Sequence[s
         raise faults[0]
 
 
-def _accept(listener: socket.socket, key: bytes) -> None:
-    while True:
-        try:
-            connection, _ = listener.accept()
-        except ConnectionAbortedError:
-            continue
-        except OSError:
-            return
-        threading.Thread(target=_serve, args=(connection, key), daemon=True).start()
+def _serve_aside(connection: socket.socket, key: bytes) -> None:
+    """Serves a connection on a thread of its own."""
+    threading.Thread(target=_serve, args=(connection, key), daemon=True).start()
 
 
 def _serve(connection: socket.socket, key: bytes) -> None:

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -112,12 +112,12 @@ def reach(arguments: Mapping[str, Any], keep: ExitStack) -> list[dict[str, Any]]
     return answers
 
 
-def serve_at(address: str, accept: Callable[[socket.socket], None], keep: ExitStack) -> int:
+def serve_at(address: str, serve: Callable[[socket.socket], None], keep: ExitStack) -> int:
     """Listens at one address, on a port that the kernel chooses.
 
     Args:
         address: of this host.
-        accept: given the listener, in a thread of its own; returns once that is closed.
+        serve: given each connection as it comes, one after the other, on a thread of the listener; closes it.
         keep: ends it.
 
     Returns:
@@ -128,7 +128,7 @@ def serve_at(address: str, accept: Callable[[socket.socket], None], keep: ExitSt
     keep.callback(listener.close)
     listener.bind((address, 0))
     listener.listen(_BACKLOG)
-    thread = threading.Thread(target=accept, args=(listener,), daemon=True)
+    thread = threading.Thread(target=_accept, args=(listener, serve), daemon=True)
     thread.start()
     keep.callback(thread.join)
     # A thread that waits in `accept` is woken by this and not by a close.
@@ -150,10 +150,17 @@ class _Fault:
 
 def _say_at(address: str, word: bytes, keep: ExitStack) -> int:
     """Sends the word to whoever connects, until the end; returns the port."""
-    return serve_at(address, lambda listener: _send_to_all(listener, word), keep)
+
+    def say(connection: socket.socket) -> None:
+        # Whoever is gone was not reached, which is for itself to say.
+        with connection, suppress(OSError):
+            connection.sendall(word)
+
+    return serve_at(address, say, keep)
 
 
-def _send_to_all(listener: socket.socket, word: bytes) -> None:
+def _accept(listener: socket.socket, serve: Callable[[socket.socket], None]) -> None:
+    """Takes connections until the listener is closed."""
     while True:
         try:
             connection, _ = listener.accept()
@@ -161,12 +168,7 @@ def _send_to_all(listener: socket.socket, word: bytes) -> None:
             continue
         except OSError:
             return
-        with connection:
-            try:
-                connection.sendall(word)
-            except OSError:
-                # Whoever it was is gone; that it was not reached is for itself to say.
-                continue
+        serve(connection)
 
 
 def _knock(targets: list[_Target], patience_s: float, rest_s: float) -> list[str | _Fault]:
