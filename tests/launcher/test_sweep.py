@@ -103,12 +103,17 @@ def test_a_process_that_wrote_over_its_environment_is_found_by_the_jobs_control_
     assert not scope.folder.exists()
 
 
-#: A child that has no parent-death signal and left the rank's session, and has children in turn.
-WITH_CHILD = """
-import os, subprocess, sys, threading
-below = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])"
-below += "; print('child', flush=True); time.sleep(1000)"
-subprocess.Popen([sys.executable, "-c", below], start_new_session=True)
+#: A child that has no parent-death signal and left the rank's session, and has children in turn. Its word is one write:
+#: ranks' standard streams are unbuffered, and a second write after the agent's death would end it.
+CHILD = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"])
+os.write(1, b"child" + os.linesep.encode())
+time.sleep(1000)
+"""
+WITH_CHILD = f"""
+import subprocess, sys, threading
+subprocess.Popen([sys.executable, "-c", {CHILD!r}], start_new_session=True)
 threading.Event().wait()
 """
 
