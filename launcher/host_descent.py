@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Collection
+from typing import Protocol
 
 import psutil
 
 from . import processes
-from .host_ranks import HostRanks
-from .relay import Relay
 
 #: Between two looks at processes that must end and give no event when they do.
 _ROUND_S = 0.05
@@ -27,6 +27,33 @@ _SPAWNER_PATIENCE_S = 2.0
 _DRAIN_PATIENCE_S = 5.0
 
 
+class Ranks(Protocol):
+    """The host's ranks as the way down sees them; `HostRanks` says what each does."""
+
+    @property
+    def pids(self) -> Collection[int]: ...
+    @property
+    def all_ended(self) -> bool: ...
+    @property
+    def spawner_ended(self) -> bool: ...
+    def reap(self, *, spawner_may_end: bool) -> None: ...
+    def processes_left(self) -> list[psutil.Process]: ...
+    def end_scope(self, *, remove: bool) -> None: ...
+    def kill_spawner(self) -> bool: ...
+    def release_spawner(self) -> bool: ...
+
+
+class Outputs(Protocol):
+    """Their output as the way down sees it; `Relay` says what each is."""
+
+    @property
+    def unread(self) -> bool: ...
+    @property
+    def unsent(self) -> bool: ...
+    @property
+    def moved_at_s(self) -> float: ...
+
+
 class HostDescent:
     """The way down. See [Note: stopping].
 
@@ -36,7 +63,7 @@ class HostDescent:
         grace_s: from asking to killing.
     """
 
-    def __init__(self, ranks: HostRanks, relay: Relay, *, grace_s: float) -> None:
+    def __init__(self, ranks: Ranks, relay: Outputs, *, grace_s: float) -> None:
         self._ranks = ranks
         self._relay = relay
         self._grace_s = grace_s
@@ -111,6 +138,8 @@ class HostDescent:
             return False
         if left or not (self._ranks.all_ended or self._ranks.spawner_ended):
             return False
+        # A rank whose spawner is gone may have ended since the last look. Now that nothing lives, nothing can any more.
+        self._ranks.reap(spawner_may_end=True)
         return self._ranks.release_spawner() and self._drained(now_s)
 
     def _drained(self, now_s: float) -> bool:
