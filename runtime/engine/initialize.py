@@ -33,7 +33,8 @@ from ..optim.schedule import SCHEDULES
 from ..optim.sharded import ShardOptimizer
 from ..precision.policy import BF16, DTYPES, FP32, PrecisionPolicy
 from ..zero.access import ParamAccess
-from ..zero.build import build_store, build_units, place_frozen
+from ..zero.build import build_store, build_units
+from ..zero.frozen import place_frozen
 from ..zero.hooks import UnitHooks
 from ..zero.leaves import mark_leaves
 from ..zero.meta import has_meta, materialise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dsrun.errors import ModelError
 
@@ -134,29 +134,3 @@ def build_store(
     if not plan.shard_parameters:
         return ResidentStore()
     return SlottedStore(units, collectives, prefetch=prefetch, poison=poison)
-
-
-def place_frozen(
-    model: nn.Module, collectives: Collectives, *, precision: PrecisionPolicy, device: torch.device
-) -> None:
-    """Brings frozen parameters and buffers to `device`, floating ones in compute dtype, with rank 0's values.
-
-    Enters one broadcast a tensor.
-    """
-    tensors = [param for param in model.parameters() if not param.requires_grad]
-    for param in tensors:
-        home = home_of(param)
-        if isinstance(home, SeedHome):
-            param.data = home.nursery.give(home)
-        elif isinstance(home, StoredHome):
-            values = home.stored.read(0, param.numel()).view(param.shape)
-            home.keep(device)
-            param.data = values.to(device)
-    for tensor in [*tensors, *model.buffers()]:
-        dtype = precision.compute if tensor.is_floating_point() else tensor.dtype
-        tensor.data = tensor.data.to(device=device, dtype=dtype)
-        if tensor.numel():
-            flat = tensor.data.contiguous().view(-1)
-            # As bytes, for a backend need not know every dtype (Gloo has no bool).
-            collectives.broadcast(flat.view(torch.uint8), source=0, of="frozen tensors").wait()
-            tensor.data = flat.view(tensor.shape)

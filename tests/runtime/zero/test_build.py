@@ -9,7 +9,8 @@ from torch import nn
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.precision.policy import BF16, FP32, PrecisionPolicy
-from dsrun.runtime.zero.build import build_units, place_frozen
+from dsrun.runtime.zero.build import build_units
+from dsrun.runtime.zero.frozen import place_frozen
 from dsrun.runtime.zero.plan import ZeroPlan
 from dsrun.runtime.zero.units import find_units
 from support.models import TinyGPT
