@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -302,11 +303,13 @@ def test_405b_on_128_gpus_is_planned_within_a_second_and_without_torch() -> None
         "    heavy = {'torch', 'numpy', 'rich', 'fabric'} & set(sys.modules)\n"
         "    assert not heavy, heavy\n"
     )
+    # Its own seconds of a core: how long it takes on a busy machine says nothing of it.
     times: list[float] = []
     for _ in range(3):
-        started = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=30)
-        times.append(time.perf_counter() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 1.0
 
 
