@@ -89,6 +89,7 @@ class Engine(WholeWeights):
         self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
         if torch.is_grad_enabled():
             self._report.add_tokens(count_tokens(args, kwargs))
+        self._parts.mesh.where.at(self._counters.global_steps + 1, self._micro_steps_done + 1)
         self._parts.hooks.before_forward()
         try:
             return self.module(*args, **kwargs)

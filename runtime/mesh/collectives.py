@@ -55,6 +55,27 @@ class Unobserved:
 
 
 @dataclass(slots=True)
+class Where:
+    """The step a rank is in: the engine keeps it up to date, errors of collectives name it. One for all axes of a rank.
+
+    Attributes:
+        step: the optimizer step under way, counted from 1; 0 before the first one.
+        micro_step: the micro step of it, counted from 1.
+    """
+
+    step: int = 0
+    micro_step: int = 0
+
+    def at(self, step: int, micro_step: int) -> None:
+        """Says which step begins; once a micro step."""
+        self.step = step
+        self.micro_step = micro_step
+
+    def __str__(self) -> str:
+        return f"step {self.step}, micro step {self.micro_step}" if self.step else "no step yet"
+
+
+@dataclass(slots=True)
 class Traffic:
     """What went through one axis: calls and buffer bytes (of the whole flat buffer) by collective."""
 

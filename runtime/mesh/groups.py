@@ -28,7 +28,7 @@ from dsrun.contract import NONCE_KEY, RankInfo
 from dsrun.errors import InputError, LaunchError
 
 from ..compat import HashStore, PrefixStore, Store, TCPStore, timeout_of
-from .collectives import C10dCollectives, Collectives, GlooCollectives, WaitObserver
+from .collectives import C10dCollectives, Collectives, GlooCollectives, WaitObserver, Where
 from .segments import share_one_host
 from .shared_memory import SharedMemoryCollectives, exchange_over
 from .spec import MeshSpec
@@ -51,6 +51,7 @@ class ProcessGroupMesh:
         device: where this rank's tensors live.
         backend: the collectives' library.
         axes: collectives of this rank along each axis.
+        where: the step this rank is in, as errors of all axes name it.
     """
 
     spec: MeshSpec
@@ -58,6 +59,7 @@ class ProcessGroupMesh:
     device: torch.device
     backend: Backend
     axes: dict[str, Collectives]
+    where: Where
 
 
 def choose_backend(asked: str | None) -> Backend:
@@ -215,6 +217,7 @@ def make_mesh(
         observer: hears of this rank's waits in collectives.
     """
     backend = present_backend()
+    where = Where()
     bound: dict[str, Collectives] = {}
     made: list[weakref.ref[C10dCollectives]] = []
     for axis, _ in spec.axes:
@@ -231,4 +234,4 @@ def make_mesh(
                 made.append(weakref.ref(collectives))
     if backend == "gloo":
         atexit.register(_leave, made, os.getpid())
-    return ProcessGroupMesh(spec, info, device, backend, bound)
+    return ProcessGroupMesh(spec, info, device, backend, bound, where)
