@@ -39,7 +39,7 @@ class ReadsOutside:
 
     def __init__(self, unit: ParamUnit, read: Callable[[int], Tensor]) -> None:
         assert unit.module is not None, "the rest unit is in use during the whole forward"
-        position_of = {id(param): position for position, param in enumerate(unit.params)}
+        position_of = {id(param): position for position, param in enumerate(unit.gathered_params)}
         self._dicts: list[tuple[dict[str, Any], dict[str, Any], _Watched]] = []
         for module in unit.module.modules():
             plain: dict[str, Any] = module.__dict__["_parameters"]

@@ -134,18 +134,23 @@ class GradReducer:
         """Begins a micro step's backward; the first time, all ranks take over rank 0's order (one broadcast).
 
         Args:
-            order: units by their first forward on this rank; read the first time.
+            order: units by their first forward on this rank; read the first time. Frozen ones are left out.
             used: units that can get gradients on this rank.
             reduce: False: the gradients may stay where they are until a later reduction; on all ranks alike.
         """
         self._stays = not reduce and self._may_stay
         if not self._canonical:
-            self._canonical = self._agree_on_order(order)
+            self._canonical = self._agree_on_order([unit for unit in order if unit.trains])
         self._used = {unit.index for unit in used}
         self._advance()
 
     def open(self, unit: ParamUnit) -> None:
-        """Makes the unit's gradient buffer ready, zeroed; called before its first gradient of this micro step."""
+        """Makes the unit's gradient buffer ready, zeroed; called before its first gradient of this micro step.
+
+        Nothing to do for a unit that is frozen.
+        """
+        if not unit.trains:
+            return
         progress = self._progress[unit.index]
         assert progress.phase not in (_Phase.REDUCING, _Phase.DONE), f"a gradient of {unit.name} after its reduction"
         if progress.phase is not _Phase.IDLE:
@@ -162,6 +167,8 @@ class GradReducer:
 
     def complete(self, unit: ParamUnit) -> None:
         """Says that no more gradient of `unit` comes in this micro step; it is reduced when it is its turn."""
+        if not unit.trains:
+            return
         progress = self._progress[unit.index]
         if progress.phase is _Phase.OPEN:
             unit.collect_stray_grads()

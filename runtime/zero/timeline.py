@@ -213,7 +213,7 @@ class Timeline:
     def read(self, calls: UnitCalls, position: int) -> Tensor:
         """Returns what a read of a unit's parameter outside of its forward gets, see [Note: reads outside]."""
         unit = calls.unit
-        param = unit.params[position]
+        param = unit.gathered_params[position]
         if not self.is_active:
             return param
         if not self._store.always_there and self._store.is_there(unit):

@@ -31,10 +31,15 @@ class ParamUnit:
         shard: compute dtype, this rank's slice of the parameters; a view of `flat_param` unless that is a slot.
         master: fp32, the owned range as the optimizer updates it; shares memory with the parameters if they are fp32.
         grad_sum: fp32, the owned range of the gradient, reduced over ranks and summed over micro batches.
+        trains: False for a unit of frozen parameters, which has no gradients and no optimizer state.
+        frozen: unit of the frozen parameters of the same module that is gathered and dropped with this one; None where
+            there are none, or they are whole on every rank.
     """
 
-    def __init__(self, spec: UnitSpec, *, index: int, world_size: int) -> None:
+    def __init__(self, spec: UnitSpec, *, index: int, world_size: int, trains: bool = True) -> None:
         self.index = index
+        self.trains = trains
+        self.frozen: ParamUnit | None = None
         self.label = f"unit {index}"
         self.name = spec.name
         self.module = spec.module
@@ -50,6 +55,11 @@ class ParamUnit:
         self.master = empty
         self.grad_sum = empty
         self._grad_views: list[Tensor] = []
+
+    @property
+    def gathered_params(self) -> list[nn.Parameter]:
+        """All parameters that are there while the unit is in use: its own, then those of `frozen`."""
+        return self.params if self.frozen is None else [*self.params, *self.frozen.params]
 
     def owned_range(self, group_of: Mapping[int, int]) -> OwnedRange:
         """Returns what this rank updates; `group_of` gives the optimizer group of each parameter by its id."""
