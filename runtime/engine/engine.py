@@ -62,6 +62,7 @@ class Engine(WholeWeights):
         self._step_applied = False
         self._backward_done = False
         self._heartbeat = parts.heartbeat
+        self._say_where()
         parts.hooks.follow(parts.module)
         take_over(parts.module, parts.optimizer)
         self._frozen = [(name, param) for name, param in parts.module.named_parameters() if not param.requires_grad]
@@ -89,7 +90,6 @@ class Engine(WholeWeights):
         self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
         if torch.is_grad_enabled():
             self._report.add_tokens(count_tokens(args, kwargs))
-        self._parts.mesh.where.at(self._counters.global_steps + 1, self._micro_steps_done + 1)
         self._parts.hooks.before_forward()
         try:
             return self.module(*args, **kwargs)
@@ -159,6 +159,7 @@ class Engine(WholeWeights):
             self._take_step()
             self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._counters.micro_steps += 1
+        self._say_where()
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step` updates the parameters."""
@@ -193,6 +194,10 @@ class Engine(WholeWeights):
     def was_step_applied(self) -> bool:
         """Whether the last `step` changed the parameters."""
         return self._step_applied
+
+    def _say_where(self) -> None:
+        """Says which step begins, by what was finished: ranks that called `step` equally often say the same."""
+        self._parts.mesh.where.at(self._counters.global_steps + 1, self._micro_steps_done + 1)
 
     def _take_step(self) -> None:
         parts = self._parts
@@ -315,6 +320,7 @@ class Engine(WholeWeights):
             progress=not load_module_only,
         )
         self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
+        self._say_where()
         return str(target), client_state
 
     # What scripts ask -------------------------------------------------------------------------------------------------
