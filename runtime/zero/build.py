@@ -7,18 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dsrun.errors import ModelError
-
 from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
-from .partition_parameters import ShardedParameter, home_of, is_zero_param
-from .pieces import UnitHome
 from .plan import ZeroPlan
-from .seeds import SeedHome
 from .store import ParamStore, ResidentStore, SlottedStore
-from .stored import StoredHome
 from .unit import ParamUnit, group_by
 from .units import UnitSpec
+from .values import check_not_copies, take_values
 
 
 def build_units(
@@ -48,12 +43,7 @@ def build_units(
         ModelError: a parameter is a copy of a sharded one.
     """
     for spec in specs:
-        for name, param in spec.params:
-            if isinstance(param, ShardedParameter) and home_of(param) is None:
-                raise ModelError(
-                    f"model: `{name}` is a copy of a sharded parameter, without its values",
-                    hint="build the model itself inside dsrun.zero.Init instead of copying one",
-                )
+        check_not_copies(spec)
     units: list[ParamUnit] = []
     for index, spec in enumerate(specs):
         unit = ParamUnit(group_by(spec, group_of), index=index, world_size=collectives.size)
@@ -72,28 +62,7 @@ def _fill(
 ) -> None:
     whole = torch.zeros(unit.layout.padded_numel, dtype=precision.master, device=device)
     mine = own_slice(whole, rank=collectives.rank, size=collectives.size)
-    views = list(zip(unit.params, unit.views(whole), unit.layout.extents, strict=True))
-    built = [(param, view) for param, view, _ in views if not _is_elsewhere(param)]
-    for param, view in built:
-        view.copy_(param.detach())
-    if built:
-        collectives.broadcast(whole, source=0, of=unit.label).wait()
-    start, stop = unit.layout.shard_range(collectives.rank)
-    promised = False
-    for param, view, extent in views:
-        home = home_of(param)
-        if isinstance(home, SeedHome):
-            view.copy_(home.nursery.give(home))
-        elif isinstance(home, UnitHome) and is_zero_param(param):
-            view.copy_(home.access.pieces.hand_over(home, collectives))
-        elif isinstance(home, StoredHome):
-            promised = True
-            first, last = max(start, extent.offset), min(stop, extent.offset + extent.numel)
-            if first < last:
-                mine.narrow(0, first - start, last - first).copy_(
-                    home.stored.read(first - extent.offset, last - extent.offset)
-                )
-            home.keep(device)
+    promised = take_values(unit, whole, collectives, device=device)
     if promised and not plan.shard_parameters:
         collectives.all_gather(whole, mine, of=unit.label).wait()
 
@@ -115,11 +84,6 @@ def _fill(
         unit.master = unit.shard if plan.shard_optimizer else unit.flat_param
     unit.owned = unit.layout.shard_range(collectives.rank) if plan.shard_optimizer else (0, unit.layout.padded_numel)
     unit.grad_sum = torch.zeros(unit.owned[1] - unit.owned[0], dtype=precision.master, device=device)
-
-
-def _is_elsewhere(param: Tensor) -> bool:
-    """Whether a parameter's values are in slices, in a file, or in the shards of an engine that is gone."""
-    return is_zero_param(param) or isinstance(home_of(param), StoredHome)
 
 
 def build_store(
