@@ -14,7 +14,7 @@ from torch import nn, optim
 
 from dsrun.errors import ModelError
 
-#: With the number of states each keeps for an element; SGD and RMSprop may keep one more, for momentum.
+#: With the number of states each keeps for an element, besides those of `_MORE_STATES`.
 _ELEMENTWISE: dict[type[optim.Optimizer], int] = {
     optim.Adam: 2,
     optim.AdamW: 2,
@@ -28,6 +28,8 @@ _ELEMENTWISE: dict[type[optim.Optimizer], int] = {
     optim.ASGD: 1,
     optim.Rprop: 2,
 }
+#: Options that cost one state more, where an optimizer has them.
+_MORE_STATES = ("momentum", "amsgrad", "centered")
 
 #: Takes parameters or group dicts, returns the optimizer.
 OptimizerFactory = Callable[[Any], optim.Optimizer]
@@ -64,12 +66,22 @@ def check_elementwise(optimizer: optim.Optimizer, *, allow_untested: bool) -> No
         )
 
 
+def states_of_group(optimizer: optim.Optimizer, options: Mapping[str, Any]) -> int:
+    """Returns how many states an optimizer keeps for each element of a group, 0 where that is not known.
+
+    Args:
+        optimizer: the optimizer.
+        options: of the group.
+    """
+    known = _ELEMENTWISE.get(type(optimizer))
+    return 0 if known is None else known + sum(bool(options.get(option)) for option in _MORE_STATES)
+
+
 def states_per_element(optimizer: optim.Optimizer | None) -> int:
-    """Returns how many states an optimizer keeps for each element, 0 where that is not known."""
+    """Returns how many states an optimizer keeps for each element, 0 where that is not known; the most of any group."""
     if optimizer is None:
         return 0
-    momentum = isinstance(optimizer, optim.SGD | optim.RMSprop) and bool(optimizer.defaults.get("momentum"))
-    return _ELEMENTWISE.get(type(optimizer), 0) + int(momentum)
+    return max((states_of_group(optimizer, group) for group in optimizer.param_groups), default=0)
 
 
 def adopt(optimizer: optim.Optimizer, shards_by_group: list[list[nn.Parameter]]) -> None:

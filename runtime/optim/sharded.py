@@ -15,7 +15,10 @@ from torch import Tensor, nn, optim
 from dsrun.errors import ModelError
 
 from ..layout.unit_layout import TENSOR_ALIGN, ShardPiece
+from ..memory.arenas import Arenas
 from ..protocols import OwnedRange, StateEntry
+from .housing import StateHousing
+from .registry import states_of_group
 
 #: Prefix of the role of a state that is one number for a whole run of elements.
 _SCALAR = "scalar:"
@@ -52,6 +55,8 @@ class ShardOptimizer:
         self._runs = [run for owned in ranges for run in _runs(owned)]
         self._group_count = group_count
         self.torch_optimizer: optim.Optimizer | None = None
+        self._housing: StateHousing | None = None
+        self._is_housed = False
         self._stepping = False
 
     def shards_by_group(self) -> list[list[nn.Parameter]]:
@@ -63,6 +68,22 @@ class ShardOptimizer:
         self.torch_optimizer = optimizer
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
 
+    def house_states(self, memory: Arenas) -> None:
+        """Reserves the memory of the optimizer's states, where their number is known before they exist.
+
+        Those of other optimizers, and those made with the optimizer (Adagrad's), stay where torch has put them.
+        """
+        assert self.torch_optimizer is not None, "drive() was not called"
+        if self.torch_optimizer.state:
+            return
+        of_group = [states_of_group(self.torch_optimizer, group) for group in self.torch_optimizer.param_groups]
+        counts: dict[int, tuple[OwnedRange, int]] = {}
+        for run in self._runs:
+            _, count = counts.get(id(run.owned), (run.owned, 0))
+            counts[id(run.owned)] = (run.owned, max(count, of_group[run.group]))
+        if any(count for _, count in counts.values()):
+            self._housing = StateHousing(list(counts.values()), memory)
+
     def step(self) -> None:
         """Takes one optimizer step on the local ranges."""
         assert self.torch_optimizer is not None, "drive() was not called"
@@ -72,7 +93,10 @@ class ShardOptimizer:
                 run.param.grad = run.grad
         self._stepping = True
         try:
-            self.torch_optimizer.step()
+            if self._housing is None or self._is_housed:
+                self.torch_optimizer.step()
+            else:
+                self._step_and_house(self.torch_optimizer, self._housing)
         finally:
             self._stepping = False
 
@@ -97,6 +121,9 @@ class ShardOptimizer:
             replicated: every rank owns everything (stage 0).
         """
         assert self.torch_optimizer is not None, "drive() was not called"
+        if self._housing is not None:
+            self._housing.vacate()
+        self._is_housed = True
         entries: list[StateEntry] = []
         for run in self._runs:
             state: dict[str, Any] = {}
@@ -104,7 +131,8 @@ class ShardOptimizer:
             for role in roles:
                 name = role.removeprefix(_SCALAR)
                 if role == name:
-                    state[name] = torch.zeros_like(run.grad)
+                    housed = None if self._housing is None else self._housing.place(run.owned, name)
+                    state[name] = torch.zeros_like(run.grad) if housed is None else _part(run, housed).zero_()
                 elif first is not None:
                     state[name] = scalar = torch.zeros((), dtype=torch.float32, device=run.grad.device)
                     extent = first[0].extent
@@ -134,6 +162,29 @@ class ShardOptimizer:
         """Returns every state tensor, for memory reports."""
         return [value for run in self._runs for value in self._state(run).values() if isinstance(value, Tensor)]
 
+    def _step_and_house(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
+        """Takes the first step run by run, and moves the states that torch makes in it to where they belong.
+
+        So they are torch's own to the bit, and no more than one run's are there twice. Elementwise optimizers do the
+        same for each run, whatever they do for others; leaves without a gradient are left out.
+        """
+        for run in self._runs:
+            run.param.grad = None
+        try:
+            for run in self._runs:
+                run.param.grad = run.grad
+                optimizer.step()
+                run.param.grad = None
+                state = self._state(run)
+                for name, value in state.items():
+                    if isinstance(value, Tensor) and _is_elementwise(run, value) and value.dtype == run.grad.dtype:
+                        housed = housing.place(run.owned, name)
+                        state[name] = value if housed is None else _part(run, housed).copy_(value)
+        finally:
+            for run in self._runs:
+                run.param.grad = run.grad
+        self._is_housed = True
+
     def _refuse_foreign_step(self, *_: object) -> None:
         """A script's own `optimizer.step()` would update shards that no reduction has filled, and publish nothing."""
         if not self._stepping:
@@ -150,7 +201,7 @@ class ShardOptimizer:
         for role, value in self._state(run).items():
             if not isinstance(value, Tensor):
                 continue
-            if value.shape == run.param.shape:
+            if _is_elementwise(run, value):
                 for piece, flat in _cut(run, value):
                     extent = piece.extent
                     yield StateEntry(extent.name, role, extent.shape, piece.start, piece.stop, flat, replicated)
@@ -175,6 +226,15 @@ def _runs(owned: OwnedRange) -> Iterator[_Run]:
             leaf = nn.Parameter(owned.master.narrow(0, low - owned.start, high - low))
             leaf.grad = grad = owned.grad_sum.narrow(0, low - owned.start, high - low)
             yield _Run(owned, group, low, leaf, grad)
+
+
+def _is_elementwise(run: _Run, state: Tensor) -> bool:
+    return state.shape == run.param.shape
+
+
+def _part(run: _Run, flat: Tensor) -> Tensor:
+    """Returns the run's part of a buffer that is laid out as the owned range."""
+    return flat.narrow(0, run.start - run.owned.start, run.grad.numel())
 
 
 def _cut(run: _Run, flat: Tensor) -> Iterator[tuple[ShardPiece, Tensor]]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn, optim
 
 from dsrun.errors import ModelError
-from dsrun.runtime.optim.registry import adopt, check_elementwise, factory_of, states_per_element
+from dsrun.runtime.optim.registry import adopt, check_elementwise, factory_of, states_of_group, states_per_element
 
 ADAM: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2, "betas": [0.8, 0.9], "eps": 1e-6, "adam_w_mode": True}
 SGD: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "dampening": 0.0, "nesterov": True}
@@ -43,14 +43,25 @@ def test_sgd_takes_its_parameters() -> None:
 
 @pytest.mark.parametrize("kind", [optim.AdamW, optim.SGD, optim.RMSprop, optim.Adagrad, optim.NAdam, optim.ASGD])
 def test_states_an_element_are_those_that_a_step_makes(kind: Any) -> None:
-    for options in [{}, *([{"momentum": 0.9}] if kind in (optim.SGD, optim.RMSprop) else [])]:
+    options: list[dict[str, Any]] = [{}]
+    options += [{"momentum": 0.9}] if kind in (optim.SGD, optim.RMSprop) else []
+    options += [{"centered": True, "momentum": 0.9}] if kind is optim.RMSprop else []
+    options += [{"amsgrad": True}] if kind is optim.AdamW else []
+    for chosen in options:
         param = leaf()
-        optimizer = kind([param], **options)
+        optimizer = kind([param], **chosen)
         param.grad = torch.ones_like(param)
         optimizer.step()
         states = [v for v in optimizer.state[param].values() if torch.is_tensor(v) and v.shape == param.shape]
         assert states_per_element(optimizer) == len(states)
     assert states_per_element(None) == 0
+
+
+def test_each_group_keeps_the_states_of_its_own_options() -> None:
+    optimizer = optim.SGD([{"params": [leaf()], "momentum": 0.9}, {"params": [leaf()]}], lr=1.0)
+    assert [states_of_group(optimizer, group) for group in optimizer.param_groups] == [1, 0]
+    assert states_per_element(optimizer) == 1
+    assert states_of_group(Own([leaf()]), {"momentum": 0.9}) == 0, "not known"
 
 
 class Own(optim.AdamW):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from dsrun.runtime.layout.unit_layout import lay_out
+from dsrun.runtime.memory.arenas import Arenas
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.protocols import OwnedRange
 
@@ -24,24 +25,44 @@ MAKERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "plain SGD": lambda groups: optim.SGD(groups, lr=1e-2),
     "RMSprop": lambda groups: optim.RMSprop(groups, lr=1e-2),
     "Adagrad": lambda groups: optim.Adagrad(groups, lr=1e-2),
+    "Adam, amsgrad": lambda groups: optim.Adam(groups, lr=1e-2, amsgrad=True, foreach=True),
+    "SGD, dampened": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9, dampening=0.3, foreach=False),
+    "RMSprop, centered": lambda groups: optim.RMSprop(groups, lr=1e-2, centered=True, momentum=0.5),
+    "Adadelta": lambda groups: optim.Adadelta(groups, lr=1e-2),
+    "Adamax": lambda groups: optim.Adamax(groups, lr=1e-2),
+    "NAdam": lambda groups: optim.NAdam(groups, lr=1e-2),
+    "RAdam": lambda groups: optim.RAdam(groups, lr=1e-2),
+    "ASGD": lambda groups: optim.ASGD(groups, lr=1e-2),
+    "Rprop": lambda groups: optim.Rprop(groups, lr=1e-2),
 }
 
 
 class Shards:
     """The shards of `world_size` ranks, with an optimizer each."""
 
-    def __init__(self, world_size: int, make: Callable[[Any], optim.Optimizer], values: dict[str, Tensor]) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        make: Callable[[Any], optim.Optimizer],
+        values: dict[str, Tensor],
+        *,
+        housed: bool = True,
+    ) -> None:
         self.layout = lay_out("unit", SHAPES, world_size=world_size)
         self.master = torch.zeros(self.layout.padded_numel)
         self.grad = torch.zeros(self.layout.padded_numel)
         self._copy(self.master, values)
         self.optimizers: list[ShardOptimizer] = []
+        self.memory: list[Arenas] = []
         for rank in range(world_size):
             start, stop = self.layout.shard_range(rank)
             owned = OwnedRange(self.layout, start, self.master[start:stop], self.grad[start:stop], GROUPS)
             shards = ShardOptimizer([owned], group_count=2)
             groups = [{"params": p, **o} for p, o in zip(shards.shards_by_group(), OPTIONS, strict=True)]
             shards.drive(make(groups))
+            self.memory.append(Arenas())
+            if housed:
+                shards.house_states(self.memory[-1])
             self.optimizers.append(shards)
 
     def step(self, grads: dict[str, Tensor]) -> None:
@@ -140,3 +161,74 @@ def test_gaps_stay_zero() -> None:
     for extent in shards.layout.extents:
         filled[extent.offset : extent.offset + extent.numel] = True
     assert not bool(shards.master[~filled].any())
+
+
+def _states(shards: Shards) -> dict[tuple[int, str, str, int], Tensor]:
+    return {
+        (rank, entry.name, entry.role, entry.start): entry.tensor.clone()
+        for rank, optimizer in enumerate(shards.optimizers)
+        for entry in optimizer.state_entries(replicated=False)
+    }
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_states_in_the_arena_are_those_that_torch_makes_elsewhere_bit_for_bit(name: str) -> None:
+    housed, free = (Shards(3, MAKERS[name], random_values(0), housed=value) for value in (True, False))
+    for step in range(3):
+        for shards in (housed, free):
+            shards.step(random_values(step + 1))
+        ours, torchs = _states(housed), _states(free)
+        assert ours.keys() == torchs.keys()
+        for key, value in torchs.items():
+            assert torch.equal(ours[key], value), (step, key)
+        assert torch.equal(housed.master, free.master)
+
+
+@pytest.mark.parametrize(("name", "states"), [("AdamW", 2), ("SGD", 1), ("Adam, amsgrad", 3), ("RMSprop, centered", 3)])
+def test_states_take_what_the_layout_says_before_they_exist_and_stay_there(name: str, states: int) -> None:
+    shards = Shards(3, MAKERS[name], random_values(0))
+    expected = shards.layout.shard_numel * states * 4
+    for step in range(3):
+        for memory in shards.memory:
+            (use,) = memory.report().arenas
+            assert (use.name, use.reserved_bytes, use.used_bytes) == ("optimizer states", expected, expected)
+        shards.step(random_values(step + 1))
+        for optimizer, memory in zip(shards.optimizers, shards.memory, strict=True):
+            assert all(memory.holds(state) for state in optimizer.tensors() if state.ndim)
+
+
+def test_loaded_states_take_the_places_of_those_before_them() -> None:
+    shards = Shards(1, MAKERS["AdamW"], random_values(0))
+    optimizer, memory = shards.optimizers[0], shards.memory[0]
+    shards.step(random_values(1))
+    for roles in (["exp_avg", "exp_avg_sq", "scalar:step"], ["first", "second", "third"]):
+        entries = [e for e in optimizer.loadable_entries(roles, replicated=False) if not e.role.startswith("scalar:")]
+        assert not any(bool(entry.tensor.any()) for entry in entries)
+        outside = {entry.role for entry in entries if not memory.holds(entry.tensor)}
+        assert outside == ({"third"} if "third" in roles else set()), "no more than were expected"
+
+
+class Coupled(optim.SGD):
+    """Counts its steps, as an optimizer nobody here knows may."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        return super().step(closure)
+
+
+def test_an_unknown_optimizer_steps_once_and_keeps_its_states() -> None:
+    shards = Shards(1, lambda groups: Coupled(groups, lr=1e-2, momentum=0.9), random_values(0))
+    shards.step(random_values(1))
+    assert isinstance(shards.optimizers[0].torch_optimizer, Coupled)
+    assert shards.optimizers[0].torch_optimizer.steps == 1
+    assert not shards.memory[0].report().arenas
+    assert shards.optimizers[0].tensors()
+
+
+def test_gradients_are_there_after_the_first_step() -> None:
+    shards = Shards(1, MAKERS["AdamW"], random_values(0))
+    shards.step(random_values(1))
+    for group in shards.optimizers[0].shards_by_group():
+        assert all(param.grad is not None and bool(param.grad.any()) for param in group)

@@ -1,0 +1,1 @@
+"""Where long-lived buffers come from: blocks of memory, handed out as views."""

@@ -1,0 +1,184 @@
+"""Memory of one kind and dtype, handed out as views.
+
+[Note: arenas] Long-lived buffers whose sizes are known come from one allocation a kind, so an allocator has nothing to
+scatter, what is held can be said to the byte, and memory that does not suffice shows when the engine is made. Buffers
+that come and go (`grows`) come from an arena too, which allocates only until it has been as large as it must be.
+
+Reuse is ordered by the stream, as everywhere: what was given back is overwritten by work that is enqueued later.
+Where that memory comes from (shared between ranks or not) is the business of who makes an arena.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .spans import Spans
+
+#: Views begin at multiples of so many elements: 512 bytes in 16-bit formats, and as shards are cut.
+VIEW_ALIGN = 256
+#: Elements that are copied at once where a buffer moves onto itself.
+_MOVE_NUMEL = 1 << 20
+
+#: Makes flat, zeroed memory of so many elements.
+Zeros = Callable[[int], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaUse:
+    """One arena, in bytes.
+
+    Attributes:
+        name: what it is for.
+        dtype: of its elements.
+        reserved_bytes: what was allocated.
+        used_bytes: what is handed out now; views are rounded up to `VIEW_ALIGN` elements.
+        high_water_bytes: the most that was handed out at once.
+        hole_bytes: free memory below what is in use: what lifetimes have left.
+    """
+
+    name: str
+    dtype: str
+    reserved_bytes: int
+    used_bytes: int
+    high_water_bytes: int
+    hole_bytes: int
+
+
+@dataclass(slots=True)
+class _Lease:
+    numel: int
+    moved: Callable[[Tensor], None] | None
+
+
+class _Block:
+    """One allocation."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+        self.spans = Spans(memory.numel())
+        self.leases: dict[int, _Lease] = {}
+
+    def may_move(self, start: int) -> bool:
+        return self.leases[start].moved is not None
+
+    def start_of(self, view: Tensor) -> int | None:
+        """Returns the element at which `view` lies in this block, if it does."""
+        offset = view.data_ptr() - self.memory.data_ptr()
+        inside = 0 <= offset < self.memory.numel() * self.memory.element_size()
+        return offset // self.memory.element_size() if inside else None
+
+
+class Arena:
+    """See [Note: arenas].
+
+    Args:
+        name: what it is for.
+        zeros: makes its memory, and decides its dtype and device.
+        numel: elements to reserve now, of all views that will be out at once; see `room_for`.
+        grows: allocate more when views do not fit; else that is an error of who reserved.
+    """
+
+    def __init__(self, name: str, zeros: Zeros, *, numel: int = 0, grows: bool = False) -> None:
+        self.name = name
+        self._zeros = zeros
+        self._grows = grows
+        self._blocks: list[_Block] = [_Block(zeros(numel))] if numel else []
+        self._empty = zeros(0)
+        self._used = 0
+        self._high_water = 0
+
+    def take(self, numel: int, *, moved: Callable[[Tensor], None] | None = None) -> Tensor:
+        """Returns a flat view of `numel` elements; what it holds is undefined, but for zeros the first time.
+
+        Args:
+            numel: elements.
+            moved: called with the view's successor, which holds the same, when `compact` has moved it; the first one
+                must not be used any more. None: it stays where it is.
+        """
+        if numel == 0:
+            return self._empty
+        rounded = room_for([numel])
+        block, start = self._find(rounded)
+        block.leases[start] = _Lease(numel, moved)
+        self._used += rounded
+        self._high_water = max(self._high_water, self._used)
+        return block.memory.narrow(0, start, numel)
+
+    def give_back(self, view: Tensor) -> None:
+        """Ends the use of a view that `take` returned, or of its successor."""
+        if view.numel() == 0:
+            return
+        for block in self._blocks:
+            start = block.start_of(view)
+            if start is not None:
+                lease = block.leases.pop(start, None)
+                assert lease is not None, f"{self.name}: nothing was taken at element {start}, or it was given back"
+                block.spans.give_back(start)
+                self._used -= room_for([lease.numel])
+                return
+        raise AssertionError(f"{self.name}: a buffer of {view.numel()} elements was given back that lies elsewhere")
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in this arena."""
+        return any(block.start_of(tensor) is not None for block in self._blocks)
+
+    def compact(self) -> None:
+        """Moves views together, and makes one block of several once nothing is out; between steps.
+
+        No view may be in use by a collective. The memory reserved stays the same.
+        """
+        if len(self._blocks) > 1 and not self._used:
+            numel = sum(block.spans.size for block in self._blocks)
+            self._blocks.clear()  # first, or twice the memory would be needed
+            self._blocks.append(_Block(self._zeros(numel)))
+        for block in self._blocks:
+            if block.spans.holes:
+                _move_together(block)
+
+    def use(self) -> ArenaUse:
+        """Returns what is reserved and in use."""
+        itemsize = self._empty.element_size()
+        return ArenaUse(
+            name=self.name,
+            dtype=str(self._empty.dtype).removeprefix("torch."),
+            reserved_bytes=sum(block.spans.size for block in self._blocks) * itemsize,
+            used_bytes=self._used * itemsize,
+            high_water_bytes=self._high_water * itemsize,
+            hole_bytes=sum(block.spans.holes for block in self._blocks) * itemsize,
+        )
+
+    def _find(self, numel: int) -> tuple[_Block, int]:
+        for block in self._blocks:
+            start = block.spans.take(numel)
+            if start is not None:
+                return block, start
+        assert self._grows, (
+            f"arena {self.name}: {numel} elements are wanted, {self._used} of "
+            f"{sum(block.spans.size for block in self._blocks)} are handed out"
+        )
+        block = _Block(self._zeros(numel))
+        self._blocks.append(block)
+        start = block.spans.take(numel)
+        assert start is not None, "the block was made for it"
+        return block, start
+
+
+def room_for(numels: Sequence[int]) -> int:
+    """Returns the elements to reserve for views of these sizes."""
+    return sum(-(-numel // VIEW_ALIGN) * VIEW_ALIGN for numel in numels)
+
+
+def _move_together(block: _Block) -> None:
+    for move in block.spans.compact(block.may_move):
+        # Downwards and piece by piece: a piece overwrites nothing but what has been read.
+        for first in range(0, move.numel, _MOVE_NUMEL):
+            numel = min(_MOVE_NUMEL, move.numel - first)
+            piece = block.memory.narrow(0, move.source + first, numel).clone()
+            block.memory.narrow(0, move.target + first, numel).copy_(piece)
+        lease = block.leases.pop(move.source)
+        block.leases[move.target] = lease
+        assert lease.moved is not None, "only such spans move"
+        lease.moved(block.memory.narrow(0, move.target, lease.numel))

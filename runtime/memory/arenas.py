@@ -1,0 +1,92 @@
+"""All arenas of one engine by name, and what is in them: figures and a table. What they are for, their makers know."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dsrun.units import format_bytes
+
+from .arena import Arena, ArenaUse, Zeros
+
+_HEADS = ("arena", "dtype", "reserved", "in use", "high water", "holes")
+
+
+@dataclass(frozen=True, slots=True)
+class OutsideUse:
+    """Long-lived memory that lies in no arena: why is in its name."""
+
+    name: str
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaReport:
+    """What one rank holds for long.
+
+    Attributes:
+        arenas: in the order in which they were made.
+        outside: what lies in none.
+    """
+
+    arenas: tuple[ArenaUse, ...]
+    outside: tuple[OutsideUse, ...] = ()
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all arenas together."""
+        return sum(use.reserved_bytes for use in self.arenas)
+
+    def __str__(self) -> str:
+        """Returns a table, one line an arena."""
+        rows = [_HEADS, *(_row(use) for use in self.arenas)]
+        rows.append(("all arenas", "", format_bytes(self.reserved_bytes), "", "", ""))
+        rows += [(outside.name, "outside", "", format_bytes(outside.used_bytes), "", "") for outside in self.outside]
+        widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+        return "\n".join(
+            "  ".join(
+                cell.ljust(width) if column < 2 else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in rows
+        )
+
+
+class Arenas:
+    """The arenas of one engine."""
+
+    def __init__(self) -> None:
+        self._arenas: dict[str, Arena] = {}
+
+    def reserve(self, name: str, numel: int, zeros: Zeros) -> Arena:
+        """Makes an arena of `numel` elements, see `arena.room_for`; where `zeros` is a collective, on every rank."""
+        return self._add(Arena(name, zeros, numel=numel))
+
+    def growing(self, name: str, zeros: Zeros) -> Arena:
+        """Makes an arena for buffers that come and go; it has no memory until the first is wanted."""
+        return self._add(Arena(name, zeros, grows=True))
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in one of the arenas."""
+        return any(arena.holds(tensor) for arena in self._arenas.values())
+
+    def compact(self) -> None:
+        """See `Arena.compact`."""
+        for arena in self._arenas.values():
+            arena.compact()
+
+    def report(self, outside: Sequence[OutsideUse] = ()) -> ArenaReport:
+        """Returns what is in the arenas now, beside what the caller knows to lie outside of them."""
+        return ArenaReport(tuple(arena.use() for arena in self._arenas.values()), tuple(outside))
+
+    def _add(self, arena: Arena) -> Arena:
+        assert arena.name not in self._arenas, f"there is an arena {arena.name} already"
+        self._arenas[arena.name] = arena
+        return arena
+
+
+def _row(use: ArenaUse) -> tuple[str, ...]:
+    sizes = (use.reserved_bytes, use.used_bytes, use.high_water_bytes, use.hole_bytes)
+    return (use.name, use.dtype, *(format_bytes(size) for size in sizes))

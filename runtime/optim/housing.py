@@ -1,0 +1,49 @@
+"""Where the elementwise states of an optimizer lie: one arena, and in it for each state what the masters look like.
+
+A state of a unit is one flat buffer with the layout of the range that this rank owns of the unit, so who moves or saves
+ranges moves and saves states alike. What the states mean, and what they hold at first, is the optimizer's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..memory.arena import room_for
+from ..memory.arenas import Arenas
+from ..protocols import OwnedRange
+
+
+class StateHousing:
+    """Places for the states of all ranges.
+
+    Args:
+        counts: each range with the number of states of its elements.
+        memory: where they are reserved, in the masters' dtype and on their device.
+    """
+
+    def __init__(self, counts: Sequence[tuple[OwnedRange, int]], memory: Arenas) -> None:
+        first = counts[0][0].master
+        arena = memory.reserve(
+            "optimizer states",
+            sum(room_for([owned.master.numel()]) * count for owned, count in counts),
+            lambda numel: torch.zeros(numel, dtype=first.dtype, device=first.device),
+        )
+        self._places = {id(owned): [arena.take(owned.master.numel()) for _ in range(count)] for owned, count in counts}
+        self._names: dict[int, list[str]] = {}
+        self.vacate()
+
+    def place(self, owned: OwnedRange, name: str) -> Tensor | None:
+        """Returns the buffer of a range's state, as large as the range; None where there are more than expected."""
+        names, places = self._names[id(owned)], self._places[id(owned)]
+        if name not in names:
+            if len(names) == len(places):
+                return None
+            names.append(name)
+        return places[names.index(name)]
+
+    def vacate(self) -> None:
+        """Forgets which state lies where: others will be placed."""
+        self._names = {number: [] for number in self._places}
