@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..stacks import is_stack
 from .leaves import is_leaf
 
 REST = "rest"
@@ -79,7 +80,7 @@ def _candidates(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
     """Yields (name, module) inside `module` that may become units; none contains another."""
     if is_leaf(module):
         return
-    blocks = _is_stack(module)
+    blocks = is_stack(module)
     for child_name, child in module.named_children():
         name = f"{prefix}{child_name}"
         if blocks or (is_leaf(child) and not isinstance(child, nn.ModuleList | nn.ModuleDict)):
@@ -89,17 +90,6 @@ def _candidates(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.M
                 yield name, child
         else:
             yield from _candidates(child, f"{name}.")
-
-
-def _is_stack(module: nn.Module) -> bool:
-    """Whether `module` is a repeated stack of blocks."""
-    if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
-        return False
-    children = list(module.children())
-    if len({type(child) for child in children}) > 1 or isinstance(children[0], nn.ModuleList | nn.ModuleDict):
-        return False
-    # A stack of bare leaves (say, a ModuleList of Linears) is no stack of blocks: its parts are units by themselves.
-    return any(True for _ in children[0].children())
 
 
 def _used_outside(model: nn.Module, units: list[nn.Module]) -> set[int]:
