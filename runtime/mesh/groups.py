@@ -28,6 +28,7 @@ from dsrun.contract import NONCE_KEY, RankInfo
 from dsrun.errors import InputError, LaunchError
 
 from ..compat import HashStore, PrefixStore, Store, TCPStore, timeout_of
+from .alone import AloneCollectives
 from .collectives import C10dCollectives, Collectives, GlooCollectives, WaitObserver, Where
 from .segments import share_one_host
 from .shared_memory import SharedMemoryCollectives, exchange_over
@@ -222,6 +223,10 @@ def make_mesh(
     made: list[weakref.ref[C10dCollectives]] = []
     for axis, _ in spec.axes:
         for ranks in spec.groups(axis):
+            if len(ranks) == 1:
+                if info.rank in ranks:
+                    bound[axis] = AloneCollectives()
+                continue
             # new_group is collective over the whole job, also for ranks outside the group.
             whole = len(ranks) == spec.world_size
             group = dist.group.WORLD if whole else dist.new_group(ranks)

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from dsrun.contract import RankInfo
+from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.mesh.collectives import C10dCollectives, Collectives, GlooCollectives, own_slice
 from dsrun.runtime.mesh.groups import join, make_mesh
 from dsrun.runtime.mesh.loopback import LoopbackWorld
@@ -85,8 +87,10 @@ def _on_gloo(dtype: torch.dtype) -> list[dict[str, Any]]:
     join(info, backend="gloo", device=device, timeout_s=30)
     mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device)
     tuned = mesh.axes[DATA_AXIS]
-    assert isinstance(tuned, C10dCollectives)
-    ways: list[Collectives] = [tuned, GlooCollectives(tuned.group), C10dCollectives(tuned.group)]
+    assert isinstance(tuned, AloneCollectives if info.world_size == 1 else C10dCollectives)
+    group = dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    ways: list[Collectives] = [tuned, GlooCollectives(group), C10dCollectives(group)]
     return [exercise(way, dtype) for way in ways]
 
 
