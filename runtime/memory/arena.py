@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .spans import Spans
@@ -57,12 +58,23 @@ class _Block:
     """One allocation."""
 
     def __init__(self, memory: Tensor) -> None:
+        assert memory.storage_offset() == 0, "a block begins where its storage begins"
         self.memory = memory
         self.spans = Spans(memory.numel())
         self.leases: dict[int, _Lease] = {}
 
     def may_move(self, start: int) -> bool:
         return self.leases[start].moved is not None
+
+    def view(self, start: int, numel: int) -> Tensor:
+        """Returns elements [start, start + numel) as a tensor whose storage is these bytes alone.
+
+        With the storage of the whole block, saving one parameter would save them all, and what compilers and memory
+        reports find out about one view would hold for every other. The block lives as long as any of its views.
+        """
+        itemsize = self.memory.element_size()
+        storage = self.memory.untyped_storage()[start * itemsize : (start + numel) * itemsize]
+        return torch.empty(0, dtype=self.memory.dtype, device=self.memory.device).set_(storage)
 
     def start_of(self, view: Tensor) -> int | None:
         """Returns the element at which `view` lies in this block, if it does."""
@@ -105,7 +117,7 @@ class Arena:
         block.leases[start] = _Lease(numel, moved)
         self._used += rounded
         self._high_water = max(self._high_water, self._used)
-        return block.memory.narrow(0, start, numel)
+        return block.view(start, numel)
 
     def give_back(self, view: Tensor) -> None:
         """Ends the use of a view that `take` returned, or of its successor."""
@@ -181,4 +193,4 @@ def _move_together(block: _Block) -> None:
         lease = block.leases.pop(move.source)
         block.leases[move.target] = lease
         assert lease.moved is not None, "only such spans move"
-        lease.moved(block.memory.narrow(0, move.target, lease.numel))
+        lease.moved(block.view(move.target, lease.numel))

@@ -1,0 +1,106 @@
+"""The memory of all units' parameters, masters and gradient sums: an arena a kind, in which each unit gets its part.
+
+Where first values come from is decided in `values.py`; slots and gradients are the store's and the reducer's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..memory.arena import Arena
+from ..memory.arenas import Arenas
+from ..mesh.collectives import Collectives, own_slice
+from ..precision.policy import PrecisionPolicy
+from .plan import ZeroPlan
+from .unit import ParamUnit
+from .values import take_values
+
+
+class UnitBuffers:
+    """Reserves parameters and masters at once; they are filled unit by unit, so the model's first tensors make room.
+
+    Args:
+        units: all units; their layouts say how much there is of each kind.
+        plan: what is sharded.
+        collectives: the axis to shard over.
+        precision: dtypes of parameters and masters.
+        device: where the buffers live.
+        memory: where they are reserved.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[ParamUnit],
+        plan: ZeroPlan,
+        collectives: Collectives,
+        *,
+        precision: PrecisionPolicy,
+        device: torch.device,
+        memory: Arenas,
+    ) -> None:
+        self._units = units
+        self._plan = plan
+        self._collectives = collectives
+        self._precision = precision
+        self._device = device
+        self._memory = memory
+        padded = [unit.layout.padded_numel for unit in units]
+        shards = [unit.layout.shard_numel for unit in units]
+        self._owned_numel = sum(shards if plan.shard_optimizer else padded)
+        name, numels = ("parameter shards", shards) if plan.shard_parameters else ("parameters", padded)
+        self._params = memory.reserve(name, sum(numels), self._shared)
+        self._masters: Arena | None = None
+        if precision.has_separate_master:
+            self._masters = memory.reserve("masters", self._owned_numel, self._own)
+        # The first values of one unit, where no buffer of its own can take them whole and in fp32.
+        needs_scratch = plan.shard_optimizer if precision.has_separate_master else plan.shard_parameters
+        self._scratch = self._own(max(padded, default=0) if needs_scratch else 0)
+
+    def fill(self, unit: ParamUnit) -> None:
+        """Gives a unit its parameters and masters, with their first values; enters the collectives of `take_values`."""
+        layout, size, rank = unit.layout, self._collectives.size, self._collectives.rank
+        flat = None if self._plan.shard_parameters else self._params.take(layout.padded_numel)
+        whole = self._place_of_values(layout.padded_numel, flat)
+        mine = own_slice(whole, rank=rank, size=size)
+        promised = take_values(unit, whole, self._collectives, device=self._device)
+        if flat is None:
+            unit.shard = self._params.take(layout.shard_numel).copy_(mine)
+            # The model's first tensors must not live on until the slots exist.
+            for param in unit.params:
+                param.data = torch.empty(0, dtype=self._precision.compute, device=self._device)
+        else:
+            if promised:
+                self._collectives.all_gather(whole, mine, of=unit.label).wait()
+            if whole is not flat:
+                flat.copy_(whole)
+            unit.shard = own_slice(flat, rank=rank, size=size)
+            unit.bind_params(flat)
+        unit.owned = layout.shard_range(rank) if self._plan.shard_optimizer else (0, layout.padded_numel)
+        if self._masters is None:
+            unit.master = unit.shard if self._plan.shard_optimizer else unit.flat_param
+        else:
+            unit.master = self._masters.take(layout.shard_numel).copy_(mine) if self._plan.shard_optimizer else whole
+
+    def add_sums(self) -> None:
+        """Gives every unit its gradient sum; last, when the model's first tensors are gone."""
+        arena = self._memory.reserve("gradient sums", self._owned_numel, self._own)
+        for unit in self._units:
+            unit.grad_sum = arena.take(unit.owned[1] - unit.owned[0])
+
+    def _place_of_values(self, numel: int, flat: Tensor | None) -> Tensor:
+        """Returns zeroed fp32 memory for the first values of a unit: what they will stay in, or the scratch buffer."""
+        if self._scratch.numel():
+            return self._scratch.narrow(0, 0, numel).zero_()
+        if self._masters is not None:
+            return self._masters.take(numel)
+        assert flat is not None, "parameters that are sharded have a scratch buffer"
+        return flat
+
+    def _shared(self, numel: int) -> Tensor:
+        return self._collectives.zeros(numel, dtype=self._precision.compute, device=self._device)
+
+    def _own(self, numel: int) -> Tensor:
+        return torch.zeros(numel, dtype=self._precision.master, device=self._device)
