@@ -18,6 +18,7 @@ __all__ = [
     "all_gather_single",
     "in_backward",
     "reduce_scatter_single",
+    "store_of",
     "timeout_of",
     "when_backward_ends",
 ]
@@ -38,6 +39,11 @@ def timeout_of(group: dist.ProcessGroup) -> float:
     """Returns how long a collective of a Gloo group waits for the other ranks, in seconds."""
     backend: Any = group._get_backend(torch.device("cpu"))  # pyright: ignore[reportPrivateUsage]
     return backend.options._timeout.total_seconds()
+
+
+def store_of(group: dist.ProcessGroup) -> Store:
+    """Returns the part of the job's store that a group's ranks share."""
+    return dist.distributed_c10d._get_process_group_store(group)  # pyright: ignore[reportPrivateUsage]
 
 
 def in_backward() -> bool:

@@ -29,10 +29,12 @@ from dsrun.errors import InputError, LaunchError
 
 from ..compat import HashStore, PrefixStore, Store, TCPStore, timeout_of
 from .alone import AloneCollectives
-from .collectives import C10dCollectives, Collectives, GlooCollectives, WaitObserver, Where
+from .c10d import C10dCollectives, GlooCollectives
+from .collectives import Collectives, WaitObserver
 from .segments import share_one_host
 from .shared_memory import SharedMemoryCollectives, exchange_over
 from .spec import MeshSpec
+from .where import Where
 
 Backend = Literal["nccl", "gloo"]
 
@@ -162,15 +164,15 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
         ) from error
 
 
-def _cpu_collectives(group: dist.ProcessGroup, observer: WaitObserver | None) -> C10dCollectives:
+def _cpu_collectives(group: dist.ProcessGroup, observer: WaitObserver | None, where: Where) -> C10dCollectives:
     """Returns collectives through shared memory where all ranks of the group are on one host, else Gloo's."""
     if share_one_host(exchange_over(group)):
         try:
-            return SharedMemoryCollectives(group, observer, timeout_s=timeout_of(group))
+            return SharedMemoryCollectives(group, observer, timeout_s=timeout_of(group), where=where)
         except OSError as error:
             if group.rank() == 0:
                 _log.warning("the ranks cannot share memory (%s): Gloo moves their data, several times slower", error)
-    return GlooCollectives(group, observer)
+    return GlooCollectives(group, observer, where=where)
 
 
 def _leave(collectives: Sequence[weakref.ref[C10dCollectives]], process: int) -> None:
@@ -233,7 +235,9 @@ def make_mesh(
             if info.rank in ranks:
                 assert isinstance(group, dist.ProcessGroup), "torch.distributed is not initialised"
                 collectives = (
-                    C10dCollectives(group, observer) if backend == "nccl" else _cpu_collectives(group, observer)
+                    C10dCollectives(group, observer, where=where)
+                    if backend == "nccl"
+                    else _cpu_collectives(group, observer, where)
                 )
                 bound[axis] = collectives
                 made.append(weakref.ref(collectives))

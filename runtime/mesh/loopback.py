@@ -1,6 +1,7 @@
 """The collectives among threads of one process: real numbers for N ranks under one debugger. For tests.
 
-Sums go in rank order, so they are the same on every rank and in every run.
+Sums go in rank order, as where ranks share memory, so they have the same bits. Ranks in different collectives, or in
+ones of different steps, are an error at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .collectives import Done, Pending, Traffic, Unobserved, WaitObserver, own_slice, wait_name
+from dsrun.errors import ModelError
+
+from .collectives import Done, Pending, Traffic, Unobserved, WaitObserver, own_slice, part_numels, wait_name
+from .sums import reduce_in_order
+from .where import Where
 
 _Result = TypeVar("_Result")
 
@@ -33,6 +38,8 @@ class LoopbackWorld:
         self.observers = [Unobserved()] * size if observers is None else observers
         self._barrier = threading.Barrier(size, timeout=timeout_s)
         self._posted: list[Tensor | None] = [None] * size
+        self._names = [""] * size
+        self.places = [Where() for _ in range(size)]
 
     def run(self, body: Callable[[LoopbackCollectives], _Result]) -> list[_Result]:
         """Runs `body` once a rank, each in a thread of its own, and returns the results in rank order.
@@ -55,11 +62,22 @@ class LoopbackWorld:
         return [future.result() for future in futures]
 
     def exchange(self, rank: int, tensor: Tensor, read: Callable[[list[Tensor]], None], *, name: str) -> None:
-        """Shows every rank's tensor to `read` on every rank; a tensor may be overwritten only after this returns."""
+        """Shows every rank's tensor to `read` on every rank; a tensor may be overwritten only after this returns.
+
+        Raises:
+            ModelError: another rank is in another collective, or in one of another step; on every rank.
+        """
         started_s = time.perf_counter()
         self.observers[rank].enter(name)
         self._posted[rank] = tensor
+        self._names[rank] = name
         self._barrier.wait()
+        for other in range(self.size):
+            if self._names[other] != name or self.places[other].step != self.places[rank].step:
+                raise ModelError(
+                    f"rank {rank} is in {name}{self.places[rank]} while "
+                    f"rank {other} is in {self._names[other]}{self.places[other]}"
+                )
         read([posted for posted in self._posted if posted is not None])
         self._barrier.wait()
         self.observers[rank].leave(time.perf_counter() - started_s)
@@ -73,6 +91,7 @@ class LoopbackCollectives:
         self.rank = rank
         self.size = world.size
         self.traffic = Traffic()
+        self.where = world.places[rank]
 
     def zeros(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See `Collectives`."""
@@ -98,16 +117,41 @@ class LoopbackCollectives:
     def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("all_reduce", buffer_N)
-        buffer_N.copy_(self._reduce(buffer_N, op, wait_name("all_reduce", of)))
+        buffer_N.copy_(self._reduce(buffer_N, op, wait_name(f"all_reduce {op}", of)))
         return Done()
 
     def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
         """See `Collectives`."""
         self.traffic.count("broadcast", buffer_N)
         copies: list[Tensor] = []
-        name = wait_name("broadcast", of)
+        name = wait_name(f"broadcast from {source}", of)
         self._world.exchange(self.rank, buffer_N, lambda buffers: copies.append(buffers[source].clone()), name=name)
         buffer_N.copy_(copies[0])
+        return Done()
+
+    def all_to_all(
+        self,
+        output_M: Tensor,
+        input_N: Tensor,
+        *,
+        receive_numels: Sequence[int] | None = None,
+        send_numels: Sequence[int] | None = None,
+        of: str = "",
+    ) -> Pending:
+        """See `Collectives`."""
+        self.traffic.count("all_to_all", input_N)
+        receive = part_numels(output_M, receive_numels, size=self.size)
+        send = part_numels(input_N, send_numels, size=self.size)
+        sent: list[list[int]] = []
+        name = wait_name("all_to_all", of)
+        lengths = torch.tensor(send, dtype=torch.int64)
+        self._world.exchange(self.rank, lengths, lambda rows: sent.extend(r.tolist() for r in rows), name=name)
+
+        def read(inputs: list[Tensor]) -> None:
+            for part, theirs, numels in zip(output_M.split(receive), inputs, sent, strict=True):
+                part.copy_(theirs.split(numels)[self.rank])
+
+        self._world.exchange(self.rank, input_N, read, name=name)
         return Done()
 
     def barrier(self) -> None:
@@ -122,10 +166,8 @@ class LoopbackCollectives:
         results: list[Tensor] = []
 
         def read(buffers: list[Tensor]) -> None:
-            result = buffers[0].clone()
-            for other in buffers[1:]:
-                result = torch.maximum(result, other) if op == "max" else result + other
-            results.append(result)
+            results.append(torch.empty_like(buffer_N))
+            reduce_in_order(buffers, results[0], op)
 
         self._world.exchange(self.rank, buffer_N, read, name=name)
         return results[0]

@@ -5,18 +5,18 @@ Sums are made in rank order, in fp32 for the 16-bit formats, so they have the sa
 
 [Note: two meetings] A collective begins with a meeting, after which every rank's data may be read, and ends with one,
 after which every rank's data may be overwritten. So each is over when the call returns; on a CPU, where the copying
-takes the same cores as the computing, there is nothing to overlap with. A rank whose peers are in another collective
-says so and raises: mixed up, they would mix their data.
+takes the same cores as the computing, there is nothing to overlap with. A rank whose peers are in another collective,
+or in one of another step, says so and raises: mixed up, they would mix their data.
+
+[Note: fold and spread] All but the simplest are made of two parts. In a *fold* each rank gets one span of all buffers
+and makes one span of them; in a *spread* every span of a buffer is known by one rank, and then by all.
 """
 
 from __future__ import annotations
 
-import logging
-import mmap
 import os
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from zlib import crc32
 
 import torch
@@ -26,24 +26,24 @@ from torch import Tensor
 from dsrun.errors import ModelError
 
 from ..compat import all_gather_single
-from .collectives import C10dCollectives, Done, Pending, WaitObserver, own_slice, wait_name
+from .arenas import SharedArenas
+from .c10d import C10dCollectives
+from .collectives import Done, Pending, WaitObserver, own_slice, part_numels, wait_name
 from .segments import share_memory
+from .sums import cut_pieces, cut_spans, reduce_in_order
 from .turnstile import Turnstile, turnstile_bytes
+from .where import Where
 
 #: What a rank copies at once where its data is not shared: two of them fit into a core's cache.
 _MAILBOX_BYTES = 1 << 20
 #: Below this a rank adds up a whole buffer by itself, which saves a meeting.
 _SMALL_BYTES = 1 << 16
-#: Elements added up at once in fp32 where there are more than two ranks: the sum stays in the cache.
-_SUM_NUMEL = 1 << 16
-_WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
-#: Of an arena; a page that nobody has written takes no memory. Each takes a descriptor a rank.
-_ARENA_BYTES = 1 << 30
-#: Buffers begin at a cache line.
-_ALIGNMENT_BYTES = 64
 _DONE = Done()
 
-_log = logging.getLogger(__name__)
+#: Where a span of a flat buffer begins and ends, in elements.
+Span = tuple[int, int]
+#: Makes a span of this rank's buffer out of the same span of the buffers of all ranks, which come in rank order.
+Fold = Callable[[int, int, list[Tensor]], None]
 
 
 def exchange_over(group: dist.ProcessGroup) -> Callable[[Sequence[int]], list[list[int]]]:
@@ -65,129 +65,138 @@ class SharedMemoryCollectives(C10dCollectives):
     """See the module; every rank of the group must make one, and make the same calls.
 
     Args:
-        group: the axis; its ranks share a host, see `segments.share_one_host`. Used to set up, not to move data.
+        group: the axis; its ranks share a host, see `segments.find_hosts`. Used to set up, not to move data.
         observer: hears of waits.
         timeout_s: longest wait for the other ranks.
+        where: the step this rank is in: compared with the others', and for errors.
 
     Raises:
         OSError: no memory can be shared; on every rank.
     """
 
-    def __init__(self, group: dist.ProcessGroup, observer: WaitObserver | None = None, *, timeout_s: float) -> None:
-        super().__init__(group, observer)
-        self._exchange = exchange_over(group)
-        processes = [process for (process,) in self._exchange([os.getpid()])]
-        places = share_memory(turnstile_bytes(self.size), self._exchange)
-        self._turnstile = Turnstile(places, rank=self.rank, processes=processes, timeout_s=timeout_s)
-        #: This rank's own segments, and the bytes of every rank's, by segment.
-        self._arenas: list[mmap.mmap] = []
-        self._segments: list[list[Tensor]] = []
-        self._bases: list[int] = []
-        self._order: list[int] = []
-        #: Bytes of the newest segment that are given away.
-        self._used_bytes = 0
-        self._mailboxes = self._share(_MAILBOX_BYTES)
-        self._used_bytes = _MAILBOX_BYTES
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        observer: WaitObserver | None = None,
+        *,
+        timeout_s: float,
+        where: Where | None = None,
+    ) -> None:
+        super().__init__(group, observer, where=where)
+        exchange = exchange_over(group)
+        processes = [process for (process,) in exchange([os.getpid()])]
+        places = share_memory(turnstile_bytes(self.size), exchange)
+        self._turnstile = Turnstile(places, rank=self.rank, processes=processes, names=self._ranks, timeout_s=timeout_s)
+        self._arenas = SharedArenas(self.rank, exchange, mailbox_bytes=_MAILBOX_BYTES)
+        self._heard: list[tuple[int, int, int, int, int]] = []
         # Nobody may come to the turnstile before all have made theirs.
-        self._exchange([1])
+        exchange([1])
 
     def zeros(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See `Collectives`: memory that the peers read where it is. Every rank must call, with the same size."""
         assert device.type == "cpu", "ranks share the memory of the CPU"
-        nbytes = numel * dtype.itemsize
-        if nbytes == 0:
-            return torch.zeros(0, dtype=dtype)
-        if self._used_bytes + nbytes > self._segments[-1][self.rank].numel():
-            try:
-                self._share(max(nbytes, _ARENA_BYTES))
-            except OSError as error:
-                _log.warning("%s bytes cannot be shared (%s): they are moved in pieces", nbytes, error)
-                return torch.zeros(numel, dtype=dtype)
-            self._used_bytes = 0
-        segment = self._arenas[-1]
-        start = self._used_bytes
-        self._used_bytes = -(-(start + nbytes) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        # Of its own bytes alone, so that what a tensor holds is what it seems to hold.
-        return torch.frombuffer(segment, dtype=dtype, count=numel, offset=start)
+        return self._arenas.zeros(numel, dtype)
 
     def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`: one copy of each peer's shard."""
         self.traffic.count("all_gather", output_N)
-
-        mine = own_slice(output_N, rank=self.rank, size=self.size)
-        if mine.data_ptr() != shard_S.data_ptr():
-            mine.copy_(shard_S)
+        slices = [own_slice(output_N, rank=peer, size=self.size) for peer in range(self.size)]
+        if slices[self.rank].data_ptr() != shard_S.data_ptr():
+            slices[self.rank].copy_(shard_S)
 
         def move() -> None:
-            for peer, theirs in self._whole(shard_S):
-                own_slice(output_N, rank=peer, size=self.size).copy_(theirs)
+            for peer, theirs in self._theirs(shard_S):
+                slices[peer].copy_(theirs)
 
-        def move_pieces() -> None:
-            for start, end in _pieces(shard_S, _MAILBOX_BYTES):
-                for peer, theirs in self._post(shard_S[start:end]):
-                    own_slice(output_N, rank=peer, size=self.size)[start:end].copy_(theirs)
-                self._turnstile.meet()
-
-        return self._run("all_gather", of, shard_S, move, move_pieces)
+        shard = shard_S.numel()
+        held = [[(peer * shard, (peer + 1) * shard)] for peer in range(self.size)]
+        return self._run("all_gather", of, shard_S, move, lambda: self._spread_pieces(output_N, held))
 
     def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`: each rank reads its slice of every buffer."""
         self.traffic.count("reduce_scatter", buffer_N)
-        mine = own_slice(buffer_N, rank=self.rank, size=self.size)
-
-        def move() -> None:
-            theirs = [own_slice(each, rank=self.rank, size=self.size) for _, each in self._all(buffer_N)]
-            _reduce(theirs, mine, "sum")
-
-        def move_pieces() -> None:
-            for start, end in _pieces(mine, _MAILBOX_BYTES // self.size):
-                posted = [own_slice(buffer_N, rank=peer, size=self.size)[start:end] for peer in range(self.size)]
-                theirs = [own_slice(each, rank=self.rank, size=self.size) for _, each in self._post_all(*posted)]
-                _reduce(theirs, mine[start:end], "sum")
-                self._turnstile.meet()
-
-        return self._run("reduce_scatter", of, buffer_N, move, move_pieces)
+        shard = own_slice(buffer_N, rank=0, size=self.size).numel()
+        spans = [(peer * shard, (peer + 1) * shard) for peer in range(self.size)]
+        return self.fold(buffer_N, spans, _sum_into(buffer_N, "sum"), collective="reduce_scatter", of=of)
 
     def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
         """See `Collectives`: each rank reduces one slice and then reads the others'; all of it where that is little."""
         self.traffic.count("all_reduce", buffer_N)
-        nbytes = buffer_N.numel() * buffer_N.element_size()
+        reduce = _sum_into(buffer_N, op)
 
         def move() -> None:
-            buffers = [each for _, each in self._all(buffer_N)]
-            spans = _spans(buffer_N.numel(), self.size)
+            spans = cut_spans(buffer_N.numel(), self.size)
+            buffers = self._everyones(buffer_N)
             start, end = spans[self.rank]
-            _reduce([each[start:end] for each in buffers], buffer_N[start:end], op)
+            reduce(start, end, [each[start:end] for each in buffers])
             self._turnstile.meet()
             for peer, (start, end) in enumerate(spans):
                 if peer != self.rank:
                     buffer_N[start:end].copy_(buffers[peer][start:end])
 
         def move_pieces() -> None:
-            for start, end in _pieces(buffer_N, _MAILBOX_BYTES):
-                _reduce([each for _, each in self._post_all(buffer_N[start:end])], buffer_N[start:end], op)
+            boxes = self._boxes(buffer_N.dtype)
+            for start, end in cut_pieces(0, buffer_N.numel(), numel=boxes[0].numel()):
+                boxes[self.rank][: end - start].copy_(buffer_N[start:end])
+                self._turnstile.meet()
+                reduce(start, end, [box[: end - start] for box in boxes])
                 self._turnstile.meet()
 
+        nbytes = buffer_N.numel() * buffer_N.element_size()
         return self._run(f"all_reduce {op}", of, buffer_N, move if nbytes > _SMALL_BYTES else move_pieces, move_pieces)
 
     def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
         """See `Collectives`: every other rank copies the source's buffer."""
         self.traffic.count("broadcast", buffer_N)
+        held: list[list[Span]] = [[(0, buffer_N.numel())] if peer == source else [] for peer in range(self.size)]
+        return self.spread(buffer_N, held, collective=f"broadcast from {source}", of=of)
+
+    def all_to_all(
+        self,
+        output_M: Tensor,
+        input_N: Tensor,
+        *,
+        receive_numels: Sequence[int] | None = None,
+        send_numels: Sequence[int] | None = None,
+        of: str = "",
+    ) -> Pending:
+        """See `Collectives`: one copy of each part.
+
+        Raises:
+            ModelError: a rank does not send what this one expects; on every rank.
+        """
+        self.traffic.count("all_to_all", input_N)
+        receive = part_numels(output_M, receive_numels, size=self.size)
+        send = part_numels(input_N, send_numels, size=self.size)
+        parts = list(output_M.split(receive))
+
+        def numels() -> list[list[int]]:
+            return [send] * self.size if send_numels is None else self._agree_on_numels(send, receive)
 
         def move() -> None:
-            for peer, theirs in self._whole(buffer_N):
-                if peer == source:
-                    buffer_N.copy_(theirs)
+            for peer, theirs in enumerate(numels()):
+                _, _, _, place, offset = self._heard[peer]
+                start = sum(theirs[: self.rank])
+                whole = self._arenas.view(peer, place, offset, numel=sum(theirs), dtype=input_N.dtype)
+                parts[peer].copy_(whole[start : start + theirs[self.rank]])
 
         def move_pieces() -> None:
-            for start, end in _pieces(buffer_N, _MAILBOX_BYTES):
-                piece = buffer_N[start:end]
-                for peer, theirs in self._post(piece):
-                    if peer == source:
-                        piece.copy_(theirs)
+            largest = max(max(row) for row in numels())
+            boxes = self._boxes(input_N.dtype)
+            numel = boxes[0].numel() // self.size
+            mine = input_N.split(send)
+            for start, end in cut_pieces(0, largest, numel=numel):
+                for peer, part in enumerate(mine):
+                    piece = part[start:end]
+                    boxes[self.rank][peer * numel : peer * numel + piece.numel()].copy_(piece)
+                self._turnstile.meet()
+                for part, box in zip(parts, boxes, strict=True):
+                    piece = part[start:end]
+                    piece.copy_(box[self.rank * numel : self.rank * numel + piece.numel()])
                 self._turnstile.meet()
 
-        return self._run(f"broadcast from {source}", of, buffer_N, move, move_pieces)
+        uneven = send_numels is not None
+        return self._run("all_to_all", of, input_N, move, move_pieces, compare_bytes=not uneven)
 
     def barrier(self) -> None:
         """See `Collectives`."""
@@ -197,27 +206,123 @@ class SharedMemoryCollectives(C10dCollectives):
     def close(self) -> None:
         """See `Collectives`; the memory goes with its last tensor."""
         self._turnstile.close()
-        self._arenas, self._segments, self._bases, self._order = [], [], [], []
-        self._mailboxes = []
-        super().close()
+        self._arenas.close()
+        self._drop_groups()
+
+    def fold(
+        self, buffer_N: Tensor, spans: Sequence[Span], fold: Fold, *, collective: str, of: str, piece_numel: int = 0
+    ) -> Pending:
+        """Gives each rank its span of the buffers of all ranks, see [Note: fold and spread].
+
+        Args:
+            buffer_N: flat, of one length on all ranks.
+            spans: of each rank, in rank order.
+            fold: called for each piece of this rank's span in ascending order; may write that piece of `buffer_N`, and
+                reads the others only until it returns.
+            collective: what this is part of.
+            of: what is moved.
+            piece_numel: most elements of a piece; 0: whole spans where the buffers are shared.
+        """
+        mine = spans[self.rank]
+
+        def move() -> None:
+            everyone = self._everyones(buffer_N)
+            for start, end in cut_pieces(*mine, numel=piece_numel or max(1, mine[1] - mine[0])):
+                fold(start, end, [each[start:end] for each in everyone])
+
+        def move_pieces() -> None:
+            boxes = self._boxes(buffer_N.dtype)
+            numel = boxes[0].numel() // self.size
+            numel = min(numel, piece_numel) if piece_numel else numel
+            for pieces in _rounds([cut_pieces(*span, numel=numel) for span in spans]):
+                for peer, (start, end) in pieces.items():
+                    boxes[self.rank][peer * numel : peer * numel + end - start].copy_(buffer_N[start:end])
+                self._turnstile.meet()
+                if self.rank in pieces:
+                    start, end = pieces[self.rank]
+                    at = self.rank * numel
+                    fold(start, end, [box[at : at + end - start] for box in boxes])
+                self._turnstile.meet()
+
+        return self._run(collective, of, buffer_N, move, move_pieces)
+
+    def spread(self, buffer_N: Tensor, held: Sequence[Sequence[Span]], *, collective: str, of: str) -> Pending:
+        """Fills this rank's buffer with the spans that other ranks hold, see [Note: fold and spread].
+
+        Args:
+            buffer_N: flat, of one length on all ranks.
+            held: by rank, the spans whose values its buffer has; no two overlap.
+            collective: what this is part of.
+            of: what is moved.
+        """
+
+        def move() -> None:
+            for peer, theirs in self._theirs(buffer_N):
+                for start, end in held[peer]:
+                    buffer_N[start:end].copy_(theirs[start:end])
+
+        return self._run(collective, of, buffer_N, move, lambda: self._spread_pieces(buffer_N, held))
+
+    def _spread_pieces(self, buffer_N: Tensor, held: Sequence[Sequence[Span]]) -> None:
+        boxes = self._boxes(buffer_N.dtype)
+        numel = boxes[0].numel()
+        for pieces in _rounds([[p for span in spans for p in cut_pieces(*span, numel=numel)] for spans in held]):
+            if self.rank in pieces:
+                start, end = pieces[self.rank]
+                boxes[self.rank][: end - start].copy_(buffer_N[start:end])
+            self._turnstile.meet()
+            for peer, (start, end) in pieces.items():
+                if peer != self.rank:
+                    buffer_N[start:end].copy_(boxes[peer][: end - start])
+            self._turnstile.meet()
+
+    def _agree_on_numels(self, send: list[int], receive: list[int]) -> list[list[int]]:
+        """Returns what each rank sends to each, by sender and receiver; two meetings."""
+        boxes = [box[: self.size] for box in self._boxes(torch.int64)]
+        boxes[self.rank].copy_(torch.tensor(send, dtype=torch.int64))
+        boxes_of_receivers = [box[self.size : 2 * self.size] for box in self._boxes(torch.int64)]
+        boxes_of_receivers[self.rank].copy_(torch.tensor(receive, dtype=torch.int64))
+        self._turnstile.meet()
+        table = [box.tolist() for box in boxes]
+        expected = [box.tolist() for box in boxes_of_receivers]
+        self._turnstile.meet()
+        for sender, row in enumerate(table):
+            for receiver, numel in enumerate(row):
+                if expected[receiver][sender] != numel:
+                    raise ModelError(
+                        f"rank {self._ranks[sender]} sends {numel} elements to rank {self._ranks[receiver]}, which "
+                        f"expects {expected[receiver][sender]}, in {self._turnstile.notice(self.rank)}",
+                        hint="let the ranks exchange the lengths of the parts first",
+                    )
+        return table
 
     def _run(
-        self, collective: str, of: str, buffer: Tensor, move: Callable[[], None], move_pieces: Callable[[], None]
+        self,
+        collective: str,
+        of: str,
+        buffer: Tensor,
+        move: Callable[[], None],
+        move_pieces: Callable[[], None],
+        *,
+        compare_bytes: bool = True,
     ) -> Pending:
         """Runs one collective, see [Note: two meetings]; `move` where the buffers of all ranks are shared."""
         name = wait_name(collective, of)
         self._observer.enter(name)
         started_s = time.perf_counter()
-        place, offset = self._locate(buffer)
+        place, offset = self._arenas.locate(buffer)
         nbytes = buffer.numel() * buffer.element_size()
         kind = crc32(name.encode())
-        self._turnstile.say(kind, nbytes, place=place, offset=offset, text=f"{name} ({nbytes} bytes)")
+        where = self._where
+        self._turnstile.say(
+            kind, nbytes, place=place, offset=offset, step=where.step, micro_step=where.micro_step, text=name
+        )
         self._turnstile.meet()
         self._heard = [self._turnstile.heard(rank) for rank in range(self.size)]
-        for rank, (their_kind, their_bytes, _, _) in enumerate(self._heard):
-            if their_kind != kind or their_bytes != nbytes:
+        for rank, (their_kind, their_step, their_bytes, _, _) in enumerate(self._heard):
+            if their_kind != kind or their_step != where.step or (compare_bytes and their_bytes != nbytes):
                 self._refuse(rank)
-        if all(their_place >= 0 for _, _, their_place, _ in self._heard):
+        if all(their_place >= 0 for _, _, _, their_place, _ in self._heard):
             move()
             self._turnstile.meet()
         else:
@@ -228,90 +333,34 @@ class SharedMemoryCollectives(C10dCollectives):
         return _DONE
 
     def _refuse(self, rank: int) -> None:
+        mine, theirs = self._turnstile.notice(self.rank), self._turnstile.notice(rank)
         raise ModelError(
-            f"rank {self.rank} is in {self._turnstile.notice(self.rank).text} "
-            f"while rank {rank} is in {self._turnstile.notice(rank).text}",
+            f"rank {self._ranks[self.rank]} is in {mine} while rank {self._ranks[rank]} is in {theirs}",
             hint="every rank must run the same model with the same config, and call it equally often; "
             "of blocks that ranks choose for themselves see `dsrun config explain zero_optimization.leaf_module`",
         )
 
-    def _share(self, nbytes: int) -> list[Tensor]:
-        """Makes a segment a rank; returns the bytes of all, in rank order."""
-        arenas = share_memory(nbytes, self._exchange)
-        self._arenas.append(arenas[self.rank])
-        segments = [torch.frombuffer(arena, dtype=torch.uint8) for arena in arenas]
-        base = segments[self.rank].data_ptr()
-        at = bisect_right(self._bases, base)
-        self._bases.insert(at, base)
-        self._order.insert(at, len(self._segments))
-        self._segments.append(segments)
-        return segments
-
-    def _locate(self, buffer: Tensor) -> tuple[int, int]:
-        """Returns number and offset of the shared segment in which a buffer lies; -1 where it lies in none."""
-        address = buffer.data_ptr()
-        at = bisect_right(self._bases, address) - 1
-        if at < 0 or not buffer.is_contiguous():
-            return -1, 0
-        number = self._order[at]
-        offset = address - self._bases[at]
-        nbytes = buffer.numel() * buffer.element_size()
-        return (number, offset) if offset + nbytes <= self._segments[number][self.rank].numel() else (-1, 0)
-
-    def _all(self, buffer: Tensor) -> list[tuple[int, Tensor]]:
+    def _everyones(self, buffer: Tensor) -> list[Tensor]:
         """Returns every rank's buffer in rank order, where all of them are shared."""
-        nbytes = buffer.numel() * buffer.element_size()
         return [
-            (rank, self._segments[place][rank][offset : offset + nbytes].view(buffer.dtype))
-            for rank, (_, _, place, offset) in enumerate(self._heard)
+            self._arenas.view(rank, place, offset, numel=buffer.numel(), dtype=buffer.dtype)
+            for rank, (_, _, _, place, offset) in enumerate(self._heard)
         ]
 
-    def _whole(self, buffer: Tensor) -> list[tuple[int, Tensor]]:
+    def _theirs(self, buffer: Tensor) -> list[tuple[int, Tensor]]:
         """Returns the other ranks' buffers."""
-        return [(rank, theirs) for rank, theirs in self._all(buffer) if rank != self.rank]
+        return [(rank, theirs) for rank, theirs in enumerate(self._everyones(buffer)) if rank != self.rank]
 
-    def _post_all(self, *pieces: Tensor) -> list[tuple[int, Tensor]]:
-        """Puts pieces of one length into this rank's mailbox; returns what all ranks put there, in rank order."""
-        numel, dtype = pieces[0].numel(), pieces[0].dtype
-        nbytes = len(pieces) * numel * dtype.itemsize
-        boxes = [box[:nbytes].view(dtype) for box in self._mailboxes]
-        for number, piece in enumerate(pieces):
-            boxes[self.rank][number * numel : (number + 1) * numel].copy_(piece)
-        self._turnstile.meet()
-        return list(enumerate(boxes))
-
-    def _post(self, piece: Tensor) -> list[tuple[int, Tensor]]:
-        """The same without this rank's own."""
-        return [(rank, theirs) for rank, theirs in self._post_all(piece) if rank != self.rank]
+    def _boxes(self, dtype: torch.dtype) -> list[Tensor]:
+        """Returns the mailboxes of all ranks."""
+        return [box.view(dtype) for box in self._arenas.mailboxes]
 
 
-def _pieces(flat: Tensor, piece_bytes: int) -> list[tuple[int, int]]:
-    """Returns where the pieces of a flat tensor begin and end, in elements."""
-    step = max(1, piece_bytes // flat.element_size())
-    return [(start, min(start + step, flat.numel())) for start in range(0, flat.numel(), step)]
+def _sum_into(buffer_N: Tensor, op: str) -> Fold:
+    return lambda start, end, terms: reduce_in_order(terms, buffer_N[start:end], op)
 
 
-def _spans(numel: int, size: int) -> list[tuple[int, int]]:
-    """Cuts a buffer of any length into `size` spans, almost equal, at multiples of 16 elements."""
-    step = -(-numel // (16 * size)) * 16
-    return [(min(rank * step, numel), min((rank + 1) * step, numel)) for rank in range(size)]
-
-
-def _reduce(terms: Sequence[Tensor], out: Tensor, op: str) -> None:
-    """Reduces `terms` in their order into `out`, which may be one of them."""
-    if len(terms) == 1:
-        if out.data_ptr() != terms[0].data_ptr():
-            out.copy_(terms[0])
-    elif len(terms) == 2:
-        # torch adds 16-bit numbers in fp32 and rounds once, as below.
-        (torch.maximum if op == "max" else torch.add)(terms[0], terms[1], out=out)
-    elif op == "max":
-        out.copy_(torch.stack(list(terms)).amax(0))
-    else:
-        wide = _WIDE.get(out.dtype, out.dtype)
-        for start in range(0, out.numel(), _SUM_NUMEL):
-            end = min(start + _SUM_NUMEL, out.numel())
-            total = terms[0][start:end].to(wide, copy=True)
-            for term in terms[1:]:
-                total.add_(term[start:end])
-            out[start:end].copy_(total)
+def _rounds(pieces: Sequence[Sequence[Span]]) -> Iterator[dict[int, Span]]:
+    """Yields, as often as any rank has pieces, the next one of each rank that has one left."""
+    for number in range(max(len(each) for each in pieces)):
+        yield {rank: each[number] for rank, each in enumerate(pieces) if number < len(each)}

@@ -17,12 +17,16 @@ from dataclasses import dataclass
 
 from dsrun.errors import DsrunError
 
+from .where import at_step
+
 #: A semaphore on a cache line of its own; glibc's takes 32 bytes.
 _SEMAPHORE_BYTES = 64
-#: A notice: kind, bytes, place, offset, length of the text, text.
-_NOTICE = struct.Struct("=QQqqH")
+#: A notice: kind, step, bytes, place, offset, micro step, length of the text, text.
+_NOTICE = struct.Struct("=QQQqqQH")
 _TEXT_BYTES = 200
 _NOTICE_BYTES = 256
+#: Kind of the last notice, of a rank that will not come again.
+_LEFT = 0xFFFFFFFFFFFFFFFF
 #: Looks at a semaphore before this thread sleeps: about 50 us, less than falling asleep and waking up costs.
 _LOOKS = 100
 #: Between two looks at whether a peer that keeps us waiting still lives.
@@ -43,17 +47,26 @@ class Notice:
 
     Attributes:
         kind: tells collectives apart; ranks of one collective have the same.
+        step: that the rank is in; 0 before the first.
         nbytes: of the buffer.
         place: number of the shared segment where its data lies; -1 if it lies elsewhere.
         offset: in that segment, bytes.
-        text: the same in words, for errors.
+        micro_step: of the step.
+        text: the collective in words, for errors.
     """
 
     kind: int
+    step: int
     nbytes: int
     place: int
     offset: int
+    micro_step: int
     text: str
+
+    def __str__(self) -> str:
+        if not self.text:
+            return "none"
+        return f"{self.text} ({self.nbytes} bytes){at_step(self.step, self.micro_step)}"
 
 
 def turnstile_bytes(size: int) -> int:
@@ -68,11 +81,21 @@ class Turnstile:
         segments: memory of all ranks in rank order, `turnstile_bytes` each, zeroed.
         rank: this rank.
         processes: ids of all ranks' processes.
+        names: ranks of the job, for errors.
         timeout_s: longest wait for the others.
     """
 
-    def __init__(self, segments: Sequence[mmap.mmap], *, rank: int, processes: Sequence[int], timeout_s: float) -> None:
+    def __init__(
+        self,
+        segments: Sequence[mmap.mmap],
+        *,
+        rank: int,
+        processes: Sequence[int],
+        names: Sequence[int],
+        timeout_s: float,
+    ) -> None:
         self._rank = rank
+        self._names = list(names)
         self._others = [other for other in range(len(segments)) if other != rank]
         self._timeout_s = timeout_s
         self._notices = [memoryview(segment)[:_NOTICE_BYTES] for segment in segments]
@@ -81,34 +104,36 @@ class Turnstile:
         bases = [ctypes.addressof(anchor) + _NOTICE_BYTES for anchor in self._anchors]
         self._arrive = [ctypes.c_void_p(bases[other] + rank * _SEMAPHORE_BYTES) for other in self._others]
         self._await = [ctypes.c_void_p(bases[rank] + other * _SEMAPHORE_BYTES) for other in self._others]
-        self._said: tuple[int, int, int, int] | None = None
         for semaphore in self._await:
             if _quick.sem_init(semaphore, 1, 0) != 0:
                 raise OSError(ctypes.get_errno(), "sem_init")
         self._alive = [os.pidfd_open(processes[other]) for other in self._others]
 
-    def say(self, kind: int, nbytes: int, *, place: int, offset: int, text: str) -> None:
+    def say(
+        self, kind: int, nbytes: int, *, place: int, offset: int, step: int = 0, micro_step: int = 0, text: str = ""
+    ) -> None:
         """Leaves this rank's notice, which the others may read once they have met it."""
         data = text.encode()[:_TEXT_BYTES]
         start = _NOTICE.size
-        _NOTICE.pack_into(self._notices[self._rank], 0, kind, nbytes, place, offset, len(data))
-        self._notices[self._rank][start : start + len(data)] = data
+        memory = self._notices[self._rank]
+        _NOTICE.pack_into(memory, 0, kind, step, nbytes, place, offset, micro_step, len(data))
+        memory[start : start + len(data)] = data
 
-    def heard(self, rank: int) -> tuple[int, int, int, int]:
-        """Returns kind, bytes, place and offset of a rank's notice."""
-        return _NOTICE.unpack_from(self._notices[rank])[:4]
+    def heard(self, rank: int) -> tuple[int, int, int, int, int]:
+        """Returns kind, step, bytes, place and offset of a rank's notice."""
+        return _NOTICE.unpack_from(self._notices[rank])[:5]
 
     def notice(self, rank: int) -> Notice:
         """Returns a rank's whole notice."""
-        kind, nbytes, place, offset, length = _NOTICE.unpack_from(self._notices[rank])
+        kind, step, nbytes, place, offset, micro_step, length = _NOTICE.unpack_from(self._notices[rank])
         text = bytes(self._notices[rank][_NOTICE.size : _NOTICE.size + length]).decode("utf-8", "replace")
-        return Notice(kind, nbytes, place, offset, text)
+        return Notice(kind, step, nbytes, place, offset, micro_step, text)
 
     def meet(self) -> None:
         """Returns once every rank has come; what each wrote before is then seen by all.
 
         Raises:
-            DsrunError: a rank has ended, or not come in time.
+            DsrunError: a rank has ended or left, or not come in time.
         """
         for semaphore in self._arrive:
             _quick.sem_post(semaphore)
@@ -120,7 +145,10 @@ class Turnstile:
                 self._sleep_for(index)
 
     def close(self) -> None:
-        """Lets go of the memory and of the peers' processes."""
+        """Says that this rank will not come again, and lets go of the memory and of the peers' processes."""
+        if self._notices:
+            # The text stays: what this rank did last.
+            struct.pack_into("=Q", self._notices[self._rank], 0, _LEFT)
         for fd in self._alive:
             os.close(fd)
         self._alive = []
@@ -136,17 +164,33 @@ class Turnstile:
             until = _Timespec(int(wake_s), int(wake_s % 1 * 1e9))
             if _libc.sem_timedwait(self._await[index], ctypes.byref(until)) == 0:
                 return
-            other = self._others[index]
-            me = self.notice(self._rank).text
-            if select.select([self._alive[index]], [], [], 0)[0] and _quick.sem_trywait(self._await[index]) != 0:
-                raise DsrunError(
-                    f"rank {other} of this host has ended while rank {self._rank} waited for it in {me}",
-                    hint=f"the log of rank {other} says why",
-                )
+            # Whoever has gone may have come here before.
+            gone = self._gone(index)
+            if gone and _quick.sem_trywait(self._await[index]) != 0:
+                raise self._missing(index, gone)
+            if gone:
+                return
             if time.monotonic() > deadline_s:
-                theirs = self.notice(other).text or "no collective"
-                raise DsrunError(
-                    f"rank {self._rank} waited {self._timeout_s:g} s for rank {other} of this host in {me}; "
-                    f"its last was {theirs}",
-                    hint="every rank must make the same calls in the same order; a rank may also be stuck elsewhere",
-                )
+                raise self._missing(index, "")
+
+    def _gone(self, index: int) -> str:
+        """Returns how a peer has gone; nothing if it is there."""
+        if self.heard(self._others[index])[0] == _LEFT:
+            return "left the job"
+        return "ended" if select.select([self._alive[index]], [], [], 0)[0] else ""
+
+    def _missing(self, index: int, gone: str) -> DsrunError:
+        """Returns the error of a wait for a peer that is gone, or has not come in time."""
+        other = self._others[index]
+        me, they, mine = self._names[self._rank], self._names[other], self.notice(self._rank)
+        last = f"its last collective was {self.notice(other)}"
+        if gone:
+            return DsrunError(
+                f"rank {they} of this host has {gone} while rank {me} waited for it in {mine}; {last}",
+                hint=f"if the log of rank {they} shows no error, it made fewer steps: give all ranks as many batches",
+            )
+        return DsrunError(
+            f"rank {me} waited {self._timeout_s:g} s for rank {they} of this host in {mine}; {last}",
+            hint="every rank must make the same calls in the same order, and get equally many batches; "
+            "a rank may also be stuck elsewhere",
+        )

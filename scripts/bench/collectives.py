@@ -18,7 +18,8 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 from dsrun.runtime.compat import TCPStore, all_gather_single, reduce_scatter_single
-from dsrun.runtime.mesh.collectives import GlooCollectives, own_slice
+from dsrun.runtime.mesh.c10d import GlooCollectives
+from dsrun.runtime.mesh.collectives import own_slice
 from dsrun.runtime.mesh.shared_memory import SharedMemoryCollectives
 
 #: The floor.

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dsrun.contract import RankInfo
 from dsrun.runtime.mesh.alone import AloneCollectives
-from dsrun.runtime.mesh.collectives import C10dCollectives, Collectives, GlooCollectives, own_slice
+from dsrun.runtime.mesh.c10d import C10dCollectives, GlooCollectives
+from dsrun.runtime.mesh.collectives import Collectives, own_slice
 from dsrun.runtime.mesh.groups import join, make_mesh
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
@@ -54,6 +55,15 @@ def exercise(collectives: Collectives, dtype: torch.dtype) -> dict[str, Any]:
     sent = mine.clone()
     collectives.broadcast(sent, source=size - 1).wait()
     found["sent"] = sent
+    dealt = torch.full_like(mine, 7.0)
+    collectives.all_to_all(dealt, mine).wait()
+    found["dealt"] = dealt
+    # Rank q has q + r + 1 elements for rank r, and so nothing in common with even parts.
+    send = [rank + to + 1 for to in range(size)]
+    uneven = torch.full((sum(send),), 7.0, dtype=dtype)
+    source = torch.arange(sum(send)).add(100 * rank).to(dtype)
+    collectives.all_to_all(uneven, source, receive_numels=send, send_numels=send).wait()
+    found["dealt unevenly"] = uneven
     collectives.barrier()
     found["calls"], found["bytes"] = dict(collectives.traffic.calls), dict(collectives.traffic.bytes)
     return found
@@ -75,10 +85,18 @@ def check(results: list[dict[str, Any]], dtype: torch.dtype) -> None:
         assert torch.equal(found["scattered"], own_slice(found["sum"], rank=rank, size=size))
         assert torch.equal(found["max"], torch.stack(buffers).amax(0))
         assert torch.equal(found["sent"], buffers[-1])
-        calls = {"all_gather": 2, "reduce_scatter": 1, "all_reduce": 2, "broadcast": 1, "barrier": 1}
+        assert torch.equal(found["dealt"], torch.cat([own_slice(b, rank=rank, size=size) for b in buffers]))
+        parts: list[Tensor] = []
+        for peer in range(size):
+            start = sum(peer + to + 1 for to in range(rank))
+            parts.append(torch.arange(start, start + peer + rank + 1).add(100 * peer).to(dtype))
+        assert torch.equal(found["dealt unevenly"], torch.cat(parts))
+        calls = {"all_gather": 2, "reduce_scatter": 1, "all_reduce": 2, "broadcast": 1, "all_to_all": 2, "barrier": 1}
         assert found["calls"] == calls
         whole = SHARD * size * dtype.itemsize
-        assert found["bytes"] == {name: n * whole for name, n in calls.items() if name != "barrier"}
+        nbytes = {name: n * whole for name, n in calls.items() if name != "barrier"}
+        nbytes["all_to_all"] = whole + found["dealt unevenly"].numel() * dtype.itemsize
+        assert found["bytes"] == nbytes
 
 
 def _on_gloo(dtype: torch.dtype) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ def test_a_wait_is_named_by_the_collective_and_what_it_moves() -> None:
         collectives.all_reduce(torch.zeros(1), of="mean loss").wait()
         return ""
 
-    assert world.run(body)[1] == "all_reduce of mean loss"
+    assert world.run(body)[1] == "all_reduce sum of mean loss"
     ends = [table.read(rank) for rank in range(2)]
     assert [(end.collective, end.collectives) for end in ends if end is not None] == [("", 1), ("", 1)]
     table.close()

@@ -70,6 +70,17 @@ def _move(numel: int, dtype: torch.dtype, mixed: bool) -> None:
     buffer.copy_(everyone[rank])
     axis.broadcast(buffer, source=size - 1).wait()
     assert torch.equal(buffer, everyone[-1])
+
+    dealt = torch.full_like(buffer, 9.0)
+    axis.all_to_all(dealt, buffer.copy_(everyone[rank])).wait()
+    assert torch.equal(dealt, torch.cat([each[span] for each in everyone]))
+    # Nothing at all for rank 0.
+    send = [peer * numel for peer in range(size)]
+    whole = make(sum(send)).copy_(everyone[rank][: sum(send)])
+    uneven = torch.full((size * rank * numel,), 9.0, dtype=dtype)
+    axis.all_to_all(uneven, whole, receive_numels=[rank * numel] * size, send_numels=send).wait()
+    start = sum(send[:rank])
+    assert torch.equal(uneven, torch.cat([each[start : start + rank * numel] for each in everyone]))
     axis.close()
 
 
@@ -86,6 +97,10 @@ def _ends_early(how: str) -> str:
     if axis.rank == 1:
         if how == "ends":
             os._exit(0)
+        if how == "other length":
+            with pytest.raises(ModelError) as refused:
+                axis.all_to_all(torch.zeros(2), torch.zeros(4), receive_numels=[1, 1], send_numels=[3, 1], of="experts")
+            return str(refused.value)
         if how == "other call":
             with pytest.raises(ModelError) as refused:
                 axis.all_reduce(torch.zeros(8), of="unit 7")
@@ -95,6 +110,10 @@ def _ends_early(how: str) -> str:
             with suppress(RuntimeError):
                 torch.distributed.barrier()
         return ""
+    if how == "other length":
+        with pytest.raises(ModelError) as refused:
+            axis.all_to_all(torch.zeros(3), torch.zeros(2), receive_numels=[1, 2], send_numels=[1, 1], of="experts")
+        return str(refused.value)
     with pytest.raises(DsrunError) as caught:
         axis.all_gather(torch.zeros(16), torch.zeros(8), of="unit 4")
     return str(caught.value)
@@ -104,6 +123,11 @@ def test_a_rank_in_another_collective_is_named_by_both() -> None:
     zero, one = run_ranks(2, _ends_early, "other call")
     assert zero == "rank 0 is in all_gather of unit 4 (32 bytes) while rank 1 is in all_reduce sum of unit 7 (32 bytes)"
     assert one == "rank 1 is in all_reduce sum of unit 7 (32 bytes) while rank 0 is in all_gather of unit 4 (32 bytes)"
+
+
+def test_parts_of_other_lengths_than_a_rank_expects_are_named_by_both() -> None:
+    names = [text.partition(", in ")[0] for text in run_ranks(2, _ends_early, "other length")]
+    assert names == ["rank 1 sends 3 elements to rank 0, which expects 2"] * 2
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
@@ -126,7 +150,10 @@ def _sees_the_end() -> str:
 
 def test_a_rank_that_has_ended_is_named_at_once() -> None:
     zero, _ = run_ranks(2, _sees_the_end)
-    assert zero == "rank 1 of this host has ended while rank 0 waited for it in barrier (0 bytes)"
+    assert (
+        zero
+        == "rank 1 of this host has ended while rank 0 waited for it in barrier (0 bytes); its last collective was none"
+    )
 
 
 def _holds() -> tuple[int, list[str]]:
