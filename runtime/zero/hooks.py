@@ -7,7 +7,7 @@ of their unit's forward are seen, in `outside.py`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from .timeline import Timeline, UnitCalls
 from .unit import ParamUnit
 
 _Result = TypeVar("_Result")
+_SEQUENCES = (tuple, list)
 
 
 class UnitHooks:
@@ -71,11 +72,13 @@ class UnitHooks:
             # their gathers and reductions would wait for each other for ever.
             self._store.check_same_order()
             self._watch()
-        order = [driver.calls.unit for driver in sorted(self._drivers, key=_first_use) if driver.first_use is not None]
-        used = [d.calls.unit for d in self._drivers if self._watches or d.calls.may_get_grads]
-        self._reducer.begin(order=[*self._rest, *order], used=[*self._rest, *used], reduce=reduce)
-        for unit in [*self._rest, *(d.calls.unit for d in self._drivers if d.calls.anywhere)]:
+        used = [*self._rest, *(d.calls.unit for d in self._drivers if self._watches or d.calls.may_get_grads)]
+        self._reducer.begin(order=self._forward_order, used=used, reduce=reduce)
+        for unit in self._rest:
             self._reducer.open(unit)
+        for driver in self._drivers:
+            if driver.calls.anywhere:
+                self._reducer.open(driver.calls.unit)
         self._timeline.enter_backward(retain_graph=retain_graph)
 
     def after_backward(self) -> None:
@@ -122,6 +125,11 @@ class UnitHooks:
             handle.remove()
         for driver in self._drivers:
             driver.remove()
+
+    def _forward_order(self) -> list[ParamUnit]:
+        """Returns the units in the order of their first forward."""
+        order = [driver.calls.unit for driver in sorted(self._drivers, key=_first_use) if driver.first_use is not None]
+        return [*self._rest, *order]
 
     def _enter_root(self, module: nn.Module, args: Any) -> None:
         self._timeline.enter_root()
@@ -203,7 +211,10 @@ class _UnitDriver:
         if self.first_use is None:
             self.first_use = self._timeline.tick()
         # Now, for the forward may change an input in place, which gives the tensor another node.
-        self._input_nodes = _nodes((args, kwargs))
+        self._input_nodes.clear()
+        _add_nodes(args, self._input_nodes)
+        if kwargs:
+            _add_nodes(kwargs, self._input_nodes)
 
     def _after_forward(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._open:
@@ -212,8 +223,10 @@ class _UnitDriver:
         if not self._open:
             self._reads.watch()
         # An input handed through belongs to the call that made it.
-        nodes = _nodes(output) - self._input_nodes
-        self._input_nodes = set()
+        nodes: set[Node] = set()
+        _add_nodes(output, nodes)
+        nodes -= self._input_nodes
+        self._input_nodes.clear()
         begin = self._timeline.leave_forward(self.calls, has_graph=bool(nodes))
         if begin is not None:
             for node in nodes:
@@ -232,33 +245,33 @@ def _uncompiled(hook: Callable[..., _Result]) -> Callable[..., _Result]:
     return disabled
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested tuples, lists, mappings and dataclasses of a module's arguments or output."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from _tensors(getattr(value, field.name, None))
-
-
-def _nodes(value: Any) -> set[Node]:
-    """Returns the autograd nodes that made the tensors in `value`.
+def _add_nodes(value: Any, nodes: set[Node]) -> None:
+    """Adds the autograd nodes that made the tensors in nested tuples, lists, mappings and dataclasses.
 
     Those that made the bases of views too: a change in place behind the module takes a view's own node out of the
     graph.
     """
-    tensors = list(_tensors(value))
-    bases = [tensor._base for tensor in tensors if tensor._is_view()]  # pyright: ignore[reportPrivateUsage]
-    return {tensor.grad_fn for tensor in [*tensors, *bases] if tensor is not None and tensor.grad_fn is not None}
+    if isinstance(value, Tensor):
+        node = value.grad_fn
+        if node is None:
+            return
+        nodes.add(node)
+        if value._is_view():
+            base = value._base  # pyright: ignore[reportPrivateUsage]
+            if base is not None and base.grad_fn is not None:
+                nodes.add(base.grad_fn)
+    elif isinstance(value, _SEQUENCES):
+        for item in value:
+            _add_nodes(item, nodes)
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            _add_nodes(item, nodes)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            _add_nodes(getattr(value, field.name, None), nodes)
 
 
 def _is_opaque(output: Any) -> bool:
     """Whether `output` is an object that `_tensors` does not look into."""
-    looked_into = isinstance(output, Tensor | Mapping | tuple | list) or dataclasses.is_dataclass(output)
+    looked_into = isinstance(output, (Tensor, Mapping, *_SEQUENCES)) or dataclasses.is_dataclass(output)
     return not looked_into and not isinstance(output, str | bool | int | float | None)

@@ -18,7 +18,7 @@ their sum.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -45,12 +45,14 @@ class _Progress:
     Attributes:
         slot: number of the buffer it was given.
         home: that buffer's memory.
+        own: what of it this rank owns.
         flat: what holds the gradient now: `home`, or memory of its own if the unit had to leave its slot.
         sent: what is being reduced: `flat`, or a copy of it in the wire's dtype.
     """
 
     slot: int
     home: Tensor
+    own: Tensor
     flat: Tensor
     sent: Tensor
     phase: _Phase = _Phase.IDLE
@@ -109,7 +111,10 @@ class GradReducer:
         self._canonical: list[ParamUnit] = []
         self._collectives = collectives
         self._shard_optimizer = shard_optimizer
-        self._progress = [_Progress(slot=number, home=memory, flat=memory, sent=memory) for number, memory in placed]
+        self._progress = [
+            _Progress(slot=number, home=memory, own=self._own(memory), flat=memory, sent=memory)
+            for number, memory in placed
+        ]
         self._divide_before = divide_before
         self._staging: list[_Staging] = []
         if wire is not None and wire != first.dtype and collectives.size > 1:
@@ -130,17 +135,19 @@ class GradReducer:
         """Whether there are gradients of earlier micro steps that no reduction has taken."""
         return bool(self._stayed)
 
-    def begin(self, *, order: Sequence[ParamUnit], used: Sequence[ParamUnit], reduce: bool = True) -> None:
+    def begin(
+        self, *, order: Callable[[], Sequence[ParamUnit]], used: Sequence[ParamUnit], reduce: bool = True
+    ) -> None:
         """Begins a micro step's backward; the first time, all ranks take over rank 0's order (one broadcast).
 
         Args:
-            order: units by their first forward on this rank; read the first time. Frozen ones are left out.
+            order: gives units by their first forward on this rank; called the first time. Frozen ones are left out.
             used: units that can get gradients on this rank.
             reduce: False: the gradients may stay where they are until a later reduction; on all ranks alike.
         """
         self._stays = not reduce and self._may_stay
         if not self._canonical:
-            self._canonical = self._agree_on_order([unit for unit in order if unit.trains])
+            self._canonical = self._agree_on_order([unit for unit in order() if unit.trains])
         self._used = {unit.index for unit in used}
         self._advance()
 
@@ -195,7 +202,7 @@ class GradReducer:
 
     def reduce_what_stayed(self) -> None:
         """Reduces the gradients of earlier micro steps, without those of another backward."""
-        self.begin(order=(), used=())
+        self.begin(order=tuple, used=())
         self.finish()
 
     def abandon(self) -> None:
@@ -259,6 +266,12 @@ class GradReducer:
             sent_N.div_(self._divide_before)
         return sent_N
 
+    def _own(self, flat_N: Tensor) -> Tensor:
+        """Returns what this rank owns of a unit's buffer."""
+        if not self._shard_optimizer:
+            return flat_N
+        return own_slice(flat_N, rank=self._collectives.rank, size=self._collectives.size)
+
     def _vacate(self, holder: ParamUnit) -> None:
         """Frees the slot of `holder`: its sum is waited for, or, where it is not its turn yet, it moves out."""
         progress = self._progress[holder.index]
@@ -276,10 +289,8 @@ class GradReducer:
         assert progress.pending is not None, "a reduction under way has a handle"
         progress.pending.wait()
         progress.pending = None
-        summed = progress.sent
-        if self._shard_optimizer:
-            summed = own_slice(summed, rank=self._collectives.rank, size=self._collectives.size)
-        unit.grad_sum.add_(summed.to(torch.float32), alpha=self._divide_before / self._collectives.size)
+        summed = progress.own if progress.sent is progress.home else self._own(progress.sent)
+        unit.grad_sum.add_(summed, alpha=self._divide_before / self._collectives.size)  # adds in fp32
         if progress.flat is not progress.home:
             progress.flat = progress.home
             unit.bind_grads(progress.home)

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from weakref import WeakSet
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -66,7 +66,7 @@ class UnitCalls:
     without_graph: int = 0
     scattered: bool = False
     loose: bool = False
-    reads: WeakSet[Reading] = field(default_factory=WeakSet[Reading])
+    reads: set[ref[Reading]] = field(default_factory=set["ref[Reading]"])
     unseen: int = 0
 
     @property
@@ -86,7 +86,7 @@ class UnitCalls:
         self.loose = False
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: one is made at every call, and frozen ones take three times as long
 class _Call:
     """A call with a graph; `serial` grows from call to call, `again` marks one made during a backward."""
 
@@ -220,7 +220,7 @@ class Timeline:
             return param
         reading = Reading(partial(self._store.read, unit, position), partial(self._open_loose, calls))
         if torch.is_grad_enabled():
-            calls.reads.add(reading)
+            calls.reads.add(ref(reading, calls.reads.discard))
         return handed_out(param, reading)
 
     def _open_loose(self, calls: UnitCalls) -> None:
@@ -258,7 +258,7 @@ class Timeline:
             calls.without_graph = max(0, calls.without_graph - 1)
         elif not self._retain_graph:
             calls.live.discard(call.serial)
-        earlier = any(serial < call.serial for serial in calls.live)
+        earlier = bool(calls.live) and min(calls.live) < call.serial
         if not (earlier or calls.without_graph or calls.anywhere or calls.unseen):
             self._reducer.complete(calls.unit)
 

@@ -6,6 +6,7 @@ Which buffers are whole and which are slots is decided by the store and the redu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter, is_not
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from ..layout.unit_layout import UnitLayout, lay_out
 from ..protocols import OwnedRange
 from .units import UnitSpec
+
+_grad_of = attrgetter("grad")
 
 
 class ParamUnit:
@@ -89,17 +92,23 @@ class ParamUnit:
 
     def attach_grads(self) -> None:
         """Lets autograd accumulate into the views, also where a script set `.grad` to None or to something else."""
-        for param, view in zip(self.params, self._grad_views, strict=True):
-            if param.grad is not view:
+        if self._has_stray_grads():
+            for param, view in zip(self.params, self._grad_views, strict=True):
                 param.grad = view
 
     def collect_stray_grads(self) -> None:
         """Brings gradients home that are no views: where a script set `.grad` to None, autograd made new ones."""
+        if not self._has_stray_grads():
+            return
         for param, view in zip(self.params, self._grad_views, strict=True):
             if param.grad is not view:
                 if param.grad is not None:
                     view.copy_(param.grad)
                 param.grad = view
+
+    def _has_stray_grads(self) -> bool:
+        """Whether a parameter's gradient is no view; asked twice a micro step, so no line of Python a parameter."""
+        return any(map(is_not, map(_grad_of, self.params), self._grad_views))
 
 
 def group_by(spec: UnitSpec, group_of: Mapping[int, int]) -> UnitSpec:

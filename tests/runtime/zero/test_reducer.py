@@ -87,7 +87,7 @@ def test_any_order_of_completion_on_any_rank_gives_the_mean(stage: int, size: in
         for micro_step in range(3):
             used = [unit for unit in units if unit.index not in without.get(collectives.rank, set())]
             shared = [unit for unit in used if unit.module is not None]
-            reducer.begin(order=[units[-1], *shared], used=used)
+            reducer.begin(order=lambda first=[units[-1], *shared]: first, used=used)
             reducer.open(units[-1])
             shuffled.shuffle(shared)
             for unit in [*shared, units[-1]]:
@@ -118,7 +118,7 @@ def test_sums_are_kept_in_fp32_where_gradients_are_bf16() -> None:
     collectives = LoopbackCollectives(LoopbackWorld(1), 0)
     units, reducer = units_of(collectives, 2, BF16)
     for value in (256.0, 1.0):  # 257 is no bf16 number
-        reducer.begin(order=units, used=units)
+        reducer.begin(order=lambda: units, used=units)
         reducer.open(units[0])
         assert units[0].params[0].grad is not None
         assert units[0].params[0].grad.dtype == torch.bfloat16
@@ -134,7 +134,7 @@ def _mean_of_two(precision: PrecisionPolicy, stage: int, values: tuple[float, fl
     def body(collectives: LoopbackCollectives) -> Tensor:
         units, reducer = units_of(collectives, stage, precision, **options)
         for _ in range(2):
-            reducer.begin(order=units, used=units)
+            reducer.begin(order=lambda: units, used=units)
             for unit in units:
                 reducer.open(unit)
                 assert unit.params[0].grad is not None
@@ -169,7 +169,7 @@ def test_a_division_before_the_reduction_keeps_sums_in_range_and_the_mean_the_sa
 def test_a_gradient_after_the_reduction_is_an_impossible_state() -> None:
     collectives = LoopbackCollectives(LoopbackWorld(1), 0)
     units, reducer = units_of(collectives, 2)
-    reducer.begin(order=[units[1], units[0]], used=[units[0]])
+    reducer.begin(order=lambda: [units[1], units[0]], used=[units[0]])
     reducer.open(units[0])
     reducer.complete(units[0])
     with pytest.raises(AssertionError, match="a gradient of u0 after its reduction"):
