@@ -22,6 +22,7 @@ from dsrun.heartbeats import process_writer
 from dsrun.units import format_bytes, format_count
 
 from ..data.loader import TrainingLoader
+from ..memory.arenas import Arenas
 from ..mesh.agreement import check_agreement
 from ..mesh.groups import ProcessGroupMesh, choose_backend, choose_device, join, make_mesh, present_backend
 from ..mesh.spec import DATA_AXIS, MeshSpec
@@ -137,7 +138,16 @@ def initialize(
         materialise(model, Nursery(data_axis, device=mesh.device))
     specs = find_units(model)
     place_frozen(model, data_axis, precision=precision, device=mesh.device)
-    units = build_units(specs, plan, data_axis, precision=precision, device=mesh.device, group_of=assignment.group_of)
+    memory = Arenas()
+    units = build_units(
+        specs,
+        plan,
+        data_axis,
+        precision=precision,
+        device=mesh.device,
+        group_of=assignment.group_of,
+        memory=memory,
+    )
     prefetch = settings.zero_optimization.stage3_prefetch_bucket_size != 0
     store = build_store(units, plan, data_axis, prefetch=prefetch)
     wire = settings.communication_data_type
@@ -153,6 +163,8 @@ def initialize(
         [unit.owned_range(assignment.group_of) for unit in units], group_count=len(assignment.options)
     )
     torch_optimizer = _make_optimizer(optimizer, shard_optimizer, settings, assignment)
+    if torch_optimizer is not None:
+        shard_optimizer.house_states(memory)
     scheduler = _make_scheduler(lr_scheduler, torch_optimizer, settings)
     assert settings.batch is not None, "the config was loaded with a world size"
     loader = None
@@ -202,6 +214,7 @@ def initialize(
                 optimizer=shard_optimizer,
                 store=store,
             ),
+            memory=memory,
             optimizer=torch_optimizer,
             scheduler=scheduler,
             loader=loader,

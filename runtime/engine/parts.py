@@ -12,6 +12,7 @@ from dsrun.config.batch import BatchSizes
 from dsrun.heartbeats import HeartbeatWriter
 
 from ..data.loader import TrainingLoader
+from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives
 from ..mesh.groups import ProcessGroupMesh
 from ..observe.records import RecordWriter
@@ -45,6 +46,7 @@ class EngineParts:
         collectives: the data axis.
         hooks: of the units, on the module.
         step: what an optimizer step works on.
+        memory: arenas of the long-lived buffers.
         optimizer: torch's, over the shards; None for an engine that only evaluates.
         scheduler: stepped after each applied update.
         loader: of the training data, if it was given.
@@ -65,6 +67,7 @@ class EngineParts:
     collectives: Collectives
     hooks: UnitHooks
     step: StepParts
+    memory: Arenas
     optimizer: optim.Optimizer | None
     scheduler: Scheduler | None
     loader: TrainingLoader | None

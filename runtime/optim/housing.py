@@ -44,6 +44,10 @@ class StateHousing:
             names.append(name)
         return places[names.index(name)]
 
+    def buffers(self) -> list[Tensor]:
+        """Returns the buffers of all states, padding included."""
+        return [place for places in self._places.values() for place in places]
+
     def vacate(self) -> None:
         """Forgets which state lies where: others will be placed."""
         self._names = {number: [] for number in self._places}

@@ -52,6 +52,7 @@ class ShardOptimizer:
     """
 
     def __init__(self, ranges: Sequence[OwnedRange], *, group_count: int) -> None:
+        self._ranges = ranges
         self._runs = [run for owned in ranges for run in _runs(owned)]
         self._group_count = group_count
         self.torch_optimizer: optim.Optimizer | None = None
@@ -77,12 +78,9 @@ class ShardOptimizer:
         if self.torch_optimizer.state:
             return
         of_group = [states_of_group(self.torch_optimizer, group) for group in self.torch_optimizer.param_groups]
-        counts: dict[int, tuple[OwnedRange, int]] = {}
-        for run in self._runs:
-            _, count = counts.get(id(run.owned), (run.owned, 0))
-            counts[id(run.owned)] = (run.owned, max(count, of_group[run.group]))
-        if any(count for _, count in counts.values()):
-            self._housing = StateHousing(list(counts.values()), memory)
+        counts = [(owned, max((of_group[group] for group in owned.groups), default=0)) for owned in self._ranges]
+        if any(count for _, count in counts):
+            self._housing = StateHousing(counts, memory)
 
     def step(self) -> None:
         """Takes one optimizer step on the local ranges."""
@@ -159,8 +157,10 @@ class ShardOptimizer:
                 group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items() if k in group})
 
     def tensors(self) -> list[Tensor]:
-        """Returns every state tensor, for memory reports."""
-        return [value for run in self._runs for value in self._state(run).values() if isinstance(value, Tensor)]
+        """Returns every state tensor, and what they are views of, for memory reports."""
+        housed = [] if self._housing is None or not self._is_housed else self._housing.buffers()
+        states = [value for run in self._runs for value in self._state(run).values() if isinstance(value, Tensor)]
+        return [*housed, *states]
 
     def _step_and_house(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
         """Takes the first step run by run, and moves the states that torch makes in it to where they belong.
