@@ -31,7 +31,8 @@ from ..compat import HashStore, PrefixStore, Store, TCPStore, timeout_of
 from .alone import AloneCollectives
 from .c10d import C10dCollectives, GlooCollectives
 from .collectives import Collectives, WaitObserver
-from .segments import share_one_host
+from .hierarchy import HierarchicalCollectives
+from .segments import find_hosts
 from .shared_memory import SharedMemoryCollectives, exchange_over
 from .spec import MeshSpec
 from .where import Where
@@ -165,13 +166,19 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
 
 
 def _cpu_collectives(group: dist.ProcessGroup, observer: WaitObserver | None, where: Where) -> C10dCollectives:
-    """Returns collectives through shared memory where all ranks of the group are on one host, else Gloo's."""
-    if share_one_host(exchange_over(group)):
-        try:
-            return SharedMemoryCollectives(group, observer, timeout_s=timeout_of(group), where=where)
-        except OSError as error:
-            if group.rank() == 0:
-                _log.warning("the ranks cannot share memory (%s): Gloo moves their data, several times slower", error)
+    """Returns collectives through shared memory: of all ranks, or of those of each host with Gloo between hosts.
+
+    Where memory cannot be shared, Gloo does it alone.
+    """
+    hosts = find_hosts(exchange_over(group))
+    timeout_s = timeout_of(group)
+    try:
+        if len(hosts) == 1:
+            return SharedMemoryCollectives(group, observer, timeout_s=timeout_s, where=where)
+        return HierarchicalCollectives(group, observer, hosts=hosts, timeout_s=timeout_s, where=where)
+    except OSError as error:
+        if group.rank() == 0:
+            _log.warning("the ranks cannot share memory (%s): Gloo moves their data, several times slower", error)
     return GlooCollectives(group, observer, where=where)
 
 

@@ -17,8 +17,10 @@ Exchange = Callable[[Sequence[int]], list[list[int]]]
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
-def share_one_host(exchange: Exchange) -> bool:
-    """Tells whether all ranks can map each other's memory: one kernel, one name space of processes, one user.
+def find_hosts(exchange: Exchange) -> list[list[int]]:
+    """Returns the ranks by host, that is: those that can map each other's memory, in ascending order.
+
+    They have one kernel, one name space of processes and one user.
 
     Args:
         exchange: see `Exchange`; one round.
@@ -30,8 +32,11 @@ def share_one_host(exchange: Exchange) -> bool:
     except OSError:
         # No /proc to find each other in.
         place = [0, 0, 0, 0]
-    places = exchange(place)
-    return all(each == places[0] for each in places) and places[0][-1] == 1
+    hosts: dict[tuple[int, ...], list[int]] = {}
+    for rank, found in enumerate(exchange(place)):
+        key = tuple(found) if found[-1] else (-1, rank)
+        hosts.setdefault(key, []).append(rank)
+    return list(hosts.values())
 
 
 def share_memory(nbytes: int, exchange: Exchange) -> list[mmap.mmap]:

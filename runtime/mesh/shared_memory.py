@@ -221,7 +221,8 @@ class SharedMemoryCollectives(C10dCollectives):
                 reads the others only until it returns.
             collective: what this is part of.
             of: what is moved.
-            piece_numel: most elements of a piece; 0: whole spans where the buffers are shared.
+            piece_numel: elements of a piece, across whose end no call reaches; 0: whole spans where the buffers are
+                shared.
         """
         mine = spans[self.rank]
 
@@ -233,8 +234,7 @@ class SharedMemoryCollectives(C10dCollectives):
         def move_pieces() -> None:
             boxes = self._boxes(buffer_N.dtype)
             numel = boxes[0].numel() // self.size
-            numel = min(numel, piece_numel) if piece_numel else numel
-            for pieces in _rounds([cut_pieces(*span, numel=numel) for span in spans]):
+            for pieces in _rounds([_nested(span, piece_numel or numel, numel) for span in spans]):
                 for peer, (start, end) in pieces.items():
                     boxes[self.rank][peer * numel : peer * numel + end - start].copy_(buffer_N[start:end])
                 self._turnstile.meet()
@@ -358,6 +358,11 @@ class SharedMemoryCollectives(C10dCollectives):
 
 def _sum_into(buffer_N: Tensor, op: str) -> Fold:
     return lambda start, end, terms: reduce_in_order(terms, buffer_N[start:end], op)
+
+
+def _nested(span: Span, outer_numel: int, inner_numel: int) -> list[Span]:
+    """Cuts a span into pieces of one length, and those into pieces of another."""
+    return [inner for outer in cut_pieces(*span, numel=outer_numel) for inner in cut_pieces(*outer, numel=inner_numel)]
 
 
 def _rounds(pieces: Sequence[Sequence[Span]]) -> Iterator[dict[int, Span]]:
