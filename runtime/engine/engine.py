@@ -1,4 +1,4 @@
-"""The engine a training script holds: forward, backward, step, save, load, and DeepSpeed's names for asking it things.
+"""The engine a training script holds: forward, backward, step, save and load.
 
 It orders its parts and counts; it does not know how any of them works. `initialize` puts the parts together.
 """
@@ -16,13 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dsrun.config.batch import BatchSizes
 from dsrun.errors import InputError, ModelError
 
-from ..memory.arenas import ArenaReport, OutsideUse
 from ..observe.memory import measure
 from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
+from .answers import Answers
 from .export import WholeWeights
 from .parts import EngineParts
 from .persist import load_engine, save_engine
@@ -30,13 +29,14 @@ from .report import StepReport
 from .resume import choose_checkpoint
 from .state import Counters
 from .step import StepResult, take_step
-from .wrapping import check_frozen, let_go, take_over
+from .taken import Taken
+from .wrapping import let_go, take_over
 
 #: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
 SCRIPT_PHASE = "script"
 
 
-class Engine(WholeWeights):
+class Engine(Answers, WholeWeights):
     """Trains one model; every rank calls the same methods in the same order.
 
     Attributes that an engine does not have are looked up in the module, as DeepSpeed's engine does.
@@ -66,7 +66,7 @@ class Engine(WholeWeights):
         self._say_where()
         parts.hooks.follow(parts.module)
         take_over(parts.module, parts.optimizer)
-        self._frozen = [(name, param) for name, param in parts.module.named_parameters() if not param.requires_grad]
+        self._taken = Taken(parts.module)
         self._report = StepReport(
             parts.collectives,
             parts.records,
@@ -202,10 +202,8 @@ class Engine(WholeWeights):
 
     def _take_step(self) -> None:
         parts = self._parts
-        check_frozen(self._frozen)
+        self._taken.check()
         result = take_step(parts.step, clipping=parts.clipping, skip_non_finite=parts.skip_non_finite)
-        # Between steps nothing is under way: buffers that have come and gone leave no holes.
-        parts.memory.compact()
         self._last = result
         self._step_applied = result.applied
         lr = self.get_lr()
@@ -326,74 +324,7 @@ class Engine(WholeWeights):
         self._say_where()
         return str(target), client_state
 
-    # What scripts ask -------------------------------------------------------------------------------------------------
-
-    def train_batch_size(self) -> int:
-        """Samples of all ranks in one optimizer step."""
-        return self._batch.train_batch_size
-
-    def train_micro_batch_size_per_gpu(self) -> int:
-        """Samples of one rank in one forward."""
-        return self._batch.micro_batch
-
-    def gradient_accumulation_steps(self) -> int:
-        """Micro steps in one optimizer step."""
-        return self._batch.accumulation_steps
-
-    def set_train_batch_size(self, train_batch_size: int) -> None:
-        """Changes the accumulation steps so that the global batch has this many samples.
-
-        Raises:
-            InputError: it is no multiple of micro batch x ranks.
-        """
-        round_size = self._batch.micro_batch * self.dp_world_size
-        if train_batch_size < round_size or train_batch_size % round_size:
-            raise InputError(
-                f"train_batch_size {train_batch_size} is no multiple of micro batch {self._batch.micro_batch} x "
-                f"data-parallel size {self.dp_world_size}",
-                hint=f"use a multiple of {round_size}",
-            )
-        self._batch = BatchSizes(train_batch_size, self._batch.micro_batch, train_batch_size // round_size)
-
-    def get_global_grad_norm(self) -> float | None:
-        """Norm of the last step's gradients before clipping; None before the first step."""
-        return None if self._last is None else self._last.grad_norm
-
-    def get_lr(self) -> list[float]:
-        """Learning rate of each group."""
-        return [] if self.optimizer is None else [float(group["lr"]) for group in self.optimizer.param_groups]
-
-    @property
-    def micro_steps(self) -> int:
-        """Calls of `step`."""
-        return self._counters.micro_steps
-
-    @property
-    def global_steps(self) -> int:
-        """Optimizer steps, skipped ones included."""
-        return self._counters.global_steps
-
-    @property
-    def global_samples(self) -> int:
-        """Samples of all ranks in all optimizer steps."""
-        return self._counters.global_samples
-
-    @property
-    def skipped_steps(self) -> int:
-        """Optimizer steps whose update was left out."""
-        return self._counters.skipped_steps
-
-    def zero_optimization_stage(self) -> int:
-        """ZeRO stage."""
-        return self._parts.stage
-
-    def bfloat16_enabled(self) -> bool:
-        """Whether parameters are bf16."""
-        return self._parts.step.units[0].shard.dtype == torch.bfloat16
-
-    def fp16_enabled(self) -> bool:
-        """Whether parameters are fp16."""
-        return self._parts.step.units[0].shard.dtype == torch.float16
+    # The module and its end -------------------------------------------------------------------------------------------
 
     def model_state_bytes(self) -> int:
         """Bytes of parameters, gradients, masters and optimizer states that this rank holds now."""
@@ -401,21 +332,6 @@ class Engine(WholeWeights):
         buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.master, u.grad_sum)]
         states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
         return measure([*buffers, *states])
-
-    def memory_arenas(self) -> ArenaReport:
-        """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.
-
-        What lies outside of them comes with it: frozen parameters and the module's buffers, which are the model's own,
-        and optimizer states that nobody could foresee.
-        """
-        memory = self._parts.memory
-        held = {
-            "frozen parameters": [param for param in self.module.parameters() if not param.requires_grad],
-            "module buffers": list(self.module.buffers()),
-            "other optimizer states": [] if self.optimizer is None else self._parts.step.optimizer.tensors(),
-        }
-        outside = {name: measure(t for t in tensors if not memory.holds(t)) for name, tensors in held.items()}
-        return memory.report([OutsideUse(name, nbytes) for name, nbytes in outside.items() if nbytes])
 
     def train(self, mode: bool = True) -> Engine:
         """Switches the module to training."""
@@ -436,11 +352,3 @@ class Engine(WholeWeights):
             for collectives in self._parts.mesh.axes.values():
                 collectives.close()
             dist.destroy_process_group()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "module" or name.startswith("__"):
-            raise AttributeError(name)
-        try:
-            return getattr(self.module, name)
-        except AttributeError:
-            raise AttributeError(f"neither Engine nor {type(self.module).__name__} has `{name}`") from None

@@ -1,15 +1,15 @@
 """What an engine takes over, it takes alone: other wrappers, a second engine and late changes are refused by name.
 
-Nothing is wrapped here.
+Nothing is wrapped here. Whether a model stays as it was taken over is looked at in `taken.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+import torch
 from torch import nn, optim
+from torch.nn.parameter import is_lazy
 
-from dsrun.errors import ModelError
+from dsrun.errors import ModelError, Problem
 
 _TAKEN = "_dsrun_has_engine"
 #: Classes that shard or reduce themselves, by the name of a base: most are never imported here.
@@ -24,10 +24,10 @@ _WRAPPERS = {
 
 
 def check_unwrapped(model: object) -> None:
-    """Refuses what is a wrapper already, or belongs to another engine.
+    """Refuses what is a wrapper already, belongs to another engine, or has parameters that fit into no flat buffer.
 
     Raises:
-        ModelError: naming the module and what has it.
+        ModelError: naming the module and what has it, or every such parameter.
     """
     if not isinstance(model, nn.Module):
         kind = "an engine" if hasattr(model, "_parts") else f"a {type(model).__name__}"
@@ -35,6 +35,7 @@ def check_unwrapped(model: object) -> None:
             f"dsrun.initialize: model is {kind}; expected a torch.nn.Module",
             hint="pass the plain model" + (", engine.module after engine.destroy()" if kind == "an engine" else ""),
         )
+    _check_parameters(model)
     for name, module in model.named_modules():
         where = f"`{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
         wrapper = next((_WRAPPERS[base.__name__] for base in type(module).__mro__ if base.__name__ in _WRAPPERS), None)
@@ -50,6 +51,20 @@ def check_unwrapped(model: object) -> None:
             )
 
 
+def _check_parameters(model: nn.Module) -> None:
+    problems: list[Problem] = []
+    for name, param in model.named_parameters():
+        if is_lazy(param):
+            hint = "run one forward of the model before dsrun.initialize, or give the layer its sizes"
+            problems.append(Problem(f"model: `{name}` is lazy: it has no shape yet", hint))
+        elif param.requires_grad and (param.is_complex() or param.layout is not torch.strided):
+            kind = str(param.dtype if param.is_complex() else param.layout).removeprefix("torch.")
+            hint = "use real, dense parameters (torch.view_as_complex makes complex values of them in the forward)"
+            problems.append(Problem(f"model: `{name}` is {kind}; what is trained has to be real and dense", hint))
+    if problems:
+        raise ModelError.of(problems)
+
+
 def take_over(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
     """Marks the model as taken, and lets its optimizer refuse groups of parameters that no engine knows."""
     for module in model.modules():
@@ -62,24 +77,6 @@ def let_go(model: nn.Module) -> None:
     """Undoes the marks of `take_over`."""
     for module in model.modules():
         module.__dict__.pop(_TAKEN, None)
-
-
-def check_frozen(frozen: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Refuses parameters that were frozen when the engine was made and want gradients now.
-
-    Args:
-        frozen: (qualified name, parameter) of all that were frozen.
-
-    Raises:
-        ModelError: naming the first of them; nobody would reduce or update it.
-    """
-    for name, param in frozen:
-        if param.requires_grad:
-            raise ModelError(
-                f"model: `{name}` was frozen when the engine was made and has been unfrozen since, so it would not be "
-                "trained",
-                hint="set requires_grad before dsrun.initialize; a checkpoint of one engine loads into the next one",
-            )
 
 
 def _refuse_group(param_group: dict[str, object]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -11,8 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dsrun
 from dsrun.errors import ModelError
-from support.models import TinyGPT, loss_of
-from support.training import batches, config, make_engine
+from support.training import config, make_engine
 
 
 def test_a_model_with_an_engine_is_refused_until_the_engine_is_destroyed() -> None:
@@ -46,13 +43,16 @@ def test_a_group_of_parameters_that_comes_later_is_refused_where_it_is_added() -
         engine.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))], "lr": 0.1})
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_a_parameter_that_is_unfrozen_later_is_refused_by_name_at_the_step(stage: int) -> None:
-    model: Any = TinyGPT()
-    model.norm.weight.requires_grad_(False)
-    engine = make_engine(config(stage, micro=2), model=model)
-    inputs, targets = batches(0, samples=2)
-    model.norm.weight.requires_grad_(True)
-    engine.backward(loss_of(engine(inputs), targets))
-    with pytest.raises(ModelError, match=r"`norm\.weight` was frozen"):
-        engine.step()
+def test_parameters_that_fit_into_no_flat_buffer_are_refused_all_at_once() -> None:
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3))
+    model.register_parameter("phase", nn.Parameter(torch.zeros(3, dtype=torch.complex64)))
+    model.register_parameter("sparse", nn.Parameter(torch.zeros(3, 3).to_sparse()))
+    model.register_parameter("frozen", nn.Parameter(torch.zeros(3, dtype=torch.complex64), requires_grad=False))
+    with pytest.raises(ModelError) as caught:
+        make_engine(config(2, micro=2), model=model)
+    assert [problem.message for problem in caught.value.problems] == [
+        "model: `phase` is complex64; what is trained has to be real and dense",
+        "model: `sparse` is sparse_coo; what is trained has to be real and dense",
+        "model: `0.weight` is lazy: it has no shape yet",
+        "model: `0.bias` is lazy: it has no shape yet",
+    ]
