@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn, optim
 from torch.utils.data import Dataset
 
+from dsrun.config.buckets import gather_budgets
 from dsrun.config.config import Config
 from dsrun.config.load import load
 from dsrun.contract import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE, RUN_DIR_ENV, RankInfo, resume_folder, store_nonce
@@ -43,6 +44,7 @@ from ..zero.partition_parameters import home_of
 from ..zero.plan import ZeroPlan
 from ..zero.reducer import GradReducer
 from ..zero.seeds import Nursery
+from ..zero.slots import turns_of
 from ..zero.state_dicts import watch_state_dicts
 from ..zero.unit import ParamUnit
 from ..zero.units import find_units
@@ -148,8 +150,7 @@ def initialize(
         group_of=assignment.group_of,
         memory=memory,
     )
-    prefetch = settings.zero_optimization.stage3_prefetch_bucket_size != 0
-    store = build_store(units, plan, data_axis, prefetch=prefetch)
+    store = build_store(units, plan, data_axis, gathering=turns_of(units, gather_budgets(settings)))
     wire = settings.communication_data_type
     reducer = GradReducer(
         units,

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..layout.slot_plan import plan_slots
+from dsrun.gathering import plan_slots
+
 from ..layout.unit_layout import UnitLayout
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

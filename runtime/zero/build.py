@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from dsrun.gathering import GatherPlan
+
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives
 from ..precision.policy import PrecisionPolicy
 from .buffers import UnitBuffers
 from .plan import ZeroPlan
-from .store import ParamStore, ResidentStore, SlottedStore
+from .slotted import SlottedStore
+from .store import ParamStore, ResidentStore
 from .unit import ParamUnit, group_by
 from .units import UnitSpec
 from .values import check_not_copies
@@ -63,10 +66,10 @@ def build_store(
     plan: ZeroPlan,
     collectives: Collectives,
     *,
-    prefetch: bool = True,
+    gathering: GatherPlan | None = None,
     poison: bool = False,
 ) -> ParamStore:
-    """Returns the store that the plan asks for; see `SlottedStore` for `prefetch` and `poison`."""
+    """Returns the store that the plan asks for; see `SlottedStore` for `gathering` and `poison`."""
     if not plan.shard_parameters:
         return ResidentStore()
-    return SlottedStore(units, collectives, prefetch=prefetch, poison=poison)
+    return SlottedStore(units, collectives, plan=gathering, poison=poison)

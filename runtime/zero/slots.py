@@ -3,7 +3,9 @@
 [Note: slots]
 Unit i always lies in slot i mod k, in forward and backward alike, so a parameter keeps its address for life: what
 autograd saved stays valid once the unit is gathered again, nothing is allocated in the loop, and neither
-`record_stream` nor the caching allocator is involved. A unit without a module (the rest unit) has a slot of its own.
+`record_stream` nor the caching allocator is involved. A unit without a module (the rest unit) has a slot of its own,
+and so have parameters that stay gathered from step to step. Frozen parameters of a unit's module lie behind its
+trained ones. How many slots there are, `dsrun.gathering` decides.
 Reuse is ordered by the stream: a collective into a slot is enqueued after the work that last read it.
 """
 
@@ -13,26 +15,66 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ..layout.slot_plan import plan_slots
+from dsrun.gathering import (
+    GatherBudgets,
+    GatherPlan,
+    SlotPlan,
+    UnitElements,
+    choose_staying,
+    plan_gathering,
+    plan_slots,
+)
+
 from .unit import ParamUnit
 
 
 def allocate_slots(
     units: Sequence[ParamUnit], *, count: int, zeros: Callable[[int], Tensor]
 ) -> list[tuple[int, Tensor]]:
-    """Allocates the slots and returns (slot number, view of its memory) for each unit, see [Note: slots].
+    """Allocates slots for buffers of the units' own parameters, see [Note: slots].
 
     Args:
-        units: all units of the model, in order.
+        units: all units that have such a buffer, in order.
         count: slots that the units with modules share.
         zeros: makes flat, zeroed memory of so many elements.
 
     Returns:
         for each unit its slot's number and a view [padded_numel] that starts where the slot starts.
     """
-    plan = plan_slots([u.layout.padded_numel for u in units], [u.module is not None for u in units], count=count)
+    sizes = [unit.layout.padded_numel for unit in units]
+    plan = plan_slots(sizes, [unit.module is not None for unit in units], count=count)
+    return list(zip(plan.slot_of, views_of_slots(plan, sizes, zeros=zeros), strict=True))
+
+
+def views_of_slots(plan: SlotPlan, numels: Sequence[int], *, zeros: Callable[[int], Tensor]) -> list[Tensor]:
+    """Allocates the slots of a plan and returns, for each that has a place in it, a view from its slot's start.
+
+    Args:
+        plan: which slot each has, and how large slots are.
+        numels: elements of each.
+        zeros: makes flat, zeroed memory of so many elements.
+    """
     memory = {slot: zeros(numel) for slot, numel in plan.numel.items()}
-    return [
-        (slot, memory[slot].narrow(0, 0, unit.layout.padded_numel))
-        for unit, slot in zip(units, plan.slot_of, strict=True)
-    ]
+    return [memory[slot].narrow(0, 0, numel) for slot, numel in zip(plan.slot_of, numels, strict=True)]
+
+
+def elements_of(unit: ParamUnit) -> UnitElements:
+    """Returns what `dsrun.gathering` asks of a unit."""
+    own = unit.layout
+    if not unit.trains:
+        return UnitElements(0, 0, own.numel, own.padded_numel, unit.module is not None)
+    frozen = None if unit.frozen is None else unit.frozen.layout
+    if frozen is None:
+        return UnitElements(own.numel, own.padded_numel, has_module=unit.module is not None)
+    return UnitElements(own.numel, own.padded_numel, frozen.numel, frozen.padded_numel, unit.module is not None)
+
+
+def turns_of(units: Sequence[ParamUnit], budgets: GatherBudgets) -> GatherPlan:
+    """Returns which of the units' parameters stay gathered, and how the others take turns.
+
+    Args:
+        units: in order of registration, each with its `frozen`, which does not stay.
+        budgets: what the config allows.
+    """
+    elements = [elements_of(unit) for unit in units]
+    return plan_gathering(elements, [stays.trained for stays in choose_staying(elements, budgets)], budgets)

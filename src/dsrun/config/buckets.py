@@ -1,4 +1,4 @@
-"""`"auto"` bucket sizes, once the model is known, by the formulas that trainers use."""
+"""Bucket sizes: `"auto"` once the model is known, by the formulas that trainers use, and what they mean for stage 3."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dsrun.config.config import Config
 from dsrun.config.provenance import Kind, Provenance, Source
+from dsrun.gathering import GatherBudgets
 
 
 def bucket_sizes(hidden_size: int) -> dict[str, int]:
@@ -19,6 +20,29 @@ def bucket_sizes(hidden_size: int) -> dict[str, int]:
         "stage3_prefetch_bucket_size": int(0.9 * hidden_size * hidden_size),
         "stage3_param_persistence_threshold": 10 * hidden_size,
     }
+
+
+def gather_budgets(config: Config) -> GatherBudgets:
+    """Returns what a config allows stage 3 to keep gathered.
+
+    A size that is still `"auto"`, for nobody knows the model's hidden size, means the default.
+
+    Args:
+        config: a checked config.
+    """
+    zero = config.zero_optimization
+    defaults = type(zero).model_construct()
+
+    def size(name: str) -> int | None:
+        value = getattr(zero, name)
+        return getattr(defaults, name) if value == "auto" else value
+
+    return GatherBudgets(
+        stay=size("stage3_param_persistence_threshold") or 0,
+        stay_total=size("stage3_model_persistence_threshold") or 0,
+        ahead=size("stage3_prefetch_bucket_size"),
+        live=size("stage3_max_live_parameters"),
+    )
 
 
 def resolve_buckets(config: Config, hidden_size: int) -> Config:

@@ -7,13 +7,16 @@ import torch
 from torch import nn
 
 from dsrun.errors import ModelError
+from dsrun.gathering import GatherBudgets
 from dsrun.runtime.mesh.collectives import Pending
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.precision.policy import FP32
 from dsrun.runtime.zero.build import build_store, build_units
 from dsrun.runtime.zero.plan import ZeroPlan
-from dsrun.runtime.zero.store import ResidentStore, SlottedStore
+from dsrun.runtime.zero.slots import turns_of
+from dsrun.runtime.zero.slotted import SlottedStore
+from dsrun.runtime.zero.store import ResidentStore
 from dsrun.runtime.zero.unit import ParamUnit
 from dsrun.runtime.zero.units import find_units
 from support.models import TinyGPT
@@ -59,10 +62,13 @@ def test_an_acquired_unit_has_its_values_and_the_model_keeps_no_others(size: int
     LoopbackWorld(size).run(body)
 
 
-def alone(poison: bool = False, prefetch: bool = True) -> tuple[list[ParamUnit], SlottedStore, LoopbackCollectives]:
+def alone(
+    poison: bool = False, budgets: GatherBudgets | None = None
+) -> tuple[list[ParamUnit], SlottedStore, LoopbackCollectives]:
     collectives = LoopbackCollectives(LoopbackWorld(1), 0)
     units = units_of(model(), collectives)
-    store = build_store(units, ZeroPlan.of_stage(3), collectives, poison=poison, prefetch=prefetch)
+    gathering = turns_of(units, budgets or GatherBudgets())
+    store = build_store(units, ZeroPlan.of_stage(3), collectives, poison=poison, gathering=gathering)
     assert isinstance(store, SlottedStore)
     return units, store, collectives
 
@@ -183,8 +189,8 @@ def test_below_stage_3_everything_is_resident() -> None:
 
 def test_without_prefetching_a_unit_is_gathered_when_it_is_needed_and_not_before() -> None:
     found: list[list[int]] = []
-    for prefetch in (True, False):
-        units, store, collectives = alone(prefetch=prefetch)
+    for ahead in (None, 0):
+        units, store, collectives = alone(budgets=GatherBudgets(ahead=ahead))
         blocks = [unit for unit in units if unit.module is not None]
         use(store, blocks)
         store.invalidate()
@@ -196,3 +202,54 @@ def test_without_prefetching_a_unit_is_gathered_when_it_is_needed_and_not_before
         found.append(gathers)
     last = len(found[0]) - 2
     assert found == [[2, *[1] * last, 0], [1] * (last + 2)]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 3, 4])
+def test_slots_are_filled_ahead_in_order_and_everything_is_there_when_it_is_needed(ahead: int) -> None:
+    units, _, _ = alone()
+    largest = max(unit.layout.padded_numel for unit in units if unit.module is not None)
+    units, store, collectives = alone(poison=True, budgets=GatherBudgets(ahead=ahead * largest))
+    shared = [unit for unit in units if unit.module is not None]
+    order = [*shared, *reversed(shared)]
+    use(store, order)
+    store.invalidate()
+    for step in range(2):
+        gathered: list[int] = []
+        for unit in order:
+            before = collectives.traffic.calls["all_gather"]
+            store.acquire(unit)
+            assert not any(bool(value.isnan().any()) for value in values(unit))
+            store.release(unit)
+            gathered.append(collectives.traffic.calls["all_gather"] - before)
+        assert gathered[0] == 1 + ahead, step
+        store.invalidate()
+
+
+def test_deeper_prefetch_gives_way_to_what_is_needed_sooner_and_to_a_deviation() -> None:
+    expected = {unit.name: values(unit) for unit in units_of(model(), LoopbackCollectives(LoopbackWorld(1), 0), 2)}
+    units, store, _ = alone(budgets=GatherBudgets(ahead=10**9))
+    shared = [unit for unit in units if unit.module is not None]
+    use(store, shared)
+    store.invalidate()
+    for unit in (shared[3], shared[0], shared[0], shared[4], shared[1], shared[2]):
+        store.acquire(unit)
+        assert all(torch.equal(a, b) for a, b in zip(values(unit), expected[unit.name], strict=True))
+        store.release(unit)
+
+
+def test_what_stays_is_gathered_once_a_step_and_keeps_its_values() -> None:
+    units, store, collectives = alone(budgets=GatherBudgets(stay=10**6))
+    blocks = [unit for unit in units if unit.module is not None]
+    order = [*blocks, *reversed(blocks)] * 2
+    use(store, order)
+    store.invalidate()
+    for _ in range(2):
+        before = collectives.traffic.calls["all_gather"]
+        use(store, order)
+        assert collectives.traffic.calls["all_gather"] == before, "two micro steps gather nothing"
+        for unit in blocks:
+            unit.shard.add_(1.0)
+        store.invalidate()
+        assert collectives.traffic.calls["all_gather"] == before + len(blocks)
+    store.acquire(blocks[0])
+    assert torch.equal(blocks[0].flat_param, blocks[0].shard), "of the one rank, with its new values"

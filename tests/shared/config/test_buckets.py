@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dsrun.config.buckets import resolve_buckets
+from dsrun.config.buckets import gather_budgets, resolve_buckets
 from dsrun.config.load import load
+from dsrun.gathering import GatherBudgets
 
 
 def test_auto_buckets_follow_the_hidden_size_and_numbers_stay() -> None:
@@ -29,3 +30,18 @@ def test_auto_buckets_follow_the_hidden_size_and_numbers_stay() -> None:
 def test_a_config_without_auto_stays_the_same() -> None:
     config = load({})
     assert resolve_buckets(config, 64) is config
+
+
+def test_stage_3_gathers_by_the_keys_in_the_config_and_by_the_defaults_where_auto_is_still_open() -> None:
+    assert gather_budgets(load({"zero_optimization": {"stage": 3}})) == GatherBudgets()
+    keys = {
+        "stage3_param_persistence_threshold": 10,
+        "stage3_model_persistence_threshold": 20,
+        "stage3_prefetch_bucket_size": 0,
+        "stage3_max_live_parameters": 40,
+    }
+    given = gather_budgets(load({"zero_optimization": {"stage": 3, **keys}}))
+    assert given == GatherBudgets(stay=10, stay_total=20, ahead=0, live=40)
+    config = load({"zero_optimization": {"stage": 3, **dict.fromkeys(keys, "auto")}})
+    assert gather_budgets(config) == GatherBudgets()
+    assert gather_budgets(resolve_buckets(config, 100)) == GatherBudgets(stay=1000, ahead=9000)

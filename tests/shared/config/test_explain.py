@@ -13,15 +13,15 @@ def test_a_key_is_explained_with_unit_default_effect_status_and_users() -> None:
     (key,) = find("stage3_param_persistence_threshold")
     assert explain(key) == (
         "zero_optimization.stage3_param_persistence_threshold\n"
-        "  Parameters smaller than this stay gathered.\n"
+        "  The trained or the frozen parameters of a unit stay gathered if they are no more than this together.\n"
         "\n"
         '  value      a whole number of at least 0 or "auto"\n'
-        "  default    100000\n"
+        "  default    0 (DeepSpeed: 100,000, of each parameter by itself)\n"
         "  unit       elements\n"
-        "  effect     fewer small calls for little memory\n"
+        "  effect     trained ones are gathered once a step, frozen ones are not cut: fewer calls, more memory\n"
         '  auto       "auto" is computed from the model\'s hidden size\n'
         "  acts at    ZeRO stage 3\n"
-        "  status     planned; accepted with a note, for this version does not keep small parameters gathered yet\n"
+        "  status     works\n"
         "  also read  `param_persistence_threshold`\n"
         "  set by     96 of 343 surveyed configs, from 33 of 45 repositories"
     )

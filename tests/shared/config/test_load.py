@@ -226,12 +226,11 @@ def test_what_asks_for_nothing_says_nothing(config: dict[str, Any]) -> None:
 
 
 def test_tuning_without_effect_is_noted_and_never_silent() -> None:
-    config = {"zero_optimization": {"stage": 2, "overlap_comm": False, "reduce_bucket_size": 5e8}}
+    config = {"zero_optimization": {"stage": 2, "reduce_bucket_size": 2e8, "compute_grad_norm": False}}
     assert findings_of(config) == [
-        "warning: <dict>: `zero_optimization.overlap_comm` has no meaning here: "
-        "gradients are always reduced while backward goes on",
-        "note: <dict>: `zero_optimization.reduce_bucket_size` has no effect yet: "
-        "this version does not size its collectives by this key",
+        "warning: <dict>: `zero_optimization.reduce_bucket_size` has no meaning here: "
+        "a unit's gradients are reduced in place, in the buffer that they share",
+        "note: <dict>: `zero_optimization.compute_grad_norm` has no effect yet: this version does not skip the norm",
     ]
 
 

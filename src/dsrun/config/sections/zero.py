@@ -8,8 +8,6 @@ from dsrun.config.knob import Auto, Section, Status, knob, unset
 from dsrun.config.sections.offload import OffloadOptimizer, OffloadParam
 from dsrun.config.values import Count, CountOrAuto, Flag, Fraction, Names, Positive, as_whole
 
-_NO_BUCKETS = "size its collectives by this key"
-_NO_PREFETCH_KNOBS = "tune gathering by this key"
 _MICS = "use `zero_hpz_partition_size` for shards inside a node"
 
 
@@ -118,10 +116,9 @@ class ZeroOptimization(Section):
         knob(
             "Gradients reduced by one call.",
             unit="elements",
-            effect="larger: fewer calls, more memory",
-            status=Status.PLANNED,
-            why=_NO_BUCKETS,
-            harmless=True,
+            status=Status.NO_MEANING,
+            why="a unit's gradients are reduced in place, in the buffer that they share",
+            idle=("auto",),
             auto=Auto.MODEL,
             users=(177, 37),
         ),
@@ -131,10 +128,8 @@ class ZeroOptimization(Section):
         knob(
             "Parameters gathered by one call after the step.",
             unit="elements",
-            effect="larger: fewer calls, more memory",
-            status=Status.PLANNED,
-            why=_NO_BUCKETS,
-            harmless=True,
+            status=Status.NO_MEANING,
+            why="a unit's parameters are gathered in place, into the buffer that they share",
             auto=Auto.DEFAULT,
             stages=(1, 2),
             users=(99, 24),
@@ -223,73 +218,67 @@ class ZeroOptimization(Section):
         knob(
             "Parameters updated by one tile of the step.",
             unit="elements",
-            status=Status.PLANNED,
-            why="tile the step by this key",
-            harmless=True,
+            status=Status.NO_MEANING,
+            why="the step updates a rank's slices in place, without the copies whose size it would bound",
             auto=Auto.DEFAULT,
             stages=(3,),
             users=(83, 30),
         ),
     ] = 1_000_000_000
     stage3_max_live_parameters: Annotated[
-        CountOrAuto,
+        CountOrAuto | None,
         knob(
             "Most gathered parameters in memory at once.",
             unit="elements",
-            status=Status.PLANNED,
-            why=_NO_PREFETCH_KNOBS,
-            harmless=True,
+            effect="fewer slots, so that less is gathered ahead; a unit that is needed is gathered in any case",
             auto=Auto.DEFAULT,
             stages=(3,),
+            differs="1,000,000,000; here what `stage3_prefetch_bucket_size` asks for",
             users=(91, 32),
         ),
-    ] = 1_000_000_000
+    ] = None
     stage3_max_reuse_distance: Annotated[
         CountOrAuto,
         knob(
             "Keep a gathered parameter that is used again within this many.",
             unit="elements",
-            status=Status.PLANNED,
-            why=_NO_PREFETCH_KNOBS,
-            harmless=True,
+            status=Status.NO_MEANING,
+            why="a gathered unit stays in its slot until another unit needs the slot",
             auto=Auto.DEFAULT,
             stages=(3,),
             users=(71, 30),
         ),
     ] = 1_000_000_000
     stage3_prefetch_bucket_size: Annotated[
-        CountOrAuto,
+        CountOrAuto | None,
         knob(
             "Parameters gathered ahead of their use.",
             unit="elements",
-            effect="0: each unit is gathered when it is needed; else the next unit is while one computes, whole",
+            effect="units in memory beside the one that computes: as many of the largest as this holds, at least one; "
+            "0: each unit is gathered when it is needed",
             auto=Auto.MODEL,
             stages=(3,),
+            differs="50,000,000; here the next unit, of any size",
             users=(94, 33),
         ),
-    ] = 50_000_000
+    ] = None
     stage3_param_persistence_threshold: Annotated[
         CountOrAuto,
         knob(
-            "Parameters smaller than this stay gathered.",
+            "The trained or the frozen parameters of a unit stay gathered if they are no more than this together.",
             unit="elements",
-            effect="fewer small calls for little memory",
-            status=Status.PLANNED,
-            why="keep small parameters gathered",
-            harmless=True,
+            effect="trained ones are gathered once a step, frozen ones are not cut: fewer calls, more memory",
             auto=Auto.MODEL,
             stages=(3,),
+            differs="100,000, of each parameter by itself",
             users=(96, 33),
         ),
-    ] = 100_000
+    ] = 0
     stage3_model_persistence_threshold: Annotated[
         CountOrAuto,
         knob(
             "Most parameters that stay gathered, over the whole model.",
             unit="elements",
-            status=Status.PLANNED,
-            why="keep small parameters gathered",
-            harmless=True,
             auto=Auto.DEFAULT,
             stages=(3,),
         ),

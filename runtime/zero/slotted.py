@@ -1,0 +1,287 @@
+"""Parameters in slices, gathered unit by unit into slots (stage 3). Touches neither gradients nor the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from dsrun.errors import ModelError
+from dsrun.gathering import GatherBudgets, GatherPlan, plan_gathering
+
+from ..mesh.collectives import Collectives, Pending
+from .order import EvaluatedOrder, RecordedOrder
+from .partition_parameters import ZeroParamStatus
+from .slots import elements_of, views_of_slots
+from .unit import ParamUnit
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    """One slot.
+
+    Attributes:
+        turns: units share it; else its unit is the only one.
+        occupant: unit whose parameters it has, or will have.
+        missing: units whose present values are not in it, although they are the occupant's.
+        users: acquires of the occupant that were not released.
+        pending: gathers under way.
+    """
+
+    turns: bool
+    occupant: ParamUnit | None = None
+    missing: tuple[ParamUnit, ...] = ()
+    users: int = 0
+    pending: list[Pending] = field(default_factory=list[Pending])
+
+    def wait(self) -> None:
+        for work in self.pending:
+            work.wait()
+        self.pending.clear()
+
+    def vacate(self) -> None:
+        self.occupant, self.missing = None, ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Place:
+    """Where some of a unit's parameters are when they are gathered.
+
+    Attributes:
+        slot: the slot.
+        unit: who acquires it.
+        parts: what is gathered into it: the unit itself, its `frozen`, or both.
+    """
+
+    slot: _Slot
+    unit: ParamUnit
+    parts: tuple[ParamUnit, ...]
+
+
+class SlottedStore:
+    """A rank holds its slices, and a few units at a time in full, see [Note: slots].
+
+    The order in which units are acquired is recorded and replayed: while one unit computes, the next ones are gathered
+    into the other slots. A unit out of order is gathered on demand, and the replay goes on behind it. Forwards without
+    a backward (evaluation, generation) have an order of their own and leave that of the training step alone. All ranks
+    must acquire the same units in the same order: a forward that takes other blocks on other ranks needs stage 2, or
+    leaf modules (`leaves.py`). The first backward refuses it; later on, ranks that differ are refused at the step or
+    wait until the collectives' timeout.
+
+    While the first order is recorded, released slots are filled with NaN: a weight that is used outside of its unit's
+    forward then shows in the first loss.
+
+    Frozen parameters are gathered and dropped with the trained ones of their module, into the same slot, by a gather of
+    their own. They keep their values over steps, so a unit that still lies in its slot then has its trained ones
+    gathered alone.
+
+    Args:
+        units: units that are acquired, in order of registration, each with its `frozen`; their parameters are bound to
+            the slots here.
+        collectives: the axis the shards lie on.
+        plan: what stays and how many slots the others share, for these units; None: nothing, and two, which lets one
+            gather overlap one unit's compute. With one slot each unit is gathered when it is needed.
+        poison: fill a slot with NaN whenever its unit is released, so that a use after release shows. Costs a write,
+            and a gather at every use.
+    """
+
+    always_there = False
+
+    def __init__(
+        self,
+        units: Sequence[ParamUnit],
+        collectives: Collectives,
+        *,
+        plan: GatherPlan | None = None,
+        poison: bool = False,
+    ) -> None:
+        if plan is None:
+            plan = plan_gathering([elements_of(unit) for unit in units], [False] * len(units), GatherBudgets())
+        first = units[0].shard
+        self._collectives = collectives
+        self._device = first.device
+        self._ahead = plan.slot_count - 1
+        self.poison = poison
+        self._order = RecordedOrder()
+        self._evaluated = EvaluatedOrder()
+        self._has_begun = False  # a training step's forward has acquired a unit
+        self._is_recorded = False  # a whole step has been seen
+        self._fingerprint = 0  # of what was gathered since the last check, in order
+        self._places: dict[int, tuple[_Place, ...]] = {}  # by a unit's index, in the order of `plan.cells`
+        self._place_of: dict[int, _Place] = {}  # by the index of a part
+        memory = views_of_slots(
+            plan.slots,
+            [cell.numel for cell in plan.cells],
+            zeros=lambda n: torch.zeros(n, dtype=first.dtype, device=first.device),
+        )
+        slots: dict[int, _Slot] = {}
+        for cell, number, view in zip(plan.cells, plan.slots.slot_of, memory, strict=True):
+            unit = units[cell.unit]
+            parts = _parts(unit, trained=cell.trained, frozen=cell.frozen)
+            place = _Place(slots.setdefault(number, _Slot(turns=cell.shares)), unit, parts)
+            self._places[unit.index] = (*self._places.get(unit.index, ()), place)
+            start = 0
+            for part in parts:
+                self._place_of[part.index] = place
+                part.bind_params(view.narrow(0, start, part.layout.padded_numel))
+                start += part.layout.padded_numel
+            # A read before the first gather is a parameter used outside its unit's forward: let it show.
+            view.fill_(float("nan"))
+        self._slots = list(slots.values())
+
+    def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
+        """See `ParamStore`. Enters an all-gather of what is not there, and of what is expected next.
+
+        Raises:
+            ModelError: another unit in the same slot is still in use.
+        """
+        turns = False
+        for place in self._places[unit.index]:
+            slot = place.slot
+            if slot.occupant is not unit:
+                if slot.users:
+                    assert slot.occupant is not None, "a slot in use has an occupant"
+                    raise ModelError(
+                        f"model: unit `{unit.name}` is needed while unit `{slot.occupant.name}` is still in use, "
+                        "and both share a gather slot",
+                        hint="call blocks one after the other, or set `zero_optimization.stage` to 2",
+                    )
+                slot.occupant, slot.missing = unit, place.parts
+            if slot.missing:
+                self._gather(slot)
+            if slot.pending:
+                slot.wait()
+            slot.users += 1
+            turns |= slot.turns
+        self._has_begun |= unit.module is not None and not evaluating
+        if turns:
+            order = self._evaluated if evaluating else self._order
+            self._prefetch(order.after(unit, self._ahead))
+
+    def release(self, unit: ParamUnit) -> None:
+        """See `ParamStore`. The data stays until another unit takes the slot."""
+        for place in self._places[unit.index]:
+            slot = place.slot
+            assert slot.occupant is unit, f"unit {unit.name} was not acquired"
+            assert slot.users > 0, f"unit {unit.name} was released twice"
+            slot.users -= 1
+            if slot.users == 0 and (self.poison or (not self._is_recorded and not self._stays(place))):
+                for part in place.parts:
+                    part.flat_param.fill_(float("nan"))
+                slot.vacate()
+
+    def is_there(self, unit: ParamUnit) -> bool:
+        """See `ParamStore`."""
+        return all(place.slot.occupant is unit and place.slot.users > 0 for place in self._places[unit.index])
+
+    def read(self, unit: ParamUnit, position: int) -> Tensor:
+        """See `ParamStore`: a copy, gathered into the unit's slot or, where that is in use, into memory of its own."""
+        of_frozen = position >= len(unit.params)
+        part = unit.frozen if of_frozen and unit.frozen is not None else unit
+        if any(place.slot.users and place.slot.occupant is not unit for place in self._places[unit.index]):
+            flat = torch.empty_like(part.flat_param)
+            self._collectives.all_gather(flat, part.shard, of=part.label).wait()
+            self._note_gather(part)
+            return part.views(flat)[position - len(unit.params) if of_frozen else position].clone()
+        self.acquire(unit)
+        copy = unit.gathered_params[position].detach().clone()
+        self.release(unit)
+        return copy
+
+    def invalidate(self) -> None:
+        """See `ParamStore`. Starts gathering what stays; that it is waited for is `acquire`'s business."""
+        for slot in self._slots:
+            assert slot.users == 0, "parameters are in use during a step"
+            slot.wait()
+        for place in chain.from_iterable(self._places.values()):
+            slot = place.slot
+            if slot.occupant is place.unit:
+                slot.missing = tuple(part for part in place.parts if part.trains or part in slot.missing)
+            if self._stays(place) and not self.poison:
+                slot.occupant, slot.missing = place.unit, place.parts
+                self._gather(slot)
+        self._order.restart()
+        self._is_recorded |= self._has_begun
+
+    def refresh(self, unit: ParamUnit) -> None:
+        """See `ParamStore`. Enters an all-gather of a unit that is in use, or that calls past the engine read."""
+        place = self._place_of[unit.index]
+        slot = place.slot
+        if slot.occupant is not place.unit:
+            return
+        slot.wait()
+        if unit not in slot.missing:
+            slot.missing = (*slot.missing, unit)
+        if slot.users or place.unit.module is None:
+            self._gather(slot)
+            slot.wait()
+
+    def status(self, unit: ParamUnit) -> ZeroParamStatus:
+        """See `ParamStore`: only between `acquire` and `release`, although data may stay in a slot for longer."""
+        place = self._place_of[unit.index]
+        slot = place.slot
+        if slot.occupant is not place.unit:
+            return ZeroParamStatus.NOT_AVAILABLE
+        if slot.pending:
+            return ZeroParamStatus.INFLIGHT
+        return ZeroParamStatus.AVAILABLE if slot.users > 0 else ZeroParamStatus.NOT_AVAILABLE
+
+    def check_same_order(self) -> None:
+        """See `ParamStore`; one all-reduce of two numbers.
+
+        Ranks that call different blocks of one size would mix their weights without any error of the collectives.
+
+        Raises:
+            ModelError: on every rank.
+        """
+        bounds = torch.tensor([self._fingerprint, -self._fingerprint], device=self._device)
+        self._collectives.all_reduce(bounds, op="max", of="gather order").wait()
+        largest, smallest = bounds.tolist()
+        self._fingerprint = 0
+        if largest != -smallest:
+            raise ModelError(
+                "model: the ranks called its blocks in different orders, so at stage 3 they gathered different weights",
+                hint="call the same blocks on every rank, make what chooses between them one of "
+                "`zero_optimization.leaf_module`, or set `zero_optimization.stage` to 2",
+            )
+
+    def _prefetch(self, upcoming: Sequence[ParamUnit]) -> None:
+        """Gathers units ahead of their use, as far as none of them needs the slot of one that is needed sooner."""
+        taken: dict[int, ParamUnit] = {}
+        for unit in upcoming:
+            place = self._places[unit.index][0]
+            slot = place.slot
+            if taken.setdefault(id(slot), unit) is not unit:
+                return
+            if slot.occupant is not unit:
+                if slot.users:
+                    return
+                slot.occupant, slot.missing = unit, place.parts
+            if slot.missing:
+                self._gather(slot)
+
+    def _gather(self, slot: _Slot) -> None:
+        slot.wait()
+        for part in slot.missing:
+            slot.pending.append(self._collectives.all_gather(part.flat_param, part.shard, of=part.label))
+            self._note_gather(part)
+        slot.missing = ()
+
+    def _stays(self, place: _Place) -> bool:
+        """Whether a place of a unit with a module is nobody else's."""
+        return not place.slot.turns and place.unit.module is not None
+
+    def _note_gather(self, unit: ParamUnit) -> None:
+        self._fingerprint = crc32(unit.index.to_bytes(8, "little"), self._fingerprint)
+
+
+def _parts(unit: ParamUnit, *, trained: bool, frozen: bool) -> tuple[ParamUnit, ...]:
+    """Returns what lies in a cell of `unit`, which is frozen itself or may have a frozen unit beside it."""
+    if not unit.trains:
+        return (unit,)
+    beside = (unit.frozen,) if frozen and unit.frozen is not None else ()
+    return (unit, *beside) if trained else beside

@@ -1,0 +1,193 @@
+"""What stage 3 keeps gathered, and how the rest takes turns: for the runtime, which does so, and for plans of it.
+
+Pure arithmetic on elements: no config, no tensors.
+
+[Note: cells]
+A unit has up to two *parts*: its trained parameters and the frozen ones of the same module. Parts that are gathered
+together lie one behind the other in a *cell*; cells take turns in slots. A part with few elements may *stay*: a trained
+one gets a cell and a slot of its own and is gathered once a step; a frozen one is not cut at all. A unit without a
+module is needed for the whole forward and backward, so its cell never shares.
+
+[Note: budgets]
+The number of slots says how far gathering may run ahead: with k slots, k - 1 units lie ready or on their way while one
+computes. It follows from how many elements may be gathered ahead, and is cut down until all slots together fit what may
+be live at once. One slot is the least: a unit that is needed is gathered in any case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+NO_LIMIT = (1 << 63) - 1
+#: Slots where nobody says how far to run ahead: one unit computes while the next one is on its way.
+USUAL_SLOTS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatherBudgets:
+    """What a config allows, in elements; see [Note: budgets].
+
+    Attributes:
+        stay: a part with at most so many stays; 0 for none.
+        stay_total: all trained and frozen parts that stay together have at most so many.
+        ahead: gathered ahead of their use, though at least one unit; 0 for none, None for one unit of any size.
+        live: in slots at once; None for no limit.
+    """
+
+    stay: int = 0
+    stay_total: int = NO_LIMIT
+    ahead: int | None = None
+    live: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnitElements:
+    """Elements of one unit's parts, gaps included, and with the padding that slices need.
+
+    Attributes:
+        numel: of the trained part.
+        padded: of its buffer.
+        frozen: of the frozen part; 0 where there is none.
+        frozen_padded: of its buffer.
+        has_module: whether the unit may share slots.
+    """
+
+    numel: int
+    padded: int
+    frozen: int = 0
+    frozen_padded: int = 0
+    has_module: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Parts that are gathered together, see [Note: cells].
+
+    Attributes:
+        unit: position of the unit.
+        trained: the unit's trained part lies in it.
+        frozen: its frozen part does.
+        numel: elements.
+        shares: takes turns with others.
+    """
+
+    unit: int
+    trained: bool
+    frozen: bool
+    numel: int
+    shares: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlan:
+    """Slots for the cells of a model.
+
+    Attributes:
+        slot_of: slot number of each cell, in order.
+        numel: elements of each slot by its number: those of its largest cell.
+    """
+
+    slot_of: tuple[int, ...]
+    numel: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class GatherPlan:
+    """Turns of the units that are gathered.
+
+    Attributes:
+        slot_count: slots that cells share.
+        cells: what is gathered, in order of units; a unit's shared cell comes before the one that stays.
+        slots: where each cell is.
+    """
+
+    slot_count: int
+    cells: tuple[Cell, ...]
+    slots: SlotPlan
+
+    @property
+    def numel(self) -> int:
+        """Elements of all slots together."""
+        return sum(self.slots.numel.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Staying:
+    """Which parts of a unit stay, see [Note: cells]."""
+
+    trained: bool = False
+    frozen: bool = False
+
+
+def choose_staying(units: Sequence[UnitElements], budgets: GatherBudgets) -> list[Staying]:
+    """Returns which parts of each unit stay: small ones, in order, until their total is reached.
+
+    Args:
+        units: in order of registration.
+        budgets: what the config allows.
+    """
+    left = budgets.stay_total
+    answers: list[Staying] = []
+    for unit in units:
+        trained = unit.has_module and 0 < unit.numel <= min(budgets.stay, left)
+        left -= unit.numel if trained else 0
+        frozen = 0 < unit.frozen <= min(budgets.stay, left)
+        left -= unit.frozen if frozen else 0
+        answers.append(Staying(trained, frozen))
+    return answers
+
+
+def plan_gathering(units: Sequence[UnitElements], stays: Sequence[bool], budgets: GatherBudgets) -> GatherPlan:
+    """Lets units take turns, see [Note: cells] and [Note: budgets].
+
+    Args:
+        units: in order of registration, which is that of their turns; without frozen parts that stay.
+        stays: for each, whether its trained part does.
+        budgets: what the config allows.
+    """
+    cells = tuple(_cells(units, stays))
+    sharing = [cell.numel for cell in cells if cell.shares]
+    count = USUAL_SLOTS
+    if budgets.ahead is not None:
+        units_ahead = max(1, budgets.ahead // max([1, *sharing])) if budgets.ahead else 0
+        count = max(1, min(1 + units_ahead, len(sharing)))
+    plan = _with_slots(cells, count)
+    while plan.slot_count > 1 and budgets.live is not None and plan.numel > budgets.live:
+        plan = _with_slots(cells, plan.slot_count - 1)
+    return plan
+
+
+def plan_slots(numels: Sequence[int], shares: Sequence[bool], *, count: int) -> SlotPlan:
+    """Puts the i-th of those that share into slot i mod `count`, and each other one into a slot of its own.
+
+    Args:
+        numels: elements of each.
+        shares: False for one that needs a slot of its own.
+        count: shared slots.
+    """
+    slot_of: list[int] = []
+    numel: dict[int, int] = {}
+    sharing = 0
+    for position, (size, shared) in enumerate(zip(numels, shares, strict=True)):
+        slot = sharing % count if shared else count + position
+        sharing += shared
+        slot_of.append(slot)
+        numel[slot] = max(numel.get(slot, 0), size)
+    return SlotPlan(tuple(slot_of), numel)
+
+
+def _cells(units: Sequence[UnitElements], stays: Sequence[bool]) -> Iterator[Cell]:
+    for position, (unit, stay) in enumerate(zip(units, stays, strict=True)):
+        frozen = unit.frozen > 0
+        trained = not stay and (unit.numel > 0 or not frozen)
+        if trained or frozen:
+            numel = trained * unit.padded + frozen * unit.frozen_padded
+            yield Cell(position, trained, frozen, numel, unit.has_module)
+        if stay:
+            yield Cell(position, trained=True, frozen=False, numel=unit.padded, shares=False)
+
+
+def _with_slots(cells: tuple[Cell, ...], count: int) -> GatherPlan:
+    slots = plan_slots([cell.numel for cell in cells], [cell.shares for cell in cells], count=count)
+    return GatherPlan(count, cells, slots)
