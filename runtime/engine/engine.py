@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dsrun.errors import InputError, ModelError
 
+from ..memory.arenas import ArenaReport, OutsideUse
 from ..observe.memory import measure
 from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
@@ -204,6 +205,8 @@ class Engine(Answers, WholeWeights):
         parts = self._parts
         self._taken.check()
         result = take_step(parts.step, clipping=parts.clipping, skip_non_finite=parts.skip_non_finite)
+        # Between steps nothing is under way: buffers that have come and gone leave no holes.
+        parts.memory.compact()
         self._last = result
         self._step_applied = result.applied
         lr = self.get_lr()
@@ -332,6 +335,21 @@ class Engine(Answers, WholeWeights):
         buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.master, u.grad_sum)]
         states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
         return measure([*buffers, *states])
+
+    def memory_arenas(self) -> ArenaReport:
+        """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.
+
+        What lies outside of them comes with it: frozen parameters and the module's buffers, which are the model's own,
+        and optimizer states that nobody could foresee.
+        """
+        memory = self._parts.memory
+        held = {
+            "frozen parameters": [param for param in self.module.parameters() if not param.requires_grad],
+            "module buffers": list(self.module.buffers()),
+            "other optimizer states": [] if self.optimizer is None else self._parts.step.optimizer.tensors(),
+        }
+        outside = {name: measure(t for t in tensors if not memory.holds(t)) for name, tensors in held.items()}
+        return memory.report([OutsideUse(name, nbytes) for name, nbytes in outside.items() if nbytes])
 
     def train(self, mode: bool = True) -> Engine:
         """Switches the module to training."""
