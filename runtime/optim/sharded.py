@@ -1,4 +1,4 @@
-"""A torch optimizer over the owned ranges of all units, and its state as named tensors.
+"""An optimizer over the owned ranges of all units, and its state as named tensors.
 
 It steps; it neither reduces gradients nor publishes parameters.
 """
@@ -6,7 +6,6 @@ It steps; it neither reduces gradients nor publishes parameters.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,33 +13,17 @@ from torch import Tensor, nn, optim
 
 from dsrun.errors import ModelError
 
-from ..layout.unit_layout import TENSOR_ALIGN, ShardPiece
+from ..layout.unit_layout import ShardPiece
 from ..memory.arenas import Arenas
+from ..mesh.collectives import Collectives
 from ..protocols import OwnedRange, StateEntry
 from .housing import StateHousing
-from .registry import states_of_group
+from .registry import adopt, states_of_group
+from .runs import Run, cut_runs
+from .structured import StructuredOptimizer, TensorInfo
 
 #: Prefix of the role of a state that is one number for a whole run of elements.
 _SCALAR = "scalar:"
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Consecutive elements of one unit's owned range that are in one optimizer group.
-
-    Attributes:
-        owned: the range it is a part of.
-        group: number of the optimizer group.
-        start: first element in the unit's flat buffer.
-        param: fp32 leaf over the run's masters.
-        grad: view of the run's accumulated gradient; the leaf's `.grad`.
-    """
-
-    owned: OwnedRange
-    group: int
-    start: int
-    param: nn.Parameter
-    grad: Tensor
 
 
 class ShardOptimizer:
@@ -49,12 +32,14 @@ class ShardOptimizer:
     Args:
         ranges: what this rank owns of every unit.
         group_count: number of optimizer groups.
+        axis: over which ranges are spread; None where this rank owns everything.
     """
 
-    def __init__(self, ranges: Sequence[OwnedRange], *, group_count: int) -> None:
+    def __init__(self, ranges: Sequence[OwnedRange], *, group_count: int, axis: Collectives | None = None) -> None:
         self._ranges = ranges
-        self._runs = [run for owned in ranges for run in _runs(owned)]
+        self._runs = [run for owned in ranges for run in cut_runs(owned)]
         self._group_count = group_count
+        self._axis = axis
         self.torch_optimizer: optim.Optimizer | None = None
         self._housing: StateHousing | None = None
         self._is_housed = False
@@ -65,8 +50,12 @@ class ShardOptimizer:
         return [[run.param for run in self._runs if run.group == group] for group in range(self._group_count)]
 
     def drive(self, optimizer: optim.Optimizer) -> None:
-        """Says which torch optimizer holds the leaves."""
+        """Says which torch optimizer holds the leaves; one that knows their structure gets them cut as it needs."""
         self.torch_optimizer = optimizer
+        if isinstance(optimizer, StructuredOptimizer):
+            self._runs = [run for owned in self._ranges for run in cut_runs(owned, optimizer.kind_of)]
+            adopt(optimizer, self.shards_by_group())
+            optimizer.bind(self._runs, self._tensors(), self._axis, device=self._ranges[0].master.device)
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
 
     def house_states(self, memory: Arenas) -> None:
@@ -107,7 +96,23 @@ class ShardOptimizer:
         Args:
             replicated: every rank owns everything (stage 0).
         """
+        if isinstance(self.torch_optimizer, StructuredOptimizer):
+            return list(self.torch_optimizer.entries(replicated=replicated))
         return [entry for run in self._runs for entry in self._entries(run, replicated=replicated)]
+
+    def wanted_states(self, roles: Collection[str]) -> list[tuple[str, str]]:
+        """Returns (name, role) of every state that a checkpoint must have for this optimizer, on whichever rank.
+
+        Args:
+            roles: those that the checkpoint has of any tensor.
+        """
+        optimizer, wanted = self.torch_optimizer, list[tuple[str, str]]()
+        for info in self._tensors():
+            if info.numel:
+                is_known = isinstance(optimizer, StructuredOptimizer)
+                of_tensor = optimizer.state_roles(info.name, info.shape) if is_known else sorted(roles)
+                wanted += [(info.name, role) for role in of_tensor]
+        return wanted
 
     def loadable_entries(self, roles: Collection[str], *, replicated: bool) -> list[StateEntry]:
         """Allocates zeroed state for `roles`, as a checkpoint names them, and returns it as pieces to fill.
@@ -119,6 +124,8 @@ class ShardOptimizer:
             replicated: every rank owns everything (stage 0).
         """
         assert self.torch_optimizer is not None, "drive() was not called"
+        if isinstance(self.torch_optimizer, StructuredOptimizer):
+            return self.state_entries(replicated=replicated)
         if self._housing is not None:
             self._housing.vacate()
         self._is_housed = True
@@ -158,9 +165,19 @@ class ShardOptimizer:
 
     def tensors(self) -> list[Tensor]:
         """Returns every state tensor, and what they are views of, for memory reports."""
+        if isinstance(self.torch_optimizer, StructuredOptimizer):
+            return list(self.torch_optimizer.state_tensors())
         housed = [] if self._housing is None or not self._is_housed else self._housing.buffers()
         states = [value for run in self._runs for value in self._state(run).values() if isinstance(value, Tensor)]
         return [*housed, *states]
+
+    def _tensors(self) -> list[TensorInfo]:
+        """Returns all tensors that are trained, whether or not this rank holds a piece of them."""
+        return [
+            TensorInfo(extent.name, extent.shape, group, owned.layout, extent.offset)
+            for owned in self._ranges
+            for extent, group in zip(owned.layout.extents, owned.groups, strict=True)
+        ]
 
     def _step_and_house(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
         """Takes the first step run by run, and moves the states that torch makes in it to where they belong.
@@ -193,11 +210,11 @@ class ShardOptimizer:
                 hint="call engine.backward(loss) and engine.step() instead",
             )
 
-    def _state(self, run: _Run) -> dict[str, Any]:
+    def _state(self, run: Run) -> dict[str, Any]:
         assert self.torch_optimizer is not None, "drive() was not called"
         return self.torch_optimizer.state.get(run.param, {})
 
-    def _entries(self, run: _Run, *, replicated: bool) -> Iterator[StateEntry]:
+    def _entries(self, run: Run, *, replicated: bool) -> Iterator[StateEntry]:
         for role, value in self._state(run).items():
             if not isinstance(value, Tensor):
                 continue
@@ -212,32 +229,16 @@ class ShardOptimizer:
                         yield StateEntry(piece.extent.name, role_, (), 0, 1, value.view(1), replicated)
 
 
-def _runs(owned: OwnedRange) -> Iterator[_Run]:
-    """Cuts an owned range where the optimizer group changes."""
-    bounds: dict[int, tuple[int, int]] = {}
-    for extent, group in zip(owned.layout.extents, owned.groups, strict=True):
-        # The gap behind a tensor belongs to its run, so that runs are whole cache lines. Gaps hold zeros.
-        end = -(-(extent.offset + extent.numel) // TENSOR_ALIGN) * TENSOR_ALIGN
-        first, _ = bounds.get(group, (extent.offset, end))
-        bounds[group] = (first, end)
-    for group, (first, last) in bounds.items():
-        low, high = max(owned.start, first), min(owned.start + owned.master.numel(), last)
-        if low < high:
-            leaf = nn.Parameter(owned.master.narrow(0, low - owned.start, high - low))
-            leaf.grad = grad = owned.grad_sum.narrow(0, low - owned.start, high - low)
-            yield _Run(owned, group, low, leaf, grad)
-
-
-def _is_elementwise(run: _Run, state: Tensor) -> bool:
+def _is_elementwise(run: Run, state: Tensor) -> bool:
     return state.shape == run.param.shape
 
 
-def _part(run: _Run, flat: Tensor) -> Tensor:
+def _part(run: Run, flat: Tensor) -> Tensor:
     """Returns the run's part of a buffer that is laid out as the owned range."""
     return flat.narrow(0, run.start - run.owned.start, run.grad.numel())
 
 
-def _cut(run: _Run, flat: Tensor) -> Iterator[tuple[ShardPiece, Tensor]]:
+def _cut(run: Run, flat: Tensor) -> Iterator[tuple[ShardPiece, Tensor]]:
     """Yields the parts of parameters inside a run, with the view of `flat` (one value an element) for each."""
     for piece in run.owned.layout.pieces(run.start, run.start + flat.numel()):
         yield piece, flat.narrow(0, piece.shard_offset, piece.stop - piece.start)

@@ -1,0 +1,203 @@
+"""Adam and Lion with states of 8 bits: 2.03 or 1.02 bytes a parameter in place of 8 or 4.
+
+States are coded by blocks of 256 elements of the flat buffer (see `codes`), which no shard cuts; a block is divided
+only where a leaf begins inside of it. Tensors of fewer than `min_8bit_size` elements keep fp32 states: they cost little
+and suffer most. The update reads the new states before they are coded, as bitsandbytes' kernels do:
+
+    m = b1 * m + (1 - b1) * g;   v = b2 * v + (1 - b2) * g^2;   k = sqrt(1 - b2^t)
+    p += -lr * k / (1 - b1^t) * m / (sqrt(v) + k * eps);   p *= 1 - lr * wd
+
+Plain torch operations on chunks that stay in the cache: exact, and the same on every device; no kernel of its own.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from math import prod, sqrt
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layout.unit_layout import ShardPiece
+from ..protocols import StateEntry
+from .codes import BLOCK, dynamic_table
+from .runs import Run
+from .structured import StructuredOptimizer, chunks, elementwise_entries
+
+_CODED, _PLAIN = "8 bit", "32 bit"
+_MIN_8BIT_SIZE = 4096
+
+
+class CodedOptimizer(StructuredOptimizer):
+    """What 8-bit optimizers have in common: where codes and scales are, and how they travel.
+
+    Args:
+        params: parameters or group dicts.
+        defaults: hyperparameters.
+        roles: names of the states; the first has both signs, others are never negative.
+        min_8bit_size: tensors of fewer elements keep fp32 states.
+    """
+
+    def __init__(self, params: Any, defaults: dict[str, Any], *, roles: tuple[str, ...], min_8bit_size: int) -> None:
+        super().__init__(params, defaults)
+        self._roles = roles
+        self._min_8bit_size = min_8bit_size
+
+    @abstractmethod
+    def move(self, p_N: Tensor, g_N: Tensor, states: list[Tensor], group: dict[str, Any]) -> None:
+        """Updates fp32 weights and states in place, all of the same shape.
+
+        Args:
+            p_N: weights.
+            g_N: gradients; read only.
+            states: in the order of the roles.
+            group: hyperparameters, with `step` from 1 on.
+        """
+
+    def kind_of(self, name: str, shape: tuple[int, ...]) -> str:
+        """See `StructuredOptimizer`."""
+        return _CODED if prod(shape) >= self._min_8bit_size else _PLAIN
+
+    def state_roles(self, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+        """See `StructuredOptimizer`."""
+        if self.kind_of(name, shape) == _PLAIN:
+            return self._roles
+        return tuple(f"{role}_{part}" for role in self._roles for part in ("codes", "scales"))
+
+    def prepare(self) -> None:
+        """See `StructuredOptimizer`: for each state a byte an element of whole blocks, and a scale a block."""
+        self._tables = [dynamic_table(signed=i == 0, device=self.device) for i in range(len(self._roles))]
+        for run in self.runs:
+            state: dict[str, Tensor] = {}
+            for role, table in zip(self._roles, self._tables, strict=True):
+                if run.kind == _PLAIN:
+                    state[role] = torch.zeros_like(run.param.detach())
+                    continue
+                blocks = -(-(run.start % BLOCK + run.numel) // BLOCK)
+                state[f"{role}_codes"] = torch.full(
+                    (blocks * BLOCK,), table.zero, dtype=torch.uint8, device=self.device
+                )
+                state[f"{role}_scales"] = torch.zeros(blocks, device=self.device)
+            self.state[run.param] = state
+
+    def update(self) -> None:
+        """See `StructuredOptimizer`; nothing is communicated."""
+        for run in self.runs:
+            group, state = self.param_groups[run.group], self.state[run.param]
+            p_N, g_N = run.param.view(-1), self.grad(run)
+            if run.kind == _CODED:
+                self._update_coded(run, p_N, g_N, group)
+                continue
+            for start, stop in chunks(run.numel, p_N.device):
+                states = [state[role].view(-1)[start:stop] for role in self._roles]
+                self.move(p_N[start:stop], g_N[start:stop], states, group)
+
+    def entries(self, *, replicated: bool) -> Iterator[StateEntry]:
+        """See `StructuredOptimizer`: the scales of a tensor are those of all blocks that it has elements in."""
+        for run in self.runs:
+            state = self.state[run.param]
+            head = run.start % BLOCK
+            for role in self._roles:
+                if run.kind == _PLAIN:
+                    yield from elementwise_entries(run, role, state[role], replicated=replicated)
+                    continue
+                codes = state[f"{role}_codes"].narrow(0, head, run.numel)
+                yield from elementwise_entries(run, f"{role}_codes", codes, replicated=replicated)
+                for piece in run.pieces():
+                    yield _scales_entry(run, piece, f"{role}_scales", state[f"{role}_scales"], replicated=replicated)
+
+    def _update_coded(self, run: Run, p_N: Tensor, g_N: Tensor, group: dict[str, Any]) -> None:
+        state, head = self.state[run.param], run.start % BLOCK
+        codes = [state[f"{role}_codes"].view(-1, BLOCK) for role in self._roles]
+        scales = [state[f"{role}_scales"] for role in self._roles]
+        for start, stop in chunks(codes[0].numel(), p_N.device):
+            blocks = slice(start // BLOCK, stop // BLOCK)
+            states = [t.decode(c[blocks], s[blocks]) for t, c, s in zip(self._tables, codes, scales, strict=True)]
+            # The run's first block may begin before it, and its last end behind it; what is there is zero and stays so.
+            first, last = max(start, head), min(stop, head + run.numel)
+            own = slice(first - head, last - head)
+            inside = [values.view(-1)[first - start : last - start] for values in states]
+            self.move(p_N[own], g_N[own], inside, group)
+            for table, values, c, s in zip(self._tables, states, codes, scales, strict=True):
+                table.encode(values, c[blocks], s[blocks])
+
+
+class Adam8bit(CodedOptimizer):
+    """Adam with 8-bit states, weight decay apart from the gradient; see the head of the file.
+
+    Args:
+        params: parameters or group dicts.
+        lr: learning rate.
+        betas: decay of the running means of gradient and squared gradient.
+        eps: added to the root.
+        weight_decay: apart from the gradient.
+        min_8bit_size: tensors of fewer elements keep fp32 states.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        min_8bit_size: int = _MIN_8BIT_SIZE,
+    ) -> None:
+        defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults, roles=("exp_avg", "exp_avg_sq"), min_8bit_size=min_8bit_size)
+
+    def move(self, p_N: Tensor, g_N: Tensor, states: list[Tensor], group: dict[str, Any]) -> None:
+        """See `CodedOptimizer`."""
+        (b1, b2), step, lr = group["betas"], group["step"], group["lr"]
+        m, v = states
+        root = sqrt(1 - b2**step)
+        m.lerp_(g_N, 1 - b1)
+        v.mul_(b2).addcmul_(g_N, g_N, value=1 - b2)
+        p_N.addcdiv_(m, v.sqrt().add_(root * group["eps"]), value=-lr * root / (1 - b1**step))
+        if group["weight_decay"]:
+            p_N.mul_(1 - lr * group["weight_decay"])
+
+
+class Lion8bit(CodedOptimizer):
+    """Lion with an 8-bit state; see `Lion`.
+
+    Args:
+        params: parameters or group dicts.
+        lr: learning rate.
+        betas: weights of the mean in the step, and in the next mean.
+        weight_decay: apart from the gradient.
+        min_8bit_size: tensors of fewer elements keep fp32 states.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        min_8bit_size: int = _MIN_8BIT_SIZE,
+    ) -> None:
+        defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
+        super().__init__(params, defaults, roles=("exp_avg",), min_8bit_size=min_8bit_size)
+
+    def move(self, p_N: Tensor, g_N: Tensor, states: list[Tensor], group: dict[str, Any]) -> None:
+        """See `CodedOptimizer`."""
+        (b1, b2), lr = group["betas"], group["lr"]
+        (m,) = states
+        if group["weight_decay"]:
+            p_N.mul_(1 - lr * group["weight_decay"])
+        p_N.add_(torch.lerp(g_N, m, b1).sign_(), alpha=-lr)
+        m.lerp_(g_N, 1 - b2)
+
+
+def _scales_entry(run: Run, piece: ShardPiece, role: str, scales: Tensor, *, replicated: bool) -> StateEntry:
+    """Returns the scales of a piece's blocks; two tensors may share a block, and then both have its scale."""
+    extent = piece.extent
+    grid = extent.offset // BLOCK
+    count = (extent.offset + extent.numel - 1) // BLOCK - grid + 1
+    first = (extent.offset + piece.start) // BLOCK
+    stop = (extent.offset + piece.stop - 1) // BLOCK + 1
+    own = scales.narrow(0, first - run.start // BLOCK, stop - first)
+    return StateEntry(extent.name, role, (count,), first - grid, stop - grid, own, replicated)

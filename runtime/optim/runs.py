@@ -1,0 +1,78 @@
+"""Runs: consecutive elements of what a rank owns that one leaf of an optimizer updates. Cut here, stepped elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ..layout.unit_layout import TENSOR_ALIGN, ShardPiece, UnitLayout
+from ..protocols import OwnedRange
+
+#: The kind of a tensor, by its name and shape: neighbours of one kind and one group share a leaf.
+KindOf = Callable[[str, tuple[int, ...]], str]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """Consecutive elements of one unit's owned range that are in one optimizer group, and of one kind.
+
+    Attributes:
+        owned: the range it is a part of.
+        group: number of the optimizer group.
+        kind: of its tensors; empty where an optimizer makes no difference.
+        start: first element in the unit's flat buffer: a multiple of 64, and of 256 where a slice is cut.
+        param: fp32 leaf over the run's masters.
+        grad: view of the run's accumulated gradient; the leaf's `.grad`.
+    """
+
+    owned: OwnedRange
+    group: int
+    kind: str
+    start: int
+    param: nn.Parameter
+    grad: Tensor
+
+    @property
+    def layout(self) -> UnitLayout:
+        """The unit's flat buffer."""
+        return self.owned.layout
+
+    @property
+    def numel(self) -> int:
+        """Elements of the run, gaps between tensors included."""
+        return self.param.numel()
+
+    def pieces(self) -> list[ShardPiece]:
+        """Returns the parts of tensors in the run; `shard_offset` counts from its start."""
+        return self.layout.pieces(self.start, self.start + self.numel)
+
+
+def one_kind(name: str, shape: tuple[int, ...]) -> str:
+    """The kind of every tensor, for optimizers that make no difference."""
+    return ""
+
+
+def cut_runs(owned: OwnedRange, kind_of: KindOf = one_kind) -> Iterator[Run]:
+    """Cuts an owned range where the optimizer group changes, or the kind of tensor.
+
+    Args:
+        owned: the range; extents of one group are neighbours.
+        kind_of: see `KindOf`.
+    """
+    spans: list[tuple[tuple[int, str], int, int]] = []
+    for extent, group in zip(owned.layout.extents, owned.groups, strict=True):
+        if not extent.numel:
+            continue
+        # The gap behind a tensor belongs to its run, so that runs are whole cache lines. Gaps hold zeros.
+        end = -(-(extent.offset + extent.numel) // TENSOR_ALIGN) * TENSOR_ALIGN
+        key = (group, kind_of(extent.name, extent.shape))
+        first = spans.pop()[1] if spans and spans[-1][0] == key else extent.offset
+        spans.append((key, first, end))
+    for (group, kind), first, last in spans:
+        low, high = max(owned.start, first), min(owned.start + owned.master.numel(), last)
+        if low < high:
+            leaf = nn.Parameter(owned.master.narrow(0, low - owned.start, high - low))
+            leaf.grad = grad = owned.grad_sum.narrow(0, low - owned.start, high - low)
+            yield Run(owned, group, kind, low, leaf, grad)
