@@ -150,7 +150,7 @@ def initialize(
         group_of=assignment.group_of,
         memory=memory,
     )
-    store = build_store(units, plan, data_axis, gathering=turns_of(units, gather_budgets(settings)))
+    store = build_store(units, plan, data_axis, gathering=turns_of(units, gather_budgets(settings)), memory=memory)
     wire = settings.communication_data_type
     reducer = GradReducer(
         units,
@@ -159,6 +159,7 @@ def initialize(
         shard_gradients=plan.shard_gradients,
         divide_before=float(data_axis.size) if settings.prescale_gradients else settings.gradient_predivide_factor,
         wire=None if wire is None else DTYPES[wire],
+        memory=memory,
     )
     shard_optimizer = ShardOptimizer(
         [unit.owned_range(assignment.group_of) for unit in units], group_count=len(assignment.options)

@@ -68,8 +68,9 @@ def build_store(
     *,
     gathering: GatherPlan | None = None,
     poison: bool = False,
+    memory: Arenas | None = None,
 ) -> ParamStore:
-    """Returns the store that the plan asks for; see `SlottedStore` for `gathering` and `poison`."""
+    """Returns the store that the plan asks for; see `SlottedStore` for the other arguments."""
     if not plan.shard_parameters:
         return ResidentStore()
-    return SlottedStore(units, collectives, plan=gathering, poison=poison)
+    return SlottedStore(units, collectives, plan=gathering, poison=poison, arenas=memory)

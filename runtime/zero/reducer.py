@@ -21,10 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ..memory.arena import room_for
+from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives, Pending, own_slice
 from .slots import allocate_slots
 from .unit import ParamUnit
@@ -46,7 +49,7 @@ class _Progress:
         slot: number of the buffer it was given.
         home: that buffer's memory.
         own: what of it this rank owns.
-        flat: what holds the gradient now: `home`, or memory of its own if the unit had to leave its slot.
+        flat: what holds the gradient now: `home`, or other memory while another unit needs the slot.
         sent: what is being reduced: `flat`, or a copy of it in the wire's dtype.
     """
 
@@ -84,6 +87,7 @@ class GradReducer:
             travels: keeps sums of 16-bit gradients over many ranks from overflowing.
         wire: dtype in which gradients travel and are added up over the ranks; None for their own. Another one costs
             two buffers of the size of the largest unit, and a copy.
+        memory: where buffers are reserved; None: in arenas of their own.
 
     Attributes:
         has_sums: a backward has added gradients to the owned ranges since they were last forgotten.
@@ -99,29 +103,43 @@ class GradReducer:
         slot_count: int = 2,
         divide_before: float = 1.0,
         wire: torch.dtype | None = None,
+        memory: Arenas | None = None,
     ) -> None:
+        memory = Arenas() if memory is None else memory
         first = units[0].shard
         count = slot_count if shard_gradients else len(units)
         placed = allocate_slots(
-            units, count=count, zeros=lambda n: collectives.zeros(n, dtype=first.dtype, device=first.device)
+            units,
+            count=count,
+            reserve=lambda n: memory.reserve(
+                "gradient slots" if shard_gradients else "gradients",
+                n,
+                lambda numel: collectives.zeros(numel, dtype=first.dtype, device=first.device),
+            ),
         )
-        for unit, (_, memory) in zip(units, placed, strict=True):
-            unit.bind_grads(memory)
+        for unit, (_, home) in zip(units, placed, strict=True):
+            unit.bind_grads(home)
         self._units = list(units)
         self._canonical: list[ParamUnit] = []
         self._collectives = collectives
         self._shard_optimizer = shard_optimizer
         self._progress = [
-            _Progress(slot=number, home=memory, own=self._own(memory), flat=memory, sent=memory)
-            for number, memory in placed
+            _Progress(slot=number, home=home, own=self._own(home), flat=home, sent=home) for number, home in placed
         ]
         self._divide_before = divide_before
         self._staging: list[_Staging] = []
         if wire is not None and wire != first.dtype and collectives.size > 1:
             largest = max(unit.layout.padded_numel for unit in units)
-            self._staging = [
-                _Staging(collectives.zeros(largest, dtype=wire, device=first.device)) for _ in range(_STAGING_COUNT)
-            ]
+            staging = memory.reserve(
+                "wire staging",
+                room_for([largest] * _STAGING_COUNT),
+                lambda numel: collectives.zeros(numel, dtype=wire, device=first.device),
+            )
+            self._staging = [_Staging(staging.take(largest)) for _ in range(_STAGING_COUNT)]
+        # Ranks move out what their own graphs make them, so this memory cannot be made together, and is not shared.
+        self._moved_out = memory.growing(
+            "moved-out gradients", lambda numel: torch.zeros(numel, dtype=first.dtype, device=first.device)
+        )
         self._may_stay = not shard_gradients
         self._stays = False  # what this micro step finds is not reduced yet
         self._stayed: set[int] = set()  # units whose buffer holds gradients of earlier micro steps
@@ -212,8 +230,9 @@ class GradReducer:
             if progress.pending is not None:
                 progress.pending.wait()
                 progress.pending = None
-            progress.flat, progress.phase = progress.home, _Phase.IDLE
+            self._move_home(unit)
             unit.bind_grads(progress.home)
+            progress.phase = _Phase.IDLE
         self._used.clear()
         self._cursor = 0
         self._holder.clear()
@@ -242,7 +261,7 @@ class GradReducer:
             progress = self._progress[unit.index]
             if progress.phase is _Phase.IDLE and unit.index not in self._used:
                 if unit.index not in self._stayed:
-                    progress.flat = torch.zeros_like(progress.home)
+                    self._make_zeros(unit)
                 progress.phase = _Phase.COMPLETE
             if progress.phase is not _Phase.COMPLETE:
                 return
@@ -277,9 +296,39 @@ class GradReducer:
         progress = self._progress[holder.index]
         if progress.phase in (_Phase.OPEN, _Phase.COMPLETE):
             holder.collect_stray_grads()
-            progress.flat = progress.flat.clone()
+            self._move_out(holder).copy_(progress.home)
             holder.bind_grads(progress.flat)
         self._accumulate(holder)
+
+    def _make_zeros(self, unit: ParamUnit) -> None:
+        """Gives a unit that gets no gradient a buffer of zeros: its slot, if that is not in use."""
+        progress = self._progress[unit.index]
+        holder = self._holder.get(progress.slot)
+        if holder is not None:
+            self._accumulate(holder)
+        if holder is None or self._progress[holder.index].phase is _Phase.DONE:
+            self._holder[progress.slot] = unit
+            progress.home.zero_()
+        else:
+            self._move_out(unit).zero_()
+
+    def _move_out(self, unit: ParamUnit) -> Tensor:
+        """Gives a unit a buffer elsewhere, until it moves home; returns it, with anything in it."""
+        progress = self._progress[unit.index]
+        progress.flat = self._moved_out.take(progress.home.numel(), moved=partial(self._follow, unit))
+        return progress.flat
+
+    def _follow(self, unit: ParamUnit, flat_N: Tensor) -> None:
+        """The arena has moved a unit's buffer elsewhere."""
+        self._progress[unit.index].flat = flat_N
+        unit.bind_grads(flat_N)
+
+    def _move_home(self, unit: ParamUnit) -> None:
+        progress = self._progress[unit.index]
+        if progress.flat is not progress.home:
+            self._moved_out.give_back(progress.flat)
+            progress.flat = progress.home
+            unit.bind_grads(progress.home)
 
     def _accumulate(self, unit: ParamUnit) -> None:
         """Waits for the unit's reduction and adds the mean over ranks to the owned range, in fp32."""
@@ -291,7 +340,5 @@ class GradReducer:
         progress.pending = None
         summed = progress.own if progress.sent is progress.home else self._own(progress.sent)
         unit.grad_sum.add_(summed, alpha=self._divide_before / self._collectives.size)  # adds in fp32
-        if progress.flat is not progress.home:
-            progress.flat = progress.home
-            unit.bind_grads(progress.home)
+        self._move_home(unit)
         progress.phase = _Phase.DONE

@@ -25,36 +25,38 @@ from dsrun.gathering import (
     plan_slots,
 )
 
+from ..memory.arena import Arena, room_for
 from .unit import ParamUnit
 
 
 def allocate_slots(
-    units: Sequence[ParamUnit], *, count: int, zeros: Callable[[int], Tensor]
+    units: Sequence[ParamUnit], *, count: int, reserve: Callable[[int], Arena]
 ) -> list[tuple[int, Tensor]]:
     """Allocates slots for buffers of the units' own parameters, see [Note: slots].
 
     Args:
         units: all units that have such a buffer, in order.
         count: slots that the units with modules share.
-        zeros: makes flat, zeroed memory of so many elements.
+        reserve: makes an arena of so many elements, zeroed, in which all slots lie.
 
     Returns:
         for each unit its slot's number and a view [padded_numel] that starts where the slot starts.
     """
     sizes = [unit.layout.padded_numel for unit in units]
     plan = plan_slots(sizes, [unit.module is not None for unit in units], count=count)
-    return list(zip(plan.slot_of, views_of_slots(plan, sizes, zeros=zeros), strict=True))
+    return list(zip(plan.slot_of, views_of_slots(plan, sizes, reserve=reserve), strict=True))
 
 
-def views_of_slots(plan: SlotPlan, numels: Sequence[int], *, zeros: Callable[[int], Tensor]) -> list[Tensor]:
+def views_of_slots(plan: SlotPlan, numels: Sequence[int], *, reserve: Callable[[int], Arena]) -> list[Tensor]:
     """Allocates the slots of a plan and returns, for each that has a place in it, a view from its slot's start.
 
     Args:
         plan: which slot each has, and how large slots are.
         numels: elements of each.
-        zeros: makes flat, zeroed memory of so many elements.
+        reserve: makes an arena of so many elements, zeroed, in which all slots lie.
     """
-    memory = {slot: zeros(numel) for slot, numel in plan.numel.items()}
+    arena = reserve(room_for(list(plan.numel.values())))
+    memory = {slot: arena.take(numel) for slot, numel in plan.numel.items()}
     return [memory[slot].narrow(0, 0, numel) for slot, numel in zip(plan.slot_of, numels, strict=True)]
 
 

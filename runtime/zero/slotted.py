@@ -13,6 +13,7 @@ from torch import Tensor
 from dsrun.errors import ModelError
 from dsrun.gathering import GatherBudgets, GatherPlan, plan_gathering
 
+from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives, Pending
 from .order import EvaluatedOrder, RecordedOrder
 from .partition_parameters import ZeroParamStatus
@@ -87,6 +88,7 @@ class SlottedStore:
             gather overlap one unit's compute. With one slot each unit is gathered when it is needed.
         poison: fill a slot with NaN whenever its unit is released, so that a use after release shows. Costs a write,
             and a gather at every use.
+        arenas: where the slots are reserved; None: in some of their own.
     """
 
     always_there = False
@@ -98,10 +100,12 @@ class SlottedStore:
         *,
         plan: GatherPlan | None = None,
         poison: bool = False,
+        arenas: Arenas | None = None,
     ) -> None:
         if plan is None:
             plan = plan_gathering([elements_of(unit) for unit in units], [False] * len(units), GatherBudgets())
         first = units[0].shard
+        arenas = Arenas() if arenas is None else arenas
         self._collectives = collectives
         self._device = first.device
         self._ahead = plan.slot_count - 1
@@ -116,7 +120,9 @@ class SlottedStore:
         memory = views_of_slots(
             plan.slots,
             [cell.numel for cell in plan.cells],
-            zeros=lambda n: torch.zeros(n, dtype=first.dtype, device=first.device),
+            reserve=lambda n: arenas.reserve(
+                "gather slots", n, lambda numel: torch.zeros(numel, dtype=first.dtype, device=first.device)
+            ),
         )
         slots: dict[int, _Slot] = {}
         for cell, number, view in zip(plan.cells, plan.slots.slot_of, memory, strict=True):

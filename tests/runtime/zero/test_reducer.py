@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from dsrun.runtime.memory.arena import Arena, ArenaUse, Zeros
+from dsrun.runtime.memory.arenas import Arenas
 from dsrun.runtime.mesh.collectives import Pending
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.precision.policy import BF16, FP32, PrecisionPolicy
@@ -174,3 +177,94 @@ def test_a_gradient_after_the_reduction_is_an_impossible_state() -> None:
     reducer.complete(units[0])
     with pytest.raises(AssertionError, match="a gradient of u0 after its reduction"):
         reducer.open(units[0])
+
+
+class Neighbour(Arenas):
+    """Lets a test take memory beside the gradients."""
+
+    shared: Arena
+
+    def growing(self, name: str, zeros: Zeros) -> Arena:
+        self.shared = super().growing(name, zeros)
+        return self.shared
+
+
+def moved_out(memory: Arenas) -> ArenaUse:
+    return next(use for use in memory.report().arenas if use.name == "moved-out gradients")
+
+
+def _interleaved(
+    units: list[ParamUnit], reducer: GradReducer, *, between: Callable[[], None] = lambda: None
+) -> list[Tensor]:
+    """One micro step in which units of one slot get gradients in turns; returns what each should have summed."""
+    reducer.begin(order=lambda: units, used=units)
+    for value in (1.0, 2.0):
+        for unit in units:
+            reducer.open(unit)
+            assert unit.params[0].grad is not None
+            unit.params[0].grad += value * (unit.index + 1)
+        between()
+    reducer.finish()
+    return [torch.full((SIZES[unit.index],), 3.0 * (unit.index + 1)) for unit in units]
+
+
+def test_gradients_that_had_to_leave_their_slots_take_the_same_memory_in_every_step() -> None:
+    memory = Arenas()
+    units, reducer = units_of(LoopbackCollectives(LoopbackWorld(1), 0), 2, memory=memory)
+    reserved: list[int] = []
+    for _ in range(4):
+        for unit, expected in zip(units, _interleaved(units, reducer), strict=True):
+            assert torch.equal(unit.grad_sum[: SIZES[unit.index]], expected)
+        reducer.zero()
+        memory.compact()
+        use = moved_out(memory)
+        assert (use.used_bytes, use.hole_bytes) == (0, 0)
+        reserved.append(use.reserved_bytes)
+    assert reserved == [(512 + 768) * 4] * 4, "units 0 and 1 of the four that share two slots"
+
+
+def test_gradients_outside_of_their_slots_may_be_moved_while_nothing_travels() -> None:
+    memory = Neighbour()
+    units, reducer = units_of(LoopbackCollectives(LoopbackWorld(1), 0), 2, memory=memory)
+    _interleaved(units, reducer)
+    reducer.zero()
+    memory.compact()
+    theirs = [memory.shared.take(1)]
+    holes: list[list[int]] = []
+
+    def leave_a_hole_and_compact() -> None:
+        if theirs:
+            memory.shared.give_back(theirs.pop())
+        before = memory.shared.use().hole_bytes
+        memory.compact()
+        holes.append([before, memory.shared.use().hole_bytes])
+
+    expected = _interleaved(units, reducer, between=leave_a_hole_and_compact)
+    for unit, whole in zip(units, expected, strict=True):
+        assert torch.equal(unit.grad_sum[: SIZES[unit.index]], whole)
+    assert holes[0] == [256 * 4, 0]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_units_without_a_gradient_are_reduced_in_their_own_slot_where_it_is_free(stage: int) -> None:
+    memory = Arenas()
+    units, reducer = units_of(LoopbackCollectives(LoopbackWorld(1), 0), stage, memory=memory)
+    for unit in units:
+        unit.flat_grad.fill_(7.0)  # of an earlier step
+    reducer.begin(order=lambda: units, used=[])
+    reducer.finish()
+    assert not any(bool(unit.grad_sum.any()) for unit in units)
+    assert moved_out(memory).high_water_bytes == 0
+
+
+def test_a_backward_that_raised_gives_back_what_its_gradients_took() -> None:
+    memory = Arenas()
+    units, reducer = units_of(LoopbackCollectives(LoopbackWorld(1), 0), 2, memory=memory)
+    reducer.begin(order=lambda: units, used=units)
+    for unit in units:
+        reducer.open(unit)
+    reducer.abandon()
+    assert moved_out(memory).high_water_bytes > 0
+    assert moved_out(memory).used_bytes == 0
+    for unit, expected in zip(units, _interleaved(units, reducer), strict=True):
+        assert torch.equal(unit.grad_sum[: SIZES[unit.index]], expected)
