@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from dsrun.errors import InputError, ModelError
 
+from ..data.loader import TrainingLoader
 from ..memory.arenas import ArenaReport, OutsideUse
 from ..observe.memory import measure
 from ..observe.peaks import PeakSummary
@@ -31,7 +33,7 @@ from .resume import choose_checkpoint
 from .state import Counters
 from .step import StepResult, take_step
 from .taken import Taken
-from .wrapping import let_go, take_over
+from .wrapping import let_go, note_outcome, take_over
 
 #: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
 SCRIPT_PHASE = "script"
@@ -51,6 +53,7 @@ class Engine(Answers, WholeWeights):
         self.training_dataloader = parts.loader
         self.device = parts.mesh.device
         self.config = parts.config
+        self.mpu: object = None
         self.global_rank = parts.mesh.info.rank
         self.local_rank = parts.mesh.info.local_rank
         self.world_size = parts.mesh.info.world_size
@@ -63,6 +66,7 @@ class Engine(Answers, WholeWeights):
         self._last: StepResult | None = None
         self._step_applied = False
         self._backward_done = False
+        self._is_compiled = False
         self._heartbeat = parts.heartbeat
         self._say_where()
         parts.hooks.follow(parts.module)
@@ -138,8 +142,11 @@ class Engine(Answers, WholeWeights):
         self._backward_done = True
         return scaled
 
-    def step(self) -> None:
+    def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Ends a micro step; on the last one of a global batch, updates the parameters.
+
+        Args:
+            lr_kwargs: for the schedule's `step`, of a schedule of the script's that takes any.
 
         Raises:
             ModelError: there was no backward since the last step.
@@ -158,7 +165,7 @@ class Engine(Answers, WholeWeights):
             self._parts.hooks.before_step()
             if self._parts.step.reducer.has_unreduced:
                 self._parts.step.reducer.reduce_what_stayed()
-            self._take_step()
+            self._take_step(lr_kwargs or {})
             self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._counters.micro_steps += 1
         self._say_where()
@@ -201,7 +208,7 @@ class Engine(Answers, WholeWeights):
         """Says which step begins, by what was finished: ranks that called `step` equally often say the same."""
         self._parts.mesh.where.at(self._counters.global_steps + 1, self._micro_steps_done + 1)
 
-    def _take_step(self) -> None:
+    def _take_step(self, lr_kwargs: Mapping[str, Any]) -> None:
         parts = self._parts
         self._taken.check()
         result = take_step(parts.step, clipping=parts.clipping, skip_non_finite=parts.skip_non_finite)
@@ -209,10 +216,12 @@ class Engine(Answers, WholeWeights):
         parts.memory.compact()
         self._last = result
         self._step_applied = result.applied
+        note_outcome(parts.optimizer, overflow=not result.applied)
         lr = self.get_lr()
         if result.applied:
             if self.lr_scheduler is not None:
-                self.lr_scheduler.step()
+                advance: Any = self.lr_scheduler.step
+                advance(**lr_kwargs)
         else:
             self._counters.skipped_steps += 1
         self._counters.global_steps += 1
@@ -282,6 +291,7 @@ class Engine(Answers, WholeWeights):
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,
         load_module_only: bool = False,
+        custom_load_fn: None = None,
         *,
         missing_ok: bool = False,
     ) -> tuple[str | None, dict[str, Any] | None]:
@@ -295,6 +305,7 @@ class Engine(Answers, WholeWeights):
             load_optimizer_states: take over optimizer states and hyperparameters.
             load_lr_scheduler_states: take over the schedule.
             load_module_only: take over parameters and buffers alone.
+            custom_load_fn: not taken, for it would see a rank's slices.
             missing_ok: return (None, None) where there is no checkpoint yet, instead of an error.
 
         Returns:
@@ -305,6 +316,11 @@ class Engine(Answers, WholeWeights):
             CheckpointError: there is none, it is damaged, or it is of another model; nothing was changed then, unless
                 a file turns out damaged while it is read.
         """
+        if custom_load_fn is not None:
+            raise InputError(
+                "load_checkpoint: custom_load_fn is given, and parameters may lie in slices",
+                hint="read the weights yourself and pass them to engine.load_module_state_dict",
+            )
         folder = None if load_dir is None else Path(load_dir)
         target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
         if target is None:
@@ -359,6 +375,79 @@ class Engine(Answers, WholeWeights):
     def eval(self) -> Engine:
         """Switches the module to evaluation."""
         return self.train(False)
+
+    def compile(
+        self,
+        backend: str | Callable[..., Any] = "inductor",
+        compile_kwargs: Mapping[str, Any] | None = None,
+        schedule: None = None,
+        compiled_autograd_enabled: bool = False,
+    ) -> None:
+        """Compiles the module's forward, as its own `compile` does. Blocks compiled one by one give fewer graph breaks.
+
+        Args:
+            backend: of torch.compile.
+            compile_kwargs: further arguments of torch.compile.
+            schedule: not taken: there are no passes of DeepSpeed's here.
+            compiled_autograd_enabled: not taken: hooks follow the backward.
+
+        Raises:
+            InputError: an argument that is not taken.
+        """
+        if schedule is not None or compiled_autograd_enabled:
+            raise InputError(
+                f"engine.compile: schedule is {schedule} and compiled_autograd_enabled is {compiled_autograd_enabled}",
+                hint="leave both out",
+            )
+        self.module.compile(backend=backend, **(compile_kwargs or {}))
+        self._is_compiled = True
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether `compile` was called."""
+        return self._is_compiled
+
+    def deepspeed_io(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = None,
+        route: str | None = None,
+        pin_memory: bool = True,
+        data_sampler: None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        num_local_io_workers: int | None = None,
+    ) -> TrainingLoader:
+        """Makes a loader of a map-style dataset, as `initialize` does of training_data; the engine does not save it.
+
+        Args:
+            dataset: the same on every rank.
+            batch_size: samples of a rank in a batch; the micro batch by default.
+            route: without effect, for DeepSpeed's calls.
+            pin_memory: without effect.
+            data_sampler: not taken: the loader shares samples out itself.
+            collate_fn: makes a batch of samples.
+            num_local_io_workers: without effect: batches are made in this process.
+
+        Raises:
+            InputError: an argument that is not taken.
+            ModelError: the dataset has no length, or too few samples.
+        """
+        del route, pin_memory, num_local_io_workers
+        if data_sampler is not None:
+            raise InputError(
+                "engine.deepspeed_io: data_sampler is given; the loader shares samples out over the ranks itself",
+                hint="leave it out, or iterate your own DataLoader",
+            )
+        return TrainingLoader(
+            dataset,
+            micro_batch=batch_size or self.train_micro_batch_size_per_gpu(),
+            rank=self._parts.collectives.rank,
+            size=self._parts.collectives.size,
+            collate_fn=collate_fn,
+        )
+
+    def empty_partition_cache(self) -> None:
+        """Does nothing: what is gathered lies in slots of a fixed size, and none of it is kept for later."""
 
     def destroy(self) -> None:
         """Reports the peaks of memory, takes the hooks off the module and leaves the process group."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from ..zero.slots import turns_of
 from ..zero.state_dicts import watch_state_dicts
 from ..zero.unit import ParamUnit
 from ..zero.units import find_units
+from .arguments import check_joined, check_parallelism, check_place
 from .describe import start_record
 from .engine import SCRIPT_PHASE, Engine
 from .parts import EngineParts, Scheduler
@@ -60,21 +62,48 @@ OptimizerLike = optim.Optimizer | Callable[[Any], optim.Optimizer]
 SchedulerLike = Scheduler | Callable[[optim.Optimizer], Scheduler]
 
 
-def init_distributed(dist_backend: str | None = None, *, timeout_s: float = _TIMEOUT_S) -> RankInfo:
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int | None = None,
+    verbose: bool = True,
+    timeout: timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: object = None,
+    rank: int = -1,
+    world_size: int = -1,
+    *,
+    timeout_s: float | None = None,
+) -> RankInfo:
     """Joins the job's process group, unless that has happened; every rank must call.
 
     Args:
         dist_backend: `nccl` or `gloo`; None: what `dsrun --backend` said, else NCCL where there is a GPU.
-        timeout_s: how long to wait for the other ranks, here and in each later collective.
+        auto_mpi_discovery: without effect, for DeepSpeed's calls: below mpirun and srun, ranks find their place always.
+        distributed_port: without effect: ranks meet where the environment says.
+        verbose: without effect.
+        timeout: DeepSpeed's form of `timeout_s`.
+        init_method: None or `env://`.
+        dist_init_required: False: the script has joined already.
+        config: without effect.
+        rank: -1, or what the environment says.
+        world_size: -1, or what the environment says.
+        timeout_s: how long to wait for the other ranks, here and in each later collective; 30 minutes by default.
 
     Returns:
         this process's place in the job.
 
     Raises:
-        InputError: the backend cannot be used here, or the environment is incomplete.
+        InputError: the backend cannot be used here, the environment is incomplete, or an argument says otherwise.
         LaunchError: the other ranks cannot be reached.
     """
+    del auto_mpi_discovery, distributed_port, verbose, config
     info = RankInfo.from_env()
+    check_place(info, init_method=init_method, rank=rank, world_size=world_size)
+    check_joined(dist_init_required)
+    if timeout_s is None:
+        timeout_s = _TIMEOUT_S if timeout is None else timeout.total_seconds()
     backend = choose_backend(dist_backend or os.environ.get(BACKEND_ENV))
     join(info, backend=backend, device=choose_device(backend, info), timeout_s=timeout_s, nonce=store_nonce())
     return info
@@ -87,9 +116,12 @@ def initialize(
     model_parameters: Iterable[Any] | None = None,
     training_data: Dataset[Any] | None = None,
     lr_scheduler: SchedulerLike | None = None,
-    *,
+    distributed_port: int | None = None,
+    mpu: object = None,
+    dist_init_required: bool | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
     config: str | Path | Mapping[str, Any] | None = None,
+    mesh_param: Sequence[int] | None = None,
     config_params: str | Path | Mapping[str, Any] | None = None,
 ) -> tuple[Engine, optim.Optimizer | None, TrainingLoader | None, Scheduler | None]:
     """Makes an engine that trains `model`; every rank must call with the same model and config.
@@ -105,8 +137,12 @@ def initialize(
         model_parameters: parameters or group dicts for the optimizer; all trainable ones by default.
         training_data: a map-style dataset to make a loader of.
         lr_scheduler: a schedule, or a function that makes one of the optimizer; goes before the config's.
+        distributed_port: without effect, for DeepSpeed's calls: ranks meet where the environment says.
+        mpu: groups of a script that has other parallelism; taken where that has size 1, and kept as `engine.mpu`.
+        dist_init_required: False: the script has joined its process group already.
         collate_fn: for the loader.
         config: path, dict or text of the config; None: the one given to `dsrun`.
+        mesh_param: (ranks, 1), for DeepSpeed's calls.
         config_params: DeepSpeed's older name of `config`.
 
     Returns:
@@ -115,8 +151,9 @@ def initialize(
     Raises:
         ConfigError: the config is wrong, or none was given.
         ModelError: nothing is trainable, or model, optimizer and data do not go together.
-        InputError: the backend cannot be used here.
+        InputError: the backend cannot be used here, or an argument says something else than the job's environment.
     """
+    del distributed_port
     if model is None:
         raise ModelError("dsrun.initialize: model is None", hint="pass model=, a torch.nn.Module")
     check_unwrapped(model)
@@ -124,7 +161,8 @@ def initialize(
     heartbeat = process_writer()
     heartbeat.beat(phase="build")
     assignment = assign_groups(model, _groups_of(optimizer) or model_parameters)
-    info = init_distributed()
+    info = init_distributed(dist_init_required=dist_init_required)
+    check_parallelism(mpu, mesh_param, world_size=info.world_size)
     settings = load(source, world_size=info.world_size)
     device = choose_device(present_backend(), info)
     mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device, observer=heartbeat)
@@ -232,6 +270,7 @@ def initialize(
             predicted_state_bytes=prediction.total_bytes(),
         )
     )
+    engine.mpu = mpu
     if info.rank == 0:
         records.write("start", start_record(model, units, world_size=info.world_size, stage=stage))
         print(_describe(units, mesh, precision, stage=stage, state_bytes=prediction.total_bytes()), flush=True)

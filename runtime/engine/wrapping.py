@@ -5,6 +5,8 @@ Nothing is wrapped here. Whether a model stays as it was taken over is looked at
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn, optim
 from torch.nn.parameter import is_lazy
@@ -66,11 +68,25 @@ def _check_parameters(model: nn.Module) -> None:
 
 
 def take_over(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
-    """Marks the model as taken, and lets its optimizer refuse groups of parameters that no engine knows."""
+    """Marks the model as taken, and lets its optimizer refuse groups of parameters that no engine knows.
+
+    The optimizer gets the attributes that accelerate, DeepSpeed's and Megatron's scripts read: `overflow`, and the loss
+    scale, which is 1 where no fp16 is trained.
+    """
     for module in model.modules():
         module.__dict__[_TAKEN] = True
     if optimizer is not None:
         optimizer.add_param_group = _refuse_group
+        told: Any = optimizer
+        told.cur_scale = told.loss_scale = 1.0
+        told.overflow = False
+
+
+def note_outcome(optimizer: optim.Optimizer | None, *, overflow: bool) -> None:
+    """Lets the optimizer tell whether its last update was left out; see `take_over`."""
+    told: Any = optimizer
+    if told is not None:
+        told.overflow = overflow
 
 
 def let_go(model: nn.Module) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from types import TracebackType
 
 from torch import Tensor, nn
@@ -60,3 +61,25 @@ class GatheredParameters:
     ) -> None:
         for keeper, homes in reversed(self._by_keeper.values()):
             keeper.close(homes, source=self._source, failed=error is not None)
+
+
+@contextmanager
+def unwrap_model_for_generation(model: object) -> Generator[nn.Module]:
+    """Yields a module with whole parameters, to generate with; every rank must enter and generate equally often.
+
+    Forwards inside gather their units as always, so it saves nothing where the module is called; it is for code that
+    reads parameters itself, and for scripts written for DeepSpeed.
+
+    Args:
+        model: an engine, or a module.
+
+    Raises:
+        ModelError: it is neither; or inside a forward or a backward.
+    """
+    module = model if isinstance(model, nn.Module) else getattr(model, "module", None)
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"unwrap_model_for_generation: got a {type(model).__name__}", hint="pass an engine or a torch.nn.Module"
+        )
+    with GatheredParameters(module.parameters()):
+        yield module

@@ -8,17 +8,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsrun import zero
+    from dsrun import comm, utils, zero
     from dsrun.heartbeats import heartbeat
     from dsrun.runtime.engine.arguments import add_config_arguments
     from dsrun.runtime.engine.engine import Engine
+    from dsrun.runtime.engine.engine import Engine as DeepSpeedEngine
     from dsrun.runtime.engine.initialize import init_distributed, initialize
+    from dsrun.runtime.zero.on_device import OnDevice
 
-__version__ = "0.1.0"
+__version__ = version = "0.1.0"
 
-__all__ = ["Engine", "__version__", "add_config_arguments", "heartbeat", "init_distributed", "initialize", "zero"]
+__all__ = [
+    "DeepSpeedEngine",
+    "Engine",
+    "OnDevice",
+    "__version__",
+    "add_config_arguments",
+    "comm",
+    "heartbeat",
+    "init_distributed",
+    "initialize",
+    "utils",
+    "version",
+    "zero",
+]
 
 _HOME = {
+    "OnDevice": "dsrun.runtime.zero.on_device",
     "Engine": "dsrun.runtime.engine.engine",
     "add_config_arguments": "dsrun.runtime.engine.arguments",
     "heartbeat": "dsrun.heartbeats",
@@ -30,10 +46,12 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name == "zero":
-        return importlib.import_module("dsrun.zero")
+    if name in ("comm", "utils", "zero"):
+        return importlib.import_module(f"dsrun.{name}")
+    if name == "DeepSpeedEngine":  # what scripts written for DeepSpeed ask isinstance of
+        name = "Engine"
     if name not in _HOME:
-        raise AttributeError(f"module 'dsrun' has no attribute {name!r}")
+        raise importlib.import_module("dsrun.absent").missing(__name__, name)
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

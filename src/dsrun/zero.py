@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dsrun.absent import missing
+
 if TYPE_CHECKING:
     from dsrun.runtime.engine.construct import Init
+    from dsrun.runtime.zero.external import register_external_parameter, unregister_external_parameter
     from dsrun.runtime.zero.fragments import (
         safe_get_full_fp32_param,
         safe_get_full_grad,
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
         safe_set_local_grad,
         safe_set_local_optimizer_state,
     )
-    from dsrun.runtime.zero.gathered import GatheredParameters
+    from dsrun.runtime.zero.gathered import GatheredParameters, unwrap_model_for_generation
     from dsrun.runtime.zero.leaves import set_leaf_modules
     from dsrun.runtime.zero.partition_parameters import ZeroParamStatus, is_zero_param
     from dsrun.runtime.zero.pretrained import load_pretrained
@@ -34,6 +37,7 @@ __all__ = [
     "ZeroParamStatus",
     "is_zero_param",
     "load_pretrained",
+    "register_external_parameter",
     "safe_get_full_fp32_param",
     "safe_get_full_grad",
     "safe_get_full_optimizer_state",
@@ -47,6 +51,8 @@ __all__ = [
     "safe_set_local_grad",
     "safe_set_local_optimizer_state",
     "set_leaf_modules",
+    "unregister_external_parameter",
+    "unwrap_model_for_generation",
 ]
 
 _ZERO = "dsrun.runtime.zero"
@@ -57,12 +63,15 @@ _HOME = {name: f"{_ZERO}.fragments" for name in __all__ if name.startswith("safe
     "ZeroParamStatus": f"{_ZERO}.partition_parameters",
     "set_leaf_modules": f"{_ZERO}.leaves",
     "is_zero_param": f"{_ZERO}.partition_parameters",
+    "register_external_parameter": f"{_ZERO}.external",
+    "unregister_external_parameter": f"{_ZERO}.external",
+    "unwrap_model_for_generation": f"{_ZERO}.gathered",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'dsrun.zero' has no attribute {name!r}")
+        raise missing(__name__, name)
     import importlib
 
     return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,0 +1,80 @@
+"""dsrun.utils: names that scripts written for DeepSpeed import from `deepspeed.utils`, each from where it lives.
+
+A face like `dsrun` itself, loaded on first use: importing it imports no torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dsrun.absent import missing
+
+if TYPE_CHECKING:
+    from dsrun.rank_log import log_dist, logger
+    from dsrun.runtime.data.repeating import RepeatingLoader
+    from dsrun.runtime.zero.fragments import (
+        safe_get_full_fp32_param,
+        safe_get_full_grad,
+        safe_get_full_optimizer_state,
+        safe_get_local_fp32_param,
+        safe_get_local_grad,
+        safe_get_local_optimizer_state,
+        safe_set_full_fp32_param,
+        safe_set_full_grad,
+        safe_set_full_optimizer_state,
+        safe_set_local_fp32_param,
+        safe_set_local_grad,
+        safe_set_local_optimizer_state,
+    )
+    from dsrun.runtime.zero.leaves import get_leaf_modules as get_z3_leaf_modules
+    from dsrun.runtime.zero.leaves import set_leaf_modules as set_z3_leaf_modules
+    from dsrun.runtime.zero.leaves import set_leaf_modules_by_name as set_z3_leaf_modules_by_name
+    from dsrun.runtime.zero.leaves import set_leaf_modules_by_suffix as set_z3_leaf_modules_by_suffix
+    from dsrun.runtime.zero.leaves import unset_leaf_modules as unset_z3_leaf_modules
+    from dsrun.runtime.zero.leaves import unset_leaf_modules_by_name as unset_z3_leaf_modules_by_name
+    from dsrun.runtime.zero.leaves import unset_leaf_modules_by_suffix as unset_z3_leaf_modules_by_suffix
+
+__all__ = [
+    "RepeatingLoader",
+    "get_z3_leaf_modules",
+    "log_dist",
+    "logger",
+    "safe_get_full_fp32_param",
+    "safe_get_full_grad",
+    "safe_get_full_optimizer_state",
+    "safe_get_local_fp32_param",
+    "safe_get_local_grad",
+    "safe_get_local_optimizer_state",
+    "safe_set_full_fp32_param",
+    "safe_set_full_grad",
+    "safe_set_full_optimizer_state",
+    "safe_set_local_fp32_param",
+    "safe_set_local_grad",
+    "safe_set_local_optimizer_state",
+    "set_z3_leaf_modules",
+    "set_z3_leaf_modules_by_name",
+    "set_z3_leaf_modules_by_suffix",
+    "unset_z3_leaf_modules",
+    "unset_z3_leaf_modules_by_name",
+    "unset_z3_leaf_modules_by_suffix",
+]
+
+_HOME = {
+    "RepeatingLoader": "dsrun.runtime.data.repeating",
+    "log_dist": "dsrun.rank_log",
+    "logger": "dsrun.rank_log",
+    **{name: "dsrun.runtime.zero.fragments" for name in __all__ if name.startswith("safe_")},
+    **{name: "dsrun.runtime.zero.leaves" for name in __all__ if "_z3_" in name},
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise missing(__name__, name)
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name.replace("_z3_", "_"))
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
