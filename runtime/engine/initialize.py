@@ -311,12 +311,17 @@ def _check_same_everywhere(
     training_data: Dataset[Any] | None,
     mesh: ProcessGroupMesh,
 ) -> None:
-    shapes = [(name, list(p.shape), str(p.dtype), p.requires_grad) for name, p in model.named_parameters()]
+    params, buffers = list(model.named_parameters()), list(model.named_buffers())
     facts = {
-        "the model's parameters": shapes,
-        "where the parameters' values come from": [(p.is_meta, type(home_of(p)).__name__) for p in model.parameters()],
-        "the model's buffers": [(name, list(b.shape), str(b.dtype)) for name, b in model.named_buffers()],
-        "the optimizer's groups": [assignment.group_of.get(id(p)) for p in model.parameters()],
+        "the model's parameters": [
+            (name, {"shape": list(p.shape), "dtype": str(p.dtype), "requires_grad": p.requires_grad})
+            for name, p in params
+        ],
+        "where the parameters' values come from": [
+            (name, {"is_meta": p.is_meta, "home": type(home_of(p)).__name__}) for name, p in params
+        ],
+        "the model's buffers": [(name, {"shape": list(b.shape), "dtype": str(b.dtype)}) for name, b in buffers],
+        "the optimizer's groups": [(name, {"group": assignment.group_of.get(id(p))}) for name, p in params],
         "the length of training_data": len(training_data) if isinstance(training_data, Sized) else None,
         "the config": settings.raw,
     }

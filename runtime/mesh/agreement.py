@@ -14,38 +14,72 @@ import torch
 
 from dsrun.errors import ModelError
 
-from .collectives import Collectives, own_slice
+from .collectives import Collectives
+from .differences import Difference, first_difference
+
+#: Of what a rank tells about one fact.
+_TOLD_BYTES = 1024
 
 
 def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, device: torch.device) -> None:
     """Raises on every rank where a rank's facts differ from rank 0's; one all-gather of 32 bytes a fact and rank.
 
+    Where they differ, rank 0's facts are broadcast, and each rank tells the first difference from its own.
+
     Args:
-        facts: name of a fact to a value that JSON can hold; the same names on every rank.
+        facts: name of a fact to a value that JSON can hold, see `differences`; the same names on every rank.
         collectives: the axis to compare over; every rank must call.
         device: where the collectives' tensors live.
 
     Raises:
-        ModelError: naming each fact that differs and the ranks that differ in it.
+        ModelError: naming each fact that differs, the ranks that differ in it, and the first place with both values.
     """
-    digests = [hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest() for value in facts.values()]
-    mine = torch.tensor(list(b"".join(digests)), dtype=torch.uint8, device=device).view(torch.int64)
-    everyone = torch.empty(mine.numel() * collectives.size, dtype=torch.int64, device=device)
-    collectives.all_gather(everyone, mine, of="model and config digests").wait()
-    table = [
-        own_slice(everyone, rank=rank, size=collectives.size).view(len(facts), 4).tolist()
-        for rank in range(collectives.size)
-    ]
+    texts = [json.dumps(value, sort_keys=True).encode() for value in facts.values()]
+    digests = b"".join(hashlib.sha256(text).digest() for text in texts)
+    everyone = _gather(digests, collectives, device=device, of="model and config digests")
+    table = [[row[32 * number :][:32] for number in range(len(texts))] for row in everyone]
     differences: list[str] = []
-    for index, name in enumerate(facts):
-        odd = [str(rank) for rank, row in enumerate(table) if row[index] != table[0][index]]
-        if odd:
-            differences.append(f"{name} differs on rank {', '.join(odd)}")
+    for number, name in enumerate(facts):
+        if any(row[number] != table[0][number] for row in table):
+            differences += _differences(name, texts[number], collectives, device=device)
     if differences:
         raise ModelError(
             f"the ranks do not agree with rank 0: {'; '.join(differences)}",
             hint="build the same model from the same config on every rank; seed it or branch on the rank only for data",
         )
+
+
+def _differences(name: str, mine: bytes, collectives: Collectives, *, device: torch.device) -> list[str]:
+    """Returns who differs from rank 0 in one fact, and where; ranks that differ alike are named together."""
+    of = f"what {name} is on rank 0"
+    length = torch.tensor([len(mine)], dtype=torch.int64, device=device)
+    collectives.broadcast(length, source=0, of=of).wait()
+    text = torch.zeros(int(length.item()), dtype=torch.uint8, device=device)
+    if collectives.rank == 0:
+        text.copy_(torch.tensor(list(mine), dtype=torch.uint8))
+    collectives.broadcast(text, source=0, of=of).wait()
+    found = first_difference(json.loads(bytes(text.tolist())), json.loads(mine))
+    words = "" if found is None else _words(found)
+    told = _gather(words.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0"), collectives, device=device, of=of)
+    ranks: dict[str, list[str]] = {}
+    for rank, row in enumerate(told):
+        difference = row.rstrip(b"\0").decode("utf-8", "replace")
+        if difference:
+            ranks.setdefault(difference, []).append(str(rank))
+    return [f"rank {', '.join(odd)} in {name}: {difference}" for difference, odd in ranks.items()]
+
+
+def _words(found: Difference) -> str:
+    path = f"`{found.path}` " if found.path else ""
+    return f"{path}is {found.first} on rank 0 and {found.second} there"
+
+
+def _gather(mine: bytes, collectives: Collectives, *, device: torch.device, of: str) -> list[bytes]:
+    """Returns what each rank gave: equally many bytes."""
+    shard = torch.tensor(list(mine), dtype=torch.uint8, device=device)
+    everyone = torch.empty(shard.numel() * collectives.size, dtype=torch.uint8, device=device)
+    collectives.all_gather(everyone, shard, of=of).wait()
+    return [bytes(row) for row in everyone.view(collectives.size, -1).tolist()]
 
 
 @dataclass(frozen=True, slots=True)

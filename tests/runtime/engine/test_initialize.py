@@ -257,14 +257,15 @@ def _disagree(what: str) -> str:
 
 
 def test_ranks_that_differ_are_named_on_every_rank() -> None:
-    for what, fact in {
-        "model": "the model's parameters",
-        "frozen": "the model's parameters",
-        "buffer": "the model's buffers",
-        "config": "the config",
-        "groups": "the optimizer's groups",
-        "data": "the length of training_data",
+    for what, difference in {
+        "model": 'the model\'s parameters: `[24]` is "norm.weight" on rank 0 and "blocks.2.norm_1.weight" there',
+        "frozen": "parameters: `blocks.0.norm_1.weight.requires_grad` is true on rank 0 and false there",
+        "buffer": 'rank 1 in the model\'s buffers: `[1]` is absent on rank 0 and "more" there',
+        "config": "rank 1 in the config: `gradient_clipping` is 0.7 on rank 0 and 0.5 there",
+        "groups": "rank 1 in the optimizer's groups: `tokens.weight.group` is 0 on rank 0 and 1 there",
+        "data": "rank 1 in the length of training_data: is 60 on rank 0 and 61 there",
     }.items():
         texts = run_ranks(2, _disagree, what)
         assert texts[0] == texts[1]
-        assert f"{fact} differs on rank 1" in texts[0]
+        assert difference in texts[0]
+        assert "do not agree with rank 0: rank 1 in " in texts[0]

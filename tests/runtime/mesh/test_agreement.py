@@ -19,15 +19,38 @@ def test_ranks_that_agree_pass() -> None:
 
 def test_every_fact_that_differs_is_named_with_its_ranks_on_all_ranks() -> None:
     def body(collectives: LoopbackCollectives) -> str:
-        facts = {"same": 1, "the model": collectives.rank == 1, "the config": max(collectives.rank, 1)}
+        facts = {
+            "same": 1,
+            "the model": collectives.rank != 1,
+            "the config": {"params": {"lr": max(collectives.rank, 1)}},
+        }
         with pytest.raises(ModelError) as caught:
             check_agreement(facts, collectives, device=CPU)
         return str(caught.value)
 
     texts = LoopbackWorld(4).run(body)
     assert set(texts) == {
-        "the ranks do not agree with rank 0: the model differs on rank 1; the config differs on rank 2, 3"
+        "the ranks do not agree with rank 0: rank 1 in the model: is true on rank 0 and false there; "
+        "rank 2 in the config: `params.lr` is 1 on rank 0 and 2 there; "
+        "rank 3 in the config: `params.lr` is 1 on rank 0 and 3 there"
     }
+
+
+def test_ranks_that_differ_alike_are_named_together_and_agreement_sends_nothing_more() -> None:
+    def body(collectives: LoopbackCollectives) -> tuple[str, int]:
+        text = ""
+        facts = {"data": [["a", 1], ["b", 2 if collectives.rank else 3]], "same": "x" * 5000}
+        try:
+            check_agreement(facts, collectives, device=CPU)
+        except ModelError as error:
+            text = str(error)
+        check_agreement({"same": "x" * 5000}, collectives, device=CPU)
+        return text, collectives.traffic.bytes["all_gather"] - 3 * (2 * 32 + 1024 + 32)
+
+    assert (
+        LoopbackWorld(3).run(body)
+        == [("the ranks do not agree with rank 0: rank 1, 2 in data: `b` is 3 on rank 0 and 2 there", 0)] * 3
+    )
 
 
 def test_a_failure_is_known_on_every_rank() -> None:
