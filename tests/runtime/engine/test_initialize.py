@@ -262,7 +262,7 @@ def test_ranks_that_differ_are_named_on_every_rank() -> None:
         "frozen": "parameters: `blocks.0.norm_1.weight.requires_grad` is true on rank 0 and false there",
         "buffer": 'rank 1 in the model\'s buffers: `[1]` is absent on rank 0 and "more" there',
         "config": "rank 1 in the config: `gradient_clipping` is 0.7 on rank 0 and 0.5 there",
-        "groups": "rank 1 in the optimizer's groups: `tokens.weight.group` is 0 on rank 0 and 1 there",
+        "groups": "rank 1 in the optimizer's groups: `blocks.0.norm_1.weight.group` is 0 on rank 0 and 1 there",
         "data": "rank 1 in the length of training_data: is 60 on rank 0 and 61 there",
     }.items():
         texts = run_ranks(2, _disagree, what)
