@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,9 @@ __all__ = [
     "Store",
     "TCPStore",
     "all_gather_single",
+    "compiler_memory_budget",
     "in_backward",
+    "is_compiled",
     "reduce_scatter_single",
     "store_of",
     "timeout_of",
@@ -54,3 +57,24 @@ def in_backward() -> bool:
 def when_backward_ends(callback: Callable[[], None]) -> None:
     """Calls `callback` once the backward that is running in this thread has ended."""
     Variable._execution_engine.queue_callback(callback)  # pyright: ignore
+
+
+def is_compiled(module: torch.nn.Module) -> bool:
+    """Whether a module is what torch.compile returned, or was compiled in place."""
+    return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def compiler_memory_budget(share: float) -> Callable[[], None]:
+    """Sets the share of activations that compiled functions may keep, of what is compiled from now on.
+
+    Returns:
+        what puts back the share that was set before.
+    """
+    config: Any = importlib.import_module("torch._functorch.config")
+    before: float = config.activation_memory_budget
+    config.activation_memory_budget = share
+
+    def restore() -> None:
+        config.activation_memory_budget = before
+
+    return restore

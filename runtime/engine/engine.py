@@ -452,6 +452,8 @@ class Engine(Answers, WholeWeights):
     def destroy(self) -> None:
         """Reports the peaks of memory, takes the hooks off the module and leaves the process group."""
         self._at_end()
+        if self._parts.activations is not None:
+            self._parts.activations.remove()
         self._parts.hooks.remove()
         let_go(self.module)
         if dist.is_initialized():

@@ -9,6 +9,7 @@ import os
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from dsrun.errors import InputError, ModelError
 from dsrun.heartbeats import process_writer
 from dsrun.units import format_bytes, format_count
 
+from ..activation.activate import activate
+from ..activation.configured import is_configured, named_generators
 from ..data.loader import TrainingLoader
 from ..memory.arenas import Arenas
 from ..mesh.agreement import check_agreement
@@ -39,7 +42,7 @@ from ..zero.access import ParamAccess
 from ..zero.build import build_store, build_units
 from ..zero.frozen import place_frozen
 from ..zero.hooks import UnitHooks
-from ..zero.leaves import mark_leaves
+from ..zero.leaves import is_leaf, mark_leaves
 from ..zero.meta import has_meta, materialise
 from ..zero.partition_parameters import home_of
 from ..zero.plan import ZeroPlan
@@ -228,6 +231,14 @@ def initialize(
         shard_parameters=plan.shard_parameters,
     )
     hooks = UnitHooks(units, store, reducer)
+    activations = activate(  # after the units' hooks, which stand within its own
+        model,
+        settings.activation_checkpointing,
+        skip=is_leaf,
+        script_chooses=is_configured(),
+        tracker=named_generators(),
+        say=partial(print, flush=True) if info.rank == 0 else _say_nothing,
+    )
     access = ParamAccess(
         units,
         plan,
@@ -246,6 +257,7 @@ def initialize(
             mesh=mesh,
             collectives=data_axis,
             hooks=hooks,
+            activations=activations,
             step=StepParts(
                 units=units,
                 plan=plan,
@@ -369,6 +381,10 @@ def _make_scheduler(
         assert section is not None, "checked above"
         return SCHEDULES[section.type](optimizer, **section.params.model_dump())
     return given(optimizer) if callable(given) else given
+
+
+def _say_nothing(text: str) -> None:
+    """What is said once for all ranks is the first one's to say."""
 
 
 def _records_path(info: RankInfo) -> Path | None:

@@ -11,6 +11,7 @@ from torch import nn, optim
 from dsrun.config.batch import BatchSizes
 from dsrun.heartbeats import HeartbeatWriter
 
+from ..activation.activate import Activations
 from ..data.loader import TrainingLoader
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives
@@ -46,6 +47,7 @@ class EngineParts:
         collectives: the data axis.
         hooks: of the units, on the module.
         step: what an optimizer step works on.
+        activations: what becomes of blocks' activations; None where they are kept.
         memory: arenas of the long-lived buffers.
         optimizer: torch's, over the shards; None for an engine that only evaluates.
         scheduler: stepped after each applied update.
@@ -67,6 +69,7 @@ class EngineParts:
     collectives: Collectives
     hooks: UnitHooks
     step: StepParts
+    activations: Activations | None
     memory: Arenas
     optimizer: optim.Optimizer | None
     scheduler: Scheduler | None

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsrun import comm, utils, zero
+    from dsrun import checkpointing, comm, utils, zero
     from dsrun.heartbeats import heartbeat
     from dsrun.runtime.engine.arguments import add_config_arguments
     from dsrun.runtime.engine.engine import Engine
@@ -24,6 +24,7 @@ __all__ = [
     "OnDevice",
     "__version__",
     "add_config_arguments",
+    "checkpointing",
     "comm",
     "heartbeat",
     "init_distributed",
@@ -46,7 +47,7 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("comm", "utils", "zero"):
+    if name in ("checkpointing", "comm", "utils", "zero"):
         return importlib.import_module(f"dsrun.{name}")
     if name == "DeepSpeedEngine":  # what scripts written for DeepSpeed ask isinstance of
         name = "Engine"

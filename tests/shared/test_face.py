@@ -22,6 +22,7 @@ def imported_by(statement: str) -> set[str]:
     [
         ("import dsrun", set[str]()),
         ("import dsrun.zero", set[str]()),
+        ("import dsrun.checkpointing", set[str]()),
         ("import dsrun.contract, dsrun.errors, dsrun.units, dsrun.atomic", set[str]()),
         ("import dsrun.launcher.cli", {"click"}),
         ("import dsrun.launcher.agent", set[str]()),

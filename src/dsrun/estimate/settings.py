@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dsrun.config.batch import MICRO_KEY, BatchSizes, solve
+from dsrun.config.buckets import gather_budgets
 from dsrun.config.config import Config, is_left_to_script
 from dsrun.config.findings import Code, Severity
 from dsrun.config.sections.optimizer import SgdParams
 from dsrun.errors import ConfigError
+from dsrun.gathering import GatherBudgets
 
 Tier = Literal["none", "cpu", "nvme"]
 Recompute = Literal["none", "blocks"]
@@ -40,6 +42,7 @@ class RunSettings:
         micro_batch: samples of one rank in one forward.
         accumulation_steps: forwards of one rank in one optimizer step.
         sequence: tokens of a sample.
+        gather: what stage 3 may keep gathered.
         planned: keys of the config that this version refuses, because it does not do them yet.
         notes: what was assumed.
     """
@@ -59,6 +62,7 @@ class RunSettings:
     micro_batch: int = 1
     accumulation_steps: int = 1
     sequence: int = _SAMPLE_TOKENS
+    gather: GatherBudgets = field(default_factory=GatherBudgets)
     planned: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -122,10 +126,11 @@ def read_settings(
             if finding.code is Code.PLANNED and finding.severity is Severity.ERROR
         )
     )
-    # A section with everything off is accepted and does nothing; one that is refused asks for recomputation.
-    asked = any(key.startswith("activation_checkpointing.") for key in planned)
+    asked = activations.chosen_policy not in ("none", "compiler")
     if recompute == "blocks" and not asked:
-        notes.append("blocks are recomputed by the script (`torch.utils.checkpoint`): no key of this version does it")
+        notes.append('blocks are recomputed by the script, or with `activation_checkpointing.policy` "every_block"')
+    if asked and activations.policy not in (None, "every_block"):
+        notes.append(f'`activation_checkpointing.policy` "{activations.policy}" is counted as "every_block"')
     batch = _batch(config, ranks // shared, micro_batch, notes)
     half = config.bf16.enabled or config.fp16.enabled
     return RunSettings(
@@ -144,6 +149,7 @@ def read_settings(
         micro_batch=batch.micro_batch,
         accumulation_steps=batch.accumulation_steps,
         sequence=sequence,
+        gather=gather_budgets(config),
         planned=planned,
         notes=tuple(notes),
     )

@@ -191,10 +191,6 @@ def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
             "`zero_optimization.zenflow` is set; this version does not update gradients selectively (ZenFlow) yet",
         ),
         (
-            {"activation_checkpointing": {"partition_activations": True}},
-            "`activation_checkpointing.partition_activations` is true; this version does not recompute activations yet",
-        ),
-        (
             {"tensor_parallel": {"autotp_size": 4}},
             "`tensor_parallel.autotp_size` is 4; this version does not cut layers over ranks (tensor parallelism) yet",
         ),

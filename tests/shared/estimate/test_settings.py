@@ -80,7 +80,6 @@ def test_planned_keys_are_read_and_named() -> None:
     assert set(read.planned) == {
         "zero_optimization.offload_optimizer.device",
         "tensor_parallel.autotp_size",
-        "activation_checkpointing.partition_activations",
     }
     assert not read.can_run
 

@@ -1,29 +1,9 @@
-"""Schema of `activation_checkpointing` and `aio`: memory that is traded for compute or for NVMe traffic."""
+"""Schema of `aio`: reading and writing NVMe."""
 
 from typing import Annotated, ClassVar
 
 from dsrun.config.knob import Section, Status, knob
 from dsrun.config.values import Flag, Positive
-
-
-class ActivationCheckpointing(Section):
-    """Recompute activations in backward in place of keeping them."""
-
-    default_status = Status.PLANNED
-    default_why = "recompute activations"
-    renamed: ClassVar = {"partitioned_activations": "partition_activations"}
-
-    partition_activations: Annotated[
-        Flag,
-        knob("Cut kept activations over the tensor-parallel ranks.", users=(1, 1)),
-    ] = False
-    cpu_checkpointing: Annotated[
-        Flag, knob("Move kept activations to the CPU.", why="recompute activations or move them", users=(1, 1))
-    ] = False
-    contiguous_memory_optimization: Annotated[Flag, knob("Keep activations in one buffer.", users=(1, 1))] = False
-    synchronize_checkpoint_boundary: Annotated[Flag, knob("Wait for the GPU at every block.", users=(1, 1))] = False
-    profile: Annotated[Flag, knob("Time forward and backward of every block.", users=(1, 1))] = False
-    number_checkpoints: Annotated[Positive | None, knob("Blocks whose activations are kept.", unit="blocks")] = None
 
 
 class Aio(Section):

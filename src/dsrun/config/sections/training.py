@@ -6,9 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from dsrun.config.knob import Auto, Section, Status, knob, unset
+from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.config.sections.checkpoint import Checkpoint
 from dsrun.config.sections.data import Autotuning, DataEfficiency
-from dsrun.config.sections.memory import ActivationCheckpointing, Aio
+from dsrun.config.sections.memory import Aio
 from dsrun.config.sections.observe import Comet, CommsLogger, CsvMonitor, FlopsProfiler, TensorBoard, Timers, Wandb
 from dsrun.config.sections.optimizer import OptimizerSection
 from dsrun.config.sections.parallel import Compile, ExpertParallel, HybridEngine, Pipeline, TensorParallel

@@ -1,0 +1,269 @@
+"""Switches a model's blocks to what the config says, without changing the model; the one place that knows all parts.
+
+[Note: measured plans]
+Policy `memory_budget` begins as `every_block` and is measured: bytes and seconds of each block in the second micro
+step, and what it takes to copy and to pack a byte. From these the fastest plan within the budget is solved and used
+from the third micro step on. Plans of ranks may differ: nothing else depends on them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from dsrun.config.sections.activation import ActivationCheckpointing, Policy
+from dsrun.errors import ModelError
+from dsrun.units import format_bytes
+
+from ..compat import compiler_memory_budget, is_compiled
+from ..stacks import Stack
+from .blocks import BlockHooks, choose_stacks
+from .budget import BlockCosts, Cost, Solution, least_bytes, solve
+from .copier import copier_for
+from .host_ring import HostRing
+from .keeping import AsItIs, Keeper
+from .packing import Packed, pack, packed_bytes, unpack
+from .policy import Segment, Treatment, plan
+from .profile import CallFigures, Profile
+from .recompute import CallOptions
+from .rng import RngTracker
+from .selective import contexts_for
+from .settings import OnItsDevice, keeper_of_inputs
+
+#: Micro steps before figures are taken, and after which they are printed.
+_WARM_UP = 1
+_PROFILED = 3
+_PROBE_BYTES = 8 << 20
+
+
+class Activations:
+    """The blocks of one model, as the config wants them.
+
+    Args:
+        section: checked keys of `activation_checkpointing`.
+        stacks: the blocks.
+        tracker: named random generators.
+        say: prints, on the ranks that do.
+    """
+
+    def __init__(
+        self,
+        section: ActivationCheckpointing,
+        stacks: Sequence[Stack],
+        *,
+        tracker: RngTracker,
+        say: Callable[[str], None],
+    ) -> None:
+        self._section = section
+        self._stacks = stacks
+        self._say = say
+        self._passes = 0
+        self.policy: Policy = section.chosen_policy
+        self.solution: Solution | None = None
+        self._profile = Profile() if section.profile or self.policy == "memory_budget" else None
+        self._restore: Callable[[], None] | None = None
+        self.segments = [self._plan(stack) for stack in stacks]
+        self.keeper = keeper_of_inputs(section, None)
+        options = CallOptions(
+            self.keeper,
+            tracker,
+            preserve_rng=section.preserve_rng_state,
+            synchronize=section.synchronize_checkpoint_boundary,
+            observer=self._profile,
+        )
+        self._options = options
+        if self.policy == "compiler":
+            self._restore = compiler_memory_budget(section.compiler_budget)
+        self._hooks = BlockHooks(
+            stacks,
+            self.segments,
+            options=options,
+            selected=replace(options, contexts=contexts_for(section.keep_operations)),
+            keepers={},
+            before_pass=self._before_pass,
+        )
+
+    def remove(self) -> None:
+        """Takes everything off the model again."""
+        self._hooks.remove()
+        if self._restore is not None:
+            self._restore()
+
+    def describe(self) -> str:
+        """Returns a line on what becomes of the blocks."""
+        blocks = sum(len(stack.blocks) for stack in self._stacks)
+        treated = sum(s.stop - s.start for parts in self.segments for s in parts if s.treatment is not Treatment.KEEP)
+        where = "in host memory" if self._section.cpu_checkpointing else "on the device"
+        packed = ", packed to 8 bits" if self._section.packing == "int8" else ""
+        return f"activations: policy {self.policy}, {treated} of {blocks} blocks, what is kept {where}{packed}"
+
+    def _plan(self, stack: Stack) -> list[Segment]:
+        section, count = self._section, len(stack.blocks)
+        for name, module in stack.blocks:
+            if self.policy == "selective" and is_compiled(module):
+                raise ModelError(
+                    f'`activation_checkpointing.policy` is "selective", and `{name}` is compiled, whose operations are '
+                    "the compiler's",
+                    hint='write "policy": "compiler" with a `compiler_budget`, or do not compile the block',
+                )
+        if self.policy == "compiler" and not any(is_compiled(module) for _, module in stack.blocks):
+            raise ModelError(
+                f'`activation_checkpointing.policy` is "compiler", and no block of `{stack.name}` is compiled',
+                hint="call block.compile() for each block before dsrun.initialize",
+            )
+        kept = section.number_checkpoints if section.policy is None else None
+        segments = plan(self.policy, count, interval=section.interval, ratio=section.ratio, kept=kept)
+        wanted = sum(segment.treatment is not Treatment.KEEP for segment in segments)
+        room = section.number_checkpoints
+        if section.contiguous_memory_optimization and room is not None and room < wanted:
+            raise ModelError(
+                f"`activation_checkpointing.number_checkpoints` is {room}; policy {self.policy} keeps {wanted} inputs "
+                f"of `{stack.name}`",
+                hint=f"set it to {wanted} or more",
+            )
+        return segments
+
+    def _before_pass(self) -> None:
+        """A forward with gradients begins."""
+        if self._profile is None:
+            return
+        self._passes += 1
+        figures = self._profile.figures
+        if self._passes == _WARM_UP + 1:
+            figures.clear()
+        names = [name for stack in self._stacks for name, _ in stack.blocks]
+        complete = bool(figures) and all(name in figures and figures[name].again_s for name in names)
+        if self.policy == "memory_budget" and self.solution is None and self._passes > _WARM_UP + 1 and complete:
+            self._solve(names)
+        if self._section.profile and self._passes == _PROFILED + 1:
+            self._say(f"activations of {len(names)} blocks, {_PROFILED} micro steps\n{self._profile}")
+            self._profile = None if self.solution is not None or self.policy != "memory_budget" else self._profile
+            if self._profile is None:
+                self._options = replace(self._options, observer=None)
+                self._hooks.set_plan(self.segments, options=self._options, keepers=self._keepers())
+
+    def _solve(self, names: Sequence[str]) -> None:
+        """See [Note: measured plans]."""
+        assert self._profile is not None, "policy memory_budget measures"
+        assert self._section.memory_budget is not None, "checked with the section"
+        device = next(p.device for _, m in self._stacks[0].blocks for p in m.parameters())
+        move_s, pack_s = _seconds_per_byte(device)
+        blocks = [
+            block_costs(
+                self._profile.figures[name],
+                move_s=move_s if self._section.cpu_checkpointing else None,
+                pack_s=pack_s if self._section.packing == "int8" else None,
+            )
+            for name in names
+        ]
+        budget = self._section.memory_budget
+        solution = solve(blocks, budget)
+        if solution is None:
+            raise ModelError(
+                f"`activation_checkpointing.memory_budget` is {budget} ({format_bytes(budget)}); the blocks need "
+                f"{format_bytes(least_bytes(blocks))} at least",
+                hint="use a smaller micro batch, or `cpu_checkpointing`, or `packing`",
+            )
+        self.solution = solution
+        chosen = iter(solution.treatments)
+        self.segments = [[Segment(i, i + 1, next(chosen)) for i in range(len(s.blocks))] for s in self._stacks]
+        if not self._section.profile:
+            self._profile = None
+            self._options = replace(self._options, observer=None)
+        self._hooks.set_plan(self.segments, options=self._options, keepers=self._keepers())
+        counts = {kind: solution.treatments.count(kind) for kind in dict.fromkeys(solution.treatments)}
+        plan_text = ", ".join(f"{count} {kind.value}" for kind, count in counts.items())
+        self._say(
+            f"activations: {plan_text}; {format_bytes(solution.peak_bytes)} of {format_bytes(budget)}, "
+            f"{solution.seconds * 1e3:.1f} ms a micro step"
+        )
+
+    def _keepers(self) -> dict[Treatment, Keeper]:
+        return {
+            Treatment.MOVE: OnItsDevice(lambda device: HostRing(device, copier_for(device))),
+            Treatment.PACK: Packed(AsItIs()),
+        }
+
+
+def block_costs(figures: CallFigures, *, move_s: float | None, pack_s: float | None) -> BlockCosts:
+    """Returns what each treatment of a measured block costs.
+
+    Args:
+        figures: of the block.
+        move_s: seconds to copy a byte to the host and back; None where that is not allowed.
+        pack_s: seconds to pack and unpack a byte; None where that is not allowed.
+    """
+    live = figures.dropped_bytes
+    costs = {
+        Treatment.KEEP: Cost(live, 0.0),
+        Treatment.RECOMPUTE: Cost(figures.kept_bytes, statistics.median(figures.again_s)),
+    }
+    if move_s is not None:
+        costs[Treatment.MOVE] = Cost(0, live * move_s)
+    if pack_s is not None:
+        costs[Treatment.PACK] = Cost(packed_bytes(live) // 2, live * pack_s)
+    return BlockCosts(live, costs)
+
+
+def _seconds_per_byte(device: torch.device) -> tuple[float, float]:
+    """Measures (copying to the host and back, packing and unpacking), in seconds a byte of bf16."""
+    probe = torch.zeros(_PROBE_BYTES // 2, dtype=torch.bfloat16, device=device)
+    copier = copier_for(device)
+    slot = torch.zeros(probe.shape, dtype=probe.dtype, pin_memory=device.type != "cpu")
+
+    def move() -> None:
+        copier.start_out(probe, slot)
+        copier.start_back(slot)
+        copier.finish()
+
+    def pack_and_unpack() -> None:
+        unpack(*pack(probe), probe.dtype)
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    return _seconds(move) / _PROBE_BYTES, _seconds(pack_and_unpack) / _PROBE_BYTES
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    """The shorter of two runs; the first one also pays for what is made once."""
+    taken: list[float] = []
+    for _ in range(2):
+        started_s = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - started_s)
+    return min(taken)
+
+
+def activate(
+    model: nn.Module,
+    section: ActivationCheckpointing,
+    *,
+    skip: Callable[[nn.Module], bool],
+    script_chooses: bool,
+    tracker: RngTracker,
+    say: Callable[[str], None],
+) -> Activations | None:
+    """Switches the blocks of `model` to what the config says; after all other hooks are in place.
+
+    Args:
+        model: the model.
+        section: checked keys.
+        skip: modules whose inside is no stack.
+        script_chooses: the script has configured checkpointing, and calls it itself where no policy is written.
+        tracker: named random generators.
+        say: prints, on the ranks that do.
+
+    Returns:
+        None where nothing is asked for.
+
+    Raises:
+        ModelError: the model has no blocks, or none that are named so, or the policy does not go with them.
+    """
+    if section.chosen_policy == "none" or (section.policy is None and script_chooses):
+        return None
+    return Activations(section, choose_stacks(model, section.blocks, skip=skip), tracker=tracker, say=say)

@@ -1,0 +1,478 @@
+"""Calls whose saved tensors are dropped in forward and made again in backward.
+
+Decides nothing: which calls these are stands in `policy.py`, where their inputs live meanwhile in `keeping.py`.
+
+[Note: recomputed calls]
+While a call runs, autograd gets a `_Stub` for every tensor that an operation saves, and the tensor itself goes. What is
+kept of the call is what it takes to run it again: its inputs, the state of random generators, and the autocast that
+was on. When backward asks for the first stub, the call runs again; the n-th tensor that is saved then is the one that
+the n-th stub stands for. The graph of that second run is thrown away: its values are wanted, not its nodes. The run
+stops as soon as the last wanted tensor is there, so the last matrix product of a block is not made twice.
+
+[Note: chains]
+Calls of one segment form a chain. An input that is an output of an earlier call of the chain, unchanged, is not kept,
+but comes out of that call when it runs again. Anything else is kept: whatever a script does between two blocks, the
+numbers are the same, and only the memory differs. A chain runs again *at once* (every call fills its stubs: one more
+forward, and all calls of the segment are live), or *in two passes* (first without a graph, for the inputs, then each
+call when its backward comes: two more forwards of all but the last, and one call is live).
+
+A chain holds what came before, and never what comes after: graph nodes hold stubs, these their call, and a call the one
+before it. Nothing else does, so all goes with the graph, without the garbage collector.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import checkpoint as torch_checkpoint
+
+from dsrun.errors import ModelError
+
+from .keeping import AsItIs, Keeper, Ticket
+from .nested import tensors_in, with_leaves, with_tensors
+from .rng import RngState, RngTracker, capture, replayed
+
+#: Makes the contexts of the first and of the second run, e.g. torch's for selective checkpointing.
+Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+
+_present: ContextVar[RecomputedCall | None] = ContextVar("dsrun_recomputed_call", default=None)
+
+
+def present_call() -> RecomputedCall | None:
+    """Returns the recomputed call that runs, for the first time or again; calls in it are recomputed with it."""
+    return _present.get()
+
+
+@contextmanager
+def running(call: RecomputedCall) -> Generator[None]:
+    """Inside, `call` is the present one."""
+    token = _present.set(call)
+    try:
+        yield
+    finally:
+        _present.reset(token)
+
+
+class Observer(Protocol):
+    """Hears what calls kept, dropped and took."""
+
+    def ran(self, name: str, *, seconds: float, kept_bytes: int, dropped_bytes: int) -> None:
+        """A call ended its first run."""
+        ...
+
+    def ran_again(self, name: str, *, seconds: float) -> None:
+        """A call ended a later run."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CallOptions:
+    """How calls are kept and run again.
+
+    Attributes:
+        keeper: of inputs that carry gradients; all others (masks, tables) are kept as they are.
+        tracker: named generators.
+        preserve_rng: draw the same random numbers again; without dropout there is nothing to draw.
+        contexts: of the two runs; None for none.
+        synchronize: wait for the accelerator before and after every run.
+        observer: None for nobody.
+    """
+
+    keeper: Keeper
+    tracker: RngTracker
+    preserve_rng: bool = True
+    contexts: Contexts | None = None
+    synchronize: bool = False
+    observer: Observer | None = None
+
+
+class _AllThere(Exception):
+    """No error: ends a run of which nothing more is wanted. An Exception, for modules call their last hooks then."""
+
+
+class _Stub:
+    """What autograd holds in place of a saved tensor."""
+
+    __slots__ = ("__weakref__", "call", "value")
+
+    def __init__(self, call: RecomputedCall) -> None:
+        self.call = call
+        self.value: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _FromCall:
+    """An input that an earlier call of the chain gives."""
+
+    call: RecomputedCall
+    position: int
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    ticket: Ticket
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Autocast:
+    """What `torch.autocast` was in effect."""
+
+    device_type: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @classmethod
+    def now(cls, device_types: set[str]) -> tuple[_Autocast, ...]:
+        return tuple(
+            cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in sorted(device_types)
+        )
+
+    def again(self) -> AbstractContextManager[Any]:
+        return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled)
+
+
+class Chain:
+    """The calls of one segment so far, see [Note: chains].
+
+    Args:
+        at_once: all calls fill their stubs in one run.
+    """
+
+    def __init__(self, *, at_once: bool = True) -> None:
+        self.at_once = at_once
+        self.last: weakref.ref[RecomputedCall] | None = None
+        self._outputs: list[tuple[weakref.ref[Tensor], int, weakref.ref[RecomputedCall], int]] = []
+
+    def source_of(self, tensor: Tensor) -> tuple[RecomputedCall, int] | None:
+        """Returns the call, and the position in its output, that gave this very tensor as it is now."""
+        for there, version, by, position in self._outputs:
+            if there() is tensor and tensor._version == version:
+                call = by()
+                return None if call is None else (call, position)
+        return None
+
+    def add(self, call: RecomputedCall, output: Any) -> None:
+        """Notes what `call` has given."""
+        self._outputs += [
+            (weakref.ref(tensor), tensor._version, weakref.ref(call), position)
+            for position, tensor in enumerate(tensors_in(output))
+        ]
+        self.last = weakref.ref(call)
+
+
+class RecomputedCall:
+    """One call, see [Note: recomputed calls].
+
+    Args:
+        name: in messages and tables.
+        run: makes the call, and again.
+        args: positional arguments.
+        kwargs: named ones.
+        options: how it is kept.
+        chain: the segment it is in; None for a segment of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        run: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        options: CallOptions,
+        chain: Chain | None = None,
+    ) -> None:
+        self.name = name
+        self.run = run
+        self._options = options
+        self._at_once = chain is None or chain.at_once
+        self.before = None if chain is None or chain.last is None else chain.last()
+        self._inputs: list[_Kept | _FromCall] = []
+        self.kept_bytes = 0
+        given = list(tensors_in((args, kwargs)))
+        self._rng: RngState | None = capture(given, options.tracker) if options.preserve_rng else None
+        kinds = {tensor.device.type for tensor in given} | {"cpu"}
+        self._autocast = _Autocast.now(kinds)
+        self._device = torch.get_default_device()
+        self._arguments: Any = with_tensors((args, kwargs), lambda tensor: self._keep(tensor, chain))
+        self._contexts = [] if options.contexts is None else list(options.contexts())
+        self._chain = chain
+        self._stubs: list[weakref.ref[_Stub]] = []
+        self._facts: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+        self._ended = False
+        self._filled = False
+        self._next = 0
+        self._stops = False
+        self._dropped: dict[int, int] = {}
+        self._started_s = 0.0
+
+    # The first run ----------------------------------------------------------------------------------------------------
+
+    def surroundings(self) -> AbstractContextManager[Any]:
+        """Returns what the present run is made in, apart from hooks; to be entered close to the forward."""
+        return self._contexts.pop(0) if self._contexts and torch.is_grad_enabled() else nullcontext()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the first run is over."""
+        return self._ended
+
+    def begin(self) -> saved_tensors_hooks:
+        """Returns the hooks under which the first run is made."""
+        self._wait()
+        self._started_s = time.perf_counter()
+        return saved_tensors_hooks(self._drop, self._give)
+
+    def end(self, output: Any) -> None:
+        """The first run has ended with this output."""
+        self._ended = True
+        if self._chain is not None:
+            self._chain.add(self, output)
+            self._chain = None
+        observer = self._options.observer
+        if observer is not None:
+            self._wait()
+            observer.ran(
+                self.name,
+                seconds=time.perf_counter() - self._started_s,
+                kept_bytes=self.kept_bytes,
+                dropped_bytes=sum(self._dropped.values()),
+            )
+            self._dropped.clear()
+        elif self._options.synchronize:
+            self._wait()
+
+    def _keep(self, tensor: Tensor, chain: Chain | None) -> _Place:
+        source = None if chain is None else chain.source_of(tensor)
+        if source is not None:
+            self._inputs.append(_FromCall(*source, tensor.requires_grad))
+        elif isinstance(tensor, nn.Parameter) or not tensor.requires_grad:
+            self._inputs.append(_Kept(AsItIs().put(tensor), tensor.requires_grad))
+        else:
+            self._inputs.append(_Kept(self._options.keeper.put(tensor), tensor.requires_grad))
+            self.kept_bytes += tensor.nbytes
+        return _Place(len(self._inputs) - 1)
+
+    def _drop(self, tensor: Tensor) -> _Stub:
+        stub = _Stub(self)
+        self._stubs.append(weakref.ref(stub))
+        self._facts.append((tensor.shape, tensor.dtype, tensor.device))
+        if self._options.observer is not None and not is_parameter(tensor):
+            storage = tensor.untyped_storage()
+            self._dropped[storage.data_ptr()] = storage.nbytes()
+        return stub
+
+    def _give(self, stub: _Stub) -> Tensor:
+        if stub.value is None:
+            stub.call.make_again()
+        value, stub.value = stub.value, None  # a second backward makes it again
+        if value is None:
+            raise ModelError(
+                f"activation checkpointing: the second run of `{self.name}` did not come to a tensor that its first "
+                "run saved",
+                hint="what a block does must not depend on anything but its inputs, weights and random numbers; leave "
+                "it out by `activation_checkpointing.blocks`",
+            )
+        return value
+
+    # The second run ---------------------------------------------------------------------------------------------------
+
+    def make_again(self) -> None:
+        """Runs what it takes to fill this call's stubs.
+
+        Raises:
+            ModelError: the call is still running, or goes another way than the first time.
+        """
+        if not self._ended:
+            raise ModelError(
+                f"activation checkpointing: a backward runs inside the forward of `{self.name}`, which is to be run "
+                "again in backward",
+                hint="leave it out by `activation_checkpointing.blocks`",
+            )
+        found: dict[RecomputedCall, list[Tensor]] = {}
+        for call in self._whole_chain():
+            fills = call is self or (self._at_once and not call._filled)
+            if not self._at_once:
+                call._hold_inputs(found)
+            found[call] = call._run_again(found, fills=fills, stops=call is self)
+
+    def _whole_chain(self) -> list[RecomputedCall]:
+        """This call and those before it that it takes, in order."""
+        chain: list[RecomputedCall] = [self]
+        wanted = {source.call for source in self._inputs if isinstance(source, _FromCall)}
+        call = self.before
+        while call is not None:
+            if call in wanted or self._at_once:
+                chain.append(call)
+                wanted |= {source.call for source in call._inputs if isinstance(source, _FromCall)}
+            call = call.before
+        return chain[::-1]
+
+    def _hold_inputs(self, found: dict[RecomputedCall, list[Tensor]]) -> None:
+        """Keeps the inputs that a first pass has made, so that this call's own second run needs no other call."""
+        for position, source in enumerate(self._inputs):
+            if isinstance(source, _FromCall):
+                self._inputs[position] = _Kept(AsItIs().put(found[source.call][source.position]), source.requires_grad)
+
+    def _run_again(self, found: dict[RecomputedCall, list[Tensor]], *, fills: bool, stops: bool) -> list[Tensor]:
+        self._wait()
+        started_s = time.perf_counter()
+        inputs = [self._input(source, found) for source in self._inputs]
+        args, kwargs = with_leaves(self._arguments, _Place, lambda place: inputs[place.position])
+        self._next = 0
+        self._stops = stops
+        output: Any = None
+        try:
+            with running(self), self._as_it_was(fills=fills):
+                output = self.run(*args, **kwargs)
+        except _AllThere:
+            pass
+        if fills:
+            self._check_count()
+            self._filled = True
+        if self._options.observer is not None:
+            self._wait()
+            self._options.observer.ran_again(self.name, seconds=time.perf_counter() - started_s)
+        elif self._options.synchronize:
+            self._wait()
+        return list(tensors_in(output))
+
+    @contextmanager
+    def _as_it_was(self, *, fills: bool) -> Generator[None]:
+        """The second run's surroundings: generators, autocast and default device of the first one."""
+        with ExitStack() as stack:
+            if self._rng is not None:
+                stack.enter_context(replayed(self._rng, self._options.tracker))
+            for then in self._autocast:
+                if then.enabled or torch.is_autocast_enabled(then.device_type):
+                    stack.enter_context(then.again())
+            if self._device != torch.get_default_device():
+                stack.enter_context(self._device)
+            stack.enter_context(torch.set_grad_enabled(fills))
+            if fills:
+                stack.enter_context(saved_tensors_hooks(_fill_present, _returned))
+            yield
+
+    def _input(self, source: _Kept | _FromCall, found: dict[RecomputedCall, list[Tensor]]) -> Tensor:
+        if isinstance(source, _Kept):
+            tensor = source.ticket.take()
+        else:
+            outputs = found[source.call]
+            assert source.position < len(outputs), "a call before the last one runs to its end"
+            tensor = outputs[source.position]
+        return tensor.detach().requires_grad_(source.requires_grad)
+
+    def fill(self, tensor: Tensor) -> None:
+        """Takes the next tensor that the second run saves."""
+        position = self._next
+        self._next += 1
+        if position >= len(self._stubs):
+            self._went_elsewhere(f"more than {len(self._stubs)} tensors")
+        facts = (tensor.shape, tensor.dtype, tensor.device)
+        if facts != self._facts[position]:
+            self._went_elsewhere(
+                f"{_described(facts)} as tensor {position}, which was {_described(self._facts[position])}"
+            )
+        stub = self._stubs[position]()
+        if stub is not None:
+            stub.value = tensor.detach()
+        if self._stops and self._next == len(self._stubs):
+            raise _AllThere
+
+    def _check_count(self) -> None:
+        if self._next < len(self._stubs):
+            self._went_elsewhere(f"{self._next} tensors of {len(self._stubs)}")
+
+    def _went_elsewhere(self, saved: str) -> None:
+        raise ModelError(
+            f"activation checkpointing: the second run of `{self.name}` saved {saved}: it went another way than the "
+            "first one",
+            hint="what a block does must not depend on anything but its inputs, weights and random numbers; leave it "
+            "out by `activation_checkpointing.blocks`",
+        )
+
+    def _wait(self) -> None:
+        wanted = self._options.synchronize or self._options.observer is not None
+        if wanted and torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Stands for an input in kept arguments."""
+
+    position: int
+
+
+def call_recomputed(
+    name: str,
+    run: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    options: CallOptions,
+) -> Any:
+    """Makes a call that is run again in backward; see [Note: recomputed calls].
+
+    Where no gradients are asked for, and inside of another such call, it is an ordinary call. While a compiler traces,
+    it is torch's own checkpoint, which the compiler knows.
+    """
+    if not torch.is_grad_enabled() or present_call() is not None:
+        return run(*args, **kwargs)
+    if torch.compiler.is_compiling():
+        return torch_checkpoint.checkpoint(run, *args, use_reentrant=False, **kwargs)
+    call = RecomputedCall(name, _Surrounded(run), args, kwargs, options=options)
+    with running(call), call.begin():
+        output = call.run(*args, **kwargs)
+    call.end(output)
+    return output
+
+
+class _Surrounded:
+    """A function in the surroundings of the present call."""
+
+    def __init__(self, run: Callable[..., Any]) -> None:
+        self._run = run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = present_call()
+        assert call is not None, "called by its call only"
+        with call.surroundings():
+            return self._run(*args, **kwargs)
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a saved tensor is a parameter or a view of one, which is there in any case."""
+    base = tensor._base if tensor._is_view() else tensor
+    return isinstance(base, nn.Parameter)
+
+
+def _fill_present(tensor: Tensor) -> Tensor:
+    """Gives a saved tensor to the call that runs again.
+
+    A function of no call: torch never lets go of a hook that has raised, and a call holds tensors.
+    """
+    call = present_call()
+    assert call is not None, "the hooks of a second run"
+    call.fill(tensor)
+    return tensor
+
+
+def _returned(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _described(facts: tuple[torch.Size, torch.dtype, torch.device]) -> str:
+    shape, dtype, device = facts
+    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"

@@ -1,0 +1,81 @@
+"""From the config's section to what calls are kept by: keepers inside one another, options, contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dsrun.config.activation_rules import clashes
+from dsrun.config.sections.activation import ActivationCheckpointing
+from dsrun.errors import ConfigError, Problem
+
+from ..mesh.collectives import Collectives
+from .contiguous import Contiguous
+from .copier import copier_for
+from .host_ring import HostRing
+from .keeping import AsItIs, Keeper, KeptOnce, Ticket
+from .packing import Packed
+from .partition import Partitioned
+
+
+def check_section(section: ActivationCheckpointing, *, tensor_parallel: bool, source: str) -> None:
+    """Refuses keys that do not go together.
+
+    Args:
+        section: what was asked for.
+        tensor_parallel: whether there are ranks that hold the same activations.
+        source: what messages call the section's origin.
+
+    Raises:
+        ConfigError: with all of them.
+    """
+    found = [Problem(f"{source}: {c.message}", c.hint) for c in clashes(section, tensor_parallel=tensor_parallel)]
+    if found:
+        raise ConfigError(found[0].message, hint=found[0].hint, more=found[1:])
+
+
+def keeper_of_inputs(section: ActivationCheckpointing, axis: Collectives | None) -> Keeper:
+    """Returns what keeps the inputs of recomputed calls.
+
+    Args:
+        section: what was asked for.
+        axis: ranks that hold the same activations, where they are cut.
+    """
+    if section.cpu_checkpointing:
+        keeper: Keeper = OnItsDevice(lambda device: HostRing(device, copier_for(device)))
+    elif section.contiguous_memory_optimization:
+        assert section.number_checkpoints is not None, "checked with the section"
+        keeper = Contiguous(section.number_checkpoints)
+    else:
+        keeper = AsItIs()
+    if section.packing == "int8":
+        keeper = Packed(keeper)
+    if section.partition_activations and axis is not None:
+        keeper = Partitioned(axis, keeper)
+    return KeptOnce(keeper)
+
+
+class OnItsDevice:
+    """A keeper of its own for each device that tensors come from.
+
+    Args:
+        make: makes the keeper of a device.
+    """
+
+    def __init__(self, make: Callable[[torch.device], Keeper]) -> None:
+        self._make = make
+        self._keepers: dict[torch.device, Keeper] = {}
+
+    @property
+    def device_bytes(self) -> int:
+        """See `Keeper`."""
+        return sum(keeper.device_bytes for keeper in self._keepers.values())
+
+    def put(self, tensor: Tensor) -> Ticket:
+        """See `Keeper`."""
+        keeper = self._keepers.get(tensor.device)
+        if keeper is None:
+            keeper = self._keepers[tensor.device] = self._make(tensor.device)
+        return keeper.put(tensor)

@@ -1,0 +1,140 @@
+"""Recomputation gives the bits of plain training: at every stage, on one rank and two, with dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from support.models import CONTEXT, VOCAB, Block, loss_of
+from support.ranks import run_ranks
+from support.training import batches, config, full_parameters, make_engine, train
+
+STEPS = 2
+STAGES = (0, 1, 2, 3)
+Result = tuple[list[float], dict[str, Tensor]]
+
+#: Sections that must not change a bit.
+POLICIES: dict[str, dict[str, Any]] = {
+    "every block": {"policy": "every_block"},
+    "segments of 2": {"policy": "interval", "interval": 2},
+    "ratio": {"policy": "ratio", "ratio": 0.6},
+    "sqrt": {"policy": "sqrt"},
+    "hierarchical": {"policy": "hierarchical"},
+    "selective": {"policy": "selective"},
+    "cpu": {"cpu_checkpointing": True},
+    "cpu, sqrt": {"policy": "sqrt", "cpu_checkpointing": True},
+    "contiguous": {"contiguous_memory_optimization": True, "number_checkpoints": 5},
+    "3 segments": {"number_checkpoints": 3},
+    "budget": {"policy": "memory_budget", "memory_budget": 300_000, "cpu_checkpointing": True},
+    "synchronized": {"policy": "every_block", "synchronize_checkpoint_boundary": True, "profile": True},
+    "parts of blocks": {"policy": "every_block", "blocks": ["blocks.*.up", "blocks.[13].qkv"]},
+}
+
+
+class DropBlock(Block):
+    """A block that draws random numbers in two places."""
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return F.dropout(super().forward(F.dropout(x_BTD, 0.1)), 0.2)
+
+
+class DropGPT(nn.Module):
+    """Five such blocks between an embedding and a head."""
+
+    def __init__(self, width: int = 48, layers: int = 4) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, width)
+        self.position = nn.Parameter(torch.randn(CONTEXT, width) * 0.02)
+        self.blocks = nn.ModuleList(DropBlock(width, 4) for _ in range(layers))
+        self.head = nn.Linear(width, VOCAB)
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        x = self.embed(tokens_BT) + self.position
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def train_cases(cases: list[dict[str, Any]], samples: int) -> list[Result]:
+    found: list[Result] = []
+    for case in cases:
+        torch.manual_seed(7)
+        engine = make_engine(case, model=DropGPT())
+        if engine.zero_optimization_stage() == 3:
+            engine._parts.step.store.poison = True
+        torch.manual_seed(11 + engine.global_rank)
+        losses = train(engine, range(STEPS), samples=samples)
+        found.append((losses, full_parameters(engine)))
+    return found
+
+
+def section(keys: dict[str, Any]) -> dict[str, Any]:
+    return {"activation_checkpointing": keys}
+
+
+def assert_equal(found: Result, expected: Result, what: str) -> None:
+    assert found[0] == expected[0], what
+    for name, value in expected[1].items():
+        assert torch.equal(found[1][name], value), f"{what}: {name}"
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_every_policy_gives_the_bits_of_plain_training_with_accumulation(bf16: bool) -> None:
+    stage = 3 if bf16 else 0
+    plain = config(stage, micro=2, accumulation=2, bf16=bf16)
+    cases = [plain, *({**plain, **section(keys)} for keys in POLICIES.values())]
+    expected, *found = train_cases(cases, 4)
+    assert expected[0][-1] != expected[0][0]
+    for name, result in zip(POLICIES, found, strict=True):
+        assert_equal(result, expected, name)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_stages_give_the_bits_of_plain_training(world_size: int) -> None:
+    cases: list[dict[str, Any]] = []
+    for stage in STAGES:
+        for bf16 in (False, True):
+            plain = config(stage, micro=4 // world_size, bf16=bf16)
+            cases += [plain, {**plain, **section({"policy": "every_block"})}, {**plain, **section({"policy": "sqrt"})}]
+    for results in run_ranks(world_size, train_cases, cases, 4):
+        for start in range(0, len(results), 3):
+            assert_equal(results[start + 1], results[start], f"every block, case {start // 3}")
+            assert_equal(results[start + 2], results[start], f"sqrt, case {start // 3}")
+
+
+def test_two_ranks_give_the_bits_of_plain_training_with_the_other_policies() -> None:
+    plain = config(3, micro=1, accumulation=2)
+    kinds = ("hierarchical", "selective", "cpu", "contiguous", "parts of blocks")
+    cases = [plain, *({**plain, **section(POLICIES[kind])} for kind in kinds)]
+    for expected, *found in run_ranks(2, train_cases, cases, 4):
+        for kind, result in zip(kinds, found, strict=True):
+            assert_equal(result, expected, kind)
+
+
+def test_packing_is_close_and_not_the_same() -> None:
+    plain = config(2, micro=4)
+    expected, found = train_cases([plain, {**plain, **section({"packing": "int8"})}], 4)
+    assert found[0] != expected[0]
+    assert found[0] == pytest.approx(expected[0], rel=0.02)
+
+
+def test_an_evaluation_between_micro_steps_changes_nothing() -> None:
+    results: list[list[float]] = []
+    for keys in ({"policy": "none"}, {"policy": "sqrt", "cpu_checkpointing": True}):
+        torch.manual_seed(7)
+        engine = make_engine({**config(1, micro=2), **section(keys)}, model=DropGPT())
+        losses: list[float] = []
+        for step in range(3):
+            inputs, targets = batches(step, samples=2)
+            with torch.no_grad():
+                engine(inputs)
+            loss = loss_of(engine(inputs), targets)
+            engine.backward(loss)
+            engine.step()
+            losses.append(float(loss.detach()))
+        results.append(losses)
+    assert results[0] == results[1]
