@@ -151,6 +151,8 @@ class UnitHooks:
         self._watched = True
         for driver in self._drivers:
             unit = driver.calls.unit
+            if not unit.trains:
+                continue
             driver.calls.unseen = len(unit.params)
             for extent, param in zip(unit.layout.extents, unit.params, strict=True):
                 handle = param.register_hook(partial(self._timeline.check_place, driver.calls, extent.name))
