@@ -1,0 +1,54 @@
+"""DeepSpeed as a contender: its engine on CPU and Gloo, with torch's fused AdamW.
+
+Its own CPU optimizer would be compiled here; torch's is the same arithmetic as everybody else's, and as fast.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .contender import CLIPPING, LEARNING_RATE
+from .job import Job
+
+#: See `contender.prepare`.
+NEEDS: tuple[str, ...] = ("deepspeed",)
+
+
+class Engine:
+    """See `contender.Trainer`."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def forward_backward(self, batch: Tensor) -> float:
+        """See `Trainer`."""
+        loss = self._engine(batch)
+        self._engine.backward(loss)
+        return float(loss.detach())
+
+    def update(self) -> None:
+        """See `Trainer`."""
+        self._engine.step()
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """See `Trainer`."""
+        return {}
+
+
+def build(model: nn.Module, job: Job, rank: int) -> Engine:
+    """See `contender.build`."""
+    import deepspeed  # pyright: ignore[reportMissingImports]
+
+    config = {
+        "train_micro_batch_size_per_gpu": job.shape.micro,
+        "bf16": {"enabled": job.bf16},
+        "gradient_clipping": CLIPPING,
+        "zero_optimization": {"stage": job.stage},
+        "steps_per_print": 1_000_000,
+    }
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=True)
+    return Engine(engine)

@@ -1,0 +1,57 @@
+"""dsrun as a contender: its engine, by its public names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from .contender import CLIPPING, LEARNING_RATE
+from .job import Job
+
+#: See `contender.prepare`.
+NEEDS: tuple[str, ...] = ("dsrun.runtime.engine.initialize",)
+
+
+def config_of(job: Job) -> dict[str, Any]:
+    """Returns the config of an engine; `dsrun plan` takes the same."""
+    return {
+        "train_micro_batch_size_per_gpu": job.shape.micro,
+        "bf16": {"enabled": job.bf16},
+        "optimizer": {"type": "AdamW", "params": {"lr": LEARNING_RATE}},
+        "gradient_clipping": CLIPPING,
+        "zero_optimization": {"stage": job.stage},
+        "steps_per_print": 1_000_000,
+    }
+
+
+class Engine:
+    """See `contender.Trainer`."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def forward_backward(self, batch: Tensor) -> float:
+        """See `Trainer`."""
+        loss = self._engine(batch)
+        self._engine.backward(loss)
+        return float(loss.detach())
+
+    def update(self) -> None:
+        """See `Trainer`."""
+        self._engine.step()
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """See `Trainer`: the axis' own counters, and the elements of all units, which theory needs."""
+        parts = self._engine._parts
+        counted = parts.collectives.traffic
+        numel = {"all": sum(unit.layout.padded_numel for unit in parts.step.units)}
+        return {"calls": dict(counted.calls), "bytes": dict(counted.bytes), "padded_numel": numel}
+
+
+def build(model: nn.Module, job: Job, rank: int) -> Engine:
+    """See `contender.build`."""
+    import dsrun
+
+    engine, *_ = dsrun.initialize(model=model, config=config_of(job))
+    return Engine(engine)
