@@ -24,6 +24,7 @@ from ..memory.arenas import ArenaReport, OutsideUse
 from ..observe.memory import measure
 from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
+from ..zero.partition_parameters import unsettle
 from .answers import Answers
 from .export import WholeWeights
 from .parts import EngineParts
@@ -450,12 +451,21 @@ class Engine(Answers, WholeWeights):
         """Does nothing: what is gathered lies in slots of a fixed size, and none of it is kept for later."""
 
     def destroy(self) -> None:
-        """Reports the peaks of memory, takes the hooks off the module and leaves the process group."""
+        """Reports the peaks of memory, takes the hooks off the module and leaves the process group.
+
+        At stages 0 to 2 the module is an ordinary one afterwards, with its present parameters and without gradients;
+        the rest is freed with the engine. At stage 3 its parameters stay slices, which the next `dsrun.initialize`
+        takes over. Without this call an engine goes when nothing refers to it, and its module works on as before.
+        """
         self._at_end()
         if self._parts.activations is not None:
             self._parts.activations.remove()
         self._parts.hooks.remove()
         let_go(self.module)
+        if not self._parts.step.plan.shard_parameters:
+            for param in self.module.parameters():
+                unsettle(param)
+                param.grad = None
         if dist.is_initialized():
             # A thread of the group that outlives the interpreter aborts the process, so nothing may hold the group on.
             for collectives in self._parts.mesh.axes.values():
