@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.autograd import Variable
 
@@ -18,11 +20,14 @@ __all__ = [
     "TCPStore",
     "all_gather_single",
     "compiler_memory_budget",
+    "foreach_mul",
+    "foreach_zero",
     "in_backward",
     "is_compiled",
     "reduce_scatter_single",
     "store_of",
     "timeout_of",
+    "unseen_by_modes",
     "when_backward_ends",
 ]
 
@@ -39,14 +44,27 @@ reduce_scatter_single = _newest("reduce_scatter_single", "reduce_scatter_tensor"
 
 
 def timeout_of(group: dist.ProcessGroup) -> float:
-    """Returns how long a collective of a Gloo group waits for the other ranks, in seconds."""
-    backend: Any = group._get_backend(torch.device("cpu"))  # pyright: ignore[reportPrivateUsage]
+    """Returns how long a collective of a group waits for the other ranks, in seconds."""
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    backend: Any = group._get_backend(device)  # pyright: ignore[reportPrivateUsage]
     return backend.options._timeout.total_seconds()
 
 
 def store_of(group: dist.ProcessGroup) -> Store:
     """Returns the part of the job's store that a group's ranks share."""
     return dist.distributed_c10d._get_process_group_store(group)  # pyright: ignore[reportPrivateUsage]
+
+
+def foreach_mul(tensors: Sequence[Tensor], factor: float) -> None:
+    """Multiplies tensors in place; on CUDA in a few launches for all of them."""
+    if tensors:
+        torch._foreach_mul_(tensors, factor)  # pyright: ignore
+
+
+def foreach_zero(tensors: Sequence[Tensor]) -> None:
+    """Fills tensors with zeros; on CUDA in a few launches for all of them."""
+    if tensors:
+        torch._foreach_zero_(tensors)  # pyright: ignore
 
 
 def in_backward() -> bool:
@@ -78,3 +96,8 @@ def compiler_memory_budget(share: float) -> Callable[[], None]:
         config.activation_memory_budget = before
 
     return restore
+
+
+def unseen_by_modes() -> AbstractContextManager[None]:
+    """Returns a context whose operations no TorchFunctionMode of the caller sees."""
+    return torch._C.DisableTorchFunction()  # pyright: ignore

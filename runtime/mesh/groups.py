@@ -179,7 +179,18 @@ def _cpu_collectives(group: dist.ProcessGroup, observer: WaitObserver | None, wh
     except OSError as error:
         if group.rank() == 0:
             _log.warning("the ranks cannot share memory (%s): Gloo moves their data, several times slower", error)
-    return GlooCollectives(group, observer, where=where)
+    reductions = _new_group(dist.get_process_group_ranks(group), timeout_s, members_only=True)
+    return GlooCollectives(group, observer, reductions=reductions, where=where)
+
+
+def _new_group(ranks: Sequence[int], timeout_s: float, *, members_only: bool = False) -> dist.ProcessGroup | None:
+    """Makes a group; every rank of the job must call, or with `members_only` every rank of the group alone.
+
+    Returns:
+        the group; None on a rank outside of it.
+    """
+    group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), use_local_synchronization=members_only)
+    return group if isinstance(group, dist.ProcessGroup) else None
 
 
 def _leave(collectives: Sequence[weakref.ref[C10dCollectives]], process: int) -> None:
@@ -228,6 +239,9 @@ def make_mesh(
     """
     backend = present_backend()
     where = Where()
+    world = dist.group.WORLD
+    assert isinstance(world, dist.ProcessGroup), "torch.distributed is not initialised"
+    timeout_s = timeout_of(world)
     bound: dict[str, Collectives] = {}
     made: list[weakref.ref[C10dCollectives]] = []
     for axis, _ in spec.axes:
@@ -236,13 +250,12 @@ def make_mesh(
                 if info.rank in ranks:
                     bound[axis] = AloneCollectives()
                 continue
-            # new_group is collective over the whole job, also for ranks outside the group.
-            whole = len(ranks) == spec.world_size
-            group = dist.group.WORLD if whole else dist.new_group(ranks)
-            if info.rank in ranks:
-                assert isinstance(group, dist.ProcessGroup), "torch.distributed is not initialised"
+            group = world if len(ranks) == spec.world_size else _new_group(ranks, timeout_s)
+            # Another communicator, and so on CUDA another stream: see C10dCollectives.
+            reductions = _new_group(ranks, timeout_s) if backend == "nccl" else None
+            if group is not None:
                 collectives = (
-                    C10dCollectives(group, observer, where=where)
+                    C10dCollectives(group, observer, reductions=reductions, where=where)
                     if backend == "nccl"
                     else _cpu_collectives(group, observer, where)
                 )
