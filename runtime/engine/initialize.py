@@ -35,7 +35,7 @@ from ..observe.memory import StatePrediction
 from ..observe.records import RecordWriter
 from ..optim.groups import GroupAssignment, assign_groups
 from ..optim.registry import adopt, check_elementwise, factory_of, states_per_element
-from ..optim.schedule import SCHEDULES
+from ..optim.schedules import SCHEDULES
 from ..optim.sharded import ShardOptimizer
 from ..precision.policy import BF16, DTYPES, FP32, PrecisionPolicy
 from ..zero.access import ParamAccess
@@ -203,7 +203,9 @@ def initialize(
         memory=memory,
     )
     shard_optimizer = ShardOptimizer(
-        [unit.owned_range(assignment.group_of) for unit in units], group_count=len(assignment.options)
+        [unit.owned_range(assignment.group_of) for unit in units],
+        group_count=len(assignment.options),
+        axis=data_axis if plan.shard_optimizer else None,
     )
     torch_optimizer = _make_optimizer(optimizer, shard_optimizer, settings, assignment)
     if torch_optimizer is not None:

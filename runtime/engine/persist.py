@@ -131,11 +131,9 @@ def _check_optimizer(parts: EngineParts, index: Index, target: Path) -> None:
     if groups != here:
         raise CheckpointError(f"{target}: its optimizer has {groups} groups; this run's has {here}", hint=hint)
     problems = [
-        Problem(f"{target}: no {role} of `{extent.name}`, which was not trained then", hint)
-        for role in sorted(index.state_roles())
-        for unit in parts.step.units
-        for extent in unit.layout.extents
-        if extent.numel and (extent.name, role) not in index.tensors
+        Problem(f"{target}: no {role} of `{name}`, which was not trained then", hint)
+        for name, role in parts.step.optimizer.wanted_states(index.state_roles())
+        if (name, role) not in index.tensors
     ]
     if problems:
         raise CheckpointError.of(problems)

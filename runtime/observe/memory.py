@@ -26,7 +26,7 @@ class StatePrediction:
         has_module: see `layouts`.
         compute: dtype of parameters and gradients.
         master: dtype of masters, accumulated gradients and optimizer states.
-        states_per_element: elementwise optimizer states (2 for Adam, 1 for SGD with momentum).
+        states_per_element: optimizer states, counted in values of `master` (2 for Adam, 0.51 for Adam in 8 bits).
         shard_optimizer: see `ZeroPlan`.
         shard_gradients: see `ZeroPlan`.
         shard_parameters: see `ZeroPlan`.
@@ -37,7 +37,7 @@ class StatePrediction:
     has_module: Sequence[bool]
     compute: torch.dtype
     master: torch.dtype
-    states_per_element: int
+    states_per_element: float
     shard_optimizer: bool
     shard_gradients: bool
     shard_parameters: bool
@@ -51,7 +51,7 @@ class StatePrediction:
         parameters = (shard + self._slot_numel()) if self.shard_parameters else full
         gradients = self._slot_numel() if self.shard_gradients else full
         masters = owned if self.compute != self.master else 0
-        sums_and_states = owned * (1 + self.states_per_element)
+        sums_and_states = owned + round(owned * self.states_per_element)
         return (parameters + gradients) * self.compute.itemsize + (masters + sums_and_states) * self.master.itemsize
 
     def _slot_numel(self) -> int:

@@ -101,6 +101,10 @@ class Adafactor(StructuredOptimizer):
         """See `StructuredOptimizer`."""
         return ("row_var", "col_var") if len(shape) > 1 else ("variance",)
 
+    def state_bytes(self, name: str, shape: tuple[int, ...]) -> float:
+        """See `StructuredOptimizer`."""
+        return 4.0 * prod(shape) if len(shape) < 2 else 4.0 * prod(shape[:-2]) * sum(shape[-2:]) * bool(prod(shape))
+
     def prepare(self) -> None:
         """See `StructuredOptimizer`."""
         for run in self.runs:

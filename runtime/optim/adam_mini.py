@@ -90,6 +90,10 @@ class AdamMini(StructuredOptimizer):
         """See `StructuredOptimizer`."""
         return "exp_avg", "exp_avg_sq_blocks"
 
+    def state_bytes(self, name: str, shape: tuple[int, ...]) -> float:
+        """See `StructuredOptimizer`."""
+        return 4.0 * prod(shape) + 4.0 * (prod(shape) // self.block_size(name, shape))
+
     def prepare(self) -> None:
         """See `StructuredOptimizer`: one fp32 state an element, and one a block of the whole model."""
         for run in self.runs:

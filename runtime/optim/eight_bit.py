@@ -66,6 +66,11 @@ class CodedOptimizer(StructuredOptimizer):
             return self._roles
         return tuple(f"{role}_{part}" for role in self._roles for part in ("codes", "scales"))
 
+    def state_bytes(self, name: str, shape: tuple[int, ...]) -> float:
+        """See `StructuredOptimizer`."""
+        each = 4.0 if self.kind_of(name, shape) == _PLAIN else 1 + 4 / BLOCK
+        return each * len(self._roles) * prod(shape)
+
     def prepare(self) -> None:
         """See `StructuredOptimizer`: for each state a byte an element of whole blocks, and a scale a block."""
         self._tables = [dynamic_table(signed=i == 0, device=self.device) for i in range(len(self._roles))]

@@ -11,6 +11,7 @@ FusedLamb has them.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -66,6 +67,10 @@ class Lamb(StructuredOptimizer):
     def state_roles(self, name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
         """See `StructuredOptimizer`."""
         return "exp_avg", "exp_avg_sq"
+
+    def state_bytes(self, name: str, shape: tuple[int, ...]) -> float:
+        """See `StructuredOptimizer`."""
+        return 8.0 * prod(shape)
 
     def prepare(self) -> None:
         """See `StructuredOptimizer`: two fp32 states an element, and no others."""

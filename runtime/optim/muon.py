@@ -116,6 +116,10 @@ class Muon(StructuredOptimizer):
         """See `StructuredOptimizer`."""
         return ("momentum_buffer",) if is_matrix(name, shape) else ("exp_avg", "exp_avg_sq")
 
+    def state_bytes(self, name: str, shape: tuple[int, ...]) -> float:
+        """See `StructuredOptimizer`."""
+        return (4.0 if is_matrix(name, shape) else 8.0) * prod(shape)
+
     def prepare(self) -> None:
         """See `StructuredOptimizer`; every rank must call, for buffers of the axis are made."""
         for run in self.runs:

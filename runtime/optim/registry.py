@@ -1,8 +1,9 @@
 """Optimizers by their name in the config, and which classes may run on flat shards.
 
 [Note: elementwise]
-On a flat shard an optimizer sees slices of several tensors as one vector. That is exact for elementwise optimizers
-only, whose update of an element reads that element alone. Others (LBFGS, Adafactor, Muon) need whole tensors.
+On a flat shard an optimizer sees slices of several tensors as one vector. That is exact for elementwise optimizers,
+whose update of an element reads that element alone, and for those that know what their leaves are made of
+(`StructuredOptimizer`). Others (LBFGS, torch's Adafactor and Muon) need whole tensors.
 """
 
 from __future__ import annotations
@@ -14,12 +15,24 @@ from torch import nn, optim
 
 from dsrun.errors import ModelError
 
+from .adafactor import Adafactor
+from .adam_mini import AdamMini
+from .aliases import DeepSpeedCPUAdagrad, DeepSpeedCPUAdam, FusedAdam
+from .eight_bit import Adam8bit, Lion8bit
+from .lamb import Lamb
+from .lion import Lion
+from .muon import Muon
+from .structured import StructuredOptimizer
+
 #: With the number of states each keeps for an element, besides those of `_MORE_STATES`.
 _ELEMENTWISE: dict[type[optim.Optimizer], int] = {
     optim.Adam: 2,
     optim.AdamW: 2,
+    FusedAdam: 2,
+    DeepSpeedCPUAdam: 2,
     optim.SGD: 0,
     optim.Adagrad: 1,
+    DeepSpeedCPUAdagrad: 1,
     optim.RMSprop: 1,
     optim.Adadelta: 2,
     optim.Adamax: 2,
@@ -27,12 +40,16 @@ _ELEMENTWISE: dict[type[optim.Optimizer], int] = {
     optim.RAdam: 2,
     optim.ASGD: 1,
     optim.Rprop: 2,
+    Lion: 1,
 }
 #: Options that cost one state more, where an optimizer has them.
 _MORE_STATES = ("momentum", "amsgrad", "centered")
 
 #: Takes parameters or group dicts, returns the optimizer.
 OptimizerFactory = Callable[[Any], optim.Optimizer]
+
+#: Keys of the config that say which class to make, or that the config has refused or given no meaning.
+_NOT_ARGUMENTS = ("adam_w_mode", "torch_adam", "bias_correction", "fp32_optimizer_states", "per_head_muon")
 
 
 def factory_of(name: str, params: Mapping[str, Any]) -> OptimizerFactory:
@@ -41,16 +58,56 @@ def factory_of(name: str, params: Mapping[str, Any]) -> OptimizerFactory:
     torch's fused kernels run on the CPU and on CUDA, one launch for all shards of a group.
 
     Args:
-        name: `Adam`, `AdamW` or `SGD`, in any case. `Adam` means AdamW unless `adam_w_mode` is false, as in DeepSpeed.
+        name: of a row of the table, in any case. `Adam` means AdamW unless `adam_w_mode` is false, as in DeepSpeed.
         params: the section's `params`, defaults filled in.
     """
-    common: dict[str, Any] = {"lr": params["lr"], "weight_decay": params["weight_decay"], "fused": True}
-    if name.lower() == "sgd":
-        sgd = {**common, **{key: params[key] for key in ("momentum", "dampening", "nesterov")}}
-        return lambda shards: optim.SGD(shards, **sgd)
-    options: dict[str, Any] = {**common, "betas": tuple(params["betas"]), "eps": params["eps"]}
-    kind = optim.AdamW if params["adam_w_mode"] or name.lower() == "adamw" else optim.Adam
+    kind, fixed = _TABLE[name.lower()](params)
+    dropped = _NOT_ARGUMENTS if kind is not Lamb else ("amsgrad",)
+    given = {key: value for key, value in params.items() if key not in dropped}
+    options: dict[str, Any] = {**given, **fixed}
     return lambda shards: kind(shards, **options)
+
+
+_FUSED: Mapping[str, Any] = {"fused": True}
+_Row = tuple[Callable[..., optim.Optimizer], Mapping[str, Any]]
+
+
+def _row(kind: Callable[..., optim.Optimizer], fixed: Mapping[str, Any] | None = None) -> Callable[[Any], _Row]:
+    return lambda _: (kind, fixed or {})
+
+
+def _adam(params: Mapping[str, Any]) -> _Row:
+    return (optim.AdamW if params["adam_w_mode"] else optim.Adam), _FUSED
+
+
+#: One row a type of the config: parameters to (class, arguments besides the parameters).
+_TABLE: Mapping[str, Callable[[Mapping[str, Any]], _Row]] = {
+    "adam": _adam,
+    "adamw": _row(optim.AdamW, _FUSED),
+    "fusedadam": _adam,
+    "deepspeedcpuadam": _adam,
+    "sgd": _row(optim.SGD, _FUSED),
+    # torch's fused Adagrad runs on the CPU only.
+    "adagrad": _row(optim.Adagrad),
+    "deepspeedcpuadagrad": _row(optim.Adagrad),
+    "lamb": _row(Lamb),
+    "fusedlamb": _row(Lamb),
+    "lion": _row(Lion),
+    "fusedlion": _row(Lion),
+    "deepspeedcpulion": _row(Lion),
+    "muon": _row(Muon),
+    "muonwithauxadam": _row(Muon),
+    "adafactor": _row(Adafactor),
+    "adammini": _row(AdamMini),
+    "adam8bit": _row(Adam8bit),
+    "adamw8bit": _row(Adam8bit),
+    "lion8bit": _row(Lion8bit),
+    "rmsprop": _row(optim.RMSprop),
+    "adadelta": _row(optim.Adadelta),
+    "adamax": _row(optim.Adamax),
+    "nadam": _row(optim.NAdam),
+    "radam": _row(optim.RAdam),
+}
 
 
 def check_elementwise(optimizer: optim.Optimizer, *, allow_untested: bool) -> None:
@@ -59,10 +116,12 @@ def check_elementwise(optimizer: optim.Optimizer, *, allow_untested: bool) -> No
     Raises:
         ModelError: the class is not known to be elementwise and the config does not allow it.
     """
-    if type(optimizer) not in _ELEMENTWISE and not allow_untested:
+    is_known = type(optimizer) in _ELEMENTWISE or isinstance(optimizer, StructuredOptimizer)
+    if not is_known and not allow_untested:
         raise ModelError(
             f"optimizer: {type(optimizer).__name__} is not known to be elementwise, and it would see flat shards",
-            hint="use AdamW or SGD, or set `zero_allow_untested_optimizer` if each element's update reads it alone",
+            hint="use one of the config's (`dsrun config explain optimizer.type`), or set "
+            "`zero_allow_untested_optimizer` if each element's update reads it alone",
         )
 
 
@@ -77,10 +136,15 @@ def states_of_group(optimizer: optim.Optimizer, options: Mapping[str, Any]) -> i
     return 0 if known is None else known + sum(bool(options.get(option)) for option in _MORE_STATES)
 
 
-def states_per_element(optimizer: optim.Optimizer | None) -> int:
-    """Returns how many states an optimizer keeps for each element, 0 where that is not known; the most of any group."""
+def states_per_element(optimizer: optim.Optimizer | None) -> float:
+    """Returns how many states an optimizer keeps for each element, counted in fp32; the most of any group.
+
+    0 where that is not known. Of one that knows its tensors, the mean over those that it has.
+    """
     if optimizer is None:
         return 0
+    if isinstance(optimizer, StructuredOptimizer):
+        return optimizer.states_per_element()
     return max((states_of_group(optimizer, group) for group in optimizer.param_groups), default=0)
 
 

@@ -19,33 +19,28 @@ from torch import optim
 WarmupType = Literal["log", "linear"]
 
 
-class WarmupSchedule(ABC):
-    """A warm-up followed by something; see [Note: the first two updates].
+class CountedSchedule(ABC):
+    """A schedule whose only state is how many updates have been applied, counted from -1.
 
     Args:
-        optimizer: whose groups get a new `lr`, at once and after every step.
-        warmup_num_steps: updates of the warm-up; fewer than 2 count as 2.
-        warmup_type: `log`: ln(k+1)/ln(W); `linear`: k/W.
+        optimizer: whose groups get new rates, at once and after every step.
     """
 
-    def __init__(self, optimizer: optim.Optimizer, *, warmup_num_steps: int, warmup_type: WarmupType) -> None:
+    def __init__(self, optimizer: optim.Optimizer) -> None:
         self.optimizer = optimizer
-        self.warmup_num_steps = max(2, warmup_num_steps)
-        self.warmup_type = warmup_type
         self.last_batch_iteration = -1
-        self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
-        self._write()
+        self.write()
 
     @abstractmethod
-    def lr(self, base_lr: float) -> float:
-        """Returns the present rate of a group whose configured rate is `base_lr`."""
+    def write(self) -> None:
+        """Writes what belongs to the present count into the optimizer's groups."""
 
     def step(self, last_batch_iteration: int | None = None) -> None:
         """Counts one applied update, or takes over a count, and writes the new rates."""
         self.last_batch_iteration = (
             self.last_batch_iteration + 1 if last_batch_iteration is None else last_batch_iteration
         )
-        self._write()
+        self.write()
 
     def get_last_lr(self) -> list[float]:
         """Returns the rate of each group."""
@@ -62,7 +57,27 @@ class WarmupSchedule(ABC):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes over a count and writes the rates that belong to it."""
         self.last_batch_iteration = int(state_dict["last_batch_iteration"])
-        self._write()
+        self.write()
+
+
+class WarmupSchedule(CountedSchedule):
+    """A warm-up followed by something; see [Note: the first two updates].
+
+    Args:
+        optimizer: whose groups get a new `lr`, at once and after every step.
+        warmup_num_steps: updates of the warm-up; fewer than 2 count as 2.
+        warmup_type: `log`: ln(k+1)/ln(W); `linear`: k/W.
+    """
+
+    def __init__(self, optimizer: optim.Optimizer, *, warmup_num_steps: int, warmup_type: WarmupType) -> None:
+        self.warmup_num_steps = max(2, warmup_num_steps)
+        self.warmup_type = warmup_type
+        self.base_lrs = [float(group["lr"]) for group in optimizer.param_groups]
+        super().__init__(optimizer)
+
+    @abstractmethod
+    def lr(self, base_lr: float) -> float:
+        """Returns the present rate of a group whose configured rate is `base_lr`."""
 
     def warmup_factor(self) -> float:
         """Returns how far the warm-up has come, from 0 to 1."""
@@ -73,7 +88,8 @@ class WarmupSchedule(ABC):
             return 0.0
         return done / total if self.warmup_type == "linear" else math.log(done + 1) / math.log(total)
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        """See `CountedSchedule`."""
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = self.lr(base_lr)
 
@@ -118,30 +134,12 @@ class WarmupDecayLR(WarmupLR):
     Args:
         optimizer: whose rates are set.
         total_num_steps: optimizer updates of the whole run (not micro steps).
-        warmup_min_lr: rate of the first two updates and of the last.
-        warmup_max_lr: rate after the warm-up; None: each group's own rate.
-        warmup_num_steps: updates of the warm-up.
-        warmup_type: shape of the warm-up.
+        warmup: as of `WarmupLR`.
     """
 
-    def __init__(
-        self,
-        optimizer: optim.Optimizer,
-        *,
-        total_num_steps: int,
-        warmup_min_lr: float = 0.0,
-        warmup_max_lr: float | None = None,
-        warmup_num_steps: int = 1000,
-        warmup_type: WarmupType = "log",
-    ) -> None:
+    def __init__(self, optimizer: optim.Optimizer, *, total_num_steps: int, **warmup: Any) -> None:
         self.total_num_steps = total_num_steps
-        super().__init__(
-            optimizer,
-            warmup_min_lr=warmup_min_lr,
-            warmup_max_lr=warmup_max_lr,
-            warmup_num_steps=warmup_num_steps,
-            warmup_type=warmup_type,
-        )
+        super().__init__(optimizer, **warmup)
 
     def factor(self) -> float:
         """See `WarmupLR`."""
@@ -186,7 +184,3 @@ class WarmupCosineLR(WarmupSchedule):
         progress = min(1.0, (self.last_batch_iteration - self.warmup_num_steps + 1) / span)
         cosine = (1.0 + math.cos(math.pi * progress)) / 2.0
         return base_lr * (self.cos_min_ratio + (1.0 - self.cos_min_ratio) * cosine)
-
-
-#: Schedules by their name in the config.
-SCHEDULES = {"WarmupLR": WarmupLR, "WarmupDecayLR": WarmupDecayLR, "WarmupCosineLR": WarmupCosineLR}

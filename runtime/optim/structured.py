@@ -134,6 +134,15 @@ class StructuredOptimizer(optim.Optimizer, ABC):
         """Returns the roles of the states that a checkpoint holds of a tensor."""
         raise NotImplementedError
 
+    def state_bytes(self, name: str, shape: tuple[int, ...]) -> float:
+        """Returns the bytes of all states of a tensor; a block that two tensors share counts by elements."""
+        raise NotImplementedError
+
+    def states_per_element(self) -> float:
+        """Returns the states of an element, counted in fp32 values: the mean over all tensors."""
+        numel = sum(info.numel for info in self.tensors)
+        return sum(self.state_bytes(info.name, info.shape) for info in self.tensors) / 4 / max(1, numel)
+
     def entries(self, *, replicated: bool) -> Iterator[StateEntry]:
         """Yields this rank's pieces of all states; loading writes into the same pieces.
 

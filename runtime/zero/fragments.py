@@ -249,4 +249,5 @@ def _state(home: UnitHome, key: str) -> Tensor | None:
         return None
     assert home.extent is not None, "a trainable parameter has a place"
     entries = access.optimizer.state_entries(replicated=not access.pieces.plan.shard_optimizer)
-    return next((e.tensor for e in entries if e.name == home.extent.name and e.role == key), None)
+    mine = (e for e in entries if e.name == home.extent.name and e.role == key and e.shape == home.extent.shape)
+    return next((e.tensor for e in mine), None)

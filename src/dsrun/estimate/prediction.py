@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsrun.estimate.activations import ActivationBytes, activation_bytes
@@ -214,7 +215,7 @@ def _host_lines(
     if settings.offload_optimizer != "none":
         owned = state.gradient_sums // 4
         moved.append(Line("gradients on their way", owned * compute))
-        ring = _NVME_RING * largest * (4 + 4 * settings.states_per_element)
+        ring = _NVME_RING * (4 * largest + settings.states_of(largest))
         if settings.offload_optimizer == "nvme":
             moved.append(Line("states on their way", ring))
         else:
@@ -233,16 +234,16 @@ def _host_lines(
 
 
 def _nvme_lines(units: list[PaddedUnit], settings: RunSettings) -> list[Line]:
-    def total(element_bytes: int, *, whole: bool) -> int:
-        sizes = ((unit.padded if whole else unit.shard) * element_bytes for unit in units)
+    def total(bytes_of: Callable[[int], int], *, whole: bool) -> int:
+        sizes = (bytes_of(unit.padded if whole else unit.shard) for unit in units)
         return sum(-(-size // _NVME_ALIGN) * _NVME_ALIGN for size in sizes)
 
     lines: list[Line] = []
     if settings.offload_optimizer == "nvme":
-        state = 4 + 4 * settings.states_per_element
-        lines.append(Line("master weights and states", total(state, whole=settings.stage < 1)))
+        size = total(lambda numel: 4 * numel + settings.states_of(numel), whole=settings.stage < 1)
+        lines.append(Line("master weights and states", size))
     if settings.offload_param == "nvme":
-        lines.append(Line("parameters", total(settings.compute_bytes, whole=settings.stage < 3)))
+        lines.append(Line("parameters", total(lambda numel: settings.compute_bytes * numel, whole=settings.stage < 3)))
     return lines
 
 

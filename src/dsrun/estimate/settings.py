@@ -9,16 +9,13 @@ from dsrun.config.batch import MICRO_KEY, BatchSizes, solve
 from dsrun.config.buckets import gather_budgets
 from dsrun.config.config import Config, is_left_to_script
 from dsrun.config.findings import Code, Severity
-from dsrun.config.sections.optimizer import SgdParams
 from dsrun.errors import ConfigError
 from dsrun.gathering import GatherBudgets
 
 Tier = Literal["none", "cpu", "nvme"]
 Recompute = Literal["none", "blocks"]
 
-#: States an optimizer keeps for each element, beside the master weight.
-_STATES = {"adagrad": 1, "lion": 1, "muon": 1, "musgd": 1, "rmsprop": 1, "asgd": 1}
-_ADAM_STATES = 2
+_ADAM_STATES = 2.0
 _SAMPLE_TOKENS = 4096
 
 
@@ -29,7 +26,7 @@ class RunSettings:
     Attributes:
         stage: ZeRO stage.
         compute_bytes: bytes of a parameter in forward and backward, and of its gradient: 4 or 2.
-        states_per_element: fp32 optimizer states of each element, e.g. 2 for Adam.
+        states_per_element: optimizer states of each element, counted in fp32 values: 2 for Adam, 0.51 in 8 bits.
         offload_optimizer: where masters and optimizer states live, `none` being with the rank's compute.
         offload_param: where parameter shards live between uses.
         pin_memory: host memory that copies touch is page-locked.
@@ -49,7 +46,7 @@ class RunSettings:
 
     stage: int = 0
     compute_bytes: int = 4
-    states_per_element: int = _ADAM_STATES
+    states_per_element: float = _ADAM_STATES
     offload_optimizer: Tier = "none"
     offload_param: Tier = "none"
     pin_memory: bool = True
@@ -65,6 +62,10 @@ class RunSettings:
     gather: GatherBudgets = field(default_factory=GatherBudgets)
     planned: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def states_of(self, numel: int) -> int:
+        """Returns the bytes of all optimizer states of `numel` elements."""
+        return round(4 * self.states_per_element * numel)
 
     @property
     def has_master(self) -> bool:
@@ -169,11 +170,9 @@ def _batch(config: Config, data_ranks: int, micro_batch: int | None, notes: list
     return solve(train, micro, steps, data_parallel_size=data_ranks, place=place)
 
 
-def _states(config: Config, notes: list[str]) -> int:
+def _states(config: Config, notes: list[str]) -> float:
     section = config.optimizer
     if section is None:
         notes.append("no `optimizer` in the config: two states an element, as Adam has")
         return _ADAM_STATES
-    if isinstance(section.params, SgdParams):
-        return 1 if section.params.momentum else 0
-    return _STATES.get(section.type.lower(), _ADAM_STATES)
+    return section.params.states_per_element

@@ -129,7 +129,7 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
         gradient_slots=slot_bytes if stage >= 2 else 0,
         gradient_sums=owned * FP32_BYTES,
         masters=owned * FP32_BYTES if settings.has_master else 0,
-        states=owned * FP32_BYTES * settings.states_per_element,
+        states=settings.states_of(owned),
         frozen=frozen_numel * compute,
     )
 

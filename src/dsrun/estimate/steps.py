@@ -92,15 +92,15 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
     stored = shard if settings.stage >= 3 else whole
     offloads = settings.offload_optimizer != "none"
     to_gpu = to_host = ddr = read = written = 0
-    state = 4 + 4 * settings.states_per_element
+    states = 4 * owned + settings.states_of(owned)
     if offloads:
         to_gpu += owned * compute
         to_host += owned * compute
         # One pass over memory (gradient and state in, state and parameter out), and what the copies themselves move.
-        ddr += owned * (2 * state + 2 * compute + 2 * compute)
+        ddr += 2 * states + owned * (2 * compute + 2 * compute)
     if settings.offload_optimizer == "nvme":
-        read, written = owned * state, owned * state
-        ddr += 2 * owned * state
+        read, written = states, states
+        ddr += 2 * states
     if settings.offload_param != "none":
         # Once forward and once backward in every micro step; that replaces the copy after the update.
         streamed = stored * compute * 2 * settings.accumulation_steps
@@ -135,7 +135,8 @@ def update_bytes(owned: int, settings: RunSettings) -> int:
 
     28 an element for Adam in fp32, and 2 more where the parameter is another tensor than the master.
     """
-    return owned * (4 + 8 + 8 * settings.states_per_element + (settings.compute_bytes if settings.has_master else 0))
+    parameter = settings.compute_bytes if settings.has_master else 0
+    return owned * (4 + 8 + parameter) + 2 * settings.states_of(owned)
 
 
 def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine) -> tuple[Floor, ...]:

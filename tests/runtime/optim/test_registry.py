@@ -11,7 +11,7 @@ from torch import nn, optim
 from dsrun.errors import ModelError
 from dsrun.runtime.optim.registry import adopt, check_elementwise, factory_of, states_of_group, states_per_element
 
-ADAM: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2, "betas": [0.8, 0.9], "eps": 1e-6, "adam_w_mode": True}
+ADAM: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2, "betas": (0.8, 0.9), "eps": 1e-6, "adam_w_mode": True}
 SGD: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "dampening": 0.0, "nesterov": True}
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn, optim
 
-from dsrun.runtime.optim.schedule import SCHEDULES, WarmupCosineLR, WarmupDecayLR, WarmupLR, WarmupSchedule
+from dsrun.runtime.optim.schedule import WarmupCosineLR, WarmupDecayLR, WarmupLR, WarmupSchedule
+from dsrun.runtime.optim.schedules import SCHEDULES
 
 
 def sgd(*rates: float) -> optim.Optimizer:

@@ -195,8 +195,8 @@ def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
             "`tensor_parallel.autotp_size` is 4; this version does not cut layers over ranks (tensor parallelism) yet",
         ),
         (
-            {"optimizer": {"type": "Lamb", "params": {"lr": 1}}},
-            '`optimizer.type` is "Lamb"; this version does not build that optimizer yet',
+            {"optimizer": {"type": "MuAdam", "params": {"lr": 1}}},
+            '`optimizer.type` is "MuAdam"; this version does not build that optimizer yet',
         ),
     ],
 )

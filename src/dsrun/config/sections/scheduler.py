@@ -4,11 +4,23 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from dsrun.config.knob import Auto, Choices, Section, Status, knob
+from dsrun.config.sections.scheduler_torch import (
+    ConstantParams,
+    CosineParams,
+    CosineRestartsParams,
+    ExponentialParams,
+    LinearParams,
+    MultiStepParams,
+    OneCycleLRParams,
+    PolynomialParams,
+    StepParams,
+)
 from dsrun.config.values import Count, Flag, Fraction, NonNegative, Positive
 
 _STEPS = "Updates over which the rate rises; 0 or 1 count as 2, as DeepSpeed counts."
 _TYPE = "Shape of the rise: `linear`, or `log` which rises fast at first."
 _TOTAL = "Updates of the whole run: not micro steps, and not per GPU."
+_STAIRS = "DeepSpeed keeps the count, and rises and falls in a line all the same"
 _MIN = "Rate at the start of warm-up."
 _MAX = "Rate at the end of warm-up; none takes the optimizer's `lr`."
 
@@ -22,17 +34,14 @@ class WarmupParams(Section):
     warmup_type: Annotated[Literal["log", "linear"], knob(_TYPE, users=(21, 2))] = "log"
 
 
-class WarmupDecayParams(Section):
+class WarmupDecayParams(WarmupParams):
     """Parameters of WarmupDecayLR: rise, then fall in a straight line to the minimum."""
 
     total_num_steps: Annotated[Positive, knob(_TOTAL, unit="updates", users=(59, 13))]
-    warmup_min_lr: Annotated[NonNegative, knob(_MIN, auto=Auto.DEFAULT, users=(73, 24))] = 0.0
     warmup_max_lr: Annotated[
         NonNegative | None,
         knob(_MAX, auto=Auto.OPTIMIZER_LR, differs="0.001, whatever the optimizer's `lr` is", users=(84, 24)),
     ] = None
-    warmup_num_steps: Annotated[Count, knob(_STEPS, unit="updates", users=(90, 24))] = 1000
-    warmup_type: Annotated[Literal["log", "linear"], knob(_TYPE, users=(21, 2))] = "log"
 
 
 class WarmupCosineParams(Section):
@@ -53,9 +62,6 @@ class WarmupCosineParams(Section):
 class OneCycleParams(Section):
     """Parameters of OneCycle: rise, fall, then decay, with momentum the other way."""
 
-    default_status = Status.PLANNED
-    default_why = "build that scheduler"
-
     cycle_min_lr: Annotated[NonNegative, knob("Rate at both ends of the cycle.")]
     cycle_max_lr: Annotated[NonNegative, knob("Rate at the peak.")]
     decay_lr_rate: Annotated[NonNegative, knob("How fast the rate falls after the cycle.")] = 0.0
@@ -63,9 +69,11 @@ class OneCycleParams(Section):
     cycle_second_step_size: Annotated[
         Positive | None, knob("Updates of the fall; none takes those of the rise.", unit="updates")
     ] = None
-    cycle_first_stair_count: Annotated[Count, knob("Stairs of the rise; 0 for a line.", unit="stairs")] = 0
+    cycle_first_stair_count: Annotated[
+        Count, knob("Stairs of the rise.", unit="stairs", status=Status.NO_MEANING, why=_STAIRS)
+    ] = 0
     cycle_second_stair_count: Annotated[
-        Count | None, knob("Stairs of the fall; none takes those of the rise.", unit="stairs")
+        Count | None, knob("Stairs of the fall.", unit="stairs", status=Status.NO_MEANING, why=_STAIRS, idle=(0,))
     ] = None
     decay_step_size: Annotated[Count, knob("Updates between two decays; 0 for none.", unit="updates")] = 0
     cycle_momentum: Annotated[Flag, knob("Move momentum against the rate.")] = True
@@ -76,9 +84,6 @@ class OneCycleParams(Section):
 
 class RangeTestParams(Section):
     """Parameters of LRRangeTest: a rate that only rises, to find where training breaks."""
-
-    default_status = Status.PLANNED
-    default_why = "build that scheduler"
 
     lr_range_test_min_lr: Annotated[NonNegative, knob("Rate at the start.")] = 1e-3
     lr_range_test_step_size: Annotated[Positive, knob("Updates between two rises.", unit="updates")] = 2000
@@ -91,33 +96,23 @@ _BUILT: Mapping[str, type[Section]] = {
     "WarmupLR": WarmupParams,
     "WarmupDecayLR": WarmupDecayParams,
     "WarmupCosineLR": WarmupCosineParams,
-}
-
-#: Types the schema knows and a later version builds; those of torch without a model of their parameters.
-_PLANNED: Mapping[str, type[Section] | None] = {
     "OneCycle": OneCycleParams,
     "LRRangeTest": RangeTestParams,
-    **dict.fromkeys(
-        (
-            "StepLR",
-            "MultiStepLR",
-            "ConstantLR",
-            "LinearLR",
-            "ExponentialLR",
-            "PolynomialLR",
-            "CosineAnnealingLR",
-            "CosineAnnealingWarmRestarts",
-            "CyclicLR",
-            "OneCycleLR",
-            "ReduceLROnPlateau",
-            "LambdaLR",
-            "MultiplicativeLR",
-        ),
-        None,
-    ),
+    "StepLR": StepParams,
+    "MultiStepLR": MultiStepParams,
+    "ConstantLR": ConstantParams,
+    "LinearLR": LinearParams,
+    "ExponentialLR": ExponentialParams,
+    "PolynomialLR": PolynomialParams,
+    "CosineAnnealingLR": CosineParams,
+    "CosineAnnealingWarmRestarts": CosineRestartsParams,
+    "OneCycleLR": OneCycleLRParams,
 }
 
-SCHEDULERS = Choices(noun="scheduler", models=_BUILT, planned=_PLANNED)
+#: torch's that take functions, measures or other schedulers, which a config cannot say.
+_UNSAID = ("ReduceLROnPlateau", "LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler", "CyclicLR")
+
+SCHEDULERS = Choices(noun="scheduler", models=_BUILT, planned=dict.fromkeys(_UNSAID))
 
 
 class SchedulerSection(Section):
@@ -126,12 +121,26 @@ class SchedulerSection(Section):
     type: Annotated[
         str,
         knob(
-            "Scheduler by name: WarmupLR (rise, stay), WarmupDecayLR (rise, fall in a line), WarmupCosineLR.",
+            "Scheduler by name: WarmupLR (rise, stay), WarmupDecayLR (rise, fall in a line), WarmupCosineLR, OneCycle, "
+            "LRRangeTest, or one of torch's.",
             users=(90, 24),
             expects="the name of a scheduler",
         ),
     ]
     params: Annotated[
-        WarmupParams | WarmupDecayParams | WarmupCosineParams,
+        WarmupDecayParams
+        | WarmupParams
+        | WarmupCosineParams
+        | OneCycleParams
+        | RangeTestParams
+        | StepParams
+        | MultiStepParams
+        | ConstantParams
+        | LinearParams
+        | ExponentialParams
+        | PolynomialParams
+        | CosineParams
+        | CosineRestartsParams
+        | OneCycleLRParams,
         knob("Parameters of the scheduler.", choices=SCHEDULERS, users=(90, 24)),
     ]
