@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 
+from ..compat import unseen_by_modes
 from ..mesh.collectives import Collectives, own_slice
 from .partition_parameters import Home, Keeper, ZeroParamStatus, home_of, settle, unsettle
 
@@ -100,19 +101,25 @@ class Nursery(Keeper):
             if whole.numel():
                 self.collectives.broadcast(whole, source=0, of=f"`{name}`").wait()
             self._cut(home, whole)
-            settle(param, home, sharded=True)
 
     def open(self, homes: Sequence[SeedHome], *, writes: bool) -> None:
         """See `Keeper`; an all-gather a parameter."""
-        for home in homes:
-            if not home.opened:
-                # Where the model is built, which may be elsewhere: there random numbers are those of the plain model.
-                home.param.data = self.whole(home).to(home.param.device)
-            home.opened += 1
-            home.writers += writes
+        with unseen_by_modes():  # else a `Lending` would see the parameters touched, and open them itself
+            for home in homes:
+                if not home.opened:
+                    # Where the model is built, which may be elsewhere: there random numbers are the plain model's.
+                    home.param.data = self.whole(home).to(home.param.device)
+                    # An ordinary parameter for as long: others may be made of it, which torch refuses of subclasses.
+                    settle(home.param, home, sharded=False)
+                home.opened += 1
+                home.writers += writes
 
     def close(self, homes: Sequence[SeedHome], *, source: int | None, failed: bool) -> None:
         """See `Keeper`; with a source, an all-reduce of one number and a broadcast a parameter."""
+        with unseen_by_modes():
+            self._close(homes, source=source, failed=failed)
+
+    def _close(self, homes: Sequence[SeedHome], *, source: int | None, failed: bool) -> None:
         taken_over = source is not None and not self._gave_up(failed)
         for home in homes:
             home.opened -= 1
@@ -125,7 +132,7 @@ class Nursery(Keeper):
                     home.param.data.copy_(flat.view(home.param.shape))
                 self._cut(home, flat, release=not home.opened)
             elif not home.opened:
-                home.param.data = _placeholder(home.param)
+                self._release(home)
 
     def whole(self, home: SeedHome) -> Tensor:
         """Returns the parameter's whole values in memory of their own; an all-gather.
@@ -160,7 +167,11 @@ class Nursery(Keeper):
             padded.narrow(0, 0, flat.numel()).copy_(flat)
         home.piece = own_slice(padded, rank=self.collectives.rank, size=self.world_size).clone()
         if release:
-            home.param.data = _placeholder(home.param)
+            self._release(home)
+
+    def _release(self, home: SeedHome) -> None:
+        home.param.data = _placeholder(home.param)
+        settle(home.param, home, sharded=True)
 
     def _gave_up(self, failed: bool) -> bool:
         outcome = torch.tensor([int(failed)], device=self.device)

@@ -21,6 +21,7 @@ PACKAGE: Mapping[str, str] = {
     "ops": _OPTIMIZERS,
     "pipe": "there are no pipeline stages",
     "profiling": "steps are recorded with their tokens and flops in records.jsonl",
+    "sequence": "there is no sequence parallelism",
     "tp_model_init": "there is no tensor parallelism",
     "utils.groups": "every rank is a data-parallel one; torch.distributed.group.WORLD has all",
     "utils.instrument_w_nvtx": "use torch.autograd.profiler.emit_nvtx",
