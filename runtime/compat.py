@@ -28,7 +28,6 @@ __all__ = [
     "store_of",
     "timeout_of",
     "unseen_by_modes",
-    "unseen_by_modes",
     "when_backward_ends",
 ]
 
@@ -97,11 +96,6 @@ def compiler_memory_budget(share: float) -> Callable[[], None]:
         config.activation_memory_budget = before
 
     return restore
-
-
-def unseen_by_modes() -> AbstractContextManager[None]:
-    """Returns a context whose operations no TorchFunctionMode of the caller sees."""
-    return torch._C.DisableTorchFunction()  # pyright: ignore
 
 
 def unseen_by_modes() -> AbstractContextManager[None]:
