@@ -212,7 +212,12 @@ class Engine(Answers, WholeWeights):
     def _take_step(self, lr_kwargs: Mapping[str, Any]) -> None:
         parts = self._parts
         self._taken.check()
-        result = take_step(parts.step, clipping=parts.clipping, skip_non_finite=parts.skip_non_finite)
+        result = take_step(
+            parts.step,
+            loss_sum=self._report.loss_sum,
+            clipping=parts.clipping,
+            skip_non_finite=parts.skip_non_finite,
+        )
         # Between steps nothing is under way: buffers that have come and gone leave no holes.
         parts.memory.compact()
         self._last = result

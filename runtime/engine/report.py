@@ -42,7 +42,8 @@ class StepReport:
         self._collectives = collectives
         self._records = records
         self._steps_per_print = steps_per_print
-        self._loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
+        #: fp64, [1]: losses since the last step, for the step's own all-reduce.
+        self.loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
         self._losses = 0
         self._tokens = 0
         self._device = device
@@ -52,7 +53,7 @@ class StepReport:
 
     def add_loss(self, loss: Tensor) -> None:
         """Takes one micro batch's mean loss, a detached scalar."""
-        self._loss_sum += loss.double()
+        self.loss_sum += loss
         self._losses += 1
 
     def add_tokens(self, tokens: int) -> None:
@@ -60,7 +61,7 @@ class StepReport:
         self._tokens += tokens
 
     def step(self, result: StepResult, counters: Counters, *, lr: list[float], samples: int) -> None:
-        """Reports one optimizer step; one all-reduce of one number.
+        """Reports one optimizer step.
 
         Args:
             result: what the step did.
@@ -68,9 +69,8 @@ class StepReport:
             lr: the rates it was taken with.
             samples: of all ranks in this step.
         """
-        self._collectives.all_reduce(self._loss_sum, of="mean loss").wait()
-        loss = float(self._loss_sum) / (max(1, self._losses) * self._collectives.size)
-        self._loss_sum.zero_()
+        loss = result.loss_sum / (max(1, self._losses) * self._collectives.size)
+        self.loss_sum.zero_()
         self._losses = 0
         # The other ranks' batches have the same shape, or nearly: no collective is spent on their numbers.
         tokens, self._tokens = self._tokens * self._collectives.size, 0

@@ -6,22 +6,31 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from ..mesh.collectives import Collectives
-from ..optim.norm import clip, global_norm
+from ..optim.norm import clip, global_totals
 from ..optim.sharded import ShardOptimizer
 from ..zero.plan import ZeroPlan
 from ..zero.publisher import publish
 from ..zero.reducer import GradReducer
-from ..zero.store import ParamStore
+from ..zero.store import ParamStore, check_fingerprints
 from ..zero.unit import ParamUnit
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step did: the gradient norm before clipping, and whether the update was applied."""
+    """What one step did.
+
+    Attributes:
+        grad_norm: before clipping.
+        applied: whether the parameters were updated.
+        loss_sum: of all micro batches of all ranks.
+    """
 
     grad_norm: float
     applied: bool
+    loss_sum: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +45,31 @@ class StepParts:
     store: ParamStore
 
 
-def take_step(parts: StepParts, *, clipping: float, skip_non_finite: bool) -> StepResult:
+def take_step(parts: StepParts, *, loss_sum: Tensor, clipping: float, skip_non_finite: bool) -> StepResult:
     """Updates the parameters from the accumulated gradients; every rank must call.
 
     Args:
         parts: what to work on.
+        loss_sum: fp64, [1], this rank's sum of losses since the last step.
         clipping: largest global gradient norm; 0 for none.
         skip_non_finite: leave the parameters as they are where a gradient is inf or nan.
-    """
-    # 0. What was computed must be one model's: one all-reduce of two numbers where parameters are sharded.
-    parts.store.check_same_order()
 
-    # 1. The norm over all ranks: two all-reduces of one number where gradients are sharded. The one host read.
+    Raises:
+        ModelError: the ranks gathered different units, so what they computed is not one model's; on every rank.
+    """
+    # 1. The one host read: the norm over all ranks, and with it the mean loss and whether all gathered the same. Two
+    #    all-reduces of a few numbers where gradients are sharded, else one.
     ranges = [unit.grad_sum for unit in parts.units]
-    total = sum(unit.layout.padded_numel for unit in parts.units)
-    spread = parts.collectives if parts.plan.shard_optimizer else None
-    norm = float(global_norm(ranges, spread, total_numel=total))
+    totals = global_totals(
+        ranges,
+        parts.collectives,
+        spread=parts.plan.shard_optimizer,
+        total_numel=sum(unit.layout.padded_numel for unit in parts.units),
+        mark=parts.store.take_fingerprint(),
+        extra_N=loss_sum,
+    )
+    check_fingerprints(totals.largest, totals.smallest)
+    norm = totals.norm
 
     # 2. The update of the ranges this rank owns, then of the parameters that forward reads. All ranks see the same
     #    norm, so all of them skip or none.
@@ -63,4 +81,4 @@ def take_step(parts: StepParts, *, clipping: float, skip_non_finite: bool) -> St
 
     # 3. Room for the next global batch's gradients.
     parts.reducer.zero()
-    return StepResult(norm, applied)
+    return StepResult(norm, applied, totals.sums[0])

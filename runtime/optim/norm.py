@@ -1,4 +1,4 @@
-"""The global gradient norm, the same bits for every stage and world size.
+"""The global gradient norm, the same bits for every stage and world size, and the one host read of a step.
 
 [Note: exact norm]
 Partial sums of squares are taken over fixed blocks of 256 elements, which no shard boundary cuts. They are rounded to
@@ -9,41 +9,80 @@ sum does not depend on its order, hence not on how blocks are spread over ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..compat import foreach_mul
 from ..layout.unit_layout import SHARD_ALIGN
 from ..mesh.collectives import Collectives
 
 _FP64_DIGITS = 53
 
 
-def global_norm(ranges: Sequence[Tensor], collectives: Collectives | None, *, total_numel: int) -> Tensor:
-    """L2 norm over all owned ranges of all ranks, see [Note: exact norm].
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What one host read tells of a step.
+
+    Attributes:
+        norm: L2 norm over all owned ranges of all ranks; inf or nan where a gradient is.
+        largest: the largest mark of any rank.
+        smallest: the smallest mark of any rank.
+        sums: the extra numbers, each summed over the ranks.
+    """
+
+    norm: float
+    largest: float
+    smallest: float
+    sums: list[float]
+
+
+def global_totals(
+    ranges: Sequence[Tensor],
+    collectives: Collectives,
+    *,
+    spread: bool,
+    total_numel: int,
+    mark: int,
+    extra_N: Tensor,
+) -> Totals:
+    """The norm, see [Note: exact norm], and what else ranks have to tell each other once a step.
+
+    Two all-reduces: of three numbers, and of 1 + N. Where every rank holds all gradients, the first is not needed.
+    Reads from the device once, after both, and writes to it without waiting.
 
     Args:
         ranges: fp32, flat, this rank's accumulated gradients; lengths are multiples of 256 elements.
-        collectives: the axis the ranges are spread over; None where this rank holds all of them. Two all-reduces of
-            one number each.
+        collectives: the axis.
+        spread: the ranges are spread over the axis; False: every rank holds all of them, and no mark is compared.
         total_numel: elements over all ranks, which fixes the rounding; the same on every rank.
-
-    Returns:
-        fp64 scalar on the ranges' device; inf or nan where a gradient is.
+        mark: what should be the same on every rank; less than 2^53.
+        extra_N: fp64, [N], on the ranges' device; to be summed over the ranks. Left as it is.
     """
     blocks = torch.cat([r.view(-1, SHARD_ALIGN).square().sum(dim=1) for r in ranges]).double()
-    largest = blocks.max().reshape(1)
-    if collectives is not None:
-        collectives.all_reduce(largest, op="max", of="gradient norm").wait()
+    # Filled and not copied from the host: a copy would wait for all that the device has to do.
+    extremes = torch.full((3,), float(mark), dtype=torch.float64, device=blocks.device)
+    extremes[2:].neg_()
+    largest = extremes[:1].copy_(blocks.max())
+    if spread:
+        collectives.all_reduce(extremes, op="max", of="gradient norm").wait()
     count = max(1, total_numel // SHARD_ALIGN)
     _, exponent = torch.frexp(largest)
     # Every block is below 2^exponent, the sum below count * 2^exponent: leave room for it in 53 digits.
     shift = _FP64_DIGITS - 1 - count.bit_length() - exponent
     total = torch.ldexp(torch.round(torch.ldexp(blocks, shift)), -shift).sum().reshape(1)
-    if collectives is not None:
-        collectives.all_reduce(total, of="gradient norm").wait()
+    if spread:
+        sums = torch.cat([total, extra_N])
+        collectives.all_reduce(sums, of="gradient norm and mean loss").wait()
+    else:
+        extra_N = extra_N.clone()
+        collectives.all_reduce(extra_N, of="mean loss").wait()
+        sums = torch.cat([total, extra_N])
     # frexp of inf or nan gives no useful exponent; the norm is then what the largest block is.
-    return torch.where(torch.isfinite(largest), total, largest).sqrt().squeeze(0)
+    norm = torch.where(torch.isfinite(largest), sums[:1], largest).sqrt()
+    read = torch.cat([norm, extremes[1:], sums[1:]]).tolist()
+    return Totals(read[0], read[1], -read[2], read[3:])
 
 
 def clip(ranges: Sequence[Tensor], norm: float, *, limit: float) -> None:
@@ -58,5 +97,4 @@ def clip(ranges: Sequence[Tensor], norm: float, *, limit: float) -> None:
         return
     coefficient = limit / (norm + 1e-6)
     if coefficient < 1:
-        for owned in ranges:
-            owned.mul_(coefficient)
+        foreach_mul(list(ranges), coefficient)

@@ -26,6 +26,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..compat import foreach_zero
 from ..memory.arena import room_for
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives, Pending, own_slice
@@ -240,8 +241,7 @@ class GradReducer:
     def zero(self) -> None:
         """Forgets the accumulated gradients."""
         self._stayed.clear()
-        for unit in self._units:
-            unit.grad_sum.zero_()
+        foreach_zero([unit.grad_sum for unit in self._units])
         self.has_sums = False
 
     def _agree_on_order(self, forward_order: Sequence[ParamUnit]) -> list[ParamUnit]:

@@ -18,6 +18,7 @@ from ..mesh.collectives import Collectives, Pending
 from .order import EvaluatedOrder, RecordedOrder
 from .partition_parameters import ZeroParamStatus
 from .slots import elements_of, views_of_slots
+from .store import check_fingerprints
 from .unit import ParamUnit
 
 
@@ -236,24 +237,18 @@ class SlottedStore:
             return ZeroParamStatus.INFLIGHT
         return ZeroParamStatus.AVAILABLE if slot.users > 0 else ZeroParamStatus.NOT_AVAILABLE
 
+    def take_fingerprint(self) -> int:
+        """See `ParamStore`."""
+        taken, self._fingerprint = self._fingerprint, 0
+        return taken
+
     def check_same_order(self) -> None:
-        """See `ParamStore`; one all-reduce of two numbers.
-
-        Ranks that call different blocks of one size would mix their weights without any error of the collectives.
-
-        Raises:
-            ModelError: on every rank.
-        """
-        bounds = torch.tensor([self._fingerprint, -self._fingerprint], device=self._device)
+        """See `ParamStore`; one all-reduce of two numbers."""
+        taken = self.take_fingerprint()
+        bounds = torch.tensor([taken, -taken], device=self._device)
         self._collectives.all_reduce(bounds, op="max", of="gather order").wait()
-        largest, smallest = bounds.tolist()
-        self._fingerprint = 0
-        if largest != -smallest:
-            raise ModelError(
-                "model: the ranks called its blocks in different orders, so at stage 3 they gathered different weights",
-                hint="call the same blocks on every rank, make what chooses between them one of "
-                "`zero_optimization.leaf_module`, or set `zero_optimization.stage` to 2",
-            )
+        largest, negated_smallest = bounds.tolist()
+        check_fingerprints(largest, -negated_smallest)
 
     def _prefetch(self, upcoming: Sequence[ParamUnit]) -> None:
         """Gathers units ahead of their use, as far as none of them needs the slot of one that is needed sooner."""

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from dsrun.errors import ModelError
+
 from .partition_parameters import ZeroParamStatus
 from .unit import ParamUnit
 
@@ -55,8 +57,12 @@ class ParamStore(Protocol):
         """Whether the unit's parameters may be read now."""
         ...
 
+    def take_fingerprint(self) -> int:
+        """Returns 32 bits that tell apart what was gathered, in order, since they were last taken."""
+        ...
+
     def check_same_order(self) -> None:
-        """Raises where ranks have gathered different units since the last check; every rank must call."""
+        """Takes the fingerprints and raises where ranks' differ; every rank must call, once: steps send them along."""
         ...
 
 
@@ -89,5 +95,25 @@ class ResidentStore:
         """See `ParamStore`: always."""
         return ZeroParamStatus.AVAILABLE
 
+    def take_fingerprint(self) -> int:
+        """See `ParamStore`: nothing is gathered."""
+        return 0
+
     def check_same_order(self) -> None:
         """See `ParamStore`: nothing is gathered."""
+
+
+def check_fingerprints(largest: float, smallest: float) -> None:
+    """Compares the ranks' fingerprints of what they gathered, by the largest and smallest of them.
+
+    Ranks that call different blocks of one size would mix their weights without any error of the collectives.
+
+    Raises:
+        ModelError: they differ; on every rank.
+    """
+    if largest != smallest:
+        raise ModelError(
+            "model: the ranks called its blocks in different orders, so at stage 3 they gathered different weights",
+            hint="call the same blocks on every rank, make what chooses between them one of "
+            "`zero_optimization.leaf_module`, or set `zero_optimization.stage` to 2",
+        )

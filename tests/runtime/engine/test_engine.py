@@ -195,16 +195,14 @@ def test_a_step_sends_what_the_formula_says(stage: int, bf16: bool, accumulation
     calls, sent, units, numel = _traffic(stage, bf16, accumulation)
     steps, size = 2, 2 if bf16 else 4
     micro = steps * accumulation
-    # One mean loss a step; the norm's largest block and sum, where gradients are spread; 8 bytes each. At stage 3 the
-    # order of gathers, two numbers in one call.
-    small = 1 if stage == 0 else 3
-    order = int(stage == 3)
+    # Numbers of 8 bytes: the mean loss; where gradients are spread, the sum of the norm with it, and before it the
+    # norm's largest block with the bounds of what ranks gathered.
     if stage == 0:
-        expected = {"all_reduce": micro * units + steps * small}
-        expected_bytes = {"all_reduce": micro * numel * size + steps * small * 8}
+        expected = {"all_reduce": micro * units + steps}
+        expected_bytes = {"all_reduce": micro * numel * size + steps * 8}
     else:
-        expected = {"reduce_scatter": micro * units, "all_reduce": steps * (small + order)}
-        expected_bytes = {"reduce_scatter": micro * numel * size, "all_reduce": steps * (small + 2 * order) * 8}
+        expected = {"reduce_scatter": micro * units, "all_reduce": steps * 2}
+        expected_bytes = {"reduce_scatter": micro * numel * size, "all_reduce": steps * (3 + 2) * 8}
     if stage in (1, 2):
         expected["all_gather"] = steps * units
         expected_bytes["all_gather"] = steps * numel * size

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from dsrun.runtime.layout.unit_layout import SHARD_ALIGN
+from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
-from dsrun.runtime.optim.norm import clip, global_norm
+from dsrun.runtime.optim.norm import Totals, clip, global_totals
 
 BLOCKS = 24  # divides by 1, 2, 3 and 4 ranks
 
@@ -25,12 +27,21 @@ def units(scale: float, seed: int = 0) -> list[Tensor]:
     ]
 
 
+NOTHING = torch.zeros(0, dtype=torch.float64)
+
+
+def norm_of(ranges: list[Tensor], collectives: Any, *, spread: bool, numel: int) -> float:
+    found = global_totals(ranges, collectives, spread=spread, total_numel=numel, mark=7, extra_N=NOTHING)
+    assert (found.largest, found.smallest, found.sums) == (7, 7, [])
+    return found.norm
+
+
 def norm_over(world_size: int, ranges: list[Tensor]) -> list[float]:
     total = sum(r.numel() for r in ranges)
 
     def body(collectives: LoopbackCollectives) -> float:
         mine = [r.chunk(world_size)[collectives.rank] for r in ranges]
-        return float(global_norm(mine, collectives, total_numel=total))
+        return norm_of(mine, collectives, spread=True, numel=total)
 
     return LoopbackWorld(world_size).run(body)
 
@@ -39,7 +50,7 @@ def norm_over(world_size: int, ranges: list[Tensor]) -> list[float]:
 def test_the_same_bits_for_every_number_of_ranks(scale: float) -> None:
     for seed in range(5):
         ranges = units(scale, seed)
-        alone = float(global_norm(ranges, None, total_numel=sum(r.numel() for r in ranges)))
+        alone = norm_of(ranges, AloneCollectives(), spread=False, numel=sum(r.numel() for r in ranges))
         for world_size in (1, 2, 3, 4, 12):
             assert set(norm_over(world_size, ranges)) == {alone}
         exact = float(torch.cat(ranges).double().norm())
@@ -48,7 +59,7 @@ def test_the_same_bits_for_every_number_of_ranks(scale: float) -> None:
 
 def test_it_agrees_with_torch() -> None:
     ranges = units(0.1)
-    assert float(global_norm(ranges, None, total_numel=4 * BLOCKS * SHARD_ALIGN)) == pytest.approx(
+    assert norm_of(ranges, AloneCollectives(), spread=False, numel=4 * BLOCKS * SHARD_ALIGN) == pytest.approx(
         float(torch.nn.utils.get_total_norm(ranges)), rel=1e-6
     )
 
@@ -76,8 +87,35 @@ def test_clipping_is_torchs(limit: float) -> None:
     ranges = units(1.0)
     param = torch.nn.Parameter(torch.cat(ranges))
     param.grad = param.detach().clone()
-    norm = float(global_norm(ranges, None, total_numel=param.numel()))
+    norm = norm_of(ranges, AloneCollectives(), spread=False, numel=param.numel())
     clip(ranges, norm, limit=limit)
     if limit:
         torch.nn.utils.clip_grad_norm_([param], limit)
     torch.testing.assert_close(torch.cat(ranges), param.grad, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_sums_and_marks_of_the_ranks_travel_with_the_norm(spread: bool) -> None:
+    ranges = units(1.0)
+
+    def body(collectives: LoopbackCollectives) -> tuple[Totals, dict[str, int], dict[str, int]]:
+        extra = torch.tensor([0.5, -2.0 * collectives.rank], dtype=torch.float64)
+        mark = 2**32 - 1 - collectives.rank
+        totals = global_totals(ranges, collectives, spread=spread, total_numel=1 << 20, mark=mark, extra_N=extra)
+        assert extra.tolist() == [0.5, -2.0 * collectives.rank], "it is left as it is"
+        return totals, dict(collectives.traffic.calls), dict(collectives.traffic.bytes)
+
+    for rank, (totals, calls, sent) in enumerate(LoopbackWorld(3).run(body)):
+        assert totals.sums == [1.5, -6.0]
+        marks = (2**32 - 1, 2**32 - 3) if spread else (2**32 - 1 - rank,) * 2
+        assert (totals.largest, totals.smallest) == marks
+        assert calls == {"all_reduce": 2 if spread else 1}
+        assert sent == {"all_reduce": (3 + 3) * 8 if spread else 2 * 8}
+
+
+def test_a_gradient_that_is_not_finite_leaves_sums_and_marks_alone() -> None:
+    ranges = [torch.full((SHARD_ALIGN,), math.nan)]
+    extra = torch.tensor([0.5], dtype=torch.float64)
+    totals = global_totals(ranges, AloneCollectives(), spread=True, total_numel=SHARD_ALIGN, mark=9, extra_N=extra)
+    assert math.isnan(totals.norm)
+    assert (totals.largest, totals.smallest, totals.sums) == (9, 9, [0.5])
