@@ -155,6 +155,8 @@ class UnitHooks:
                 continue
             driver.calls.unseen = len(unit.params)
             for extent, param in zip(unit.layout.extents, unit.params, strict=True):
+                if not param.requires_grad:
+                    continue  # frozen since the engine was made, which the step refuses by name
                 handle = param.register_hook(partial(self._timeline.check_place, driver.calls, extent.name))
                 self._watches.append(handle)
 
