@@ -5,8 +5,11 @@ Which blocks these are is said here too; what becomes of each, in `policy.py`.
 [Note: hooks around a block]
 The first hook before a block's forward and the last one after it bracket everything else that belongs to the block:
 other hooks, ZeRO's gathers, a compiled forward. The second run calls the module, so all of that happens again, as under
-`torch.utils.checkpoint`. Contexts of selective recomputation stand closest to the forward instead, behind ZeRO's hooks:
-what a gather copies is no operation of the block.
+`torch.utils.checkpoint`. Hooks that a script adds later may stand outside of the bracket: their part of the second run
+is not listened to, and what one of them makes of the arguments, the first run's own arguments replace.
+
+Contexts of selective recomputation stand closest to the forward instead, behind ZeRO's hooks: what a gather copies is
+no operation of the block.
 """
 
 from __future__ import annotations
@@ -156,7 +159,7 @@ class BlockHooks:
         for handle in self._handles:
             handle.remove()
 
-    def _attach(self, module: nn.Module, before: Callable[[nn.Module, Any, Any], None]) -> None:
+    def _attach(self, module: nn.Module, before: Callable[[nn.Module, Any, Any], Any]) -> None:
         add_before, add_after = module.register_forward_pre_hook, module.register_forward_hook
         self._handles += [
             add_before(_uncompiled(before), with_kwargs=True, prepend=True),
@@ -165,16 +168,20 @@ class BlockHooks:
             add_after(_uncompiled(self._leave), with_kwargs=True, always_call=True, prepend=True),
         ]
 
-    def _before(self, progress: _Progress, position: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def _before(self, progress: _Progress, position: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        again = _again(module)
+        if again is not None:
+            again.listens = True
+            return again.arguments
         if not torch.is_grad_enabled() or present_call() is not None:
-            return
+            return None
         if position == 0 and progress is self._progress[0] and not self._open:
             self._before_pass()
         segment = progress.segment_of(position)
         name = progress.stack.blocks[position][0]
         match segment.treatment:
             case Treatment.KEEP:
-                return
+                return None
             case Treatment.RECOMPUTE | Treatment.SELECT:
                 options = self._selected if segment.treatment is Treatment.SELECT else self._options
                 chain = progress.chain_for(segment, position)
@@ -187,9 +194,13 @@ class BlockHooks:
                 opened = _Open(module, ExitStack(), lambda _: stash.end())
                 opened.surroundings.enter_context(stash.begin())
         self._open.append(opened)
+        return None
 
     def _after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if self._open and self._open[-1].module is module and not _is_again(module):
+        again = _again(module)
+        if again is not None:
+            again.listens = False
+        elif self._open and self._open[-1].module is module:
             opened = self._open.pop()
             opened.surroundings.close()
             opened.ended(output)
@@ -206,13 +217,13 @@ class BlockHooks:
             self._inner.pop()[1].__exit__(None, None, None)
 
 
-def _is_again(module: nn.Module) -> bool:
-    """Whether the module's call under way is a second run, of which no opening stands open."""
+def _again(module: nn.Module) -> RecomputedCall | None:
+    """Returns the module's call under way if it is a second run."""
     call = present_call()
-    return call is not None and call.run is module and call.has_ended
+    return call if call is not None and call.run is module and call.has_ended else None
 
 
-def _uncompiled(hook: Callable[..., None]) -> Callable[..., None]:
+def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `hook` as one that a compiler does not look into: a compiled block is compiled between its hooks."""
     disabled: Any = torch.compiler.disable(hook)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
     return disabled

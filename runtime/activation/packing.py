@@ -3,7 +3,7 @@
 [Note: the error of packing]
 A block of 128 elements with the largest magnitude m is stored as round(x / s), s = m / 127, in int8, and s in fp32:
 1 + 4/128 bytes an element. Rounding is to nearest, so |x - x'| <= s / 2 = m / 254, plus what rounding of s, of the two
-products and of x' to its dtype adds: at most 4 * 2**-24 * m in fp32, and 2**-9 * m more where x' is bf16. Zero stays
+products and of x' to its dtype adds: at most 4 * 2**-24 * m in fp32, and 2**-8 * m more where x' is bf16. Zero stays
 zero, and the largest element of a block keeps its sign. A block with an infinity or NaN comes back as NaN: a step that
 went wrong is seen.
 Source: block-wise quantisation as in Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021.

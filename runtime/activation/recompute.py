@@ -174,6 +174,10 @@ class Chain:
 class RecomputedCall:
     """One call, see [Note: recomputed calls].
 
+    Attributes:
+        listens: what a second run saves now is what the first one saved. A module's hooks switch it on and off.
+        arguments: of the second run under way.
+
     Args:
         name: in messages and tables.
         run: makes the call, and again.
@@ -214,6 +218,8 @@ class RecomputedCall:
         self._filled = False
         self._next = 0
         self._stops = False
+        self.listens = False
+        self.arguments: tuple[Any, Any] | None = None
         self._dropped: dict[int, int] = {}
         self._started_s = 0.0
 
@@ -332,12 +338,16 @@ class RecomputedCall:
         args, kwargs = with_leaves(self._arguments, _Place, lambda place: inputs[place.position])
         self._next = 0
         self._stops = stops
+        self.arguments = (args, kwargs)
+        self.listens = not isinstance(self.run, nn.Module)
         output: Any = None
         try:
             with running(self), self._as_it_was(fills=fills):
                 output = self.run(*args, **kwargs)
         except _AllThere:
             pass
+        finally:
+            self.arguments = None
         if fills:
             self._check_count()
             self._filled = True
@@ -428,10 +438,10 @@ def call_recomputed(
     Where no gradients are asked for, and inside of another such call, it is an ordinary call. While a compiler traces,
     it is torch's own checkpoint, which the compiler knows.
     """
-    if not torch.is_grad_enabled() or present_call() is not None:
-        return run(*args, **kwargs)
     if torch.compiler.is_compiling():
         return torch_checkpoint.checkpoint(run, *args, use_reentrant=False, **kwargs)
+    if not torch.is_grad_enabled() or present_call() is not None:
+        return run(*args, **kwargs)
     call = RecomputedCall(name, _Surrounded(run), args, kwargs, options=options)
     with running(call), call.begin():
         output = call.run(*args, **kwargs)
@@ -465,7 +475,8 @@ def _fill_present(tensor: Tensor) -> Tensor:
     """
     call = present_call()
     assert call is not None, "the hooks of a second run"
-    call.fill(tensor)
+    if call.listens:
+        call.fill(tensor)
     return tensor
 
 
