@@ -12,6 +12,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -25,7 +26,7 @@ from dsrun.estimate.model import ModelSize, UnitGroup
 
 from ..layout.unit_layout import lay_out
 from ..zero.unit import ParamUnit
-from ..zero.units import find_units
+from ..zero.units import UnitSpec, find_frozen_units, find_units
 
 _GUESSED = "layers as the embedding and the repeated blocks suggest; the MLP taken to have no gate"
 
@@ -36,16 +37,8 @@ def describe(model: nn.Module) -> ModelSize:
     Args:
         model: on any device, the meta device too.
     """
-    units = [
-        UnitGroup(
-            spec.name,
-            lay_out(spec.name, [(name, param.shape) for name, param in spec.params], world_size=1).numel,
-            has_module=spec.module is not None,
-        )
-        for spec in find_units(model)
-    ]
-    trained = sum(param.numel() for param in model.parameters() if param.requires_grad)
-    return _describe(model, units, trained=trained)
+    trained = [(spec.name, spec.module, _buffer_numel(spec)) for spec in find_units(model)]
+    return _describe(model, trained)
 
 
 def describe_units(model: nn.Module, units: Sequence[ParamUnit]) -> ModelSize:
@@ -55,9 +48,13 @@ def describe_units(model: nn.Module, units: Sequence[ParamUnit]) -> ModelSize:
         model: the engine's module.
         units: its trained parameters.
     """
-    sizes = [UnitGroup(unit.name, unit.layout.numel, has_module=unit.module is not None) for unit in units]
-    trained = sum(extent.numel for unit in units for extent in unit.layout.extents)
-    return _describe(model, sizes, trained=trained)
+    return _describe(model, [(unit.name, unit.module, unit.layout.numel) for unit in units])
+
+
+def hidden_size(model: nn.Module, units: Sequence[ParamUnit]) -> int | None:
+    """Returns the width of an engine's model, by which `"auto"` sizes go; None where it does not show."""
+    shape = describe_units(model, units).architecture
+    return None if shape is None else shape.hidden
 
 
 def start_record(model: nn.Module, units: Sequence[ParamUnit], *, world_size: int, stage: int) -> dict[str, Any]:
@@ -78,24 +75,47 @@ def start_record(model: nn.Module, units: Sequence[ParamUnit], *, world_size: in
     }
 
 
-def _describe(model: nn.Module, units: list[UnitGroup], *, trained: int) -> ModelSize:
+def _describe(model: nn.Module, trained: Sequence[tuple[str, nn.Module | None, int]]) -> ModelSize:
+    """Describes a model by (name, module, elements of the buffer) of its trained units."""
+    units = _unit_groups(model, trained)
     shape, notes = _architecture(model, units)
+    params = list(model.parameters())
     return ModelSize(
         label=type(model).__name__,
         units=_grouped(units),
-        trained_numel=trained,
-        frozen_numel=sum(param.numel() for param in model.parameters() if not param.requires_grad),
+        trained_numel=sum(param.numel() for param in params if param.requires_grad),
+        frozen_numel=sum(param.numel() for param in params if not param.requires_grad),
         architecture=shape,
         notes=notes,
     )
 
 
+def _unit_groups(model: nn.Module, trained: Sequence[tuple[str, nn.Module | None, int]]) -> list[UnitGroup]:
+    """Puts trained and frozen parameters of each unit's module together, in order of registration; rest unit last."""
+    sizes = {id(module): (name, numel) for name, module, numel in trained if module is not None}
+    frozen = {id(spec.module): spec for spec in find_frozen_units(model)}
+    groups: list[UnitGroup] = []
+    for key in map(id, model.modules()):
+        name, numel = sizes.get(key, ("", 0))
+        spec = frozen.get(key)
+        if spec is not None:
+            params = sum(param.numel() for _, param in spec.params)
+            groups.append(UnitGroup(spec.name, numel, frozen=_buffer_numel(spec), frozen_numel=params))
+        elif key in sizes:
+            groups.append(UnitGroup(name, numel))
+    return [*groups, *(UnitGroup(name, numel, has_module=False) for name, module, numel in trained if module is None)]
+
+
+def _buffer_numel(spec: UnitSpec) -> int:
+    return lay_out(spec.name, [(name, param.shape) for name, param in spec.params], world_size=1).numel
+
+
 def _grouped(units: list[UnitGroup]) -> tuple[UnitGroup, ...]:
     """Puts equal neighbours together."""
     groups: list[UnitGroup] = []
-    for (numel, has_module), same in groupby(units, key=lambda unit: (unit.numel, unit.has_module)):
+    for _, same in groupby(units, key=lambda unit: replace(unit, name="")):
         members = list(same)
-        groups.append(UnitGroup(members[0].name, numel, count=len(members), has_module=has_module))
+        groups.append(replace(members[0], count=len(members)))
     return tuple(groups)
 
 
@@ -111,7 +131,7 @@ def _architecture(model: nn.Module, units: list[UnitGroup]) -> tuple[Architectur
             except ModelError:
                 pass  # not a decoder of the known kind; its modules may still tell
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    sizes = Counter(unit.numel for unit in units if unit.has_module).most_common(1)
+    sizes = Counter(unit.numel + unit.frozen for unit in units if unit.has_module).most_common(1)
     blocks, layers = sizes[0] if sizes else (0, 0)
     if not embeddings or layers < 2:
         return None, ()

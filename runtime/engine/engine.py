@@ -353,8 +353,9 @@ class Engine(Answers, WholeWeights):
 
     def model_state_bytes(self) -> int:
         """Bytes of parameters, gradients, masters and optimizer states that this rank holds now."""
-        units = self._parts.step.units
+        units = [*self._parts.step.units, *self._parts.frozen_units]
         buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.master, u.grad_sum)]
+        buffers += [param.data for param in self.module.parameters() if not param.requires_grad]
         states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
         return measure([*buffers, *states])
 

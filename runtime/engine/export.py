@@ -123,12 +123,12 @@ def _collect(parts: EngineParts, *, frozen: bool, wanted: bool) -> dict[str, Ten
             if wanted:
                 values.update((id(param), _to_host(param)) for param in params)
 
-    for unit in parts.step.units:
+    for unit in (*parts.step.units, *(parts.frozen_units if frozen else ())):
         take(unit.params)
     if not wanted:
         return None
     for param in parts.module.parameters():
-        if frozen and not param.requires_grad:
+        if frozen and not param.requires_grad and id(param) not in values:
             values[id(param)] = _to_host(param)
     buffers = {id(buffer): _to_host(buffer) for buffer in persistent_buffers(parts.module).values()}
     found: dict[str, Tensor] = {}

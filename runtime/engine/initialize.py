@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn, optim
 from torch.utils.data import Dataset
 
-from dsrun.config.buckets import gather_budgets
+from dsrun.config.buckets import gather_budgets, resolve_buckets
 from dsrun.config.config import Config
 from dsrun.config.load import load
 from dsrun.contract import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE, RUN_DIR_ENV, RankInfo, resume_folder, store_nonce
@@ -40,7 +40,7 @@ from ..optim.sharded import ShardOptimizer
 from ..precision.policy import BF16, DTYPES, FP32, PrecisionPolicy
 from ..zero.access import ParamAccess
 from ..zero.build import build_store, build_units
-from ..zero.frozen import place_frozen
+from ..zero.frozen import join_frozen, place_frozen, whole_bytes
 from ..zero.hooks import UnitHooks
 from ..zero.leaves import is_leaf, mark_leaves
 from ..zero.meta import has_meta, materialise
@@ -53,7 +53,7 @@ from ..zero.state_dicts import watch_state_dicts
 from ..zero.unit import ParamUnit
 from ..zero.units import find_units
 from .arguments import check_joined, check_parallelism, check_place
-from .describe import start_record
+from .describe import hidden_size, start_record
 from .engine import SCRIPT_PHASE, Engine
 from .parts import EngineParts, Scheduler
 from .step import StepParts
@@ -179,11 +179,9 @@ def initialize(
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes)
     if has_meta(model):
         materialise(model, Nursery(data_axis, device=mesh.device))
-    specs = find_units(model)
-    place_frozen(model, data_axis, precision=precision, device=mesh.device)
     memory = Arenas()
     units = build_units(
-        specs,
+        find_units(model),
         plan,
         data_axis,
         precision=precision,
@@ -191,7 +189,14 @@ def initialize(
         group_of=assignment.group_of,
         memory=memory,
     )
-    store = build_store(units, plan, data_axis, gathering=turns_of(units, gather_budgets(settings)), memory=memory)
+    hidden = hidden_size(model, units)
+    budgets = gather_budgets(settings if hidden is None else resolve_buckets(settings, hidden))
+    gathered = join_frozen(
+        model, units, plan, budgets, data_axis, precision=precision, device=mesh.device, memory=memory
+    )
+    place_frozen(model, data_axis, precision=precision, device=mesh.device, cut=gathered.frozen)
+    gathering = turns_of(gathered.acquired, budgets)
+    store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
     wire = settings.communication_data_type
     reducer = GradReducer(
         units,
@@ -231,8 +236,11 @@ def initialize(
         shard_optimizer=plan.shard_optimizer,
         shard_gradients=plan.shard_gradients,
         shard_parameters=plan.shard_parameters,
+        gathering=gathering,
+        frozen_layouts=[unit.layout for unit in gathered.frozen],
+        whole_frozen_bytes=whole_bytes(model, cut=gathered.frozen),
     )
-    hooks = UnitHooks(units, store, reducer)
+    hooks = UnitHooks(gathered.acquired, store, reducer)
     activations = activate(  # after the units' hooks, which stand within its own
         model,
         settings.activation_checkpointing,
@@ -242,7 +250,7 @@ def initialize(
         say=partial(print, flush=True) if info.rank == 0 else _say_nothing,
     )
     access = ParamAccess(
-        units,
+        [*units, *gathered.frozen],
         plan,
         data_axis,
         store=store,
@@ -282,6 +290,7 @@ def initialize(
             heartbeat=heartbeat,
             resume=resume_folder(),
             predicted_state_bytes=prediction.total_bytes(),
+            frozen_units=gathered.frozen,
         )
     )
     engine.mpu = mpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ from ..mesh.collectives import Collectives
 from ..mesh.groups import ProcessGroupMesh
 from ..observe.records import RecordWriter
 from ..zero.hooks import UnitHooks
+from ..zero.unit import ParamUnit
 from .step import StepParts
 
 
@@ -62,6 +64,7 @@ class EngineParts:
         heartbeat: told where this rank is, for the launcher that watches it.
         resume: checkpoint that a job which was started again goes on from; None at first.
         predicted_state_bytes: model state of this rank, as predicted.
+        frozen_units: units of frozen parameters; empty where every rank has them whole.
     """
 
     module: nn.Module
@@ -84,3 +87,4 @@ class EngineParts:
     heartbeat: HeartbeatWriter
     resume: Path | None
     predicted_state_bytes: int
+    frozen_units: Sequence[ParamUnit]

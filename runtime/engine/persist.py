@@ -36,7 +36,9 @@ def save_engine(
     """Saves; see `Engine.save_checkpoint`."""
     step = parts.step
     whole = not step.plan.shard_optimizer
-    entries = parameter_entries(parts.module, step.units, replicated=whole, frozen=frozen)
+    entries = parameter_entries(
+        parts.module, step.units, replicated=whole, frozen=frozen, frozen_units=parts.frozen_units
+    )
     entries += [] if parts.optimizer is None else step.optimizer.state_entries(replicated=whole)
     started = time.perf_counter()
     target = save(
@@ -152,7 +154,9 @@ def _read_tensors(parts: EngineParts, index: Index, target: Path, *, states: boo
     """Reads this rank's pieces, then makes parameters of them; raises on every rank where one could not read."""
     step = parts.step
     whole = not step.plan.shard_optimizer
-    entries = parameter_entries(parts.module, step.units, replicated=whole, frozen=frozen)
+    entries = parameter_entries(
+        parts.module, step.units, replicated=whole, frozen=frozen, frozen_units=parts.frozen_units
+    )
     if states:
         entries += step.optimizer.loadable_entries(sorted(index.state_roles()), replicated=whole)
     failure = attempt(
@@ -167,3 +171,5 @@ def _read_tensors(parts: EngineParts, index: Index, target: Path, *, states: boo
             hint="see that rank's error, and load another tag",
         )
     publish(step.units, step.plan, step.collectives, step.store)
+    for unit in parts.frozen_units:
+        step.store.refresh(unit)

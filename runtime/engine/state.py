@@ -40,18 +40,24 @@ class Counters:
 
 
 def parameter_entries(
-    model: nn.Module, units: Sequence[ParamUnit], *, replicated: bool, frozen: bool = True
+    model: nn.Module,
+    units: Sequence[ParamUnit],
+    *,
+    replicated: bool,
+    frozen: bool = True,
+    frozen_units: Sequence[ParamUnit] = (),
 ) -> list[StateEntry]:
     """Returns this rank's pieces of all parameters and persistent buffers.
 
     Args:
-        model: for frozen parameters and buffers, which every rank holds whole.
+        model: for buffers and frozen parameters that every rank holds whole.
         units: for trainable parameters, as fp32 masters.
         replicated: every rank owns every unit whole (stage 0).
         frozen: include frozen parameters.
+        frozen_units: for those of which each rank has a slice, in compute dtype.
     """
     entries: list[StateEntry] = []
-    for unit in units:
+    for unit in (*units, *(frozen_units if frozen else ())):
         for piece in unit.layout.pieces(*unit.owned):
             flat = unit.master.narrow(0, piece.shard_offset, piece.stop - piece.start)
             extent = piece.extent
@@ -60,8 +66,9 @@ def parameter_entries(
             if extent.numel == 0:  # in no rank's range, yet a part of the model
                 entries.append(StateEntry(extent.name, "param", extent.shape, 0, 0, unit.master.narrow(0, 0, 0), True))
     if frozen:
+        cut = {id(param) for unit in frozen_units for param in unit.params}
         for name, param in model.named_parameters():
-            if not param.requires_grad:
+            if not param.requires_grad and id(param) not in cut:
                 entries.append(_whole(name, "param", param.data))
     entries += [_whole(name, "buffer", buffer.data) for name, buffer in persistent_buffers(model).items()]
     return entries

@@ -16,7 +16,7 @@ from torch import nn
 
 from dsrun.errors import ModelError
 
-from ..zero.partition_parameters import home_of
+from ..zero.partition_parameters import home_of, is_zero_param
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ class Taken:
             param = place.param
             if param.requires_grad is not place.trained:
                 _refuse_other_training(place)
-            if place.trained and param.data_ptr() != place.address and not _is_open(param):
+            is_view = place.trained or is_zero_param(param)
+            if is_view and param.data_ptr() != place.address and not _is_open(param):
                 _refuse_moved(place)
 
     def _note(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsrun.gathering import plan_slots
+from dsrun.gathering import USUAL_SLOTS, GatherPlan, plan_slots
 
 from ..layout.unit_layout import UnitLayout
 
@@ -22,7 +22,7 @@ class StatePrediction:
     """What decides the bytes of model state.
 
     Attributes:
-        layouts: one a unit, in order; `has_module` says for each whether it shares the slots.
+        layouts: one a trained unit, in order; `has_module` says for each whether it shares the slots.
         has_module: see `layouts`.
         compute: dtype of parameters and gradients.
         master: dtype of masters, accumulated gradients and optimizer states.
@@ -30,7 +30,9 @@ class StatePrediction:
         shard_optimizer: see `ZeroPlan`.
         shard_gradients: see `ZeroPlan`.
         shard_parameters: see `ZeroPlan`.
-        slot_count: slots that units with modules share.
+        gathering: turns of parameters, where those are sharded; None: two slots, and nothing is frozen.
+        frozen_layouts: units of frozen parameters that are sharded.
+        whole_frozen_bytes: of the other frozen parameters.
     """
 
     layouts: Sequence[UnitLayout]
@@ -41,22 +43,27 @@ class StatePrediction:
     shard_optimizer: bool
     shard_gradients: bool
     shard_parameters: bool
-    slot_count: int = 2
+    gathering: GatherPlan | None = None
+    frozen_layouts: Sequence[UnitLayout] = ()
+    whole_frozen_bytes: int = 0
 
     def total_bytes(self) -> int:
         """Returns the bytes of parameters, gradients, masters and optimizer states that a rank holds between steps."""
+        frozen = sum(layout.shard_numel for layout in self.frozen_layouts)
         full = sum(layout.padded_numel for layout in self.layouts)
         shard = sum(layout.shard_numel for layout in self.layouts)
         owned = shard if self.shard_optimizer else full
-        parameters = (shard + self._slot_numel()) if self.shard_parameters else full
+        slots = self._slot_numel() if self.gathering is None else self.gathering.numel
+        parameters = (shard + frozen + slots) if self.shard_parameters else full
         gradients = self._slot_numel() if self.shard_gradients else full
         masters = owned if self.compute != self.master else 0
         sums_and_states = owned + round(owned * self.states_per_element)
-        return (parameters + gradients) * self.compute.itemsize + (masters + sums_and_states) * self.master.itemsize
+        compute_bytes = (parameters + gradients) * self.compute.itemsize + self.whole_frozen_bytes
+        return compute_bytes + (masters + sums_and_states) * self.master.itemsize
 
     def _slot_numel(self) -> int:
         sizes = [layout.padded_numel for layout in self.layouts]
-        return sum(plan_slots(sizes, self.has_module, count=self.slot_count).numel.values())
+        return sum(plan_slots(sizes, self.has_module, count=USUAL_SLOTS).numel.values())
 
 
 def used_bytes(device: torch.device) -> int:

@@ -34,7 +34,7 @@ class ParamAccess(Keeper):
     """Makes an engine's parameters whole and takes new values over.
 
     Args:
-        units: all units.
+        units: all units, of frozen parameters too.
         plan: what is sharded.
         collectives: the axis the shards lie on.
         store: asked where a unit is, and told of new values.

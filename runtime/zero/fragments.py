@@ -159,7 +159,7 @@ def safe_set_local_optimizer_state(param: Tensor, value: Tensor, optim_state_key
 
 def _trained(param: Tensor) -> UnitHome | None:
     home = home_of(param)
-    return home if isinstance(home, UnitHome) and home.unit is not None else None
+    return home if isinstance(home, UnitHome) and home.unit is not None and home.unit.trains else None
 
 
 def _home(param: Tensor, who: str) -> UnitHome:

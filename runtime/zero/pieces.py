@@ -29,8 +29,8 @@ class UnitHome(Home):
 
     Attributes:
         access: the engine's.
-        unit: of the parameter; None for a frozen one, which every rank has whole.
-        extent: place in the unit; None for a frozen one.
+        unit: of the parameter; None for one in no unit: frozen, and whole on every rank.
+        extent: place in the unit; None where there is none.
         param: the parameter.
         opened: how often it is open now.
         writers: how many of those take new values over.
@@ -79,7 +79,7 @@ class UnitHome(Home):
 
     @property
     def is_writable(self) -> bool:
-        """See `Home`: every rank has a frozen parameter to itself."""
+        """See `Home`: every rank has a parameter in no unit to itself."""
         return self.unit is None or self.writers > 0
 
     def own_piece(self) -> Tensor:
@@ -105,14 +105,14 @@ class Pieces:
         self.store = store
 
     def set_piece(self, home: UnitHome, read: Callable[[int, int], Tensor]) -> None:
-        """Sets what this rank owns of a trainable parameter; `spread` afterwards, once for all parameters.
+        """Sets what this rank owns of a parameter in a unit; `spread` afterwards, once for all parameters.
 
         Args:
             home: of the parameter.
             read: returns the flat elements [start, stop) of the new value, in any dtype.
         """
         unit = home.unit
-        assert unit is not None, "a frozen parameter has no pieces"
+        assert unit is not None, "a parameter in no unit has no pieces"
         piece = self.own_piece(home, unit.master, start=unit.owned[0])
         if piece is None:
             return
@@ -136,14 +136,14 @@ class Pieces:
         `publish` afterwards, once for all parameters of a unit.
 
         Args:
-            home: of a trainable parameter.
+            home: of a parameter in a unit.
             value: whole, in any dtype.
             exact: the value is the master's; else it is what the forward reads, and where that has not changed, the
                 master keeps the bits that rounding had taken away.
         """
         unit, extent = home.unit, home.extent
-        assert unit is not None, "a frozen parameter has no master"
-        assert extent is not None, "a trainable parameter has a place"
+        assert unit is not None, "a parameter in no unit has no master"
+        assert extent is not None, "a parameter in a unit has a place"
         flat = value.detach().reshape(-1)
         whole = unit.flat_param.narrow(0, extent.offset, extent.numel)
         piece = self.own_piece(home, unit.master, start=unit.owned[0])
@@ -176,7 +176,7 @@ class Pieces:
         """Returns the parameter's part of a range of its unit's buffer.
 
         Args:
-            home: of a trainable parameter.
+            home: of a parameter in a unit.
             flat: the range.
             start: where it begins in the buffer.
 
@@ -184,7 +184,7 @@ class Pieces:
             (first element of the parameter, view of `flat`); None where no element lies in the range.
         """
         extent = home.extent
-        assert extent is not None, "a frozen parameter has no pieces"
+        assert extent is not None, "a parameter in no unit has no pieces"
         first = max(start, extent.offset)
         last = min(start + flat.numel(), extent.offset + extent.numel)
         return (first - extent.offset, flat.narrow(0, first - start, last - first)) if first < last else None
@@ -193,7 +193,7 @@ class Pieces:
         """Puts a parameter-shaped tensor together of the pieces that ranks own; one broadcast a piece.
 
         Args:
-            home: of a trainable parameter.
+            home: of a parameter in a unit.
             mine: this rank's piece, flat.
             dtype: of the pieces.
 
@@ -201,8 +201,8 @@ class Pieces:
             the tensor, and what to wait for before it is read.
         """
         unit, extent = home.unit, home.extent
-        assert unit is not None, "a frozen parameter has no pieces"
-        assert extent is not None, "a trainable parameter has a place"
+        assert unit is not None, "a parameter in no unit has no pieces"
+        assert extent is not None, "a parameter in a unit has a place"
         whole = torch.empty(extent.numel, dtype=dtype, device=unit.shard.device)
         pending: list[Pending] = []
         for rank in range(self.collectives.size):
@@ -227,7 +227,7 @@ class Pieces:
         Raises:
             ModelError: the next engine has another number of ranks.
         """
-        assert home.unit is not None, "only trainable parameters are sharded"
+        assert home.unit is not None, "only parameters in units are sharded"
         size = home.unit.layout.world_size
         if collectives.size != size:
             raise ModelError(

@@ -11,18 +11,21 @@ Works on the module tree alone: no buffers, no collectives.
 - All other parameters form the *rest* unit: small ones, parameters of the root itself, and tied weights, which are
   used in several places. A unit with a `module` is needed from the start to the end of that module's forward; the rest
   unit has none and is needed for the whole forward and backward.
-Frozen parameters belong to no unit: they stay on every rank and cost their own bytes only.
+Frozen parameters are not in these units. Those that a unit's module has to itself may become a unit of their own,
+gathered together with it (stage 3). The others stay whole on every rank: they would be needed from the first to the
+last moment, so a slice beside the whole would save nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import nn
 
 from ..stacks import is_stack
 from .leaves import is_leaf
+from .partition_parameters import ShardedParameter
 
 REST = "rest"
 #: Leaf modules outside of blocks with fewer parameters are not worth a gather of their own.
@@ -50,6 +53,40 @@ def find_units(model: nn.Module) -> list[UnitSpec]:
     Returns:
         units with modules in order of registration, the rest unit last and only where it has parameters.
     """
+    units = [unit for whole in _modules_with_params(model) if (unit := _only(whole, lambda p: p.requires_grad)).params]
+    taken = {id(param) for unit in units for _, param in unit.params}
+    rest = tuple(
+        (name, param) for name, param in model.named_parameters() if param.requires_grad and id(param) not in taken
+    )
+    if rest:
+        units.append(UnitSpec(REST, None, rest))
+    return units
+
+
+def find_frozen_units(model: nn.Module) -> list[UnitSpec]:
+    """Groups the frozen parameters of modules that are units, trained ones in them or not; see [Note: units].
+
+    Parameters of a class of their own and those that hold no floating numbers (quantised weights) are left out: what is
+    in them is more than their elements.
+
+    Returns:
+        units in order of registration, none for what no module has to itself.
+    """
+    units = [_only(whole, _may_be_cut) for whole in _modules_with_params(model)]
+    return [unit for unit in units if unit.params]
+
+
+def _may_be_cut(param: nn.Parameter) -> bool:
+    has_values = param.is_floating_point() and param.numel() > 0
+    return not param.requires_grad and has_values and type(param) in (nn.Parameter, ShardedParameter)
+
+
+def _only(unit: UnitSpec, wanted: Callable[[nn.Parameter], bool]) -> UnitSpec:
+    return UnitSpec(unit.name, unit.module, tuple((name, param) for name, param in unit.params if wanted(param)))
+
+
+def _modules_with_params(model: nn.Module) -> Iterator[UnitSpec]:
+    """Yields the modules that may become units, each with the parameters that it alone has."""
     names = {id(param): name for name, param in reversed(list(model.named_parameters(remove_duplicate=False)))}
     homes: dict[int, set[str]] = {}
     candidates = list(_candidates(model))
@@ -57,23 +94,9 @@ def find_units(model: nn.Module) -> list[UnitSpec]:
         for param in module.parameters():
             homes.setdefault(id(param), set()).add(unit_name)
     used_elsewhere = _used_outside(model, [module for _, module in candidates])
-    units: list[UnitSpec] = []
-    taken: set[int] = set()
     for unit_name, module in candidates:
-        own = [
-            param
-            for param in module.parameters()
-            if param.requires_grad and len(homes[id(param)]) == 1 and id(param) not in used_elsewhere
-        ]
-        if own:
-            units.append(UnitSpec(unit_name, module, tuple((names[id(param)], param) for param in own)))
-            taken.update(id(param) for param in own)
-    rest = tuple(
-        (names[id(param)], param) for param in model.parameters() if param.requires_grad and id(param) not in taken
-    )
-    if rest:
-        units.append(UnitSpec(REST, None, rest))
-    return units
+        own = [param for param in module.parameters() if len(homes[id(param)]) == 1 and id(param) not in used_elsewhere]
+        yield UnitSpec(unit_name, module, tuple((names[id(param)], param) for param in own))
 
 
 def _candidates(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:

@@ -86,6 +86,13 @@ def full_parameters(engine: Any) -> dict[str, Tensor]:
     return _gather(engine, lambda unit: unit.master)
 
 
+def frozen_parameters(engine: Any) -> dict[str, Tensor]:
+    """Gathers every frozen parameter whole, as forward reads it."""
+    frozen = {name: param for name, param in engine.module.named_parameters() if not param.requires_grad}
+    with dsrun.zero.GatheredParameters(frozen.values()):
+        return {name: param.detach().clone() for name, param in frozen.items()}
+
+
 def accumulated_gradients(engine: Any) -> dict[str, Tensor]:
     """Gathers the gradients accumulated since the last step whole."""
     return _gather(engine, lambda unit: unit.grad_sum)

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsrun.estimate.settings import RunSettings
-from dsrun.estimate.state import PaddedUnit, slot_numbers
+from dsrun.estimate.state import PaddedUnit, gathered_units
+from dsrun.gathering import GatherBudgets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,11 +37,11 @@ def collective_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> Coll
         units: of the model, padded for the ranks.
         settings: stage, format and accumulation steps.
     """
-    whole = sum(unit.padded for unit in units) * settings.compute_bytes
+    whole = sum(unit.padded for unit in units if unit.trains) * settings.compute_bytes
     reduced = whole * settings.accumulation_steps
     gathered = {0: 0, 1: whole, 2: whole, 3: 0}[settings.stage]
     if settings.stage == 3:
-        gathered = gathered_numel(units, settings.accumulation_steps) * settings.compute_bytes
+        gathered = gathered_numel(units, settings.accumulation_steps, settings.gather) * settings.compute_bytes
     return CollectiveBytes(
         all_gather=gathered,
         reduce_scatter=reduced if settings.stage >= 1 else 0,
@@ -48,22 +49,39 @@ def collective_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> Coll
     )
 
 
-def gathered_numel(units: Sequence[PaddedUnit], micro_steps: int) -> int:
+def gathered_numel(units: Sequence[PaddedUnit], micro_steps: int, budgets: GatherBudgets | None = None) -> int:
     """Returns the elements that stage 3 gathers in one optimizer step: units in order forward, then backward.
 
     What a slot still holds from the use before is not gathered again: the last units of forward are the first of
-    backward, and the first ones of backward's end those of the next micro step.
+    backward, and the first ones of backward's end those of the next micro step. After the update frozen parameters are
+    still there, and what stays is gathered once. Backward does not come to what lies before the first module that
+    trains something, unless something outside of all units' modules does so too, which no plan can know.
+
+    Args:
+        units: of the model, padded for the ranks.
+        micro_steps: forwards and backwards in the step.
+        budgets: what the config allows; None: the usual.
     """
-    slots = slot_numbers(units)
-    occupant: dict[int, int] = {}
+    gathered = gathered_units(units, budgets or GatherBudgets())
+    cells = list(zip(gathered.plan.cells, gathered.plan.slots.slot_of, strict=True))
+    first = next((number for number, unit in enumerate(gathered.units) if unit.trains), 0)
+    backward = [number for number, (cell, _) in enumerate(cells) if cell.unit >= first]
+    holds: dict[int, tuple[int, bool]] = {}  # by slot: the cell, and whether its trained part is the present one
     totals: list[int] = []
-    # From the second micro step on, every one is like the one before.
-    for _ in range(min(micro_steps, 2)):
+    # From the second micro step on, every one is like the one before; the first step is not like those after it.
+    for micro_step in (*range(min(micro_steps, 2)), *range(min(micro_steps, 2))):
+        if micro_step == 0:
+            totals.clear()
+            holds = {slot: (cell, False) for slot, (cell, _) in holds.items()}
         total = 0
-        for index in (*range(len(units)), *reversed(range(len(units)))):
-            if occupant.get(slots[index]) != index:
-                occupant[slots[index]] = index
-                total += units[index].padded
+        for number in (*range(len(cells)), *reversed(backward)):
+            cell, slot = cells[number]
+            if holds.get(slot) == (number, True):
+                continue
+            unit = gathered.units[cell.unit]
+            there = slot in holds and holds[slot][0] == number
+            total += unit.padded * cell.trained + unit.frozen_padded * (cell.frozen and not there)
+            holds[slot] = (number, True)
         totals.append(total)
     return totals[0] + totals[-1] * (micro_steps - 1)
 

@@ -23,15 +23,19 @@ class UnitGroup:
 
     Attributes:
         name: of the first one.
-        numel: elements of each, gaps between tensors included.
+        numel: trained elements of each, gaps between tensors included.
         count: how many.
         has_module: whether they are the parameters of one module, so that at stage 3 they take turns in slots.
+        frozen: elements of the frozen parameters of each one's module, which stage 3 cuts as well, gaps included.
+        frozen_numel: those parameters without gaps.
     """
 
     name: str
     numel: int
     count: int = 1
     has_module: bool = True
+    frozen: int = 0
+    frozen_numel: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class ModelSize:
         label: how messages and tables call it.
         units: its trained parameters, in order.
         trained_numel: parameters that are trained.
-        frozen_numel: parameters that are not.
+        frozen_numel: parameters that are not, in a unit or not.
         architecture: shape of its layers; None where it is not known, and activations then neither.
         notes: what was assumed.
     """
@@ -62,6 +66,8 @@ class ModelSize:
     def with_trained(self, numel: int) -> ModelSize:
         """Returns the model with all but `numel` parameters frozen, as with adapters, spread over its units evenly.
 
+        What a unit with a module no longer trains is frozen in it.
+
         Raises:
             ModelError: the model has fewer parameters.
         """
@@ -70,7 +76,7 @@ class ModelSize:
                 f"`--trained {format_count(numel)}` is more than the model's {format_count(self.numel)} parameters"
             )
         share = numel / max(1, self.trained_numel)
-        units = tuple(replace(unit, numel=max(1, round(unit.numel * share))) for unit in self.units)
+        units = tuple(_freeze(unit, share) for unit in self.units)
         units = units or (UnitGroup("adapters", max(1, numel)),)
         return replace(self, units=units, trained_numel=numel, frozen_numel=self.numel - numel)
 
@@ -90,7 +96,14 @@ class ModelSize:
             return cls(
                 label=str(data["label"]),
                 units=tuple(
-                    UnitGroup(str(unit["name"]), int(unit["numel"]), int(unit["count"]), bool(unit["has_module"]))
+                    UnitGroup(
+                        str(unit["name"]),
+                        int(unit["numel"]),
+                        int(unit["count"]),
+                        bool(unit["has_module"]),
+                        int(unit.get("frozen", 0)),  # records of older versions have none
+                        int(unit.get("frozen_numel", 0)),
+                    )
                     for unit in data["units"]
                 ),
                 trained_numel=int(data["trained_numel"]),
@@ -100,6 +113,13 @@ class ModelSize:
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ModelError(f"the description of a model cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _freeze(unit: UnitGroup, share: float) -> UnitGroup:
+    """Returns the unit with `share` of its trained parameters left, at least one."""
+    left = min(unit.numel, max(1, round(unit.numel * share)))
+    frozen = unit.numel - left if unit.has_module else 0
+    return replace(unit, numel=left, frozen=unit.frozen + frozen, frozen_numel=unit.frozen_numel + frozen)
 
 
 _COUNT = re.compile(r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<unit>[kmbtKMBT])")

@@ -6,17 +6,23 @@ fp32, masters that are the parameters themselves in fp32.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsrun.estimate.model import UnitGroup
 from dsrun.estimate.settings import RunSettings
+from dsrun.gathering import (
+    USUAL_SLOTS,
+    GatherBudgets,
+    GatherPlan,
+    UnitElements,
+    choose_staying,
+    plan_gathering,
+    plan_slots,
+)
 
 #: Slices are cut at multiples of this many elements.
 SHARD_ALIGN = 256
-#: Slots that units with modules share.
-SLOT_COUNT = 2
 FP32_BYTES = 4
 
 
@@ -53,7 +59,7 @@ class StateBytes:
         gradient_sums: fp32, of the owned range.
         masters: fp32, of the owned range; 0 in fp32, where the parameters are the masters.
         states: fp32, of the owned range.
-        frozen: parameters that are not trained, whole, in compute format.
+        frozen: parameters that are not trained, in compute format: whole, or this rank's slice at stage 3.
     """
 
     parameters: int
@@ -80,11 +86,37 @@ class StateBytes:
 
 @dataclass(frozen=True, slots=True)
 class PaddedUnit:
-    """One unit on a number of ranks: elements of its whole buffer and of a slice, and whether it shares slots."""
+    """One unit on a number of ranks.
+
+    Attributes:
+        padded: elements of the whole buffer of its trained parameters.
+        shard: of a slice of it.
+        has_module: whether it shares slots.
+        numel: trained elements without padding.
+        frozen: elements of its module's frozen parameters.
+        frozen_padded: of the whole buffer of these.
+        frozen_shard: of a slice of it.
+        frozen_numel: frozen parameters, without gaps between them.
+    """
 
     padded: int
     shard: int
     has_module: bool
+    numel: int
+    frozen: int
+    frozen_padded: int
+    frozen_shard: int
+    frozen_numel: int
+
+    @property
+    def elements(self) -> UnitElements:
+        """What decides how the unit is gathered."""
+        return UnitElements(self.numel, self.padded, self.frozen, self.frozen_padded, self.has_module)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has gradients."""
+        return self.numel > 0 or not self.frozen
 
 
 def pad_units(units: Sequence[UnitGroup], ranks: int, *, tensor_parallel: int = 1) -> list[PaddedUnit]:
@@ -95,16 +127,53 @@ def pad_units(units: Sequence[UnitGroup], ranks: int, *, tensor_parallel: int = 
         ranks: that a unit is cut over.
         tensor_parallel: ranks that share each layer, which divides the unit first.
     """
+
+    def share(numel: int) -> int:
+        return -(-numel // tensor_parallel)
+
+    def slice_of(numel: int) -> int:
+        return -(-numel // (tensor_parallel * ranks * SHARD_ALIGN)) * SHARD_ALIGN
+
     padded: list[PaddedUnit] = []
     for unit in units:
-        shard = -(-unit.numel // (tensor_parallel * ranks * SHARD_ALIGN)) * SHARD_ALIGN
-        padded += [PaddedUnit(shard * ranks, shard, unit.has_module)] * unit.count
+        shard, frozen_shard = slice_of(unit.numel), slice_of(unit.frozen)
+        one = PaddedUnit(
+            padded=shard * ranks,
+            shard=shard,
+            has_module=unit.has_module,
+            numel=share(unit.numel),
+            frozen=share(unit.frozen),
+            frozen_padded=frozen_shard * ranks,
+            frozen_shard=frozen_shard,
+            frozen_numel=share(unit.frozen_numel),
+        )
+        padded += [one] * unit.count
     return padded
 
 
-def slot_numbers(units: Sequence[PaddedUnit], *, count: int = SLOT_COUNT) -> list[int]:
-    """Returns the slot of each unit: unit i lies in slot i mod `count`, one without a module in a slot of its own."""
-    return [i % count if unit.has_module else count + i for i, unit in enumerate(units)]
+@dataclass(frozen=True, slots=True)
+class GatheredUnits:
+    """Stage 3's turns: the units that are gathered, without frozen parameters that stay, and the plan for these."""
+
+    units: list[PaddedUnit]
+    plan: GatherPlan
+
+
+def gathered_units(units: Sequence[PaddedUnit], budgets: GatherBudgets) -> GatheredUnits:
+    """Returns what stage 3 gathers, as the runtime decides it.
+
+    Args:
+        units: of the model.
+        budgets: what the config allows.
+    """
+    taking_part: list[PaddedUnit] = []
+    stays: list[bool] = []
+    for unit, staying in zip(units, choose_staying([unit.elements for unit in units], budgets), strict=True):
+        if staying.frozen and not unit.numel:
+            continue
+        taking_part.append(_without_frozen(unit) if staying.frozen else unit)
+        stays.append(staying.trained)
+    return GatheredUnits(taking_part, plan_gathering([unit.elements for unit in taking_part], stays, budgets))
 
 
 def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_numel: int = 0) -> StateBytes:
@@ -113,25 +182,32 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
     Args:
         units: of the model, padded for the ranks.
         settings: stage, formats and states.
-        frozen_numel: parameters that are not trained.
+        frozen_numel: parameters that are not trained, in a unit or not.
     """
     stage, compute = settings.stage, settings.compute_bytes
-    whole, shard = sum(unit.padded for unit in units), sum(unit.shard for unit in units)
+    trained = [unit for unit in units if unit.trains]
+    whole, shard = sum(unit.padded for unit in trained), sum(unit.shard for unit in trained)
     owned = shard if stage >= 1 else whole
-    slots: Counter[int] = Counter()
-    for unit, slot in zip(units, slot_numbers(units), strict=True):
-        slots[slot] = max(slots[slot], unit.padded)
-    slot_bytes = sum(slots.values()) * compute
+    gradient_slots = plan_slots(
+        [unit.padded for unit in trained], [unit.has_module for unit in trained], count=USUAL_SLOTS
+    )
+    gathered = gathered_units(units, settings.gather)
+    cut = gathered.units if stage >= 3 else []
+    frozen = max(0, frozen_numel - sum(unit.frozen_numel for unit in cut)) + sum(unit.frozen_shard for unit in cut)
     return StateBytes(
         parameters=(shard if stage >= 3 else whole) * compute,
-        gather_slots=slot_bytes if stage >= 3 else 0,
+        gather_slots=gathered.plan.numel * compute if stage >= 3 else 0,
         gradients=0 if stage >= 2 else whole * compute,
-        gradient_slots=slot_bytes if stage >= 2 else 0,
+        gradient_slots=sum(gradient_slots.numel.values()) * compute if stage >= 2 else 0,
         gradient_sums=owned * FP32_BYTES,
         masters=owned * FP32_BYTES if settings.has_master else 0,
         states=settings.states_of(owned),
-        frozen=frozen_numel * compute,
+        frozen=frozen * compute,
     )
+
+
+def _without_frozen(unit: PaddedUnit) -> PaddedUnit:
+    return replace(unit, frozen=0, frozen_padded=0, frozen_shard=0, frozen_numel=0)
 
 
 def reduction_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> int:

@@ -20,7 +20,7 @@ from dsrun.contract import CHECKPOINT_EVENT, RECORDS_FILE, RESUME_ENV, RUN_DIR_E
 from dsrun.errors import CheckpointError, InputError
 from support.models import CONTEXT, VOCAB, TinyGPT, loss_of
 from support.ranks import run_ranks
-from support.training import config, full_parameters, make_engine, train
+from support.training import config, frozen_parameters, full_parameters, make_engine, train
 
 SCHEDULE = {"type": "WarmupLR", "params": {"warmup_num_steps": 8, "warmup_type": "linear"}}
 
@@ -80,7 +80,7 @@ def take(engine: Any, steps: int) -> list[float]:
 def state_of(engine: Any) -> dict[str, Any]:
     return {
         "weights": full_parameters(engine),
-        "frozen": [p.clone() for p in engine.module.parameters() if not p.requires_grad],
+        "frozen": list(frozen_parameters(engine).values()),
         "buffers": dict(engine.module.named_buffers()),
         "lr": engine.get_lr(),
         "counters": (engine.global_steps, engine.global_samples, engine.skipped_steps),

@@ -18,7 +18,7 @@ from dsrun.runtime.zero.construct import ConstructionBySlices
 from dsrun.runtime.zero.seeds import Nursery
 from support.models import Block, TinyGPT
 from support.ranks import run_ranks
-from support.training import config, full_parameters, make_engine, train
+from support.training import config, frozen_parameters, full_parameters, make_engine, train
 
 CPU = torch.device("cpu")
 
@@ -69,9 +69,8 @@ def _built(stage: int, tied: bool) -> list[Any]:
     except ModelError as error:
         refused = str(error)
     engine = dsrun.initialize(model=model, config=config(stage, micro=2))[0]
-    assert all(hasattr(p, "ds_id") == (stage == 3 and p.requires_grad) for p in model.parameters())
-    frozen = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
-    weights = {**full_parameters(engine), **frozen}
+    assert all(hasattr(p, "ds_id") == (stage == 3) for p in model.parameters())
+    weights = {**full_parameters(engine), **frozen_parameters(engine)}
     losses = train(engine, range(2), samples=2 * engine.world_size)
     return [held, early, whole, weights, losses, refused]
 

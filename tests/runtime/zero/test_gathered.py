@@ -250,7 +250,8 @@ def _frozen(stage: int) -> float:
     weight = model.blocks[0].up.weight
     with GatheredParameters(weight, modifier_rank=1):
         weight.data.fill_(float(engine.global_rank))
-    return float(weight.mean())
+    with GatheredParameters(weight):
+        return float(weight.mean())
 
 
 def test_frozen_parameters_take_the_modifiers_values_on_every_rank() -> None:

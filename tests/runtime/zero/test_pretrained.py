@@ -17,7 +17,7 @@ from dsrun.errors import CheckpointError, ModelError
 from dsrun.runtime.zero.stored import StoredTensor, find_tensors
 from support.models import TinyGPT
 from support.ranks import run_ranks
-from support.training import config, full_parameters, make_engine, train
+from support.training import config, frozen_parameters, full_parameters, make_engine, train
 
 
 def weights(*, seed: int = 1, tied: bool = False) -> TinyGPT:
@@ -58,7 +58,7 @@ def _load(stage: int, kind: str, folder: str, bf16: bool) -> list[Any]:
     engine = make_engine(config(stage, micro=2, bf16=bf16), model=model)
     if kind == "engine":
         zero.load_pretrained(engine.module, folder)
-    frozen = {n: p.detach().float() for n, p in model.named_parameters() if not p.requires_grad}
+    frozen = {name: value.float() for name, value in frozen_parameters(engine).items()}
     found = {**full_parameters(engine), **frozen}
     return [found, float(model.scale), train(engine, range(2), samples=2 * engine.world_size)]
 
