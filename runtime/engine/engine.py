@@ -214,6 +214,7 @@ class Engine(Answers, WholeWeights):
         self._taken.check()
         result = take_step(
             parts.step,
+            at=str(parts.mesh.where),
             loss_sum=self._report.loss_sum,
             clipping=parts.clipping,
             skip_non_finite=parts.skip_non_finite,

@@ -14,7 +14,7 @@ from ..optim.sharded import ShardOptimizer
 from ..zero.plan import ZeroPlan
 from ..zero.publisher import publish
 from ..zero.reducer import GradReducer
-from ..zero.store import ParamStore, check_fingerprints
+from ..zero.store import ParamStore
 from ..zero.unit import ParamUnit
 
 
@@ -45,11 +45,12 @@ class StepParts:
     store: ParamStore
 
 
-def take_step(parts: StepParts, *, loss_sum: Tensor, clipping: float, skip_non_finite: bool) -> StepResult:
+def take_step(parts: StepParts, *, at: str, loss_sum: Tensor, clipping: float, skip_non_finite: bool) -> StepResult:
     """Updates the parameters from the accumulated gradients; every rank must call.
 
     Args:
         parts: what to work on.
+        at: which step it is, for errors.
         loss_sum: fp64, [1], this rank's sum of losses since the last step.
         clipping: largest global gradient norm; 0 for none.
         skip_non_finite: leave the parameters as they are where a gradient is inf or nan.
@@ -68,7 +69,8 @@ def take_step(parts: StepParts, *, loss_sum: Tensor, clipping: float, skip_non_f
         mark=parts.store.take_fingerprint(),
         extra_N=loss_sum,
     )
-    check_fingerprints(totals.largest, totals.smallest)
+    if totals.largest != totals.smallest:
+        parts.store.refuse_order(at)
     norm = totals.norm
 
     # 2. The update of the ranges this rank owns, then of the parameters that forward reads. All ranks see the same

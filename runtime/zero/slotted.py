@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from zlib import crc32
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ from dsrun.gathering import GatherBudgets, GatherPlan, plan_gathering
 
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives, Pending
+from .gather_log import GatherLog
 from .order import EvaluatedOrder, RecordedOrder
 from .partition_parameters import ZeroParamStatus
 from .slots import elements_of, views_of_slots
-from .store import check_fingerprints
 from .unit import ParamUnit
 
 
@@ -115,7 +115,6 @@ class SlottedStore:
         self._evaluated = EvaluatedOrder()
         self._has_begun = False  # a training step's forward has acquired a unit
         self._is_recorded = False  # a whole step has been seen
-        self._fingerprint = 0  # of what was gathered since the last check, in order
         self._places: dict[int, tuple[_Place, ...]] = {}  # by a unit's index, in the order of `plan.cells`
         self._place_of: dict[int, _Place] = {}  # by the index of a part
         memory = views_of_slots(
@@ -139,6 +138,8 @@ class SlottedStore:
             # A read before the first gather is a parameter used outside its unit's forward: let it show.
             view.fill_(float("nan"))
         self._slots = list(slots.values())
+        names = {part.index: part.name for places in self._places.values() for place in places for part in place.parts}
+        self._log = GatherLog(names, collectives, first.device)
 
     def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
         """See `ParamStore`. Enters an all-gather of what is not there, and of what is expected next.
@@ -192,7 +193,7 @@ class SlottedStore:
         if any(place.slot.users and place.slot.occupant is not unit for place in self._places[unit.index]):
             flat = torch.empty_like(part.flat_param)
             self._collectives.all_gather(flat, part.shard, of=part.label).wait()
-            self._note_gather(part)
+            self._log.note(part.index)
             return part.views(flat)[position - len(unit.params) if of_frozen else position].clone()
         self.acquire(unit)
         copy = unit.gathered_params[position].detach().clone()
@@ -239,8 +240,11 @@ class SlottedStore:
 
     def take_fingerprint(self) -> int:
         """See `ParamStore`."""
-        taken, self._fingerprint = self._fingerprint, 0
-        return taken
+        return self._log.take()
+
+    def refuse_order(self, at: str) -> NoReturn:
+        """See `ParamStore`."""
+        self._log.refuse(at)
 
     def check_same_order(self) -> None:
         """See `ParamStore`; one all-reduce of two numbers."""
@@ -248,7 +252,8 @@ class SlottedStore:
         bounds = torch.tensor([taken, -taken], device=self._device)
         self._collectives.all_reduce(bounds, op="max", of="gather order").wait()
         largest, negated_smallest = bounds.tolist()
-        check_fingerprints(largest, -negated_smallest)
+        if largest != -negated_smallest:
+            self._log.refuse()
 
     def _prefetch(self, upcoming: Sequence[ParamUnit]) -> None:
         """Gathers units ahead of their use, as far as none of them needs the slot of one that is needed sooner."""
@@ -269,15 +274,12 @@ class SlottedStore:
         slot.wait()
         for part in slot.missing:
             slot.pending.append(self._collectives.all_gather(part.flat_param, part.shard, of=part.label))
-            self._note_gather(part)
+            self._log.note(part.index)
         slot.missing = ()
 
     def _stays(self, place: _Place) -> bool:
         """Whether a place of a unit with a module is nobody else's."""
         return not place.slot.turns and place.unit.module is not None
-
-    def _note_gather(self, unit: ParamUnit) -> None:
-        self._fingerprint = crc32(unit.index.to_bytes(8, "little"), self._fingerprint)
 
 
 def _parts(unit: ParamUnit, *, trained: bool, frozen: bool) -> tuple[ParamUnit, ...]:

@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from torch import Tensor
-
-from dsrun.errors import ModelError
 
 from .partition_parameters import ZeroParamStatus
 from .unit import ParamUnit
@@ -61,8 +59,16 @@ class ParamStore(Protocol):
         """Returns 32 bits that tell apart what was gathered, in order, since they were last taken."""
         ...
 
+    def refuse_order(self, at: str) -> NoReturn:
+        """Raises what tells where the ranks' gathers differ, their last fingerprints being different; all must call.
+
+        Args:
+            at: the step, for the error.
+        """
+        ...
+
     def check_same_order(self) -> None:
-        """Takes the fingerprints and raises where ranks' differ; every rank must call, once: steps send them along."""
+        """Takes the fingerprints and refuses where they differ; every rank must call. Steps send them along instead."""
         ...
 
 
@@ -99,21 +105,9 @@ class ResidentStore:
         """See `ParamStore`: nothing is gathered."""
         return 0
 
+    def refuse_order(self, at: str) -> NoReturn:
+        """See `ParamStore`."""
+        raise AssertionError(f"nothing was gathered{at}, so nothing can differ")
+
     def check_same_order(self) -> None:
         """See `ParamStore`: nothing is gathered."""
-
-
-def check_fingerprints(largest: float, smallest: float) -> None:
-    """Compares the ranks' fingerprints of what they gathered, by the largest and smallest of them.
-
-    Ranks that call different blocks of one size would mix their weights without any error of the collectives.
-
-    Raises:
-        ModelError: they differ; on every rank.
-    """
-    if largest != smallest:
-        raise ModelError(
-            "model: the ranks called its blocks in different orders, so at stage 3 they gathered different weights",
-            hint="call the same blocks on every rank, make what chooses between them one of "
-            "`zero_optimization.leaf_module`, or set `zero_optimization.stage` to 2",
-        )

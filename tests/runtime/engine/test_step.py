@@ -1,0 +1,91 @@
+"""A step updates what all ranks computed alike, and nothing where they did not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+
+from dsrun.errors import ModelError
+from dsrun.runtime.engine.step import StepParts, take_step
+from dsrun.runtime.mesh.collectives import Pending
+from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from dsrun.runtime.optim.sharded import ShardOptimizer
+from dsrun.runtime.precision.policy import FP32
+from dsrun.runtime.zero.build import build_store, build_units
+from dsrun.runtime.zero.plan import ZeroPlan
+from dsrun.runtime.zero.reducer import GradReducer
+from dsrun.runtime.zero.units import UnitSpec
+
+NUMEL = 1024  # without padding for one rank and for two
+
+
+class Blind(LoopbackCollectives):
+    """Does not compare what is gathered, as Gloo and NCCL do not."""
+
+    def __init__(self, of: LoopbackCollectives) -> None:
+        super().__init__(of._world, of.rank)
+
+    def all_gather(self, output_N: Tensor, shard_S: Tensor, *, of: str = "") -> Pending:
+        return super().all_gather(output_N, shard_S)
+
+
+def parts_of(collectives: LoopbackCollectives, stage: int) -> StepParts:
+    """Three blocks of one size, all ones, under SGD with a rate of 1."""
+    plan = ZeroPlan.of_stage(stage)
+    specs = [
+        UnitSpec(f"blocks.{i}", nn.Identity(), ((f"blocks.{i}.w", nn.Parameter(torch.ones(NUMEL))),)) for i in range(3)
+    ]
+    group_of = {id(param): 0 for spec in specs for _, param in spec.params}
+    units = build_units(specs, plan, collectives, precision=FP32, device=torch.device("cpu"), group_of=group_of)
+    store = build_store(units, plan, collectives)
+    reducer = GradReducer(
+        units, collectives, shard_optimizer=plan.shard_optimizer, shard_gradients=plan.shard_gradients
+    )
+    optimizer = ShardOptimizer([unit.owned_range(group_of) for unit in units], group_count=1)
+    optimizer.drive(optim.SGD(optimizer.shards_by_group()[0], lr=1.0))
+    for unit in units:
+        unit.grad_sum.fill_(0.5)
+    return StepParts(units=units, plan=plan, collectives=collectives, reducer=reducer, optimizer=optimizer, store=store)
+
+
+def loss_of(rank: int) -> Tensor:
+    return torch.tensor([1.0 + rank], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_step_updates_clips_forgets_and_sums_the_losses(stage: int, size: int) -> None:
+    def body(collectives: LoopbackCollectives) -> None:
+        parts = parts_of(collectives, stage)
+        norm = 0.5 * (3 * NUMEL) ** 0.5
+        result = take_step(parts, at="", loss_sum=loss_of(collectives.rank), clipping=norm / 2, skip_non_finite=True)
+        assert result.applied
+        assert result.grad_norm == pytest.approx(norm, rel=1e-6)
+        assert result.loss_sum == sum(range(1, size + 1))
+        for unit in parts.units:
+            torch.testing.assert_close(unit.master, torch.full_like(unit.master, 0.75), rtol=1e-5, atol=0)
+            assert not bool(unit.grad_sum.any())
+
+    LoopbackWorld(size).run(body)
+
+
+def test_ranks_that_gathered_other_blocks_are_refused_by_name_and_nothing_is_updated() -> None:
+    def body(collectives: LoopbackCollectives) -> str:
+        parts = parts_of(Blind(collectives), 3)
+        for index in (0, 1 + collectives.rank):
+            parts.store.acquire(parts.units[index])
+            parts.store.release(parts.units[index])
+        with pytest.raises(ModelError) as caught:
+            take_step(
+                parts,
+                at=" at step 5, micro step 2",
+                loss_sum=loss_of(collectives.rank),
+                clipping=0.0,
+                skip_non_finite=False,
+            )
+        assert all(bool((unit.grad_sum == 0.5).all()) for unit in parts.units)
+        return str(caught.value)
+
+    for said in LoopbackWorld(2).run(body):
+        assert "gather 2 at step 5, micro step 2 is of `blocks.1` on rank 0 and of `blocks.2` on rank 1" in said
