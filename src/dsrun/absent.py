@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_OPTIMIZERS = "pass torch.optim.AdamW(params, fused=True), or name the optimizer in the config"
 _TRAINING_ONLY = "dsrun trains; it has no inference engine"
 
 #: Qualified name below `dsrun`, and the reason as it ends a sentence.
@@ -18,7 +17,7 @@ PACKAGE: Mapping[str, str] = {
     "comm.log_summary": "every step is a line of records.jsonl in the job's folder",
     "init_inference": _TRAINING_ONLY,
     "moe": "a model's own experts are trained as they are; zero_optimization.leaf_module names their layers",
-    "ops": _OPTIMIZERS,
+    "ops.op_builder": "nothing is compiled; dsrun.ops has the optimizers",
     "pipe": "there are no pipeline stages",
     "profiling": "steps are recorded with their tokens and flops in records.jsonl",
     "sequence": "there is no sequence parallelism",
