@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dsrun
+from dsrun.config.load import load
 from dsrun.errors import CheckpointError
 
 GUIDE = (Path(__file__).parents[2] / "docs/guides/sharded-parameters.md").read_text()
@@ -35,6 +37,9 @@ def test_the_examples_run_in_their_order(
     for name, value in saved.items():
         expected = value * 0.5 if name == "head.weight" else torch.full((64,), 0.5) if name == "head.bias" else value
         assert torch.equal(found[name], expected.bfloat16()), name
+
+    (keys,) = re.findall(r"```json\n(.*?)```", GUIDE, re.S)
+    assert not [finding for finding in load(json.loads(keys)).findings if "zero_optimization" in finding.key]
 
     saved["head.bias"] = torch.zeros(32)
     saved["lm_head.weight"] = torch.zeros(1)
