@@ -1,12 +1,13 @@
 """Where the elementwise states of an optimizer lie: one arena, and in it for each state what the masters look like.
 
 A state of a unit is one flat buffer with the layout of the range that this rank owns of the unit, so who moves or saves
-ranges moves and saves states alike. What the states mean, and what they hold at first, is the optimizer's business.
+ranges moves and saves states alike. What they hold at first is the optimizer's business, except for Adam's zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,3 +52,15 @@ class StateHousing:
     def vacate(self) -> None:
         """Forgets which state lies where: others will be placed."""
         self._names = {number: [] for number in self._places}
+
+
+def adam_state_names(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns torch's names of the states that Adam and AdamW keep for each element of a group; zeros at first."""
+    return ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if options["amsgrad"] else []))
+
+
+def adam_step_count(options: Mapping[str, Any], device: torch.device) -> Tensor:
+    """Returns the count of steps that torch's Adam begins with: on the device for kernels that read it there."""
+    wide = torch.get_default_dtype() == torch.float64 and not options["fused"]
+    where = device if options["fused"] or options["capturable"] else torch.device("cpu")
+    return torch.zeros((), dtype=torch.float64 if wide else torch.float32, device=where)

@@ -17,7 +17,7 @@ from ..layout.unit_layout import ShardPiece
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives
 from ..protocols import OwnedRange, StateEntry
-from .housing import StateHousing
+from .housing import StateHousing, adam_state_names, adam_step_count
 from .registry import adopt, states_of_group
 from .runs import Run, cut_runs
 from .structured import StructuredOptimizer, TensorInfo
@@ -80,10 +80,10 @@ class ShardOptimizer:
                 run.param.grad = run.grad
         self._stepping = True
         try:
-            if self._housing is None or self._is_housed:
-                self.torch_optimizer.step()
+            if self._housing is not None and not self._is_housed:
+                self._first_step(self.torch_optimizer, self._housing)
             else:
-                self._step_and_house(self.torch_optimizer, self._housing)
+                self.torch_optimizer.step()
         finally:
             self._stepping = False
 
@@ -179,11 +179,24 @@ class ShardOptimizer:
             for extent, group in zip(owned.layout.extents, owned.groups, strict=True)
         ]
 
+    def _first_step(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
+        """Takes the first step so that states lie where they belong, with torch's own values to the bit."""
+        if isinstance(optimizer, optim.Adam | optim.AdamW):
+            for run in self._runs:
+                options = optimizer.param_groups[run.group]
+                states = {name: housing.place(run.owned, name) for name in adam_state_names(options)}
+                housed = {name: _part(run, flat) for name, flat in states.items() if flat is not None}
+                optimizer.state[run.param] = {"step": adam_step_count(options, run.grad.device), **housed}
+            optimizer.step()
+        else:
+            self._step_and_house(optimizer, housing)
+        self._is_housed = True
+
     def _step_and_house(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
         """Takes the first step run by run, and moves the states that torch makes in it to where they belong.
 
-        So they are torch's own to the bit, and no more than one run's are there twice. Elementwise optimizers do the
-        same for each run, whatever they do for others; leaves without a gradient are left out.
+        So no more than one run's states are there twice. Elementwise optimizers do the same for each run, whatever they
+        do for others; leaves without a gradient are left out.
         """
         for run in self._runs:
             run.param.grad = None
@@ -200,7 +213,6 @@ class ShardOptimizer:
         finally:
             for run in self._runs:
                 run.param.grad = run.grad
-        self._is_housed = True
 
     def _refuse_foreign_step(self, *_: object) -> None:
         """A script's own `optimizer.step()` would update shards that no reduction has filled, and publish nothing."""

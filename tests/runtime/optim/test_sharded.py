@@ -11,6 +11,7 @@ from torch import Tensor, nn, optim
 
 from dsrun.runtime.layout.unit_layout import lay_out
 from dsrun.runtime.memory.arenas import Arenas
+from dsrun.runtime.optim.lion import Lion
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.protocols import OwnedRange
 
@@ -25,6 +26,9 @@ MAKERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "plain SGD": lambda groups: optim.SGD(groups, lr=1e-2),
     "RMSprop": lambda groups: optim.RMSprop(groups, lr=1e-2),
     "Adagrad": lambda groups: optim.Adagrad(groups, lr=1e-2),
+    "fused Adagrad": lambda groups: optim.Adagrad(groups, lr=1e-2, fused=True),
+    "Lion": lambda groups: Lion(groups, lr=1e-2),
+    "AdamW, for each": lambda groups: optim.AdamW(groups, lr=1e-2, foreach=False),
     "Adam, amsgrad": lambda groups: optim.Adam(groups, lr=1e-2, amsgrad=True, foreach=True),
     "SGD, dampened": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9, dampening=0.3, foreach=False),
     "RMSprop, centered": lambda groups: optim.RMSprop(groups, lr=1e-2, centered=True, momentum=0.5),
@@ -180,6 +184,7 @@ def test_states_in_the_arena_are_those_that_torch_makes_elsewhere_bit_for_bit(na
         ours, torchs = _states(housed), _states(free)
         assert ours.keys() == torchs.keys()
         for key, value in torchs.items():
+            assert ours[key].dtype == value.dtype
             assert torch.equal(ours[key], value), (step, key)
         assert torch.equal(housed.master, free.master)
 
