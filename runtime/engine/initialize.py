@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn, optim
 from torch.utils.data import Dataset
 
-from dsrun.config.buckets import gather_budgets, resolve_buckets
+from dsrun.config.buckets import gather_budgets, resolve_buckets, tell_auto
 from dsrun.config.config import Config
 from dsrun.config.load import load
 from dsrun.contract import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE, RUN_DIR_ENV, RankInfo, resume_folder, store_nonce
@@ -190,7 +190,8 @@ def initialize(
         memory=memory,
     )
     hidden = hidden_size(model, units)
-    budgets = gather_budgets(settings if hidden is None else resolve_buckets(settings, hidden))
+    resolved = settings if hidden is None else resolve_buckets(settings, hidden)
+    budgets = gather_budgets(resolved)
     gathered = join_frozen(
         model, units, plan, budgets, data_axis, precision=precision, device=mesh.device, memory=memory
     )
@@ -297,6 +298,8 @@ def initialize(
     if info.rank == 0:
         records.write("start", start_record(model, units, world_size=info.world_size, stage=stage))
         print(_describe(units, mesh, precision, stage=stage, state_bytes=prediction.total_bytes()), flush=True)
+        if (told := tell_auto(settings, resolved)) is not None:
+            print(f"dsrun: {told}, of {gathering.slot_count} gather slots", flush=True)
     heartbeat.beat(step=0, phase=SCRIPT_PHASE)
     return engine, torch_optimizer, loader, scheduler
 

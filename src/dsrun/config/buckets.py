@@ -45,6 +45,22 @@ def gather_budgets(config: Config) -> GatherBudgets:
     )
 
 
+def tell_auto(config: Config, resolved: Config) -> str | None:
+    """Returns what became of the sizes of stage 3 that were `"auto"`, for people; None where none was.
+
+    Args:
+        config: a checked config.
+        resolved: the same, for the model.
+    """
+    if config.zero_optimization.stage != 3:
+        return None
+    names = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
+    asked = [name for name in names if getattr(config.zero_optimization, name) == "auto"]
+    values = [(name, getattr(resolved.zero_optimization, name)) for name in asked]
+    told = [f"`{name}` {'the default' if value == 'auto' else format(value, ',')}" for name, value in values]
+    return f'"auto" is {", ".join(told)}' if told else None
+
+
 def resolve_buckets(config: Config, hidden_size: int) -> Config:
     """Returns the config with a number in place of every `"auto"` bucket size.
 

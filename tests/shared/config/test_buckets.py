@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsrun.config.buckets import gather_budgets, resolve_buckets
+from dsrun.config.buckets import gather_budgets, resolve_buckets, tell_auto
 from dsrun.config.load import load
 from dsrun.gathering import GatherBudgets
 
@@ -45,3 +45,12 @@ def test_stage_3_gathers_by_the_keys_in_the_config_and_by_the_defaults_where_aut
     config = load({"zero_optimization": {"stage": 3, **dict.fromkeys(keys, "auto")}})
     assert gather_budgets(config) == GatherBudgets()
     assert gather_budgets(resolve_buckets(config, 100)) == GatherBudgets(stay=1000, ahead=9000)
+
+
+def test_what_became_of_auto_is_told() -> None:
+    keys = {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
+    config = load({"zero_optimization": {"stage": 3, **keys}})
+    told = '"auto" is `stage3_prefetch_bucket_size` {}, `stage3_param_persistence_threshold` {}'
+    assert tell_auto(config, resolve_buckets(config, 100)) == told.format("9,000", "1,000")
+    assert tell_auto(config, config) == told.format("the default", "the default"), "nobody knows the model's width"
+    assert tell_auto(load({"zero_optimization": {"stage": 3}}), config) is None

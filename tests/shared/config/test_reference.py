@@ -28,3 +28,26 @@ def test_every_key_says_what_it_means_and_why_where_it_does_not_work() -> None:
 def test_the_page_has_every_key() -> None:
     text = page()
     assert [key.path for key in all_keys() if key.inner is None and f"| `{key.name}` |" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "overlap_comm",
+        "contiguous_gradients",
+        "reduce_bucket_size",
+        "allgather_bucket_size",
+        "reduce_scatter",
+        "round_robin_gradients",
+        "ignore_unused_parameters",
+        "sub_group_size",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+        "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold",
+        "stage3_model_persistence_threshold",
+    ],
+)
+def test_every_size_and_switch_of_communication_works_or_says_why_it_has_no_meaning(name: str) -> None:
+    (key,) = (key for key in all_keys() if key.path == f"zero_optimization.{name}")
+    assert key.status in (Status.WORKS, Status.NO_MEANING)

@@ -60,6 +60,16 @@ def test_adapters_leave_the_rest_frozen() -> None:
     model = from_count(7 * BILLION).with_trained(40_000_000)
     assert (model.trained_numel, model.frozen_numel, model.numel) == (40_000_000, 6_960_000_000, 7 * BILLION)
     assert sum(unit.numel * unit.count for unit in model.units) == pytest.approx(40_000_000, rel=0.01)
+    frozen = sum(unit.frozen * unit.count for unit in model.units)
+    assert frozen == pytest.approx(6_960_000_000, rel=0.01), "in the units of their modules, which stage 3 cuts"
+    assert model.units[-1].frozen == 0, "what has no module to itself stays whole"
+
+
+def test_a_record_of_an_older_version_has_no_frozen_units() -> None:
+    data = from_count(10**6).to_json()
+    for unit in data["units"]:
+        del unit["frozen"], unit["frozen_numel"]
+    assert ModelSize.from_json(data) == from_count(10**6)
 
 
 def test_more_trained_parameters_than_there_are_is_refused() -> None:

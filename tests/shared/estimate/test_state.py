@@ -11,6 +11,7 @@ from dsrun.config.explain import explain, find
 from dsrun.estimate.model import UnitGroup
 from dsrun.estimate.settings import RunSettings
 from dsrun.estimate.state import pad_units, reduction_bytes, state_bytes, textbook_bytes
+from dsrun.gathering import GatherBudgets
 from dsrun.runtime.layout.unit_layout import SHARD_ALIGN, lay_out
 from dsrun.runtime.observe.memory import StatePrediction
 from dsrun.runtime.zero.plan import ZeroPlan
@@ -110,3 +111,29 @@ def test_the_config_explains_stages_with_the_bytes_that_the_runtime_takes() -> N
 def test_frozen_parameters_cost_their_own_bytes_only() -> None:
     units = pad_units([UnitGroup("adapter", 256)], 1)
     assert state_bytes(units, BF16, frozen_numel=1000).total - state_bytes(units, BF16).total == 2000
+
+
+def test_at_stage_3_frozen_parameters_of_units_are_cut_and_the_others_are_not() -> None:
+    group = UnitGroup("block", 256, count=4, frozen=4 * 1024, frozen_numel=4000)
+    units = pad_units([group, UnitGroup("rest", 512, has_module=False)], 2)
+    total = 4 * 4000 + 100
+    assert state_bytes(units, replace(BF16, stage=2), frozen_numel=total).frozen == 2 * total
+    state = state_bytes(units, replace(BF16, stage=3), frozen_numel=total)
+    assert state.frozen == 2 * (4 * 2048 + 100)
+    assert state.gather_slots == 2 * (2 * (512 + 4096) + 512)
+    assert state.gradient_slots == 2 * (512 + 512 + 512), "frozen parameters have no gradients"
+
+
+def test_keys_of_gathering_change_what_a_plan_counts() -> None:
+    units = pad_units([UnitGroup("block", 256, count=6, frozen=4096, frozen_numel=4096)], 1)
+    usual = state_bytes(units, replace(BF16, stage=3), frozen_numel=6 * 4096)
+
+    def with_keys(**keys: int) -> tuple[int, int]:
+        settings = replace(BF16, stage=3, gather=GatherBudgets(**keys))
+        state = state_bytes(units, settings, frozen_numel=6 * 4096)
+        return (state.gather_slots - usual.gather_slots) // 2, (state.frozen - usual.frozen) // 2
+
+    assert with_keys(ahead=0) == (-4352, 0)
+    assert with_keys(ahead=3 * 4352) == (2 * 4352, 0)
+    assert with_keys(ahead=3 * 4352, live=3 * 4352) == (4352, 0)
+    assert with_keys(stay=256) == (2 * 4096 + 6 * 256 - 2 * 4352, 0)
