@@ -14,6 +14,12 @@ save traffic at stages 0 and 1, but sums in another order, and the stages would 
 See docs/decisions/0004-reduce-every-micro-step.md. A script may ask for it (`engine.no_sync`): where every unit has a
 buffer of its own, gradients of such a micro step *stay* there, in the parameters' dtype, and the next reduction takes
 their sum.
+
+[Note: strays]
+A parameter has a `.grad` only while its unit's buffer is open: what the buffer holds before and after is no gradient of
+it, and a script finds None. So a gradient that comes at another time shows. A *stray* that comes before its unit is
+open is added when it is: a loss that a block keeps beside its output has such gradients. One that comes after its
+unit's reduction is an error, and so is every stray where the parameters need not have been there.
 """
 
 from __future__ import annotations
@@ -22,9 +28,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
+from typing import NoReturn
 
 import torch
 from torch import Tensor
+
+from dsrun.errors import ModelError
 
 from ..compat import foreach_zero
 from ..memory.arena import room_for
@@ -92,6 +101,7 @@ class GradReducer:
 
     Attributes:
         has_sums: a backward has added gradients to the owned ranges since they were last forgotten.
+        takes_strays: parameters are always there, so strays are right; see [Note: strays].
     """
 
     def __init__(
@@ -148,6 +158,7 @@ class GradReducer:
         self._cursor = 0
         self._holder: dict[int, ParamUnit] = {}
         self.has_sums = False
+        self.takes_strays = True
 
     @property
     def has_unreduced(self) -> bool:
@@ -168,7 +179,14 @@ class GradReducer:
         if not self._canonical:
             self._canonical = self._agree_on_order([unit for unit in order() if unit.trains])
         self._used = {unit.index for unit in used}
+        for unit in self._units:
+            unit.drop_grads()  # of a backward that was not the engine's
         self._advance()
+
+    def lend(self, unit: ParamUnit) -> None:
+        """Lets a backward that does not count put its gradients into the unit's buffer, until they are dropped."""
+        if unit.trains and unit.index not in self._stayed:
+            unit.attach_grads()
 
     def open(self, unit: ParamUnit) -> None:
         """Makes the unit's gradient buffer ready, zeroed; called before its first gradient of this micro step.
@@ -179,17 +197,22 @@ class GradReducer:
             return
         progress = self._progress[unit.index]
         assert progress.phase not in (_Phase.REDUCING, _Phase.DONE), f"a gradient of {unit.name} after its reduction"
-        if progress.phase is not _Phase.IDLE:
-            progress.phase = _Phase.OPEN
+        if progress.phase is _Phase.OPEN:
             return
-        holder = self._holder.get(progress.slot)
-        if holder is not None:
-            self._vacate(holder)
-        unit.attach_grads()
-        if unit.index not in self._stayed:
-            unit.flat_grad.zero_()
+        if progress.phase is _Phase.IDLE:
+            holder = self._holder.get(progress.slot)
+            if holder is not None:
+                self._vacate(holder)
+            if unit.index not in self._stayed:
+                unit.flat_grad.zero_()
+            self._holder[progress.slot] = unit
         progress.phase = _Phase.OPEN
-        self._holder[progress.slot] = unit
+        if not unit.has_grads:
+            unit.attach_grads()
+        elif self.takes_strays:
+            unit.attach_and_add_grads()
+        else:
+            _refuse_stray(unit, "outside of the backward of its forward, where stage 3 has not gathered it")
 
     def complete(self, unit: ParamUnit) -> None:
         """Says that no more gradient of `unit` comes in this micro step; it is reduced when it is its turn."""
@@ -197,13 +220,19 @@ class GradReducer:
             return
         progress = self._progress[unit.index]
         if progress.phase is _Phase.OPEN:
-            unit.collect_stray_grads()
+            unit.detach_grads()
             progress.phase = _Phase.COMPLETE
             self._advance()
 
     def finish(self) -> None:
-        """Ends the micro step: reduces what is left, with zeros for units without a gradient, and accumulates all."""
+        """Ends the micro step: reduces what is left, with zeros for units without a gradient, and accumulates all.
+
+        Raises:
+            ModelError: a gradient came after its unit's reduction, see [Note: strays].
+        """
         for unit in self._canonical:
+            if self._progress[unit.index].phase is _Phase.IDLE and unit.has_grads:
+                self.open(unit)
             self.complete(unit)
         self._used.clear()
         self._advance()
@@ -218,6 +247,9 @@ class GradReducer:
             progress.phase = _Phase.IDLE
         self._cursor = 0
         self._holder.clear()
+        for unit in self._canonical:
+            if unit.has_grads:
+                _refuse_stray(unit, "after the backward of its forward had ended")
 
     def reduce_what_stayed(self) -> None:
         """Reduces the gradients of earlier micro steps, without those of another backward."""
@@ -233,6 +265,7 @@ class GradReducer:
                 progress.pending = None
             self._move_home(unit)
             unit.bind_grads(progress.home)
+            unit.drop_grads()
             progress.phase = _Phase.IDLE
         self._used.clear()
         self._cursor = 0
@@ -295,9 +328,12 @@ class GradReducer:
         """Frees the slot of `holder`: its sum is waited for, or, where it is not its turn yet, it moves out."""
         progress = self._progress[holder.index]
         if progress.phase in (_Phase.OPEN, _Phase.COMPLETE):
-            holder.collect_stray_grads()
+            if progress.phase is _Phase.OPEN:
+                holder.detach_grads()
             self._move_out(holder).copy_(progress.home)
             holder.bind_grads(progress.flat)
+            if progress.phase is _Phase.OPEN:
+                holder.attach_grads()
         self._accumulate(holder)
 
     def _make_zeros(self, unit: ParamUnit) -> None:
@@ -320,8 +356,11 @@ class GradReducer:
 
     def _follow(self, unit: ParamUnit, flat_N: Tensor) -> None:
         """The arena has moved a unit's buffer elsewhere."""
-        self._progress[unit.index].flat = flat_N
+        progress = self._progress[unit.index]
+        progress.flat = flat_N
         unit.bind_grads(flat_N)
+        if progress.phase is _Phase.OPEN:
+            unit.attach_grads()
 
     def _move_home(self, unit: ParamUnit) -> None:
         progress = self._progress[unit.index]
@@ -342,3 +381,12 @@ class GradReducer:
         unit.grad_sum.add_(summed, alpha=self._divide_before / self._collectives.size)  # adds in fp32
         self._move_home(unit)
         progress.phase = _Phase.DONE
+
+
+def _refuse_stray(unit: ParamUnit, where: str) -> NoReturn:
+    names = unit.names_with_grads()
+    unit.drop_grads()
+    raise ModelError(
+        f"model: `{names[0]}` of `{unit.name}` gets a gradient {where}",
+        hint="return from a module's forward all that the loss reads of it, or set `zero_optimization.stage` to 2",
+    )

@@ -106,6 +106,7 @@ class Timeline:
     def __init__(self, store: ParamStore, reducer: GradReducer) -> None:
         self._store = store
         self._reducer = reducer
+        reducer.takes_strays = store.always_there
         self._clock = 0
         self._running: _Call | None = None  # its backward is under way
         self._suspended = False  # a recomputation may have overwritten its parameters
@@ -234,11 +235,12 @@ class Timeline:
         if not self._in_backward and torch.is_grad_enabled():
             self._follow_graph_of_grads(call.of)
         self._end_running()
-        self._running = call
         self._store.acquire(call.of.unit)
+        self._running = call
         if self._in_backward:
             self._reducer.open(call.of.unit)
         else:
+            self._reducer.lend(call.of.unit)
             # torch.autograd.grad in the script, or another engine's loss: parameters are needed, gradients are not.
             when_backward_ends(self.leave_backward)
 
@@ -253,6 +255,7 @@ class Timeline:
             self._store.release(calls.unit)
         self._suspended = False
         if not self._in_backward:
+            calls.unit.drop_grads()
             return
         if call.again:
             calls.without_graph = max(0, calls.without_graph - 1)

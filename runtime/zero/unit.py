@@ -5,7 +5,9 @@ Which buffers are whole and which are slots is decided by the store and the redu
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from operator import attrgetter, is_not
 
 import torch
@@ -85,30 +87,45 @@ class ParamUnit:
             param.data = view
 
     def bind_grads(self, flat_N: Tensor) -> None:
-        """Makes the gradients views of `flat_N`, into which autograd then accumulates in place."""
+        """Says where the gradients are when they are attached: in views of `flat_N`."""
         self.flat_grad = flat_N
         self._grad_views = self.views(flat_N)
-        self.attach_grads()
+
+    # These are called for each unit and micro step: no line of Python a parameter.
 
     def attach_grads(self) -> None:
-        """Lets autograd accumulate into the views, also where a script set `.grad` to None or to something else."""
-        if self._has_stray_grads():
+        """Lets autograd accumulate into the views in place, until `detach_grads`."""
+        deque(map(setattr, self.params, repeat("grad"), self._grad_views), maxlen=0)
+
+    def detach_grads(self) -> None:
+        """Takes the views off, so that `.grad` is None. Where a script had set it to None, autograd made a new one."""
+        if any(map(is_not, map(_grad_of, self.params), self._grad_views)):
             for param, view in zip(self.params, self._grad_views, strict=True):
-                param.grad = view
-
-    def collect_stray_grads(self) -> None:
-        """Brings gradients home that are no views: where a script set `.grad` to None, autograd made new ones."""
-        if not self._has_stray_grads():
-            return
-        for param, view in zip(self.params, self._grad_views, strict=True):
-            if param.grad is not view:
-                if param.grad is not None:
+                if param.grad is not None and param.grad is not view:
                     view.copy_(param.grad)
-                param.grad = view
+        self.drop_grads()
 
-    def _has_stray_grads(self) -> bool:
-        """Whether a parameter's gradient is no view; asked twice a micro step, so no line of Python a parameter."""
-        return any(map(is_not, map(_grad_of, self.params), self._grad_views))
+    def drop_grads(self) -> None:
+        """Sets `.grad` to None."""
+        deque(map(setattr, self.params, repeat("grad"), repeat(None)), maxlen=0)
+
+    @property
+    def has_grads(self) -> bool:
+        """Whether a parameter has a gradient; while none are attached, one that came from where nobody expects it."""
+        return any(map(is_not, map(_grad_of, self.params), repeat(None)))
+
+    def names_with_grads(self) -> list[str]:
+        """Returns the names of parameters that have a gradient."""
+        pairs = zip(self.params, self.layout.extents, strict=True)
+        return [extent.name for param, extent in pairs if param.grad is not None]
+
+    def attach_and_add_grads(self) -> None:
+        """Attaches the views, and adds to them the gradients that are there already."""
+        found = [param.grad for param in self.params]
+        self.attach_grads()
+        for view, grad in zip(self._grad_views, found, strict=True):
+            if grad is not None:
+                view.add_(grad)
 
 
 def group_by(spec: UnitSpec, group_of: Mapping[int, int]) -> UnitSpec:

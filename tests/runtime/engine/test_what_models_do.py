@@ -181,6 +181,43 @@ def test_a_boundary_set_by_the_script_ends_global_batches_where_it_says(stage: i
     assert (engine.global_steps, engine.micro_steps) == (3, 6)
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_parameter_shows_no_gradient_that_is_not_its_own(stage: int) -> None:
+    """Between backwards `.grad` is None: its buffer holds sums, or another unit's values. Clipping by hand is idle."""
+    plain, engine = (make_engine(config(stage, micro=2, gradient_clipping=0), model=gpt()) for _ in range(2))
+    for seed in range(2):
+        for other in (plain, engine):
+            other.backward(loss(other, seed))
+        assert all(param.grad is None for param in engine.module.parameters())
+        assert float(nn.utils.clip_grad_norm_(engine.module.parameters(), 1e-3)) == 0.0
+        whole = dsrun.zero.safe_get_full_grad(engine.module.position)
+        assert whole is not None
+        assert bool(whole.any())
+        engine.step(), plain.step()
+    theirs = full_parameters(plain)
+    assert all(torch.equal(value, theirs[name]) for name, value in full_parameters(engine).items())
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_backwards_that_are_not_the_engines_do_not_count(stage: int) -> None:
+    """Through the model, past it, and between micro steps whose gradients stay where they are."""
+    found: list[dict[str, Tensor]] = []
+    for foreign in (False, True):
+        engine = make_engine(config(stage, micro=2, gradient_clipping=0), model=gpt())
+        for _ in range(2):
+            with engine.no_sync():
+                engine.backward(loss(engine, 0))
+            if foreign:
+                loss(engine, 5).backward()
+                engine.module.norm.weight.square().sum().backward()
+            engine.backward(loss(engine, 1))
+            engine.step()
+            engine.zero_grad()
+        found.append(full_parameters(engine))
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value), name
+
+
 def test_a_micro_batch_that_is_changed_changes_the_global_batch_and_not_the_accumulation() -> None:
     engine = make_engine(config(1, micro=2, accumulation=3))
     engine.set_train_micro_batch_size(4)
