@@ -80,6 +80,14 @@ def _adam(params: Mapping[str, Any]) -> _Row:
     return (optim.AdamW if params["adam_w_mode"] else optim.Adam), _FUSED
 
 
+def _adagrad(shards: Any, **options: Any) -> optim.Optimizer:
+    """torch's fused Adagrad runs on the CPU only."""
+    optimizer = optim.Adagrad(shards, **options)
+    for group in optimizer.param_groups:
+        group["fused"] = all(param.device.type == "cpu" for param in group["params"]) or None
+    return optimizer
+
+
 #: One row a type of the config: parameters to (class, arguments besides the parameters).
 _TABLE: Mapping[str, Callable[[Mapping[str, Any]], _Row]] = {
     "adam": _adam,
@@ -87,9 +95,8 @@ _TABLE: Mapping[str, Callable[[Mapping[str, Any]], _Row]] = {
     "fusedadam": _adam,
     "deepspeedcpuadam": _adam,
     "sgd": _row(optim.SGD, _FUSED),
-    # torch's fused Adagrad runs on the CPU only.
-    "adagrad": _row(optim.Adagrad),
-    "deepspeedcpuadagrad": _row(optim.Adagrad),
+    "adagrad": _row(_adagrad),
+    "deepspeedcpuadagrad": _row(_adagrad),
     "lamb": _row(Lamb),
     "fusedlamb": _row(Lamb),
     "lion": _row(Lion),

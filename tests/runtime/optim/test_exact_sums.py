@@ -76,7 +76,8 @@ def test_cells_have_the_same_bits_wherever_they_are_cut() -> None:
     values = torch.randn(64 * 40, generator=torch.Generator().manual_seed(1))
     whole = cell_squares(values)
     assert whole.tolist() == pytest.approx(values.square().view(-1, 64).sum(dim=1).tolist())
-    for first, stop in ((0, 1), (3, 4), (7, 40)):
-        assert torch.equal(cell_squares(values[64 * first : 64 * stop]), whole[first:stop])
+    for first in range(0, 40, 3):
+        for stop in range(first + 1, 41):
+            assert torch.equal(cell_squares(values[64 * first : 64 * stop]), whole[first:stop])
     assert cell_squares(torch.ones(70)).tolist() == [64.0, 6.0]
     assert cell_squares(torch.ones(8), 2).tolist() == [2.0] * 4
