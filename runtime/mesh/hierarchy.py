@@ -211,7 +211,7 @@ class HierarchicalCollectives(C10dCollectives):
 
         def finish() -> None:
             self._wait_for(messages, name)
-            self._inside.spread(buffer_N, held, collective=name, of="")
+            self._inside.spread(buffer_N, held, collective=name, of="").wait()
 
         return finish
 
@@ -256,7 +256,7 @@ class HierarchicalCollectives(C10dCollectives):
 
         def finish() -> None:
             mine = [spans[rank] for rank in self._here]
-            self._inside.fold(buffer_N, mine, fold, collective=name, of="", piece_numel=numel)
+            self._inside.fold(buffer_N, mine, fold, collective=name, of="", piece_numel=numel).wait()
             self._wait_for(sent, name)
 
         return finish

@@ -4,9 +4,10 @@ Buffers made by `zeros` lie in shared segments: peers read them where they are. 
 Sums are made in rank order, in fp32 for the 16-bit formats, so they have the same bits on every rank and in every run.
 
 [Note: two meetings] A collective begins with a meeting, after which every rank's data may be read, and ends with one,
-after which every rank's data may be overwritten. So each is over when the call returns; on a CPU, where the copying
-takes the same cores as the computing, there is nothing to overlap with. A rank whose peers are in another collective,
-or in one of another step, says so and raises: mixed up, they would mix their data.
+after which every rank's data may be overwritten. All data has moved when the call returns: on a CPU, where the copying
+takes the same cores as the computing, there is nothing to overlap with. But a rank that has read what it needs goes on,
+and waits for the others to have read theirs in `wait`, or in the next collective: who is ahead need not sleep. A rank
+whose peers are in another collective, or in one of another step, says so and raises: mixed up, they would mix data.
 
 [Note: fold and spread] All but the simplest are made of two parts. In a *fold* each rank gets one span of all buffers
 and makes one span of them; in a *spread* every span of a buffer is known by one rank, and then by all.
@@ -39,6 +40,19 @@ _MAILBOX_BYTES = 1 << 20
 #: Below this a rank adds up a whole buffer by itself, which saves a meeting.
 _SMALL_BYTES = 1 << 16
 _DONE = Done()
+
+
+class _Moved:
+    """A collective whose data has moved, and whose last meeting is to be ended, see [Note: two meetings]."""
+
+    def __init__(self, axis: SharedMemoryCollectives, name: str) -> None:
+        self._axis = axis
+        self.name = name
+
+    def wait(self) -> None:
+        """Returns once every rank has read what it needs of this one's."""
+        self._axis.settle(self)
+
 
 #: Where a span of a flat buffer begins and ends, in elements.
 Span = tuple[int, int]
@@ -89,6 +103,8 @@ class SharedMemoryCollectives(C10dCollectives):
         self._turnstile = Turnstile(places, rank=self.rank, processes=processes, names=self._ranks, timeout_s=timeout_s)
         self._arenas = SharedArenas(self.rank, exchange, mailbox_bytes=_MAILBOX_BYTES)
         self._heard: list[tuple[int, int, int, int, int]] = []
+        #: The last collective, until its last meeting is over.
+        self._moved: _Moved | None = None
         # Nobody may come to the turnstile before all have made theirs.
         exchange([1])
 
@@ -101,8 +117,10 @@ class SharedMemoryCollectives(C10dCollectives):
         """See `Collectives`: one copy of each peer's shard."""
         self.traffic.count("all_gather", output_N)
         slices = [own_slice(output_N, rank=peer, size=self.size) for peer in range(self.size)]
-        if slices[self.rank].data_ptr() != shard_S.data_ptr():
-            slices[self.rank].copy_(shard_S)
+
+        def place_own() -> None:
+            if slices[self.rank].data_ptr() != shard_S.data_ptr():
+                slices[self.rank].copy_(shard_S)
 
         def move() -> None:
             for peer, theirs in self._theirs(shard_S):
@@ -110,7 +128,8 @@ class SharedMemoryCollectives(C10dCollectives):
 
         shard = shard_S.numel()
         held = [[(peer * shard, (peer + 1) * shard)] for peer in range(self.size)]
-        return self._run("all_gather", of, shard_S, move, lambda: self._spread_pieces(output_N, held))
+        move_pieces: Callable[[], None] = lambda: self._spread_pieces(output_N, held)  # noqa: E731
+        return self._run("all_gather", of, shard_S, move, move_pieces, meanwhile=place_own)
 
     def reduce_scatter(self, buffer_N: Tensor, *, of: str = "") -> Pending:
         """See `Collectives`: each rank reads its slice of every buffer."""
@@ -209,6 +228,17 @@ class SharedMemoryCollectives(C10dCollectives):
         self._arenas.close()
         self._drop_groups()
 
+    def settle(self, moved: _Moved) -> None:
+        """Ends the last meeting of a collective, unless that has happened."""
+        if self._moved is not moved:
+            return
+        self._moved = None
+        if not self._turnstile.have_come():
+            self._observer.enter(moved.name)
+            started_s = time.perf_counter()
+            self._turnstile.wait_for_all()
+            self._observer.leave(time.perf_counter() - started_s)
+
     def fold(
         self, buffer_N: Tensor, spans: Sequence[Span], fold: Fold, *, collective: str, of: str, piece_numel: int = 0
     ) -> Pending:
@@ -304,9 +334,22 @@ class SharedMemoryCollectives(C10dCollectives):
         move: Callable[[], None],
         move_pieces: Callable[[], None],
         *,
+        meanwhile: Callable[[], None] | None = None,
         compare_bytes: bool = True,
     ) -> Pending:
-        """Runs one collective, see [Note: two meetings]; `move` where the buffers of all ranks are shared."""
+        """Runs one collective, see [Note: two meetings].
+
+        Args:
+            collective: what it is; all ranks say the same.
+            of: what it moves; likewise.
+            buffer: what the others read, or write.
+            move: does it where the buffers of all ranks are shared.
+            move_pieces: does it through the mailbox.
+            meanwhile: what this rank has to do that needs no other, done before it waits for them.
+            compare_bytes: the buffers of all ranks are of one size.
+        """
+        if self._moved is not None:
+            self.settle(self._moved)
         name = wait_name(collective, of)
         self._observer.enter(name)
         started_s = time.perf_counter()
@@ -317,20 +360,24 @@ class SharedMemoryCollectives(C10dCollectives):
         self._turnstile.say(
             kind, nbytes, place=place, offset=offset, step=where.step, micro_step=where.micro_step, text=name
         )
-        self._turnstile.meet()
+        self._turnstile.arrive()
+        if meanwhile is not None:
+            meanwhile()
+        self._turnstile.wait_for_all()
         self._heard = [self._turnstile.heard(rank) for rank in range(self.size)]
         for rank, (their_kind, their_step, their_bytes, _, _) in enumerate(self._heard):
             if their_kind != kind or their_step != where.step or (compare_bytes and their_bytes != nbytes):
                 self._refuse(rank)
         if all(their_place >= 0 for _, _, _, their_place, _ in self._heard):
             move()
-            self._turnstile.meet()
+            self._turnstile.arrive()
+            self._moved = _Moved(self, name)
         else:
             # What the notices say has been read by all before the first of them can leave a new one.
             self._turnstile.meet()
             move_pieces()
         self._observer.leave(time.perf_counter() - started_s)
-        return _DONE
+        return _DONE if self._moved is None else self._moved
 
     def _refuse(self, rank: int) -> None:
         mine, theirs = self._turnstile.notice(self.rank), self._turnstile.notice(rank)

@@ -23,11 +23,12 @@ from .where import at_step
 _SEMAPHORE_BYTES = 64
 #: A notice: kind, step, bytes, place, offset, micro step, length of the text, text.
 _NOTICE = struct.Struct("=QQQqqQH")
-_TEXT_BYTES = 200
+_TEXT_BYTES = 192
 _NOTICE_BYTES = 256
-#: Kind of the last notice, of a rank that will not come again.
-_LEFT = 0xFFFFFFFFFFFFFFFF
-#: Looks at a semaphore before this thread sleeps: about 50 us, less than falling asleep and waking up costs.
+#: Where, behind the notice, a rank says that it will not come again; the notice stays, for whoever has yet to read it.
+_LEFT_AT = _NOTICE_BYTES - 1
+#: Looks at the semaphores before this thread sleeps: about 50 us, less than falling asleep and waking up costs. To yield
+#: in between gave the core away for whole slices on a busy machine.
 _LOOKS = 100
 #: Between two looks at whether a peer that keeps us waiting still lives.
 _NAP_S = 0.25
@@ -104,6 +105,10 @@ class Turnstile:
         bases = [ctypes.addressof(anchor) + _NOTICE_BYTES for anchor in self._anchors]
         self._arrive = [ctypes.c_void_p(bases[other] + rank * _SEMAPHORE_BYTES) for other in self._others]
         self._await = [ctypes.c_void_p(bases[rank] + other * _SEMAPHORE_BYTES) for other in self._others]
+        # Ranks that share cores would look while the one they wait for cannot run.
+        self._looks = _LOOKS if len(segments) <= (os.cpu_count() or 1) else 1
+        #: How many of the others have come to the present meeting.
+        self._came = len(self._await)
         for semaphore in self._await:
             if _quick.sem_init(semaphore, 1, 0) != 0:
                 raise OSError(ctypes.get_errno(), "sem_init")
@@ -133,22 +138,43 @@ class Turnstile:
         """Returns once every rank has come; what each wrote before is then seen by all.
 
         Raises:
-            DsrunError: a rank has ended or left, or not come in time.
+            DsrunError: see `wait_for_all`.
         """
+        self.arrive()
+        self.wait_for_all()
+
+    def arrive(self) -> None:
+        """Comes to a meeting, the one before it being over. `wait_for_all` ends it."""
+        assert self._came == len(self._await), "the meeting before is not over"
+        self._came = 0
         for semaphore in self._arrive:
             _quick.sem_post(semaphore)
-        for index, semaphore in enumerate(self._await):
-            for _ in range(_LOOKS):
-                if _quick.sem_trywait(semaphore) == 0:
-                    break
-            else:
-                self._sleep_for(index)
+
+    def have_come(self) -> bool:
+        """Whether every rank has come to the meeting; returns at once."""
+        while self._came < len(self._await):
+            if _quick.sem_trywait(self._await[self._came]) != 0:
+                return False
+            self._came += 1
+        return True
+
+    def wait_for_all(self) -> None:
+        """Returns once every rank has come to the meeting.
+
+        Raises:
+            DsrunError: a rank has ended or left, or not come in time.
+        """
+        for _ in range(self._looks):
+            if self.have_come():
+                return
+        while not self.have_come():
+            self._sleep_for(self._came)
+            self._came += 1
 
     def close(self) -> None:
         """Says that this rank will not come again, and lets go of the memory and of the peers' processes."""
         if self._notices:
-            # The text stays: what this rank did last.
-            struct.pack_into("=Q", self._notices[self._rank], 0, _LEFT)
+            self._notices[self._rank][_LEFT_AT] = 1
         for fd in self._alive:
             os.close(fd)
         self._alive = []
@@ -175,7 +201,7 @@ class Turnstile:
 
     def _gone(self, index: int) -> str:
         """Returns how a peer has gone; nothing if it is there."""
-        if self.heard(self._others[index])[0] == _LEFT:
+        if self._notices[self._others[index]][_LEFT_AT]:
             return "left the job"
         return "ended" if select.select([self._alive[index]], [], [], 0)[0] else ""
 
