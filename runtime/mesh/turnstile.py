@@ -27,8 +27,8 @@ _TEXT_BYTES = 192
 _NOTICE_BYTES = 256
 #: Where, behind the notice, a rank says that it will not come again; the notice stays, for whoever has yet to read it.
 _LEFT_AT = _NOTICE_BYTES - 1
-#: Looks at the semaphores before this thread sleeps: about 50 us, less than falling asleep and waking up costs. To yield
-#: in between gave the core away for whole slices on a busy machine.
+#: Looks at the semaphores before this thread sleeps: about 50 us, less than falling asleep and waking up costs.
+#: To yield in between gave the core away for whole slices on a busy machine.
 _LOOKS = 100
 #: Between two looks at whether a peer that keeps us waiting still lives.
 _NAP_S = 0.25
