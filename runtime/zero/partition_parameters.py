@@ -61,6 +61,10 @@ class Home(ABC):
     def own_piece(self) -> Tensor:
         """Returns this rank's part, flat, in the parameter's dtype; not to be written to."""
 
+    def check_copy(self) -> None:
+        """Raises where a copy of the parameter would silently have other values; by default it shows in them."""
+        return
+
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         """A parameter that is pickled leaves its home behind: process groups cannot travel."""
         return OrderedDict, ()
@@ -99,6 +103,16 @@ class ShardedParameter(nn.Parameter):
 
     A class of its own, and not attributes, for what it says changes with every gather. Kernels treat it as a parameter.
     """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Copies the values, where they are there."""
+        _check_copy(self)
+        return super().__deepcopy__(memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles the values, where they are there."""
+        _check_copy(self)
+        return super().__reduce_ex__(protocol)
 
     @property
     def ds_id(self) -> int:
@@ -154,6 +168,12 @@ def unsettle(param: nn.Parameter) -> None:
 def is_zero_param(tensor: Tensor) -> bool:
     """Whether a tensor is a sharded parameter."""
     return hasattr(tensor, "ds_id")
+
+
+def _check_copy(param: Tensor) -> None:
+    home = home_of(param)
+    if home is not None:
+        home.check_copy()
 
 
 def _home(param: ShardedParameter) -> Home:

@@ -82,6 +82,19 @@ class UnitHome(Home):
         """See `Home`: every rank has a parameter in no unit to itself."""
         return self.unit is None or self.writers > 0
 
+    def check_copy(self) -> None:
+        """See `Home`: a slot has the values of whichever unit was in it last.
+
+        Raises:
+            ModelError: the values are not there.
+        """
+        if self.status() is not ZeroParamStatus.AVAILABLE:
+            raise ModelError(
+                f"model: `{self.name}` is copied or pickled while its values are on all ranks in pieces",
+                hint="do it inside dsrun.zero.GatheredParameters(model.parameters()), or take the values that "
+                "engine.module_state_dict() returns",
+            )
+
     def own_piece(self) -> Tensor:
         """See `Home`."""
         if self.unit is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -370,10 +371,16 @@ def test_a_sharded_parameter_can_be_copied_and_pickled(tmp_path: Any) -> None:
 
     engine = make_engine(config(3, micro=2))
     param = engine.module.head.weight
-    twin = copy.deepcopy(param)
+    values = full_parameters(engine)["head.weight"]
+    with GatheredParameters(param):
+        twin = copy.deepcopy(param)
+        torch.save(param, tmp_path / "param.pt")
     assert not is_zero_param(twin)
-    torch.save(param, tmp_path / "param.pt")
-    assert torch.load(tmp_path / "param.pt").shape == param.shape
+    assert torch.equal(twin, values)
+    assert torch.equal(torch.load(tmp_path / "param.pt"), values)
+    for copied, whole in ((copy.deepcopy, param), (pickle.dumps, param), (copy.deepcopy, engine.module.blocks[0])):
+        with pytest.raises(ModelError, match="is copied or pickled while its values are on all ranks in pieces"):
+            copied(whole)
 
 
 # torch's own state dicts ----------------------------------------------------------------------------------------------
