@@ -5,7 +5,7 @@ only where a leaf begins inside of it. Tensors of fewer than `min_8bit_size` ele
 and suffer most. The update reads the new states before they are coded, as bitsandbytes' kernels do:
 
     m = b1 * m + (1 - b1) * g;   v = b2 * v + (1 - b2) * g^2;   k = sqrt(1 - b2^t)
-    p += -lr * k / (1 - b1^t) * m / (sqrt(v) + k * eps);   p *= 1 - lr * wd
+    p *= 1 - lr * wd;   p -= lr * k / (1 - b1^t) * m / (sqrt(v) + k * eps)
 
 Plain torch operations on chunks that stay in the cache: exact, and the same on every device; no kernel of its own.
 """
@@ -160,9 +160,9 @@ class Adam8bit(CodedOptimizer):
         root = sqrt(1 - b2**step)
         m.lerp_(g_N, 1 - b1)
         v.mul_(b2).addcmul_(g_N, g_N, value=1 - b2)
-        p_N.addcdiv_(m, v.sqrt().add_(root * group["eps"]), value=-lr * root / (1 - b1**step))
         if group["weight_decay"]:
             p_N.mul_(1 - lr * group["weight_decay"])
+        p_N.addcdiv_(m, v.sqrt().add_(root * group["eps"]), value=-lr * root / (1 - b1**step))
 
 
 class Lion8bit(CodedOptimizer):

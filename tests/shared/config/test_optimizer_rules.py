@@ -1,0 +1,94 @@
+"""Mistakes in `optimizer` and `scheduler` are found by the config alone, each with key, value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dsrun.config.findings import Severity
+from dsrun.config.load import inspect
+from dsrun.config.sections.optimizer import OPTIMIZERS
+from dsrun.config.sections.scheduler import SCHEDULERS
+
+DECAY = {"total_num_steps": 10}
+
+
+def found(config: dict[str, Any], severity: Severity = Severity.ERROR) -> list[tuple[str, str | None]]:
+    findings = inspect({"train_micro_batch_size_per_gpu": 1, "gradient_clipping": 1.0, **config}).findings
+    return [(finding.message, finding.hint) for finding in findings if finding.severity is severity]
+
+
+def of_optimizer(name: str, **params: Any) -> list[tuple[str, str | None]]:
+    return found({"optimizer": {"type": name, "params": params}})
+
+
+def of_scheduler(name: str, **params: Any) -> list[tuple[str, str | None]]:
+    return found({"optimizer": {"type": "Adam"}, "scheduler": {"type": name, "params": params}})
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [("Adam-mini", "AdamMini"), ("adamw8bits", "AdamW8bit"), ("Lamp", "Lamb"), ("Adafacter", "Adafactor")],
+)
+def test_an_unknown_optimizer_gets_a_suggestion(written: str, meant: str) -> None:
+    ((message, hint),) = of_optimizer(written)
+    assert message.startswith(f'`optimizer.type` is "{written}"; expected "Adam", "AdamW", ')
+    assert hint is not None
+    assert meant in hint
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("Lion", {"betas": [0.9]}, "`optimizer.params.betas` is [0.9]; expected a list of two"),
+        ("Lion", {"eps": 1e-8}, "`optimizer.params.eps` is not a key of `optimizer.params`"),
+        ("Lamb", {"max_coeff": "big"}, '`optimizer.params.max_coeff` is "big"; expected a number of at least 0'),
+        ("Muon", {"momentum": 1.0}, "`optimizer.params.momentum` is 1.0; expected a number of at least 0"),
+        ("Muon", {"ns_method": "svd"}, '`optimizer.params.ns_method` is "svd"; expected "gram" or "standard"'),
+        ("AdamMini", {"num_heads": 0}, "`optimizer.params.num_heads` is 0; expected a whole number of at least 1"),
+        ("Adafactor", {"beta2_decay": 0.8}, "`optimizer.params.beta2_decay` is 0.8; expected a number at most 0"),
+        ("Adafactor", {"eps": 1e-3}, "`optimizer.params.eps` is 0.001; expected a list of two"),
+        ("Adam8bit", {"min_8bit_size": -1}, "`optimizer.params.min_8bit_size` is -1; expected a whole number"),
+        ("SGD", {"nesterov": True}, "`optimizer.params.nesterov` needs `momentum` above 0"),
+        ("OneBitAdam", {}, '`optimizer.type` is "OneBitAdam", which is gone'),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_told(name: str, params: dict[str, Any], message: str) -> None:
+    assert [text for text, _ in of_optimizer(name, **params) if message in text]
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("OneCycle", {"cycle_min_lr": 0.1}, "`scheduler.params.cycle_max_lr` is missing"),
+        (
+            "OneCycle",
+            {"cycle_min_lr": 0.1, "cycle_max_lr": 0.01},
+            "`scheduler.params.cycle_max_lr` 0.01 is below `cycle_min_lr` 0.1",
+        ),
+        ("MultiStepLR", {"milestones": 5}, "`scheduler.params.milestones` is 5; expected a list"),
+        ("CosineAnnealingLR", {}, "`scheduler.params.T_max` is missing; expected a whole number of at least 1"),
+        ("ReduceLROnPlateau", {}, '`scheduler.type` is "ReduceLROnPlateau"; this version does not build'),
+        ("WarmupDecayLR", {**DECAY, "warmup_min_lr": 1.0, "warmup_max_lr": 0.5}, "is below `warmup_min_lr` 1"),
+    ],
+)
+def test_wrong_schedules_are_told(name: str, params: dict[str, Any], message: str) -> None:
+    assert [text for text, _ in of_scheduler(name, **params) if message in text]
+
+
+def test_stairs_of_one_cycle_are_said_to_do_nothing() -> None:
+    cycle = {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2, "cycle_first_stair_count": 4}
+    ((message, _),) = found({"scheduler": {"type": "OneCycle", "params": cycle}}, Severity.WARNING)
+    assert "`scheduler.params.cycle_first_stair_count` has no meaning here: DeepSpeed keeps the count" in message
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS.models)
+def test_every_optimizer_is_accepted_without_parameters_in_any_case(name: str) -> None:
+    for written in (name, name.lower(), name.upper()):
+        assert of_optimizer(written) == []
+
+
+def test_every_schedule_without_parameters_is_accepted_or_says_what_it_needs() -> None:
+    for name in SCHEDULERS.models:
+        assert all("is missing" in message for message, _ in of_scheduler(name)), name
