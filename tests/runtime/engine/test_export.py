@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dsrun.errors import CheckpointError, InputError
 from support.models import TinyGPT
@@ -103,3 +107,47 @@ def test_what_does_not_fit_or_cannot_be_written_is_one_error(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="rank 0 could not write"):
         engine.save_16bit_model(tmp_path / "file")
+
+
+class Live(TorchDispatchMode):
+    """Counts the bytes of tensors made inside of it that are alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._alive: dict[int, tuple[int, int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        given = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in given:
+                storage = tensor.untyped_storage()
+                self._alive[id(tensor)] = (storage.data_ptr(), storage.nbytes())
+                weakref.finalize(tensor, self._alive.pop, id(tensor), None)
+        self.most = max(self.most, sum(dict(self._alive.values()).values()))
+        return made
+
+
+WIDE_BYTES = 256 * 256 * 4
+
+
+def _largest_at_once(stage: int, folder: str) -> list[int]:
+    torch.manual_seed(7)
+    blocks = [nn.Sequential(nn.Sequential(nn.Linear(256, 256, bias=False), nn.Tanh())) for _ in range(8)]
+    engine = make_engine(config(stage, micro=2), model=nn.Sequential(*blocks))
+    most: list[int] = []
+    for work in (lambda: engine.module_state_dict(), lambda: engine.save_16bit_model(folder, "model.safetensors")):
+        with Live() as live:
+            work()
+        most.append(live.most)
+    return most
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_rank_that_does_not_write_never_holds_more_than_one_unit_of_the_whole(stage: int, tmp_path: Path) -> None:
+    writer, other = run_ranks(2, _largest_at_once, stage, str(tmp_path))
+    assert min(writer) >= 8 * WIDE_BYTES, "the whole model, which is what it returns and writes"
+    assert max(writer) <= 9.1 * WIDE_BYTES
+    assert max(other) <= (1.1 * WIDE_BYTES if stage == 3 else 4096)
+    assert stage < 3 or min(other) >= WIDE_BYTES
