@@ -6,7 +6,9 @@ experts in zero/test_leaves.py, and what is refused in test_wrapping.py and test
 
 from __future__ import annotations
 
+import copy
 import logging
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -324,3 +326,47 @@ def test_leaf_modules_are_set_and_unset_by_class_name_and_suffix() -> None:
         with pytest.raises(ModelError, match=message):
             refused()
     assert find.set_z3_leaf_modules_by_name(model, ["nowhere"], raise_if_not_found=False) == []
+
+
+# Known defects --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xfail(
+    strict=True, raises=ModelError, reason="an engine needs a trained parameter, if only to be evaluated"
+)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_that_is_all_frozen_can_be_evaluated(stage: int) -> None:
+    """As the reference model of preference training is."""
+    plain = gpt()
+    tokens, _ = batches(0, samples=2)
+    engine = dsrun.initialize(model=gpt().requires_grad_(False), config=without_optimizer(stage))[0]
+    with torch.no_grad():
+        assert torch.equal(engine(tokens), plain(tokens))
+
+
+def _copied(stage: int) -> dict[str, int]:
+    """Collectives that a copy of the model enters, which is no longer the engine's."""
+    engine = make_engine(config(stage, micro=2), model=gpt())
+    with dsrun.zero.GatheredParameters(engine.module.parameters()):
+        twin = copy.deepcopy(engine.module)
+    before = dict(engine._parts.collectives.traffic.calls)
+    loss(twin, 0).backward()
+    return {name: calls - before.get(name, 0) for name, calls in engine._parts.collectives.traffic.calls.items()}
+
+
+def test_a_copy_of_a_model_enters_no_collectives_below_stage_3() -> None:
+    for stage in (0, 1, 2):
+        assert not any(_copied(stage).values()), stage
+
+
+@pytest.mark.xfail(strict=True, reason="a copy carries the hooks of the model it was made of, and drives its engine")
+def test_a_copy_of_a_model_enters_no_collectives_at_stage_3() -> None:
+    assert not any(_copied(3).values())
+
+
+@pytest.mark.xfail(strict=True, raises=pickle.PicklingError, reason="forward hooks of an engine cannot be pickled")
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a_model_can_be_pickled_whole(stage: int) -> None:
+    engine = make_engine(config(stage, micro=2), model=gpt())
+    twin = pickle.loads(pickle.dumps(engine.module))
+    assert all(torch.equal(a, b) for a, b in zip(twin.parameters(), engine.module.parameters(), strict=True))
