@@ -28,6 +28,7 @@ from ..activation.activate import activate
 from ..activation.configured import is_configured, named_generators
 from ..data.loader import TrainingLoader
 from ..memory.arenas import Arenas
+from ..memory.pages import give_freed_pages_back
 from ..mesh.agreement import check_agreement
 from ..mesh.groups import ProcessGroupMesh, choose_backend, choose_device, join, make_mesh, present_backend
 from ..mesh.spec import DATA_AXIS, MeshSpec
@@ -261,6 +262,7 @@ def initialize(
     )
     access.settle(model)
     watch_state_dicts(model)
+    give_freed_pages_back()  # of the tensors that the model was built with
     records = RecordWriter(_records_path(info))
     engine = Engine(
         EngineParts(

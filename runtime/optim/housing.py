@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..memory.arena import room_for
 from ..memory.arenas import Arenas
+from ..memory.pages import fresh_zeros
 from ..protocols import OwnedRange
 
 
@@ -30,7 +31,7 @@ class StateHousing:
         arena = memory.reserve(
             "optimizer states",
             sum(room_for([owned.master.numel()]) * count for owned, count in counts),
-            lambda numel: torch.zeros(numel, dtype=first.dtype, device=first.device),
+            lambda numel: fresh_zeros(numel, dtype=first.dtype, device=first.device),
         )
         self._places = {id(owned): [arena.take(owned.master.numel()) for _ in range(count)] for owned, count in counts}
         self._names: dict[int, list[str]] = {}

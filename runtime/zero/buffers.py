@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..memory.arena import Arena
 from ..memory.arenas import Arenas
+from ..memory.pages import fresh_zeros
 from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
 from .plan import ZeroPlan
@@ -103,4 +104,4 @@ class UnitBuffers:
         return self._collectives.zeros(numel, dtype=self._precision.compute, device=self._device)
 
     def _own(self, numel: int) -> Tensor:
-        return torch.zeros(numel, dtype=self._precision.master, device=self._device)
+        return fresh_zeros(numel, dtype=self._precision.master, device=self._device)
