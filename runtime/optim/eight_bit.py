@@ -7,7 +7,7 @@ and suffer most. The update reads the new states before they are coded, as bitsa
     m = b1 * m + (1 - b1) * g;   v = b2 * v + (1 - b2) * g^2;   k = sqrt(1 - b2^t)
     p *= 1 - lr * wd;   p -= lr * k / (1 - b1^t) * m / (sqrt(v) + k * eps)
 
-Plain torch operations on chunks that stay in the cache: exact, and the same on every device; no kernel of its own.
+Plain torch operations on chunks that stay in the cache; on CUDA bitsandbytes' kernels where it is installed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from torch import Tensor
 
 from ..layout.unit_layout import ShardPiece
 from ..protocols import StateEntry
+from .bitsandbytes_kernels import Kernels, update_coded, use_bitsandbytes
 from .codes import BLOCK, dynamic_table
 from .runs import Run
-from .structured import StructuredOptimizer, chunks, elementwise_entries
+from .structured import StructuredOptimizer, chunks, elementwise_entries, with_gap
 
 _CODED, _PLAIN = "8 bit", "32 bit"
 _MIN_8BIT_SIZE = 4096
@@ -38,12 +39,25 @@ class CodedOptimizer(StructuredOptimizer):
         defaults: hyperparameters.
         roles: names of the states; the first has both signs, others are never negative.
         min_8bit_size: tensors of fewer elements keep fp32 states.
+        kernels: see `Kernels`.
     """
 
-    def __init__(self, params: Any, defaults: dict[str, Any], *, roles: tuple[str, ...], min_8bit_size: int) -> None:
+    #: What bitsandbytes calls the update.
+    update_name: str
+
+    def __init__(
+        self,
+        params: Any,
+        defaults: dict[str, Any],
+        *,
+        roles: tuple[str, ...],
+        min_8bit_size: int,
+        kernels: Kernels,
+    ) -> None:
         super().__init__(params, defaults)
         self._roles = roles
         self._min_8bit_size = min_8bit_size
+        self._kernels: Kernels = kernels
 
     @abstractmethod
     def move(self, p_N: Tensor, g_N: Tensor, states: list[Tensor], group: dict[str, Any]) -> None:
@@ -73,6 +87,7 @@ class CodedOptimizer(StructuredOptimizer):
 
     def prepare(self) -> None:
         """See `StructuredOptimizer`: for each state a byte an element of whole blocks, and a scale a block."""
+        self._uses_bitsandbytes = use_bitsandbytes(self._kernels, self.device)
         self._tables = [dynamic_table(signed=i == 0, device=self.device) for i in range(len(self._roles))]
         for run in self.runs:
             state: dict[str, Tensor] = {}
@@ -117,6 +132,13 @@ class CodedOptimizer(StructuredOptimizer):
         state, head = self.state[run.param], run.start % BLOCK
         codes = [state[f"{role}_codes"].view(-1, BLOCK) for role in self._roles]
         scales = [state[f"{role}_scales"] for role in self._roles]
+        if self._uses_bitsandbytes and not head:  # its blocks begin where the leaf does
+            flat = [whole.view(-1).narrow(0, 0, run.numel) for whole in codes]
+            update_coded(self.update_name, p_N.detach(), g_N, flat, scales, self._tables, group)
+            for piece in run.pieces():  # its code of 0 may stand for less than 0, and gaps hold zeros
+                stop = piece.shard_offset + piece.stop - piece.start
+                p_N[stop : piece.shard_offset + with_gap(piece, run)] = 0.0
+            return
         for start, stop in chunks(codes[0].numel(), p_N.device):
             blocks = slice(start // BLOCK, stop // BLOCK)
             states = [t.decode(c[blocks], s[blocks]) for t, c, s in zip(self._tables, codes, scales, strict=True)]
@@ -139,7 +161,10 @@ class Adam8bit(CodedOptimizer):
         eps: added to the root.
         weight_decay: apart from the gradient.
         min_8bit_size: tensors of fewer elements keep fp32 states.
+        kernels: see `Kernels`.
     """
+
+    update_name = "adam"
 
     def __init__(
         self,
@@ -149,9 +174,12 @@ class Adam8bit(CodedOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         min_8bit_size: int = _MIN_8BIT_SIZE,
+        kernels: Kernels = "auto",
     ) -> None:
         defaults = {"lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults, roles=("exp_avg", "exp_avg_sq"), min_8bit_size=min_8bit_size)
+        super().__init__(
+            params, defaults, roles=("exp_avg", "exp_avg_sq"), min_8bit_size=min_8bit_size, kernels=kernels
+        )
 
     def move(self, p_N: Tensor, g_N: Tensor, states: list[Tensor], group: dict[str, Any]) -> None:
         """See `CodedOptimizer`."""
@@ -174,7 +202,10 @@ class Lion8bit(CodedOptimizer):
         betas: weights of the mean in the step, and in the next mean.
         weight_decay: apart from the gradient.
         min_8bit_size: tensors of fewer elements keep fp32 states.
+        kernels: see `Kernels`.
     """
+
+    update_name = "lion"
 
     def __init__(
         self,
@@ -183,9 +214,10 @@ class Lion8bit(CodedOptimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         weight_decay: float = 0.0,
         min_8bit_size: int = _MIN_8BIT_SIZE,
+        kernels: Kernels = "auto",
     ) -> None:
         defaults = {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay}
-        super().__init__(params, defaults, roles=("exp_avg",), min_8bit_size=min_8bit_size)
+        super().__init__(params, defaults, roles=("exp_avg",), min_8bit_size=min_8bit_size, kernels=kernels)
 
     def move(self, p_N: Tensor, g_N: Tensor, states: list[Tensor], group: dict[str, Any]) -> None:
         """See `CodedOptimizer`."""

@@ -241,3 +241,23 @@ def test_bitsandbytes_itself_gives_the_same_where_it_is_installed(name: str) -> 
     off = (ours - param.detach()).abs() / LR
     assert float((off > 1e-3).float().mean()) < 0.02
     assert float(off.mean()) < 5e-3
+
+
+@pytest.mark.parametrize("name", ["Adam8bit", "Lion8bit"])
+def test_bitsandbytes_kernels_step_our_states_where_it_is_installed(name: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    kind = {"Adam8bit": Adam8bit, "Lion8bit": Lion8bit}[name]
+    units = [[("a", (64, 256)), ("b", (16, 65)), ("c", (32, 128))]]
+    plain, fast = (
+        train_shards(
+            lambda groups, k=kernels: kind(groups, LR, (B1, B2), weight_decay=DECAY, min_8bit_size=0, kernels=k),
+            world_size=2,
+            units=units,
+            steps=range(STEPS),
+        )
+        for kernels in ("torch", "bitsandbytes")
+    )
+    # A sign of Lion that turns moves a weight by twice the rate.
+    for key, value in plain.values.items():
+        off = (fast.values[key] - value).abs() / LR
+        assert float((off > 1e-3).float().mean()) < 0.05, key
