@@ -469,15 +469,16 @@ def is_parameter(tensor: Tensor) -> bool:
 
 
 def _fill_present(tensor: Tensor) -> Tensor:
-    """Gives a saved tensor to the call that runs again.
+    """Gives a saved tensor to the call that runs again; the node keeps its values, for it will not be used.
 
-    A function of no call: torch never lets go of a hook that has raised, and a call holds tensors.
+    A function of no call: torch never lets go of a hook that has raised, and a call holds tensors. Without its graph: a
+    node that holds its own output with it is never freed.
     """
     call = present_call()
     assert call is not None, "the hooks of a second run"
     if call.listens:
         call.fill(tensor)
-    return tensor
+    return tensor.detach()
 
 
 def _returned(tensor: Tensor) -> Tensor:

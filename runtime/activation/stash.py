@@ -38,7 +38,7 @@ class Stash:
 
     def _put(self, tensor: Tensor) -> Tensor | Ticket:
         if tensor.nbytes < _SMALLEST_BYTES or is_parameter(tensor):
-            return tensor
+            return tensor.detach()  # with its graph, a node that saves its own output would never be freed
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
         if key not in self._seen:
             self._seen[key] = (tensor.detach(), self._keeper.put(tensor))

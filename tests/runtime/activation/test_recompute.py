@@ -20,6 +20,7 @@ from dsrun.runtime.activation.profile import Profile
 from dsrun.runtime.activation.recompute import CallOptions, call_recomputed
 from dsrun.runtime.activation.rng import RngTracker
 from dsrun.runtime.activation.selective import contexts_for
+from dsrun.runtime.activation.stash import Stash
 
 WIDTH = 24
 
@@ -161,6 +162,34 @@ def test_everything_goes_with_the_graph_without_the_garbage_collector() -> None:
         del dropped
         assert gone() is None
         assert kept.keeper.device_bytes == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_no_tensor_of_either_run_outlives_the_backward(keeps: bool) -> None:
+    made: list[weakref.ref[Tensor]] = []
+
+    def body(x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = (x * x).sigmoid().exp()  # nodes that save their own outputs
+            made.append(weakref.ref(x))
+        return x
+
+    gc.disable()
+    try:
+        x = sample()
+        if keeps:
+            stash = Stash(AsItIs())
+            with stash.begin():
+                y = body(x).sum()
+            stash.end()
+        else:
+            y = call_recomputed("body", body, (x,), {}, options=options()).sum()
+        y.backward()
+        del y
+        assert len(made) == (3 if keeps else 5)  # the second run stops within the last operation
+        assert [there() for there in made] == [None] * len(made)
     finally:
         gc.enable()
 
