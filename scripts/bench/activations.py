@@ -249,7 +249,8 @@ def be_deepspeed(given: str, rounds: int) -> None:
     import deepspeed  # pyright: ignore[reportMissingImports]
 
     with suppress(Exception):  # its RNG tracker needs no group on the CPU; one is made where that is possible
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     deepspeed.checkpointing.configure(None)  # pyright: ignore
     memory, speed = (Size(*numbers) for numbers in json.loads(given))
     found = peak_bytes(make(memory, by_deepspeed))
