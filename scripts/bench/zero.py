@@ -177,7 +177,7 @@ def traffic(options: Options) -> list[Figures]:
 def memory(options: Options) -> list[Figures]:
     """Reads the most memory that was resident in a rank, in building and in three steps."""
     table = Figures("Most memory resident in a rank, 2 ranks, 202M parameters, bf16", "MiB")
-    host = Figures("Memory of the host after the third step: both ranks, shared pages counted once", "MiB")
+    mapped = Figures("The same with every page a rank has mapped, its peers' too, as `ps` has it", "MiB")
     for stage in options.stages:
         peers = [peer for peer in options.peers if stage or peer == "deepspeed"]
         rows: dict[str, str] = {}
@@ -189,21 +189,24 @@ def memory(options: Options) -> list[Figures]:
                 team.ask("reset")
                 team.step(3)
                 ran = team.ask("memory")
-            worst = max(range(2), key=lambda rank: max(built[rank]["peak"], ran[rank]["peak"]))
-            most = max(built[worst], ran[worst], key=lambda seen: seen["sampled"])
+            # What is shared counts once for the host: each page by equal parts with the ranks that have it mapped.
+            parts = [[seen["peak"] - seen["counted_twice"] for seen in phase] for phase in (built, ran)]
+            phase, rank = max(((p, r) for p in range(2) for r in range(2)), key=lambda at: parts[at[0]][at[1]])
+            most = (built, ran)[phase][rank]
             table.add(
                 row,
-                max(built[worst]["peak"], ran[worst]["peak"]) / _MIB,
-                f"in building {built[worst]['peak'] / _MIB:.0f}, in steps {ran[worst]['peak'] / _MIB:.0f}; "
-                f"at the most: own {most['own'] / _MIB:.0f}, shared {most['shared'] / _MIB:.0f}, "
+                parts[phase][rank] / _MIB,
+                f"in building {max(parts[0]) / _MIB:.0f}, in steps {max(parts[1]) / _MIB:.0f}; at the most: "
+                f"own {most['own'] / _MIB:.0f}, shared {(most['shared'] - most['counted_twice']) / _MIB:.0f}, "
                 f"libraries {most['files'] / _MIB:.0f}; after import {most['imported'] / _MIB:.0f}",
             )
-            host.add(row, sum(rank["now_proportional"] for rank in ran) / _MIB)
+            mapped.add(row, max(seen["peak"] for seen in (*built, *ran)) / _MIB)
         table.add(f"stage {stage}, dsrun plan", _planned_bytes(stage) / _MIB)
         for peer in peers:
             table.demand_ratio(rows["dsrun"], rows[peer], most=1.0)
+            mapped.demand_ratio(rows["dsrun"], rows[peer], most=1.0)
         table.demand_ratio(rows["dsrun"], f"stage {stage}, dsrun plan", least=0.95, most=1.05)
-    return [table, host]
+    return [table, mapped]
 
 
 def _planned_bytes(stage: int) -> int:

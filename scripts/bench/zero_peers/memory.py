@@ -45,9 +45,8 @@ class Sampler:
             **asdict(most),
             "sampled": most.total,
             "peak": _fields("/proc/self/status")["VmHWM"] * _KIB,
-            "now": resident().total,
-            # Shared pages by the number of processes that have them: summed over ranks, each page counts once.
-            "now_proportional": proportional["Pss"] * _KIB,
+            # Pages of other ranks' memory that this one has mapped, and would count as well: at most by a page's share.
+            "counted_twice": resident().shared - proportional["Pss_Shmem"] * _KIB,
         }
 
     def reset(self) -> None:
