@@ -131,11 +131,11 @@ class Answers:
 
     def bfloat16_enabled(self) -> bool:
         """Whether parameters are bf16."""
-        return self._parts.step.units[0].shard.dtype == torch.bfloat16
+        return self._parts.compute == torch.bfloat16
 
     def fp16_enabled(self) -> bool:
         """Whether parameters are fp16."""
-        return self._parts.step.units[0].shard.dtype == torch.float16
+        return self._parts.compute == torch.float16
 
     def __getattr__(self, name: str) -> Any:
         if name == "module" or name.startswith("__"):

@@ -116,13 +116,10 @@ class Engine(Answers, WholeWeights):
             the loss that backward ran on, so divided by the accumulation steps.
 
         Raises:
-            ModelError: the loss is no scalar, has no graph, or comes from parameters that were not gathered.
+            ModelError: the loss is no scalar, has no graph, or comes from parameters that were not gathered; or the
+                engine has no optimizer.
         """
-        if self.optimizer is None:
-            raise ModelError(
-                "engine.backward: the engine has no optimizer",
-                hint="give dsrun.initialize an optimizer, or the config an `optimizer` section",
-            )
+        self._check_trains("engine.backward")
         if loss.numel() != 1 or not loss.requires_grad:
             raise ModelError(
                 f"engine.backward: the loss has shape {tuple(loss.shape)} and requires_grad={loss.requires_grad}; "
@@ -150,8 +147,9 @@ class Engine(Answers, WholeWeights):
             lr_kwargs: for the schedule's `step`, of a schedule of the script's that takes any.
 
         Raises:
-            ModelError: there was no backward since the last step.
+            ModelError: there was no backward since the last step, or the engine has no optimizer.
         """
+        self._check_trains("engine.step")
         if not self._backward_done:
             raise ModelError(
                 "engine.step: there was no engine.backward since the last step",
@@ -208,6 +206,13 @@ class Engine(Answers, WholeWeights):
     def _say_where(self) -> None:
         """Says which step begins, by what was finished: ranks that called `step` equally often say the same."""
         self._parts.mesh.where.at(self._counters.global_steps + 1, self._micro_steps_done + 1)
+
+    def _check_trains(self, who: str) -> None:
+        if self.optimizer is None:
+            raise ModelError(
+                f"{who}: the engine has no optimizer, so it evaluates only",
+                hint="give dsrun.initialize an optimizer, or the config an `optimizer` section",
+            )
 
     def _take_step(self, lr_kwargs: Mapping[str, Any]) -> None:
         parts = self._parts

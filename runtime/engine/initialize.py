@@ -34,7 +34,7 @@ from ..mesh.groups import ProcessGroupMesh, choose_backend, choose_device, join,
 from ..mesh.spec import DATA_AXIS, MeshSpec
 from ..observe.memory import StatePrediction
 from ..observe.records import RecordWriter
-from ..optim.groups import GroupAssignment, assign_groups
+from ..optim.groups import GroupAssignment, assign_groups, check_trainable
 from ..optim.registry import adopt, check_elementwise, factory_of, states_per_element
 from ..optim.schedules import SCHEDULES
 from ..optim.sharded import ShardOptimizer
@@ -130,6 +130,9 @@ def initialize(
 ) -> tuple[Engine, optim.Optimizer | None, TrainingLoader | None, Scheduler | None]:
     """Makes an engine that trains `model`; every rank must call with the same model and config.
 
+    Without an optimizer it evaluates: a reference or reward model, which may be frozen as a whole, is cut at stage 3
+    all the same.
+
     The model's parameters are taken over: they move to this rank's device, take rank 0's values, and become views of
     flat buffers. A model that was built inside `dsrun.zero.Init` or on the meta device is never whole on a rank.
 
@@ -154,7 +157,7 @@ def initialize(
 
     Raises:
         ConfigError: the config is wrong, or none was given.
-        ModelError: nothing is trainable, or model, optimizer and data do not go together.
+        ModelError: nothing is trainable for the optimizer there is, or model, optimizer and data do not go together.
         InputError: the backend cannot be used here, or an argument says something else than the job's environment.
     """
     del distributed_port
@@ -168,6 +171,8 @@ def initialize(
     info = init_distributed(dist_init_required=dist_init_required)
     check_parallelism(mpu, mesh_param, world_size=info.world_size)
     settings = load(source, world_size=info.world_size)
+    if optimizer is not None or settings.optimizer is not None:
+        check_trainable(model)
     device = choose_device(present_backend(), info)
     mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device, observer=heartbeat)
     _check_same_everywhere(model, settings, assignment, training_data, mesh)
@@ -255,6 +260,7 @@ def initialize(
         [*units, *gathered.frozen],
         plan,
         data_axis,
+        device=mesh.device,
         store=store,
         reducer=reducer,
         optimizer=shard_optimizer,
@@ -286,6 +292,7 @@ def initialize(
             batch=settings.batch,
             config=settings.raw,
             stage=stage,
+            compute=precision.compute,
             clipping=settings.gradient_clipping,
             skip_non_finite=settings.bf16.enabled and settings.bf16.check_grad_overflow,
             steps_per_print=settings.steps_per_print,

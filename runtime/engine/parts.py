@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import nn, optim
 
 from dsrun.config.batch import BatchSizes
@@ -57,6 +58,7 @@ class EngineParts:
         batch: micro batch, accumulation steps and their product with the ranks.
         config: the config as a plain dict.
         stage: ZeRO stage, for those who ask.
+        compute: dtype of parameters, likewise.
         clipping: largest gradient norm; 0 for none.
         skip_non_finite: leave an update out where a gradient is inf or nan.
         steps_per_print: optimizer steps between printed lines; None for none.
@@ -80,6 +82,7 @@ class EngineParts:
     batch: BatchSizes
     config: dict[str, Any]
     stage: int
+    compute: torch.dtype
     clipping: float
     skip_non_finite: bool
     steps_per_print: int | None

@@ -35,15 +35,10 @@ def assign_groups(model: nn.Module, given: Iterable[Any] | None) -> GroupAssignm
         given: what torch optimizers take: parameters, (name, parameter) pairs, or group dicts; None: one group of all.
 
     Raises:
-        ModelError: no parameter is trainable, or a trainable one is in no group or in two.
+        ModelError: a trainable parameter is in no group or in two.
     """
     names = {id(param): name for name, param in model.named_parameters()}
     trainable = {id(param): param for param in model.parameters() if param.requires_grad}
-    if not trainable:
-        raise ModelError(
-            f"model: none of the {len(names)} parameters of {type(model).__name__} is trainable, nothing to train",
-            hint="set requires_grad on the parameters to train before dsrun.initialize",
-        )
     if given is None:
         return GroupAssignment(dict.fromkeys(trainable, 0), ({},))
     entries = list(given)
@@ -74,6 +69,21 @@ def assign_groups(model: nn.Module, given: Iterable[Any] | None) -> GroupAssignm
             hint="add them to a group, or set requires_grad to False to freeze them",
         )
     return GroupAssignment(group_of, tuple(options))
+
+
+def check_trainable(model: nn.Module) -> None:
+    """Refuses a model that an optimizer would have nothing to do for.
+
+    Raises:
+        ModelError: no parameter is trainable.
+    """
+    params = list(model.parameters())
+    if not any(param.requires_grad for param in params):
+        raise ModelError(
+            f"model: none of the {len(params)} parameters of {type(model).__name__} is trainable, nothing to train",
+            hint="set requires_grad on the parameters to train before dsrun.initialize; to evaluate only, leave the "
+            "optimizer out",
+        )
 
 
 def _bare(params: Any) -> Sequence[nn.Parameter]:

@@ -37,6 +37,7 @@ class ParamAccess(Keeper):
         units: all units, of frozen parameters too.
         plan: what is sharded.
         collectives: the axis the shards lie on.
+        device: where parameters live.
         store: asked where a unit is, and told of new values.
         reducer: asked whether there are gradients.
         optimizer: asked for its states.
@@ -49,12 +50,14 @@ class ParamAccess(Keeper):
         plan: ZeroPlan,
         collectives: Collectives,
         *,
+        device: torch.device,
         store: ParamStore,
         reducer: GradReducer,
         optimizer: ShardOptimizer,
         running: Callable[[], ParamUnit | None],
     ) -> None:
         self.units = units
+        self.device = device
         self.pieces = Pieces(plan, collectives, store)
         self.reducer = reducer
         self.optimizer = optimizer
@@ -172,8 +175,7 @@ class ParamAccess(Keeper):
 
     def _take_over(self, homes: list[UnitHome], source: int, *, failed: bool) -> None:
         reshaped = [home for home in homes if home.full is not None and home.param.shape != home.full.shape]
-        device = self.units[0].shard.device
-        gave_up = torch.tensor([int(failed or bool(reshaped))], device=device)
+        gave_up = torch.tensor([int(failed or bool(reshaped))], device=self.device)
         self.pieces.collectives.all_reduce(gave_up, op="max", of="GatheredParameters outcome").wait()
         if reshaped and not failed:
             home = reshaped[0]

@@ -70,7 +70,10 @@ def build_store(
     poison: bool = False,
     memory: Arenas | None = None,
 ) -> ParamStore:
-    """Returns the store that the plan asks for; see `SlottedStore` for the other arguments."""
-    if not plan.shard_parameters:
+    """Returns the store that the plan asks for; see `SlottedStore` for the other arguments.
+
+    Where no unit has parameters, as in a model without blocks that is all frozen, there is nothing to gather.
+    """
+    if not plan.shard_parameters or not units:
         return ResidentStore()
     return SlottedStore(units, collectives, plan=gathering, poison=poison, arenas=memory)

@@ -107,7 +107,7 @@ def assign(model: nn.Module, sources: Mapping[str, Source], *, where: str, stric
         work()
         return
     access: ParamAccess = homes[0].access
-    failure = attempt(work, access.pieces.collectives, device=access.units[0].shard.device, of="load")
+    failure = attempt(work, access.pieces.collectives, device=access.device, of="load")
     if failure is not None:
         raise failure.error or CheckpointError(
             f"{where}: rank {failure.rank} could not read its part; the model is now a mixture",

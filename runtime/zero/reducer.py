@@ -117,7 +117,7 @@ class GradReducer:
         memory: Arenas | None = None,
     ) -> None:
         memory = Arenas() if memory is None else memory
-        first = units[0].shard
+        first = units[0].shard if units else torch.empty(0)  # no unit, no gradient
         count = slot_count if shard_gradients else len(units)
         placed = allocate_slots(
             units,
@@ -140,7 +140,7 @@ class GradReducer:
         self._divide_before = divide_before
         self._staging: list[_Staging] = []
         if wire is not None and wire != first.dtype and collectives.size > 1:
-            largest = max(unit.layout.padded_numel for unit in units)
+            largest = max((unit.layout.padded_numel for unit in units), default=0)
             staging = memory.reserve(
                 "wire staging",
                 room_for([largest] * _STAGING_COUNT),

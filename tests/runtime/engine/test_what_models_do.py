@@ -331,19 +331,6 @@ def test_leaf_modules_are_set_and_unset_by_class_name_and_suffix() -> None:
 # Known defects --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ModelError, reason="an engine needs a trained parameter, if only to be evaluated"
-)
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_model_that_is_all_frozen_can_be_evaluated(stage: int) -> None:
-    """As the reference model of preference training is."""
-    plain = gpt()
-    tokens, _ = batches(0, samples=2)
-    engine = dsrun.initialize(model=gpt().requires_grad_(False), config=without_optimizer(stage))[0]
-    with torch.no_grad():
-        assert torch.equal(engine(tokens), plain(tokens))
-
-
 def _copied(stage: int) -> dict[str, int]:
     """Collectives that a copy of the model enters, which is no longer the engine's."""
     engine = make_engine(config(stage, micro=2), model=gpt())

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from dsrun.errors import ModelError
-from dsrun.runtime.optim.groups import assign_groups
+from dsrun.runtime.optim.groups import assign_groups, check_trainable
 
 
 def model() -> nn.Sequential:
@@ -56,7 +56,14 @@ def test_mistakes_are_named() -> None:
     for given in ([], [{"params": []}]):
         with pytest.raises(ModelError, match="in no group"):
             assign_groups(m, given)
+
+
+def test_what_an_optimizer_would_have_nothing_to_do_for_is_refused() -> None:
+    m = model().requires_grad_(False)
+    assert not assign_groups(m, None).group_of
     with pytest.raises(ModelError, match="none of the 6 parameters of Sequential is trainable"):
-        assign_groups(m.requires_grad_(False), None)
+        check_trainable(m)
     with pytest.raises(ModelError, match="none of the 0 parameters"):
-        assign_groups(nn.ReLU(), None)
+        check_trainable(nn.ReLU())
+    m[2].bias.requires_grad_(True)
+    check_trainable(m)
