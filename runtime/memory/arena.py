@@ -95,8 +95,8 @@ class Arena:
 
     def __init__(self, name: str, zeros: Zeros, *, numel: int = 0, grows: bool = False) -> None:
         self.name = name
-        self._zeros = zeros
-        self._grows = grows
+        # Who reserves once may let go of all that it made the memory with.
+        self._more = zeros if grows else None
         self._blocks: list[_Block] = [_Block(zeros(numel))] if numel else []
         self._empty = zeros(0)
         self._used = 0
@@ -142,10 +142,10 @@ class Arena:
 
         No view may be in use by a collective. The memory reserved stays the same.
         """
-        if len(self._blocks) > 1 and not self._used:
+        if self._more is not None and len(self._blocks) > 1 and not self._used:
             numel = sum(block.spans.size for block in self._blocks)
             self._blocks.clear()  # first, or twice the memory would be needed
-            self._blocks.append(_Block(self._zeros(numel)))
+            self._blocks.append(_Block(self._more(numel)))
         for block in self._blocks:
             if block.spans.holes:
                 _move_together(block)
@@ -167,11 +167,11 @@ class Arena:
             start = block.spans.take(numel)
             if start is not None:
                 return block, start
-        assert self._grows, (
+        assert self._more is not None, (
             f"arena {self.name}: {numel} elements are wanted, {self._used} of "
             f"{sum(block.spans.size for block in self._blocks)} are handed out"
         )
-        block = _Block(self._zeros(numel))
+        block = _Block(self._more(numel))
         self._blocks.append(block)
         start = block.spans.take(numel)
         assert start is not None, "the block was made for it"

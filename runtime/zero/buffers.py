@@ -87,6 +87,7 @@ class UnitBuffers:
 
     def add_sums(self) -> None:
         """Gives every unit its gradient sum; last, when the model's first tensors are gone."""
+        self._scratch = self._own(0)  # as much as the largest unit takes in fp32
         arena = self._memory.reserve("gradient sums", self._owned_numel, self._own)
         for unit in self._units:
             unit.grad_sum = arena.take(unit.owned[1] - unit.owned[0])

@@ -101,6 +101,33 @@ def held_storages() -> set[tuple[int, int]]:
     return {(storage.data_ptr(), storage.nbytes()) for storage in storages if storage.nbytes()}
 
 
+def held_bytes() -> int:
+    """Bytes of memory behind all of python's tensors, each byte counted once, however many storages lie over it."""
+    total = last = 0
+    for start, numel in sorted(held_storages()):
+        total += max(0, start + numel - max(start, last))
+        last = max(last, start + numel)
+    return total
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", None])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("stage", STAGES)
+def test_nothing_is_held_between_steps_that_the_report_does_not_tell(
+    stage: int, bf16: bool, optimizer: str | None
+) -> None:
+    before = held_bytes()
+    settings = config(stage, micro=2, bf16=bf16, optimizer=optimizer or "", zero_allow_untested_optimizer=True)
+    if optimizer is None:
+        del settings["optimizer"]
+    engine = make_engine(settings, optimizer=Own if optimizer is None else None)
+    train(engine, range(2), samples=2)
+    report = engine.memory_arenas()
+    sum_of_losses = 8
+    told = report.reserved_bytes + sum(use.used_bytes for use in report.outside) + sum_of_losses
+    assert held_bytes() - before == told
+
+
 def _flat(stage: int, steps: int, bf16: bool) -> None:
     engine = make_engine(config(stage, micro=2, bf16=bf16))
     lengths = random.Random(5)
