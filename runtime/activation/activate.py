@@ -1,19 +1,10 @@
-"""Switches a model's blocks to what the config says, without changing the model; the one place that knows all parts.
-
-[Note: measured plans]
-Policy `memory_budget` begins as `every_block` and is measured: bytes and seconds of each block in the second micro
-step, and what it takes to copy and to pack a byte. From these the fastest plan within the budget is solved and used
-from the third micro step on. Plans of ranks may differ: nothing else depends on them.
-"""
+"""Switches a model's blocks to what the config says, without changing the model; the one place that knows all parts."""
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import torch
 from torch import nn
 
 from dsrun.config.sections.activation import ActivationCheckpointing, Policy
@@ -23,14 +14,15 @@ from dsrun.units import format_bytes
 from ..compat import compiler_memory_budget, is_compiled
 from ..stacks import Stack
 from .blocks import BlockHooks, choose_stacks
-from .budget import BlockCosts, Cost, Solution, least_bytes, solve
+from .budget import Solution
 from .copier import copier_for
 from .host_ring import HostRing
 from .keeping import AsItIs, Keeper
-from .packing import Packed, pack, packed_bytes, unpack
+from .measured import solve_measured
+from .options import CallOptions
+from .packing import Packed
 from .policy import Segment, Treatment, plan
-from .profile import CallFigures, Profile
-from .recompute import CallOptions
+from .profile import Profile
 from .rng import RngTracker
 from .selective import contexts_for
 from .settings import OnItsDevice, keeper_of_inputs
@@ -38,7 +30,6 @@ from .settings import OnItsDevice, keeper_of_inputs
 #: Micro steps before figures are taken, and after which they are printed.
 _WARM_UP = 1
 _PROFILED = 3
-_PROBE_BYTES = 8 << 20
 
 
 class Activations:
@@ -148,27 +139,19 @@ class Activations:
                 self._hooks.set_plan(self.segments, options=self._options, keepers=self._keepers())
 
     def _solve(self, names: Sequence[str]) -> None:
-        """See [Note: measured plans]."""
+        """See measured.[Note: measured plans]."""
         assert self._profile is not None, "policy memory_budget measures"
         assert self._section.memory_budget is not None, "checked with the section"
         device = next(p.device for _, m in self._stacks[0].blocks for p in m.parameters())
-        move_s, pack_s = _seconds_per_byte(device)
-        blocks = [
-            block_costs(
-                self._profile.figures[name],
-                move_s=move_s if self._section.cpu_checkpointing else None,
-                pack_s=pack_s if self._section.packing == "int8" else None,
-            )
-            for name in names
-        ]
+        figures = [self._profile.figures[name] for name in names]
         budget = self._section.memory_budget
-        solution = solve(blocks, budget)
-        if solution is None:
-            raise ModelError(
-                f"`activation_checkpointing.memory_budget` is {budget} ({format_bytes(budget)}); the blocks need "
-                f"{format_bytes(least_bytes(blocks))} at least",
-                hint="use a smaller micro batch, or `cpu_checkpointing`, or `packing`",
-            )
+        solution = solve_measured(
+            figures,
+            budget,
+            device=device,
+            may_move=self._section.cpu_checkpointing,
+            may_pack=self._section.packing == "int8",
+        )
         self.solution = solution
         chosen = iter(solution.treatments)
         self.segments = [[Segment(i, i + 1, next(chosen)) for i in range(len(s.blocks))] for s in self._stacks]
@@ -188,55 +171,6 @@ class Activations:
             Treatment.MOVE: OnItsDevice(lambda device: HostRing(device, copier_for(device))),
             Treatment.PACK: Packed(AsItIs()),
         }
-
-
-def block_costs(figures: CallFigures, *, move_s: float | None, pack_s: float | None) -> BlockCosts:
-    """Returns what each treatment of a measured block costs.
-
-    Args:
-        figures: of the block.
-        move_s: seconds to copy a byte to the host and back; None where that is not allowed.
-        pack_s: seconds to pack and unpack a byte; None where that is not allowed.
-    """
-    live = figures.dropped_bytes
-    costs = {
-        Treatment.KEEP: Cost(live, 0.0),
-        Treatment.RECOMPUTE: Cost(figures.kept_bytes, statistics.median(figures.again_s)),
-    }
-    if move_s is not None:
-        costs[Treatment.MOVE] = Cost(0, live * move_s)
-    if pack_s is not None:
-        costs[Treatment.PACK] = Cost(packed_bytes(live) // 2, live * pack_s)
-    return BlockCosts(live, costs)
-
-
-def _seconds_per_byte(device: torch.device) -> tuple[float, float]:
-    """Measures (copying to the host and back, packing and unpacking), in seconds a byte of bf16."""
-    probe = torch.zeros(_PROBE_BYTES // 2, dtype=torch.bfloat16, device=device)
-    copier = copier_for(device)
-    slot = torch.zeros(probe.shape, dtype=probe.dtype, pin_memory=device.type != "cpu")
-
-    def move() -> None:
-        copier.start_out(probe, slot)
-        copier.start_back(slot)
-        copier.finish()
-
-    def pack_and_unpack() -> None:
-        unpack(*pack(probe), probe.dtype)
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-
-    return _seconds(move) / _PROBE_BYTES, _seconds(pack_and_unpack) / _PROBE_BYTES
-
-
-def _seconds(run: Callable[[], None]) -> float:
-    """The shorter of two runs; the first one also pays for what is made once."""
-    taken: list[float] = []
-    for _ in range(2):
-        started_s = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - started_s)
-    return min(taken)
 
 
 def activate(

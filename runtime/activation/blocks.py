@@ -29,8 +29,9 @@ from dsrun.errors import ModelError
 
 from ..stacks import Stack, find_stacks
 from .keeping import Keeper
+from .options import CallOptions
 from .policy import Segment, Treatment
-from .recompute import CallOptions, Chain, RecomputedCall, present_call, running
+from .recompute import Chain, RecomputedCall, present_call, running
 from .stash import Stash
 
 BLOCKS_KEY = "activation_checkpointing.blocks"

@@ -18,9 +18,10 @@ from dsrun.errors import InputError, ModelError
 
 from ..mesh.c10d import C10dCollectives, GlooCollectives
 from ..mesh.collectives import Collectives
+from .calls import call_recomputed
 from .keeping import AsItIs
+from .options import CallOptions
 from .profile import Profile
-from .recompute import CallOptions, call_recomputed
 from .rng import RngTracker
 from .selective import contexts_for
 from .settings import check_section, keeper_of_inputs

@@ -28,7 +28,7 @@ class CallFigures:
 
 
 class Profile:
-    """An observer of recomputed calls, see recompute.Observer."""
+    """An observer of recomputed calls, see options.Observer."""
 
     def __init__(self) -> None:
         self.figures: dict[str, CallFigures] = {}

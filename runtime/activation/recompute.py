@@ -1,9 +1,10 @@
 """Calls whose saved tensors are dropped in forward and made again in backward.
 
-Decides nothing: which calls these are stands in `policy.py`, where their inputs live meanwhile in `keeping.py`.
+Decides nothing: which calls these are stands in `policy.py`, how they are kept in `options.py`, where their inputs live
+meanwhile in `keeping.py`.
 
 [Note: recomputed calls]
-While a call runs, autograd gets a `_Stub` for every tensor that an operation saves, and the tensor itself goes. What is
+While a call runs, autograd gets a `Stub` for every tensor that an operation saves, and the tensor itself goes. What is
 kept of the call is what it takes to run it again: its inputs, the state of random generators, and the autocast that
 was on. When backward asks for the first stub, the call runs again; the n-th tensor that is saved then is the one that
 the n-th stub stands for. The graph of that second run is thrown away: its values are wanted, not its nodes. The run
@@ -25,24 +26,22 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils import checkpoint as torch_checkpoint
 
 from dsrun.errors import ModelError
 
-from .keeping import AsItIs, Keeper, Ticket
+from .keeping import AsItIs, Ticket
 from .nested import tensors_in, with_leaves, with_tensors
-from .rng import RngState, RngTracker, capture, replayed
-
-#: Makes the contexts of the first and of the second run, e.g. torch's for selective checkpointing.
-Contexts = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+from .options import CallOptions
+from .stubs import AllThere, Stub, Stubs, give
+from .surroundings import Surroundings
 
 _present: ContextVar[RecomputedCall | None] = ContextVar("dsrun_recomputed_call", default=None)
 
@@ -62,53 +61,6 @@ def running(call: RecomputedCall) -> Generator[None]:
         _present.reset(token)
 
 
-class Observer(Protocol):
-    """Hears what calls kept, dropped and took."""
-
-    def ran(self, name: str, *, seconds: float, kept_bytes: int, dropped_bytes: int) -> None:
-        """A call ended its first run."""
-        ...
-
-    def ran_again(self, name: str, *, seconds: float) -> None:
-        """A call ended a later run."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class CallOptions:
-    """How calls are kept and run again.
-
-    Attributes:
-        keeper: of inputs that carry gradients; all others (masks, tables) are kept as they are.
-        tracker: named generators.
-        preserve_rng: draw the same random numbers again; without dropout there is nothing to draw.
-        contexts: of the two runs; None for none.
-        synchronize: wait for the accelerator before and after every run.
-        observer: None for nobody.
-    """
-
-    keeper: Keeper
-    tracker: RngTracker
-    preserve_rng: bool = True
-    contexts: Contexts | None = None
-    synchronize: bool = False
-    observer: Observer | None = None
-
-
-class _AllThere(Exception):
-    """No error: ends a run of which nothing more is wanted. An Exception, for modules call their last hooks then."""
-
-
-class _Stub:
-    """What autograd holds in place of a saved tensor."""
-
-    __slots__ = ("__weakref__", "call", "value")
-
-    def __init__(self, call: RecomputedCall) -> None:
-        self.call = call
-        self.value: Tensor | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class _FromCall:
     """An input that an earlier call of the chain gives."""
@@ -122,24 +74,6 @@ class _FromCall:
 class _Kept:
     ticket: Ticket
     requires_grad: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Autocast:
-    """What `torch.autocast` was in effect."""
-
-    device_type: str
-    enabled: bool
-    dtype: torch.dtype
-
-    @classmethod
-    def now(cls, device_types: set[str]) -> tuple[_Autocast, ...]:
-        return tuple(
-            cls(kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in sorted(device_types)
-        )
-
-    def again(self) -> AbstractContextManager[Any]:
-        return torch.autocast(self.device_type, dtype=self.dtype, enabled=self.enabled)
 
 
 class Chain:
@@ -177,6 +111,7 @@ class RecomputedCall:
     Attributes:
         listens: what a second run saves now is what the first one saved. A module's hooks switch it on and off.
         arguments: of the second run under way.
+        stubs: for what it saved.
 
     Args:
         name: in messages and tables.
@@ -205,22 +140,15 @@ class RecomputedCall:
         self._inputs: list[_Kept | _FromCall] = []
         self.kept_bytes = 0
         given = list(tensors_in((args, kwargs)))
-        self._rng: RngState | None = capture(given, options.tracker) if options.preserve_rng else None
-        kinds = {tensor.device.type for tensor in given} | {"cpu"}
-        self._autocast = _Autocast.now(kinds)
-        self._device = torch.get_default_device()
+        self._then = Surroundings(given, options.tracker, preserve_rng=options.preserve_rng)
         self._arguments: Any = with_tensors((args, kwargs), lambda tensor: self._keep(tensor, chain))
         self._contexts = [] if options.contexts is None else list(options.contexts())
         self._chain = chain
-        self._stubs: list[weakref.ref[_Stub]] = []
-        self._facts: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+        self.stubs = Stubs(name, measures=options.observer is not None)
         self._ended = False
         self._filled = False
-        self._next = 0
-        self._stops = False
         self.listens = False
         self.arguments: tuple[Any, Any] | None = None
-        self._dropped: dict[int, int] = {}
         self._started_s = 0.0
 
     # The first run ----------------------------------------------------------------------------------------------------
@@ -238,7 +166,7 @@ class RecomputedCall:
         """Returns the hooks under which the first run is made."""
         self._wait()
         self._started_s = time.perf_counter()
-        return saved_tensors_hooks(self._drop, self._give)
+        return saved_tensors_hooks(self._drop, give)
 
     def end(self, output: Any) -> None:
         """The first run has ended with this output."""
@@ -253,9 +181,8 @@ class RecomputedCall:
                 self.name,
                 seconds=time.perf_counter() - self._started_s,
                 kept_bytes=self.kept_bytes,
-                dropped_bytes=sum(self._dropped.values()),
+                dropped_bytes=self.stubs.take_dropped_bytes(),
             )
-            self._dropped.clear()
         elif self._options.synchronize:
             self._wait()
 
@@ -270,27 +197,8 @@ class RecomputedCall:
             self.kept_bytes += tensor.nbytes
         return _Place(len(self._inputs) - 1)
 
-    def _drop(self, tensor: Tensor) -> _Stub:
-        stub = _Stub(self)
-        self._stubs.append(weakref.ref(stub))
-        self._facts.append((tensor.shape, tensor.dtype, tensor.device))
-        if self._options.observer is not None and not is_parameter(tensor):
-            storage = tensor.untyped_storage()
-            self._dropped[storage.data_ptr()] = storage.nbytes()
-        return stub
-
-    def _give(self, stub: _Stub) -> Tensor:
-        if stub.value is None:
-            stub.call.make_again()
-        value, stub.value = stub.value, None  # a second backward makes it again
-        if value is None:
-            raise ModelError(
-                f"activation checkpointing: the second run of `{self.name}` did not come to a tensor that its first "
-                "run saved",
-                hint="what a block does must not depend on anything but its inputs, weights and random numbers; leave "
-                "it out by `activation_checkpointing.blocks`",
-            )
-        return value
+    def _drop(self, tensor: Tensor) -> Stub:
+        return self.stubs.drop(tensor, self)
 
     # The second run ---------------------------------------------------------------------------------------------------
 
@@ -336,20 +244,19 @@ class RecomputedCall:
         started_s = time.perf_counter()
         inputs = [self._input(source, found) for source in self._inputs]
         args, kwargs = with_leaves(self._arguments, _Place, lambda place: inputs[place.position])
-        self._next = 0
-        self._stops = stops
+        self.stubs.expect(stops=stops)
         self.arguments = (args, kwargs)
         self.listens = not isinstance(self.run, nn.Module)
         output: Any = None
         try:
-            with running(self), self._as_it_was(fills=fills):
+            with running(self), self._then.again(), _saving(fills=fills):
                 output = self.run(*args, **kwargs)
-        except _AllThere:
+        except AllThere:
             pass
         finally:
             self.arguments = None
         if fills:
-            self._check_count()
+            self.stubs.check_all_came()
             self._filled = True
         if self._options.observer is not None:
             self._wait()
@@ -357,22 +264,6 @@ class RecomputedCall:
         elif self._options.synchronize:
             self._wait()
         return list(tensors_in(output))
-
-    @contextmanager
-    def _as_it_was(self, *, fills: bool) -> Generator[None]:
-        """The second run's surroundings: generators, autocast and default device of the first one."""
-        with ExitStack() as stack:
-            if self._rng is not None:
-                stack.enter_context(replayed(self._rng, self._options.tracker))
-            for then in self._autocast:
-                if then.enabled or torch.is_autocast_enabled(then.device_type):
-                    stack.enter_context(then.again())
-            if self._device != torch.get_default_device():
-                stack.enter_context(self._device)
-            stack.enter_context(torch.set_grad_enabled(fills))
-            if fills:
-                stack.enter_context(saved_tensors_hooks(_fill_present, _returned))
-            yield
 
     def _input(self, source: _Kept | _FromCall, found: dict[RecomputedCall, list[Tensor]]) -> Tensor:
         if isinstance(source, _Kept):
@@ -382,35 +273,6 @@ class RecomputedCall:
             assert source.position < len(outputs), "a call before the last one runs to its end"
             tensor = outputs[source.position]
         return tensor.detach().requires_grad_(source.requires_grad)
-
-    def fill(self, tensor: Tensor) -> None:
-        """Takes the next tensor that the second run saves."""
-        position = self._next
-        self._next += 1
-        if position >= len(self._stubs):
-            self._went_elsewhere(f"more than {len(self._stubs)} tensors")
-        facts = (tensor.shape, tensor.dtype, tensor.device)
-        if facts != self._facts[position]:
-            self._went_elsewhere(
-                f"{_described(facts)} as tensor {position}, which was {_described(self._facts[position])}"
-            )
-        stub = self._stubs[position]()
-        if stub is not None:
-            stub.value = tensor.detach()
-        if self._stops and self._next == len(self._stubs):
-            raise _AllThere
-
-    def _check_count(self) -> None:
-        if self._next < len(self._stubs):
-            self._went_elsewhere(f"{self._next} tensors of {len(self._stubs)}")
-
-    def _went_elsewhere(self, saved: str) -> None:
-        raise ModelError(
-            f"activation checkpointing: the second run of `{self.name}` saved {saved}: it went another way than the "
-            "first one",
-            hint="what a block does must not depend on anything but its inputs, weights and random numbers; leave it "
-            "out by `activation_checkpointing.blocks`",
-        )
 
     def _wait(self) -> None:
         wanted = self._options.synchronize or self._options.observer is not None
@@ -425,47 +287,11 @@ class _Place:
     position: int
 
 
-def call_recomputed(
-    name: str,
-    run: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    options: CallOptions,
-) -> Any:
-    """Makes a call that is run again in backward; see [Note: recomputed calls].
-
-    Where no gradients are asked for, and inside of another such call, it is an ordinary call. While a compiler traces,
-    it is torch's own checkpoint, which the compiler knows.
-    """
-    if torch.compiler.is_compiling():
-        return torch_checkpoint.checkpoint(run, *args, use_reentrant=False, **kwargs)
-    if not torch.is_grad_enabled() or present_call() is not None:
-        return run(*args, **kwargs)
-    call = RecomputedCall(name, _Surrounded(run), args, kwargs, options=options)
-    with running(call), call.begin():
-        output = call.run(*args, **kwargs)
-    call.end(output)
-    return output
-
-
-class _Surrounded:
-    """A function in the surroundings of the present call."""
-
-    def __init__(self, run: Callable[..., Any]) -> None:
-        self._run = run
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = present_call()
-        assert call is not None, "called by its call only"
-        with call.surroundings():
-            return self._run(*args, **kwargs)
-
-
-def is_parameter(tensor: Tensor) -> bool:
-    """Whether a saved tensor is a parameter or a view of one, which is there in any case."""
-    base = tensor._base if tensor._is_view() else tensor
-    return isinstance(base, nn.Parameter)
+@contextmanager
+def _saving(*, fills: bool) -> Generator[None]:
+    """Inside, a second run saves for the present call's stubs, or makes no graph."""
+    with torch.set_grad_enabled(fills), saved_tensors_hooks(_fill_present, _returned) if fills else nullcontext():
+        yield
 
 
 def _fill_present(tensor: Tensor) -> Tensor:
@@ -477,14 +303,9 @@ def _fill_present(tensor: Tensor) -> Tensor:
     call = present_call()
     assert call is not None, "the hooks of a second run"
     if call.listens:
-        call.fill(tensor)
+        call.stubs.fill(tensor)
     return tensor.detach()
 
 
 def _returned(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _described(facts: tuple[torch.Size, torch.dtype, torch.device]) -> str:
-    shape, dtype, device = facts
-    return f"{tuple(shape)} {str(dtype).removeprefix('torch.')} on {device}"

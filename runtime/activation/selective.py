@@ -12,7 +12,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from dsrun.errors import ModelError
 
-from .recompute import Contexts
+from .options import Contexts
 
 #: Matrix products and fused attention: nearly all of a transformer's operations by time, about half by bytes.
 MATMULS = (

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from .keeping import Keeper, Ticket
-from .recompute import is_parameter
+from .stubs import is_parameter
 
 #: Smaller tensors stay where they are: a copy of their own costs more than they hold.
 _SMALLEST_BYTES = 16 << 10

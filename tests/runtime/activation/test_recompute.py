@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsrun.errors import ModelError
+from dsrun.runtime.activation.calls import call_recomputed
 from dsrun.runtime.activation.keeping import AsItIs
+from dsrun.runtime.activation.options import CallOptions
 from dsrun.runtime.activation.profile import Profile
-from dsrun.runtime.activation.recompute import CallOptions, call_recomputed
 from dsrun.runtime.activation.rng import RngTracker
 from dsrun.runtime.activation.selective import contexts_for
 from dsrun.runtime.activation.stash import Stash

@@ -1,0 +1,106 @@
+"""The fastest plan for blocks that were measured: from a profile to what each treatment costs, and to a choice.
+
+[Note: measured plans]
+Policy `memory_budget` begins as `every_block` and is measured: bytes and seconds of each block in the second micro
+step, and what it takes to copy and to pack a byte. From these the fastest plan within the budget is solved and used
+from the third micro step on. Plans of ranks may differ: nothing else depends on them.
+
+Who measures blocks and applies the plan is `activate.py`; the choice itself is `budget.py`'s.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from dsrun.errors import ModelError
+from dsrun.units import format_bytes
+
+from .budget import BlockCosts, Cost, Solution, least_bytes, solve
+from .copier import copier_for
+from .packing import pack, packed_bytes, unpack
+from .policy import Treatment
+from .profile import CallFigures
+
+_PROBE_BYTES = 8 << 20
+
+
+def solve_measured(
+    figures: Sequence[CallFigures], budget_bytes: int, *, device: torch.device, may_move: bool, may_pack: bool
+) -> Solution:
+    """Returns the fastest plan within a budget.
+
+    Args:
+        figures: of each block, with a second run.
+        budget_bytes: what the blocks' activations may take.
+        device: that the blocks compute on; copying and packing are measured there.
+        may_move: saved tensors may wait in host memory.
+        may_pack: saved tensors may wait in 8 bits.
+
+    Raises:
+        ModelError: the budget is less than the least that the blocks can do with.
+    """
+    move_s, pack_s = _seconds_per_byte(device)
+    blocks = [
+        block_costs(each, move_s=move_s if may_move else None, pack_s=pack_s if may_pack else None) for each in figures
+    ]
+    solution = solve(blocks, budget_bytes)
+    if solution is None:
+        raise ModelError(
+            f"`activation_checkpointing.memory_budget` is {budget_bytes} ({format_bytes(budget_bytes)}); the blocks "
+            f"need {format_bytes(least_bytes(blocks))} at least",
+            hint="use a smaller micro batch, or `cpu_checkpointing`, or `packing`",
+        )
+    return solution
+
+
+def block_costs(figures: CallFigures, *, move_s: float | None, pack_s: float | None) -> BlockCosts:
+    """Returns what each treatment of a measured block costs.
+
+    Args:
+        figures: of the block.
+        move_s: seconds to copy a byte to the host and back; None where that is not allowed.
+        pack_s: seconds to pack and unpack a byte; None where that is not allowed.
+    """
+    live = figures.dropped_bytes
+    costs = {
+        Treatment.KEEP: Cost(live, 0.0),
+        Treatment.RECOMPUTE: Cost(figures.kept_bytes, statistics.median(figures.again_s)),
+    }
+    if move_s is not None:
+        costs[Treatment.MOVE] = Cost(0, live * move_s)
+    if pack_s is not None:
+        costs[Treatment.PACK] = Cost(packed_bytes(live) // 2, live * pack_s)
+    return BlockCosts(live, costs)
+
+
+def _seconds_per_byte(device: torch.device) -> tuple[float, float]:
+    """Measures (copying to the host and back, packing and unpacking), in seconds a byte of bf16."""
+    probe = torch.zeros(_PROBE_BYTES // 2, dtype=torch.bfloat16, device=device)
+    copier = copier_for(device)
+    slot = torch.zeros(probe.shape, dtype=probe.dtype, pin_memory=device.type != "cpu")
+
+    def move() -> None:
+        copier.start_out(probe, slot)
+        copier.start_back(slot)
+        copier.finish()
+
+    def pack_and_unpack() -> None:
+        unpack(*pack(probe), probe.dtype)
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    return _seconds(move) / _PROBE_BYTES, _seconds(pack_and_unpack) / _PROBE_BYTES
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    """The shorter of two runs; the first one also pays for what is made once."""
+    taken: list[float] = []
+    for _ in range(2):
+        started_s = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - started_s)
+    return min(taken)
