@@ -18,7 +18,7 @@ ENGINE: Mapping[str, str] = {
     "offload_states": "states stay where the config puts them; engine.destroy() frees them",
     "reload_states": "states stay where the config puts them",
     "reset_activation_shape": _PIPELINE,
-    "scale": "fp32 and bf16 have no loss scale; pass the loss to engine.backward",
+    "scale": "engine.backward multiplies by the loss scale itself; pass it the loss",
     "set_batch_fn": _PIPELINE,
     "set_dataiterator": _PIPELINE,
     "set_dataloader": _PIPELINE,

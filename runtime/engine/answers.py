@@ -105,6 +105,20 @@ class Answers:
         """Optimizer steps whose update was left out."""
         return self._counters.skipped_steps
 
+    @property
+    def cur_scale(self) -> float:
+        """By which the next loss is multiplied before its backward: 1 without fp16."""
+        return self._parts.loss_scale.value
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the last optimizer step was left out because a gradient was inf or nan."""
+        return self._last is not None and not self._last.applied
+
+    def dynamic_loss_scale(self) -> bool:
+        """Whether there is a loss scale that follows overflows."""
+        return self._parts.loss_scale.is_dynamic
+
     def zero_optimization_stage(self) -> int:
         """ZeRO stage."""
         return self._parts.stage

@@ -24,6 +24,7 @@ from ..memory.arenas import ArenaReport, OutsideUse
 from ..observe.memory import measure
 from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
+from ..precision.casting import cast_floating
 from ..zero.partition_parameters import unsettle
 from .answers import Answers
 from .export import WholeWeights
@@ -71,7 +72,7 @@ class Engine(Answers, WholeWeights):
         self._heartbeat = parts.heartbeat
         self._say_where()
         parts.hooks.follow(parts.module)
-        take_over(parts.module, parts.optimizer)
+        take_over(parts.module, parts.optimizer, loss_scale=parts.loss_scale.value)
         self._taken = Taken(parts.module)
         self._report = StepReport(
             parts.collectives,
@@ -93,10 +94,15 @@ class Engine(Answers, WholeWeights):
     # Training ---------------------------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the module's forward. Inputs are neither moved nor cast. At stage 3, enters all-gathers."""
+        """Runs the module's forward. Inputs are not moved; `fp16.auto_cast` alone casts them.
+
+        At stage 3, enters all-gathers.
+        """
         self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
         if torch.is_grad_enabled():
             self._report.add_tokens(count_tokens(args, kwargs))
+        if self._parts.cast_inputs is not None:
+            args, kwargs = cast_floating((args, kwargs), self._parts.cast_inputs)
         self._parts.hooks.before_forward()
         try:
             return self.module(*args, **kwargs)
@@ -113,7 +119,7 @@ class Engine(Answers, WholeWeights):
             scale_wrt_gas: divide by the number of accumulation steps first.
 
         Returns:
-            the loss that backward ran on, so divided by the accumulation steps.
+            the loss divided by the accumulation steps; backward itself runs on that times the loss scale.
 
         Raises:
             ModelError: the loss is no scalar, has no graph, or comes from parameters that were not gathered; or the
@@ -132,7 +138,7 @@ class Engine(Answers, WholeWeights):
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
         self._parts.hooks.before_backward(retain_graph=retain_graph, reduce=not self._without_sync)
         try:
-            scaled.backward(retain_graph=retain_graph)
+            self._with_loss_scale(scaled).backward(retain_graph=retain_graph)
         except BaseException:
             self._parts.hooks.abandon_backward()
             raise
@@ -223,12 +229,14 @@ class Engine(Answers, WholeWeights):
             loss_sum=self._report.loss_sum,
             clipping=parts.clipping,
             skip_non_finite=parts.skip_non_finite,
+            loss_scale=parts.loss_scale.value,
         )
         # Between steps nothing is under way: buffers that have come and gone leave no holes.
         parts.memory.compact()
         self._last = result
         self._step_applied = result.applied
-        note_outcome(parts.optimizer, overflow=not result.applied)
+        parts.loss_scale.follow(overflow=not result.applied, at=str(parts.mesh.where), what=result.trouble)
+        note_outcome(parts.optimizer, overflow=not result.applied, loss_scale=parts.loss_scale.value)
         lr = self.get_lr()
         if result.applied:
             if self.lr_scheduler is not None:
@@ -238,9 +246,16 @@ class Engine(Answers, WholeWeights):
             self._counters.skipped_steps += 1
         self._counters.global_steps += 1
         self._counters.global_samples += self.train_batch_size()
-        self._report.step(result, self._counters, lr=lr, samples=self.train_batch_size())
+        self._report.step(
+            result, self._counters, lr=lr, samples=self.train_batch_size(), next_scale=parts.loss_scale.value
+        )
         if result.applied and self._peaks.wants_state:
             self._peaks.take_state(self.model_state_bytes())
+
+    def _with_loss_scale(self, loss: Tensor) -> Tensor:
+        """Returns the loss times the loss scale: in fp32, for fp16 has no room for the product."""
+        scale = self._parts.loss_scale.value
+        return loss if scale == 1.0 else loss.float() * scale
 
     def _check_first_loss(self, loss: Tensor) -> None:
         """Catches parameters used outside their unit's forward: at first, what is not gathered holds NaN."""
@@ -351,6 +366,7 @@ class Engine(Answers, WholeWeights):
             scheduler=load_lr_scheduler_states and not load_module_only,
             progress=not load_module_only,
         )
+        note_outcome(self.optimizer, overflow=False, loss_scale=self._parts.loss_scale.value)
         self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._say_where()
         return str(target), client_state

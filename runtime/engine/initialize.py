@@ -38,7 +38,8 @@ from ..optim.groups import GroupAssignment, assign_groups, check_trainable
 from ..optim.registry import adopt, check_elementwise, factory_of, states_per_element
 from ..optim.schedules import SCHEDULES
 from ..optim.sharded import ShardOptimizer
-from ..precision.policy import BF16, DTYPES, FP32, PrecisionPolicy
+from ..precision.configured import loss_scale_of, policy_of, skips_non_finite
+from ..precision.policy import DTYPES, PrecisionPolicy
 from ..zero.access import ParamAccess
 from ..zero.build import build_store, build_units
 from ..zero.frozen import join_frozen, place_frozen, whole_bytes
@@ -179,7 +180,7 @@ def initialize(
 
     stage = settings.zero_optimization.stage
     plan = ZeroPlan.of_stage(stage)
-    precision = BF16 if settings.bf16.enabled else FP32
+    precision = policy_of(settings)
     data_axis = mesh.axes[DATA_AXIS]
     leaves = settings.zero_optimization.leaf_module
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes)
@@ -294,7 +295,9 @@ def initialize(
             stage=stage,
             compute=precision.compute,
             clipping=settings.gradient_clipping,
-            skip_non_finite=settings.bf16.enabled and settings.bf16.check_grad_overflow,
+            skip_non_finite=skips_non_finite(settings),
+            loss_scale=loss_scale_of(settings),
+            cast_inputs=precision.compute if settings.fp16.enabled and settings.fp16.auto_cast else None,
             steps_per_print=settings.steps_per_print,
             records=records,
             heartbeat=heartbeat,

@@ -19,6 +19,7 @@ from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives
 from ..mesh.groups import ProcessGroupMesh
 from ..observe.records import RecordWriter
+from ..precision.loss_scale import LossScale
 from ..zero.hooks import UnitHooks
 from ..zero.unit import ParamUnit
 from .step import StepParts
@@ -61,6 +62,8 @@ class EngineParts:
         compute: dtype of parameters, likewise.
         clipping: largest gradient norm; 0 for none.
         skip_non_finite: leave an update out where a gradient is inf or nan.
+        loss_scale: by which losses are multiplied before their backward.
+        cast_inputs: dtype that floating-point inputs of the module are cast to; None: they stay as they are.
         steps_per_print: optimizer steps between printed lines; None for none.
         records: where steps are recorded.
         heartbeat: told where this rank is, for the launcher that watches it.
@@ -85,6 +88,8 @@ class EngineParts:
     compute: torch.dtype
     clipping: float
     skip_non_finite: bool
+    loss_scale: LossScale
+    cast_inputs: torch.dtype | None
     steps_per_print: int | None
     records: RecordWriter
     heartbeat: HeartbeatWriter

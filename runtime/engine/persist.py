@@ -52,6 +52,7 @@ def save_engine(
                 "groups": [] if parts.optimizer is None else step.optimizer.options(),
             },
             "scheduler": None if parts.scheduler is None else _schedule(parts.scheduler),
+            "loss_scale": parts.loss_scale.to_json(),
             "data": None if parts.loader is None else parts.loader.state_dict(),
             "client_state": dict(client_state),
             "frozen": frozen,
@@ -109,6 +110,7 @@ def load_engine(
     _read_tensors(parts, index, target, states=with_states, frozen=frozen)
     if with_states:
         parts.step.optimizer.set_options(values["optimizer"]["groups"])
+        parts.loss_scale.load(values.get("loss_scale"))
     if schedule is not None and parts.scheduler is not None:
         parts.scheduler.load_state_dict(from_json(schedule["state"]))
     if progress:

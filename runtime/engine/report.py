@@ -60,7 +60,9 @@ class StepReport:
         """Takes the tokens of one forward that trains; 0 where they are not known."""
         self._tokens += tokens
 
-    def step(self, result: StepResult, counters: Counters, *, lr: list[float], samples: int) -> None:
+    def step(
+        self, result: StepResult, counters: Counters, *, lr: list[float], samples: int, next_scale: float = 1.0
+    ) -> None:
         """Reports one optimizer step.
 
         Args:
@@ -68,6 +70,7 @@ class StepReport:
             counters: with this step counted.
             lr: the rates it was taken with.
             samples: of all ranks in this step.
+            next_scale: loss scale of the next step.
         """
         loss = result.loss_sum / (max(1, self._losses) * self._collectives.size)
         self.loss_sum.zero_()
@@ -90,14 +93,19 @@ class StepReport:
                 "samples": counters.global_samples,
                 "seconds": round(seconds, 6),
                 "memory_bytes": used_bytes(self._device),
+                **({"loss_scale": result.loss_scale} if result.loss_scale != 1.0 else {}),
+                **({"non_finite": result.non_finite} if result.non_finite is not None else {}),
                 **({"total_steps": self._total_steps} if self._total_steps else {}),
                 **(_speed(tokens, self._model_numel, seconds) if tokens else {}),
             },
         )
         if result.applied and not math.isfinite(result.grad_norm):
-            print(f"step {number}: a gradient is not finite, and the update was applied", flush=True)
+            print(f"step {number}: {result.trouble}, and the update was applied", flush=True)
         if not result.applied:
-            print(f"step {number}: a gradient is not finite, the update was skipped", flush=True)
+            scale = (
+                "" if next_scale == result.loss_scale else f"; loss scale {result.loss_scale:.12g} -> {next_scale:.12g}"
+            )
+            print(f"step {number}: {result.trouble}, the update was skipped{scale}", flush=True)
         if self._steps_per_print and number % self._steps_per_print == 0:
             print(
                 f"step {number:>5}  loss {loss:.4f}  lr {lr[0]:.2e}  grad norm {result.grad_norm:.3f}  "

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..mesh.collectives import Collectives
 from ..optim.norm import clip, global_totals
 from ..optim.sharded import ShardOptimizer
+from ..precision.non_finite import first_non_finite
 from ..zero.plan import ZeroPlan
 from ..zero.publisher import publish
 from ..zero.reducer import GradReducer
@@ -23,14 +24,26 @@ class StepResult:
     """What one step did.
 
     Attributes:
-        grad_norm: before clipping.
+        grad_norm: before clipping, without the loss scale.
         applied: whether the parameters were updated.
         loss_sum: of all micro batches of all ranks.
+        non_finite: where the norm is inf or nan: the first parameter whose gradient is; None where only the sum of the
+            squares has left fp32's range.
+        loss_scale: that the losses of this step were multiplied by.
     """
 
     grad_norm: float
     applied: bool
     loss_sum: float
+    non_finite: str | None = None
+    loss_scale: float = 1.0
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with a norm that is not finite, as a sentence begins."""
+        if self.non_finite is None:
+            return "the gradient norm is not finite"
+        return f"the gradient of `{self.non_finite}` is not finite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +58,15 @@ class StepParts:
     store: ParamStore
 
 
-def take_step(parts: StepParts, *, at: str, loss_sum: Tensor, clipping: float, skip_non_finite: bool) -> StepResult:
+def take_step(
+    parts: StepParts,
+    *,
+    at: str,
+    loss_sum: Tensor,
+    clipping: float,
+    skip_non_finite: bool,
+    loss_scale: float = 1.0,
+) -> StepResult:
     """Updates the parameters from the accumulated gradients; every rank must call.
 
     Args:
@@ -54,6 +75,7 @@ def take_step(parts: StepParts, *, at: str, loss_sum: Tensor, clipping: float, s
         loss_sum: fp64, [1], this rank's sum of losses since the last step.
         clipping: largest global gradient norm; 0 for none.
         skip_non_finite: leave the parameters as they are where a gradient is inf or nan.
+        loss_scale: by which the losses of this step were multiplied before their backward.
 
     Raises:
         ModelError: the ranks gathered different units, so what they computed is not one model's; on every rank.
@@ -71,16 +93,24 @@ def take_step(parts: StepParts, *, at: str, loss_sum: Tensor, clipping: float, s
     )
     if totals.largest != totals.smallest:
         parts.store.refuse_order(at)
-    norm = totals.norm
+    norm = totals.norm / loss_scale
 
     # 2. The update of the ranges this rank owns, then of the parameters that forward reads. All ranks see the same
     #    norm, so all of them skip or none.
-    applied = math.isfinite(norm) or not skip_non_finite
+    is_finite = math.isfinite(norm)
+    applied = is_finite or not skip_non_finite
+    non_finite = None if is_finite else _first_non_finite(parts)
     if applied:
-        clip(ranges, norm, limit=clipping)
+        clip(ranges, norm, limit=clipping, loss_scale=loss_scale)
         parts.optimizer.step()
         publish(parts.units, parts.plan, parts.collectives, parts.store)
 
     # 3. Room for the next global batch's gradients.
     parts.reducer.zero()
-    return StepResult(norm, applied, totals.sums[0])
+    return StepResult(norm, applied, totals.sums[0], non_finite, loss_scale)
+
+
+def _first_non_finite(parts: StepParts) -> str | None:
+    ranges = ((unit.layout, unit.owned[0], unit.grad_sum) for unit in parts.units)
+    device = parts.units[0].grad_sum.device
+    return first_non_finite(ranges, parts.collectives, spread=parts.plan.shard_optimizer, device=device)

@@ -67,7 +67,7 @@ def _check_parameters(model: nn.Module) -> None:
         raise ModelError.of(problems)
 
 
-def take_over(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
+def take_over(model: nn.Module, optimizer: optim.Optimizer | None, *, loss_scale: float = 1.0) -> None:
     """Marks the model as taken, and lets its optimizer refuse groups of parameters that no engine knows.
 
     The optimizer gets the attributes that accelerate, DeepSpeed's and Megatron's scripts read: `overflow`, and the loss
@@ -78,15 +78,16 @@ def take_over(model: nn.Module, optimizer: optim.Optimizer | None) -> None:
     if optimizer is not None:
         optimizer.add_param_group = _refuse_group
         told: Any = optimizer
-        told.cur_scale = told.loss_scale = 1.0
+        told.cur_scale = told.loss_scale = loss_scale
         told.overflow = False
 
 
-def note_outcome(optimizer: optim.Optimizer | None, *, overflow: bool) -> None:
-    """Lets the optimizer tell whether its last update was left out; see `take_over`."""
+def note_outcome(optimizer: optim.Optimizer | None, *, overflow: bool, loss_scale: float) -> None:
+    """Lets the optimizer tell whether its last update was left out, and the next loss scale; see `take_over`."""
     told: Any = optimizer
     if told is not None:
         told.overflow = overflow
+        told.cur_scale = told.loss_scale = loss_scale
 
 
 def let_go(model: nn.Module) -> None:

@@ -60,7 +60,8 @@ def global_totals(
         mark: what should be the same on every rank; less than 2^53.
         extra_N: fp64, [N], on the ranges' device; to be summed over the ranks. Left as it is.
     """
-    blocks = torch.cat([r.view(-1, SHARD_ALIGN).square().sum(dim=1) for r in ranges]).double()
+    # One pass that writes nothing of the ranges' size; a block's square fits fp64.
+    blocks = torch.cat([torch.linalg.vector_norm(r.view(-1, SHARD_ALIGN), dim=1) for r in ranges]).double().square()
     # Filled and not copied from the host: a copy would wait for all that the device has to do.
     extremes = torch.full((3,), float(mark), dtype=torch.float64, device=blocks.device)
     extremes[2:].neg_()
@@ -85,16 +86,17 @@ def global_totals(
     return Totals(read[0], read[1], -read[2], read[3:])
 
 
-def clip(ranges: Sequence[Tensor], norm: float, *, limit: float) -> None:
+def clip(ranges: Sequence[Tensor], norm: float, *, limit: float, loss_scale: float = 1.0) -> None:
     """Scales gradients in place so that their norm is at most `limit`; torch's formula, norm + 1e-6 below.
 
     Args:
-        ranges: fp32, this rank's accumulated gradients.
-        norm: the global norm.
+        ranges: fp32, this rank's accumulated gradients, multiplied by `loss_scale`.
+        norm: the global norm without the loss scale.
         limit: `gradient_clipping`; 0 turns clipping off.
+        loss_scale: taken out in the same pass.
     """
-    if limit <= 0:
-        return
-    coefficient = limit / (norm + 1e-6)
-    if coefficient < 1:
+    coefficient = limit / (norm + 1e-6) if limit > 0 else 1.0
+    # No clipping by a norm that is nan, either.
+    coefficient = (coefficient if coefficient < 1 else 1.0) / loss_scale
+    if coefficient != 1:
         foreach_mul(list(ranges), coefficient)

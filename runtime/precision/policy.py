@@ -29,4 +29,5 @@ class PrecisionPolicy:
 
 
 FP32 = PrecisionPolicy(compute=torch.float32)
+FP16 = PrecisionPolicy(compute=torch.float16)
 BF16 = PrecisionPolicy(compute=torch.bfloat16)

@@ -7,8 +7,12 @@ from collections.abc import Callable
 from dsrun.config.activation_rules import clashes
 from dsrun.config.findings import Code, Report
 from dsrun.config.optimizer_rules import check_optimizer, check_scheduler
+from dsrun.config.sections.precision import Fp16
 from dsrun.config.sections.training import Training
 from dsrun.config.tree import Position
+
+#: 2 to this power is the largest fp32 number that is a power of 2.
+_LARGEST_SCALE_POWER = 127
 
 #: Place of a key, or of the closest thing around it that was written.
 PlaceOf = Callable[[str], Position]
@@ -26,6 +30,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
         is_given: whether a dotted path was written.
     """
     _one_precision(config, report, place_of)
+    _loss_scale(config.fp16, report, place_of)
     _clipping(report, place_of, is_given)
     _activations(config, report, place_of)
     if config.optimizer is not None:
@@ -40,6 +45,26 @@ def _one_precision(config: Training, report: Report, place_of: PlaceOf) -> None:
         report.error(
             Code.COMBINATION, "fp16.enabled", message, place_of("fp16.enabled"), "keep bf16 where the GPU has it"
         )
+
+
+def _loss_scale(fp16: Fp16, report: Report, place_of: PlaceOf) -> None:
+    """What a dynamic scale cannot work with; a fixed one reads none of these keys."""
+    if not fp16.enabled or fp16.loss_scale > 0:
+        return
+    wrong = {
+        "hysteresis": (fp16.hysteresis, fp16.hysteresis >= 1, "an integer >= 1"),
+        "min_loss_scale": (fp16.min_loss_scale, fp16.min_loss_scale > 0, "a number > 0"),
+        "initial_scale_power": (
+            fp16.initial_scale_power,
+            fp16.initial_scale_power <= _LARGEST_SCALE_POWER,
+            f"an integer from 0 to {_LARGEST_SCALE_POWER}: the loss is multiplied in fp32",
+        ),
+    }
+    for name, (value, is_right, expected) in wrong.items():
+        if not is_right:
+            key = f"fp16.{name}"
+            message = f"`{key}` is {value:g} with a dynamic loss scale; expected {expected}"
+            report.error(Code.COMBINATION, key, message, place_of(key), f"leave out `{key}`, or set `fp16.loss_scale`")
 
 
 def _activations(config: Training, report: Report, place_of: PlaceOf) -> None:

@@ -176,7 +176,10 @@ def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"fp16": {"enabled": True}}, "`fp16.enabled` is true; this version does not train in fp16 yet"),
+        (
+            {"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
+            "`fp16.fp16_master_weights_and_grads` is true; this version does not keep fp16 master weights yet",
+        ),
         (
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}}},
             '`zero_optimization.offload_optimizer.device` is "cpu"; '
@@ -323,6 +326,76 @@ def test_batch_left_to_the_script_is_a_warning_until_the_engine_asks() -> None:
 )
 def test_auto_that_nothing_can_resolve_is_an_early_error(config: dict[str, Any], message: str) -> None:
     assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"fp16": {"enabled": True}, "dynamic_loss_scale": {"init_scale": 2**12, "scale_window": 7, "min_scale": 2}},
+        {"fp16": {"enabled": True, "dynamic_loss_scale": {"init_scale": 2**12, "scale_window": 7, "min_scale": 2}}},
+    ],
+)
+def test_the_old_block_of_the_loss_scale_is_read_as_keys_of_fp16(config: dict[str, Any]) -> None:
+    found = load({**config, **MICRO})
+    assert (found.fp16.initial_scale_power, found.fp16.loss_scale_window, found.fp16.min_loss_scale) == (12, 7, 2.0)
+    prefix = "fp16." if "dynamic_loss_scale" in config["fp16"] else ""
+    assert [f.message for f in found.findings if f.severity is Severity.WARNING] == [
+        f"`{prefix}dynamic_loss_scale.{old}` is an old form; read as `fp16.{new}`"
+        for old, new in (
+            ("init_scale", "initial_scale_power"),
+            ("scale_window", "loss_scale_window"),
+            ("min_scale", "min_loss_scale"),
+        )
+    ]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"fp16": {"enabled": True, "hysteresis": 0}},
+            "`fp16.hysteresis` is 0 with a dynamic loss scale; expected an integer >= 1",
+        ),
+        (
+            {"fp16": {"enabled": True, "min_loss_scale": 0}},
+            "`fp16.min_loss_scale` is 0 with a dynamic loss scale; expected a number > 0",
+        ),
+        (
+            {"fp16": {"enabled": True, "initial_scale_power": 128}},
+            "`fp16.initial_scale_power` is 128 with a dynamic loss scale; "
+            "expected an integer from 0 to 127: the loss is multiplied in fp32",
+        ),
+        (
+            {"fp16": {"enabled": True, "dynamic_loss_scale": {"init_scale": 1000}}},
+            "`fp16.dynamic_loss_scale.init_scale` is 1000; "
+            "expected a power of 2, for it becomes `fp16.initial_scale_power`",
+        ),
+        (
+            {"fp16": {"enabled": True, "hysteresis": 2, "dynamic_loss_scale": {"delayed_shift": 2}}},
+            "`fp16.dynamic_loss_scale.delayed_shift` is the old form of `fp16.hysteresis`, and both are here",
+        ),
+        (
+            {"fp16": {"enabled": True, "dynamic_loss_scale": {"shift": 2}}},
+            "`fp16.dynamic_loss_scale.shift` is no key of the old block; expected one of init_scale, scale_window, "
+            "delayed_shift, consecutive_hysteresis, min_scale",
+        ),
+        (
+            {"dynamic_loss_scale": {"init_scale": 2}, **MICRO},
+            "`dynamic_loss_scale` is an old form of `fp16`; expected a block of its keys, beside a section `fp16`",
+        ),
+        (
+            {"fp16": {"enabled": True, "dynamic_loss_scale": True}},
+            "`fp16.dynamic_loss_scale` is an old form of `fp16`; expected a block of its keys, beside a section `fp16`",
+        ),
+    ],
+)
+def test_a_loss_scale_that_cannot_work_is_refused(config: dict[str, Any], message: str) -> None:
+    assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
+
+
+def test_what_a_fixed_loss_scale_does_not_read_is_not_judged() -> None:
+    fp16 = {"enabled": True, "loss_scale": 128, "hysteresis": 0, "min_loss_scale": 0, "initial_scale_power": 500}
+    assert load({"fp16": fp16, **MICRO}).fp16.loss_scale == 128
 
 
 def test_old_spellings_are_read_with_a_warning() -> None:

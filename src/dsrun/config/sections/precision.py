@@ -11,8 +11,6 @@ _SCALE_FREE = "bf16 has the range of fp32 and needs no loss scale"
 class Fp16(Section):
     """Mixed precision in fp16, with a loss scale."""
 
-    default_status = Status.PLANNED
-    default_why = "train in fp16"
     switch = ("enabled", False)
     dropped: ClassVar = {
         "fp16": "it never had an effect; `fp16.enabled` is the switch",
@@ -45,7 +43,12 @@ class Fp16(Section):
     min_loss_scale: Annotated[NonNegative, knob("The dynamic scale never falls below this.", users=(182, 35))] = 1.0
     fp16_master_weights_and_grads: Annotated[
         Flag,
-        knob("Keep master weights and gradients in fp16 too.", effect="saves memory, loses small updates"),
+        knob(
+            "Keep master weights and gradients in fp16 too.",
+            effect="saves memory, loses small updates",
+            status=Status.PLANNED,
+            why="keep fp16 master weights",
+        ),
     ] = False
 
 

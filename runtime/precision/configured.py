@@ -1,0 +1,37 @@
+"""From the config's sections to dtypes and a loss scale. What the sections may hold is checked by the config."""
+
+from __future__ import annotations
+
+from dsrun.config.config import Config
+
+from .loss_scale import LossScale, ScaleRules
+from .policy import BF16, FP16, FP32, PrecisionPolicy
+
+
+def policy_of(config: Config) -> PrecisionPolicy:
+    """Returns the dtypes that the config asks for."""
+    if config.fp16.enabled:
+        return FP16
+    return BF16 if config.bf16.enabled else FP32
+
+
+def skips_non_finite(config: Config) -> bool:
+    """Whether a step whose gradients hold inf or nan leaves its update out."""
+    return config.fp16.enabled or (config.bf16.enabled and config.bf16.check_grad_overflow)
+
+
+def loss_scale_of(config: Config) -> LossScale:
+    """Returns the loss scale at the first step: 1 without fp16."""
+    fp16 = config.fp16
+    if not fp16.enabled:
+        return LossScale()
+    if fp16.loss_scale > 0:
+        return LossScale(fp16.loss_scale)
+    rules = ScaleRules(
+        initial=2.0**fp16.initial_scale_power,
+        window=fp16.loss_scale_window,
+        hysteresis=fp16.hysteresis,
+        consecutive=fp16.consecutive_hysteresis,
+        minimum=fp16.min_loss_scale,
+    )
+    return LossScale(rules=rules)
