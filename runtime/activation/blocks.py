@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dsrun.errors import ModelError
 
+from ..own_hooks import OwnHook
 from ..stacks import Stack, find_stacks
 from .keeping import Keeper
 from .options import CallOptions
@@ -163,10 +164,10 @@ class BlockHooks:
     def _attach(self, module: nn.Module, before: Callable[[nn.Module, Any, Any], Any]) -> None:
         add_before, add_after = module.register_forward_pre_hook, module.register_forward_hook
         self._handles += [
-            add_before(_uncompiled(before), with_kwargs=True, prepend=True),
-            add_after(_uncompiled(self._after), with_kwargs=True, always_call=True),
-            add_before(_uncompiled(self._enter), with_kwargs=True),
-            add_after(_uncompiled(self._leave), with_kwargs=True, always_call=True, prepend=True),
+            add_before(OwnHook(before), with_kwargs=True, prepend=True),
+            add_after(OwnHook(self._after), with_kwargs=True, always_call=True),
+            add_before(OwnHook(self._enter), with_kwargs=True),
+            add_after(OwnHook(self._leave), with_kwargs=True, always_call=True, prepend=True),
         ]
 
     def _before(self, progress: _Progress, position: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -222,9 +223,3 @@ def _again(module: nn.Module) -> RecomputedCall | None:
     """Returns the module's call under way if it is a second run."""
     call = present_call()
     return call if call is not None and call.run is module and call.has_ended else None
-
-
-def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns `hook` as one that a compiler does not look into: a compiled block is compiled between its hooks."""
-    disabled: Any = torch.compiler.disable(hook)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return disabled

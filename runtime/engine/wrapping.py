@@ -46,7 +46,7 @@ def check_unwrapped(model: object) -> None:
                 f"dsrun.initialize: {where} is wrapped by {wrapper} already, which reduces or shards by itself",
                 hint="pass the plain model; the engine takes the wrapper's place",
             )
-        if _TAKEN in module.__dict__:
+        if module.__dict__.get(_TAKEN):
             raise ModelError(
                 f"dsrun.initialize: {where} has an engine already",
                 hint="use that engine, or call its destroy() first",
@@ -74,12 +74,19 @@ def take_over(model: nn.Module, optimizer: optim.Optimizer | None, *, loss_scale
     scale, which is 1 where no fp16 is trained.
     """
     for module in model.modules():
-        module.__dict__[_TAKEN] = True
+        module.__dict__[_TAKEN] = _Taken()
     if optimizer is not None:
         optimizer.add_param_group = _refuse_group
         told: Any = optimizer
         told.cur_scale = told.loss_scale = loss_scale
         told.overflow = False
+
+
+class _Taken:
+    """Marks a module that an engine has; a copy of the module, pickled or not, has False instead."""
+
+    def __reduce__(self) -> tuple[type[bool], tuple[()]]:
+        return bool, ()
 
 
 def note_outcome(optimizer: optim.Optimizer | None, *, overflow: bool, loss_scale: float) -> None:

@@ -7,9 +7,9 @@ of their unit's forward are seen, in `outside.py`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,13 +18,13 @@ from torch.utils.hooks import RemovableHandle
 
 from dsrun.errors import ModelError
 
+from ..own_hooks import OwnHook
 from .outside import ReadsOutside
 from .reducer import GradReducer
 from .store import ParamStore
 from .timeline import Timeline, UnitCalls
 from .unit import ParamUnit
 
-_Result = TypeVar("_Result")
 _SEQUENCES = (tuple, list)
 
 
@@ -51,8 +51,8 @@ class UnitHooks:
     def follow(self, root: nn.Module) -> None:
         """Watches the forwards of the root too, whoever calls it; the engine's own go through `before_forward`."""
         self._handles += [
-            root.register_forward_pre_hook(_uncompiled(self._enter_root)),
-            root.register_forward_hook(_uncompiled(self._leave_root), always_call=True),
+            root.register_forward_pre_hook(OwnHook(self._enter_root)),
+            root.register_forward_hook(OwnHook(self._leave_root), always_call=True),
         ]
 
     def before_forward(self) -> None:
@@ -187,11 +187,12 @@ class _UnitDriver:
         self._timeline = timeline
         self._input_nodes: set[Node] = set()
         self._open = 0  # forwards that have begun; hooks after a forward also run where the one before it raised
-        self._reads = ReadsOutside(unit, _uncompiled(self._read))
+        read: Any = torch.compiler.disable(self._read)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        self._reads = ReadsOutside(unit, read)
         module: nn.Module = unit.module
         self._handles: list[RemovableHandle] = [
-            module.register_forward_pre_hook(_uncompiled(self._before_forward), with_kwargs=True),
-            module.register_forward_hook(_uncompiled(self._after_forward), with_kwargs=True, always_call=True),
+            module.register_forward_pre_hook(OwnHook(self._before_forward), with_kwargs=True),
+            module.register_forward_hook(OwnHook(self._after_forward), with_kwargs=True, always_call=True),
         ]
 
     @property
@@ -241,12 +242,6 @@ class _UnitDriver:
                 "was found, so its backward cannot be followed",
                 hint="return tensors, or tuples, lists, dicts or dataclasses of tensors",
             )
-
-
-def _uncompiled(hook: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Returns `hook` as one that a compiler does not look into: a compiled block is compiled between its hooks."""
-    disabled: Any = torch.compiler.disable(hook)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return disabled
 
 
 def _add_nodes(value: Any, nodes: set[Node]) -> None:

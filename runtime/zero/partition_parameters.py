@@ -105,14 +105,16 @@ class ShardedParameter(nn.Parameter):
     """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Copies the values, where they are there."""
-        _check_copy(self)
-        return super().__deepcopy__(memo)
+        """Copies the values, where they are there, into an ordinary parameter."""
+        whole = _whole_copy(self)
+        if whole is None:
+            return super().__deepcopy__(memo)
+        return memo.setdefault(id(self), whole)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles the values, where they are there."""
-        _check_copy(self)
-        return super().__reduce_ex__(protocol)
+        """Pickles the values, where they are there, as those of an ordinary parameter."""
+        whole = _whole_copy(self)  # and not a view, which would take along what was gathered with it
+        return super().__reduce_ex__(protocol) if whole is None else whole.__reduce_ex__(protocol)
 
     @property
     def ds_id(self) -> int:
@@ -170,10 +172,15 @@ def is_zero_param(tensor: Tensor) -> bool:
     return hasattr(tensor, "ds_id")
 
 
-def _check_copy(param: Tensor) -> None:
+def _whole_copy(param: nn.Parameter) -> nn.Parameter | None:
+    """Returns an ordinary parameter; None where the values are elsewhere, which then shows in the copy."""
     home = home_of(param)
-    if home is not None:
-        home.check_copy()
+    if home is None:
+        return None
+    home.check_copy()
+    if home.status() is not ZeroParamStatus.AVAILABLE:
+        return None
+    return nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
 
 
 def _home(param: ShardedParameter) -> Home:

@@ -1,0 +1,52 @@
+"""Hooks that work for the module they were put on, and do nothing in copies of it. What they do, their makers know.
+
+A deep copy of a model (an average of its weights, a frozen twin) takes its hooks along, and a pickled one cannot: the
+hooks of an engine know its buffers and process groups. In a copy of either kind a hook that does nothing stands in
+their place. A shallow copy shares the parameters, so there they stay.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+
+class OwnHook(partial[Any]):
+    """A hook that compilers do not look into: a compiled block is compiled between its hooks.
+
+    A partial function, for compilers see the function in it, which is marked, where they would look into a `__call__`;
+    and it is called without Python of its own: 50 ns a call in place of 110.
+
+    Args:
+        run: takes and returns what torch's hooks of its kind do.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, run: Callable[..., Any]) -> OwnHook:
+        """Makes it."""
+        return super().__new__(cls, torch.compiler.disable(run))  # pyright: ignore[reportUnknownMemberType]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leaves what it runs behind, see `_LeftBehind`."""
+        return _LeftBehind, (RemovableHandle(OrderedDict()),)
+
+
+class _LeftBehind:
+    """What a copy has in place of a hook.
+
+    Args:
+        handle: made after the hook was registered. Hooks are registered by numbers that count up in each process; when
+            a handle is unpickled, the count goes on behind its number, so no new hook gets the place of this one.
+    """
+
+    def __init__(self, handle: RemovableHandle) -> None:
+        self._handle = handle
+
+    def __call__(self, *args: Any) -> None:
+        """Does nothing."""
