@@ -34,6 +34,7 @@ VERBS = {
     "top": "Show how the ranks of running jobs fare.",
     "stop": "End jobs.",
     "show": "Show everything about a job.",
+    "memory": "Show what a job's memory was used for.",
     "rerun": "Run a job's command again, and say what changed.",
     "rm": "Remove jobs that have ended.",
     "queue": "List jobs that hold or wait for devices.",

@@ -22,6 +22,8 @@ from dsrun.errors import InputError, ModelError
 from ..data.loader import TrainingLoader
 from ..memory.arenas import ArenaReport, OutsideUse
 from ..observe.memory import measure
+from ..observe.memory_report import MemoryReport
+from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
 from ..precision.casting import cast_floating
@@ -88,6 +90,7 @@ class Engine(Answers, WholeWeights):
             device=self.device,
             predicted_state_bytes=parts.predicted_state_bytes,
         )
+        self._memory_watch = MemoryWatch(parts.records, rank=self.global_rank, device=self.device)
         # Few scripts call `destroy`: the summary then comes when the engine or the interpreter ends.
         self._at_end = weakref.finalize(self, self._peaks.report)
 
@@ -101,6 +104,7 @@ class Engine(Answers, WholeWeights):
         self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
         if torch.is_grad_enabled():
             self._report.add_tokens(count_tokens(args, kwargs))
+            self._memory_watch.begin_forward(self._counters.global_steps + 1, self._memory_kinds)
         if self._parts.cast_inputs is not None:
             args, kwargs = cast_floating((args, kwargs), self._parts.cast_inputs)
         self._parts.hooks.before_forward()
@@ -136,6 +140,7 @@ class Engine(Answers, WholeWeights):
         self._check_first_loss(loss)
         self._report.add_loss(loss.detach().reshape(1))
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
+        self._memory_watch.begin_backward(self._memory_kinds)
         self._parts.hooks.before_backward(retain_graph=retain_graph, reduce=not self._without_sync)
         try:
             self._with_loss_scale(scaled).backward(retain_graph=retain_graph)
@@ -143,6 +148,7 @@ class Engine(Answers, WholeWeights):
             self._parts.hooks.abandon_backward()
             raise
         self._parts.hooks.after_backward()
+        self._memory_watch.end_backward(self._memory_kinds)
         self._backward_done = True
         return scaled
 
@@ -251,6 +257,7 @@ class Engine(Answers, WholeWeights):
         )
         if result.applied and self._peaks.wants_state:
             self._peaks.take_state(self.model_state_bytes())
+        self._memory_watch.end_step(self._counters.global_steps, self._memory_kinds)
 
     def _with_loss_scale(self, loss: Tensor) -> Tensor:
         """Returns the loss times the loss scale: in fp32, for fp16 has no room for the product."""
@@ -395,6 +402,25 @@ class Engine(Answers, WholeWeights):
         }
         outside = {name: measure(t for t in tensors if not memory.holds(t)) for name, tensors in held.items()}
         return memory.report([OutsideUse(name, nbytes) for name, nbytes in outside.items() if nbytes])
+
+    def memory_report(self) -> MemoryReport:
+        """Returns what this rank held over the last step that was sampled, its peaks and their owners.
+
+        Steps 1, 2, 3, 10, 100 and so on are sampled, and growth is watched over 50 steps; enters no collective. Its
+        `str` is for a terminal; `save_plot` draws it.
+        """
+        return MemoryReport(
+            samples=self._memory_watch.samples,
+            growths=self._memory_watch.growths,
+            state_predicted_bytes=self._parts.predicted_state_bytes,
+            state_bytes=self.model_state_bytes(),
+        )
+
+    def _memory_kinds(self) -> tuple[tuple[str, int], ...]:
+        """Returns names and bytes of what is held for long."""
+        report = self.memory_arenas()
+        inside = [(use.name, use.reserved_bytes) for use in report.arenas]
+        return (*inside, *((use.name, use.used_bytes) for use in report.outside))
 
     def train(self, mode: bool = True) -> Engine:
         """Switches the module to training."""

@@ -70,6 +70,11 @@ def used_bytes(device: torch.device) -> int:
     """Returns the most memory that tensors have taken on a GPU so far, or what the process has resident now."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    return resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Returns what the process has resident now, shared pages included (proc_pid_statm(5))."""
     with open("/proc/self/statm", "rb", buffering=0) as file:
         return int(file.read(100).split()[1]) * _PAGE_BYTES
 
