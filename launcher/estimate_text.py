@@ -73,8 +73,14 @@ def describe_settings(settings: RunSettings) -> str:
         parts.append(f"tensor parallel {settings.tensor_parallel}")
     if settings.sequence_parallel > 1:
         parts.append(f"sequence parallel {settings.sequence_parallel}")
-    parts.append("blocks recomputed" if settings.recompute == "blocks" else "nothing recomputed")
+    parts.append(_recomputation_text(settings))
     return ", ".join(parts)
+
+
+def _recomputation_text(settings: RunSettings) -> str:
+    if settings.recompute == "none":
+        return "nothing recomputed"
+    return "blocks recomputed" if settings.policy == "every_block" else f"blocks recomputed by {settings.policy}"
 
 
 def offload_text(settings: RunSettings) -> str:

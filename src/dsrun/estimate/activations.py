@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsrun.estimate.architecture import Architecture
+from dsrun.estimate.recomputation import Recomputed
 from dsrun.estimate.settings import RunSettings
 
 _FP32_BYTES = 4
 #: Block inputs on the GPU while the others are in host memory: in use, on the way out, on the way in.
 _IN_FLIGHT = 3
+#: Elements that share a scale where inputs are packed to 8 bits.
+_PACKED_BLOCK = 128
 
 
 @dataclass(frozen=True, slots=True)
 class ActivationBytes:
-    """Bytes of one rank at the start of backward.
+    """Bytes of one rank when most is held.
 
     Attributes:
-        layers: kept of the blocks, where the rank computes.
-        logits: of the output layer and its loss.
+        layers: of the blocks, where the rank computes.
+        logits: of the output layer and its loss, or what a block's backward works with where that is more: the former
+            are gone when the latter begins.
         on_host: kept of the blocks in host memory.
     """
 
@@ -28,7 +32,7 @@ class ActivationBytes:
 
 
 def activation_bytes(shape: Architecture, settings: RunSettings) -> ActivationBytes:
-    """Returns what one micro batch keeps.
+    """Returns what one micro batch keeps, by the formulas of docs/guides/activations.md.
 
     Args:
         shape: the transformer.
@@ -36,16 +40,57 @@ def activation_bytes(shape: Architecture, settings: RunSettings) -> ActivationBy
     """
     tokens = settings.tokens_per_micro_step
     block = block_bytes_per_token(shape, settings) * tokens
-    logits = logit_bytes_per_token(shape, settings) * tokens
-    if settings.recompute == "none":
+    logits = max(logit_bytes_per_token(shape, settings), working_bytes_per_token(shape, settings)) * tokens
+    stack = settings.recomputed(shape.layers)
+    if not stack.blocks:
         return ActivationBytes(shape.layers * block, logits)
-    segments = min(shape.layers, settings.kept_segments or shape.layers)
+    stored = stored_input_bytes(shape, settings)
+    waiting = min(_IN_FLIGHT, stack.segments) if settings.activations_on_cpu else stack.segments
+    inputs = waiting * stored
+    if stack.products:
+        inputs += shape.layers * product_bytes_per_token(shape, settings) * tokens
+    layers = inputs + max((shape.layers - stack.blocks) * block, _live_bytes(stack, shape, settings))
+    if settings.memory_budget is not None:
+        layers = max(layers, min(settings.memory_budget, shape.layers * block))
+    return ActivationBytes(layers, logits, stack.segments * stored if settings.activations_on_cpu else 0)
+
+
+def forwards_again(shape: Architecture, settings: RunSettings) -> float:
+    """Returns how many forwards of the blocks are made beyond the first one, e.g. 1.0 for every block.
+
+    Of `memory_budget` as few as the budget asks for, without copies to the host and without packing.
+    """
+    forwards = settings.recomputed(shape.layers).forwards
+    if settings.memory_budget is not None:
+        tokens = settings.tokens_per_micro_step
+        block = block_bytes_per_token(shape, settings) * tokens
+        saved = block - stored_input_bytes(shape, settings)
+        over = shape.layers * block - settings.memory_budget
+        forwards = min(shape.layers, max(0, -(-over // saved)))
+    return forwards / shape.layers
+
+
+def stored_input_bytes(shape: Architecture, settings: RunSettings) -> int:
+    """Returns what is stored of one kept block input: whole, cut over ranks, or in 8 bits with a scale for 128."""
     cut = settings.tensor_parallel if settings.cut_activations else 1
-    one_input = shape.hidden * settings.compute_bytes * tokens // cut
-    live = -(-shape.layers // segments) * block
-    if settings.activations_on_cpu:
-        return ActivationBytes(min(_IN_FLIGHT, segments) * one_input + live, logits, segments * one_input)
-    return ActivationBytes(segments * one_input + live, logits)
+    numel = shape.hidden * settings.tokens_per_micro_step // cut
+    if settings.packed_activations:
+        return numel + _FP32_BYTES * -(-numel // _PACKED_BLOCK)
+    return numel * settings.compute_bytes
+
+
+def _live_bytes(stack: Recomputed, shape: Architecture, settings: RunSettings) -> int:
+    """What a recomputed segment holds in its backward beyond what waits for it, its first input being among that."""
+    tokens = settings.tokens_per_micro_step
+    one_input = shape.hidden * settings.compute_bytes * tokens
+    block = block_bytes_per_token(shape, settings) * tokens
+    live = stack.longest * block if stack.at_once else (stack.longest - 1) * one_input + block
+    if stack.products:
+        # Products are among what a block saves, but for the two that are added to its width.
+        live -= product_bytes_per_token(shape, settings) * tokens - 2 * one_input
+    if settings.packed_activations:
+        return live + one_input  # what is unpacked is a tensor of its own, and so is what it is rounded from
+    return live if settings.cut_activations else live - one_input
 
 
 def block_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
@@ -61,6 +106,22 @@ def block_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
     whole = 4 * shape.hidden
     cut = 2 * shape.attention_width + 2 * shape.kv_width + (4 if shape.gated else 2) * shape.intermediate
     return (whole + cut // settings.tensor_parallel) * settings.compute_bytes
+
+
+def product_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
+    """Returns the results of one block's matrix products and attention, of one token.
+
+    Of those that read the block's width, and attention's, a tensor-parallel rank has its part; the two that give the
+    block's width are whole.
+    """
+    cut = 2 * shape.attention_width + 2 * shape.kv_width + (2 if shape.gated else 1) * shape.intermediate
+    return (2 * shape.hidden + cut // settings.tensor_parallel) * settings.compute_bytes
+
+
+def working_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
+    """Returns what backward itself works with: the gradient of a block's widest state, of one token."""
+    widest = (2 if shape.gated else 1) * shape.intermediate
+    return max(shape.hidden, widest // settings.tensor_parallel) * settings.compute_bytes
 
 
 def logit_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:

@@ -9,7 +9,9 @@ from dsrun.config.batch import MICRO_KEY, BatchSizes, solve
 from dsrun.config.buckets import gather_budgets
 from dsrun.config.config import Config, is_left_to_script
 from dsrun.config.findings import Code, Severity
+from dsrun.config.sections.activation import Policy
 from dsrun.errors import ConfigError
+from dsrun.estimate.recomputation import Recomputed, recomputed
 from dsrun.gathering import GatherBudgets
 
 Tier = Literal["none", "cpu", "nvme"]
@@ -31,9 +33,14 @@ class RunSettings:
         offload_param: where parameter shards live between uses.
         pin_memory: host memory that copies touch is page-locked.
         recompute: what of the activations is computed again in backward.
+        policy: which blocks are, where `recompute` is `blocks`.
+        interval: blocks that are recomputed together, for policy `interval`.
+        ratio: share of the blocks, for policy `ratio`.
+        memory_budget: bytes that activations of the blocks may take, for policy `memory_budget`.
         kept_segments: block inputs that are kept with recomputation; None for one a block.
         cut_activations: what is kept of them is cut over the tensor-parallel ranks.
         activations_on_cpu: what is kept of them moves to host memory.
+        packed_activations: what is kept of them is packed to 8 bits.
         tensor_parallel: ranks that share each layer.
         sequence_parallel: ranks that share each sequence.
         micro_batch: samples of one rank in one forward.
@@ -51,9 +58,14 @@ class RunSettings:
     offload_param: Tier = "none"
     pin_memory: bool = True
     recompute: Recompute = "none"
+    policy: Policy = "every_block"
+    interval: int | None = None
+    ratio: float | None = None
+    memory_budget: int | None = None
     kept_segments: int | None = None
     cut_activations: bool = False
     activations_on_cpu: bool = False
+    packed_activations: bool = False
     tensor_parallel: int = 1
     sequence_parallel: int = 1
     micro_batch: int = 1
@@ -62,6 +74,11 @@ class RunSettings:
     gather: GatherBudgets = field(default_factory=GatherBudgets)
     planned: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def recomputed(self, layers: int) -> Recomputed:
+        """Returns what becomes of `layers` blocks."""
+        policy = self.policy if self.recompute == "blocks" else "none"
+        return recomputed(policy, layers, interval=self.interval, ratio=self.ratio, kept=self.kept_segments)
 
     def states_of(self, numel: int) -> int:
         """Returns the bytes of all optimizer states of `numel` elements."""
@@ -130,8 +147,14 @@ def read_settings(
     asked = activations.chosen_policy not in ("none", "compiler")
     if recompute == "blocks" and not asked:
         notes.append('blocks are recomputed by the script, or with `activation_checkpointing.policy` "every_block"')
-    if asked and activations.policy not in (None, "every_block"):
-        notes.append(f'`activation_checkpointing.policy` "{activations.policy}" is counted as "every_block"')
+    if activations.keep_operations:
+        notes.append("`activation_checkpointing.keep_operations` is counted as matrix products and attention")
+    if activations.chosen_policy == "memory_budget":
+        notes.append(
+            "`activation_checkpointing.memory_budget` is solved from what a run measures; counted as the budget"
+        )
+    if activations.chosen_policy == "compiler":
+        notes.append("what torch.compile recomputes is not known before: counted as nothing recomputed")
     batch = _batch(config, ranks // shared, micro_batch, notes)
     half = config.bf16.enabled or config.fp16.enabled
     return RunSettings(
@@ -142,9 +165,15 @@ def read_settings(
         offload_param=zero.offload_param.device,
         pin_memory=zero.offload_optimizer.pin_memory,
         recompute=recompute or ("blocks" if asked else "none"),
-        kept_segments=activations.number_checkpoints,
+        policy=activations.chosen_policy if asked else "every_block",
+        interval=activations.interval,
+        ratio=activations.ratio,
+        memory_budget=activations.memory_budget if recompute != "none" else None,
+        # With a written policy the key is the room of a buffer, and says nothing of segments.
+        kept_segments=activations.number_checkpoints if activations.policy is None else None,
         cut_activations=activations.partition_activations,
         activations_on_cpu=activations.cpu_checkpointing,
+        packed_activations=activations.packing == "int8",
         tensor_parallel=tensor,
         sequence_parallel=config.sequence_parallel_size,
         micro_batch=batch.micro_batch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dsrun.estimate.activations import forwards_again, stored_input_bytes
 from dsrun.estimate.collectives import collective_bytes, tensor_parallel_bytes
 from dsrun.estimate.machine import Machine, Speeds
 from dsrun.estimate.model import ModelSize
@@ -72,6 +73,8 @@ def model_flops(model: ModelSize, settings: RunSettings) -> float:
     forward = 2.0 * multiplied + attention
     backward = 2.0 * multiplied + 2.0 * trained + 2 * attention
     again = forward if settings.recompute == "blocks" else 0.0
+    if shape is not None:
+        again = forward * forwards_again(shape, settings)
     tokens = settings.tokens_per_micro_step * settings.accumulation_steps
     return (forward + backward + again) * tokens / settings.tensor_parallel
 
@@ -112,8 +115,8 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
             ddr += streamed + stored * compute
     shape = model.architecture
     if shape is not None and settings.activations_on_cpu and settings.recompute == "blocks":
-        kept = min(shape.layers, settings.kept_segments or shape.layers) * shape.hidden * compute
-        moved = kept * settings.tokens_per_micro_step * settings.accumulation_steps
+        inputs = settings.recomputed(shape.layers).segments
+        moved = inputs * stored_input_bytes(shape, settings) * settings.accumulation_steps
         to_gpu, to_host, ddr = to_gpu + moved, to_host + moved, ddr + 2 * moved
     network = collective_bytes(units, settings).sent_bytes(data_ranks)
     if shape is not None and settings.tensor_parallel > 1:

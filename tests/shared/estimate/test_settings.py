@@ -50,6 +50,23 @@ def test_a_section_that_switches_nothing_on_recomputes_nothing() -> None:
     assert settings({**MICRO, **off}).recompute == "none"
 
 
+def test_the_policy_and_what_it_reads_are_taken() -> None:
+    def section(**keys: object) -> dict[str, object]:
+        return {**MICRO, "activation_checkpointing": keys}
+
+    read = settings(section(policy="interval", interval=4, packing="int8"))
+    assert (read.recompute, read.policy, read.interval, read.packed_activations) == ("blocks", "interval", 4, True)
+    read = settings(section(policy="memory_budget", memory_budget=10**9, cpu_checkpointing=True))
+    assert (read.policy, read.memory_budget, read.activations_on_cpu) == ("memory_budget", 10**9, True)
+    assert settings(section(number_checkpoints=3)).kept_segments == 3
+    buffer = section(policy="sqrt", contiguous_memory_optimization=True, number_checkpoints=30)
+    assert settings(buffer).kept_segments is None
+    assert settings(section(policy="memory_budget", memory_budget=10**9), recompute="none").memory_budget is None
+    compiled = settings(section(policy="compiler"))
+    assert compiled.recompute == "none"
+    assert any("torch.compile" in note for note in compiled.notes)
+
+
 def test_recomputation_that_no_key_asks_for_is_said_to_be_the_scripts() -> None:
     assert any("by the script" in note for note in settings(MICRO, recompute="blocks").notes)
 
