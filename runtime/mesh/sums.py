@@ -1,6 +1,6 @@
 """Sums over ranks that have the same bits everywhere: terms in rank order, in fp32 for 16-bit formats, rounded once.
 
-Also how flat buffers are cut for it. Moves nothing between ranks.
+Also how a sum is added to what was summed before, and how flat buffers are cut. Moves nothing between ranks.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from torch import Tensor
 
 #: Elements added up at once in fp32 where there are more than two terms: the sum stays in the cache.
 _SUM_NUMEL = 1 << 16
+#: Elements that are added to a wider sum at once on a CPU: their copy in its dtype takes 1 MiB in fp32.
+_ADD_NUMEL = 1 << 18
 _WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
 
 
@@ -39,6 +41,18 @@ def reduce_in_order(terms: Sequence[Tensor], out: Tensor, op: str) -> None:
             for term in terms[1:]:
                 total.add_(term[start:end])
             out[start:end].copy_(total)
+
+
+def add_scaled(total_N: Tensor, addend_N: Tensor, factor: float) -> None:
+    """Adds `factor * addend_N` to `total_N`, computed in the dtype of `total_N`, which is as wide or wider.
+
+    On a CPU torch copies an addend of another dtype as a whole first; piece by piece its copy stays in the cache.
+    """
+    if addend_N.dtype == total_N.dtype or total_N.device.type != "cpu" or total_N.numel() <= _ADD_NUMEL:
+        total_N.add_(addend_N, alpha=factor)
+        return
+    for total, addend in zip(total_N.split(_ADD_NUMEL), addend_N.split(_ADD_NUMEL), strict=True):
+        total.add_(addend, alpha=factor)
 
 
 def cut_pieces(start: int, end: int, *, numel: int) -> list[tuple[int, int]]:

@@ -39,6 +39,7 @@ from ..compat import foreach_zero
 from ..memory.arena import room_for
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives, Pending, own_slice
+from ..mesh.sums import add_scaled
 from .slots import allocate_slots
 from .unit import ParamUnit
 
@@ -378,7 +379,7 @@ class GradReducer:
         progress.pending.wait()
         progress.pending = None
         summed = progress.own if progress.sent is progress.home else self._own(progress.sent)
-        unit.grad_sum.add_(summed, alpha=self._divide_before / self._collectives.size)  # adds in fp32
+        add_scaled(unit.grad_sum, summed, self._divide_before / self._collectives.size)
         self._move_home(unit)
         progress.phase = _Phase.DONE
 
