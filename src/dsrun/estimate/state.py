@@ -210,8 +210,7 @@ def _without_frozen(unit: PaddedUnit) -> PaddedUnit:
     return replace(unit, frozen=0, frozen_padded=0, frozen_shard=0, frozen_numel=0)
 
 
-def reduction_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> int:
-    """Returns the fp32 copy of one unit's reduced gradient that lives while it is added up; none in fp32."""
-    if not settings.has_master or not units:
-        return 0
-    return FP32_BYTES * max(unit.padded if settings.stage == 0 else unit.shard for unit in units)
+def norm_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> int:
+    """Returns the squares of one unit's gradient sum, fp32, that live while a step takes the gradient norm."""
+    owned = (unit.padded if settings.stage == 0 else unit.shard for unit in units if unit.trains)
+    return FP32_BYTES * max(owned, default=0)
