@@ -1,0 +1,23 @@
+"""What is added to a wider sum piece by piece has the bits of one addition."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dsrun.runtime.mesh.sums import add_scaled
+
+PIECE = 1 << 18
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("numel", [0, 1, 256, PIECE, PIECE + 256, 2 * PIECE + 1])
+def test_scaled_sums_are_made_in_the_wider_dtype_to_the_bits_of_one_addition(dtype: torch.dtype, numel: int) -> None:
+    generator = torch.Generator().manual_seed(3)
+    total = torch.randn(numel, generator=generator)
+    addend = torch.randn(numel, generator=generator).to(dtype)
+    expected = total + addend.float() * torch.tensor(1 / 3, dtype=torch.float64).float()
+    at_once = total.clone().add_(addend, alpha=1 / 3)
+    add_scaled(total, addend, 1 / 3)
+    assert torch.equal(total, at_once)
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)
