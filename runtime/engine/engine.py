@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,7 @@ class Engine(Answers, WholeWeights):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs the module's forward. Inputs are not moved; `fp16.auto_cast` alone casts them.
 
-        At stage 3, enters all-gathers.
+        At stage 3, enters all-gathers. Runs under autocast where the config says so.
         """
         self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
         if torch.is_grad_enabled():
@@ -109,7 +109,8 @@ class Engine(Answers, WholeWeights):
             args, kwargs = cast_floating((args, kwargs), self._parts.cast_inputs)
         self._parts.hooks.before_forward()
         try:
-            return self.module(*args, **kwargs)
+            with self._autocast():
+                return self.module(*args, **kwargs)
         finally:
             if not torch.is_grad_enabled():
                 self._parts.hooks.release_rest()
@@ -258,6 +259,11 @@ class Engine(Answers, WholeWeights):
         if result.applied and self._peaks.wants_state:
             self._peaks.take_state(self.model_state_bytes())
         self._memory_watch.end_step(self._counters.global_steps, self._memory_kinds)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """Returns what forward runs under: the config's autocast, or else whatever the script has opened."""
+        dtype = self._parts.autocast
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
 
     def _with_loss_scale(self, loss: Tensor) -> Tensor:
         """Returns the loss times the loss scale: in fp32, for fp16 has no room for the product."""

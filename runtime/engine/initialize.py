@@ -38,7 +38,7 @@ from ..optim.groups import GroupAssignment, assign_groups, check_trainable
 from ..optim.registry import adopt, check_elementwise, factory_of, states_per_element
 from ..optim.schedules import SCHEDULES
 from ..optim.sharded import ShardOptimizer
-from ..precision.configured import loss_scale_of, policy_of, skips_non_finite
+from ..precision.configured import autocast_of, loss_scale_of, policy_of, skips_non_finite
 from ..precision.policy import DTYPES, PrecisionPolicy
 from ..zero.access import ParamAccess
 from ..zero.build import build_store, build_units
@@ -298,6 +298,7 @@ def initialize(
             skip_non_finite=skips_non_finite(settings),
             loss_scale=loss_scale_of(settings),
             cast_inputs=precision.compute if settings.fp16.enabled and settings.fp16.auto_cast else None,
+            autocast=autocast_of(settings),
             steps_per_print=settings.steps_per_print,
             records=records,
             heartbeat=heartbeat,

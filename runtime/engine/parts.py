@@ -64,6 +64,7 @@ class EngineParts:
         skip_non_finite: leave an update out where a gradient is inf or nan.
         loss_scale: by which losses are multiplied before their backward.
         cast_inputs: dtype that floating-point inputs of the module are cast to; None: they stay as they are.
+        autocast: dtype of `torch.autocast` around the module's forward; None: the script's own holds.
         steps_per_print: optimizer steps between printed lines; None for none.
         records: where steps are recorded.
         heartbeat: told where this rank is, for the launcher that watches it.
@@ -90,6 +91,7 @@ class EngineParts:
     skip_non_finite: bool
     loss_scale: LossScale
     cast_inputs: torch.dtype | None
+    autocast: torch.dtype | None
     steps_per_print: int | None
     records: RecordWriter
     heartbeat: HeartbeatWriter

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import torch
+
 from dsrun.config.config import Config
 
 from .loss_scale import LossScale, ScaleRules
 from .policy import BF16, FP16, FP32, PrecisionPolicy
+
+#: Of fp16 under autocast, which has no keys for them: the numbers of `torch.amp.GradScaler`.
+_AUTOCAST_RULES = ScaleRules(initial=2.0**16, window=2000, hysteresis=1, consecutive=False, minimum=1.0)
 
 
 def policy_of(config: Config) -> PrecisionPolicy:
@@ -15,14 +20,25 @@ def policy_of(config: Config) -> PrecisionPolicy:
     return BF16 if config.bf16.enabled else FP32
 
 
+def autocast_of(config: Config) -> torch.dtype | None:
+    """Returns the dtype that `torch.autocast` uses around forward; None where there is none."""
+    section = config.torch_autocast
+    if not section.enabled:
+        return None
+    return torch.float16 if section.dtype in ("float16", "torch.float16") else torch.bfloat16
+
+
 def skips_non_finite(config: Config) -> bool:
     """Whether a step whose gradients hold inf or nan leaves its update out."""
-    return config.fp16.enabled or (config.bf16.enabled and config.bf16.check_grad_overflow)
+    is_fp16 = config.fp16.enabled or autocast_of(config) == torch.float16
+    return is_fp16 or (config.bf16.enabled and config.bf16.check_grad_overflow)
 
 
 def loss_scale_of(config: Config) -> LossScale:
     """Returns the loss scale at the first step: 1 without fp16."""
     fp16 = config.fp16
+    if autocast_of(config) == torch.float16:
+        return LossScale(rules=_AUTOCAST_RULES)
     if not fp16.enabled:
         return LossScale()
     if fp16.loss_scale > 0:

@@ -30,6 +30,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
         is_given: whether a dotted path was written.
     """
     _one_precision(config, report, place_of)
+    _autocast(config, report, place_of)
     _loss_scale(config.fp16, report, place_of)
     _clipping(report, place_of, is_given)
     _activations(config, report, place_of)
@@ -45,6 +46,14 @@ def _one_precision(config: Training, report: Report, place_of: PlaceOf) -> None:
         report.error(
             Code.COMBINATION, "fp16.enabled", message, place_of("fp16.enabled"), "keep bf16 where the GPU has it"
         )
+
+
+def _autocast(config: Training, report: Report, place_of: PlaceOf) -> None:
+    for name, section in (("fp16", config.fp16), ("bf16", config.bf16)):
+        if config.torch_autocast.enabled and section.enabled:
+            key = "torch_autocast.enabled"
+            message = f"`{key}` and `{name}.enabled` are both true; autocast casts parameters in fp32, expected one"
+            report.error(Code.COMBINATION, key, message, place_of(key), f"keep `{name}`: it takes half the memory")
 
 
 def _loss_scale(fp16: Fp16, report: Report, place_of: PlaceOf) -> None:

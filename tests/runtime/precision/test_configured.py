@@ -22,6 +22,9 @@ MICRO = {"train_micro_batch_size_per_gpu": 1}
         ({"fp16": {"enabled": True}}, torch.float16, True),
         ({"fp16": {"enabled": True, "loss_scale": 8}}, torch.float16, True),
         ({"fp16": {"enabled": False, "loss_scale": 8}}, torch.float32, False),
+        ({"torch_autocast": {"enabled": True}}, torch.float32, False),
+        ({"torch_autocast": {"enabled": True, "dtype": "torch.float16"}}, torch.float32, True),
+        ({"torch_autocast": {"enabled": False, "dtype": "torch.float16"}}, torch.float32, False),
     ],
 )
 def test_a_section_decides_dtypes_and_what_a_step_does_with_infinities(

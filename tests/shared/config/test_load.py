@@ -393,6 +393,25 @@ def test_a_loss_scale_that_cannot_work_is_refused(config: dict[str, Any], messag
     assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
 
 
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"torch_autocast": {"enabled": True}, "bf16": {"enabled": True}},
+            "`torch_autocast.enabled` and `bf16.enabled` are both true; "
+            "autocast casts parameters in fp32, expected one",
+        ),
+        (
+            {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["torch.nn.Linear"]}},
+            '`torch_autocast.lower_precision_safe_modules` is ["torch.nn.Linear"]; this version does not exchange '
+            "gradients of single modules in another format (`communication_data_type` is for all of them) yet",
+        ),
+    ],
+)
+def test_what_autocast_cannot_do_is_refused(config: dict[str, Any], message: str) -> None:
+    assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
+
+
 def test_what_a_fixed_loss_scale_does_not_read_is_not_judged() -> None:
     fp16 = {"enabled": True, "loss_scale": 128, "hysteresis": 0, "min_loss_scale": 0, "initial_scale_power": 500}
     assert load({"fp16": fp16, **MICRO}).fp16.loss_scale == 128

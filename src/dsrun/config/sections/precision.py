@@ -138,15 +138,25 @@ class DataTypes(Section):
 class TorchAutocast(Section):
     """`torch.autocast` around forward, in place of casting the model."""
 
-    default_status = Status.PLANNED
-    default_why = "run forward under torch.autocast"
     switch = ("enabled", False)
 
-    enabled: Annotated[Flag, knob("Run forward under `torch.autocast`.", users=(2, 1))] = False
+    enabled: Annotated[
+        Flag,
+        knob(
+            "Run forward under `torch.autocast`.",
+            effect="16-bit activations of matrix products; parameters and gradients stay in fp32",
+            users=(2, 1),
+        ),
+    ] = False
     dtype: Annotated[
         Literal["bfloat16", "float16", "torch.bfloat16", "torch.float16"] | None,
-        knob("Format that autocast uses.", users=(1, 1)),
+        knob("Format that autocast uses; bfloat16 if not set. float16 brings a dynamic loss scale.", users=(1, 1)),
     ] = None
     lower_precision_safe_modules: Annotated[
-        Names, knob("Class names of modules whose communication may use that format.")
+        Names,
+        knob(
+            "Class names of modules whose communication may use that format.",
+            status=Status.PLANNED,
+            why="exchange gradients of single modules in another format (`communication_data_type` is for all of them)",
+        ),
     ] = ()
