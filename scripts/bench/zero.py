@@ -305,14 +305,13 @@ def main() -> None:
         "--peer-python", default=os.environ.get("DSRUN_PEER_PYTHON"), help="has DeepSpeed; also $DSRUN_PEER_PYTHON"
     )
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="SECTION")
-    parser.add_argument("--stages", type=int, nargs="+", default=[0, 1, 2, 3])
+    parser.add_argument("--stages", type=int, nargs="+", help="default: 0 to 3")
     parser.add_argument("--runs", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="two rounds of stages 1 and 3, without DeepSpeed")
+    parser.add_argument("--quick", action="store_true", help="2 rounds, stages 1 and 3, without DeepSpeed")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
-    options = Options(args.peer_python, args.runs, tuple(args.stages))
-    if args.quick:
-        options = Options(None, 2, (1, 3))
+    stages = args.stages or ((1, 3) if args.quick else (0, 1, 2, 3))
+    options = Options(None if args.quick else args.peer_python, 2 if args.quick else args.runs, tuple(stages))
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     print(f"python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
     tables: list[Figures] = []
@@ -324,9 +323,10 @@ def main() -> None:
         for table in SECTIONS[name](options):
             tables.append(table)
             print(f"{table.markdown()}\n", flush=True)
-    if args.json is not None:
-        about = {"torch": torch.__version__, "cores": os.cpu_count(), "runs": options.runs, "only": args.only}
-        args.json.write_text(json.dumps({"about": about, "tables": [table.as_json() for table in tables]}, indent=1))
+        if args.json is not None:  # after each section, lest a run that is stopped has measured for nothing
+            about = {"torch": torch.__version__, "cores": os.cpu_count(), "runs": options.runs, "only": args.only}
+            found = {"about": about, "tables": [table.as_json() for table in tables]}
+            args.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
