@@ -66,11 +66,6 @@ class ParamUnit:
         groups = tuple(group_of[id(param)] for param in self.params)
         return OwnedRange(self.layout, self.owned[0], self.master, self.grad_sum, groups)
 
-    def flatten_into(self, flat_N: Tensor) -> None:
-        """Copies the parameters' present values into `flat_N` at their places, converting dtype and device."""
-        for view, param in zip(self.views(flat_N), self.params, strict=True):
-            view.copy_(param.detach())
-
     def views(self, flat_N: Tensor) -> list[Tensor]:
         """Returns a view of `flat_N` for each parameter, in its shape."""
         return [flat_N.narrow(0, e.offset, e.numel).view(e.shape) for e in self.layout.extents]

@@ -397,7 +397,7 @@ class ZeroOptimization(Section):
         knob(
             "Warn when the order of gathering changes.",
             status=Status.NO_MEANING,
-            why="a changed order is always reported",
+            why="a changed order costs a gather on demand, and ranks that gather in different orders are refused",
             stages=(3,),
         ),
     ] = False
