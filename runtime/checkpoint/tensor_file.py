@@ -60,27 +60,13 @@ def write_tensor_file(
         CheckpointError: the format has no name for a tensor's dtype.
         OSError: the file cannot be written; nothing is left of it.
     """
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    offset = 0
-    for key, tensor in entries.items():
-        if tensor.dtype not in _NAMES:
-            raise CheckpointError(f"`{key}` is {tensor.dtype}, which safetensors files cannot hold")
-        size = tensor.numel() * tensor.element_size()
-        header[key] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + size],
-        }
-        offset += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text, _ = header_of(entries, metadata)
     with path.open("xb") as file:
         try:
-            file.write(len(text).to_bytes(8, "little"))
             file.write(text)
             unsynced = 0
             for tensor in entries.values():
-                data = _bytes_of(tensor)
+                data = bytes_of(tensor)
                 for start in range(0, len(data), SYNC_BYTES):
                     unsynced += file.write(data[start : start + SYNC_BYTES])
                     if unsynced >= SYNC_BYTES:
@@ -95,7 +81,35 @@ def write_tensor_file(
             raise
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def header_of(entries: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """Returns what stands before the data, with its length, and the bytes [first, last) of the data each entry has.
+
+    Args:
+        entries: tensors by key; only shapes and dtypes are read.
+        metadata: the header's free part.
+
+    Raises:
+        CheckpointError: the format has no name for a tensor's dtype.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    places: dict[str, tuple[int, int]] = {}
+    offset = 0
+    for key, tensor in entries.items():
+        if tensor.dtype not in _NAMES:
+            raise CheckpointError(f"`{key}` is {tensor.dtype}, which safetensors files cannot hold")
+        places[key] = (offset, offset + tensor.numel() * tensor.element_size())
+        header[key] = {
+            "dtype": _NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": list(places[key]),
+        }
+        offset = places[key][1]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text, places
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
     """Returns the memory of a contiguous tensor, copied only if it is not on the CPU."""
     flat = tensor.detach().contiguous().cpu().view(-1)
     return flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(b"")

@@ -3,27 +3,31 @@
 Optimizer states and counters are a checkpoint's business.
 
 [Note: one unit at a time] At stage 3 each unit is gathered, copied to the host by the ranks that want it, and dropped:
-one all-gather a unit, and never more than one unit whole on the device. The dict itself is the whole model on the host.
+one all-gather a unit, and never more than one unit whole on the device. A dict is the whole model on the host; a
+safetensors file is written as the units come, so there too is never more than one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dsrun.atomic import sync_folder
 from dsrun.errors import CheckpointError, InputError
 
-from ..checkpoint.tensor_file import write_tensor_file
+from ..checkpoint.streamed_file import StreamedFile
 from ..mesh.agreement import attempt
 from ..zero.gathered import GatheredParameters
 from ..zero.pretrained import Held, assign, persistent_buffers
 from .parts import EngineParts
+
+_METADATA = {"format": "pt"}  # as transformers asks of a file
 
 
 class WholeWeights:
@@ -70,7 +74,8 @@ class WholeWeights:
 
         Args:
             save_dir: folder, made if it is not there.
-            save_filename: name in it; one that ends in `.safetensors` gets that format, others torch's.
+            save_filename: name in it; one that ends in `.safetensors` gets that format, others torch's, for which rank
+                0 holds the whole model in host memory.
             exclude_frozen_parameters: leave parameters out that are not trained.
 
         Returns:
@@ -82,14 +87,11 @@ class WholeWeights:
         """
         if not str(save_dir):
             raise InputError("save_16bit_model: save_dir is empty", hint="pass the folder to save the weights in")
-        parts = self._parts
-        weights = self.module_state_dict(exclude_frozen_parameters)
-        path = Path(save_dir) / save_filename
-
-        def work() -> None:
-            if weights is not None:
-                _write(path, weights)
-
+        parts, path = self._parts, Path(save_dir) / save_filename
+        if path.suffix == ".safetensors":
+            work = _stream(parts, path, frozen=not exclude_frozen_parameters)
+        else:
+            work = partial(_write, path, self.module_state_dict(exclude_frozen_parameters))
         failure = attempt(work, parts.collectives, device=parts.mesh.device, of="save_16bit_model")
         if failure is not None:
             raise CheckpointError(
@@ -118,46 +120,124 @@ def _collect(parts: EngineParts, *, frozen: bool, wanted: bool) -> dict[str, Ten
     """Returns the weights in the order of torch's state dicts, see [Note: one unit at a time]."""
     values: dict[int, Tensor] = {}
 
-    def take(params: list[nn.Parameter]) -> None:
-        with GatheredParameters(params):
-            if wanted:
-                values.update((id(param), _to_host(param)) for param in params)
+    def keep(tensor: Tensor) -> None:
+        values[id(tensor)] = tensor.detach().to("cpu", copy=True)
 
+    _visit(parts, keep if wanted else None, frozen=frozen)
+    return {name: values[id(tensor)] for name, tensor in _named(parts, frozen=frozen).items()} if wanted else None
+
+
+def _stream(parts: EngineParts, path: Path, *, frozen: bool) -> Callable[[], None]:
+    """Writes the weights as they come on rank 0; returns what ends the file, or raises what has gone wrong with it."""
+    if parts.mesh.info.rank != 0:
+        _visit(parts, None, frozen=frozen)
+        return lambda: None
+    named = _named(parts, frozen=frozen)
+    names: dict[int, list[str]] = {}
+    for name, tensor in named.items():
+        names.setdefault(id(tensor), []).append(name)  # a tied weight has several, and loaders look for any of them
+    saving = _Saving(path, named)
+
+    def put(tensor: Tensor) -> None:
+        for name in names.get(id(tensor), ()):
+            saving.put(name, tensor)
+
+    try:
+        _visit(parts, put, frozen=frozen)
+    except BaseException:  # not of the file, whose errors wait for `finish`
+        saving.abandon()
+        raise
+    return saving.finish
+
+
+class _Saving:
+    """A file under way to its name. After an error nothing more is written, and `finish` raises it: in between, the
+    other ranks gather with this one."""
+
+    def __init__(self, path: Path, named: Mapping[str, Tensor]) -> None:
+        self._path = path
+        self._error: Exception | None = None
+        self._file: StreamedFile | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = StreamedFile(_unfinished(path), named, metadata=_METADATA)
+        except (OSError, CheckpointError) as error:
+            self._error = error
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Writes one tensor."""
+        if self._file is not None and self._error is None:
+            try:
+                self._file.put(name, tensor)
+            except OSError as error:
+                self._error = error
+
+    def finish(self) -> None:
+        """Gives the file its name."""
+        try:
+            if self._error is not None:
+                raise self._error
+            assert self._file is not None, "without a file there is an error"
+            self._file.finish()
+            os.replace(_unfinished(self._path), self._path)
+        except BaseException:
+            self.abandon()
+            raise
+        sync_folder(self._path.parent)
+
+    def abandon(self) -> None:
+        """Leaves nothing behind."""
+        if self._file is not None:
+            self._file.abandon()
+
+
+def _visit(parts: EngineParts, take: Callable[[Tensor], None] | None, *, frozen: bool) -> None:
+    """Hands every parameter, while it is whole, and every persistent buffer to `take`, where there is one."""
+    gathered: set[int] = set()
     for unit in (*parts.step.units, *(parts.frozen_units if frozen else ())):
-        take(unit.params)
-    if not wanted:
-        return None
+        gathered.update(map(id, unit.params))
+        with GatheredParameters(unit.params):
+            for param in unit.params if take is not None else ():
+                assert take is not None, "else there are none"
+                take(param)
+    if take is None:
+        return
     for param in parts.module.parameters():
-        if frozen and not param.requires_grad and id(param) not in values:
-            values[id(param)] = _to_host(param)
-    buffers = {id(buffer): _to_host(buffer) for buffer in persistent_buffers(parts.module).values()}
+        if frozen and not param.requires_grad and id(param) not in gathered:
+            take(param)
+    for buffer in persistent_buffers(parts.module).values():
+        take(buffer)
+
+
+def _named(parts: EngineParts, *, frozen: bool) -> dict[str, Tensor]:
+    """Returns parameters and persistent buffers by name in the order of torch's state dicts, tied ones by each name."""
+    trained = {id(param) for unit in parts.step.units for param in unit.params}
     found: dict[str, Tensor] = {}
     for prefix, module in parts.module.named_modules(remove_duplicate=False):
         start = f"{prefix}." if prefix else ""
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(param) in values:
-                found[f"{start}{name}"] = values[id(param)]
+            if id(param) in trained or (frozen and not param.requires_grad):
+                found[f"{start}{name}"] = param
         transient: set[str] = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
             if name not in transient:
-                found[f"{start}{name}"] = buffers[id(buffer)]
+                found[f"{start}{name}"] = buffer
     return found
 
 
-def _to_host(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)
-
-
-def _write(path: Path, weights: dict[str, Any]) -> None:
+def _write(path: Path, weights: dict[str, Any] | None) -> None:
+    """Writes what rank 0 has collected, in torch's format."""
+    if weights is None:
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = _unfinished(path)
     try:
-        if path.suffix == ".safetensors":
-            # Loaders that know a model's ties need one of the names; those that do not need all of them.
-            write_tensor_file(unfinished, weights, metadata={"format": "pt"})
-        else:
-            torch.save(weights, unfinished)
+        torch.save(weights, unfinished)
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def _unfinished(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
