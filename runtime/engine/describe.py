@@ -137,7 +137,9 @@ def _architecture(model: nn.Module, units: list[UnitGroup]) -> tuple[Architectur
         return None, ()
     tokens = max(embeddings, key=lambda module: module.num_embeddings)
     hidden = tokens.embedding_dim
-    heads = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    # Not `module.weight`: a parametrised layer computes that, at stage 3 from memory that is gone, and may count it.
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    heads = [param for module in linears for param in module.parameters(recurse=False)]
     return Architecture(
         layers=layers,
         hidden=hidden,

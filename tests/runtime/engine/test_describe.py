@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from dsrun.errors import ModelError
 from dsrun.estimate.collectives import collective_bytes
@@ -54,6 +55,36 @@ def test_the_shape_of_layers_is_guessed_from_embedding_and_blocks_and_said_to_be
 
 def test_a_model_without_repeated_blocks_has_no_shape_of_layers() -> None:
     assert describe(nn.Sequential(nn.Linear(64, 64), nn.ReLU())).architecture is None
+
+
+def parametrised() -> nn.Module:
+    """A model with a shape of layers, whose weights are computed."""
+    wrap = parametrizations.spectral_norm
+    blocks = nn.ModuleList(nn.Sequential(wrap(nn.Linear(32, 32)), nn.ReLU()) for _ in range(3))
+    return nn.ModuleDict({"embed": nn.Embedding(8, 32), "blocks": blocks, "norm": wrap(nn.Linear(32, 32))})
+
+
+def test_to_describe_a_model_computes_no_weight_of_it() -> None:
+    model = parametrised()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert describe(model).architecture is not None
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_to_make_an_engine_computes_no_weight_of_a_model(stage: int) -> None:
+    torch.manual_seed(7)
+    before = dict(parametrised().named_buffers())
+    (after,) = run_ranks(1, buffers_after_initialize, stage)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+
+
+def buffers_after_initialize(stage: int) -> dict[str, torch.Tensor]:
+    """Returns a model's buffers behind `initialize`."""
+    torch.manual_seed(7)
+    engine = make_engine(config(stage, micro=1), model=parametrised())
+    return {name: value.clone() for name, value in engine.module.named_buffers()}
 
 
 def test_frozen_parameters_are_counted_apart() -> None:
