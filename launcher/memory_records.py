@@ -10,6 +10,7 @@ from typing import Any
 from dsrun.contract import RECORDS_FILE
 from dsrun.memory_use.findings import GROWTH_EVENT, Growth
 from dsrun.memory_use.samples import SAMPLE_EVENT, MemorySample, from_record
+from dsrun.memory_use.stacks import HISTORY_EVENT, StacksAtPeak, stacks_from_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,13 @@ class MemoryRecords:
         samples: in order of time.
         growths: likewise.
         summary: fields of the record at the run's end; None while it runs, or if it was killed.
+        stacks: who held memory at the peak of the first steps; None without `--memory-history`.
     """
 
     samples: tuple[MemorySample, ...]
     growths: tuple[Growth, ...]
     summary: dict[str, Any] | None
+    stacks: StacksAtPeak | None = None
 
     @property
     def state(self) -> tuple[int, int] | None:
@@ -43,6 +46,7 @@ def read_memory_records(folder: Path) -> MemoryRecords | None:
     samples: list[MemorySample] = []
     growths: list[Growth] = []
     summary: dict[str, Any] | None = None
+    stacks: StacksAtPeak | None = None
     try:
         file = (folder / RECORDS_FILE).open("rb")
     except FileNotFoundError:
@@ -53,16 +57,18 @@ def read_memory_records(folder: Path) -> MemoryRecords | None:
             match record.pop("event", None):
                 case "start":
                     # The job was started again: its memory is that of other processes.
-                    samples, growths, summary = [], [], None
+                    samples, growths, summary, stacks = [], [], None, None
                 case event if event == SAMPLE_EVENT:
                     samples.append(from_record(record))
                 case event if event == GROWTH_EVENT:
                     growths.append(Growth(**{k: v for k, v in record.items() if k != "time"}))
+                case event if event == HISTORY_EVENT:
+                    stacks = stacks_from_record(record)
                 case "memory":
                     summary = record
                 case _:
                     pass
-    return MemoryRecords(tuple(samples), tuple(growths), summary)
+    return MemoryRecords(tuple(samples), tuple(growths), summary, stacks)
 
 
 def _record_of(line: bytes) -> dict[str, Any]:

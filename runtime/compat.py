@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +25,10 @@ __all__ = [
     "foreach_zero",
     "in_backward",
     "is_compiled",
+    "memory_trace",
     "reduce_scatter_single",
+    "start_memory_history",
+    "stop_memory_history",
     "store_of",
     "timeout_of",
     "unseen_by_modes",
@@ -96,6 +100,32 @@ def compiler_memory_budget(share: float) -> Callable[[], None]:
         config.activation_memory_budget = before
 
     return restore
+
+
+def start_memory_history(device: torch.device) -> None:
+    """Lets torch's allocator record each allocation on a GPU with its Python stack; there is one record a process."""
+    record: Any = torch.cuda.memory._record_memory_history  # pyright: ignore
+    record("all", context="alloc", stacks="python", device=device)
+
+
+def stop_memory_history() -> None:
+    """Ends what `start_memory_history` began, and drops the record."""
+    record: Any = torch.cuda.memory._record_memory_history  # pyright: ignore
+    record(None)
+
+
+def memory_trace(device: torch.device, *, snapshot: Path | None) -> list[dict[str, Any]]:
+    """Returns the events recorded for a GPU, `TraceEntry`s of torch.cuda.memory._snapshot.
+
+    Args:
+        device: the GPU.
+        snapshot: file for torch's viewer, which is written too.
+    """
+    memory: Any = torch.cuda.memory
+    if snapshot is not None:
+        memory._dump_snapshot(str(snapshot))
+    with torch.cuda.device(device):
+        return memory._snapshot(device)["device_traces"][torch.cuda.current_device()]
 
 
 def unseen_by_modes() -> AbstractContextManager[None]:

@@ -13,6 +13,7 @@ import click
 from dsrun.errors import InputError
 from dsrun.memory_use.findings import fragmentation_of, peak_of, start_of
 from dsrun.memory_use.samples import latest_step, parts_of, to_record
+from dsrun.memory_use.stacks import stacks_lines, stacks_record
 from dsrun.memory_use.text import report_lines, tiers_of
 
 from ..job_list import find_job
@@ -44,7 +45,10 @@ def command(as_json: bool, plot: Path | None, job: str) -> int:
     if as_json:
         click.echo(json.dumps(_as_json(found.id, records), indent=2))
     else:
-        click.echo("\n".join(report_lines(records.samples, records.growths, state=records.state)))
+        lines = report_lines(records.samples, records.growths, state=records.state)
+        if records.stacks is not None:
+            lines += ["", *stacks_lines(records.stacks)]
+        click.echo("\n".join(lines))
     return 0
 
 
@@ -70,6 +74,7 @@ def _as_json(job_id: str, records: MemoryRecords) -> dict[str, Any]:
         "schema_version": 1,
         "job_id": job_id,
         "summary": records.summary,
+        "stacks": None if records.stacks is None else stacks_record(records.stacks),
         "tiers": tiers,
         "samples": [to_record(sample) for sample in records.samples],
     }

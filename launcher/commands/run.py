@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from dsrun.contract import CONFIG_ENV
+from dsrun.contract import CONFIG_ENV, MEMORY_HISTORY_ENV
 from dsrun.errors import UsageError
 
 from ..console_ranks import parse_rank_set
@@ -103,6 +103,7 @@ _RANK_OPTIONS = frozenset({"module", "no_python", "config", "backend", "env", "q
 )
 @click.option("--model", metavar="MODEL", help="What is trained, as for `dsrun plan`.")
 @click.option("--no-plan", is_flag=True, help="Start also what cannot fit into memory.")
+@click.option("--memory-history", is_flag=True, help="Name the lines of code that fill the GPU.")
 @click.option("--dry-run", is_flag=True, help="Check all, print the plan, start nothing.")
 @click.option("-d", "--detach", is_flag=True, help="Print the job's id and go on in the background.")
 @click.option("--log-dir", type=parse_path, metavar="DIR", help="Make the job's folder in DIR.")
@@ -140,6 +141,7 @@ def command(
     on_hang: OnHang,
     model: str | None,
     no_plan: bool,
+    memory_history: bool,
     dry_run: bool,
     detach: bool,
     log_dir: str | None,
@@ -177,7 +179,7 @@ def command(
         words=words,
         hosts=replace(hosts.request(ranks_per_host), static=static),
         config=config,
-        env=env,
+        env=(*env, f"{MEMORY_HISTORY_ENV}=1") if memory_history else env,
         env_files=env_file,
         workdir=hosts.workdir,
         sync=hosts.sync,
@@ -318,7 +320,19 @@ assert isinstance(command, SectionedCommand), "as its decorator says"
 command.tables = {"Exit code": EXIT_CODES}
 command.sections = {
     "Where": ("ranks_per_host", *WHICH, "bind", "queue", "priority", "share_gpus"),
-    "What": ("module", "no_python", "config", "backend", "start", "env", "env_file", "model", "no_plan", "dry_run"),
+    "What": (
+        "module",
+        "no_python",
+        "config",
+        "backend",
+        "start",
+        "env",
+        "env_file",
+        "model",
+        "no_plan",
+        "memory_history",
+        "dry_run",
+    ),
     "Other hosts": OTHERS,
     "When it fails": ("grace", "max_restarts", "min_uptime", "hang_timeout", "on_hang"),
     "What you see": ("detach", "log_dir", "ranks", "no_progress", "as_json", "quiet", "help"),

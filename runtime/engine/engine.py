@@ -21,6 +21,7 @@ from dsrun.errors import InputError, ModelError
 
 from ..data.loader import TrainingLoader
 from ..memory.arenas import ArenaReport, OutsideUse
+from ..observe.allocation_history import wanted_history
 from ..observe.memory import measure
 from ..observe.memory_report import MemoryReport
 from ..observe.memory_watch import MemoryWatch
@@ -90,7 +91,12 @@ class Engine(Answers, WholeWeights):
             device=self.device,
             predicted_state_bytes=parts.predicted_state_bytes,
         )
-        self._memory_watch = MemoryWatch(parts.records, rank=self.global_rank, device=self.device)
+        self._memory_watch = MemoryWatch(
+            parts.records,
+            rank=self.global_rank,
+            device=self.device,
+            history=wanted_history(device=self.device, rank=self.global_rank),
+        )
         # Few scripts call `destroy`: the summary then comes when the engine or the interpreter ends.
         self._at_end = weakref.finalize(self, self._peaks.report)
 

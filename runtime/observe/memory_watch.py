@@ -13,8 +13,10 @@ import torch
 
 from dsrun.memory_use.findings import GROWTH_EVENT, LEAK_ADVICE, LOOK_STEPS, WINDOW_STEPS, Growth, growth_of
 from dsrun.memory_use.samples import SAMPLE_EVENT, MemorySample, Phase, to_record
+from dsrun.memory_use.stacks import HISTORY_EVENT, stacks_lines, stacks_record
 from dsrun.memory_use.text import growth_line
 
+from .allocation_history import AllocationHistory
 from .records import RecordWriter
 from .tiers import live_bytes_of, read_tiers
 
@@ -36,15 +38,25 @@ class MemoryWatch:
         records: where samples go.
         rank: of this process; rank 0 writes and speaks.
         device: where the model is.
+        history: of allocations, recorded over the first steps and then let go; None for none.
     """
 
-    def __init__(self, records: RecordWriter, *, rank: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        records: RecordWriter,
+        *,
+        rank: int,
+        device: torch.device,
+        history: AllocationHistory | None = None,
+    ) -> None:
         self._records = records
         self._rank = rank
         self._device = device
         self._samples: deque[MemorySample] = deque(maxlen=_MOST_SAMPLES)
         self._growths: dict[str, Growth] = {}
         self._looks: dict[str, deque[tuple[int, int]]] = {}
+        self._history = history
+        self._history_steps = 0
         self._step = 0
         self._due: Phase | None = None
         self._leaks_told: set[str] = set()
@@ -63,6 +75,9 @@ class MemoryWatch:
         """A forward that trains begins, in a step counted from 1; only the first of a step counts."""
         if step != self._step:
             self._step = step
+            if self._history is not None and self._history_steps == 0:
+                self._history.start()
+                self._history_steps = 1
             self._due = "start" if is_sampled(step) else None
             if self._due:
                 self._take("start", kinds, then="forward")
@@ -81,6 +96,8 @@ class MemoryWatch:
         """The update is done. `step` is the one that has ended."""
         if self._due == "update" and step == self._step:
             self._take("update", kinds, then=None)
+        if self._history is not None:
+            self._follow(self._history)
         if step % LOOK_STEPS == 0 and step >= _SETTLED_STEP:
             self._look(step)
 
@@ -90,6 +107,14 @@ class MemoryWatch:
         self._due = then
         if self._rank == 0:
             self._records.write(SAMPLE_EVENT, to_record(sample))
+
+    def _follow(self, history: AllocationHistory) -> None:
+        if self._history_steps >= _FIRST_STEPS:
+            found, self._history = history.finish(), None
+            self._records.write(HISTORY_EVENT, stacks_record(found))
+            print("\n".join(stacks_lines(found)), flush=True)
+        elif self._history_steps:
+            self._history_steps += 1
 
     def _look(self, step: int) -> None:
         for use in read_tiers(self._device):

@@ -45,6 +45,8 @@ NONCE_ENV = "DSRUN_NONCE"
 RESUME_ENV = "DSRUN_RESUME"
 #: File to which `faulthandler` writes the rank's stacks when the agent sends `STACKS_SIGNAL`.
 STACKS_ENV = "DSRUN_STACKS"
+#: Set where rank 0 shall record which lines of code allocate (`--memory-history`).
+MEMORY_HISTORY_ENV = "DSRUN_MEMORY_HISTORY"
 #: Key of the rendezvous store under which the launcher leaves the job's nonce.
 NONCE_KEY = "dsrun/nonce"
 #: Sent to ranks that catch it, for their Python stacks; a real-time signal, so that USR1 and USR2 stay the user's.

@@ -83,6 +83,7 @@ What:
   --env-file FILE         Set those of a file, `K=V` a line.
   --model MODEL           What is trained, as for `dsrun plan`.
   --no-plan               Start also what cannot fit into memory.
+  --memory-history        Name the lines of code that fill the GPU.
   --dry-run               Check all, print the plan, start nothing.
 
 Other hosts:
@@ -688,3 +689,8 @@ def test_help_is_there_at_once() -> None:
         assert process.returncode == 0
         times_s.append(used.ru_utime + used.ru_stime)
     assert min(times_s) < 0.15
+
+
+def test_memory_history_reaches_the_ranks_as_a_variable(folder: Path) -> None:
+    assert json.loads(dry("--memory-history", "train.py").stdout)["env"]["DSRUN_MEMORY_HISTORY"] == "1"
+    assert "DSRUN_MEMORY_HISTORY" not in json.loads(dry("train.py").stdout)["env"]

@@ -9,9 +9,11 @@ from pathlib import Path
 from dsrun.launcher.memory_records import read_memory_records
 from dsrun.memory_use.findings import growth_of
 from dsrun.memory_use.samples import MemorySample, TierUse, to_record
+from dsrun.memory_use.stacks import StacksAtPeak, StackUse, stacks_record
 
 USE = TierUse(tier="cpu", held_bytes=9, peak_bytes=9, live_bytes=1, reserved_bytes=2, kinds=(("masters", 5),))
 FIRST, SECOND = (MemorySample(step=step, phase="start", tiers=(USE,)) for step in (1, 2))
+STACKS = StacksAtPeak(peak_bytes=9, before_bytes=4, stacks=(StackUse(nbytes=5, count=1, frames=("a.py:1 f",)),))
 GROWTH = growth_of("cpu", [(10, 0), (60, 50)])
 
 
@@ -32,11 +34,13 @@ def test_the_last_attempts_records_are_read_and_half_a_line_is_passed_over(tmp_p
         + line("step", step=1, memory_bytes=7)
         + line("memory_sample", **to_record(SECOND))
         + line("memory_growth", **asdict(GROWTH))
+        + line("memory_history", **stacks_record(STACKS))
         + line("memory_sample", **to_record(SECOND))[:40]
     )
     records = read_memory_records(tmp_path)
     assert records is not None
     assert (records.samples, records.growths, records.state) == ((SECOND,), (GROWTH,), None)
+    assert records.stacks == STACKS
 
 
 def test_a_run_that_has_ended_tells_its_state(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.memory_use.samples import MemorySample, TierUse, to_record
+from dsrun.memory_use.stacks import StacksAtPeak, StackUse, stacks_record
 from support.cli import invoke
 from support.job_records import leave_job
 
@@ -56,6 +57,19 @@ def test_json_has_the_peak_by_owner_and_every_sample(job: Path) -> None:
     assert [moment["phase"] for moment in cpu["over_step"]] == ["start", "forward", "backward", "update"]
     assert sum(cpu["over_step"][1]["bytes"].values()) == 100 * MIB
     assert (cpu["fragmentation"]["advice"], cpu["growth"], len(body["samples"])) == (None, None, 4)
+
+
+def test_stacks_at_the_peak_are_shown_where_they_were_recorded(job: Path) -> None:
+    write_records(job)
+    stacks = (StackUse(nbytes=MIB, count=2, frames=("model.py:12 block",)),)
+    found = StacksAtPeak(peak_bytes=3 * MIB, before_bytes=2 * MIB, stacks=stacks)
+    with (job / "records.jsonl").open("a") as file:
+        file.write(json.dumps({"event": "memory_history", "time": 1.5, **stacks_record(found)}) + "\n")
+    assert invoke("memory", "trained").stdout.endswith(
+        "GPU peak of the recorded steps 3.0 MiB, of it 2.0 MiB from before them\n"
+        "     1.0 MiB      2 x  model.py:12 block\n"
+    )
+    assert json.loads(invoke("memory", "--json", "trained").stdout)["stacks"]["stacks"][0]["count"] == 2
 
 
 def test_a_picture_is_drawn_where_it_is_asked_for(job: Path, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from dsrun.memory_use.samples import from_record
+from dsrun.memory_use.stacks import StacksAtPeak, stacks_from_record
+from dsrun.runtime.observe.allocation_history import AllocationHistory
 from dsrun.runtime.observe.memory_watch import MemoryWatch, is_sampled
 from dsrun.runtime.observe.records import RecordWriter
 
@@ -100,3 +102,32 @@ def test_going_back_to_an_earlier_step_starts_the_watch_anew() -> None:
     assert watch.growths == ()
     run(watch, range(61, 71))
     assert [growth.steps for growth in watch.growths] == [50]
+
+
+class NotedHistory(AllocationHistory):
+    """Stands where torch would record."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"), snapshot=None)
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def finish(self) -> StacksAtPeak:
+        self.calls.append("finish")
+        return StacksAtPeak(peak_bytes=9, before_bytes=4, stacks=())
+
+
+def test_allocations_are_recorded_over_the_first_three_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history, path = NotedHistory(), tmp_path / "records.jsonl"
+    watch = MemoryWatch(RecordWriter(path), rank=0, device=torch.device("cpu"), history=history)
+    run(watch, range(11, 13), micro_steps=2)
+    assert history.calls == ["start"]
+    run(watch, range(13, 19))
+    assert history.calls == ["start", "finish"]
+    (record,) = read(path, "memory_history")
+    assert stacks_from_record(record).peak_bytes == 9
+    assert capsys.readouterr().out.startswith("GPU peak of the recorded steps 9 B")
