@@ -115,7 +115,6 @@ class HierarchicalCollectives(C10dCollectives):
             raise failure or OSError("the ranks of another host could not share memory")
         self._inside = shared
         self._queue: deque[_Begun] = deque()
-        self._staging = torch.empty(0, dtype=torch.uint8)
 
     def zeros(self, numel: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """See `Collectives`: memory that the peers of this host read where it is."""
