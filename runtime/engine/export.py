@@ -21,13 +21,11 @@ from torch import Tensor
 from dsrun.atomic import sync_folder
 from dsrun.errors import CheckpointError, InputError
 
-from ..checkpoint.streamed_file import StreamedFile
+from ..checkpoint.streamed_model import StreamedModel
 from ..mesh.agreement import attempt
 from ..zero.gathered import GatheredParameters
 from ..zero.pretrained import Held, assign, persistent_buffers
 from .parts import EngineParts
-
-_METADATA = {"format": "pt"}  # as transformers asks of a file
 
 
 class WholeWeights:
@@ -69,6 +67,8 @@ class WholeWeights:
         save_dir: str | Path,
         save_filename: str = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
+        *,
+        max_shard_bytes: int | None = None,
     ) -> bool:
         """Saves the whole weights for other programs, at every stage; rank 0 writes.
 
@@ -77,19 +77,26 @@ class WholeWeights:
             save_filename: name in it; one that ends in `.safetensors` gets that format, others torch's, for which rank
                 0 holds the whole model in host memory.
             exclude_frozen_parameters: leave parameters out that are not trained.
+            max_shard_bytes: write safetensors files of at most so many bytes of tensors, if one does not hold all, with
+                an index as Hugging Face's loaders read it; None: one file.
 
         Returns:
             True.
 
         Raises:
-            InputError: `save_dir` is empty.
+            InputError: `save_dir` is empty, or shards make no sense.
             CheckpointError: on every rank, if rank 0 could not write; nothing was left or replaced.
         """
         if not str(save_dir):
             raise InputError("save_16bit_model: save_dir is empty", hint="pass the folder to save the weights in")
         parts, path = self._parts, Path(save_dir) / save_filename
+        if max_shard_bytes is not None and (max_shard_bytes < 1 or path.suffix != ".safetensors"):
+            raise InputError(
+                f"save_16bit_model: max_shard_bytes is {max_shard_bytes}, for {save_filename}",
+                hint="give 1 or more, and a name that ends in .safetensors, such as model.safetensors",
+            )
         if path.suffix == ".safetensors":
-            work = _stream(parts, path, frozen=not exclude_frozen_parameters)
+            work = _stream(parts, path, frozen=not exclude_frozen_parameters, shard_bytes=max_shard_bytes)
         else:
             work = partial(_write, path, self.module_state_dict(exclude_frozen_parameters))
         failure = attempt(work, parts.collectives, device=parts.mesh.device, of="save_16bit_model")
@@ -127,7 +134,7 @@ def _collect(parts: EngineParts, *, frozen: bool, wanted: bool) -> dict[str, Ten
     return {name: values[id(tensor)] for name, tensor in _named(parts, frozen=frozen).items()} if wanted else None
 
 
-def _stream(parts: EngineParts, path: Path, *, frozen: bool) -> Callable[[], None]:
+def _stream(parts: EngineParts, path: Path, *, frozen: bool, shard_bytes: int | None) -> Callable[[], None]:
     """Writes the weights as they come on rank 0; returns what ends the file, or raises what has gone wrong with it."""
     if parts.mesh.info.rank != 0:
         _visit(parts, None, frozen=frozen)
@@ -136,7 +143,7 @@ def _stream(parts: EngineParts, path: Path, *, frozen: bool) -> Callable[[], Non
     names: dict[int, list[str]] = {}
     for name, tensor in named.items():
         names.setdefault(id(tensor), []).append(name)  # a tied weight has several, and loaders look for any of them
-    saving = _Saving(path, named)
+    saving = StreamedModel(path, named, shard_bytes=shard_bytes)
 
     def put(tensor: Tensor) -> None:
         for name in names.get(id(tensor), ()):
@@ -148,47 +155,6 @@ def _stream(parts: EngineParts, path: Path, *, frozen: bool) -> Callable[[], Non
         saving.abandon()
         raise
     return saving.finish
-
-
-class _Saving:
-    """A file under way to its name. After an error nothing more is written, and `finish` raises it: in between, the
-    other ranks gather with this one."""
-
-    def __init__(self, path: Path, named: Mapping[str, Tensor]) -> None:
-        self._path = path
-        self._error: Exception | None = None
-        self._file: StreamedFile | None = None
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = StreamedFile(_unfinished(path), named, metadata=_METADATA)
-        except (OSError, CheckpointError) as error:
-            self._error = error
-
-    def put(self, name: str, tensor: Tensor) -> None:
-        """Writes one tensor."""
-        if self._file is not None and self._error is None:
-            try:
-                self._file.put(name, tensor)
-            except OSError as error:
-                self._error = error
-
-    def finish(self) -> None:
-        """Gives the file its name."""
-        try:
-            if self._error is not None:
-                raise self._error
-            assert self._file is not None, "without a file there is an error"
-            self._file.finish()
-            os.replace(_unfinished(self._path), self._path)
-        except BaseException:
-            self.abandon()
-            raise
-        sync_folder(self._path.parent)
-
-    def abandon(self) -> None:
-        """Leaves nothing behind."""
-        if self._file is not None:
-            self._file.abandon()
 
 
 def _visit(parts: EngineParts, take: Callable[[Tensor], None] | None, *, frozen: bool) -> None:
@@ -230,14 +196,10 @@ def _write(path: Path, weights: dict[str, Any] | None) -> None:
     if weights is None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = _unfinished(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         torch.save(weights, unfinished)
         os.replace(unfinished, path)
     finally:
         unfinished.unlink(missing_ok=True)
     sync_folder(path.parent)
-
-
-def _unfinished(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")

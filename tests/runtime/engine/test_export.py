@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+import dsrun
 from dsrun.errors import CheckpointError, InputError, ModelError
 from support.models import TinyGPT
 from support.ranks import run_ranks
@@ -108,6 +110,41 @@ def test_what_does_not_fit_or_cannot_be_written_is_one_error(tmp_path: Path) -> 
     for name in ("pytorch_model.bin", "model.safetensors"):
         with pytest.raises(CheckpointError, match="rank 0 could not write"):
             engine.save_16bit_model(tmp_path / "file", name)
+
+
+def _in_shards(stage: int, folder: str) -> None:
+    engine = make_engine(config(stage, micro=2), model=_model(tied=True))
+    engine.save_16bit_model(folder, "model.safetensors", max_shard_bytes=100_000)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_shards_have_an_index_by_which_the_whole_is_read(stage: int, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("of before, which loaders would prefer")
+    run_ranks(2, _in_shards, stage, str(tmp_path))
+    expected = _model(tied=True).state_dict()
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["weight_map"].keys() == expected.keys()
+    assert index["metadata"]["total_size"] == sum(value.nbytes for value in expected.values())
+    shards = sorted(set(index["weight_map"].values()))
+    assert shards == [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
+    assert len(shards) > 2
+    assert {path.name for path in tmp_path.iterdir()} == {*shards, "model.safetensors.index.json"}
+    for shard in shards:
+        held = load_file(tmp_path / shard)
+        assert sum(value.nbytes for value in held.values()) <= 100_000 or len(held) == 1
+        assert all(torch.equal(value, expected[name]) for name, value in held.items())
+    other = make_engine(config(1, micro=2), model=TinyGPT())
+    dsrun.zero.load_pretrained(other.module, tmp_path, strict=False)
+    assert torch.equal(full_parameters(other)["position"], expected["position"])
+    other.save_16bit_model(tmp_path, "model.safetensors")
+    assert not (tmp_path / "model.safetensors.index.json").exists(), "it would be read in place of the new file"
+
+
+def test_shards_of_torchs_format_are_refused(tmp_path: Path) -> None:
+    engine = make_engine(config(0, micro=2))
+    for name, most in (("pytorch_model.bin", 1000), ("model.safetensors", 0)):
+        with pytest.raises(InputError, match=f"max_shard_bytes is {most}, for {name}"):
+            engine.save_16bit_model(tmp_path, name, max_shard_bytes=most)
 
 
 def test_an_export_that_is_given_up_leaves_nothing_behind(tmp_path: Path) -> None:
