@@ -11,6 +11,7 @@ from dsrun.estimate.catalogue import ACHIEVABLE
 from dsrun.estimate.machine import Machine
 from dsrun.estimate.prediction import Prediction, Tier
 from dsrun.estimate.settings import RunSettings
+from dsrun.estimate.state import FP32_BYTES
 from dsrun.units import format_bytes, format_count, format_duration
 
 SCHEMA_VERSION = 1
@@ -65,9 +66,15 @@ def _table(rows: Sequence[tuple[str, str]]) -> list[str]:
     return lines
 
 
+def _format_text(settings: RunSettings) -> str:
+    if settings.has_master:
+        return "16-bit with fp32 masters"
+    return "fp32" if settings.compute_bytes == FP32_BYTES else "16-bit without masters"
+
+
 def describe_settings(settings: RunSettings) -> str:
     """Returns stage, format, offload and recomputation in a few words."""
-    parts = [f"ZeRO stage {settings.stage}", "16-bit with fp32 masters" if settings.has_master else "fp32"]
+    parts = [f"ZeRO stage {settings.stage}", _format_text(settings)]
     parts += [offload_text(settings)] if offload_text(settings) != "none" else []
     if settings.tensor_parallel > 1:
         parts.append(f"tensor parallel {settings.tensor_parallel}")

@@ -53,7 +53,7 @@ def global_totals(
     Reads from the device once, after both, and writes to it without waiting.
 
     Args:
-        ranges: fp32, flat, this rank's accumulated gradients; lengths are multiples of 256 elements.
+        ranges: fp32 or bf16, flat, this rank's accumulated gradients; lengths are multiples of 256 elements.
         collectives: the axis.
         spread: the ranges are spread over the axis; False: every rank holds all of them, and no mark is compared.
         total_numel: elements over all ranks, which fixes the rounding; the same on every rank.
@@ -61,7 +61,8 @@ def global_totals(
         extra_N: fp64, [N], on the ranges' device; to be summed over the ranks. Left as it is.
     """
     # One pass that writes nothing of the ranges' size; a block's square fits fp64.
-    blocks = torch.cat([torch.linalg.vector_norm(r.view(-1, SHARD_ALIGN), dim=1) for r in ranges]).double().square()
+    norms = [torch.linalg.vector_norm(r.view(-1, SHARD_ALIGN), dim=1, dtype=torch.float32) for r in ranges]
+    blocks = torch.cat(norms).double().square()
     # Filled and not copied from the host: a copy would wait for all that the device has to do.
     extremes = torch.full((3,), float(mark), dtype=torch.float64, device=blocks.device)
     extremes[2:].neg_()

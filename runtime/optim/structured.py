@@ -100,6 +100,8 @@ class StructuredOptimizer(optim.Optimizer, ABC):
             axis: over which runs are spread; None where this rank holds everything.
             device: of the leaves, also of a rank that has none.
         """
+        for run in runs:
+            _check_plain(run.owned.layout.name, run.param)
         self.runs, self.tensors, self.axis, self.device = runs, tensors, axis, device
         self._is_bound = True
         self.prepare()

@@ -7,7 +7,7 @@ import torch
 from dsrun.config.config import Config
 
 from .loss_scale import LossScale, ScaleRules
-from .policy import BF16, FP16, FP32, PrecisionPolicy
+from .policy import BF16, FP16, FP32, PURE_BF16, PrecisionPolicy
 
 #: Of fp16 under autocast, which has no keys for them: the numbers of `torch.amp.GradScaler`.
 _AUTOCAST_RULES = ScaleRules(initial=2.0**16, window=2000, hysteresis=1, consecutive=False, minimum=1.0)
@@ -17,7 +17,9 @@ def policy_of(config: Config) -> PrecisionPolicy:
     """Returns the dtypes that the config asks for."""
     if config.fp16.enabled:
         return FP16
-    return BF16 if config.bf16.enabled else FP32
+    if config.bf16.enabled:
+        return PURE_BF16 if config.bf16.bf16_master_weights_and_grads else BF16
+    return FP32
 
 
 def autocast_of(config: Config) -> torch.dtype | None:

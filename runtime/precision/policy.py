@@ -31,3 +31,5 @@ class PrecisionPolicy:
 FP32 = PrecisionPolicy(compute=torch.float32)
 FP16 = PrecisionPolicy(compute=torch.float16)
 BF16 = PrecisionPolicy(compute=torch.bfloat16)
+#: Parameters are their own masters; gradient sums and states are bf16 too.
+PURE_BF16 = PrecisionPolicy(compute=torch.bfloat16, master=torch.bfloat16)

@@ -235,7 +235,9 @@ def _whole(home: UnitHome, mine: Tensor | None) -> Tensor:
     access: ParamAccess = home.access
     if not access.pieces.plan.shard_optimizer:
         shape = home.param.shape
-        return torch.empty(shape, device=home.param.device) if mine is None else mine.clone().view(shape)
+        if mine is None:
+            return torch.empty(shape, device=home.param.device)
+        return mine.to(torch.float32, copy=True).view(shape)
     whole, pending = access.pieces.assemble(home, mine, dtype=torch.float32)
     for work in pending:
         work.wait()

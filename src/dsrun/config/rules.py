@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dsrun.config.activation_rules import clashes
 from dsrun.config.findings import Code, Report
 from dsrun.config.optimizer_rules import check_optimizer, check_scheduler
+from dsrun.config.sections.optimizer_params import AdamParams, SgdParams
 from dsrun.config.sections.precision import Fp16
 from dsrun.config.sections.training import Training
 from dsrun.config.tree import Position
@@ -30,6 +31,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
         is_given: whether a dotted path was written.
     """
     _one_precision(config, report, place_of)
+    _pure_bf16(config, report, place_of)
     _autocast(config, report, place_of)
     _loss_scale(config.fp16, report, place_of)
     _clipping(report, place_of, is_given)
@@ -46,6 +48,22 @@ def _one_precision(config: Training, report: Report, place_of: PlaceOf) -> None:
         report.error(
             Code.COMBINATION, "fp16.enabled", message, place_of("fp16.enabled"), "keep bf16 where the GPU has it"
         )
+
+
+def _pure_bf16(config: Training, report: Report, place_of: PlaceOf) -> None:
+    """Masters and states are in one format: states in fp32 over bf16 masters are those of an optimizer on the CPU."""
+    bf16 = config.bf16
+    if not bf16.enabled or not (bf16.bf16_master_weights_and_grads or bf16.bf16_optimizer_states):
+        return
+    first, second = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"
+    if not (bf16.bf16_master_weights_and_grads and bf16.bf16_optimizer_states):
+        given, missing = (first, second) if bf16.bf16_master_weights_and_grads else (second, first)
+        message = f"`{given}` is true and `{missing}` is not; expected both: masters and states are in one format"
+        report.error(Code.COMBINATION, given, message, place_of(given), f"set `{missing}`, or leave both out")
+    elif config.optimizer is not None and not isinstance(config.optimizer.params, (AdamParams, SgdParams)):
+        message = f'`{first}` is true with optimizer type "{config.optimizer.type}", which keeps fp32; '
+        message += "expected Adam, AdamW or SGD"
+        report.error(Code.COMBINATION, first, message, place_of(first))
 
 
 def _autocast(config: Training, report: Report, place_of: PlaceOf) -> None:

@@ -28,7 +28,9 @@ class RunSettings:
     Attributes:
         stage: ZeRO stage.
         compute_bytes: bytes of a parameter in forward and backward, and of its gradient: 4 or 2.
-        states_per_element: optimizer states of each element, counted in fp32 values: 2 for Adam, 0.51 in 8 bits.
+        master_bytes: bytes of a master, an optimizer state's value and a sum of gradients: 4, or 2 in pure bf16.
+        states_per_element: optimizer states of each element, counted in values of the master's format: 2 for Adam, 0.51
+            in 8 bits.
         offload_optimizer: where masters and optimizer states live, `none` being with the rank's compute.
         offload_param: where parameter shards live between uses.
         pin_memory: host memory that copies touch is page-locked.
@@ -53,6 +55,7 @@ class RunSettings:
 
     stage: int = 0
     compute_bytes: int = 4
+    master_bytes: int = 4
     states_per_element: float = _ADAM_STATES
     offload_optimizer: Tier = "none"
     offload_param: Tier = "none"
@@ -82,12 +85,12 @@ class RunSettings:
 
     def states_of(self, numel: int) -> int:
         """Returns the bytes of all optimizer states of `numel` elements."""
-        return round(4 * self.states_per_element * numel)
+        return round(self.master_bytes * self.states_per_element * numel)
 
     @property
     def has_master(self) -> bool:
-        """Whether masters are tensors of their own: in fp32 the optimizer updates the parameters themselves."""
-        return self.compute_bytes != 4
+        """Whether masters are tensors of their own: in one format the optimizer updates the parameters themselves."""
+        return self.compute_bytes != self.master_bytes
 
     @property
     def tokens_per_micro_step(self) -> int:
@@ -160,6 +163,7 @@ def read_settings(
     return RunSettings(
         stage=zero.stage,
         compute_bytes=2 if half else 4,
+        master_bytes=2 if config.bf16.enabled and config.bf16.bf16_master_weights_and_grads else 4,
         states_per_element=_states(config, notes),
         offload_optimizer=zero.offload_optimizer.device,
         offload_param=zero.offload_param.device,

@@ -199,8 +199,8 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
         gather_slots=gathered.plan.numel * compute if stage >= 3 else 0,
         gradients=0 if stage >= 2 else whole * compute,
         gradient_slots=sum(gradient_slots.numel.values()) * compute if stage >= 2 else 0,
-        gradient_sums=owned * FP32_BYTES,
-        masters=owned * FP32_BYTES if settings.has_master else 0,
+        gradient_sums=owned * settings.master_bytes,
+        masters=owned * settings.master_bytes if settings.has_master else 0,
         states=settings.states_of(owned),
         frozen=frozen * compute,
     )

@@ -394,6 +394,36 @@ def test_a_loss_scale_that_cannot_work_is_refused(config: dict[str, Any], messag
 
 
 @pytest.mark.parametrize(
+    ("bf16", "optimizer", "message"),
+    [
+        (
+            {"bf16_master_weights_and_grads": True},
+            "AdamW",
+            "`bf16.bf16_master_weights_and_grads` is true and `bf16.bf16_optimizer_states` is not; "
+            "expected both: masters and states are in one format",
+        ),
+        (
+            {"bf16_optimizer_states": True},
+            "AdamW",
+            "`bf16.bf16_optimizer_states` is true and `bf16.bf16_master_weights_and_grads` is not; "
+            "expected both: masters and states are in one format",
+        ),
+        (
+            {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True},
+            "Muon",
+            '`bf16.bf16_master_weights_and_grads` is true with optimizer type "Muon", which keeps fp32; '
+            "expected Adam, AdamW or SGD",
+        ),
+    ],
+)
+def test_masters_and_states_in_bf16_go_together_and_with_torchs_own(
+    bf16: dict[str, Any], optimizer: str, message: str
+) -> None:
+    config = {"bf16": {"enabled": True, **bf16}, "optimizer": {"type": optimizer, "params": {"lr": 1e-3}}}
+    assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
         (

@@ -19,6 +19,7 @@ from dsrun.runtime.zero.plan import ZeroPlan
 BILLION = 10**9
 BF16 = RunSettings(compute_bytes=2)
 FP32 = RunSettings(compute_bytes=4)
+PURE_BF16 = RunSettings(compute_bytes=2, master_bytes=2)
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 56.0), (1, 31.5), (2, 19.25), (3, 7.0)])
@@ -41,7 +42,9 @@ UNITS = (
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize(("settings", "compute"), [(BF16, torch.bfloat16), (FP32, torch.float32)])
+@pytest.mark.parametrize(
+    ("settings", "compute"), [(BF16, torch.bfloat16), (FP32, torch.float32), (PURE_BF16, torch.bfloat16)]
+)
 @pytest.mark.parametrize("states", [0, 1, 2])
 def test_the_prediction_is_the_runtime_s_own_to_the_byte(
     ranks: int, stage: int, settings: RunSettings, compute: torch.dtype, states: int
@@ -52,7 +55,7 @@ def test_the_prediction_is_the_runtime_s_own_to_the_byte(
         layouts=[lay_out("unit", [("w", (numel,))], world_size=ranks) for numel, _ in flat],
         has_module=[has_module for _, has_module in flat],
         compute=compute,
-        master=torch.float32,
+        master=torch.float32 if settings.master_bytes == 4 else torch.bfloat16,
         states_per_element=states,
         shard_optimizer=plan.shard_optimizer,
         shard_gradients=plan.shard_gradients,

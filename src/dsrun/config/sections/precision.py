@@ -97,16 +97,14 @@ class Bf16(Section):
     bf16_master_weights_and_grads: Annotated[
         Flag,
         knob(
-            "Keep master weights and gradients in bf16 too.",
-            effect="saves memory, loses small updates",
-            status=Status.PLANNED,
-            why="keep bf16 master weights",
+            "Keep master weights and sums of gradients in bf16 too; with `bf16_optimizer_states` only.",
+            effect="no masters, and half the bytes of sums and states; updates below 1/256 of a weight are lost",
             users=(1, 1),
         ),
     ] = False
     bf16_optimizer_states: Annotated[
         Flag,
-        knob("Keep optimizer states in bf16.", status=Status.PLANNED, why="keep bf16 optimizer states"),
+        knob("Keep optimizer states in bf16; with `bf16_master_weights_and_grads` only."),
     ] = False
 
 
