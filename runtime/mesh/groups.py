@@ -13,6 +13,7 @@ left alone, for letting go might wait for a rank that hangs.
 from __future__ import annotations
 
 import atexit
+import itertools
 import logging
 import os
 import weakref
@@ -43,6 +44,9 @@ _log = logging.getLogger(__name__)
 
 #: Longest wait for the launcher's mark in the store, which it leaves before it listens to anything else.
 _NONCE_TIMEOUT_S = 30.0
+#: Numbers the groups that this process has joined. A job's store keeps what ranks wrote into it: a group that met where
+#: an earlier one had met could read that one's addresses, and would wait for ranks that listen there no more.
+_joins = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,7 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
                 prefix = f"dsrun/{nonce}"
         dist.init_process_group(
             backend,
-            store=PrefixStore(prefix, store),
+            store=PrefixStore(f"{prefix}/{next(_joins)}", store),
             rank=info.rank,
             world_size=info.world_size,
             timeout=timeout,

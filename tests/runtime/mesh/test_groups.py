@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dsrun.contract import NONCE_KEY, RankInfo
 from dsrun.errors import InputError, LaunchError
-from dsrun.runtime.compat import TCPStore
+from dsrun.runtime.compat import TCPStore, store_of
 from dsrun.runtime.mesh.groups import choose_backend, choose_device, gpu_index, join, make_mesh, present_backend
 from dsrun.runtime.mesh.spec import MeshSpec
 from support.cli import clean_environment
@@ -101,6 +101,25 @@ def test_a_rank_joins_its_own_jobs_store_and_one_whose_launcher_leaves_no_mark(
 ) -> None:
     _join_store_with(mark, nonce=nonce)
     assert dist.get_world_size() == 1
+
+
+def _joined_again() -> bool:
+    """Joins, leaves a word in the group's store, and joins again; returns whether the word is there."""
+    found = True
+    for _ in range(2):
+        info = RankInfo.from_env()
+        join(info, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+        world = dist.group.WORLD
+        assert isinstance(world, dist.ProcessGroup)
+        found = store_of(world).check(["address of a rank"])
+        dist.barrier()
+        store_of(world).set("address of a rank", "one where it listens no more")
+        dist.destroy_process_group()
+    return found
+
+
+def test_a_group_that_is_joined_again_finds_nothing_of_the_one_before() -> None:
+    assert run_ranks(2, _joined_again) == [False, False]
 
 
 def _sums_over_axes() -> tuple[float, float]:
