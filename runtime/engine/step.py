@@ -82,6 +82,7 @@ def take_step(
     """
     # 1. The one host read: the norm over all ranks, and with it the mean loss and whether all gathered the same. Two
     #    all-reduces of a few numbers where gradients are sharded, else one.
+    parts.reducer.settle()
     ranges = [unit.grad_sum for unit in parts.units]
     totals = global_totals(
         ranges,

@@ -55,6 +55,19 @@ def add_scaled(total_N: Tensor, addend_N: Tensor, factor: float) -> None:
         total.add_(addend, alpha=factor)
 
 
+def set_scaled(total_N: Tensor, addend_N: Tensor, factor: float) -> None:
+    """Sets `total_N` to `factor * addend_N`, computed in the dtype of `total_N`: a sum that begins.
+
+    Zeroing the sum and adding to it would write and read it once more. Piece by piece on a CPU, as in `add_scaled`.
+    """
+    on_cpu = total_N.device.type == "cpu"
+    numel = min(_ADD_NUMEL, total_N.numel()) if on_cpu else total_N.numel()
+    for total, addend in zip(total_N.split(max(1, numel)), addend_N.split(max(1, numel)), strict=True):
+        total.copy_(addend)
+        if factor != 1:
+            total.mul_(factor)
+
+
 def cut_pieces(start: int, end: int, *, numel: int) -> list[tuple[int, int]]:
     """Cuts the span from `start` to `end` into pieces of at most `numel` elements."""
     return [(at, min(at + numel, end)) for at in range(start, end, numel)]

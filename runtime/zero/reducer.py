@@ -39,7 +39,7 @@ from ..compat import foreach_zero
 from ..memory.arena import room_for
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives, Pending, own_slice
-from ..mesh.sums import add_scaled
+from ..mesh.sums import add_scaled, set_scaled
 from .slots import allocate_slots
 from .unit import ParamUnit
 
@@ -273,10 +273,14 @@ class GradReducer:
         self._holder.clear()
 
     def zero(self) -> None:
-        """Forgets the accumulated gradients."""
+        """Forgets the accumulated gradients: the next micro step writes over the sums, see `settle`."""
         self._stayed.clear()
-        foreach_zero([unit.grad_sum for unit in self._units])
         self.has_sums = False
+
+    def settle(self) -> None:
+        """Makes the sums readable as they are: zeros where no micro step has written any since they were forgotten."""
+        if not self.has_sums:
+            foreach_zero([unit.grad_sum for unit in self._units])
 
     def _agree_on_order(self, forward_order: Sequence[ParamUnit]) -> list[ParamUnit]:
         """Returns the canonical order, see [Note: order of reductions]."""
@@ -379,7 +383,8 @@ class GradReducer:
         progress.pending.wait()
         progress.pending = None
         summed = progress.own if progress.sent is progress.home else self._own(progress.sent)
-        add_scaled(unit.grad_sum, summed, self._divide_before / self._collectives.size)
+        take = add_scaled if self.has_sums else set_scaled
+        take(unit.grad_sum, summed, self._divide_before / self._collectives.size)  # in fp32
         self._move_home(unit)
         progress.phase = _Phase.DONE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsrun.runtime.mesh.sums import add_scaled
+from dsrun.runtime.mesh.sums import add_scaled, set_scaled
 
 PIECE = 1 << 18
 
@@ -21,3 +21,13 @@ def test_scaled_sums_are_made_in_the_wider_dtype_to_the_bits_of_one_addition(dty
     add_scaled(total, addend, 1 / 3)
     assert torch.equal(total, at_once)
     torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("numel", [0, 1, 256, PIECE, PIECE + 256, 2 * PIECE + 1])
+def test_a_sum_that_begins_has_the_bits_of_zeros_to_which_is_added(dtype: torch.dtype, numel: int) -> None:
+    addend = torch.randn(numel, generator=torch.Generator().manual_seed(4)).to(dtype)
+    expected = torch.zeros(numel).add_(addend, alpha=1 / 3)
+    total = torch.full((numel,), float("nan"))
+    set_scaled(total, addend, 1 / 3)
+    assert torch.equal(total, expected)

@@ -109,6 +109,7 @@ def test_any_order_of_completion_on_any_rank_gives_the_mean(stage: int, size: in
         for unit, expected in zip(units, owned_means(units, size, seeds, without), strict=True):
             torch.testing.assert_close(unit.grad_sum, expected, rtol=1e-5, atol=1e-6)
         reducer.zero()
+        reducer.settle()
         assert not any(bool(unit.grad_sum.any()) for unit in units)
         return collectives.sizes
 
