@@ -25,8 +25,10 @@ Kinds = Callable[[], tuple[tuple[str, int], ...]]
 
 #: Steps that are sampled: the first ones, where buffers grow to their size, and each power of ten.
 _FIRST_STEPS = 3
-#: Samples kept for the report: four of each of the first steps and of every power of ten that a run can reach.
-_MOST_SAMPLES = 64
+#: A peak that a look finds so much higher than any sample did has its next step sampled, to know whose it is.
+_RISE = 1.05
+#: Samples kept for the report: four a step, of the first steps, of powers of ten and of those after a new peak.
+_MOST_SAMPLES = 512
 #: Steps that pass before growth is watched: allocators, caches and compilers settle.
 _SETTLED_STEP = 10
 
@@ -59,6 +61,8 @@ class MemoryWatch:
         self._history_steps = 0
         self._step = 0
         self._due: Phase | None = None
+        self._peaks: dict[str, int] = {}
+        self._has_risen = False
         self._leaks_told: set[str] = set()
 
     @property
@@ -78,7 +82,8 @@ class MemoryWatch:
             if self._history is not None and self._history_steps == 0:
                 self._history.start()
                 self._history_steps = 1
-            self._due = "start" if is_sampled(step) else None
+            self._due = "start" if self._has_risen or is_sampled(step) else None
+            self._has_risen = False
             if self._due:
                 self._take("start", kinds, then="forward")
 
@@ -104,6 +109,7 @@ class MemoryWatch:
     def _take(self, phase: Phase, kinds: Kinds, *, then: Phase | None) -> None:
         sample = MemorySample(step=self._step, phase=phase, tiers=read_tiers(self._device, kinds=kinds()))
         self._samples.append(sample)
+        self._peaks = {use.tier: use.peak_bytes for use in sample.tiers}
         self._due = then
         if self._rank == 0:
             self._records.write(SAMPLE_EVENT, to_record(sample))
@@ -118,6 +124,7 @@ class MemoryWatch:
 
     def _look(self, step: int) -> None:
         for use in read_tiers(self._device):
+            self._has_risen |= use.peak_bytes > _RISE * self._peaks.get(use.tier, use.peak_bytes)
             looks = self._looks.setdefault(use.tier, deque(maxlen=WINDOW_STEPS // LOOK_STEPS + 1))
             if looks and step <= looks[-1][0]:
                 looks.clear()  # a checkpoint was loaded

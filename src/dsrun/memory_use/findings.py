@@ -122,12 +122,18 @@ def peak_of(samples: Sequence[MemorySample], tier: str) -> Peak | None:
         # The mark stood there already when the first sample was taken: no phase of a step has raised it.
         parts = [(_BETWEEN["start"], top)]
         return Peak(tier=tier, nbytes=top, step=reached.step, phase=reached.phase, parts=tuple(parts))
-    near = seen[max(0, first - 1) : first + 1]
+    if reached.phase == "start":
+        # It rose in steps between: those are taken to be like this one, which was sampled for that.
+        near = [pair for pair in seen if pair[0].step == reached.step]
+    else:
+        near = seen[first - 1 : first + 1]
     fullest, use = max(near, key=lambda pair: pair[1].peak_comparable_bytes)
     parts = [part for part in parts_of(use, start_of(samples, fullest, tier)) if tier == CPU or part[0] != HELD_FREE]
     between = top - sum(nbytes for _, nbytes in parts)
     if between > 0:
-        parts.append((_BETWEEN[reached.phase] if reached.phase != "start" else "between two steps", between))
+        parts.append(
+            (_BETWEEN[reached.phase] if reached.phase != "start" else "in steps that were not sampled", between)
+        )
     parts.sort(key=lambda part: -part[1])
     return Peak(tier=tier, nbytes=top, step=reached.step, phase=reached.phase, parts=tuple(parts))
 

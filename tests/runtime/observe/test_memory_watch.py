@@ -58,6 +58,16 @@ def test_four_moments_of_a_sampled_steps_first_micro_step_are_recorded(tmp_path:
     assert watch.samples[0].tiers[0].kinds == (("parameters", 7),)
 
 
+def test_a_peak_that_rises_between_samples_has_its_next_step_sampled() -> None:
+    watch = make(None)
+    run(watch, range(10, 15))
+    use = watch.samples[-1].tiers[0]
+    held = torch.ones(use.peak_bytes - use.held_bytes + use.peak_bytes // 8, dtype=torch.int8)
+    run(watch, range(15, 25))
+    del held
+    assert [sample.step for sample in watch.samples if sample.phase == "start"] == [10, 16]
+
+
 def test_between_sampled_steps_kinds_are_not_asked_for() -> None:
     def fail() -> tuple[tuple[str, int], ...]:
         raise AssertionError("asked")

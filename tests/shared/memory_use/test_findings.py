@@ -60,6 +60,25 @@ def test_a_peak_that_stood_before_the_first_step_is_the_builds() -> None:
     assert peak.owner.startswith("before the first sampled step")
 
 
+def test_a_peak_between_sampled_steps_is_shared_out_as_the_step_that_was_sampled_for_it() -> None:
+    samples = [
+        moment("start", live=110, peak=110),
+        moment("update", live=110, peak=200),
+        moment("start", live=110, peak=500, step=11),
+        moment("forward", live=480, peak=500, step=11),
+        moment("update", live=110, peak=500, step=11),
+    ]
+    peak = peak_of(samples, "gpu")
+    assert peak is not None
+    assert (peak.step, peak.owner) == (11, ACTIVATIONS)
+    assert dict(peak.parts) == {
+        ACTIVATIONS: 370,
+        "parameters": 100,
+        "in steps that were not sampled": 20,
+        "other tensors": 10,
+    }
+
+
 def test_a_tier_that_was_not_sampled_has_no_peak_and_no_fragmentation() -> None:
     samples = [moment("start", live=1, peak=1)]
     assert peak_of(samples, "cpu") is None
