@@ -7,7 +7,7 @@ import textwrap
 
 from dsrun.config.keys import Key, all_keys
 from dsrun.config.knob import Status
-from dsrun.config.legacy import OLD_FLAGS
+from dsrun.config.legacy import OLD_FLAGS, OLD_SCALE_KEYS
 from dsrun.config.sections.training import Training
 from dsrun.errors import ConfigError
 
@@ -40,6 +40,10 @@ def find(name: str) -> list[Key]:
     if section is not None:
         new = f"zero_optimization.{section}.device"
         raise ConfigError(f"`{wanted}` is an old form of `{new}`", hint=f"see `dsrun config explain {new}`")
+    scale = OLD_SCALE_KEYS.get(wanted.split(".")[-1])
+    if "dynamic_loss_scale" in wanted.split("."):
+        new = f"fp16.{scale or 'initial_scale_power'}"
+        raise ConfigError(f"`{wanted}` is an old form of keys of `fp16`", hint=f"see `dsrun config explain {new}`")
     _refuse_gone(wanted, keys)
     close = difflib.get_close_matches(wanted, [*(key.path for key in keys), *(key.name for key in keys)], n=1)
     hint = f"did you mean `{close[0]}`?" if close else "`dsrun config explain` without a key lists all"

@@ -64,6 +64,10 @@ def _pure_bf16(config: Training, report: Report, place_of: PlaceOf) -> None:
         message = f'`{first}` is true with optimizer type "{config.optimizer.type}", which keeps fp32; '
         message += "expected Adam, AdamW or SGD"
         report.error(Code.COMBINATION, first, message, place_of(first))
+    if bf16.bf16_master_weights_and_grads and config.data_types.grad_accum_dtype == "fp32":
+        key = "data_types.grad_accum_dtype"
+        message = f'`{key}` is "fp32", and `{first}` is true, which adds gradients up in bf16'
+        report.error(Code.COMBINATION, key, message, place_of(key), "leave out one of them")
 
 
 def _autocast(config: Training, report: Report, place_of: PlaceOf) -> None:

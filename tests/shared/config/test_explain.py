@@ -65,6 +65,21 @@ def test_the_overview_names_every_section() -> None:
     assert {"zero_optimization", "bf16", "train_batch_size"} <= {line.split()[0] for line in overview().splitlines()}
 
 
+@pytest.mark.parametrize(
+    ("key", "new"),
+    [
+        ("dynamic_loss_scale", "fp16.initial_scale_power"),
+        ("fp16.dynamic_loss_scale.delayed_shift", "fp16.hysteresis"),
+    ],
+)
+def test_the_old_block_of_the_loss_scale_is_explained_by_keys_of_fp16(key: str, new: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        find(key)
+    assert error.value.render() == (
+        f"error: `{key}` is an old form of keys of `fp16`\nhint: see `dsrun config explain {new}`"
+    )
+
+
 @pytest.mark.parametrize("key", ["cpu_offload", "zero_optimization.cpu_offload"])
 def test_an_old_flag_is_explained_by_the_key_it_became(key: str) -> None:
     with pytest.raises(ConfigError) as error:

@@ -393,6 +393,16 @@ def test_a_loss_scale_that_cannot_work_is_refused(config: dict[str, Any], messag
     assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
 
 
+def test_sums_in_fp32_are_not_promised_where_gradients_are_added_up_in_bf16() -> None:
+    pure = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+    sums = {"data_types": {"grad_accum_dtype": "fp32"}}
+    assert [text for text, _ in errors_of({"bf16": pure, **sums})] == [
+        '<dict>: `data_types.grad_accum_dtype` is "fp32", and `bf16.bf16_master_weights_and_grads` is true, '
+        "which adds gradients up in bf16"
+    ]
+    assert load({"bf16": {"enabled": True}, **sums, **MICRO}).data_types.grad_accum_dtype == "fp32"
+
+
 @pytest.mark.parametrize(
     ("bf16", "optimizer", "message"),
     [
