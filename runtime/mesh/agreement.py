@@ -45,7 +45,8 @@ def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, de
     if differences:
         raise ModelError(
             f"the ranks do not agree with rank 0: {'; '.join(differences)}",
-            hint="build the same model from the same config on every rank; seed it or branch on the rank only for data",
+            hint="build the same model from the same config on every rank, and give each the whole training_data, "
+            "which the loader shares out",
         )
 
 

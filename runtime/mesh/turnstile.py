@@ -213,7 +213,8 @@ class Turnstile:
         if gone:
             return DsrunError(
                 f"rank {they} of this host has {gone} while rank {me} waited for it in {mine}; {last}",
-                hint=f"if the log of rank {they} shows no error, it made fewer steps: give all ranks as many batches",
+                hint=f"if the log of rank {they} shows no error, it made fewer calls: give all ranks as many batches, "
+                "and save, export and gather on all of them, not on rank 0 alone",
             )
         return DsrunError(
             f"rank {me} waited {self._timeout_s:g} s for rank {they} of this host in {mine}; {last}",

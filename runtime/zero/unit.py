@@ -40,7 +40,7 @@ class ParamUnit:
         self.index = index
         self.trains = trains
         self.frozen: ParamUnit | None = None
-        self.label = f"unit {index}"
+        self.label = f"unit {index} `{spec.name}`"
         self.name = spec.name
         self.module = spec.module
         self.params = [param for _, param in spec.params]

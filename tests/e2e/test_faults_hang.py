@@ -127,7 +127,7 @@ def test_A4_the_verdict_says_which_rank_of_an_engine_is_where_and_who_waits_for_
         ended = job.end()
     assert ended.exit_code == EXIT_HANG, ended.text
     (verdict,) = ended.errors
-    assert re.search(r"rank 1 is in .*, rank 0 waits in reduce_scatter of unit 0$", verdict)
+    assert re.search(r"rank 1 is in .*, rank 0 waits in reduce_scatter of unit 0 `\w+`$", verdict)
     assert re.search(r"rank 1 on localhost: in load_a_batch_for_ever \(train\.py:\d+\), step 2", ended.text)
 
 

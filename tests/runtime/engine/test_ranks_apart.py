@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -57,6 +58,7 @@ def test_ranks_that_part_name_each_other_and_the_step(way: str, stage: int, tmp_
     if way in ("leaves", "ends"):
         gone = "left the job" if way == "leaves" else "ended"
         assert zero.startswith(f"rank 1 of this host has {gone} while rank 0 waited for it in ")
+        assert re.search(r" in \w+ of unit \d `[\w.]+` \(\d+ bytes\) at step 3", zero), zero
         assert " at step 3, micro step 1; its last collective was " in zero
         assert zero.endswith(" at step 2, micro step 2")
         return
