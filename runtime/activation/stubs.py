@@ -10,6 +10,7 @@ from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsrun.errors import ModelError
 
@@ -71,7 +72,8 @@ class Stubs:
         self._name = name
         self._stubs: list[weakref.ref[Stub]] = []
         self._facts: list[tuple[torch.Size, torch.dtype, torch.device]] = []
-        self._dropped: dict[int, int] | None = {} if measures else None
+        # By weak references: the memory of a dropped tensor goes to the next one, and an address is no name.
+        self._dropped: dict[StorageWeakRef, int] | None = {} if measures else None
         self._next = 0
         self._stops = False
 
@@ -82,7 +84,7 @@ class Stubs:
         self._facts.append((tensor.shape, tensor.dtype, tensor.device))
         if self._dropped is not None and not is_parameter(tensor):
             storage = tensor.untyped_storage()
-            self._dropped[storage.data_ptr()] = storage.nbytes()
+            self._dropped[StorageWeakRef(storage)] = storage.nbytes()
         return stub
 
     def take_dropped_bytes(self) -> int:
