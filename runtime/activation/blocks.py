@@ -27,6 +27,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dsrun.errors import ModelError
 
+from ..compat import is_compiled
 from ..own_hooks import OwnHook
 from ..stacks import Stack, find_stacks
 from .keeping import Keeper
@@ -146,6 +147,9 @@ class BlockHooks:
         for progress in self._progress:
             for position, (_, module) in enumerate(progress.stack.blocks):
                 self._attach(module, partial(self._before, progress, position))
+                if not is_compiled(module):
+                    refuse = partial(self._refuse_compiler, progress, position)
+                    self._handles.append(module.register_forward_pre_hook(_InCompiledModel(refuse), prepend=True))
 
     def set_plan(
         self, segments: Sequence[Sequence[Segment]], *, options: CallOptions, keepers: dict[Treatment, Keeper]
@@ -169,6 +173,17 @@ class BlockHooks:
             add_before(OwnHook(self._enter), with_kwargs=True),
             add_after(OwnHook(self._leave), with_kwargs=True, always_call=True, prepend=True),
         ]
+
+    def _refuse_compiler(self, progress: _Progress, position: int) -> None:
+        """The code of the model around an uncompiled block is compiled, and the block with it."""
+        treatment = progress.segment_of(position).treatment
+        if treatment is Treatment.KEEP or not torch.is_grad_enabled() or present_call() is not None:
+            return
+        raise ModelError(
+            f"`activation_checkpointing`: `{progress.stack.blocks[position][0]}` runs inside of a compiled model, and "
+            "its second run would not be the compiled one",
+            hint="compile each block before dsrun.initialize, block.compile(), and not the model",
+        )
 
     def _before(self, progress: _Progress, position: int, module: nn.Module, args: Any, kwargs: Any) -> Any:
         again = _again(module)
@@ -217,6 +232,24 @@ class BlockHooks:
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self._inner and self._inner[-1][0] is module:
             self._inner.pop()[1].__exit__(None, None, None)
+
+
+class _InCompiledModel(OwnHook):
+    """A hook before a block that calls `refuse` where a compiler traces the block as a part of something else.
+
+    Compilers look into this one, and find the question answered; elsewhere it costs one call.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, refuse: Callable[[], None]) -> _InCompiledModel:
+        """Makes it."""
+        return partial.__new__(cls, _ask, torch.compiler.disable(refuse))  # pyright: ignore[reportUnknownMemberType]
+
+
+def _ask(refuse: Callable[[], None], module: nn.Module, args: Any) -> None:
+    if torch.compiler.is_compiling():
+        refuse()
 
 
 def _again(module: nn.Module) -> RecomputedCall | None:
