@@ -1,0 +1,60 @@
+"""What a call saves, kept elsewhere: large tensors once, the others where they are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from dsrun.runtime.activation.copier import HostCopier
+from dsrun.runtime.activation.host_ring import HostRing
+from dsrun.runtime.activation.keeping import AsItIs, Keeper
+from dsrun.runtime.activation.stash import Stash
+
+LARGE = 4096  # elements of fp32: 16 KiB, the smallest that is moved
+
+
+def run(keeper: Keeper, x: Tensor, weight: Tensor) -> Tensor:
+    stash = Stash(keeper)
+    with stash.begin():
+        y = (x * weight).exp() + x * x  # saves weight, x three times, and an output of its own
+    stash.end()
+    return y.sum()
+
+
+def gradient(keeper: Keeper | None, numel: int) -> Tensor:
+    x = torch.linspace(-1, 1, numel).requires_grad_()
+    weight = nn.Parameter(torch.linspace(0, 1, numel))
+    loss = ((x * weight).exp() + x * x).sum() if keeper is None else run(keeper, x, weight)
+    (found,) = torch.autograd.grad(loss, x)
+    return found
+
+
+def test_a_tensor_that_is_saved_three_times_is_kept_once_and_parameters_not_at_all() -> None:
+    keeper = AsItIs()
+    x = torch.linspace(-1, 1, LARGE).requires_grad_()
+    loss = run(keeper, x, nn.Parameter(torch.ones(LARGE)))
+    assert keeper.device_bytes == 2 * LARGE * 4  # x and the result of exp
+    loss.backward()
+    del loss
+    assert keeper.device_bytes == 0
+
+
+def test_small_tensors_stay_where_they_are() -> None:
+    keeper = AsItIs()
+    loss = run(keeper, torch.linspace(-1, 1, LARGE - 1).requires_grad_(), nn.Parameter(torch.ones(LARGE - 1)))
+    assert keeper.device_bytes == 0
+    loss.backward()
+
+
+def test_gradients_are_those_of_plain_autograd_through_the_host() -> None:
+    copier = HostCopier()
+    found = gradient(HostRing(torch.device("cpu"), copier), LARGE)
+    assert torch.equal(found, gradient(None, LARGE))
+    assert copier.counts.out == 2
+
+
+def test_a_graph_may_be_gone_through_twice() -> None:
+    x = torch.linspace(-1, 1, LARGE).requires_grad_()
+    loss = run(AsItIs(), x, nn.Parameter(torch.ones(LARGE)))
+    (first,) = torch.autograd.grad(loss, x, retain_graph=True)
+    assert torch.equal(first, torch.autograd.grad(loss, x)[0])
