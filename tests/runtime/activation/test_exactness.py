@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -93,26 +94,29 @@ def test_every_policy_gives_the_bits_of_plain_training_with_accumulation(bf16: b
         assert_equal(result, expected, name)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_stages_give_the_bits_of_plain_training(world_size: int) -> None:
-    cases: list[dict[str, Any]] = []
-    for stage in STAGES:
-        for bf16 in (False, True):
-            plain = config(stage, micro=4 // world_size, bf16=bf16)
-            cases += [plain, {**plain, **section({"policy": "every_block"})}, {**plain, **section({"policy": "sqrt"})}]
-    for results in run_ranks(world_size, train_cases, cases, 4):
-        for start in range(0, len(results), 3):
-            assert_equal(results[start + 1], results[start], f"every block, case {start // 3}")
-            assert_equal(results[start + 2], results[start], f"sqrt, case {start // 3}")
+def stage_cases(*formats: tuple[int, bool]) -> list[dict[str, Any]]:
+    """For each (stage, bf16) plain training, then blocks by themselves and in segments: four are three and one."""
+    recomputed = section({"policy": "interval", "interval": 3})
+    return [{**config(stage, micro=2, bf16=bf16), **keys} for stage, bf16 in formats for keys in ({}, recomputed)]
 
 
-def test_two_ranks_give_the_bits_of_plain_training_with_the_other_policies() -> None:
-    plain = config(3, micro=1, accumulation=2)
+def test_stages_give_the_bits_of_plain_training_on_one_rank() -> None:
+    results = train_cases(stage_cases(*itertools.product(STAGES, (False, True))), 2)
+    for case, (expected, found) in enumerate(zip(results[::2], results[1::2], strict=True)):
+        assert_equal(found, expected, f"case {case}")
+
+
+def test_stages_and_policies_give_the_bits_of_plain_training_on_two_ranks() -> None:
+    stages = stage_cases((0, True), (1, False), (2, True), (3, False), (3, True))
+    accumulated = config(3, micro=1, accumulation=2)
     kinds = ("hierarchical", "selective", "cpu", "contiguous", "parts of blocks")
-    cases = [plain, *({**plain, **section(POLICIES[kind])} for kind in kinds)]
-    for expected, *found in run_ranks(2, train_cases, cases, 4):
-        for kind, result in zip(kinds, found, strict=True):
-            assert_equal(result, expected, kind)
+    cases = [*stages, accumulated, *({**accumulated, **section(POLICIES[kind])} for kind in kinds)]
+    for results in run_ranks(2, train_cases, cases, 4):
+        of_stages, (expected, *of_kinds) = results[: len(stages)], results[len(stages) :]
+        for case, (plain, found) in enumerate(zip(of_stages[::2], of_stages[1::2], strict=True)):
+            assert_equal(found, plain, f"case {case}")
+        for kind, found in zip(kinds, of_kinds, strict=True):
+            assert_equal(found, expected, kind)
 
 
 def test_packing_is_close_and_not_the_same() -> None:
