@@ -9,7 +9,7 @@ from dsrun.estimate.activations import ActivationBytes, activation_bytes
 from dsrun.estimate.machine import Machine
 from dsrun.estimate.model import ModelSize
 from dsrun.estimate.settings import RunSettings
-from dsrun.estimate.state import PaddedUnit, StateBytes, norm_bytes, pad_units, state_bytes
+from dsrun.estimate.state import PaddedUnit, StateBytes, pad_units, state_bytes
 from dsrun.estimate.steps import Floor, StepFloor, StepTraffic, floors, step_floor, step_traffic
 
 _MIB = 1 << 20
@@ -189,7 +189,7 @@ def _device_lines(
         Line("frozen parameters", state.frozen),
         Line("gather slots", slots),
         Line("gradients", state.gradients),
-        Line("gradient buckets", state.gradient_slots + norm_bytes(units, settings)),
+        Line("gradient buckets", state.gradient_slots),
         Line("gradient sums fp32", 0 if away else state.gradient_sums),
         Line("master weights", 0 if away else state.masters),
         Line("optimizer states", 0 if away else state.states),

@@ -208,9 +208,3 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
 
 def _without_frozen(unit: PaddedUnit) -> PaddedUnit:
     return replace(unit, frozen=0, frozen_padded=0, frozen_shard=0, frozen_numel=0)
-
-
-def norm_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> int:
-    """Returns the squares of one unit's gradient sum, fp32, that live while a step takes the gradient norm."""
-    owned = (unit.padded if settings.stage == 0 else unit.shard for unit in units if unit.trains)
-    return FP32_BYTES * max(owned, default=0)

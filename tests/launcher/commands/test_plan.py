@@ -32,7 +32,7 @@ verdict   fits
 GPU of a rank                  GiB
   parameters                  1.63  #
   gather slots                0.78  #
-  gradient buckets            0.88  #
+  gradient buckets            0.78  #
   gradient sums fp32          3.26  #
   master weights              3.26  #
   optimizer states            6.52  ##
@@ -41,7 +41,7 @@ GPU of a rank                  GiB
   allocator slack             0.79  #
   CUDA context                0.50  #
   NCCL buffers                0.50  #
-  total                      28.11  [########................] 35 % of 79.6
+  total                      28.01  [########................] 35 % of 79.6
 
 CPU of a rank                  GiB
   Python, torch and CUDA      1.50  ########################

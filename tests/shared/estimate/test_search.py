@@ -70,7 +70,7 @@ def test_the_nearest_that_fit_change_as_little_as_can_be() -> None:
 
 
 def test_the_nearest_may_use_fewer_ranks_where_they_share_one_memory() -> None:
-    host = Machine(label="cpu", ranks=4, ranks_per_host=4, host_memory_bytes=21 * GIB)
+    host = Machine(label="cpu", ranks=4, ranks_per_host=4, host_memory_bytes=20 * GIB)
     model = replace(from_count(10**9), architecture=None)
     choices = nearest(model, RunSettings(stage=0), host, most_ranks=4)
     assert [choice.changes for choice in choices[:2]] == [(("zero_optimization.stage", 3),), (("-n", 1),)]

@@ -10,7 +10,7 @@ import torch
 from dsrun.config.explain import explain, find
 from dsrun.estimate.model import UnitGroup
 from dsrun.estimate.settings import RunSettings
-from dsrun.estimate.state import norm_bytes, pad_units, state_bytes, textbook_bytes
+from dsrun.estimate.state import pad_units, state_bytes, textbook_bytes
 from dsrun.gathering import GatherBudgets
 from dsrun.runtime.layout.unit_layout import SHARD_ALIGN, lay_out
 from dsrun.runtime.observe.memory import StatePrediction
@@ -86,14 +86,6 @@ def test_in_fp32_the_parameters_are_the_masters() -> None:
     units = pad_units([UnitGroup("w", 1024)], 1)
     state = state_bytes(units, FP32)
     assert (state.masters, state.parameters, state.states) == (0, 4096, 8192)
-
-
-def test_a_step_squares_the_gradients_of_one_unit_at_a_time_in_any_precision() -> None:
-    units = pad_units([UnitGroup("w", 1024, count=3), UnitGroup("v", 2048)], 2)
-    for settings in (FP32, BF16):
-        assert norm_bytes(units, replace(settings, stage=0)) == 2048 * 4
-        assert norm_bytes(units, replace(settings, stage=1)) == 1024 * 4
-    assert norm_bytes([], BF16) == 0
 
 
 def bytes_of_an_element(settings: RunSettings) -> str:
