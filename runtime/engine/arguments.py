@@ -1,16 +1,21 @@
-"""DeepSpeed's arguments of scripts and of `initialize` that the job's environment answers already: added and checked.
+"""DeepSpeed's arguments of scripts and of `initialize`: added to a parser, checked against the job's environment, and
+which of them is the config.
 
-Nothing is joined or built here.
+Nothing is joined, built or loaded here.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
-from dsrun.contract import RankInfo
+from dsrun.contract import CONFIG_ENV, RankInfo
 from dsrun.errors import InputError
 
 #: What an `mpu` is asked; parallelism of these kinds has size 1 here.
@@ -33,6 +38,37 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
     group.add_argument("--deepspeed_config", default=None, metavar="PATH", help="training config")
     group.add_argument("--local_rank", type=int, default=-1, help="accepted; the environment's LOCAL_RANK decides")
     return parser
+
+
+def config_source(
+    args: Namespace | Mapping[str, Any] | None,
+    config: str | Path | Mapping[str, Any] | None,
+    config_params: str | Path | Mapping[str, Any] | None,
+) -> str | Path | Mapping[str, Any]:
+    """Returns the one config that was given, in the script, in its arguments or to the launcher.
+
+    Args:
+        args: the script's, of which `deepspeed_config` is read.
+        config: path, dict or text.
+        config_params: DeepSpeed's older name of it.
+
+    Raises:
+        InputError: there is none, or there are two that differ.
+    """
+    words = args if isinstance(args, Mapping) else vars(args) if args is not None else {}
+    given = [source for source in (config, config_params, words.get("deepspeed_config")) if source is not None]
+    if len(given) > 1 and any(source != given[0] for source in given[1:]):
+        raise InputError(
+            f"dsrun.initialize: {len(given)} different configs were given: {', '.join(str(s)[:80] for s in given)}",
+            hint="give one: config=, config_params= or args.deepspeed_config",
+        )
+    source = given[0] if given else os.environ.get(CONFIG_ENV)
+    if source is None:
+        raise InputError(
+            "dsrun.initialize: no config was given",
+            hint="pass config=, or start the script with `dsrun SCRIPT --config FILE`",
+        )
+    return source
 
 
 def check_parallelism(mpu: object, mesh_param: Sequence[int] | None, *, world_size: int) -> None:

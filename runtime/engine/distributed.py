@@ -1,0 +1,63 @@
+"""Joining the job's process group, at the place that the environment says; DeepSpeed's words for it are taken too.
+
+Nothing is built here. Groups and devices are made in `mesh/groups.py`.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+from dsrun.contract import BACKEND_ENV, RankInfo, store_nonce
+
+from ..mesh.groups import choose_backend, choose_device, join
+from .arguments import check_joined, check_place
+
+_TIMEOUT_S = 1800.0
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int | None = None,
+    verbose: bool = True,
+    timeout: timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: object = None,
+    rank: int = -1,
+    world_size: int = -1,
+    *,
+    timeout_s: float | None = None,
+) -> RankInfo:
+    """Joins the job's process group, unless that has happened; every rank must call.
+
+    Args:
+        dist_backend: `nccl` or `gloo`; None: what `dsrun --backend` said, else NCCL where there is a GPU.
+        auto_mpi_discovery: without effect, for DeepSpeed's calls: below mpirun and srun, ranks find their place always.
+        distributed_port: without effect: ranks meet where the environment says.
+        verbose: without effect.
+        timeout: DeepSpeed's form of `timeout_s`.
+        init_method: None or `env://`.
+        dist_init_required: False: the script has joined already.
+        config: without effect.
+        rank: -1, or what the environment says.
+        world_size: -1, or what the environment says.
+        timeout_s: how long to wait for the other ranks, here and in each later collective; 30 minutes by default.
+
+    Returns:
+        this process's place in the job.
+
+    Raises:
+        InputError: the backend cannot be used here, the environment is incomplete, or an argument says otherwise.
+        LaunchError: the other ranks cannot be reached.
+    """
+    del auto_mpi_discovery, distributed_port, verbose, config
+    info = RankInfo.from_env()
+    check_place(info, init_method=init_method, rank=rank, world_size=world_size)
+    check_joined(dist_init_required)
+    if timeout_s is None:
+        timeout_s = _TIMEOUT_S if timeout is None else timeout.total_seconds()
+    backend = choose_backend(dist_backend or os.environ.get(BACKEND_ENV))
+    join(info, backend=backend, device=choose_device(backend, info), timeout_s=timeout_s, nonce=store_nonce())
+    return info
