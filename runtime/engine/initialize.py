@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn, optim
 from torch.utils.data import Dataset
 
-from dsrun.config.buckets import gather_budgets, resolve_buckets, tell_auto
+from dsrun.config.buckets import tell_auto
 from dsrun.config.load import load
 from dsrun.contract import resume_folder
 from dsrun.errors import ModelError
@@ -26,28 +26,17 @@ from ..memory.arenas import Arenas
 from ..memory.pages import give_freed_pages_back
 from ..mesh.groups import choose_device, make_mesh, present_backend
 from ..mesh.spec import DATA_AXIS, MeshSpec
-from ..observe.memory import StatePrediction
 from ..observe.records import RecordWriter
 from ..optim.groups import assign_groups, check_trainable
-from ..optim.registry import states_per_element
 from ..optim.sharded import ShardOptimizer
 from ..precision.configured import autocast_of, loss_scale_of, policy_of, skips_non_finite
-from ..precision.policy import DTYPES
 from ..zero.access import ParamAccess
-from ..zero.build import build_store, build_units
-from ..zero.frozen import join_frozen, place_frozen, whole_bytes
 from ..zero.hooks import UnitHooks
-from ..zero.leaves import is_leaf, mark_leaves
-from ..zero.meta import has_meta, materialise
-from ..zero.plan import ZeroPlan
-from ..zero.reducer import GradReducer
-from ..zero.seeds import Nursery
-from ..zero.slots import turns_of
+from ..zero.leaves import is_leaf
 from ..zero.state_dicts import watch_state_dicts
-from ..zero.units import find_units
 from .arguments import check_parallelism, config_source
 from .comparison import check_same_everywhere
-from .describe import hidden_size
+from .cut import cut_model
 from .distributed import init_distributed
 from .engine import SCRIPT_PHASE, Engine
 from .opening import open_run, records_path, say_once
@@ -122,46 +111,14 @@ def initialize(
     check_same_everywhere(model, settings, assignment, training_data, mesh)
 
     stage = settings.zero_optimization.stage
-    plan = ZeroPlan.of_stage(stage)
     precision = policy_of(settings)
     data_axis = mesh.axes[DATA_AXIS]
-    leaves = settings.zero_optimization.leaf_module
-    mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes)
-    if has_meta(model):
-        materialise(model, Nursery(data_axis, device=mesh.device))
     memory = Arenas()
-    units = build_units(
-        find_units(model),
-        plan,
-        data_axis,
-        precision=precision,
-        device=mesh.device,
-        group_of=assignment.group_of,
-        memory=memory,
-    )
-    hidden = hidden_size(model, units)
-    resolved = settings if hidden is None else resolve_buckets(settings, hidden)
-    budgets = gather_budgets(resolved)
-    gathered = join_frozen(
-        model, units, plan, budgets, data_axis, precision=precision, device=mesh.device, memory=memory
-    )
-    place_frozen(model, data_axis, precision=precision, device=mesh.device, cut=gathered.frozen)
-    gathering = turns_of(gathered.acquired, budgets)
-    store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
-    wire = settings.communication_data_type
-    reducer = GradReducer(
-        units,
-        data_axis,
-        shard_optimizer=plan.shard_optimizer,
-        shard_gradients=plan.shard_gradients,
-        divide_before=float(data_axis.size) if settings.prescale_gradients else settings.gradient_predivide_factor,
-        wire=None if wire is None else DTYPES[wire],
-        memory=memory,
-    )
+    cut = cut_model(model, settings, assignment, mesh, precision=precision, memory=memory)
     shard_optimizer = ShardOptimizer(
-        [unit.owned_range(assignment.group_of) for unit in units],
+        [unit.owned_range(assignment.group_of) for unit in cut.units],
         group_count=len(assignment.options),
-        axis=data_axis if plan.shard_optimizer else None,
+        axis=data_axis if cut.plan.shard_optimizer else None,
     )
     torch_optimizer = make_optimizer(optimizer, shard_optimizer, settings, assignment)
     if torch_optimizer is not None:
@@ -178,20 +135,8 @@ def initialize(
             collate_fn=collate_fn,
             drop_last=settings.dataloader_drop_last,
         )
-    prediction = StatePrediction(
-        layouts=[unit.layout for unit in units],
-        has_module=[unit.module is not None for unit in units],
-        compute=precision.compute,
-        master=precision.master,
-        states_per_element=states_per_element(torch_optimizer),
-        shard_optimizer=plan.shard_optimizer,
-        shard_gradients=plan.shard_gradients,
-        shard_parameters=plan.shard_parameters,
-        gathering=gathering,
-        frozen_layouts=[unit.layout for unit in gathered.frozen],
-        whole_frozen_bytes=whole_bytes(model, cut=gathered.frozen),
-    )
-    hooks = UnitHooks(gathered.acquired, store, reducer)
+    state_bytes = cut.state_bytes(torch_optimizer)
+    hooks = UnitHooks(cut.acquired, cut.store, cut.reducer)
     activations = activate(  # after the units' hooks, which stand within its own
         model,
         settings.activation_checkpointing,
@@ -201,12 +146,12 @@ def initialize(
         say=say_once(info),
     )
     access = ParamAccess(
-        [*units, *gathered.frozen],
-        plan,
+        [*cut.units, *cut.frozen],
+        cut.plan,
         data_axis,
         device=mesh.device,
-        store=store,
-        reducer=reducer,
+        store=cut.store,
+        reducer=cut.reducer,
         optimizer=shard_optimizer,
         running=hooks.running_unit,
     )
@@ -222,12 +167,12 @@ def initialize(
             hooks=hooks,
             activations=activations,
             step=StepParts(
-                units=units,
-                plan=plan,
+                units=cut.units,
+                plan=cut.plan,
                 collectives=data_axis,
-                reducer=reducer,
+                reducer=cut.reducer,
                 optimizer=shard_optimizer,
-                store=store,
+                store=cut.store,
             ),
             memory=memory,
             optimizer=torch_optimizer,
@@ -246,21 +191,21 @@ def initialize(
             records=records,
             heartbeat=heartbeat,
             resume=resume_folder(),
-            predicted_state_bytes=prediction.total_bytes(),
-            frozen_units=gathered.frozen,
+            predicted_state_bytes=state_bytes,
+            frozen_units=cut.frozen,
         )
     )
     engine.mpu = mpu
-    told = tell_auto(settings, resolved)
+    told = tell_auto(settings, cut.settings)
     open_run(
         model,
-        units,
+        cut.units,
         mesh,
         records,
         precision=precision,
         stage=stage,
-        state_bytes=prediction.total_bytes(),
-        auto_sizes=None if told is None else f"{told}, of {gathering.slot_count} gather slots",
+        state_bytes=state_bytes,
+        auto_sizes=None if told is None else f"{told}, of {cut.gathering.slot_count} gather slots",
     )
     heartbeat.beat(step=0, phase=SCRIPT_PHASE)
     return engine, torch_optimizer, loader, scheduler

@@ -1,0 +1,156 @@
+"""A model cut as the plan says: units with their buffers, how their parameters are gathered and gradients reduced.
+
+No hook is placed and no optimizer made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import nn, optim
+
+from dsrun.config.buckets import gather_budgets, resolve_buckets
+from dsrun.config.config import Config
+from dsrun.gathering import GatherPlan
+
+from ..memory.arenas import Arenas
+from ..mesh.groups import ProcessGroupMesh
+from ..mesh.spec import DATA_AXIS
+from ..observe.memory import StatePrediction
+from ..optim.groups import GroupAssignment
+from ..optim.registry import states_per_element
+from ..precision.policy import DTYPES, PrecisionPolicy
+from ..zero.build import build_store, build_units
+from ..zero.frozen import join_frozen, place_frozen, whole_bytes
+from ..zero.leaves import mark_leaves
+from ..zero.meta import has_meta, materialise
+from ..zero.plan import ZeroPlan
+from ..zero.reducer import GradReducer
+from ..zero.seeds import Nursery
+from ..zero.slots import turns_of
+from ..zero.store import ParamStore
+from ..zero.unit import ParamUnit
+from ..zero.units import find_units
+from .describe import hidden_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutModel:
+    """What became of a model's parameters.
+
+    Attributes:
+        module: the model; its parameters are views of the units' buffers.
+        plan: what is sharded.
+        precision: dtypes of parameters and masters.
+        units: of trained parameters, in order.
+        acquired: units that forward gathers, of trained parameters or frozen ones.
+        frozen: units of frozen parameters; empty where every rank has them whole.
+        gathering: which parameters stay gathered, and how the others take turns.
+        store: where a unit's parameters are while they are used.
+        reducer: of the units' gradients.
+        settings: the config, with numbers for sizes that were `"auto"` and go by the model's width.
+    """
+
+    module: nn.Module
+    plan: ZeroPlan
+    precision: PrecisionPolicy
+    units: Sequence[ParamUnit]
+    acquired: Sequence[ParamUnit]
+    frozen: Sequence[ParamUnit]
+    gathering: GatherPlan
+    store: ParamStore
+    reducer: GradReducer
+    settings: Config
+
+    def state_bytes(self, optimizer: optim.Optimizer | None) -> int:
+        """Predicts the bytes of model state that a rank holds between steps.
+
+        Args:
+            optimizer: whose states come with it; None: an engine that only evaluates.
+        """
+        return StatePrediction(
+            layouts=[unit.layout for unit in self.units],
+            has_module=[unit.module is not None for unit in self.units],
+            compute=self.precision.compute,
+            master=self.precision.master,
+            states_per_element=states_per_element(optimizer),
+            shard_optimizer=self.plan.shard_optimizer,
+            shard_gradients=self.plan.shard_gradients,
+            shard_parameters=self.plan.shard_parameters,
+            gathering=self.gathering,
+            frozen_layouts=[unit.layout for unit in self.frozen],
+            whole_frozen_bytes=whole_bytes(self.module, cut=self.frozen),
+        ).total_bytes()
+
+
+def cut_model(
+    model: nn.Module,
+    settings: Config,
+    assignment: GroupAssignment,
+    mesh: ProcessGroupMesh,
+    *,
+    precision: PrecisionPolicy,
+    memory: Arenas,
+) -> CutModel:
+    """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
+
+    Enters the collectives of `materialise`, `build_units`, `join_frozen` and `place_frozen`, on the data axis.
+
+    Args:
+        model: the same on every rank.
+        settings: the config.
+        assignment: optimizer groups of the parameters.
+        mesh: ranks and device.
+        precision: dtypes of parameters and masters.
+        memory: where the buffers are reserved.
+
+    Raises:
+        ModelError: a parameter is a copy of a sharded one, or on the meta device with no method that gives it values.
+    """
+    plan = ZeroPlan.of_stage(settings.zero_optimization.stage)
+    data_axis = mesh.axes[DATA_AXIS]
+    leaves = settings.zero_optimization.leaf_module
+    mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes)
+    if has_meta(model):
+        materialise(model, Nursery(data_axis, device=mesh.device))
+    units = build_units(
+        find_units(model),
+        plan,
+        data_axis,
+        precision=precision,
+        device=mesh.device,
+        group_of=assignment.group_of,
+        memory=memory,
+    )
+    hidden = hidden_size(model, units)
+    resolved = settings if hidden is None else resolve_buckets(settings, hidden)
+    budgets = gather_budgets(resolved)
+    gathered = join_frozen(
+        model, units, plan, budgets, data_axis, precision=precision, device=mesh.device, memory=memory
+    )
+    place_frozen(model, data_axis, precision=precision, device=mesh.device, cut=gathered.frozen)
+    gathering = turns_of(gathered.acquired, budgets)
+    store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
+    wire = settings.communication_data_type
+    reducer = GradReducer(
+        units,
+        data_axis,
+        shard_optimizer=plan.shard_optimizer,
+        shard_gradients=plan.shard_gradients,
+        divide_before=float(data_axis.size) if settings.prescale_gradients else settings.gradient_predivide_factor,
+        wire=None if wire is None else DTYPES[wire],
+        memory=memory,
+    )
+    return CutModel(
+        module=model,
+        plan=plan,
+        precision=precision,
+        units=units,
+        acquired=gathered.acquired,
+        frozen=gathered.frozen,
+        gathering=gathering,
+        store=store,
+        reducer=reducer,
+        settings=resolved,
+    )
