@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -21,6 +20,7 @@ from dsrun.errors import InputError, ModelError
 
 from ..data.loader import TrainingLoader
 from ..memory.arenas import ArenaReport, OutsideUse
+from ..mesh.groups import leave
 from ..observe.allocation_history import wanted_history
 from ..observe.memory import measure
 from ..observe.memory_report import MemoryReport
@@ -115,7 +115,7 @@ class Engine(Answers, WholeWeights):
             args, kwargs = cast_floating((args, kwargs), self._parts.cast_inputs)
         self._parts.hooks.before_forward()
         try:
-            with self._autocast():
+            with self._taken.explaining(), self._autocast():
                 return self.module(*args, **kwargs)
         finally:
             if not torch.is_grad_enabled():
@@ -148,6 +148,13 @@ class Engine(Answers, WholeWeights):
         self._report.add_loss(loss.detach().reshape(1))
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
         self._memory_watch.begin_backward(self._memory_kinds)
+        with self._taken.explaining():
+            self._run_backward(scaled, retain_graph=retain_graph)
+        self._memory_watch.end_backward(self._memory_kinds)
+        self._backward_done = True
+        return scaled
+
+    def _run_backward(self, scaled: Tensor, *, retain_graph: bool) -> None:
         self._parts.hooks.before_backward(retain_graph=retain_graph, reduce=not self._without_sync)
         try:
             self._with_loss_scale(scaled).backward(retain_graph=retain_graph)
@@ -155,9 +162,6 @@ class Engine(Answers, WholeWeights):
             self._parts.hooks.abandon_backward()
             raise
         self._parts.hooks.after_backward()
-        self._memory_watch.end_backward(self._memory_kinds)
-        self._backward_done = True
-        return scaled
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Ends a micro step; on the last one of a global batch, updates the parameters.
@@ -280,6 +284,7 @@ class Engine(Answers, WholeWeights):
         """Catches parameters used outside their unit's forward: at first, what is not gathered holds NaN."""
         if self._counters.micro_steps or self._parts.stage < 3 or math.isfinite(float(loss.detach())):
             return
+        self._taken.check_memory()
         names = ", ".join(f"`{unit.name}`" for unit in self._parts.hooks.unused_units())
         cause = f"the forward of {names} never ran, so" if names else "its own numbers give that, or"
         raise ModelError(
@@ -517,7 +522,9 @@ class Engine(Answers, WholeWeights):
         """Does nothing: what is gathered lies in slots of a fixed size, and none of it is kept for later."""
 
     def destroy(self) -> None:
-        """Reports the peaks of memory, takes the hooks off the module and leaves the process group.
+        """Reports the peaks of memory, takes the hooks off the module and leaves its process groups.
+
+        The job's group ends with the last engine, unless the script has made it: then it is the script's to destroy.
 
         At stages 0 to 2 the module is an ordinary one afterwards, with its present parameters and without gradients;
         the rest is freed with the engine. At stage 3 its parameters stay slices, which the next `dsrun.initialize`
@@ -532,8 +539,4 @@ class Engine(Answers, WholeWeights):
             for param in self.module.parameters():
                 unsettle(param)
                 param.grad = None
-        if dist.is_initialized():
-            # A thread of the group that outlives the interpreter aborts the process, so nothing may hold the group on.
-            for collectives in self._parts.mesh.axes.values():
-                collectives.close()
-            dist.destroy_process_group()
+        leave(self._parts.mesh)

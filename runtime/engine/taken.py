@@ -9,6 +9,8 @@ through, for it may be the same one in another wrapper (`torch.compile`).
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -56,9 +58,33 @@ class Taken:
             param = place.param
             if param.requires_grad is not place.trained:
                 _refuse_other_training(place)
-            is_view = place.trained or is_zero_param(param)
-            if is_view and param.data_ptr() != place.address and not _is_open(param):
+            if _has_moved(place):
                 _refuse_moved(place)
+
+    def check_memory(self) -> None:
+        """Looks only whether parameters have the memory that the engine gave them.
+
+        Raises:
+            ModelError: a parameter has been converted or moved.
+        """
+        for place in self._places:
+            if _has_moved(place):
+                _refuse_moved(place)
+
+    @contextmanager
+    def explaining(self) -> Generator[None]:
+        """Names the parameter where an error of torch inside comes of its having been converted or moved.
+
+        Forward and backward meet such parameters before the step looks for them, and cannot say whose mistake it is.
+
+        Raises:
+            ModelError: as `check_memory` does, instead of the error.
+        """
+        try:
+            yield
+        except RuntimeError:
+            self.check_memory()
+            raise
 
     def _note(self) -> None:
         self._sizes: list[tuple[dict[str, Any], int, int]] = []
@@ -95,6 +121,12 @@ class Taken:
                     hint="change the model before dsrun.initialize; a checkpoint of one engine loads into the next one "
                     "with load_module_strict=False",
                 )
+
+
+def _has_moved(place: _Place) -> bool:
+    param = place.param
+    is_view = place.trained or is_zero_param(param)
+    return is_view and param.data_ptr() != place.address and not _is_open(param)
 
 
 def _is_open(param: nn.Parameter) -> bool:

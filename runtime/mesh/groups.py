@@ -18,7 +18,7 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal
 
@@ -47,6 +47,18 @@ _NONCE_TIMEOUT_S = 30.0
 #: Numbers the groups that this process has joined. A job's store keeps what ranks wrote into it: a group that met where
 #: an earlier one had met could read that one's addresses, and would wait for ranks that listen there no more.
 _joins = itertools.count()
+
+
+@dataclass(slots=True, eq=False)
+class _Use:
+    """What is known of a default group: whether `join` made it, and the meshes on it, each by its `where`."""
+
+    made_here: bool
+    meshes: weakref.WeakSet[Where] = field(default_factory=lambda: weakref.WeakSet[Where]())
+
+
+#: torch has one default group, so who uses it is kept where it is: beside it, and only for as long.
+_uses: weakref.WeakKeyDictionary[dist.ProcessGroup, _Use] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +173,7 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
             timeout=timeout,
             device_id=device if backend == "nccl" else None,
         )
+        _uses[_world()] = _Use(made_here=True)
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise LaunchError(
             f"rank {info.rank} could not join the {info.world_size} ranks at "
@@ -197,14 +210,24 @@ def _new_group(ranks: Sequence[int], timeout_s: float, *, members_only: bool = F
     return group if isinstance(group, dist.ProcessGroup) else None
 
 
-def _leave(collectives: Sequence[weakref.ref[C10dCollectives]], process: int) -> None:
-    """Lets go of the groups at exit, see [Note: leaving]; a fork has none of their threads."""
-    axes = [axis for axis in (reference() for reference in collectives) if axis is not None]
-    if os.getpid() != process or not dist.is_initialized() or not all(axis.is_idle for axis in axes):
+def _leave_at_exit(collectives: Sequence[weakref.ref[C10dCollectives]], mesh: weakref.ref[Where], process: int) -> None:
+    """Lets go of the groups at exit, see [Note: leaving]; a fork has none of their threads.
+
+    With the last mesh goes the default group, whoever made it: the script has nothing more to do in it.
+    """
+    if os.getpid() != process or not dist.is_initialized():
         return
-    for axis in axes:
-        axis.close()
-    dist.destroy_process_group()
+    use = _uses.get(_world())
+    where = mesh()
+    if use is not None and where is not None and where in use.meshes:
+        axes = [axis for axis in (reference() for reference in collectives) if axis is not None]
+        if not all(axis.is_idle for axis in axes):
+            return
+        for axis in axes:
+            axis.close()
+        use.meshes.discard(where)
+    if use is None or not use.meshes:
+        dist.destroy_process_group()
 
 
 def _check_nonce(store: Store, nonce: str, info: RankInfo, *, timeout_s: float) -> None:
@@ -243,8 +266,8 @@ def make_mesh(
     """
     backend = present_backend()
     where = Where()
-    world = dist.group.WORLD
-    assert isinstance(world, dist.ProcessGroup), "torch.distributed is not initialised"
+    world = _world()
+    _uses.setdefault(world, _Use(made_here=False)).meshes.add(where)
     timeout_s = timeout_of(world)
     bound: dict[str, Collectives] = {}
     made: list[weakref.ref[C10dCollectives]] = []
@@ -266,5 +289,29 @@ def make_mesh(
                 bound[axis] = collectives
                 made.append(weakref.ref(collectives))
     if backend == "gloo":
-        atexit.register(_leave, made, os.getpid())
+        atexit.register(_leave_at_exit, made, weakref.ref(where), os.getpid())
     return ProcessGroupMesh(spec, info, device, backend, bound, where)
+
+
+def leave(mesh: ProcessGroupMesh) -> None:
+    """Lets go of a mesh's groups; of the default group too, if `join` made it and no other mesh is on it.
+
+    Does nothing where that has happened, or the default group has been destroyed. No collective may follow.
+    """
+    if not dist.is_initialized():
+        return
+    use = _uses.get(_world())
+    if use is None or mesh.where not in use.meshes:
+        return
+    # A thread of a group that outlives the interpreter aborts the process, so nothing may hold the groups on.
+    for collectives in mesh.axes.values():
+        collectives.close()
+    use.meshes.discard(mesh.where)
+    if use.made_here and not use.meshes:
+        dist.destroy_process_group()
+
+
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert isinstance(world, dist.ProcessGroup), "torch.distributed is not initialised"
+    return world

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(slots=True)
+@dataclass(eq=False)  # each is one of its own, and can be referred to weakly
 class Where:
     """The step a rank is in: the engine keeps it up to date, errors of collectives name it. One for all axes of a rank.
 

@@ -297,6 +297,38 @@ def test_destroy_leaves_the_process_group() -> None:
     assert not dist.is_initialized()
 
 
+def test_the_process_group_stays_for_as_long_as_an_engine_is_on_it() -> None:
+    first, second = make_engine(config(1, micro=2)), make_engine(config(3, micro=2))
+    first.destroy()
+    first.destroy()
+    assert dist.is_initialized()
+    train(second, range(1), samples=2)
+    second.destroy()
+    assert not dist.is_initialized()
+
+
+def test_a_process_group_of_the_scripts_own_stays() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    make_engine(config(1, micro=2)).destroy()
+    assert dist.is_initialized()
+
+
+def _two_engines() -> tuple[list[float], bool, bool]:
+    first, second = make_engine(config(2, micro=2)), make_engine(config(2, micro=2))
+    train(first, range(1), samples=4)
+    first.destroy()
+    losses = train(second, range(2), samples=4)
+    there = dist.is_initialized()
+    second.destroy()
+    return losses, there, dist.is_initialized()
+
+
+def test_an_engine_trains_on_after_another_one_of_its_ranks_has_gone() -> None:
+    (losses, there, left), others = run_ranks(2, _two_engines)
+    assert (losses, there, left) == others
+    assert (len(losses), there, left) == (2, True, False)
+
+
 def _passing_the_engine_by(stage: int) -> tuple[bool, list[str]]:
     engine = make_engine(config(stage, micro=4))
     train(engine, range(2), samples=4 * engine.world_size)

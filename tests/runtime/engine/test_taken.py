@@ -73,6 +73,42 @@ def test_what_would_not_reach_the_weights_is_refused_at_the_step(
     assert engine.global_steps == 0
 
 
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.double])
+@pytest.mark.parametrize("after_forward", [False, True])
+def test_a_conversion_is_refused_by_name_before_torch_stumbles_over_it(
+    stage: int, convert: Callable[[Any], object], after_forward: bool
+) -> None:
+    engine = make_engine(config(stage, micro=2))
+    inputs, targets = batches(0, samples=2)
+    if not after_forward:
+        convert(engine.module)
+    loss = loss_of(engine(inputs), targets)
+    convert(engine.module)
+    with pytest.raises(ModelError, match=r"`position` has other memory than the engine gave it \(now float"):
+        engine.backward(loss)
+
+
+class _Reals(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x: torch.Tensor, fail: bool = False) -> torch.Tensor:
+        if fail:
+            raise RuntimeError("the model's own")
+        return self.layer(x).sum()
+
+
+def test_a_forward_that_fails_for_a_conversion_names_it_and_other_errors_stay_what_they_are() -> None:
+    engine = make_engine(config(1, micro=2), model=_Reals())
+    with pytest.raises(RuntimeError, match="the model's own"):
+        engine(torch.ones(2, 3), fail=True)
+    engine.module.double()
+    with pytest.raises(ModelError, match=r"`layer\.weight` has other memory than the engine gave it"):
+        engine(torch.ones(2, 3))
+
+
 class Wrapper(nn.Module):
     """Another module around one of the model's, as torch.compile makes one."""
 
