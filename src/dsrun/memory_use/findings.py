@@ -15,6 +15,8 @@ GROWTH_EVENT = "memory_growth"
 WINDOW_STEPS, LOOK_STEPS = 50, 5
 #: Growth over the window below which nothing is said: caches and lists of losses grow that much.
 _LEAK_BYTES = 1 << 20
+#: And as a share of what was in use: by 1 % in 50 steps grows a heap whose batches differ in length, plain torch's too.
+_LEAK_PART = 0.02
 #: Share of looks that must have found more than the one before. What merely swings grows in half of them.
 _LEAK_SHARE = 0.8
 #: Below either of these, fragmentation is not worth a change.
@@ -169,7 +171,7 @@ def growth_of(tier: str, looks: Sequence[tuple[int, int]]) -> Growth:
         step=looks[-1][0],
         steps=looks[-1][0] - looks[0][0],
         bytes_per_step=round(median(slopes)),
-        is_leak=total >= _LEAK_BYTES and sum(rises) >= _LEAK_SHARE * len(rises),
+        is_leak=total >= max(_LEAK_BYTES, _LEAK_PART * looks[0][1]) and sum(rises) >= _LEAK_SHARE * len(rises),
     )
 
 

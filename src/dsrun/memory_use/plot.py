@@ -29,7 +29,7 @@ def save_plot(samples: Sequence[MemorySample], path: Path) -> None:
     if not step:
         raise InputError("memory: no step was sampled yet, so there is nothing to draw", hint="train a step first")
     try:
-        from matplotlib.figure import Figure
+        from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise InputError(
             f"memory: {path} cannot be drawn: matplotlib is not installed ({error})",

@@ -111,6 +111,12 @@ def test_steady_growth_is_a_leak_of_so_much_a_step() -> None:
     assert (growth.is_leak, growth.bytes_per_step, growth.steps, growth.step) == (True, 100_000, 50, 60)
 
 
+def test_a_heap_that_grows_by_a_hundredth_holds_batches_of_many_lengths_and_no_leak() -> None:
+    level = 250 * MIB
+    assert not growth_of("cpu", [(step, level + step * 50_000) for step in STEPS]).is_leak
+    assert growth_of("cpu", [(step, level + step * 200_000) for step in STEPS]).is_leak
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
