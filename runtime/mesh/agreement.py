@@ -39,9 +39,15 @@ def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, de
     everyone = _gather(digests, collectives, device=device, of="model and config digests")
     table = [[row[32 * number :][:32] for number in range(len(texts))] for row in everyone]
     differences: list[str] = []
+    told: set[tuple[str, ...]] = set()
     for number, name in enumerate(facts):
         if any(row[number] != table[0][number] for row in table):
-            differences += _differences(name, texts[number], collectives, device=device)
+            for difference, odd in _differences(name, texts[number], collectives, device=device).items():
+                # Several facts list the same things: one that is missing in all of them is told once.
+                if (difference, *odd) not in told:
+                    differences.append(f"rank {', '.join(odd)} in {name}: {difference}")
+                if difference.startswith("`["):
+                    told.add((difference, *odd))
     if differences:
         raise ModelError(
             f"the ranks do not agree with rank 0: {'; '.join(differences)}",
@@ -50,8 +56,8 @@ def check_agreement(facts: Mapping[str, object], collectives: Collectives, *, de
         )
 
 
-def _differences(name: str, mine: bytes, collectives: Collectives, *, device: torch.device) -> list[str]:
-    """Returns who differs from rank 0 in one fact, and where; ranks that differ alike are named together."""
+def _differences(name: str, mine: bytes, collectives: Collectives, *, device: torch.device) -> dict[str, list[str]]:
+    """Returns where ranks differ from rank 0 in one fact, and which; ranks that differ alike are named together."""
     of = f"what {name} is on rank 0"
     length = torch.tensor([len(mine)], dtype=torch.int64, device=device)
     collectives.broadcast(length, source=0, of=of).wait()
@@ -67,7 +73,7 @@ def _differences(name: str, mine: bytes, collectives: Collectives, *, device: to
         difference = row.rstrip(b"\0").decode("utf-8", "replace")
         if difference:
             ranks.setdefault(difference, []).append(str(rank))
-    return [f"rank {', '.join(odd)} in {name}: {difference}" for difference, odd in ranks.items()]
+    return ranks
 
 
 def _words(found: Difference) -> str:

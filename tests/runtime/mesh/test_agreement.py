@@ -53,6 +53,25 @@ def test_ranks_that_differ_alike_are_named_together_and_agreement_sends_nothing_
     )
 
 
+def test_a_name_that_is_missing_from_several_lists_is_told_once() -> None:
+    def body(collectives: LoopbackCollectives) -> str:
+        names = ["a", "b", "c"] if collectives.rank == 1 else ["a", "b"]
+        group = 1 if collectives.rank == 2 else 0
+        facts = {
+            "the shapes": [(name, {"shape": [4]}) for name in names],
+            "the homes": [(name, {"home": None}) for name in names],
+            "the groups": [(name, {"group": group}) for name in names],
+        }
+        with pytest.raises(ModelError) as caught:
+            check_agreement(facts, collectives, device=CPU)
+        return str(caught.value)
+
+    assert set(LoopbackWorld(3).run(body)) == {
+        'the ranks do not agree with rank 0: rank 1 in the shapes: `[2]` is absent on rank 0 and "c" there; '
+        "rank 2 in the groups: `a.group` is 0 on rank 0 and 1 there"
+    }
+
+
 def test_a_failure_is_known_on_every_rank() -> None:
     def body(collectives: LoopbackCollectives) -> Failure | None:
         def work() -> None:
