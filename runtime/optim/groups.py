@@ -75,10 +75,17 @@ def check_trainable(model: nn.Module) -> None:
     """Refuses a model that an optimizer would have nothing to do for.
 
     Raises:
-        ModelError: no parameter is trainable.
+        ModelError: no parameter is trainable, or those that are have no elements.
     """
     params = list(model.parameters())
-    if not any(param.requires_grad for param in params):
+    trainable = [param for param in params if param.requires_grad]
+    if trainable and not any(param.numel() for param in trainable):
+        raise ModelError(
+            f"model: all {len(trainable)} trainable parameters of {type(model).__name__} have zero elements, nothing "
+            "to train",
+            hint="give the model its sizes before dsrun.initialize; to evaluate only, leave the optimizer out",
+        )
+    if not trainable:
         raise ModelError(
             f"model: none of the {len(params)} parameters of {type(model).__name__} is trainable, nothing to train",
             hint="set requires_grad on the parameters to train before dsrun.initialize; to evaluate only, leave the "

@@ -67,3 +67,9 @@ def test_what_an_optimizer_would_have_nothing_to_do_for_is_refused() -> None:
         check_trainable(nn.ReLU())
     m[2].bias.requires_grad_(True)
     check_trainable(m)
+
+
+def test_a_model_of_which_only_empty_parameters_would_be_trained_is_refused() -> None:
+    m = nn.Sequential(nn.Linear(2, 3).requires_grad_(False), nn.Embedding(4, 0))
+    with pytest.raises(ModelError, match="all 1 trainable parameters of Sequential have zero elements"):
+        check_trainable(m)
