@@ -144,7 +144,7 @@ def fail(error: DsrunError, exit_code: int) -> None:
     Raises:
         SystemExit: always.
     """
-    if not _leave_word(error):
+    if not _leave_word(error, exit_code=exit_code):
         print(error.render(), file=sys.stderr, flush=True)
     sys.exit(exit_code)
 
@@ -189,12 +189,13 @@ def _new_main() -> types.ModuleType:
     return module
 
 
-def _leave_word(error: BaseException) -> bool:
+def _leave_word(error: BaseException, *, exit_code: int = 1) -> bool:
     path = os.environ.get(ERROR_FILE_ENV)
     if path is None:
         return False
     try:
-        return write_error_file(Path(path), error.with_traceback(_user_frames(error.__traceback__)))
+        error = error.with_traceback(_user_frames(error.__traceback__))
+        return write_error_file(Path(path), error, exit_code=exit_code)
     except OSError as reason:
         # A full or read-only disk must not hide the error itself, which is shown next.
         print(f"dsrun: cannot write {path}: {reason.strerror}", file=sys.stderr, flush=True)

@@ -24,11 +24,13 @@ class Cause:
         words: what happened; empty where only the hint is known.
         hint: a way out; None where the words say it.
         follows: another rank's failure is behind it. See [Note: followers].
+        timed_out: torch waited for another rank in vain, and does not say for which, nor in what.
     """
 
     words: str
     hint: str | None = None
     follows: bool = False
+    timed_out: bool = False
 
 
 def signal_name(number: int) -> str:
@@ -119,6 +121,7 @@ _TEXTS: tuple[tuple[str, Cause], ...] = (
         Cause(
             "a collective timed out",
             "another rank never joined it: `--hang-timeout 5m` shows where each rank is before this time is over",
+            timed_out=True,
         ),
     ),
     (

@@ -81,6 +81,13 @@ class RankEnd:
         return cause is not None and cause.follows
 
     @property
+    def knows_little(self) -> bool:
+        """Whether all it can tell is that torch lost another rank, or waited for one in vain."""
+        cause = self.cause
+        told = self.error is not None and self.error.is_rendered
+        return cause is not None and (cause.follows or cause.timed_out) and not told
+
+    @property
     def failed_at_s(self) -> float | None:
         """When the rank failed; None if it did not, or nobody knows.
 
@@ -93,7 +100,7 @@ class RankEnd:
 
     @property
     def is_mistake(self) -> bool:
-        """Whether bad input ended the rank: its `error:` and `hint:` lines tell all, whoever met it."""
+        """Whether bad input ended the rank: its `error:` and `hint:` lines tell all but who met it."""
         return is_mistake(self.status, self.error)
 
 
@@ -156,6 +163,8 @@ class FailureReport:
         also_failed: other ranks that failed by themselves after it.
         also_lost: hosts that were lost after it.
         returned_before: ranks that had returned 0 when the first cause lost its connection to one, so maybe to these.
+        said_by_all: every other rank left the same words as the first.
+        witness: a rank that names the first cause and tells more of it than this one itself; None if there is none.
     """
 
     cause: RankEnd | HostLoss | Hang
@@ -165,6 +174,8 @@ class FailureReport:
     also_failed: int
     also_lost: tuple[HostLoss, ...] = ()
     returned_before: tuple[int, ...] = ()
+    said_by_all: bool = False
+    witness: RankEnd | None = None
 
     @property
     def is_mistake(self) -> bool:
@@ -199,7 +210,10 @@ class FailureReport:
                 return f"rank {end.rank} on {end.host} (pid {end.pid}) {how}{words}"
 
     def render(self) -> list[str]:
-        """Returns the report as lines without colour; a user's mistake is its own `error:` and `hint:` lines."""
+        """Returns the report as lines without colour.
+
+        A user's mistake is its own `error:` and `hint:` lines; who met it is said where not every rank did.
+        """
         head = f"error: {self.headline()}"
         match self.cause:
             case HostLoss() as loss:
@@ -210,9 +224,19 @@ class FailureReport:
                 return [head, *hang.lines[1:]]
             case RankEnd() as end if end.is_mistake:
                 assert end.error is not None, "a mistake is told by its error file"
-                return end.error.message.split("\n")
+                words = end.error.message.split("\n")
+                if self.said_by_all:
+                    return words
+                first = f"rank {end.rank} on {end.host} (pid {end.pid}) was the first to say so"
+                return [*words, first, f"full log: {end.log}", *self._others()]
             case RankEnd() as end:
-                return [head, *_render_rank(end), *self._others()]
+                return [head, *_render_rank(end), *self._testimony(), *self._others()]
+
+    def _testimony(self) -> list[str]:
+        if self.witness is None or self.witness.error is None:
+            return []
+        rank, words = self.witness.rank, self.witness.error.message.split("\n")
+        return [f"rank {rank} says of it:", *(f"  {line}" for line in words), f"full log: {self.witness.log}"]
 
     def _others(self) -> list[str]:
         other = "other " if isinstance(self.cause, RankEnd) else ""
@@ -227,7 +251,9 @@ class FailureReport:
             if count
         ]
         hosts = [f"host {loss.host} was lost after it: {loss.reason}" for loss in self.also_lost]
-        returned = [f"{_named(self.returned_before)} had returned 0 before it"] if self.returned_before else []
+        returned = (
+            [f"{_named(self.returned_before)} had ended with exit code 0 before it"] if self.returned_before else []
+        )
         return [*returned, *hosts, *ranks]
 
 

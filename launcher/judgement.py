@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -70,7 +71,9 @@ def judge(
         followed=followed,
         also_failed=len(by_themselves) - followed,
         also_lost=tuple(loss for loss in losses if loss is not cause),
-        returned_before=_returned_before(cause, ends),
+        returned_before=_returned_before(cause, ends, stopped_at_s),
+        said_by_all=isinstance(cause, RankEnd) and _is_said_by_all(cause, ends),
+        witness=_witness(cause, others) if isinstance(cause, RankEnd) else None,
     )
 
 
@@ -81,27 +84,50 @@ def _is_part_of(stop: UserStop | None, end: RankEnd) -> bool:
     return end.status == -stop.signal and abs(end.failed_at_s - stop.time_s) <= DOUBT_S
 
 
-def _returned_before(cause: RankEnd | HostLoss | Hang, ends: Sequence[RankEnd]) -> tuple[int, ...]:
+def _returned_before(
+    cause: RankEnd | HostLoss | Hang, ends: Sequence[RankEnd], stopped_at_s: float | None
+) -> tuple[int, ...]:
     if not isinstance(cause, RankEnd) or not cause.follows or cause.failed_at_s is None:
         return ()
-    failed_at_s = cause.failed_at_s
-    return tuple(end.rank for end in ends if end.status == 0 and end.time_s is not None and end.time_s <= failed_at_s)
+    # Its peers see the closed connection before the process is reaped; after the stop a return may be because of it.
+    until_s = cause.failed_at_s + DOUBT_S
+    if stopped_at_s is not None:
+        until_s = min(until_s, stopped_at_s)
+    return tuple(end.rank for end in ends if end.status == 0 and end.time_s is not None and end.time_s <= until_s)
+
+
+def _is_said_by_all(cause: RankEnd, ends: Sequence[RankEnd]) -> bool:
+    words = None if cause.error is None else cause.error.message
+    return words is not None and all(
+        end.error is not None and end.error.message == words for end in ends if end.pid is not None
+    )
+
+
+def _witness(cause: RankEnd, others: Sequence[RankEnd]) -> RankEnd | None:
+    """Finds who tells more of the first failure than torch did there: by an error of dsrun that names its rank."""
+    if not cause.knows_little or cause.failed_at_s is None:
+        return None
+    until_s = cause.failed_at_s + DOUBT_S
+    named = re.compile(rf"\brank {cause.rank}\b")
+    for end in others:
+        word = end.error
+        if word is not None and word.is_rendered and word.time_s <= until_s and named.search(word.message):
+            return end
+    return None
 
 
 def _without_stop(ends: Sequence[RankEnd], stopped_at_s: float | None) -> list[RankEnd]:
     """Gives ranks that had raised before the stop, and died of it while they tore down, the code of their exception."""
     if stopped_at_s is None:
         return list(ends)
-    codes = {end.error.message: end.status for end in ends if end.error is not None and end.status and end.status > 0}
     judged: list[RankEnd] = []
     for end in ends:
         word, time_s = end.error, end.time_s
         if word is None or time_s is None or end.status not in _STATUSES_OF_A_STOP:
             judged.append(end)
         elif word.time_s < stopped_at_s <= time_s:
-            # Python's own code; of a mistake, which has codes of its own, a rank that met the same may have told it.
-            code = codes.get(word.message, 1) if word.is_rendered else 1
-            judged.append(replace(end, status=code, cut_short=True))
+            # What another than us has written says no code: python's own for an exception.
+            judged.append(replace(end, status=word.exit_code or 1, cut_short=True))
         else:
             judged.append(end)
     return judged

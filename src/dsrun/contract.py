@@ -208,12 +208,14 @@ class WorkerError:
         traceback: the Python traceback; empty for a `DsrunError`, which needs none.
         time_s: seconds since the epoch, by the worker's clock.
         pid: the process that ends of it; None where the file was left by another than `write_error_file`.
+        exit_code: what the process ends with if nothing stops it on its way out; None where that is not said.
     """
 
     message: str
     traceback: str
     time_s: float
     pid: int | None = None
+    exit_code: int | None = None
 
     @property
     def is_rendered(self) -> bool:
@@ -221,13 +223,14 @@ class WorkerError:
         return not self.traceback and self.message.startswith("error: ")
 
 
-def write_error_file(path: Path, error: BaseException) -> bool:
+def write_error_file(path: Path, error: BaseException, *, exit_code: int | None = None) -> bool:
     """Writes torch elastic's error file format, so other launchers can read it too; and signs it with the process's id.
 
     Args:
         path: where the launcher asked for it; an existing file is kept but for the signature, for the first error is
             the cause.
         error: the exception that ends this process, to be called only when nothing can catch it any more.
+        exit_code: what the process will end with; None for a `DsrunError`'s own code, and python's 1 for any other.
 
     Returns:
         whether it was written.
@@ -241,7 +244,9 @@ def write_error_file(path: Path, error: BaseException) -> bool:
     expected = isinstance(error, DsrunError)
     message = error.render() if isinstance(error, DsrunError) else _summary(error)
     stack = "" if expected else "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    extra = {"py_callstack": stack, "timestamp": repr(time.time()), "pid": os.getpid()}
+    if exit_code is None:
+        exit_code = error.exit_code if isinstance(error, DsrunError) else 1
+    extra = {"py_callstack": stack, "timestamp": repr(time.time()), "pid": os.getpid(), "exit_code": exit_code}
     write_atomic(path, json.dumps({"message": {"message": message, "extraInfo": extra}}).encode(), mode=0o600)
     return True
 
@@ -285,6 +290,7 @@ def read_error_file(path: Path) -> WorkerError | None:
             # torch states whole seconds, in which the first failure cannot be told from those that it caused.
             time_s=written_s if stated_s.is_integer() else stated_s,
             pid=int(extra["pid"]) if "pid" in extra else None,
+            exit_code=int(extra["exit_code"]) if "exit_code" in extra else None,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

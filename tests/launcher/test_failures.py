@@ -22,6 +22,13 @@ from dsrun.launcher.failures import (
 )
 from dsrun.launcher.judgement import judge
 
+GLOO = WorkerError(message="RuntimeError: [pair.cc:547] Connection closed by peer [::1]:2", traceback="", time_s=9.99)
+TIMED_OUT = WorkerError(
+    message="RuntimeError: [unbound_buffer.cc:78] Timed out waiting 6000ms for recv operation to complete",
+    traceback="Traceback ...",
+    time_s=9.0,
+)
+
 
 def end(
     rank: int,
@@ -106,18 +113,47 @@ def test_a_rank_that_had_raised_before_the_stop_keeps_its_own_code_though_the_st
     ]
 
 
-def test_a_stop_that_kills_a_rank_on_its_way_out_makes_neither_a_mistake_of_a_failure_nor_a_failure_of_a_mistake() -> (
-    None
-):
-    # Both ranks met the same; the second was stopped when the first was seen to end.
-    for message, status in (("error: ck: no checkpoint here", 1), ("error: config: stage is 4", 2)):
-        word = WorkerError(message=message, traceback="", time_s=9.0)
-        late = dataclasses.replace(word, time_s=9.1)
-        ends = [end(0, status, 10.0, error=late), end(1, -15, 10.2, error=word)]
+@pytest.mark.parametrize(("message", "status"), [("error: ck: no checkpoint here", 1), ("error: config: wrong", 2)])
+def test_a_stop_that_kills_a_rank_on_its_way_out_makes_neither_a_mistake_of_a_failure_nor_a_failure_of_a_mistake(
+    message: str, status: int
+) -> None:
+    word = WorkerError(message=message, traceback="", time_s=9.0, exit_code=status)
+    late = dataclasses.replace(GLOO, time_s=9.1)
+    # Its peer was gone first, or it was itself.
+    for ends in (
+        [end(0, 1, 10.0, error=late), end(1, -15, 10.2, error=word)],
+        [end(0, 1, 10.15, error=late), end(1, status, 10.0, error=word)],
+    ):
         code, report = judge(ends, [], None, stopped_at_s=10.1)
         assert code == status
         assert report is not None
         assert report.is_mistake == (status == 2)
+        if status == 2:
+            assert report.render() == [
+                message,
+                "rank 1 on box (pid 101) was the first to say so",
+                "full log: /run/rank1.log",
+                "1 other rank failed after it, of the broken connection",
+            ]
+
+
+def test_a_mistake_on_one_rank_names_it_where_others_were_stopped_or_said_something_else() -> None:
+    word = WorkerError(message="error: engine.step: no backward", traceback="", time_s=9.0, exit_code=2)
+    other = dataclasses.replace(word, message="error: engine.step: twice", time_s=9.5)
+    for ends, last in (
+        ([end(0, -15, 11.0), end(1, 2, error=word)], "1 other rank was stopped after it"),
+        ([end(0, 2, 11.0, error=other), end(1, 2, error=word)], "1 other rank was seen to fail after it"),
+        ([end(0, 0, 8.0), end(1, 2, error=word)], "full log: /run/rank1.log"),
+    ):
+        _, report = judge(ends, [], None)
+        assert report is not None
+        lines = report.render()
+        assert lines[:3] == [
+            "error: engine.step: no backward",
+            "rank 1 on box (pid 101) was the first to say so",
+            "full log: /run/rank1.log",
+        ]
+        assert lines[-1] == last
 
 
 def test_a_word_that_a_rank_left_after_the_stop_does_not_hide_the_signal() -> None:
@@ -149,9 +185,6 @@ def test_ranks_that_never_ran_are_not_counted() -> None:
     assert report.render() == ["error: host box: cannot start: too many open files"]
 
 
-GLOO = WorkerError(message="RuntimeError: [pair.cc:547] Connection closed by peer [::1]:2", traceback="", time_s=9.99)
-
-
 def test_a_rank_that_lost_its_peer_is_not_blamed_though_its_word_came_first() -> None:
     # Rank 1 was killed and rank 0 saw the closed connection, a moment before rank 1 was reaped.
     code, report = judge(
@@ -179,17 +212,59 @@ def test_a_rank_that_returned_0_early_is_named_where_another_lost_its_connection
     code, report = judge(ends, [], None, stopped_at_s=10.2)
     assert code == 1
     assert report is not None
-    assert report.render()[-2:] == ["rank 1 had returned 0 before it", "1 other rank was stopped after it"]
+    assert report.render()[-2:] == ["rank 1 had ended with exit code 0 before it", "1 other rank was stopped after it"]
     # Who failed by itself needs no such explanation.
     _, report = judge([end(0, 3, 10.1), end(1, 0, 9.0)], [], None)
     assert report is not None
     assert report.render()[-1] == "full log: /run/rank0.log"
 
 
+def test_a_rank_that_returned_0_is_named_though_its_peer_saw_the_closed_connection_before_it_was_reaped() -> None:
+    for stopped_at_s, named in ((10.2, True), (10.0, False)):
+        _, report = judge([end(0, 1, 10.1, error=GLOO), end(1, 0, 10.05)], [], None, stopped_at_s=stopped_at_s)
+        assert report is not None
+        assert ("rank 1 had ended with exit code 0 before it" in report.render()) == named
+
+
+def test_a_peer_that_names_the_first_rank_and_the_collective_is_heard_where_torch_names_neither() -> None:
+    alone = "error: rank 0 waited 6 s for rank 1 of this host in all_reduce at step 2"
+    broken = "error: rank 0 waited in all_reduce at step 2: rank 1 says nothing (Connection closed by peer)"
+    for torchs, theirs, last in (
+        (TIMED_OUT, alone, "1 other rank was seen to fail after it"),
+        (TIMED_OUT, broken, "1 other rank failed after it, of the broken connection"),
+        (dataclasses.replace(GLOO, time_s=9.0), broken, "1 other rank failed after it, of the broken connection"),
+    ):
+        word = WorkerError(message=f"{theirs}\nhint: the same calls", traceback="", time_s=9.4, exit_code=1)
+        _, report = judge([end(0, -15, 10.3, error=word), end(1, 1, 10.0, error=torchs)], [], None, stopped_at_s=10.2)
+        assert report is not None
+        assert report.headline().startswith("rank 1 on box")
+        assert report.render()[-6:] == [
+            "full log: /run/rank1.log",
+            "rank 0 says of it:",
+            f"  {theirs}",
+            "  hint: the same calls",
+            "full log: /run/rank0.log",
+            last,
+        ]
+
+
+def test_a_peer_is_not_heard_that_names_another_rank_or_failed_much_later_or_where_the_first_tells_enough() -> None:
+    def witnesses(message: str, time_s: float, first: WorkerError) -> bool:
+        word = WorkerError(message=message, traceback="", time_s=time_s, exit_code=1)
+        _, report = judge([end(0, 1, 20.0, error=word), end(1, 1, 10.0, error=first)], [], None)
+        assert report is not None
+        return report.witness is not None
+
+    assert witnesses("error: rank 0 waited for rank 1", 9.4, TIMED_OUT)
+    assert not witnesses("error: rank 0 waited for rank 12", 9.4, TIMED_OUT)
+    assert not witnesses("error: rank 0 waited for rank 1", 12.0, TIMED_OUT)
+    assert not witnesses("error: rank 0 waited for rank 1", 9.4, dataclasses.replace(TIMED_OUT, message="KeyError: 3"))
+
+
 def test_many_ranks_that_returned_early_are_counted() -> None:
     _, report = judge([end(0, 1, 10.1, error=GLOO), *(end(rank, 0, 9.0) for rank in range(1, 6))], [], None)
     assert report is not None
-    assert report.render()[-1] == "5 ranks had returned 0 before it"
+    assert report.render()[-1] == "5 ranks had ended with exit code 0 before it"
 
 
 def test_a_lost_host_is_the_cause_of_broken_connections_to_it() -> None:

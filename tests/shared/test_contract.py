@@ -91,6 +91,18 @@ def test_a_mistake_in_the_input_is_written_with_its_hint_and_without_a_traceback
     found = read_error_file(path)
     assert found is not None
     assert (found.message, found.traceback) == ("error: nothing to train\nhint: unfreeze", "")
+    assert found.exit_code == ModelError.exit_code == 2
+
+
+def test_an_error_file_says_the_code_that_the_process_would_end_with(tmp_path: Path) -> None:
+    for name, error, code, expected in (
+        ("1", ValueError("x"), None, 1),
+        ("2", InputError("command: cannot run"), 127, 127),
+    ):
+        write_error_file(tmp_path / name, error, exit_code=code)
+        found = read_error_file(tmp_path / name)
+        assert found is not None
+        assert found.exit_code == expected
 
 
 def test_the_first_error_of_a_rank_is_kept(tmp_path: Path) -> None:
