@@ -19,7 +19,7 @@ from dsrun.config.knob import Auto, Choices, Section
 from dsrun.config.provenance import Kind, Source
 from dsrun.config.suggest import suggest_key, suggest_value
 from dsrun.config.tree import Node, Position, join, place_name, printable, show
-from dsrun.config.values import alternatives, choices_of, expectation
+from dsrun.config.values import LARGEST, alternatives, choices_of, expectation, number_of
 
 _MOST_SUGGESTIONS = 20
 
@@ -258,7 +258,11 @@ def _complain(
         child = next(members[key] for key in members if key == name or model.renamed.get(key) == name)
         hint = suggest_value(values[name], choices_of(model.model_fields[name].annotation)) or _see(full)
         build.report.error(
-            Code.BAD_VALUE, full, f"`{full}` is {_shown(child)}; expected {_wanted(model, name)}", child.at, hint
+            Code.BAD_VALUE,
+            full,
+            f"`{full}` is {_shown(child)}; expected {_limited(_wanted(model, name), child)}",
+            child.at,
+            hint,
         )
         return
     said = any(key == full or key.startswith(f"{full}.") for key in build.report.broken_keys)
@@ -279,6 +283,13 @@ def _see(full: str) -> str:
 
 def _wanted(model: type[Section], name: str) -> str:
     return model.knob_of(name).expects or expectation(model.model_fields[name])
+
+
+def _limited(wanted: str, child: Node) -> str:
+    """Adds the bound that all whole numbers have where a value is beyond it; else it only lengthens messages."""
+    number = number_of(child.value)
+    is_number = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+    return f"{wanted}, up to {LARGEST}" if is_number and number > LARGEST and "whole number" in wanted else wanted
 
 
 def _subject(path: str) -> str:

@@ -137,10 +137,13 @@ def _as_number(model: type[Section], name: str, plain: Any) -> int | float | Non
     if not isinstance(plain, (str, float)):
         return None
     annotation = str(model.model_fields[name].rebuild_annotation())
-    if "as_whole" in annotation:
-        number = as_whole(plain)
-    elif "as_real" in annotation and isinstance(plain, str):
-        number = as_real(plain)
-    else:
+    try:
+        if "as_whole" in annotation:
+            number = as_whole(plain)
+        elif "as_real" in annotation and isinstance(plain, str):
+            number = as_real(plain)
+        else:
+            return None
+    except ValueError:  # beyond every number here: it stays as written, for `config check` to refuse
         return None
     return number if isinstance(number, (int, float)) else None

@@ -11,10 +11,12 @@ import annotated_types
 from pydantic import BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
+#: Of whole numbers: what 64 bits hold.
+LARGEST = (1 << 63) - 1
 _NUMBER = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d{1,4})?")
 
 
-def _number_of(value: Any) -> Any:
+def number_of(value: Any) -> Any:
     """Reads numeric text (`"5e8"`, `"2"`); everything else comes back as it is."""
     if isinstance(value, str) and len(value) < 64 and _NUMBER.fullmatch(value.strip()):
         text = value.strip().replace("_", "")
@@ -26,10 +28,10 @@ def as_whole(value: Any) -> Any:
     """Turns integral floats and numeric text into int; a bool is no number."""
     if isinstance(value, bool):
         raise ValueError("a flag is no number")
-    number = _number_of(value)
+    number = number_of(value)
     if isinstance(number, float) and math.isfinite(number) and number.is_integer():
         number = int(number)
-    if isinstance(number, int) and abs(number) >= 1 << 63:
+    if isinstance(number, int) and abs(number) > LARGEST:
         raise ValueError("outside 64 bits")
     return number
 
@@ -38,7 +40,7 @@ def as_real(value: Any) -> Any:
     """Turns ints and numeric text into float; a bool is no number."""
     if isinstance(value, bool):
         raise ValueError("a flag is no number")
-    number = _number_of(value)
+    number = number_of(value)
     if isinstance(number, int):
         try:
             return float(number)
@@ -73,6 +75,8 @@ Count: TypeAlias = Annotated[int, BeforeValidator(as_whole), Field(ge=0)]
 Positive: TypeAlias = Annotated[int, BeforeValidator(as_whole), Field(ge=1)]
 Real: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(allow_inf_nan=False)]
 PositiveNumber: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(gt=0, allow_inf_nan=False)]
+#: What tensors are divided by: it and its reciprocal are ordinary fp32 numbers.
+Divisor: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(ge=1e-37, le=1e37, allow_inf_nan=False)]
 NonNegative: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(ge=0, allow_inf_nan=False)]
 NonPositive: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(le=0, allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(ge=0, le=1, allow_inf_nan=False)]

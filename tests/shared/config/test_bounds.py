@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 import tracemalloc
@@ -102,3 +103,22 @@ def test_thousands_of_unknown_keys_are_all_said(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text('{"bf16": {}, ' + ", ".join(f'"key_{i}": 0' for i in range(3_000)) + "}")
     assert refusal(path).count("is not a key of the config") == 3_000
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("gradient_predivide_factor", 1e300, "a number of at least 1e-37 and at most 1e+37"),
+        ("gradient_predivide_factor", 1e-300, "a number of at least 1e-37 and at most 1e+37"),
+        ("train_batch_size", 10**20, "a whole number of at least 1, up to 9223372036854775807"),
+        ("train_batch_size", -(10**20), "a whole number of at least 1"),
+    ],
+)
+def test_a_number_that_nothing_can_hold_is_refused_with_the_bound(
+    tmp_path: Path, key: str, value: float, expected: str
+) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, key: value}))
+    text = refusal(path)
+    assert f"`{key}` is " in text
+    assert f"; expected {expected}\n" in text + "\n"

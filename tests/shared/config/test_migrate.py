@@ -90,6 +90,10 @@ def test_what_only_the_writer_can_mend_is_left_and_said() -> None:
     ]
 
 
+def test_a_number_beyond_every_whole_one_is_left_as_it_is_written() -> None:
+    assert '"train_batch_size": 9.223372036854776e+18' in migrate({"train_batch_size": float(2**63)}).text
+
+
 def test_a_modern_config_stays_as_it_is() -> None:
     assert migrate({"bf16": {"enabled": True}}).text == '{\n  "bf16": {\n    "enabled": true\n  }\n}\n'
 

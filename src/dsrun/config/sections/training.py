@@ -16,7 +16,7 @@ from dsrun.config.sections.parallel import Compile, ExpertParallel, HybridEngine
 from dsrun.config.sections.precision import Bf16, DataTypes, Fp16, TorchAutocast
 from dsrun.config.sections.scheduler import SchedulerSection
 from dsrun.config.sections.zero import ZeroOptimization
-from dsrun.config.values import Dtype, Flag, NonNegative, Positive, PositiveNumber, as_whole
+from dsrun.config.values import Divisor, Dtype, Flag, NonNegative, Positive, as_whole
 
 _SP = "cut sequences over ranks"
 
@@ -119,7 +119,7 @@ class Training(Section):
         ),
     ] = False
     gradient_predivide_factor: Annotated[
-        PositiveNumber,
+        Divisor,
         knob(
             "Part of the division that comes before the reduction, where `prescale_gradients` is false.",
             users=(1, 1),
