@@ -1,4 +1,4 @@
-"""The engine a training script holds: forward, backward, step, save and load.
+"""The engine a training script holds: forward, backward, step, and the end. What else it offers, it inherits.
 
 It orders its parts and counts; it does not know how any of them works. `initialize` puts the parts together.
 """
@@ -7,44 +7,36 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from dsrun.errors import InputError, ModelError
+from dsrun.errors import ModelError
 
-from ..data.loader import TrainingLoader
-from ..memory.arenas import ArenaReport, OutsideUse
 from ..mesh.groups import leave
 from ..observe.allocation_history import wanted_history
-from ..observe.memory import measure
-from ..observe.memory_report import MemoryReport
 from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
 from ..precision.casting import cast_floating
 from ..zero.partition_parameters import unsettle
 from .answers import Answers
+from .checkpoints import Checkpoints
+from .deepspeed_calls import DeepSpeedCalls
 from .export import WholeWeights
-from .parts import EngineParts
-from .persist import load_engine, save_engine
+from .held import HeldMemory
+from .parts import SCRIPT_PHASE, EngineParts
 from .report import StepReport
-from .resume import choose_checkpoint
 from .state import Counters
 from .step import StepResult, take_step
 from .taken import Taken
 from .wrapping import let_go, note_outcome, take_over
 
-#: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
-SCRIPT_PHASE = "script"
 
-
-class Engine(Answers, WholeWeights):
+class Engine(Answers, WholeWeights, Checkpoints, HeldMemory, DeepSpeedCalls):
     """Trains one model; every rank calls the same methods in the same order.
 
     Attributes that an engine does not have are looked up in the module, as DeepSpeed's engine does.
@@ -293,151 +285,7 @@ class Engine(Answers, WholeWeights):
             hint="call the module itself and not its weight; `zero_optimization.stage` 2 shows which of the two it is",
         )
 
-    # Checkpoints ------------------------------------------------------------------------------------------------------
-
-    def save_checkpoint(
-        self,
-        save_dir: str | Path,
-        tag: str | int | None = None,
-        client_state: Mapping[str, Any] | None = None,
-        save_latest: bool = True,
-        exclude_frozen_parameters: bool = False,
-    ) -> bool:
-        """Saves everything needed to go on, on any number of ranks and at any stage; every rank must call.
-
-        Args:
-            save_dir: checkpoint folder, shared by all ranks.
-            tag: name inside it; `global_step<N>` by default.
-            client_state: JSON values that `load_checkpoint` returns.
-            save_latest: let `latest` name this tag.
-            exclude_frozen_parameters: leave parameters out that are not trained.
-
-        Returns:
-            True.
-
-        Raises:
-            InputError: `save_dir` is empty.
-            CheckpointError: on every rank, if one rank could not save; nothing was published.
-        """
-        if not str(save_dir):
-            raise InputError("save_checkpoint: save_dir is empty", hint="pass the folder to save checkpoints in")
-        self._heartbeat.beat(phase="save checkpoint")
-        save_engine(
-            self._parts,
-            self._counters,
-            Path(save_dir),
-            tag=f"global_step{self.global_steps}" if tag is None else str(tag),
-            client_state=client_state or {},
-            save_latest=save_latest,
-            frozen=not exclude_frozen_parameters,
-        )
-        self._heartbeat.beat(phase=SCRIPT_PHASE)
-        return True
-
-    def load_checkpoint(
-        self,
-        load_dir: str | Path | None = None,
-        tag: str | int | None = None,
-        load_module_strict: bool = True,
-        load_optimizer_states: bool = True,
-        load_lr_scheduler_states: bool = True,
-        load_module_only: bool = False,
-        custom_load_fn: None = None,
-        *,
-        missing_ok: bool = False,
-    ) -> tuple[str | None, dict[str, Any] | None]:
-        """Loads a checkpoint that any number of ranks saved at any stage; every rank must call.
-
-        Args:
-            load_dir: checkpoint folder; may be left out in a job that was started again.
-            tag: name inside it. By default the one that a job which was started again goes on from, if it lies in
-                `load_dir`, else the one that `latest` names.
-            load_module_strict: tensors of the checkpoint that the model does not have are an error.
-            load_optimizer_states: take over optimizer states and hyperparameters.
-            load_lr_scheduler_states: take over the schedule.
-            load_module_only: take over parameters and buffers alone.
-            custom_load_fn: not taken, for it would see a rank's slices.
-            missing_ok: return (None, None) where there is no checkpoint yet, instead of an error.
-
-        Returns:
-            the tag's folder, and the client state it was saved with.
-
-        Raises:
-            InputError: there is nothing to choose by: no `load_dir`, and the job was not started again.
-            CheckpointError: there is none, it is damaged, or it is of another model; nothing was changed then, unless
-                a file turns out damaged while it is read.
-        """
-        if custom_load_fn is not None:
-            raise InputError(
-                "load_checkpoint: custom_load_fn is given, and parameters may lie in slices",
-                hint="read the weights yourself and pass them to engine.load_module_state_dict",
-            )
-        folder = None if load_dir is None else Path(load_dir)
-        target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
-        if target is None:
-            return None, None
-        self._heartbeat.beat(phase="load checkpoint")
-        # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
-        self._parts.hooks.before_step()
-        self._parts.step.reducer.zero()
-        self._micro_steps_done = 0
-        client_state = load_engine(
-            self._parts,
-            self._counters,
-            target,
-            strict=load_module_strict,
-            optimizer=load_optimizer_states and not load_module_only,
-            scheduler=load_lr_scheduler_states and not load_module_only,
-            progress=not load_module_only,
-        )
-        note_outcome(self.optimizer, overflow=False, loss_scale=self._parts.loss_scale.value)
-        self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
-        self._say_where()
-        return str(target), client_state
-
     # The module and its end -------------------------------------------------------------------------------------------
-
-    def model_state_bytes(self) -> int:
-        """Bytes of parameters, gradients, masters and optimizer states that this rank holds now."""
-        units = [*self._parts.step.units, *self._parts.frozen_units]
-        buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.master, u.grad_sum)]
-        buffers += [param.data for param in self.module.parameters() if not param.requires_grad]
-        states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
-        return measure([*buffers, *states])
-
-    def memory_arenas(self) -> ArenaReport:
-        """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.
-
-        What lies outside of them comes with it: frozen parameters and the module's buffers, which are the model's own,
-        and optimizer states that nobody could foresee.
-        """
-        memory = self._parts.memory
-        held = {
-            "frozen parameters": [param for param in self.module.parameters() if not param.requires_grad],
-            "module buffers": list(self.module.buffers()),
-            "other optimizer states": [] if self.optimizer is None else self._parts.step.optimizer.tensors(),
-        }
-        outside = {name: measure(t for t in tensors if not memory.holds(t)) for name, tensors in held.items()}
-        return memory.report([OutsideUse(name, nbytes) for name, nbytes in outside.items() if nbytes])
-
-    def memory_report(self) -> MemoryReport:
-        """Returns what this rank held over the last step that was sampled, its peaks and their owners.
-
-        Steps 1, 2, 3, 10, 100 and so on are sampled, and growth is watched over 50 steps; enters no collective. Its
-        `str` is for a terminal; `save_plot` draws it.
-        """
-        return MemoryReport(
-            samples=self._memory_watch.samples,
-            growths=self._memory_watch.growths,
-            state_predicted_bytes=self._parts.predicted_state_bytes,
-            state_bytes=self.model_state_bytes(),
-        )
-
-    def _memory_kinds(self) -> tuple[tuple[str, int], ...]:
-        """Returns names and bytes of what is held for long."""
-        report = self.memory_arenas()
-        inside = [(use.name, use.reserved_bytes) for use in report.arenas]
-        return (*inside, *((use.name, use.used_bytes) for use in report.outside))
 
     def train(self, mode: bool = True) -> Engine:
         """Switches the module to training."""
@@ -447,79 +295,6 @@ class Engine(Answers, WholeWeights):
     def eval(self) -> Engine:
         """Switches the module to evaluation."""
         return self.train(False)
-
-    def compile(
-        self,
-        backend: str | Callable[..., Any] = "inductor",
-        compile_kwargs: Mapping[str, Any] | None = None,
-        schedule: None = None,
-        compiled_autograd_enabled: bool = False,
-    ) -> None:
-        """Compiles the module's forward, as its own `compile` does. Blocks compiled one by one give fewer graph breaks.
-
-        Args:
-            backend: of torch.compile.
-            compile_kwargs: further arguments of torch.compile.
-            schedule: not taken: there are no passes of DeepSpeed's here.
-            compiled_autograd_enabled: not taken: hooks follow the backward.
-
-        Raises:
-            InputError: an argument that is not taken.
-        """
-        if schedule is not None or compiled_autograd_enabled:
-            raise InputError(
-                f"engine.compile: schedule is {schedule} and compiled_autograd_enabled is {compiled_autograd_enabled}",
-                hint="leave both out",
-            )
-        self.module.compile(backend=backend, **(compile_kwargs or {}))
-        self._is_compiled = True
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether `compile` was called."""
-        return self._is_compiled
-
-    def deepspeed_io(
-        self,
-        dataset: Dataset[Any],
-        batch_size: int | None = None,
-        route: str | None = None,
-        pin_memory: bool = True,
-        data_sampler: None = None,
-        collate_fn: Callable[[list[Any]], Any] | None = None,
-        num_local_io_workers: int | None = None,
-    ) -> TrainingLoader:
-        """Makes a loader of a map-style dataset, as `initialize` does of training_data; the engine does not save it.
-
-        Args:
-            dataset: the same on every rank.
-            batch_size: samples of a rank in a batch; the micro batch by default.
-            route: without effect, for DeepSpeed's calls.
-            pin_memory: without effect.
-            data_sampler: not taken: the loader shares samples out itself.
-            collate_fn: makes a batch of samples.
-            num_local_io_workers: without effect: batches are made in this process.
-
-        Raises:
-            InputError: an argument that is not taken.
-            ModelError: the dataset has no length, or too few samples.
-        """
-        del route, pin_memory, num_local_io_workers
-        if data_sampler is not None:
-            raise InputError(
-                "engine.deepspeed_io: data_sampler is given; the loader shares samples out over the ranks itself",
-                hint="leave it out, or iterate your own DataLoader",
-            )
-        return TrainingLoader(
-            dataset,
-            micro_batch=batch_size or self.train_micro_batch_size_per_gpu(),
-            rank=self._parts.collectives.rank,
-            size=self._parts.collectives.size,
-            collate_fn=collate_fn,
-        )
-
-    def empty_partition_cache(self) -> None:
-        """Does nothing: what is gathered lies in slots of a fixed size, and none of it is kept for later."""
 
     def destroy(self) -> None:
         """Reports the peaks of memory, takes the hooks off the module and leaves its process groups.

@@ -38,10 +38,10 @@ from .arguments import check_parallelism, config_source
 from .comparison import check_same_everywhere
 from .cut import cut_model
 from .distributed import init_distributed
-from .engine import SCRIPT_PHASE, Engine
+from .engine import Engine
 from .opening import open_run, records_path, say_once
 from .optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
-from .parts import EngineParts, Scheduler
+from .parts import SCRIPT_PHASE, EngineParts, Scheduler
 from .step import StepParts
 from .wrapping import check_unwrapped
 

@@ -24,6 +24,9 @@ from ..zero.hooks import UnitHooks
 from ..zero.unit import ParamUnit
 from .step import StepParts
 
+#: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.
+SCRIPT_PHASE = "script"
+
 
 class Scheduler(Protocol):
     """What the engine asks of a learning-rate schedule: torch's, ours or the script's."""

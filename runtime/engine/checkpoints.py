@@ -1,0 +1,129 @@
+"""What an engine offers of checkpoints: which one is meant, what is let go before it is loaded, where a run goes on.
+
+What goes into one, and in which order, is `persist.py`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import optim
+
+from dsrun.errors import InputError
+
+from .parts import SCRIPT_PHASE, EngineParts
+from .persist import load_engine, save_engine
+from .resume import choose_checkpoint
+from .state import Counters
+from .wrapping import note_outcome
+
+
+class Checkpoints:
+    """Saves and loads everything that a run needs to go on; every rank must call each method."""
+
+    _parts: EngineParts
+    _counters: Counters
+    _micro_steps_done: int
+    optimizer: optim.Optimizer | None
+
+    def save_checkpoint(
+        self,
+        save_dir: str | Path,
+        tag: str | int | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        save_latest: bool = True,
+        exclude_frozen_parameters: bool = False,
+    ) -> bool:
+        """Saves everything needed to go on, on any number of ranks and at any stage; every rank must call.
+
+        Args:
+            save_dir: checkpoint folder, shared by all ranks.
+            tag: name inside it; `global_step<N>` by default.
+            client_state: JSON values that `load_checkpoint` returns.
+            save_latest: let `latest` name this tag.
+            exclude_frozen_parameters: leave parameters out that are not trained.
+
+        Returns:
+            True.
+
+        Raises:
+            InputError: `save_dir` is empty.
+            CheckpointError: on every rank, if one rank could not save; nothing was published.
+        """
+        if not str(save_dir):
+            raise InputError("save_checkpoint: save_dir is empty", hint="pass the folder to save checkpoints in")
+        self._parts.heartbeat.beat(phase="save checkpoint")
+        save_engine(
+            self._parts,
+            self._counters,
+            Path(save_dir),
+            tag=f"global_step{self._counters.global_steps}" if tag is None else str(tag),
+            client_state=client_state or {},
+            save_latest=save_latest,
+            frozen=not exclude_frozen_parameters,
+        )
+        self._parts.heartbeat.beat(phase=SCRIPT_PHASE)
+        return True
+
+    def load_checkpoint(
+        self,
+        load_dir: str | Path | None = None,
+        tag: str | int | None = None,
+        load_module_strict: bool = True,
+        load_optimizer_states: bool = True,
+        load_lr_scheduler_states: bool = True,
+        load_module_only: bool = False,
+        custom_load_fn: None = None,
+        *,
+        missing_ok: bool = False,
+    ) -> tuple[str | None, dict[str, Any] | None]:
+        """Loads a checkpoint that any number of ranks saved at any stage; every rank must call.
+
+        Args:
+            load_dir: checkpoint folder; may be left out in a job that was started again.
+            tag: name inside it. By default the one that a job which was started again goes on from, if it lies in
+                `load_dir`, else the one that `latest` names.
+            load_module_strict: tensors of the checkpoint that the model does not have are an error.
+            load_optimizer_states: take over optimizer states and hyperparameters.
+            load_lr_scheduler_states: take over the schedule.
+            load_module_only: take over parameters and buffers alone.
+            custom_load_fn: not taken, for it would see a rank's slices.
+            missing_ok: return (None, None) where there is no checkpoint yet, instead of an error.
+
+        Returns:
+            the tag's folder, and the client state it was saved with.
+
+        Raises:
+            InputError: there is nothing to choose by: no `load_dir`, and the job was not started again.
+            CheckpointError: there is none, it is damaged, or it is of another model; nothing was changed then, unless
+                a file turns out damaged while it is read.
+        """
+        if custom_load_fn is not None:
+            raise InputError(
+                "load_checkpoint: custom_load_fn is given, and parameters may lie in slices",
+                hint="read the weights yourself and pass them to engine.load_module_state_dict",
+            )
+        folder = None if load_dir is None else Path(load_dir)
+        target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
+        if target is None:
+            return None, None
+        self._parts.heartbeat.beat(phase="load checkpoint")
+        # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
+        self._parts.hooks.before_step()
+        self._parts.step.reducer.zero()
+        self._micro_steps_done = 0
+        client_state = load_engine(
+            self._parts,
+            self._counters,
+            target,
+            strict=load_module_strict,
+            optimizer=load_optimizer_states and not load_module_only,
+            scheduler=load_lr_scheduler_states and not load_module_only,
+            progress=not load_module_only,
+        )
+        note_outcome(self.optimizer, overflow=False, loss_scale=self._parts.loss_scale.value)
+        self._parts.heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
+        self._parts.mesh.where.at(self._counters.global_steps + 1, 1)
+        return str(target), client_state

@@ -1,0 +1,62 @@
+"""What an engine holds of its rank's memory, counted and reported. How peaks are found: `observe/memory_watch.py`."""
+
+from __future__ import annotations
+
+from torch import nn, optim
+
+from ..memory.arenas import ArenaReport, OutsideUse
+from ..observe.memory import measure
+from ..observe.memory_report import MemoryReport
+from ..observe.memory_watch import MemoryWatch
+from .parts import EngineParts
+
+
+class HeldMemory:
+    """What an engine says of memory; enters no collective."""
+
+    _parts: EngineParts
+    _memory_watch: MemoryWatch
+    module: nn.Module
+    optimizer: optim.Optimizer | None
+
+    def model_state_bytes(self) -> int:
+        """Bytes of parameters, gradients, masters and optimizer states that this rank holds now."""
+        units = [*self._parts.step.units, *self._parts.frozen_units]
+        buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.master, u.grad_sum)]
+        buffers += [param.data for param in self.module.parameters() if not param.requires_grad]
+        states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
+        return measure([*buffers, *states])
+
+    def memory_arenas(self) -> ArenaReport:
+        """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.
+
+        What lies outside of them comes with it: frozen parameters and the module's buffers, which are the model's own,
+        and optimizer states that nobody could foresee.
+        """
+        memory = self._parts.memory
+        held = {
+            "frozen parameters": [param for param in self.module.parameters() if not param.requires_grad],
+            "module buffers": list(self.module.buffers()),
+            "other optimizer states": [] if self.optimizer is None else self._parts.step.optimizer.tensors(),
+        }
+        outside = {name: measure(t for t in tensors if not memory.holds(t)) for name, tensors in held.items()}
+        return memory.report([OutsideUse(name, nbytes) for name, nbytes in outside.items() if nbytes])
+
+    def memory_report(self) -> MemoryReport:
+        """Returns what this rank held over the last step that was sampled, its peaks and their owners.
+
+        Steps 1, 2, 3, 10, 100 and so on are sampled, and growth is watched over 50 steps; enters no collective. Its
+        `str` is for a terminal; `save_plot` draws it.
+        """
+        return MemoryReport(
+            samples=self._memory_watch.samples,
+            growths=self._memory_watch.growths,
+            state_predicted_bytes=self._parts.predicted_state_bytes,
+            state_bytes=self.model_state_bytes(),
+        )
+
+    def _memory_kinds(self) -> tuple[tuple[str, int], ...]:
+        """Returns names and bytes of what is held for long."""
+        report = self.memory_arenas()
+        inside = [(use.name, use.reserved_bytes) for use in report.arenas]
+        return (*inside, *((use.name, use.used_bytes) for use in report.outside))
