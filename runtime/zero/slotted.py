@@ -19,6 +19,7 @@ from .gather_log import GatherLog
 from .order import EvaluatedOrder, RecordedOrder
 from .partition_parameters import ZeroParamStatus
 from .slots import elements_of, views_of_slots
+from .stale import StaleMarks
 from .unit import ParamUnit
 
 
@@ -125,11 +126,15 @@ class SlottedStore:
             ),
         )
         slots: dict[int, _Slot] = {}
+        whole: dict[int, Tensor] = {}
+        parts_in: dict[int, list[ParamUnit]] = {}
         for cell, number, view in zip(plan.cells, plan.slots.slot_of, memory, strict=True):
             unit = units[cell.unit]
             parts = _parts(unit, trained=cell.trained, frozen=cell.frozen)
             place = _Place(slots.setdefault(number, _Slot(turns=cell.shares)), unit, parts)
             self._places[unit.index] = (*self._places.get(unit.index, ()), place)
+            parts_in.setdefault(number, []).extend(parts)
+            whole[number] = max(whole.get(number, view), view, key=Tensor.numel)
             start = 0
             for part in parts:
                 self._place_of[part.index] = place
@@ -138,6 +143,7 @@ class SlottedStore:
             # A read before the first gather is a parameter used outside its unit's forward: let it show.
             view.fill_(float("nan"))
         self._slots = list(slots.values())
+        self._marks = [(slot, StaleMarks(whole[number], parts_in[number])) for number, slot in slots.items()]
         names = {part.index: part.name for places in self._places.values() for place in places for part in place.parts}
         self._log = GatherLog(names, collectives, first.device)
 
@@ -201,14 +207,22 @@ class SlottedStore:
         return copy
 
     def invalidate(self) -> None:
-        """See `ParamStore`. Starts gathering what stays; that it is waited for is `acquire`'s business."""
+        """See `ParamStore`. What is stale is marked with NaN, see [Note: stale values].
+
+        Starts gathering what stays; that it is waited for is `acquire`'s business."""
         for slot in self._slots:
             assert slot.users == 0, "parameters are in use during a step"
             slot.wait()
-        for place in chain.from_iterable(self._places.values()):
+        places = list(chain.from_iterable(self._places.values()))
+        for place in places:
             slot = place.slot
             if slot.occupant is place.unit:
                 slot.missing = tuple(part for part in place.parts if part.trains or part in slot.missing)
+        for slot, marks in self._marks:
+            valid = () if slot.occupant is None else self._place_in(slot).parts
+            marks.put([part for part in valid if part not in slot.missing])
+        for place in places:
+            slot = place.slot
             if self._stays(place) and not self.poison:
                 slot.occupant, slot.missing = place.unit, place.parts
                 self._gather(slot)
@@ -276,6 +290,10 @@ class SlottedStore:
             slot.pending.append(self._collectives.all_gather(part.flat_param, part.shard, of=part.label))
             self._log.note(part.index)
         slot.missing = ()
+
+    def _place_in(self, slot: _Slot) -> _Place:
+        assert slot.occupant is not None, "an empty slot has no place"
+        return next(place for place in self._places[slot.occupant.index] if place.slot is slot)
 
     def _stays(self, place: _Place) -> bool:
         """Whether a place of a unit with a module is nobody else's."""
