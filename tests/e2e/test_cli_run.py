@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -190,12 +189,8 @@ def test_a_full_disk_behind_stdout_stops_no_rank(folder: Path) -> None:
 
 
 def test_too_few_descriptors_are_told_at_once_and_without_blame_of_ranks(folder: Path) -> None:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limit[1]))
-    try:
-        process = start_dsrun("-q", "-n", "40", "--start", "exec", "show.py", cwd=folder, env=environment(folder))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    words = ("-q", "-n", "40", "--start", "exec", "show.py")
+    process = start_dsrun(*words, cwd=folder, env=environment(folder), before="ulimit -S -n 64")
     # Within the time for which an agent waits for output that may still come.
     _, err = process.communicate(timeout=4)
     assert process.returncode == 74

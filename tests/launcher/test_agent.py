@@ -57,7 +57,16 @@ M = TypeVar("M")
 class Agent:
     """A real agent with this test as its front end."""
 
-    def __init__(self, plan: LaunchPlan, start: Start | None, *, node_rank: int, mark: str, config: str | None) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        start: Start | None,
+        *,
+        node_rank: int,
+        mark: str,
+        config: str | None,
+        group: Path | None,
+    ) -> None:
         self.process = subprocess.Popen(
             isolated_command(sys.executable, "dsrun.launcher.agent", plan.job_id),
             stdin=subprocess.PIPE,
@@ -66,6 +75,9 @@ class Agent:
         )
         self._reader = FrameReader()
         self._messages: list[Message] = []
+        if group is not None:
+            # Before it hears of its job, at which it looks where it is.
+            (group / "cgroup.procs").write_text(str(self.process.pid))
         if start is None:
             # No test says often that it lives; those that are about it set a lease of their own.
             lease_s = 600.0 if plan.lease_s == DEFAULT_LEASE_S else plan.lease_s
@@ -122,10 +134,11 @@ def agent_for(
     node_rank: int = 0,
     apart: bool = False,
     config: str | None = None,
+    group: Path | None = None,
 ) -> Generator[Agent]:
-    """Runs an agent; `apart` is one on a host that does not see the front end's folder."""
+    """Runs an agent, in a control group; `apart` is one on a host that does not see the front end's folder."""
     with marked(plan.run_dir) as mark:
-        agent = Agent(plan, start, node_rank=node_rank, mark="" if apart else mark, config=config)
+        agent = Agent(plan, start, node_rank=node_rank, mark="" if apart else mark, config=config, group=group)
         try:
             yield agent
             assert agent.process.wait(20) is not None
@@ -667,9 +680,7 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_one_that_
         f"while not os.path.exists({str(tmp_path / 'go')!r} + os.environ['RANK']): time.sleep(0.01)\n"
         "os.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '0' else b'x' * (1 << 30)\n"
     )
-    with memory_group(256 << 20) as group, agent_for(script_plan(tmp_path, source)) as agent:
-        # Its ranks come after it, as they are started by what it starts.
-        (group / "cgroup.procs").write_text(str(agent.process.pid))
+    with memory_group(256 << 20) as group, agent_for(script_plan(tmp_path, source), group=group) as agent:
         agent.until_ready(2)
         (tmp_path / "go0").touch()
         killed = agent.until(Exit)

@@ -49,11 +49,24 @@ def clean_environment(**changes: str) -> dict[str, str]:
 
 
 def start_dsrun(
-    *args: str | bytes, cwd: Path, env: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
+    *args: str | bytes,
+    cwd: Path,
+    env: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
+    before: str = "",
 ) -> subprocess.Popen[bytes]:
-    """Starts `dsrun` in a session of its own, as a terminal would, with both streams on pipes."""
+    """Starts `dsrun` in a session of its own, as a terminal would, with both streams on pipes.
+
+    Args:
+        *args: its words.
+        cwd: its folder.
+        env: its environment; None: this process's without what would change its answers.
+        stdin: as of `subprocess.Popen`.
+        before: a shell's command to run before it, in its process.
+    """
+    shell = ["sh", "-c", f'{before} && exec "$@"', "sh"] if before else []
     return subprocess.Popen(
-        [sys.executable, "-m", "dsrun", *args],
+        [*shell, sys.executable, "-m", "dsrun", *args],
         cwd=cwd,
         env=clean_environment() if env is None else dict(env),
         stdin=stdin,
