@@ -124,7 +124,7 @@ def test_nothing_is_held_between_steps_that_the_report_does_not_tell(
     train(engine, range(2), samples=2)
     report = engine.memory_arenas()
     sum_of_losses = 8
-    in_slots = [unit for unit in engine._parts.step.units if unit.module is not None and stage == 3]
+    in_slots = engine._parts.step.units if stage == 3 else ()
     places = {param.data_ptr() for unit in in_slots for param in unit.params}
     places_of_marks = 8 * len(places)  # where values are that a step makes stale
     told = report.reserved_bytes + sum(use.used_bytes for use in report.outside) + sum_of_losses + places_of_marks
