@@ -30,6 +30,31 @@ class Trainer(Protocol):
         ...
 
 
+class EngineTrainer:
+    """A `Trainer` over an engine with DeepSpeed's calls.
+
+    Args:
+        engine: called for the loss, with `backward` and `step`.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def forward_backward(self, batch: Tensor) -> float:
+        """See `Trainer`."""
+        loss = self._engine(batch)
+        self._engine.backward(loss)
+        return float(loss.detach())
+
+    def update(self) -> None:
+        """See `Trainer`."""
+        self._engine.step()
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """See `Trainer`: it does not count."""
+        return {}
+
+
 def prepare(job: Job) -> None:
     """Imports all that a contender needs (its `NEEDS`), so that imports are in no figure.
 

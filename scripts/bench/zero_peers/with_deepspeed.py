@@ -5,40 +5,17 @@ Its own CPU optimizer would be compiled here; torch's is the same arithmetic as 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from .contender import CLIPPING, LEARNING_RATE
+from .contender import CLIPPING, LEARNING_RATE, EngineTrainer
 from .job import Job
 
 #: See `contender.prepare`.
 NEEDS: tuple[str, ...] = ("deepspeed",)
 
 
-class Engine:
-    """See `contender.Trainer`."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def forward_backward(self, batch: Tensor) -> float:
-        """See `Trainer`."""
-        loss = self._engine(batch)
-        self._engine.backward(loss)
-        return float(loss.detach())
-
-    def update(self) -> None:
-        """See `Trainer`."""
-        self._engine.step()
-
-    def traffic(self) -> dict[str, dict[str, int]]:
-        """See `Trainer`."""
-        return {}
-
-
-def build(model: nn.Module, job: Job, rank: int) -> Engine:
+def build(model: nn.Module, job: Job, rank: int) -> EngineTrainer:
     """See `contender.build`."""
     import deepspeed  # pyright: ignore[reportMissingImports]
 
@@ -51,4 +28,4 @@ def build(model: nn.Module, job: Job, rank: int) -> Engine:
     }
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.01, fused=True)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config, dist_init_required=True)
-    return Engine(engine)
+    return EngineTrainer(engine)

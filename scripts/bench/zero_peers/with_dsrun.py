@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from .contender import CLIPPING, LEARNING_RATE
+from .contender import CLIPPING, LEARNING_RATE, EngineTrainer
 from .job import Job
 
 #: See `contender.prepare`.
@@ -25,21 +25,8 @@ def config_of(job: Job) -> dict[str, Any]:
     }
 
 
-class Engine:
-    """See `contender.Trainer`."""
-
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
-
-    def forward_backward(self, batch: Tensor) -> float:
-        """See `Trainer`."""
-        loss = self._engine(batch)
-        self._engine.backward(loss)
-        return float(loss.detach())
-
-    def update(self) -> None:
-        """See `Trainer`."""
-        self._engine.step()
+class Engine(EngineTrainer):
+    """dsrun counts what its collectives move."""
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """See `Trainer`: the axis' own counters, and the elements of all units, which theory needs."""
