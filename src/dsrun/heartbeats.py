@@ -5,7 +5,9 @@ bytes of a slot; does not judge who hangs.
 
 [Note: heartbeat table] The table is an anonymous file (memfd) of the agent. Ranks open it through the agent's /proc
 entry, whose path is in DSRUN_HEARTBEAT, so it leaves nothing behind however the job ends. A slot is written by its
-rank alone; the sequence number is odd while it is being written, and a reader that sees it odd or changed reads again.
+rank alone and holds two beats: the newest, where the count of beats is even or odd as its place is, and the one that is
+being written. A rank that is stopped in the middle of a beat leaves the newest whole; a reader reads again only if the
+rank has beaten while it read.
 """
 
 from __future__ import annotations
@@ -20,11 +22,12 @@ from dataclasses import dataclass
 from dsrun.contract import HEARTBEAT_ENV
 
 #: Bytes of a slot; the slot of local rank r begins at r times this.
-SLOT_BYTES = 256
-# sequence, beats, step, time, waited seconds, collectives entered, phase, collective.
-_SLOT = struct.Struct("<QQqddQ48s112s")
+SLOT_BYTES = 512
+# Native, so that it is read in one piece.
+_COUNT = struct.Struct("@Q")
+# step, time, waited seconds, collectives entered, phase, collective.
+_BEAT = struct.Struct("<qddQ48s112s")
 _NO_STEP = -1
-_READ_TRIES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +73,14 @@ class HeartbeatTable:
     def read(self, slot: int) -> Beat | None:
         """Returns what the rank said last; None if it never has."""
         memory, offset = self._memory, slot * SLOT_BYTES
-        values = _SLOT.unpack_from(memory, offset)
-        for _ in range(_READ_TRIES):
-            if values[0] % 2 == 0 and values[:1] == struct.unpack_from("<Q", memory, offset):
-                break
-            values = _SLOT.unpack_from(memory, offset)
-        # A rank that was stopped in the middle of a beat leaves it odd for ever: then this is as good as it gets.
-        _, beats, step, time_s, waited_s, collectives, phase, collective = values
+        (beats,) = _COUNT.unpack_from(memory, offset)
+        values = _BEAT.unpack_from(memory, offset + _place(beats))
+        while (newest := _COUNT.unpack_from(memory, offset)[0]) != beats:
+            beats = newest
+            values = _BEAT.unpack_from(memory, offset + _place(beats))
         if beats == 0:
             return None
+        step, time_s, waited_s, collectives, phase, collective = values
         return Beat(
             beats=beats,
             step=None if step == _NO_STEP else step,
@@ -112,7 +114,6 @@ class HeartbeatWriter:
         self._offset = 0 if path is None else slot * SLOT_BYTES
         if self._offset + SLOT_BYTES > len(self._memory):
             raise ValueError(f"heartbeat table {path}: no slot {slot} in {len(self._memory)} bytes")
-        self._sequence = 0
         self._beats = 0
         self._step = _NO_STEP
         self._waited_s = 0.0
@@ -148,21 +149,12 @@ class HeartbeatWriter:
     def _write(self) -> None:
         self._beats += 1
         memory, offset = self._memory, self._offset
-        struct.pack_into("<Q", memory, offset, self._sequence + 1)
-        self._sequence += 2
-        slot = _SLOT.pack(
-            self._sequence,
-            self._beats,
-            self._step,
-            time.monotonic(),
-            self._waited_s,
-            self._collectives,
-            self._phase,
-            self._collective,
+        beat = offset + _place(self._beats)
+        memory[beat : beat + _BEAT.size] = _BEAT.pack(
+            self._step, time.monotonic(), self._waited_s, self._collectives, self._phase, self._collective
         )
-        # All but the sequence first: it says that the rest is whole.
-        memory[offset + 8 : offset + _SLOT.size] = slot[8:]
-        memory[offset : offset + 8] = slot[:8]
+        # The count last, and by assignment: `pack_into` would show a reader zeros for a moment.
+        memory[offset : offset + _COUNT.size] = _COUNT.pack(self._beats)
 
 
 def writer_from_env(environ: Mapping[str, str] | None = None) -> HeartbeatWriter:
@@ -201,6 +193,11 @@ def heartbeat(step: int | None = None, phase: str | None = None) -> None:
         phase: what the rank does now, like `evaluate`; at most 48 bytes are kept. None keeps what was said before.
     """
     process_writer().beat(step, phase)
+
+
+def _place(beats: int) -> int:
+    """Returns where in its slot beat number `beats` lies, in bytes."""
+    return _COUNT.size + beats % 2 * _BEAT.size
 
 
 def _map(path: str) -> mmap.mmap:
