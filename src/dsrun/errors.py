@@ -9,7 +9,8 @@
     |-- LaunchError            exit 1   a host, agent or worker could not be started
     |   `-- PreflightError     exit 75  hosts are not fit for the job; none of it was started
     |-- LayoutError            exit 1   sizes that do not divide or boxes that do not fit
-    `-- CheckpointError        exit 1   a checkpoint that cannot be written or read
+    |-- CheckpointError        exit 1   a checkpoint that cannot be written or read
+    `-- OffloadError           exit 1   what was put away off the device cannot be, or is not there any more
 
 One error may carry several problems, so that a user sees all of them at once.
 """
@@ -109,3 +110,7 @@ class LayoutError(DsrunError):
 
 class CheckpointError(DsrunError):
     """A checkpoint cannot be written or read."""
+
+
+class OffloadError(DsrunError):
+    """What was put away in host memory or on a disk cannot be put there, or does not come back as it was."""
