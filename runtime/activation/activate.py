@@ -12,10 +12,10 @@ from dsrun.errors import ModelError
 from dsrun.units import format_bytes
 
 from ..compat import compiler_memory_budget, is_compiled
+from ..memory.bus import instant_bus_for
 from ..stacks import Stack
 from .blocks import BlockHooks, choose_stacks
 from .budget import Solution
-from .copier import copier_for
 from .host_ring import HostRing
 from .keeping import AsItIs, Keeper
 from .measured import solve_measured
@@ -168,7 +168,7 @@ class Activations:
 
     def _keepers(self) -> dict[Treatment, Keeper]:
         return {
-            Treatment.MOVE: OnItsDevice(lambda device: HostRing(device, copier_for(device))),
+            Treatment.MOVE: OnItsDevice(lambda device: HostRing(device, instant_bus_for(device))),
             Treatment.PACK: Packed(AsItIs()),
         }
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..memory.arena import Arena
-from .copier import Copier
+from ..memory.bus import Bus, Event
 from .flat import Form, as_line
 from .keeping import Ticket
 
@@ -33,7 +32,7 @@ class _Leaving:
     serial: int
     line_N: Tensor
     version: int
-    event: Any
+    event: Event
 
 
 class HostRing:
@@ -41,12 +40,12 @@ class HostRing:
 
     Args:
         device: where the tensors come from; elsewhere they are kept as they are told.
-        copier: between that device and the host.
+        bus: between that device and the host.
     """
 
-    def __init__(self, device: torch.device, copier: Copier) -> None:
+    def __init__(self, device: torch.device, bus: Bus) -> None:
         self._device = device
-        self._copier = copier
+        self._bus = bus
         pinned = device.type != "cpu"
         self._arena = Arena(
             "activations in host memory",
@@ -72,17 +71,17 @@ class HostRing:
         """See `Keeper`."""
         assert tensor.device == self._device, f"{tensor.device} is not the ring's {self._device}"
         if not self._out and self._arena.use().reserved_bytes:
-            self._copier.finish()
+            self._bus.finish()
             self._arena.compact()  # after the first step: one block of many
         line_N, form = as_line(tensor)
         memory = self._arena.take(form.nbytes)
         slot_N = memory.view(form.dtype)
-        event = self._copier.start_out(line_N, slot_N)
+        event = self._bus.start_out(line_N, slot_N, kind="activations")
         serial = self._serial
         self._serial += 1
         self._leaving.append(_Leaving(serial, line_N, line_N._version, event))
         while len(self._leaving) > IN_FLIGHT:
-            self._copier.wait(self._leaving.popleft().event)
+            self._bus.wait(self._leaving.popleft().event)
         ticket = _Slot(self, serial, memory, slot_N, form)
         self._out[serial] = weakref.ref(ticket)
         return ticket
@@ -94,16 +93,19 @@ class HostRing:
                 return leaving.line_N
         return None
 
-    def start_back(self, slot_N: Tensor) -> tuple[Tensor, Any]:
-        """Starts to bring a slot back."""
+    def start_back(self, serial: int, slot_N: Tensor) -> tuple[Tensor, Event]:
+        """Starts to bring a slot back: the new tensor, and what to wait for before it is read."""
+        for leaving in self._leaving:
+            if leaving.serial == serial:  # it has changed since, so what was put must be there before it comes back
+                self._bus.wait(leaving.event)
         self._arriving_bytes += slot_N.nbytes
-        return self._copier.start_back(slot_N)
+        arriving_N = torch.empty_like(slot_N, device=self._device)
+        return arriving_N, self._bus.start_back(slot_N, arriving_N, kind="activations")
 
-    def arrived(self, line_N: Tensor, event: Any) -> None:
+    def arrived(self, line_N: Tensor, event: Event) -> None:
         """What was on its way in is the taker's now."""
         self._arriving_bytes -= line_N.nbytes
-        if event is not None:
-            self._copier.wait(event)
+        self._bus.wait(event)
 
     def prefetch_before(self, serial: int) -> None:
         """Starts to bring back what was put before."""
@@ -116,8 +118,7 @@ class HostRing:
         """A ticket is gone: its slot is free for what is put later, which is copied after whatever it waits for."""
         del self._out[serial]
         for leaving in [leaving for leaving in self._leaving if leaving.serial == serial]:
-            if leaving.event is not None:
-                self._copier.wait(leaving.event)
+            self._bus.wait(leaving.event)
             self._leaving.remove(leaving)
         self._arena.give_back(memory)
 
@@ -131,7 +132,7 @@ class _Slot:
         self._memory = memory
         self._slot_N = slot_N
         self._form = form
-        self._arriving: tuple[Tensor, Any] | None = None
+        self._arriving: tuple[Tensor, Event] | None = None
 
     def __del__(self) -> None:
         if self._arriving is not None:
@@ -141,7 +142,7 @@ class _Slot:
     def take(self) -> Tensor:
         line_N = self._ring.still_here(self._serial)
         if line_N is None:
-            line_N, event = self._arriving or self._ring.start_back(self._slot_N)
+            line_N, event = self._arriving or self._ring.start_back(self._serial, self._slot_N)
             self._arriving = None
             self._ring.arrived(line_N, event)
         self._ring.prefetch_before(self._serial)
@@ -150,4 +151,4 @@ class _Slot:
     def prefetch(self) -> None:
         """Starts to come back, unless that has happened or it is there."""
         if self._arriving is None and self._ring.still_here(self._serial) is None:
-            self._arriving = self._ring.start_back(self._slot_N)
+            self._arriving = self._ring.start_back(self._serial, self._slot_N)

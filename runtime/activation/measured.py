@@ -19,8 +19,8 @@ import torch
 from dsrun.errors import ModelError
 from dsrun.units import format_bytes
 
+from ..memory.bus import instant_bus_for
 from .budget import BlockCosts, Cost, Solution, least_bytes, solve
-from .copier import copier_for
 from .packing import pack, packed_bytes, unpack
 from .policy import Treatment
 from .profile import CallFigures
@@ -80,13 +80,13 @@ def block_costs(figures: CallFigures, *, move_s: float | None, pack_s: float | N
 def _seconds_per_byte(device: torch.device) -> tuple[float, float]:
     """Measures (copying to the host and back, packing and unpacking), in seconds a byte of bf16."""
     probe = torch.zeros(_PROBE_BYTES // 2, dtype=torch.bfloat16, device=device)
-    copier = copier_for(device)
+    bus = instant_bus_for(device)
     slot = torch.zeros(probe.shape, dtype=probe.dtype, pin_memory=device.type != "cpu")
 
     def move() -> None:
-        copier.start_out(probe, slot)
-        copier.start_back(slot)
-        copier.finish()
+        bus.wait(bus.start_out(probe, slot, kind="activations"))
+        bus.start_back(slot, probe, kind="activations")
+        bus.finish()
 
     def pack_and_unpack() -> None:
         unpack(*pack(probe), probe.dtype)

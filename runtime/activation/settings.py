@@ -11,9 +11,9 @@ from dsrun.config.activation_rules import clashes
 from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.errors import ConfigError, Problem
 
+from ..memory.bus import instant_bus_for
 from ..mesh.collectives import Collectives
 from .contiguous import Contiguous
-from .copier import copier_for
 from .host_ring import HostRing
 from .keeping import AsItIs, Keeper, KeptOnce, Ticket
 from .packing import Packed
@@ -44,7 +44,7 @@ def keeper_of_inputs(section: ActivationCheckpointing, axis: Collectives | None)
         axis: ranks that hold the same activations, where they are cut.
     """
     if section.cpu_checkpointing:
-        keeper: Keeper = OnItsDevice(lambda device: HostRing(device, copier_for(device)))
+        keeper: Keeper = OnItsDevice(lambda device: HostRing(device, instant_bus_for(device)))
     elif section.contiguous_memory_optimization:
         assert section.number_checkpoints is not None, "checked with the section"
         keeper = Contiguous(section.number_checkpoints)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsrun.runtime.activation.copier import HostCopier
 from dsrun.runtime.activation.host_ring import IN_FLIGHT, HostRing
+from dsrun.runtime.memory.bus import InstantBus
 
 CPU = torch.device("cpu")
 NUMEL = 1024
@@ -17,20 +17,20 @@ def tensors(count: int) -> list[Tensor]:
     return [torch.full((NUMEL,), float(i)) for i in range(count)]
 
 
-def make() -> tuple[HostRing, HostCopier]:
-    copier = HostCopier()
-    return HostRing(CPU, copier), copier
+def make() -> tuple[HostRing, InstantBus]:
+    bus = InstantBus()
+    return HostRing(CPU, bus), bus
 
 
 def test_all_leave_and_all_but_the_last_come_back_one_ahead() -> None:
-    ring, copier = make()
+    ring, bus = make()
     tickets = [ring.put(tensor) for tensor in tensors(6)]
-    assert (copier.counts.out, copier.counts.out_bytes) == (6, 6 * NUMEL * 4)
+    assert (bus.counts.out["activations"].calls, bus.counts.out_bytes) == (6, 6 * NUMEL * 4)
     assert ring.device_bytes == IN_FLIGHT * NUMEL * 4
     backs: list[int] = []
     for i in range(5, -1, -1):
         assert torch.equal(tickets[i].take(), torch.full((NUMEL,), float(i)))
-        backs.append(copier.counts.back)
+        backs.append(bus.counts.back["activations"].calls)
         tickets.pop()
     # 5 and 4 have not left; from 4 on, each take starts the copy of the one before it.
     assert backs == [0, 1, 2, 3, 4, 4]

@@ -1,0 +1,344 @@
+"""The bus between a device and its host's memory: copies that run beside computation, counted by what they carry.
+
+Only starts copies and orders what comes after them; whose memory it is, and when it is wanted, their owners know.
+
+[Note: the bus]
+Each way has a lane of its own, because a bus carries both ways at once: a stream on an accelerator, and a thread where
+the device is the CPU itself. There "device" and "host" are two pools of the same memory, and the copies between them
+keep the schedule of an accelerator, so that it can be tested. Copies of one lane run in the order in which they were
+started; between lanes only events tell what comes first.
+
+Autograd is told nothing: a copy changes no version of the tensor it writes, as a kernel that fills a slot does not.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+#: What a copy carries.
+Kind = Literal["gradients", "parameters", "states", "activations"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(slots=True)
+class Moved:
+    """Copies one way: how many, and their bytes."""
+
+    calls: int = 0
+    nbytes: int = 0
+
+
+def _nothing_moved() -> dict[Kind, Moved]:
+    return {kind: Moved() for kind in KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class BusCounts:
+    """What was copied since the beginning, by kind; counted when a copy starts."""
+
+    out: dict[Kind, Moved] = field(default_factory=_nothing_moved)
+    back: dict[Kind, Moved] = field(default_factory=_nothing_moved)
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of all kinds that left the device."""
+        return sum(moved.nbytes for moved in self.out.values())
+
+    @property
+    def back_bytes(self) -> int:
+        """Bytes of all kinds that came to the device."""
+        return sum(moved.nbytes for moved in self.back.values())
+
+
+class Event(Protocol):
+    """The end of one copy; a `torch.cuda.Event` is one."""
+
+    def query(self) -> bool:
+        """Whether the copy is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits on the host until the copy is done, for who reads or overwrites the host's side of it."""
+        ...
+
+
+class Bus(Protocol):
+    """Copies between one device and its host's memory, see [Note: the bus]. May be used from several threads."""
+
+    @property
+    def counts(self) -> BusCounts:
+        """What was copied so far."""
+        ...
+
+    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind) -> Event:
+        """Starts a copy to host memory, after all that the current stream has been given.
+
+        Args:
+            source_N: on the device, [N], contiguous; lives, and stays what it is, until the event has been waited for.
+            host_N: of host memory, [N], same dtype: a bus converts nothing.
+            kind: what the elements are.
+        """
+        ...
+
+    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind) -> Event:
+        """Starts a copy to the device, after all that the current stream has been given.
+
+        Args:
+            host_N: of host memory, [N], contiguous; stays what it is until the event is done.
+            target_N: on the device, [N], same dtype; allocated before the call, read after `wait`.
+            kind: what the elements are.
+        """
+        ...
+
+    def wait(self, event: Event) -> None:
+        """What the current stream is given from now on runs after the copy; an accelerator's host does not stop."""
+        ...
+
+    def finish(self) -> None:
+        """Waits on the host for all copies that were started."""
+        ...
+
+
+#: Called in a lane's thread with the bytes of each copy before it is done: holds it up as long as a bus would take.
+Pace = Callable[[int], None]
+
+
+class SteadyPace:
+    """The pace of a link of so many bytes a second, which carries one copy after the other.
+
+    Args:
+        bytes_per_s: of the link, one way.
+        clock: seconds now.
+        sleep: waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        bytes_per_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._clock = clock
+        self._sleep = sleep
+        self._free_at_s = clock()
+
+    def __call__(self, nbytes: int) -> None:
+        """Returns when the link has carried `nbytes` more."""
+        self._free_at_s = max(self._clock(), self._free_at_s) + nbytes / self._bytes_per_s
+        rest_s = self._free_at_s - self._clock()
+        if rest_s > 0:
+            self._sleep(rest_s)
+
+
+class InstantBus:
+    """Where the device is the CPU and nothing is to overlap: each copy is done when its start returns."""
+
+    def __init__(self) -> None:
+        self._counter = _Counter()
+
+    @property
+    def counts(self) -> BusCounts:
+        """See `Bus`."""
+        return self._counter.counts
+
+    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind) -> Event:
+        """See `Bus`."""
+        _copy(*self._counter.out(source_N, host_N, kind))
+        return _DONE
+
+    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind) -> Event:
+        """See `Bus`."""
+        _copy(*self._counter.back(host_N, target_N, kind))
+        return _DONE
+
+    def wait(self, event: Event) -> None:
+        """See `Bus`."""
+
+    def finish(self) -> None:
+        """See `Bus`."""
+
+
+class ThreadBus:
+    """Where the device is the CPU: a thread each way, which begins with the first copy and ends with the bus.
+
+    Args:
+        out_pace: holds up copies to the host.
+        back_pace: holds up copies to the device.
+    """
+
+    def __init__(self, *, out_pace: Pace | None = None, back_pace: Pace | None = None) -> None:
+        self._counter = _Counter()
+        self._out = _Lane("bus-out", out_pace)
+        self._back = _Lane("bus-back", back_pace)
+
+    @property
+    def counts(self) -> BusCounts:
+        """See `Bus`."""
+        return self._counter.counts
+
+    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind) -> Event:
+        """See `Bus`."""
+        return self._out.start(*self._counter.out(source_N, host_N, kind))
+
+    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind) -> Event:
+        """See `Bus`."""
+        return self._back.start(*self._counter.back(host_N, target_N, kind))
+
+    def wait(self, event: Event) -> None:
+        """See `Bus`; the CPU's stream is the thread that calls."""
+        event.synchronize()
+
+    def finish(self) -> None:
+        """See `Bus`."""
+        self._out.finish()
+        self._back.finish()
+
+
+class StreamBus:
+    """Copies on two streams of an accelerator, one each way.
+
+    Memory is allocated and freed on the compute stream alone: a tensor that a copy reads is let go after the compute
+    stream waits for the copy, and one that a copy writes is allocated before the copy stream waits for the compute
+    stream. So the allocator's own order holds, without `record_stream`, whose frees come too late to plan with.
+
+    Args:
+        device: the accelerator.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._counter = _Counter()
+        self._device = device
+        self._module: Any = torch.get_device_module(device)
+        self._out: Any = self._module.Stream(device=device)
+        self._back: Any = self._module.Stream(device=device)
+
+    @property
+    def counts(self) -> BusCounts:
+        """See `Bus`."""
+        return self._counter.counts
+
+    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind) -> Event:
+        """See `Bus`."""
+        return self._start(self._out, *self._counter.out(source_N, host_N, kind))
+
+    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind) -> Event:
+        """See `Bus`."""
+        return self._start(self._back, *self._counter.back(host_N, target_N, kind))
+
+    def wait(self, event: Event) -> None:
+        """See `Bus`."""
+        self._module.current_stream(self._device).wait_event(event)
+
+    def finish(self) -> None:
+        """See `Bus`."""
+        self._out.synchronize()
+        self._back.synchronize()
+
+    def _start(self, lane: Any, source_N: Tensor, target_N: Tensor) -> Any:
+        lane.wait_stream(self._module.current_stream(self._device))
+        with self._module.stream(lane):
+            target_N.copy_(source_N, non_blocking=True)
+        return lane.record_event()
+
+
+def bus_for(device: torch.device) -> Bus:
+    """Returns the bus of a device, on which copies overlap with what the device computes."""
+    return ThreadBus() if device.type == "cpu" else StreamBus(device)
+
+
+def instant_bus_for(device: torch.device) -> Bus:
+    """Returns the bus of a device; where that is the CPU, one whose copies are done at once.
+
+    For who puts out small tensors that others may write to meanwhile: without a second memory there is nothing to gain
+    from a thread.
+    """
+    return InstantBus() if device.type == "cpu" else StreamBus(device)
+
+
+class _Lane:
+    """One way of a `ThreadBus`."""
+
+    def __init__(self, name: str, pace: Pace | None) -> None:
+        self._pace = pace
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
+        self._last: _Copy | None = None
+
+    def start(self, source_N: Tensor, target_N: Tensor) -> Event:
+        self._last = _Copy(self._thread.submit(_paced_copy, source_N, target_N, self._pace))
+        return self._last
+
+    def finish(self) -> None:
+        if self._last is not None:
+            self._last.synchronize()
+
+
+class _Copy:
+    """A copy of a lane; an error of its pace is raised to who waits for it."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, future: Future[None]) -> None:
+        self._future = future
+
+    def query(self) -> bool:
+        return self._future.done()
+
+    def synchronize(self) -> None:
+        self._future.result()
+
+
+class _Done:
+    """A copy that was done when it started."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        return
+
+
+_DONE = _Done()
+
+
+class _Counter:
+    """Counts of several threads; passes on what is to be copied as tensors whose versions are their own."""
+
+    def __init__(self) -> None:
+        self.counts = BusCounts()
+        self._lock = threading.Lock()
+
+    def out(self, source_N: Tensor, host_N: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+        return self._count(self.counts.out[kind], source_N, host_N)
+
+    def back(self, host_N: Tensor, target_N: Tensor, kind: Kind) -> tuple[Tensor, Tensor]:
+        return self._count(self.counts.back[kind], host_N, target_N)
+
+    def _count(self, moved: Moved, source_N: Tensor, target_N: Tensor) -> tuple[Tensor, Tensor]:
+        assert (source_N.dtype, source_N.shape) == (target_N.dtype, target_N.shape), (
+            f"a bus carries elements as they are: {source_N.dtype} {tuple(source_N.shape)} to "
+            f"{target_N.dtype} {tuple(target_N.shape)}"
+        )
+        with self._lock:
+            moved.calls += 1
+            moved.nbytes += source_N.nbytes
+        return source_N.data, target_N.data
+
+
+def _paced_copy(source_N: Tensor, target_N: Tensor, pace: Pace | None) -> None:
+    if pace is not None:
+        pace(source_N.nbytes)
+    _copy(source_N, target_N)
+
+
+def _copy(source_N: Tensor, target_N: Tensor) -> None:
+    target_N.copy_(source_N)
