@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ __all__ = [
     "compiler_memory_budget",
     "foreach_mul",
     "foreach_zero",
+    "fused_adam",
     "in_backward",
     "is_compiled",
     "memory_trace",
@@ -69,6 +70,39 @@ def foreach_zero(tensors: Sequence[Tensor]) -> None:
     """Fills tensors with zeros; on CUDA in a few launches for all of them."""
     if tensors:
         torch._foreach_zero_(tensors)  # pyright: ignore
+
+
+def fused_adam(
+    param_N: Tensor, grad_N: Tensor, states_N: Sequence[Tensor], count: Tensor, options: Mapping[str, Any]
+) -> None:
+    """Takes one step of Adam or AdamW on one leaf by torch's fused kernel, as `torch.optim.Adam(fused=True)` calls it.
+
+    Args:
+        param_N: updated in place.
+        grad_N: of the dtype of `param_N`; left as it is.
+        states_N: running means of gradient and of its square and, with amsgrad, the largest of those; updated in place.
+        count: fp32, of the steps, this one among them.
+        options: of the group.
+    """
+    kernel: Any = torch._fused_adamw_ if options["decoupled_weight_decay"] else torch._fused_adam_  # pyright: ignore
+    beta1, beta2 = options["betas"]
+    kernel(
+        [param_N],
+        [grad_N],
+        [states_N[0]],
+        [states_N[1]],
+        list(states_N[2:]),
+        [count],
+        amsgrad=options["amsgrad"],
+        lr=options["lr"],
+        beta1=float(beta1),
+        beta2=float(beta2),
+        weight_decay=options["weight_decay"],
+        eps=options["eps"],
+        maximize=options["maximize"],
+        grad_scale=None,
+        found_inf=None,
+    )
 
 
 def in_backward() -> bool:

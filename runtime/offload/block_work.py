@@ -1,0 +1,60 @@
+"""One range to step on the host, and who can: the types in which the step and its driver meet.
+
+No arithmetic, and nothing of where ranges come from or when they are stepped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class RangeWork:
+    """One step of one range: consecutive elements of one optimizer group, all in host memory, all flat and contiguous.
+
+    `states` and `scalars` together are what the optimizer keeps for the range in its `state`, by torch's names.
+
+    Attributes:
+        master_N: fp32, [N]; updated in place.
+        grads_N: fp32, bf16 or fp16, [N], summed over ranks and micro batches; left as they are.
+        states: one value an element, [N] each; updated in place. Those that the first step makes are added.
+        scalars: all other state (the count of steps); entries are replaced or updated in place.
+        options: of the group as they stand when the step begins (lr, betas, ...); the same for all ranges of a step.
+        grad_scale: gradients are multiplied by it first, in fp32: the clip coefficient over the loss scale.
+        params_out_N: compute dtype, [N]: the new masters, rounded; None: nobody wants them.
+        place: (name, dtype) to a buffer as large as the range, for a state that the first step makes; None: torch's
+            own memory.
+        changed: options that the optimizer's own code has set anew; the driver writes them to the group when all
+            ranges of the step are done.
+    """
+
+    master_N: Tensor
+    grads_N: Tensor
+    states: MutableMapping[str, Tensor]
+    scalars: MutableMapping[str, Any]
+    options: Mapping[str, Any]
+    grad_scale: float = 1.0
+    params_out_N: Tensor | None = None
+    place: Callable[[str, torch.dtype], Tensor] | None = None
+    changed: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def add_state(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Returns a new state of zeros, which is in `states` from here on."""
+        numel = self.master_N.numel()
+        state = torch.empty(numel, dtype=dtype) if self.place is None else self.place(name, dtype)
+        assert state.shape == (numel,), f"state {name} of {numel} elements got a place of {tuple(state.shape)}"
+        self.states[name] = state.zero_()
+        return state
+
+
+class BlockStep(Protocol):
+    """Steps ranges on the host, each in one pass over memory. One range at a time: it has one set of scratch."""
+
+    def step(self, work: RangeWork) -> None:
+        """Updates one range. Enters no collective."""
+        ...
