@@ -87,6 +87,9 @@ def status_text(key: Key) -> str:
     """What dsrun does with a key, in a few words."""
     why = key.why
     match key.status:
+        case Status.WORKS if key.meaning.planned:
+            values = " and ".join(f'"{value}"' for value in key.meaning.planned)
+            return f"works; {values} is refused, for this version does not {why} yet"
         case Status.WORKS:
             return "works"
         case Status.PLANNED if key.meaning.harmless:

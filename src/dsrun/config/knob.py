@@ -76,6 +76,7 @@ class Knob:
         why: for a status other than works: what is missing, or the reason it has no meaning.
         harmless: ignoring the value changes no result, so a planned key is a note and no error.
         idle: values that ask for nothing, besides the default.
+        planned: values of a key that works which a later version takes; refused, as a planned key is.
         auto: what `"auto"` turns into; None where nothing can know.
         stages: ZeRO stages at which the key acts; empty for all.
         differs: how DeepSpeed's default differs, where it does.
@@ -91,6 +92,7 @@ class Knob:
     why: str | None = None
     harmless: bool = False
     idle: tuple[Any, ...] = ()
+    planned: tuple[Any, ...] = ()
     auto: Auto | None = None
     stages: tuple[int, ...] = ()
     differs: str | None = None
@@ -108,6 +110,7 @@ def knob(
     why: str | None = None,
     harmless: bool = False,
     idle: tuple[Any, ...] = (),
+    planned: tuple[Any, ...] = (),
     auto: Auto | None = None,
     stages: tuple[int, ...] = (),
     differs: str | None = None,
@@ -124,6 +127,7 @@ def knob(
         why=why,
         harmless=harmless,
         idle=idle,
+        planned=planned,
         auto=auto,
         stages=stages,
         differs=differs,

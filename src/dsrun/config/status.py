@@ -53,7 +53,7 @@ def _judge_value(
     asks = not idle or (meaning.harmless and value not in meaning.idle and not isinstance(value, (bool, tuple)))
     if not asks:
         return False
-    if status is Status.PLANNED and not meaning.harmless:
+    if (status is Status.PLANNED and not meaning.harmless) or value in meaning.planned:
         report.error(Code.PLANNED, full, f"`{full}` is {_shown(value)}; {_not_yet(model, name)}", at)
         return True
     if meaning.stages and zero_stage is not None and zero_stage not in meaning.stages:
