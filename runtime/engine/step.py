@@ -85,7 +85,7 @@ def take_step(
     parts.reducer.settle()
     ranges = [unit.grad_sum for unit in parts.units]
     totals = global_totals(
-        ranges,
+        parts.reducer.sums.norms(),
         parts.collectives,
         spread=parts.plan.shard_optimizer,
         total_numel=sum(unit.layout.padded_numel for unit in parts.units),
@@ -112,6 +112,6 @@ def take_step(
 
 
 def _first_non_finite(parts: StepParts) -> str | None:
-    ranges = ((unit.layout, unit.owned[0], unit.grad_sum) for unit in parts.units)
-    device = parts.units[0].grad_sum.device
+    ranges = ((unit.layout, unit.owned[0], parts.reducer.sums.read(unit.index)) for unit in parts.units)
+    device = parts.units[0].shard.device
     return first_non_finite(ranges, parts.collectives, spread=parts.plan.shard_optimizer, device=device)

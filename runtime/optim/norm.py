@@ -38,8 +38,17 @@ class Totals:
     sums: list[float]
 
 
+def block_norms(grads_N: Tensor) -> Tensor:
+    """Returns the L2 norm of each block of 256 elements: fp32, [N / 256]. Writes nothing of the gradients' size.
+
+    Args:
+        grads_N: fp32 or bf16, flat, N a multiple of 256.
+    """
+    return torch.linalg.vector_norm(grads_N.view(-1, SHARD_ALIGN), dim=1, dtype=torch.float32)
+
+
 def global_totals(
-    ranges: Sequence[Tensor],
+    norms: Sequence[Tensor],
     collectives: Collectives,
     *,
     spread: bool,
@@ -53,16 +62,14 @@ def global_totals(
     Reads from the device once, after both, and writes to it without waiting.
 
     Args:
-        ranges: fp32 or bf16, flat, this rank's accumulated gradients; lengths are multiples of 256 elements.
+        norms: `block_norms` of this rank's accumulated gradients, of each range.
         collectives: the axis.
         spread: the ranges are spread over the axis; False: every rank holds all of them, and no mark is compared.
         total_numel: elements over all ranks, which fixes the rounding; the same on every rank.
         mark: what should be the same on every rank; less than 2^53.
-        extra_N: fp64, [N], on the ranges' device; to be summed over the ranks. Left as it is.
+        extra_N: fp64, [N], on the norms' device; to be summed over the ranks. Left as it is.
     """
-    # One pass that writes nothing of the ranges' size; a block's square fits fp64.
-    norms = [torch.linalg.vector_norm(r.view(-1, SHARD_ALIGN), dim=1, dtype=torch.float32) for r in ranges]
-    blocks = torch.cat(norms).double().square()
+    blocks = torch.cat(list(norms)).double().square()  # a block's square fits fp64
     # Filled and not copied from the host: a copy would wait for all that the device has to do.
     extremes = torch.full((3,), float(mark), dtype=torch.float64, device=blocks.device)
     extremes[2:].neg_()

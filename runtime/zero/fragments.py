@@ -34,7 +34,7 @@ def safe_get_full_fp32_param(param: Tensor) -> Tensor | None:
 def safe_get_full_grad(param: Tensor) -> Tensor | None:
     """Returns the whole gradient in fp32, a copy; see [Note: who gets what]."""
     home = _trained(param)
-    return None if home is None or not home.access.reducer.has_sums else _full(home, _unit(home).grad_sum)
+    return None if home is None or not home.access.reducer.has_sums else _full(home, _sum(home))
 
 
 def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
@@ -64,7 +64,7 @@ def safe_get_local_fp32_param(param: Tensor) -> Tensor | None:
 def safe_get_local_grad(param: Tensor) -> Tensor | None:
     """Returns this rank's piece of the gradient; see [Note: who gets what]."""
     home = _trained(param)
-    return None if home is None or not home.access.reducer.has_sums else _local(home, _unit(home).grad_sum)
+    return None if home is None or not home.access.reducer.has_sums else _local(home, _sum(home))
 
 
 def safe_get_local_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
@@ -93,7 +93,7 @@ def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
     """
     home = _settable(param, value, "safe_set_full_grad")
     _check_sums(home, "safe_set_full_grad")
-    piece = _piece(home, _unit(home).grad_sum)
+    piece = _piece(home, home.access.reducer.sums.edit(_unit(home).index))
     if piece is not None:
         piece[1].copy_(value.detach().reshape(-1).narrow(0, piece[0], piece[1].numel()))
 
@@ -136,7 +136,8 @@ def safe_set_local_grad(param: Tensor, value: Tensor) -> None:
     """
     home = _home(param, "safe_set_local_grad")
     _check_sums(home, "safe_set_local_grad")
-    target = _local_target(home, _unit(home).grad_sum, value, "safe_set_local_grad")
+    sums = home.access.reducer.sums.edit(_unit(home).index)
+    target = _local_target(home, sums, value, "safe_set_local_grad")
     if target is not None:
         target.copy_(value.detach().reshape(-1))
 
@@ -175,6 +176,10 @@ def _home(param: Tensor, who: str) -> UnitHome:
 def _unit(home: UnitHome) -> ParamUnit:
     assert home.unit is not None, "a trainable parameter is in a unit"
     return home.unit
+
+
+def _sum(home: UnitHome) -> Tensor:
+    return home.access.reducer.sums.read(_unit(home).index)
 
 
 def _settable(param: Tensor, value: Tensor, who: str) -> UnitHome:

@@ -35,11 +35,10 @@ from torch import Tensor
 
 from dsrun.errors import ModelError
 
-from ..compat import foreach_zero
 from ..memory.arena import room_for
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives, Pending, own_slice
-from ..mesh.sums import add_scaled, set_scaled
+from .grad_sums import GradSums, ResidentSums
 from .slots import allocate_slots
 from .unit import ParamUnit
 
@@ -98,9 +97,11 @@ class GradReducer:
             travels: keeps sums of 16-bit gradients over many ranks from overflowing.
         wire: dtype in which gradients travel and are added up over the ranks; None for their own. Another one costs
             two buffers of the size of the largest unit, and a copy.
+        sums: where reduced gradients go; None: to the units' `grad_sum`s.
         memory: where buffers are reserved; None: in arenas of their own.
 
     Attributes:
+        sums: as given.
         has_sums: a backward has added gradients to the owned ranges since they were last forgotten.
         takes_strays: parameters are always there, so strays are right; see [Note: strays].
     """
@@ -115,8 +116,10 @@ class GradReducer:
         slot_count: int = 2,
         divide_before: float = 1.0,
         wire: torch.dtype | None = None,
+        sums: GradSums | None = None,
         memory: Arenas | None = None,
     ) -> None:
+        self.sums: GradSums = ResidentSums(units) if sums is None else sums
         memory = Arenas() if memory is None else memory
         first = units[0].shard if units else torch.empty(0)  # no unit, no gradient
         count = slot_count if shard_gradients else len(units)
@@ -280,7 +283,7 @@ class GradReducer:
     def settle(self) -> None:
         """Makes the sums readable as they are: zeros where no micro step has written any since they were forgotten."""
         if not self.has_sums:
-            foreach_zero([unit.grad_sum for unit in self._units])
+            self.sums.clear()
 
     def _agree_on_order(self, forward_order: Sequence[ParamUnit]) -> list[ParamUnit]:
         """Returns the canonical order, see [Note: order of reductions]."""
@@ -383,8 +386,8 @@ class GradReducer:
         progress.pending.wait()
         progress.pending = None
         summed = progress.own if progress.sent is progress.home else self._own(progress.sent)
-        take = add_scaled if self.has_sums else set_scaled
-        take(unit.grad_sum, summed, self._divide_before / self._collectives.size)  # in fp32
+        factor = self._divide_before / self._collectives.size
+        self.sums.take(unit.index, summed, factor, first=not self.has_sums)
         self._move_home(unit)
         progress.phase = _Phase.DONE
 

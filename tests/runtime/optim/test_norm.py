@@ -12,7 +12,7 @@ from torch import Tensor
 from dsrun.runtime.layout.unit_layout import SHARD_ALIGN
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
-from dsrun.runtime.optim.norm import Totals, clip, global_totals
+from dsrun.runtime.optim.norm import Totals, block_norms, clip, global_totals
 
 BLOCKS = 24  # divides by 1, 2, 3 and 4 ranks
 
@@ -31,7 +31,8 @@ NOTHING = torch.zeros(0, dtype=torch.float64)
 
 
 def norm_of(ranges: list[Tensor], collectives: Any, *, spread: bool, numel: int) -> float:
-    found = global_totals(ranges, collectives, spread=spread, total_numel=numel, mark=7, extra_N=NOTHING)
+    norms = [block_norms(r) for r in ranges]
+    found = global_totals(norms, collectives, spread=spread, total_numel=numel, mark=7, extra_N=NOTHING)
     assert (found.largest, found.smallest, found.sums) == (7, 7, [])
     return found.norm
 
@@ -101,7 +102,8 @@ def test_sums_and_marks_of_the_ranks_travel_with_the_norm(spread: bool) -> None:
     def body(collectives: LoopbackCollectives) -> tuple[Totals, dict[str, int], dict[str, int]]:
         extra = torch.tensor([0.5, -2.0 * collectives.rank], dtype=torch.float64)
         mark = 2**32 - 1 - collectives.rank
-        totals = global_totals(ranges, collectives, spread=spread, total_numel=1 << 20, mark=mark, extra_N=extra)
+        norms = [block_norms(r) for r in ranges]
+        totals = global_totals(norms, collectives, spread=spread, total_numel=1 << 20, mark=mark, extra_N=extra)
         assert extra.tolist() == [0.5, -2.0 * collectives.rank], "it is left as it is"
         return totals, dict(collectives.traffic.calls), dict(collectives.traffic.bytes)
 
@@ -114,8 +116,8 @@ def test_sums_and_marks_of_the_ranks_travel_with_the_norm(spread: bool) -> None:
 
 
 def test_a_gradient_that_is_not_finite_leaves_sums_and_marks_alone() -> None:
-    ranges = [torch.full((SHARD_ALIGN,), math.nan)]
+    norms = [block_norms(torch.full((SHARD_ALIGN,), math.nan))]
     extra = torch.tensor([0.5], dtype=torch.float64)
-    totals = global_totals(ranges, AloneCollectives(), spread=True, total_numel=SHARD_ALIGN, mark=9, extra_N=extra)
+    totals = global_totals(norms, AloneCollectives(), spread=True, total_numel=SHARD_ALIGN, mark=9, extra_N=extra)
     assert math.isnan(totals.norm)
     assert (totals.largest, totals.smallest, totals.sums) == (9, 9, [0.5])
