@@ -1,0 +1,1 @@
+"""Files of named extents, moved past the page cache by threads. Standard library and xxhash only; knows no tensors."""
