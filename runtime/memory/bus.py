@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
@@ -78,23 +79,32 @@ class Bus(Protocol):
         """What was copied so far."""
         ...
 
-    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind) -> Event:
+    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """Starts a copy to host memory, after all that the current stream has been given.
 
         Args:
             source_N: on the device, [N], contiguous; lives, and stays what it is, until the event has been waited for.
             host_N: of host memory, [N], same dtype: a bus converts nothing.
             kind: what the elements are.
+            after: copies of this bus that must be done before: they read or wrote the same memory.
         """
         ...
 
-    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind) -> Event:
+    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """Starts a copy to the device, after all that the current stream has been given.
 
         Args:
             host_N: of host memory, [N], contiguous; stays what it is until the event is done.
             target_N: on the device, [N], same dtype; allocated before the call, read after `wait`.
             kind: what the elements are.
+            after: copies of this bus that must be done before, as one that brings `host_N` its values.
+        """
+        ...
+
+    def behind(self, event: Event) -> AbstractContextManager[None] | None:
+        """Returns a context in which the device is given work that runs after a copy, beside the current stream.
+
+        None where only the host can wait for the copy, so that such work is best begun when its result is wanted.
         """
         ...
 
@@ -151,15 +161,19 @@ class InstantBus:
         """See `Bus`."""
         return self._counter.counts
 
-    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind) -> Event:
+    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """See `Bus`."""
         _copy(*self._counter.out(source_N, host_N, kind))
         return _DONE
 
-    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind) -> Event:
+    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """See `Bus`."""
         _copy(*self._counter.back(host_N, target_N, kind))
         return _DONE
+
+    def behind(self, event: Event) -> AbstractContextManager[None] | None:
+        """See `Bus`: there is nothing to wait for."""
+        return nullcontext()
 
     def wait(self, event: Event) -> None:
         """See `Bus`."""
@@ -186,13 +200,17 @@ class ThreadBus:
         """See `Bus`."""
         return self._counter.counts
 
-    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind) -> Event:
+    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """See `Bus`."""
-        return self._out.start(*self._counter.out(source_N, host_N, kind))
+        return self._out.start(*self._counter.out(source_N, host_N, kind), after=after)
 
-    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind) -> Event:
+    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """See `Bus`."""
-        return self._back.start(*self._counter.back(host_N, target_N, kind))
+        return self._back.start(*self._counter.back(host_N, target_N, kind), after=after)
+
+    def behind(self, event: Event) -> AbstractContextManager[None] | None:
+        """See `Bus`: the CPU has no streams."""
+        return None
 
     def wait(self, event: Event) -> None:
         """See `Bus`; the CPU's stream is the thread that calls."""
@@ -221,19 +239,25 @@ class StreamBus:
         self._module: Any = torch.get_device_module(device)
         self._out: Any = self._module.Stream(device=device)
         self._back: Any = self._module.Stream(device=device)
+        self._beside: Any = self._module.Stream(device=device)
 
     @property
     def counts(self) -> BusCounts:
         """See `Bus`."""
         return self._counter.counts
 
-    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind) -> Event:
+    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """See `Bus`."""
-        return self._start(self._out, *self._counter.out(source_N, host_N, kind))
+        return self._start(self._out, *self._counter.out(source_N, host_N, kind), after=after)
 
-    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind) -> Event:
+    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """See `Bus`."""
-        return self._start(self._back, *self._counter.back(host_N, target_N, kind))
+        return self._start(self._back, *self._counter.back(host_N, target_N, kind), after=after)
+
+    def behind(self, event: Event) -> AbstractContextManager[None] | None:
+        """See `Bus`."""
+        self._beside.wait_event(event)
+        return self._module.stream(self._beside)
 
     def wait(self, event: Event) -> None:
         """See `Bus`."""
@@ -244,8 +268,10 @@ class StreamBus:
         self._out.synchronize()
         self._back.synchronize()
 
-    def _start(self, lane: Any, source_N: Tensor, target_N: Tensor) -> Any:
+    def _start(self, lane: Any, source_N: Tensor, target_N: Tensor, *, after: Sequence[Event]) -> Any:
         lane.wait_stream(self._module.current_stream(self._device))
+        for event in after:
+            lane.wait_event(event)
         with self._module.stream(lane):
             target_N.copy_(source_N, non_blocking=True)
         return lane.record_event()
@@ -273,8 +299,8 @@ class _Lane:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self._last: _Copy | None = None
 
-    def start(self, source_N: Tensor, target_N: Tensor) -> Event:
-        self._last = _Copy(self._thread.submit(_paced_copy, source_N, target_N, self._pace))
+    def start(self, source_N: Tensor, target_N: Tensor, *, after: Sequence[Event]) -> Event:
+        self._last = _Copy(self._thread.submit(_paced_copy, source_N, target_N, self._pace, after))
         return self._last
 
     def finish(self) -> None:
@@ -334,7 +360,9 @@ class _Counter:
         return source_N.data, target_N.data
 
 
-def _paced_copy(source_N: Tensor, target_N: Tensor, pace: Pace | None) -> None:
+def _paced_copy(source_N: Tensor, target_N: Tensor, pace: Pace | None, after: Sequence[Event]) -> None:
+    for event in after:
+        event.synchronize()
     if pace is not None:
         pace(source_N.nbytes)
     _copy(source_N, target_N)

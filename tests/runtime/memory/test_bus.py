@@ -92,6 +92,26 @@ def test_copies_of_one_way_come_in_the_order_in_which_they_started() -> None:
         assert torch.equal(target, torch.full((NUMEL,), float(i)))
 
 
+def test_a_copy_back_waits_for_the_copy_out_that_it_is_told_of() -> None:
+    gate = Gate()
+    bus = ThreadBus(out_pace=gate)
+    host, target = torch.zeros(NUMEL), torch.zeros(NUMEL)
+    leaving = bus.start_out(torch.ones(NUMEL), host, kind="parameters")
+    arriving = bus.start_back(host, target, kind="parameters", after=[leaving])
+    assert not arriving.query()
+    gate.let_pass()
+    bus.wait(arriving)
+    assert target.all()
+
+
+def test_only_the_host_can_wait_for_a_thread() -> None:
+    bus, instant = ThreadBus(), InstantBus()
+    one, other = torch.ones(NUMEL), torch.zeros(NUMEL)
+    assert bus.behind(bus.start_back(one, other, kind="parameters")) is None
+    assert instant.behind(instant.start_back(one, other, kind="parameters")) is not None
+    bus.finish()
+
+
 def test_finish_waits_for_both_ways() -> None:
     gate = Gate()
     bus = ThreadBus(out_pace=gate, back_pace=gate)
@@ -193,4 +213,11 @@ def test_streams_order_copies_behind_computation_and_computation_behind_copies()
         assert torch.equal(host, torch.full_like(host, float(step)))
         bus.wait(bus.start_back(host, slot, kind="parameters"))
         assert torch.equal(slot * 2, torch.full_like(slot, 2.0 * step))
+        beside = bus.behind(bus.start_back(host, slot, kind="parameters", after=[event]))
+        assert beside is not None
+        with beside:
+            tripled = slot * 3
+            done = torch.cuda.current_stream().record_event()
+        bus.wait(done)
+        assert torch.equal(tripled, torch.full_like(slot, 3.0 * step))
     bus.finish()
