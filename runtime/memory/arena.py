@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,6 +24,9 @@ VIEW_ALIGN = 256
 #: Elements that are copied at once where a buffer moves onto itself.
 _MOVE_NUMEL = 1 << 20
 
+#: Where memory lies: on the device that computes, or on its host. Where the device is the CPU, two parts of its RAM.
+Tier = Literal["device", "host"]
+
 #: Makes flat, zeroed memory of so many elements.
 Zeros = Callable[[int], Tensor]
 
@@ -33,6 +37,7 @@ class ArenaUse:
 
     Attributes:
         name: what it is for.
+        tier: where it lies: beside the computing, or in host memory apart from it.
         dtype: of its elements.
         reserved_bytes: what was allocated.
         used_bytes: what is handed out now; views are rounded up to `VIEW_ALIGN` elements.
@@ -41,6 +46,7 @@ class ArenaUse:
     """
 
     name: str
+    tier: Tier
     dtype: str
     reserved_bytes: int
     used_bytes: int
@@ -91,10 +97,12 @@ class Arena:
         zeros: makes its memory, and decides its dtype and device.
         numel: elements to reserve now, of all views that will be out at once; see `room_for`.
         grows: allocate more when views do not fit; else that is an error of who reserved.
+        tier: where it lies, for reports.
     """
 
-    def __init__(self, name: str, zeros: Zeros, *, numel: int = 0, grows: bool = False) -> None:
+    def __init__(self, name: str, zeros: Zeros, *, numel: int = 0, grows: bool = False, tier: Tier = "device") -> None:
         self.name = name
+        self._tier: Tier = tier
         # Who reserves once may let go of all that it made the memory with.
         self._more = zeros if grows else None
         self._blocks: list[_Block] = [_Block(zeros(numel))] if numel else []
@@ -155,6 +163,7 @@ class Arena:
         itemsize = self._empty.element_size()
         return ArenaUse(
             name=self.name,
+            tier=self._tier,
             dtype=str(self._empty.dtype).removeprefix("torch."),
             reserved_bytes=sum(block.spans.size for block in self._blocks) * itemsize,
             used_bytes=self._used * itemsize,

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dsrun.units import format_bytes
 
-from .arena import Arena, ArenaUse, Zeros
+from .arena import Arena, ArenaUse, Tier, Zeros
 
 _HEADS = ("arena", "dtype", "reserved", "in use", "high water", "holes")
 
@@ -39,10 +39,18 @@ class ArenaReport:
         """Bytes of all arenas together."""
         return sum(use.reserved_bytes for use in self.arenas)
 
+    def bytes_in(self, tier: Tier) -> int:
+        """Returns the bytes of all arenas of one tier."""
+        return sum(use.reserved_bytes for use in self.arenas if use.tier == tier)
+
     def __str__(self) -> str:
-        """Returns a table, one line an arena."""
-        rows = [_HEADS, *(_row(use) for use in self.arenas)]
-        rows.append(("all arenas", "", format_bytes(self.reserved_bytes), "", "", ""))
+        """Returns a table, one line an arena; those in host memory after the others, with sums of their own."""
+        away = [use for use in self.arenas if use.tier == "host"]
+        rows = [_HEADS, *(_row(use) for use in self.arenas if use.tier == "device")]
+        rows.append(_sum_row("all on the device" if away else "all arenas", self.bytes_in("device")))
+        if away:
+            rows += [_row(use) for use in away]
+            rows.append(_sum_row("all in host memory", self.bytes_in("host")))
         rows += [(outside.name, "outside", "", format_bytes(outside.used_bytes), "", "") for outside in self.outside]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
         return "\n".join(
@@ -60,13 +68,13 @@ class Arenas:
     def __init__(self) -> None:
         self._arenas: dict[str, Arena] = {}
 
-    def reserve(self, name: str, numel: int, zeros: Zeros) -> Arena:
+    def reserve(self, name: str, numel: int, zeros: Zeros, *, tier: Tier = "device") -> Arena:
         """Makes an arena of `numel` elements, see `arena.room_for`; where `zeros` is a collective, on every rank."""
-        return self._add(Arena(name, zeros, numel=numel))
+        return self._add(Arena(name, zeros, numel=numel, tier=tier))
 
-    def growing(self, name: str, zeros: Zeros) -> Arena:
+    def growing(self, name: str, zeros: Zeros, *, tier: Tier = "device") -> Arena:
         """Makes an arena for buffers that come and go; it has no memory until the first is wanted."""
-        return self._add(Arena(name, zeros, grows=True))
+        return self._add(Arena(name, zeros, grows=True, tier=tier))
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in one of the arenas."""
@@ -85,6 +93,10 @@ class Arenas:
         assert arena.name not in self._arenas, f"there is an arena {arena.name} already"
         self._arenas[arena.name] = arena
         return arena
+
+
+def _sum_row(name: str, nbytes: int) -> tuple[str, ...]:
+    return (name, "", format_bytes(nbytes), "", "", "")
 
 
 def _row(use: ArenaUse) -> tuple[str, ...]:

@@ -33,3 +33,18 @@ def test_two_arenas_of_one_name_are_a_mistake() -> None:
     arenas.reserve("masters", 256, torch.zeros)
     with pytest.raises(AssertionError, match="masters already"):
         arenas.growing("masters", torch.zeros)
+
+
+def test_what_lies_in_host_memory_is_told_apart() -> None:
+    arenas = Arenas()
+    arenas.reserve("masters", 512, torch.zeros, tier="host")
+    arenas.reserve("parameters", 256, lambda numel: torch.zeros(numel, dtype=torch.bfloat16))
+    report = arenas.report()
+    assert (report.bytes_in("device"), report.bytes_in("host"), report.reserved_bytes) == (512, 2048, 2560)
+    assert str(report).splitlines() == [
+        "arena               dtype     reserved  in use  high water  holes",
+        "parameters          bfloat16     512 B     0 B         0 B    0 B",
+        "all on the device                512 B",
+        "masters             float32    2.0 KiB     0 B         0 B    0 B",
+        "all in host memory             2.0 KiB",
+    ]

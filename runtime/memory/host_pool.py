@@ -1,0 +1,123 @@
+"""Host memory that training state lies in for long: reserved once, in huge pages, and page-locked where copies want it.
+
+What lies there is its owners' business; how it crosses the bus, `bus.py` knows.
+
+[Note: host memory]
+A reservation is one anonymous mapping. Huge pages are asked for, because a step over gigabytes otherwise spends a good
+part of its time on page tables; pages come into being where the thread that writes them first runs, so ranks that are
+bound to the cores of one NUMA node have their memory there. Page-locking is what lets an accelerator copy beside its
+computing: a mapping is registered with the driver after it is made, which takes as many bytes as there are, where
+torch's own pinned memory takes the next power of two.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import resource
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsrun.units import format_bytes
+
+#: Says something once for the whole job.
+Say = Callable[[str], None]
+
+
+class CannotLock(Exception):
+    """The system refuses to page-lock memory; why is its text."""
+
+
+#: Page-locks bytes from an address on, and returns what ends it. Raises CannotLock.
+Lock = Callable[[int, int], Callable[[], object]]
+
+
+class HostPool:
+    """Makes host memory, see [Note: host memory].
+
+    Args:
+        lock: page-locks what is reserved; None: it stays pageable.
+        say: told once why memory is pageable after all.
+    """
+
+    def __init__(self, lock: Lock | None, *, say: Say) -> None:
+        self._lock = lock
+        self._say = say
+
+    @property
+    def pins(self) -> bool:
+        """Whether what is reserved from here on is page-locked."""
+        return self._lock is not None
+
+    def zeros(self, numel: int, *, dtype: torch.dtype) -> Tensor:
+        """Returns flat, zeroed host memory; page-locked, or of pages that come into being as they are written.
+
+        It goes back to the system with the last tensor that lies in it.
+        """
+        nbytes = numel * dtype.itemsize
+        if not nbytes:
+            return torch.zeros(0, dtype=dtype)
+        pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            pages.madvise(mmap.MADV_HUGEPAGE)
+        # What the tensor's storage holds on to, and the last of it to go: the finalizer has the mapping itself.
+        held = (ctypes.c_char * nbytes).from_buffer(pages)
+        memory = torch.frombuffer(held, dtype=dtype)
+        if self._lock is not None:
+            try:
+                unlock = self._lock(memory.data_ptr(), nbytes)
+            except CannotLock as reason:
+                self._lock = None
+                self._say(_why_pageable(nbytes, str(reason)))
+            else:
+                weakref.finalize(held, _let_go, unlock, pages)
+        return memory
+
+
+def host_pool_for(device: torch.device, *, pin: bool, say: Say) -> HostPool:
+    """Returns the pool of a device's host.
+
+    Args:
+        device: whose copies go there; nothing is page-locked for the CPU itself, which copies from any memory.
+        pin: page-lock what is reserved, where that works.
+        say: told once why memory is pageable after all.
+    """
+    return HostPool(_lock_with_cuda if pin and device.type == "cuda" else None, say=say)
+
+
+def _lock_with_cuda(address: int, nbytes: int) -> Callable[[], object]:
+    runtime: Any = torch.cuda.cudart()
+    status = runtime.cudaHostRegister(address, nbytes, 0)
+    if int(status) != 0:
+        raise CannotLock(f"cudaHostRegister: {runtime.cudaGetErrorString(status)}")
+    return partial(runtime.cudaHostUnregister, address)
+
+
+def _let_go(unlock: Callable[[], object], pages: mmap.mmap) -> None:
+    """Unlocks first: the mapping, an argument of this call, goes with its end."""
+    unlock()
+
+
+def _why_pageable(nbytes: int, failure: str) -> str:
+    """Returns a warning: what could not be page-locked, why, what limits there are, and what to do."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    limit = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
+    return (
+        f"dsrun: {format_bytes(nbytes)} of host memory could not be page-locked ({failure}; locked memory may be "
+        f"{limit}, free is {format_bytes(available_bytes())}): copies do not overlap with compute. Raise `ulimit -l`, "
+        "or set `pin_memory` to false to be told no more."
+    )
+
+
+def available_bytes() -> int:
+    """Returns how much host memory may be taken without anything being swapped out, as the kernel tells it."""
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 0
