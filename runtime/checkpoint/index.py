@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dsrun.checkpoint_files.region import Region
 from dsrun.errors import CheckpointError
-
-from ..layout.region import Region
 
 FORMAT = 1
 INDEX_FILE = "index.json"

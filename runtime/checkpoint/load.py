@@ -12,9 +12,9 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from dsrun.checkpoint_files.region import regions_of_flat_range
 from dsrun.errors import CheckpointError, Problem
 
-from ..layout.region import regions_of_flat_range
 from ..protocols import StateEntry
 from .index import Index
 

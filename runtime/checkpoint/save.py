@@ -20,9 +20,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from dsrun.atomic import sync_folder, write_atomic
+from dsrun.checkpoint_files.region import Region, regions_of_flat_range
 from dsrun.errors import CheckpointError
 
-from ..layout.region import Region, regions_of_flat_range
 from ..mesh.agreement import Failure, attempt
 from ..mesh.collectives import Collectives
 from ..protocols import StateEntry

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsrun.runtime.layout.region import Region, regions_of_flat_range, whole
+from dsrun.checkpoint_files.region import Region, regions_of_flat_range, whole
 
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)
 

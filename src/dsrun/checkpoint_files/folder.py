@@ -1,0 +1,106 @@
+"""The folder of a run's checkpoints: names that may be tags, which tags there are, and which one is the latest."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from dsrun.errors import CheckpointError
+
+from .index import INDEX_FILE
+
+LATEST_FILE = "latest"
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}")
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,254}")
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a text may name a file of a tag: it cannot leave the folder, and is not hidden."""
+    return _FILE.fullmatch(name) is not None
+
+
+def check_tag(tag: str) -> str:
+    """Returns `tag` if it is one plain folder name.
+
+    Raises:
+        CheckpointError: it is empty, too long, or could leave the checkpoint folder.
+    """
+    if not _NAME.fullmatch(tag) or tag == LATEST_FILE:
+        shown = tag if len(tag) <= 80 else f"{tag[:80]}..."
+        raise CheckpointError(
+            f"checkpoint tag is {shown!r}; expected 1 to 200 letters, digits, `_`, `.`, `+`, `=` or `-`, "
+            f"not starting with a dot or dash, and not `{LATEST_FILE}`",
+        )
+    return tag
+
+
+def tag_to_save(folder: Path, tag: str) -> Path:
+    """Returns the folder of a tag that is to be written.
+
+    Raises:
+        CheckpointError: `tag` is no tag, or a link: what it leads to is not this run's to write.
+    """
+    target = folder / check_tag(tag)
+    if target.is_symlink():
+        raise CheckpointError(
+            f"{target}: it is a link to {os.readlink(target)}, which is not written through",
+            hint="take the link away, or save under another tag",
+        )
+    return target
+
+
+def tag_to_load(folder: Path, tag: str) -> Path:
+    """Returns the folder of a tag that is to be read.
+
+    Raises:
+        CheckpointError: `tag` is no tag, or a link that leaves the checkpoint folder.
+    """
+    target = folder / check_tag(tag)
+    if target.is_symlink() and target.resolve().parent != folder.resolve():
+        raise CheckpointError(
+            f"{target}: it is a link that leaves {folder}", hint="pass the folder it leads to as load_dir"
+        )
+    return target
+
+
+def latest_tag(folder: Path) -> str | None:
+    """Returns the tag that `latest` names, or None where there is no `latest`.
+
+    Raises:
+        CheckpointError: `latest` names no checkpoint; the message lists the tags there are.
+    """
+    path = folder / LATEST_FILE
+    try:
+        with path.open("rb") as file:
+            text = file.read(300).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}{tags_hint(folder)}", hint="pass tag=") from error
+    if not _NAME.fullmatch(text) or not (folder / text / INDEX_FILE).is_file():
+        raise CheckpointError(
+            f"{path}: it names {text!r}, which is no complete checkpoint{tags_hint(folder)}",
+            hint="pass tag= with one of the tags there are",
+        )
+    return text
+
+
+def complete_tags(folder: Path) -> list[str]:
+    """Returns the tags in `folder` that have an index, oldest first."""
+    found: list[tuple[int, str]] = []
+    for path in folder.glob(f"*/{INDEX_FILE}"):
+        try:
+            found.append((path.stat().st_mtime_ns, path.parent.name))
+        except FileNotFoundError:  # removed meanwhile
+            continue
+    return [name for _, name in sorted(found)]
+
+
+def tags_hint(folder: Path) -> str:
+    """Returns what a message says of the tags there are."""
+    tags = complete_tags(folder)
+    if not tags:
+        return "; there is no complete tag here"
+    more = f" and {len(tags) - 20} older ones" if len(tags) > 20 else ""
+    return f"; complete tags here: {', '.join(tags[-20:])}{more}"

@@ -1,0 +1,144 @@
+"""Bytes of a checkpoint's files, read by blocks and checked before anybody sees them; the next ones are on their way.
+
+Source of the checksum: xxh3 of https://github.com/Cyan4973/xxHash. It finds what a disk or a copy damages, no forger.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from xxhash import xxh3_64_hexdigest
+
+from dsrun.errors import CheckpointError
+
+from .index import BLOCK_BYTES, Index, StoredFile
+
+#: Blocks that are read at the same time, each into a buffer of `BLOCK_BYTES`.
+_READERS = 2
+#: Boxes of a damaged block that a message names.
+_NAMED = 5
+_HINT = "load another tag, or copy the file again from where it is whole"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A checked block: `data` are the bytes of the file from `first` on, until the next block is asked for."""
+
+    first: int
+    data: memoryview
+
+
+class BlockReader:
+    """Reads blocks of the files of one tag.
+
+    Args:
+        folder: the tag's.
+        index: its index, for sizes, checksums, and what lies where.
+    """
+
+    def __init__(self, folder: Path, index: Index) -> None:
+        self._folder = folder
+        self._index = index
+        self._buffers: list[memoryview] = []
+
+    def blocks(self, name: str, numbers: Sequence[int]) -> Generator[Block]:
+        """Yields some blocks of a file in the order asked for; reads ahead in threads.
+
+        Args:
+            name: the file, as the index lists it.
+            numbers: of the blocks; block n begins at byte n * `BLOCK_BYTES`.
+
+        Raises:
+            CheckpointError: the file is missing, cut off, of another size or damaged; names file, block and tensors.
+        """
+        path, known = self._folder / name, self._index.files[name]
+        self._buffers = self._buffers or [memoryview(bytearray(BLOCK_BYTES)) for _ in range(_READERS + 1)]
+        with _opened(path, known) as descriptor, ThreadPoolExecutor(_READERS) as pool:
+            free = list(self._buffers)
+            under_way: deque[Future[Block]] = deque()
+            try:
+                for number in numbers:
+                    if not free:
+                        block = under_way.popleft().result()
+                        yield block
+                        free.append(_whole_buffer(block, self._buffers))
+                    under_way.append(pool.submit(self._read, descriptor, name, number, free.pop()))
+                while under_way:
+                    yield under_way.popleft().result()
+            finally:
+                for future in under_way:
+                    future.cancel()
+
+    def check(self, name: str) -> Generator[str]:
+        """Yields what is wrong with a file, reading all of it; goes on after a damaged block."""
+        path, known = self._folder / name, self._index.files[name]
+        self._buffers = self._buffers or [memoryview(bytearray(BLOCK_BYTES))]
+        try:
+            with _opened(path, known) as descriptor:
+                for number in range(-(-known.nbytes // BLOCK_BYTES)):
+                    try:
+                        self._read(descriptor, name, number, self._buffers[0])
+                    except CheckpointError as error:
+                        yield str(error)
+        except CheckpointError as error:
+            yield str(error)
+
+    def _read(self, descriptor: int, name: str, number: int, buffer: memoryview) -> Block:
+        first, known = number * BLOCK_BYTES, self._index.files[name]
+        data = buffer[: min(BLOCK_BYTES, known.nbytes - first)]
+        done = 0
+        while done < len(data):
+            try:
+                count = os.preadv(descriptor, [data[done:]], first + done)
+            except OSError as error:
+                raise CheckpointError(f"{self._folder / name}: cannot be read: {error}", hint=_HINT) from error
+            if count == 0:
+                raise CheckpointError(f"{self._folder / name}: it ends at byte {first + done}", hint=_HINT)
+            done += count
+        if known.sums is not None and xxh3_64_hexdigest(data) != known.sums[number]:
+            raise CheckpointError(
+                f"{self._folder / name}: bytes {first} to {first + len(data)} are damaged, of "
+                f"{self._inside(name, first, first + len(data))}",
+                hint=_HINT,
+            )
+        return Block(first, data)
+
+    def _inside(self, name: str, first: int, last: int) -> str:
+        """Names the tensors that have bytes there; the file's header has a name too."""
+        named = [
+            f"{role} of `{tensor}`"
+            for (tensor, role), stored in self._index.tensors.items()
+            if any(box.file == name and box.first < last and first < box.last for box in stored.boxes)
+        ]
+        if first == 0:
+            named.insert(0, "the header")
+        more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+        return ", ".join(named[:_NAMED]) + more
+
+
+@contextmanager
+def _opened(path: Path, known: StoredFile) -> Generator[int]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}", hint=_HINT) from error
+    try:
+        size = os.fstat(descriptor).st_size
+        if size != known.nbytes:
+            raise CheckpointError(
+                f"{path}: cannot be read: it has {size} bytes, and had {known.nbytes} when it was saved", hint=_HINT
+            )
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _whole_buffer(block: Block, buffers: Sequence[memoryview]) -> memoryview:
+    """Returns the buffer that a block lies in."""
+    return next(buffer for buffer in buffers if buffer.obj is block.data.obj)
