@@ -11,7 +11,6 @@ from __future__ import annotations
 import mmap
 import os
 import random
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
+from dsrun.direct_io.opening import OpenFile, open_anonymous
 from dsrun.errors import LaunchError
 from dsrun.units import format_bytes
 
@@ -36,8 +36,6 @@ _PASS_S = 0.4
 _SHARE = 4
 
 _Step = Callable[[int, mmap.mmap], int]
-#: `os.open`: path, flags, mode.
-_Open = Callable[[str, int, int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +75,7 @@ def measure(
     cap_bytes: int = CAP_BYTES,
     pass_s: float = _PASS_S,
     repetitions: int = LEAST_REPETITIONS,
-    open_file: _Open = os.open,
+    open_file: OpenFile = os.open,
 ) -> DiskFigures:
     """Writes and reads a file in `path`.
 
@@ -93,7 +91,9 @@ def measure(
     """
     try:
         with ExitStack() as stack:
-            fd, direct = _open(path, open_file, stack)
+            opened = open_anonymous(path, open_file)
+            fd, direct = opened.fd, opened.direct
+            stack.callback(os.close, fd)
             stat = os.fstatvfs(fd)
             size = min(cap_bytes, stat.f_bavail * stat.f_frsize // _SHARE) // _BLOCK_BYTES * _BLOCK_BYTES
             if size == 0:
@@ -108,36 +108,6 @@ def measure(
         raise LaunchError(
             f"{path}: cannot be measured: {error.strerror}", hint="name a folder you may write to: `--path DIR`"
         ) from error
-
-
-def _open(path: str, open_file: _Open, stack: ExitStack) -> tuple[int, bool]:
-    """Opens a file without a name; returns its descriptor and whether the page cache is left out."""
-    direct = True
-    while True:
-        flags = os.O_RDWR | (os.O_DIRECT if direct else 0)
-        try:
-            fd = open_file(path, flags | os.O_TMPFILE, 0o600)
-        except OSError as refused:
-            try:
-                fd = _open_and_unlink(path, flags, open_file)
-            except OSError:
-                if not direct:
-                    raise refused from None
-                # tmpfs of older kernels and some network filesystems refuse it with EINVAL.
-                direct = False
-                continue
-        stack.callback(os.close, fd)
-        return fd, direct
-
-
-def _open_and_unlink(path: str, flags: int, open_file: _Open) -> int:
-    """For filesystems without O_TMPFILE (NFS, some overlays)."""
-    fd, name = tempfile.mkstemp(prefix=".dsrun-bench-", dir=path)
-    try:
-        os.close(fd)
-        return open_file(name, flags, 0o600)
-    finally:
-        os.unlink(name)
 
 
 def _passes(fd: int, size: int, direct: bool, pass_s: float, repetitions: int) -> tuple[Figure, ...]:

@@ -42,6 +42,7 @@ Verbs:
   rm          Remove jobs that have ended.
   queue       List jobs that hold or wait for devices.
   probe       Show host, processor, memory, GPUs and versions.
+  nvme        Find the fastest settings for disks that offload uses.
   config      Check training configs.
   slurm       Submit a run to Slurm, on nodes that it chooses.
   k8s         Print a run as a Kubernetes JobSet.

@@ -53,6 +53,11 @@ class DataFile:
         self._closing()
 
     @property
+    def is_direct(self) -> bool:
+        """Whether what is moved leaves the page cache out."""
+        return bool(fcntl.fcntl(self.fd, fcntl.F_GETFL) & os.O_DIRECT)
+
+    @property
     def held_bytes(self) -> int:
         """Room that it has."""
         return os.fstat(self.fd).st_blocks * 512
@@ -70,8 +75,8 @@ class DataFile:
             raise _no_room(self.folder, nbytes, free, what, error.strerror) from error
         if not owned:
             _log.warning("%s: the file system reserves no room, so a full disk shows only when it is full", self.folder)
-        flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
-        if flags & os.O_DIRECT and not self._moves_directly(calls):
+        if self.is_direct and not self._moves_directly(calls):
+            flags = fcntl.fcntl(self.fd, fcntl.F_GETFL)
             fcntl.fcntl(self.fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
             _say_buffered(self.folder)
 

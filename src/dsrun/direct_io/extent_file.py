@@ -83,6 +83,11 @@ class ExtentFile:
         """Bytes of all extents, rounded up: of all files together."""
         return self._end
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether the page cache is left out in all paths."""
+        return all(file.is_direct for file in self._files)
+
     def allocate(self) -> None:
         """Lays the files down, as long as all extents need; what follows does not run out of room.
 
