@@ -6,6 +6,7 @@ What such scripts ask stands in `answers.py`, and what they ask in vain in `abse
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -16,6 +17,9 @@ from dsrun.errors import InputError
 
 from ..data.loader import TrainingLoader
 from .parts import EngineParts
+
+#: Routes of `deepspeed_io` whose data is looked at and not learnt from.
+_EACH_SAMPLE_ONCE = ("eval", "predict")
 
 
 class DeepSpeedCalls:
@@ -72,28 +76,36 @@ class DeepSpeedCalls:
         Args:
             dataset: the same on every rank.
             batch_size: samples of a rank in a batch; the micro batch by default.
-            route: without effect, for DeepSpeed's calls.
-            pin_memory: without effect.
+            route: "eval" or "predict": every iteration is the whole dataset, in its own order; else as for training.
+            pin_memory: make batches in page-locked memory, where there is an accelerator.
             data_sampler: not taken: the loader shares samples out itself.
             collate_fn: makes a batch of samples.
-            num_local_io_workers: without effect: batches are made in this process.
+            num_local_io_workers: processes that make batches ahead; `dataloader_num_workers` of the config by default.
 
         Raises:
             InputError: an argument that is not taken.
             ModelError: the dataset has no length, or too few samples.
         """
-        del route, pin_memory, num_local_io_workers
         if data_sampler is not None:
             raise InputError(
                 "engine.deepspeed_io: data_sampler is given; the loader shares samples out over the ranks itself",
                 hint="leave it out, or iterate your own DataLoader",
             )
+        wishes = self._parts.loading
+        only_looks = route in _EACH_SAMPLE_ONCE
         return TrainingLoader(
             dataset,
             micro_batch=batch_size or self._batch.micro_batch,
             rank=self._parts.collectives.rank,
             size=self._parts.collectives.size,
             collate_fn=collate_fn,
+            wishes=replace(
+                wishes,
+                end="fill" if only_looks else wishes.end,
+                workers=wishes.workers if num_local_io_workers is None else num_local_io_workers,
+            ),
+            shuffle=not only_looks,
+            pin_memory=pin_memory,
         )
 
     def empty_partition_cache(self) -> None:

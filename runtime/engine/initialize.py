@@ -21,7 +21,7 @@ from dsrun.heartbeats import process_writer
 
 from ..activation.activate import activate
 from ..activation.configured import is_configured, named_generators
-from ..data.loader import TrainingLoader
+from ..data.loader import LoaderWishes, TrainingLoader
 from ..memory.arenas import Arenas
 from ..memory.pages import give_freed_pages_back
 from ..mesh.groups import choose_device, make_mesh, present_backend
@@ -125,6 +125,11 @@ def initialize(
         shard_optimizer.house_states(memory)
     scheduler = make_scheduler(lr_scheduler, torch_optimizer, settings)
     assert settings.batch is not None, "the config was loaded with a world size"
+    loading = LoaderWishes(
+        end="drop" if settings.dataloader_drop_last else "carry",
+        seed=settings.dataloader_seed,
+        workers=settings.dataloader_num_workers,
+    )
     loader = None
     if training_data is not None:
         loader = TrainingLoader(
@@ -133,7 +138,8 @@ def initialize(
             rank=data_axis.rank,
             size=data_axis.size,
             collate_fn=collate_fn,
-            drop_last=settings.dataloader_drop_last,
+            wishes=loading,
+            pin_memory=True,
         )
     state_bytes = cut.state_bytes(torch_optimizer)
     hooks = UnitHooks(cut.acquired, cut.store, cut.reducer)
@@ -178,6 +184,7 @@ def initialize(
             optimizer=torch_optimizer,
             scheduler=scheduler,
             loader=loader,
+            loading=loading,
             batch=settings.batch,
             config=settings.raw,
             stage=stage,

@@ -14,7 +14,7 @@ from dsrun.config.batch import BatchSizes
 from dsrun.heartbeats import HeartbeatWriter
 
 from ..activation.activate import Activations
-from ..data.loader import TrainingLoader
+from ..data.loader import LoaderWishes, TrainingLoader
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives
 from ..mesh.groups import ProcessGroupMesh
@@ -59,6 +59,7 @@ class EngineParts:
         optimizer: torch's, over the shards; None for an engine that only evaluates.
         scheduler: stepped after each applied update.
         loader: of the training data, if it was given.
+        loading: what the config wants of loaders.
         batch: micro batch, accumulation steps and their product with the ranks.
         config: the config as a plain dict.
         stage: ZeRO stage, for those who ask.
@@ -86,6 +87,7 @@ class EngineParts:
     optimizer: optim.Optimizer | None
     scheduler: Scheduler | None
     loader: TrainingLoader | None
+    loading: LoaderWishes
     batch: BatchSizes
     config: dict[str, Any]
     stage: int

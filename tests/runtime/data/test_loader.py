@@ -1,16 +1,20 @@
-"""One global order of samples for any number of ranks, and a position in it that can be resumed."""
+"""This rank's micro batches: in one global order, with the same numbers in them for any number of workers."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
 from dsrun.errors import ModelError
-from dsrun.runtime.data.loader import TrainingLoader
+from dsrun.runtime.data.loader import LoaderWishes, TrainingLoader
+from dsrun.runtime.data.order import EpochEnd
 
 
 class Numbers(Dataset[int]):
@@ -24,6 +28,21 @@ class Numbers(Dataset[int]):
 
     def __getitem__(self, index: int) -> int:
         return index
+
+
+class Augmented(Numbers):
+    """Sample i is i and what three generators draw."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index, random.random(), np.random.rand(), float(torch.rand(()))], dtype=torch.float64)
+
+
+class Masked:
+    """A collator that draws, as those of masked language models do."""
+
+    def __call__(self, samples: list[Tensor]) -> Tensor:
+        batch = torch.stack(samples)
+        return torch.cat([batch, torch.rand(len(samples), 1, dtype=torch.float64)], dim=1)
 
 
 def loaders(length: int, micro: int, size: int, **more: Any) -> list[TrainingLoader]:
@@ -40,28 +59,19 @@ def order(ranks: list[TrainingLoader], rounds: int | None = None) -> list[int]:
     return seen
 
 
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_the_global_order_does_not_depend_on_the_number_of_ranks(drop_last: bool) -> None:
+@pytest.mark.parametrize("end", ["carry", "fill", "drop"])
+def test_the_global_order_does_not_depend_on_the_number_of_ranks(end: EpochEnd) -> None:
+    orders: list[list[int]] = []
     for epoch in range(2):
-        orders: list[list[int]] = []
+        orders.clear()
         for size, micro in ((1, 6), (2, 3), (3, 2), (1, 2), (6, 1)):
-            ranks = loaders(50, micro, size, drop_last=drop_last)
+            ranks = loaders(50, micro, size, wishes=LoaderWishes(end=end))
             for rank in ranks:
                 rank.load_state_dict({"epoch": epoch, "samples_seen": 0, "seed": 1234})
             orders.append(order(ranks)[:48])
         assert all(found == orders[0] for found in orders)
         assert len(set(orders[0])) == 48
     assert orders[0] != order(loaders(50, 6, 1))[:48], "another epoch, another order"
-
-
-def test_an_epoch_sees_every_sample_and_is_filled_up_or_cut() -> None:
-    filled = order(loaders(10, 2, 2))
-    assert len(filled) == 12
-    assert sorted(filled[:10]) == list(range(10))
-    assert filled[10:] == filled[:2]
-    cut = order(loaders(10, 2, 2, drop_last=True))
-    assert cut == filled[:8]
-    assert [len(loader) for loader in (loaders(10, 2, 2)[0], loaders(10, 2, 2, drop_last=True)[0])] == [3, 2]
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 2), (2, 3), (3, 1)])
@@ -71,10 +81,10 @@ def test_a_position_inside_an_epoch_is_resumed_on_other_ranks(before: int, after
     assert order(first, rounds=3) == whole[:18]
     states = [loader.state_dict() for loader in first]
     assert states[0] == {"epoch": 0, "samples_seen": 18, "seed": 1234} == states[-1]
-    second = loaders(48, 6 // after, after)
+    second = loaders(48, 6 // after, after, wishes=LoaderWishes(seed=99))
     for loader in second:
         loader.load_state_dict(states[0])
-    assert order(second) == whole[18:]
+    assert order(second) == whole[18:], "the seed is the checkpoint's"
     assert [loader.epoch for loader in second] == [1] * after
 
 
@@ -86,28 +96,54 @@ def test_a_broken_off_iteration_goes_on() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_a_checkpoint_after_the_last_batch_resumes_with_the_next_epoch(size: int, drop_last: bool) -> None:
-    (loader,) = loaders(10, 4, 1, drop_last=drop_last)
+@pytest.mark.parametrize("end", ["carry", "fill", "drop"])
+def test_a_checkpoint_after_the_last_batch_resumes_with_the_next_epoch(size: int, end: EpochEnd) -> None:
+    (loader,) = loaders(10, 4, 1, wishes=LoaderWishes(end=end))
     for _ in range(len(loader)):
         next(iter(loader))
-    ranks = loaders(10, 4 // size, size, drop_last=drop_last)
+    ranks = loaders(10, 4 // size, size, wishes=LoaderWishes(end=end))
     for rank in ranks:
         rank.load_state_dict(loader.state_dict())
     resumed = order(ranks)
-    assert len(resumed) == len(loader) * 4
-    assert [rank.epoch for rank in ranks] == [2] * size
+    assert {loader.epoch, *(rank.epoch - 1 for rank in ranks)} == {1}
     assert resumed == order([loader])
 
 
-def test_a_dataset_smaller_than_a_round_repeats_or_is_refused() -> None:
-    found = order(loaders(3, 4, 2))
-    assert len(found) == 8
-    assert set(found) == {0, 1, 2}
-    with pytest.raises(ModelError, match="3 samples do not fill a micro batch of 4 on 2 ranks"):
-        loaders(3, 4, 2, drop_last=True)
-    with pytest.raises(ModelError, match="0 samples do not fill"):
-        loaders(0, 1, 1)
+def samples_of(loader: TrainingLoader, batches: int) -> Tensor:
+    """The next batches, over the ends of epochs, as one tensor."""
+    found: list[Tensor] = []
+    while len(found) < batches:
+        for batch in loader:
+            found.append(batch)
+            if len(found) == batches:
+                break
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_sample_draws_the_same_numbers_for_any_workers_and_after_a_resume(workers: int) -> None:
+    def make(workers: int) -> TrainingLoader:
+        return TrainingLoader(
+            Augmented(10), micro_batch=4, collate_fn=Masked(), wishes=LoaderWishes(workers=workers, seed=3)
+        )
+
+    whole = samples_of(make(0), 8)
+    assert len(whole[:, 1:].unique()) == whole[:, 1:].numel(), "nothing is drawn twice"
+    before = make(workers)
+    assert torch.equal(samples_of(before, 3), whole[:12])
+    after = make(workers)
+    after.load_state_dict(before.state_dict())
+    assert torch.equal(samples_of(after, 5), whole[12:])
+    assert torch.equal(samples_of(before, 5), whole[12:]), "workers that live on make the rest of a broken-off epoch"
+
+
+def test_batches_are_collated_and_no_generator_of_this_process_is_moved() -> None:
+    loader = TrainingLoader(Augmented(4), micro_batch=2, collate_fn=tuple)
+    torch.manual_seed(0)
+    before = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())  # type: ignore[index]
+    assert all(isinstance(batch, tuple) for batch in loader)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:]  # type: ignore[index]
 
 
 class Stream(IterableDataset[int]):
@@ -128,11 +164,3 @@ class Unsized(Dataset[int]):
 def test_a_dataset_without_length_is_refused(dataset: Dataset[int]) -> None:
     with pytest.raises(ModelError, match=f"{type(dataset).__name__} has no length"):
         TrainingLoader(dataset, micro_batch=1, rank=0, size=1)
-
-
-def test_batches_are_collated_and_the_default_generator_is_left_alone() -> None:
-    loader = TrainingLoader(Numbers(4), micro_batch=2, rank=0, size=1, collate_fn=lambda samples: tuple(samples))
-    torch.manual_seed(0)
-    state = torch.get_rng_state()
-    assert all(isinstance(batch, tuple) for batch in loader)
-    assert torch.equal(torch.get_rng_state(), state)

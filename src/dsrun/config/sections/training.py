@@ -16,7 +16,7 @@ from dsrun.config.sections.parallel import Compile, ExpertParallel, HybridEngine
 from dsrun.config.sections.precision import Bf16, DataTypes, Fp16, TorchAutocast
 from dsrun.config.sections.scheduler import SchedulerSection
 from dsrun.config.sections.zero import ZeroOptimization
-from dsrun.config.values import Divisor, Dtype, Flag, NonNegative, Positive, as_whole
+from dsrun.config.values import Count, Divisor, Dtype, Flag, NonNegative, Positive, Whole, as_whole
 
 _SP = "cut sequences over ranks"
 
@@ -178,8 +178,24 @@ class Training(Section):
         ),
     ] = False
     dataloader_drop_last: Annotated[
-        Flag, knob("Leave out the last samples where they fill no whole micro batch.", users=(4, 1))
+        Flag,
+        knob(
+            "Leave out the last samples of an epoch where they fill no micro batch on every rank; else the first ones "
+            "of the next epoch fill it up.",
+            users=(4, 1),
+        ),
     ] = False
+    dataloader_num_workers: Annotated[
+        Count,
+        knob(
+            "Processes of each rank that make batches of `training_data` ahead; 0 makes them in the rank.",
+            unit="processes",
+            effect="the same batches for any number; each holds a copy of what the dataset keeps in Python objects",
+        ),
+    ] = 0
+    dataloader_seed: Annotated[
+        Whole, knob("Seed of the order of `training_data`, and of what its samples draw at random.")
+    ] = 1234
     vocabulary_size: Annotated[
         Positive | None,
         knob(

@@ -1,0 +1,40 @@
+"""A loader's worker processes through the stop of a job.
+
+A launcher's signal goes to a rank and to all that it has started. Torch's workers die of it, and the rank then of their
+death, in the middle of what the signal asked it for: to finish the step and save. Workers that were set up here leave
+the signal to their rank, and end as ever: when the loader lets them go, when it ends them, or when their rank is gone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+
+#: Of a stop, and of those that ask for a checkpoint.
+_LEFT_TO_THE_RANK = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def leave_signals_to_rank(worker_id: int) -> None:
+    """Has this worker ignore the signals of a stop that its own rank has not sent; a DataLoader's `worker_init_fn`.
+
+    Args:
+        worker_id: of the worker; without effect.
+    """
+    del worker_id
+    # Blocked, and taken by a thread: a handler does not learn who has sent the signal, and the loader itself ends its
+    # workers by SIGTERM when the interpreter ends.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_RANK)
+    rank = multiprocessing.parent_process()
+    assert rank is not None, "a worker has been started by its rank"
+    arguments = (rank.pid, os.getppid())
+    threading.Thread(target=_listen, args=arguments, name="dsrun-worker-signals", daemon=True).start()
+
+
+def _listen(rank_pid: int | None, parent_pid: int) -> None:
+    while True:
+        told = signal.sigwaitinfo(_LEFT_TO_THE_RANK)
+        # Another parent has taken over where the rank, or the server that forked this process for it, is gone.
+        if told.si_signo == signal.SIGTERM and (told.si_pid == rank_pid or os.getppid() != parent_pid):
+            os._exit(0)

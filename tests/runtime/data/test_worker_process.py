@@ -1,0 +1,61 @@
+"""A loader's workers leave the signals of a stop to their rank, and end with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from support.processes import wait_for_end
+
+#: Iterates, has another process send each worker a signal, iterates again, and ends with its workers alive.
+PROGRAM = """
+import os, signal, subprocess, sys
+from torch.utils.data import DataLoader, Dataset
+from dsrun.runtime.data.worker_process import leave_signals_to_rank
+
+class Pids(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        return os.getpid()
+
+loader = DataLoader(Pids(), num_workers=2, persistent_workers=True, worker_init_fn=leave_signals_to_rank)
+before = sorted({int(pid) for pid in loader})
+kill = "import os, sys; [os.kill(int(pid), int(sys.argv[1])) for pid in sys.argv[2:]]"
+subprocess.run([sys.executable, "-c", kill, str(int(signal.Signals[sys.argv[1]])), *map(str, before)], check=True)
+assert len(before) == 2
+assert sorted({int(pid) for pid in loader}) == before, "these are other workers"
+if sys.argv[2] == "dies":
+    print(*before, flush=True)
+    signal.pause()
+print("done")
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGUSR2"])
+def test_workers_live_through_a_stop_and_end_when_their_rank_does(name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, name, "ends"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_workers_end_when_asked_to_once_their_rank_is_gone() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "SIGTERM", "dies"], stdout=subprocess.PIPE, text=True
+    ) as rank:
+        assert rank.stdout is not None
+        workers = [int(word) for word in rank.stdout.readline().split()]
+        rank.kill()
+        rank.wait()
+        for pid in workers:
+            with suppress(ProcessLookupError):  # torch's own watch has noticed it first
+                os.kill(pid, signal.SIGTERM)
+        assert all(wait_for_end(pid, timeout_s=60) for pid in workers)
+        rank.stdout.close()
+    assert len(workers) == 2
