@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+
 import torch
+from torch import Tensor
 
 from ..compat import fused_adam
 from ..optim.housing import adam_state_names, adam_step_count
 from .block_cut import BlockCutter
 from .block_work import RangeWork
+from .inner_threads import inner_threads
+from .scratch import Scratch
 
 
 class AdamBlocks:
@@ -15,20 +21,36 @@ class AdamBlocks:
 
     Args:
         cutter: cuts ranges into blocks.
+        threads: that torch's operations use; None: as many as those of the calling thread.
     """
 
-    def __init__(self, cutter: BlockCutter) -> None:
+    def __init__(self, cutter: BlockCutter, *, threads: int | None) -> None:
         self._cutter = cutter
+        self._threads = threads
 
     @torch.no_grad()
     def step(self, work: RangeWork) -> None:
         """Updates one range; see `BlockStep`."""
-        options, names = work.options, adam_state_names(work.options)
+        names = adam_state_names(work.options)
         for name in names:
             if name not in work.states:
-                work.add_state(name, work.master_N.dtype)
+                work.add_state(name, torch.float32)
         if "step" not in work.scalars:
-            work.scalars["step"] = adam_step_count(options, work.master_N.device)
-        count = work.scalars["step"].add_(1)
-        for block in self._cutter.blocks(work):
-            fused_adam(block.master, block.grad, [block.states[name] for name in names], count, options)
+            work.scalars["step"] = adam_step_count(work.options, torch.device("cpu"))
+        kernel = fused_adam(work.options, work.scalars["step"].add_(1))
+        with inner_threads(self._threads):
+            for _, master, grad, states in self._cutter.blocks(work, [work.states[name] for name in names]):
+                if all(state.dtype == torch.float32 for state in states):
+                    kernel(master, grad, states)
+                    continue
+                with _widened(states, self._cutter.scratch) as wide:
+                    kernel(master, grad, wide)
+
+
+@contextmanager
+def _widened(states: Sequence[Tensor], scratch: Scratch) -> Generator[list[Tensor]]:
+    """Gives fp32 copies of states, and rounds them back into their places."""
+    wide = [scratch.take(f"state {i}", state.numel()).copy_(state) for i, state in enumerate(states)]
+    yield wide
+    for state, values in zip(states, wide, strict=True):
+        state.copy_(values)

@@ -7,19 +7,24 @@ other. An update that reads its own element alone gives each element what it giv
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn, optim
 
-from dsrun.errors import ModelError
+from dsrun.errors import DsrunError, ModelError
 
 from ..optim.structured import StructuredOptimizer
 from .block_cut import Block, BlockCutter
 from .block_work import RangeWork
+from .inner_threads import inner_threads
 
-#: A script's hooks run once a step, not once a block, and those of a schedule lead to the optimizer itself.
+#: A script's hooks run once a step, not once a block.
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+#: Elements and steps of the trial; without a vector's tail.
+_TRIAL_NUMEL, _TRIAL_STEPS = 512, 3
+_TRIAL_RATE = 1e-2
 
 
 class OwnCodeBlocks:
@@ -28,101 +33,151 @@ class OwnCodeBlocks:
     Args:
         optimizer: whose class and attributes count.
         cutter: cuts ranges into blocks.
-
-    Raises:
-        ModelError: it needs to know which tensors a range holds.
+        threads: that torch's operations use; None: as many as those of the calling thread.
     """
 
-    def __init__(self, optimizer: optim.Optimizer, cutter: BlockCutter) -> None:
-        if isinstance(optimizer, StructuredOptimizer):
-            raise ModelError(
-                f"optimizer: {type(optimizer).__name__} needs whole tensors, and a block is a part of one",
-                hint="choose an elementwise optimizer (AdamW, Lion, SGD), or leave it on the device",
-            )
+    def __init__(self, optimizer: optim.Optimizer, cutter: BlockCutter, *, threads: int | None) -> None:
         self._optimizer = optimizer
         self._cutter = cutter
+        self._threads = threads
 
     def step(self, work: RangeWork) -> None:
         """Updates one range; see `BlockStep`.
 
         Raises:
-            ModelError: the optimizer's own code gives two blocks different counts, so it is not elementwise.
+            ModelError: what the optimizer counts differs between blocks.
         """
-        before = {name: _copied(value) for name, value in work.scalars.items()}
-        known = list(work.states)
-        is_first = True
-        for block in self._cutter.blocks(work):
-            state, changed = self._step_block(block, {**before, **{name: block.states[name] for name in known}}, work)
-            scalars = self._keep(state, block, work)
-            if is_first:
-                work.scalars.update(scalars)
-                work.changed.update(changed)
-                is_first = False
-            elif not (_same(scalars, work.scalars) and _same(changed, work.changed)):
-                raise _not_elementwise(self._optimizer, "keeps a different count for each part of a tensor")
+        scalars_before = dict(work.scalars)
+        known = dict(work.states)
+        kept: tuple[dict[str, Any], dict[str, Any]] | None = None
+        with inner_threads(self._threads):
+            for block in self._cutter.blocks(work, list(known.values())):
+                states = dict(zip(known, block.states, strict=True))
+                found = self._step_block(block, scalars_before, states, work)
+                if kept is not None and not _same(kept, found):
+                    raise _refusal(self._optimizer, "counts differently for each part of a tensor")
+                kept = found
+        if kept is not None:
+            work.scalars.update(kept[0])
+            work.changed.update(kept[1])
 
     def _step_block(
-        self, block: Block, state: dict[str, Any], work: RangeWork
+        self, block: Block, scalars: Mapping[str, Any], states: Mapping[str, Tensor], work: RangeWork
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Returns the block's state after the step, and the options that the step has set anew."""
+        """Steps one block; returns its scalars, and the options that the step has set anew."""
         leaf = nn.Parameter(block.master)
         leaf.grad = block.grad
         options = {key: value for key, value in work.options.items() if key not in ("params", "param_names")}
-        scalars = {name: _copied(value) for name, value in state.items() if name not in block.states}
-        twin = _twin(self._optimizer, leaf, options, {**state, **scalars})
+        twin = _twin(self._optimizer, leaf, options)
+        if scalars or states:
+            twin.state[leaf] = {**{name: _copied(value) for name, value in scalars.items()}, **states}
         attributes = dict(vars(twin))
         type(twin).step(cast(Any, twin))
         moved = [name for name, value in vars(twin).items() if attributes.get(name) is not value]
+        # torch's own classes note there what they have warned of, and which checks are done.
         if moved and not type(twin).__module__.startswith("torch."):
-            raise _not_elementwise(self._optimizer, f"keeps `{moved[0]}` for all parameters together")
+            raise _refusal(self._optimizer, f"keeps `{moved[0]}` for all parameters together")
         group = twin.param_groups[0]
         changed = {k: v for k, v in group.items() if k != "params" and (k not in options or options[k] is not v)}
-        return twin.state[leaf], changed
-
-    def _keep(self, state: dict[str, Any], block: Block, work: RangeWork) -> dict[str, Any]:
-        """Writes states that do not lie in their place yet to where they belong; returns the scalars."""
-        scalars: dict[str, Any] = {}
-        numel = block.master.numel()
-        for name, value in state.items():
-            if not isinstance(value, Tensor) or value.shape != block.master.shape:
-                scalars[name] = value
-                continue
-            if name not in work.states:
-                work.add_state(name, value.dtype)
-            part = work.states[name][block.start : block.start + numel]
-            if part.data_ptr() != value.data_ptr():
-                part.copy_(value)
-        return scalars
+        return _keep_states(twin.state[leaf], block, work), changed
 
 
-def _twin(
-    optimizer: optim.Optimizer, leaf: nn.Parameter, options: dict[str, Any], state: dict[str, Any]
-) -> optim.Optimizer:
-    """Returns an optimizer of the same class and attributes that has one leaf, and no hooks."""
+def check_parts(optimizer: optim.Optimizer) -> None:
+    """Refuses an optimizer whose blocks would not get what the whole gets: a trial of a few hundred elements.
+
+    The random generators are left as they are, and so is the optimizer.
+
+    Raises:
+        ModelError: it needs whole tensors, or parts of a vector come out otherwise than in the whole.
+    """
+    if isinstance(optimizer, StructuredOptimizer):
+        raise _refusal(optimizer, "knows which tensors its elements belong to")
+    if not hasattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched") and "step" in vars(optimizer):
+        raise _refusal(optimizer, "has had its `step` replaced on the object")
+    for group in optimizer.param_groups:
+        whole, parts = (_trial(optimizer, group, numel) for numel in (_TRIAL_NUMEL, _TRIAL_NUMEL // 2))
+        if not all(_same(one, other) for one, other in zip(whole, parts, strict=True)):
+            raise _refusal(optimizer, "gives the halves of a vector other values than the whole")
+
+
+def _trial(optimizer: optim.Optimizer, group: dict[str, Any], block_numel: int) -> tuple[dict[str, Any], ...]:
+    """Returns weights, states and scalars after some steps in blocks of `block_numel` elements."""
+    draw = torch.Generator().manual_seed(0)
+    weights = torch.randn(_TRIAL_NUMEL, generator=draw)
+    made = optimizer.state.get(next(iter(group["params"]), weights), {})
+    tensors = {name: value for name, value in made.items() if isinstance(value, Tensor) and value.ndim}
+    states = {name: _spread(value) for name, value in tensors.items()}
+    scalars = {name: _copied(value) for name, value in made.items() if name not in tensors}
+    options = {key: _copied(value) for key, value in group.items() if key not in ("params", "param_names")}
+    if isinstance(options.get("lr"), float):
+        options["lr"] = _TRIAL_RATE  # a warm-up may begin with 0, which tells nothing
+    stepper = OwnCodeBlocks(optimizer, BlockCutter(block_numel), threads=None)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            for step in range(_TRIAL_STEPS):
+                grads = torch.randn(_TRIAL_NUMEL, generator=draw) * (step + 1)
+                work = RangeWork(weights, grads, states, scalars, options)
+                stepper.step(work)
+                options |= work.changed
+    except DsrunError:
+        raise
+    except Exception as error:
+        raise _refusal(optimizer, f"cannot step a vector of numbers: {type(error).__name__}: {error}") from error
+    return {"weights": weights}, states, scalars, options
+
+
+def _keep_states(state: dict[str, Any], block: Block, work: RangeWork) -> dict[str, Any]:
+    """Writes states that do not lie in their place yet to where they belong; returns the scalars."""
+    scalars: dict[str, Any] = {}
+    for name, value in state.items():
+        if not isinstance(value, Tensor) or value.shape != block.master.shape:
+            scalars[name] = value
+            continue
+        whole = work.states[name] if name in work.states else work.add_state(name, value.dtype)
+        part = whole[block.start : block.start + value.numel()]
+        if part.data_ptr() != value.data_ptr():
+            part.copy_(value)
+    return scalars
+
+
+def _twin(optimizer: optim.Optimizer, leaf: nn.Parameter, options: dict[str, Any]) -> optim.Optimizer:
+    """Returns an optimizer of the same class and attributes that has one leaf, no state and no hooks.
+
+    Of its attributes, a `step` that a schedule has wrapped would lead to the optimizer itself.
+    """
     twin = object.__new__(type(optimizer))
-    attributes = {name: value for name, value in vars(optimizer).items() if name != "step"}
-    vars(twin).update(attributes, **{name: OrderedDict() for name in _HOOKS})
-    twin.state = defaultdict(dict, {leaf: state} if state else {})
+    vars(twin).update({name: value for name, value in vars(optimizer).items() if name != "step"})
+    vars(twin).update({name: OrderedDict() for name in _HOOKS})
+    twin.state = defaultdict(dict)
     twin.param_groups = [{"params": [leaf], **options}]
     return twin
+
+
+def _spread(value: Tensor) -> Tensor:
+    """Returns a state for the trial such as an optimizer has made for a tensor of another size."""
+    first = value.detach().reshape(-1)[:1]
+    return torch.zeros(_TRIAL_NUMEL, dtype=value.dtype).add_(first.cpu() if first.numel() else 0)
 
 
 def _copied(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
 
 
-def _same(ones: dict[str, Any], others: Any) -> bool:
-    return ones.keys() == others.keys() and all(_equal(value, others[name]) for name, value in ones.items())
-
-
-def _equal(one: Any, other: Any) -> bool:
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values, dicts or tuples of them, are equal to the bit; NaN is equal to NaN."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return torch.equal(one, other)
+        return torch.equal(one.nan_to_num(0.25), other.nan_to_num(0.25)) and torch.equal(one.isnan(), other.isnan())
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(_same(*pair) for pair in zip(one, other, strict=True))
     return bool(one == other)
 
 
-def _not_elementwise(optimizer: optim.Optimizer, why: str) -> ModelError:
+def _refusal(optimizer: optim.Optimizer, why: str) -> ModelError:
     return ModelError(
-        f"optimizer: {type(optimizer).__name__} {why}, and it would step parts of tensors on the host",
-        hint="keep what it counts in the state of each parameter, choose another, or leave it on the device",
+        f"optimizer: {type(optimizer).__name__} {why}, and the host steps parts of tensors one by one",
+        hint="choose an elementwise optimizer (AdamW, Lion, SGD; counts in the state of each parameter), or leave "
+        "`offload_optimizer` out",
     )

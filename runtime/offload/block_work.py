@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .split_master import SplitMaster
+
 
 @dataclass(frozen=True, slots=True)
 class RangeWork:
@@ -20,9 +22,10 @@ class RangeWork:
     `states` and `scalars` together are what the optimizer keeps for the range in its `state`, by torch's names.
 
     Attributes:
-        master_N: fp32, [N]; updated in place.
+        master_N: fp32, [N], or its halves; updated in place.
         grads_N: fp32, bf16 or fp16, [N], summed over ranks and micro batches; left as they are.
-        states: one value an element, [N] each; updated in place. Those that the first step makes are added.
+        states: one value an element, [N] each; updated in place. Those that the first step makes are added. Adam's may
+            be bf16: then they are rounded after each step, and fp32 while it is taken.
         scalars: all other state (the count of steps); entries are replaced or updated in place.
         options: of the group as they stand when the step begins (lr, betas, ...); the same for all ranges of a step.
         grad_scale: gradients are multiplied by it first, in fp32: the clip coefficient over the loss scale.
@@ -33,7 +36,7 @@ class RangeWork:
             ranges of the step are done.
     """
 
-    master_N: Tensor
+    master_N: Tensor | SplitMaster
     grads_N: Tensor
     states: MutableMapping[str, Tensor]
     scalars: MutableMapping[str, Any]
@@ -43,11 +46,15 @@ class RangeWork:
     place: Callable[[str, torch.dtype], Tensor] | None = None
     changed: dict[str, Any] = field(default_factory=dict[str, Any])
 
+    @property
+    def numel(self) -> int:
+        """Elements of the range."""
+        return self.grads_N.numel()
+
     def add_state(self, name: str, dtype: torch.dtype) -> Tensor:
         """Returns a new state of zeros, which is in `states` from here on."""
-        numel = self.master_N.numel()
-        state = torch.empty(numel, dtype=dtype) if self.place is None else self.place(name, dtype)
-        assert state.shape == (numel,), f"state {name} of {numel} elements got a place of {tuple(state.shape)}"
+        state = torch.empty(self.numel, dtype=dtype) if self.place is None else self.place(name, dtype)
+        assert state.shape == (self.numel,), f"state {name}: a place of {tuple(state.shape)} for {self.numel} elements"
         self.states[name] = state.zero_()
         return state
 
