@@ -10,15 +10,31 @@ from .layout.unit_layout import UnitLayout
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """Memory in the optimizer's own dtype, through which it sees ranges of other dtypes, one after the other.
+
+    Attributes:
+        grad: flat, as long as the longest range.
+        master: likewise; None where masters have that dtype themselves.
+    """
+
+    grad: Tensor
+    master: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OwnedRange:
     """What one rank updates of one unit; the tensors belong to the unit and live as long as it.
 
     Attributes:
         layout: the unit's flat buffer.
         start: first element of the range in the flat buffer.
-        master: fp32, flat, the range's parameters as the optimizer updates them.
-        grad_sum: fp32, flat, the range's gradients, reduced over ranks and summed over micro batches.
+        master: flat, the range's parameters as updates leave them: fp32 but where 16-bit masters are asked for.
+        grad_sum: flat, the range's gradients, reduced over ranks and summed over micro batches: fp32, or what the
+            config says.
         groups: optimizer group of each extent of the layout; extents of one group are neighbours.
+        window: shared by all ranges, where the optimizer computes in another dtype; None where it sees `master` and
+            `grad_sum` themselves.
     """
 
     layout: UnitLayout
@@ -26,6 +42,18 @@ class OwnedRange:
     master: Tensor
     grad_sum: Tensor
     groups: tuple[int, ...]
+    window: Window | None = None
+
+    @property
+    def seen_master(self) -> Tensor:
+        """The parameters as the optimizer sees them: `master`, or the window's memory while it is this range's turn."""
+        shown = None if self.window is None else self.window.master
+        return self.master if shown is None else shown.narrow(0, 0, self.master.numel())
+
+    @property
+    def seen_grad(self) -> Tensor:
+        """The gradients as the optimizer sees them, likewise."""
+        return self.grad_sum if self.window is None else self.window.grad.narrow(0, 0, self.grad_sum.numel())
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,8 @@ class CutModel:
             has_module=[unit.module is not None for unit in self.units],
             compute=self.precision.compute,
             master=self.precision.master,
+            sums=self.precision.sums,
+            states=self.precision.states,
             states_per_element=states_per_element(optimizer),
             shard_optimizer=self.plan.shard_optimizer,
             shard_gradients=self.plan.shard_gradients,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..mesh.collectives import Collectives
-from ..optim.norm import clip, global_totals
+from ..optim.norm import clip_factor, global_totals
 from ..optim.sharded import ShardOptimizer
 from ..precision.non_finite import first_non_finite
 from ..zero.plan import ZeroPlan
@@ -83,7 +83,6 @@ def take_step(
     # 1. The one host read: the norm over all ranks, and with it the mean loss and whether all gathered the same. Two
     #    all-reduces of a few numbers where gradients are sharded, else one.
     parts.reducer.settle()
-    ranges = [unit.grad_sum for unit in parts.units]
     totals = global_totals(
         parts.reducer.sums.norms(),
         parts.collectives,
@@ -102,8 +101,7 @@ def take_step(
     applied = is_finite or not skip_non_finite
     non_finite = None if is_finite else _first_non_finite(parts)
     if applied:
-        clip(ranges, norm, limit=clipping, loss_scale=loss_scale)
-        parts.optimizer.step()
+        parts.optimizer.step(clip_factor(norm, limit=clipping, loss_scale=loss_scale))
         publish(parts.units, parts.plan, parts.collectives, parts.store)
 
     # 3. Room for the next global batch's gradients.

@@ -44,7 +44,7 @@ def reduce_in_order(terms: Sequence[Tensor], out: Tensor, op: str) -> None:
 
 
 def add_scaled(total_N: Tensor, addend_N: Tensor, factor: float) -> None:
-    """Adds `factor * addend_N` to `total_N`, computed in the dtype of `total_N`, which is as wide or wider.
+    """Adds `factor * addend_N` to `total_N`, computed in the wider dtype of both and rounded once.
 
     On a CPU torch copies an addend of another dtype as a whole first; piece by piece its copy stays in the cache.
     """
@@ -56,13 +56,17 @@ def add_scaled(total_N: Tensor, addend_N: Tensor, factor: float) -> None:
 
 
 def set_scaled(total_N: Tensor, addend_N: Tensor, factor: float) -> None:
-    """Sets `total_N` to `factor * addend_N`, computed in the dtype of `total_N`: a sum that begins.
+    """Sets `total_N` to `factor * addend_N`, computed in the wider dtype of both: a sum that begins.
 
     Zeroing the sum and adding to it would write and read it once more. Piece by piece on a CPU, as in `add_scaled`.
     """
+    is_narrower = total_N.dtype.itemsize < addend_N.dtype.itemsize
     on_cpu = total_N.device.type == "cpu"
     numel = min(_ADD_NUMEL, total_N.numel()) if on_cpu else total_N.numel()
     for total, addend in zip(total_N.split(max(1, numel)), addend_N.split(max(1, numel)), strict=True):
+        if is_narrower:
+            torch.mul(addend, factor, out=total)  # rounded once
+            continue
         total.copy_(addend)
         if factor != 1:
             total.mul_(factor)

@@ -13,6 +13,7 @@ from torch import Tensor
 from dsrun.gathering import USUAL_SLOTS, GatherPlan, plan_slots
 
 from ..layout.unit_layout import UnitLayout
+from ..precision.policy import PrecisionPolicy
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -25,8 +26,10 @@ class StatePrediction:
         layouts: one a trained unit, in order; `has_module` says for each whether it shares the slots.
         has_module: see `layouts`.
         compute: dtype of parameters and gradients.
-        master: dtype of masters, accumulated gradients and optimizer states.
-        states_per_element: optimizer states, counted in values of `master` (2 for Adam, 0.51 for Adam in 8 bits).
+        master: dtype of masters.
+        sums: dtype of accumulated gradients; None: that of masters.
+        states: dtype of optimizer states, and what the optimizer computes in; None: that of masters.
+        states_per_element: optimizer states, counted in values of `states` (2 for Adam, 0.51 for Adam in 8 bits).
         shard_optimizer: see `ZeroPlan`.
         shard_gradients: see `ZeroPlan`.
         shard_parameters: see `ZeroPlan`.
@@ -44,6 +47,8 @@ class StatePrediction:
     shard_gradients: bool
     shard_parameters: bool
     gathering: GatherPlan | None = None
+    sums: torch.dtype | None = None
+    states: torch.dtype | None = None
     frozen_layouts: Sequence[UnitLayout] = ()
     whole_frozen_bytes: int = 0
 
@@ -57,9 +62,17 @@ class StatePrediction:
         parameters = (shard + frozen + slots) if self.shard_parameters else full
         gradients = self._slot_numel() if self.shard_gradients else full
         masters = owned if self.compute != self.master else 0
-        sums_and_states = owned + round(owned * self.states_per_element)
         compute_bytes = (parameters + gradients) * self.compute.itemsize + self.whole_frozen_bytes
-        return compute_bytes + (masters + sums_and_states) * self.master.itemsize
+        sums, states = self.sums or self.master, self.states or self.master
+        owned_bytes = masters * self.master.itemsize + owned * sums.itemsize
+        state_bytes = round(owned * self.states_per_element) * states.itemsize
+        return compute_bytes + owned_bytes + state_bytes + self._window_numel(sums, states) * states.itemsize
+
+    def _window_numel(self, sums: torch.dtype, states: torch.dtype) -> int:
+        """Elements of the memory through which an optimizer sees ranges of other dtypes, one at a time."""
+        owned = [layout.shard_numel if self.shard_optimizer else layout.padded_numel for layout in self.layouts]
+        count = PrecisionPolicy(self.compute, self.master, sums, states).window_count
+        return count * max(owned, default=0)
 
     def _slot_numel(self) -> int:
         sizes = [layout.padded_numel for layout in self.layouts]

@@ -23,11 +23,11 @@ class StateHousing:
 
     Args:
         counts: each range with the number of states of its elements.
-        memory: where they are reserved, in the masters' dtype and on their device.
+        memory: where they are reserved, in the dtype the optimizer computes in and on the masters' device.
     """
 
     def __init__(self, counts: Sequence[tuple[OwnedRange, int]], memory: Arenas) -> None:
-        first = counts[0][0].master
+        first = counts[0][0].seen_master
         arena = memory.reserve(
             "optimizer states",
             sum(room_for([owned.master.numel()]) * count for owned, count in counts),

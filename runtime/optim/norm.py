@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..compat import foreach_mul
 from ..layout.unit_layout import SHARD_ALIGN
 from ..mesh.collectives import Collectives
 
@@ -94,17 +93,15 @@ def global_totals(
     return Totals(read[0], read[1], -read[2], read[3:])
 
 
-def clip(ranges: Sequence[Tensor], norm: float, *, limit: float, loss_scale: float = 1.0) -> None:
-    """Scales gradients in place so that their norm is at most `limit`; torch's formula, norm + 1e-6 below.
+def clip_factor(norm: float, *, limit: float, loss_scale: float = 1.0) -> float:
+    """Returns by what gradients are to be multiplied so that their norm is at most `limit`.
+
+    torch's formula: norm + 1e-6 below. 1 where the norm is nan.
 
     Args:
-        ranges: fp32, this rank's accumulated gradients, multiplied by `loss_scale`.
         norm: the global norm without the loss scale.
         limit: `gradient_clipping`; 0 turns clipping off.
-        loss_scale: taken out in the same pass.
+        loss_scale: that the gradients are multiplied by; taken out too.
     """
     coefficient = limit / (norm + 1e-6) if limit > 0 else 1.0
-    # No clipping by a norm that is nan, either.
-    coefficient = (coefficient if coefficient < 1 else 1.0) / loss_scale
-    if coefficient != 1:
-        foreach_mul(list(ranges), coefficient)
+    return (coefficient if coefficient < 1 else 1.0) / loss_scale

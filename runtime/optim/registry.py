@@ -132,6 +132,21 @@ def check_elementwise(optimizer: optim.Optimizer, *, allow_untested: bool) -> No
         )
 
 
+def check_range_by_range(optimizer: optim.Optimizer) -> None:
+    """Refuses an optimizer that must see all leaves in one step, or of which that is not known; see `windowed.py`.
+
+    Raises:
+        ModelError: naming its class.
+    """
+    if type(optimizer) not in _ELEMENTWISE:
+        raise ModelError(
+            f"optimizer: {type(optimizer).__name__} is not known to step leaf by leaf, and masters or sums of "
+            "gradients are in another number format than it computes in",
+            hint="leave `data_types.grad_accum_dtype` and 16-bit master weights out, or use one of torch's elementwise "
+            "optimizers, such as AdamW",
+        )
+
+
 def states_of_group(optimizer: optim.Optimizer, options: Mapping[str, Any]) -> int:
     """Returns how many states an optimizer keeps for each element of a group, 0 where that is not known.
 

@@ -23,8 +23,8 @@ class Run:
         group: number of the optimizer group.
         kind: of its tensors; empty where an optimizer makes no difference.
         start: first element in the unit's flat buffer: a multiple of 64, and of 256 where a slice is cut.
-        param: fp32 leaf over the run's masters.
-        grad: view of the run's accumulated gradient; the leaf's `.grad`.
+        param: leaf over the run's masters as the optimizer sees them.
+        grad: view of the run's gradient as the optimizer sees it; the leaf's `.grad`.
     """
 
     owned: OwnedRange
@@ -73,6 +73,6 @@ def cut_runs(owned: OwnedRange, kind_of: KindOf = one_kind) -> Iterator[Run]:
     for (group, kind), first, last in spans:
         low, high = max(owned.start, first), min(owned.start + owned.master.numel(), last)
         if low < high:
-            leaf = nn.Parameter(owned.master.narrow(0, low - owned.start, high - low))
-            leaf.grad = grad = owned.grad_sum.narrow(0, low - owned.start, high - low)
+            leaf = nn.Parameter(owned.seen_master.narrow(0, low - owned.start, high - low))
+            leaf.grad = grad = owned.seen_grad.narrow(0, low - owned.start, high - low)
             yield Run(owned, group, kind, low, leaf, grad)

@@ -13,14 +13,16 @@ from torch import Tensor, nn, optim
 
 from dsrun.errors import ModelError
 
+from ..compat import foreach_mul
 from ..layout.unit_layout import ShardPiece
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives
 from ..protocols import OwnedRange, StateEntry
 from .housing import StateHousing, adam_state_names, adam_step_count
-from .registry import adopt, states_of_group
+from .registry import adopt, check_range_by_range, states_of_group
 from .runs import Run, cut_runs
 from .structured import StructuredOptimizer, TensorInfo
+from .windowed import step_range_by_range
 
 #: Prefix of the role of a state that is one number for a whole run of elements.
 _SCALAR = "scalar:"
@@ -44,18 +46,25 @@ class ShardOptimizer:
         self._housing: StateHousing | None = None
         self._is_housed = False
         self._stepping = False
+        self._is_windowed = any(owned.window is not None for owned in ranges)
 
     def shards_by_group(self) -> list[list[nn.Parameter]]:
         """Returns the leaves that a torch optimizer shall update, group by group."""
         return [[run.param for run in self._runs if run.group == group] for group in range(self._group_count)]
 
     def drive(self, optimizer: optim.Optimizer) -> None:
-        """Says which torch optimizer holds the leaves; one that knows their structure gets them cut as it needs."""
+        """Says which torch optimizer holds the leaves; one that knows their structure gets them cut as it needs.
+
+        Raises:
+            ModelError: it must see all leaves at once, and masters or sums are in another dtype than it computes in.
+        """
+        if self._is_windowed:
+            check_range_by_range(optimizer)
         self.torch_optimizer = optimizer
         if isinstance(optimizer, StructuredOptimizer):
             self._runs = [run for owned in self._ranges for run in cut_runs(owned, optimizer.kind_of)]
             adopt(optimizer, self.shards_by_group())
-            optimizer.bind(self._runs, self._tensors(), self._axis, device=self._ranges[0].master.device)
+            optimizer.bind(self._runs, self._tensors(), self._axis, device=self._ranges[0].seen_master.device)
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
 
     def house_states(self, memory: Arenas) -> None:
@@ -71,15 +80,24 @@ class ShardOptimizer:
         if any(count for _, count in counts):
             self._housing = StateHousing(counts, memory)
 
-    def step(self) -> None:
-        """Takes one optimizer step on the local ranges."""
+    def step(self, factor: float = 1.0) -> None:
+        """Takes one optimizer step on the local ranges.
+
+        Args:
+            factor: gradients are multiplied by it first, in the dtype the optimizer computes in.
+        """
         assert self.torch_optimizer is not None, "drive() was not called"
-        for run in self._runs:
-            # A script's own optimizer.zero_grad() sets gradients to None; they are views and come back here.
-            if run.param.grad is None:
-                run.param.grad = run.grad
         self._stepping = True
         try:
+            if self._is_windowed:
+                self._step_through_window(self.torch_optimizer, factor)
+                return
+            if factor != 1:
+                foreach_mul([owned.grad_sum for owned in self._ranges], factor)
+            for run in self._runs:
+                # A script's own optimizer.zero_grad() sets gradients to None; they are views and come back here.
+                if run.param.grad is None:
+                    run.param.grad = run.grad
             if self._housing is not None and not self._is_housed:
                 self._first_step(self.torch_optimizer, self._housing)
             else:
@@ -182,15 +200,32 @@ class ShardOptimizer:
     def _first_step(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
         """Takes the first step so that states lie where they belong, with torch's own values to the bit."""
         if isinstance(optimizer, optim.Adam | optim.AdamW):
-            for run in self._runs:
-                options = optimizer.param_groups[run.group]
-                states = {name: housing.place(run.owned, name) for name in adam_state_names(options)}
-                housed = {name: _part(run, flat) for name, flat in states.items() if flat is not None}
-                optimizer.state[run.param] = {"step": adam_step_count(options, run.grad.device), **housed}
+            self._place_zeros(optimizer, housing)
             optimizer.step()
         else:
             self._step_and_house(optimizer, housing)
         self._is_housed = True
+
+    def _step_through_window(self, optimizer: optim.Optimizer, factor: float) -> None:
+        """Takes a step where the optimizer computes in another dtype; in the first one, states find their places."""
+        housing = None if self._is_housed else self._housing
+        if housing is None:
+            step_range_by_range(self._runs, optimizer, factor=factor)
+            return
+        if isinstance(optimizer, optim.Adam | optim.AdamW):
+            self._place_zeros(optimizer, housing)
+            step_range_by_range(self._runs, optimizer, factor=factor)
+        else:
+            step_range_by_range(self._runs, optimizer, factor=factor, after=lambda run: self._move_states(run, housing))
+        self._is_housed = True
+
+    def _place_zeros(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
+        """Gives Adam's states their places, zeroed as torch begins with them."""
+        for run in self._runs:
+            options = optimizer.param_groups[run.group]
+            states = {name: housing.place(run.owned, name) for name in adam_state_names(options)}
+            housed = {name: _part(run, flat) for name, flat in states.items() if flat is not None}
+            optimizer.state[run.param] = {"step": adam_step_count(options, run.grad.device), **housed}
 
     def _step_and_house(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
         """Takes the first step run by run, and moves the states that torch makes in it to where they belong.
@@ -205,14 +240,18 @@ class ShardOptimizer:
                 run.param.grad = run.grad
                 optimizer.step()
                 run.param.grad = None
-                state = self._state(run)
-                for name, value in state.items():
-                    if isinstance(value, Tensor) and _is_elementwise(run, value) and value.dtype == run.grad.dtype:
-                        housed = housing.place(run.owned, name)
-                        state[name] = value if housed is None else _part(run, housed).copy_(value)
+                self._move_states(run, housing)
         finally:
             for run in self._runs:
                 run.param.grad = run.grad
+
+    def _move_states(self, run: Run, housing: StateHousing) -> None:
+        """Moves the states that torch has made for a run to where they belong."""
+        state = self._state(run)
+        for name, value in state.items():
+            if isinstance(value, Tensor) and _is_elementwise(run, value) and value.dtype == run.grad.dtype:
+                housed = housing.place(run.owned, name)
+                state[name] = value if housed is None else _part(run, housed).copy_(value)
 
     def _refuse_foreign_step(self, *_: object) -> None:
         """A script's own `optimizer.step()` would update shards that no reduction has filled, and publish nothing."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from dsrun.config.config import Config
 
 from .loss_scale import LossScale, ScaleRules
-from .policy import BF16, FP16, FP32, PURE_BF16, PrecisionPolicy
+from .policy import BF16, BF16_MASTERS, DTYPES, FP16, FP16_MASTERS, FP32, PURE_BF16, PrecisionPolicy
 
 #: Of fp16 under autocast, which has no keys for them: the numbers of `torch.amp.GradScaler`.
 _AUTOCAST_RULES = ScaleRules(initial=2.0**16, window=2000, hysteresis=1, consecutive=False, minimum=1.0)
@@ -15,11 +17,20 @@ _AUTOCAST_RULES = ScaleRules(initial=2.0**16, window=2000, hysteresis=1, consecu
 
 def policy_of(config: Config) -> PrecisionPolicy:
     """Returns the dtypes that the config asks for."""
-    if config.fp16.enabled:
-        return FP16
-    if config.bf16.enabled:
-        return PURE_BF16 if config.bf16.bf16_master_weights_and_grads else BF16
-    return FP32
+    sums = config.data_types.grad_accum_dtype
+    policy = _policy_of_mode(config)
+    return policy if sums is None else replace(policy, sums=DTYPES[sums])
+
+
+def _policy_of_mode(config: Config) -> PrecisionPolicy:
+    fp16, bf16 = config.fp16, config.bf16
+    if fp16.enabled:
+        return FP16_MASTERS if fp16.fp16_master_weights_and_grads else FP16
+    if not bf16.enabled:
+        return FP32
+    if not bf16.bf16_master_weights_and_grads:
+        return BF16
+    return PURE_BF16 if bf16.bf16_optimizer_states else BF16_MASTERS
 
 
 def autocast_of(config: Config) -> torch.dtype | None:

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..memory.arena import Arena
+from ..memory.arena import Arena, room_for
 from ..memory.arenas import Arenas
 from ..memory.pages import fresh_zeros
 from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
+from ..protocols import Window
 from .plan import ZeroPlan
 from .unit import ParamUnit
 from .values import take_values
@@ -88,9 +89,22 @@ class UnitBuffers:
     def add_sums(self) -> None:
         """Gives every unit its gradient sum; last, when the model's first tensors are gone."""
         self._scratch = self._own(0)  # as much as the largest unit takes in fp32
-        arena = self._memory.reserve("gradient sums", self._owned_numel, self._own)
+        sums = self._precision.sums
+        arena = self._memory.reserve("gradient sums", self._owned_numel, lambda numel: self._zeros(numel, sums))
+        window = self._window()
         for unit in self._units:
             unit.grad_sum = arena.take(unit.owned[1] - unit.owned[0])
+            unit.window = window
+
+    def _window(self) -> Window | None:
+        """Reserves what the optimizer sees ranges of other dtypes through: as much as the longest of them."""
+        count, states = self._precision.window_count, self._precision.states
+        if not count or not self._units:
+            return None
+        numel = max(unit.owned[1] - unit.owned[0] for unit in self._units)
+        room = room_for([numel] * count)
+        arena = self._memory.reserve("optimizer window", room, lambda numel: self._zeros(numel, states))
+        return Window(arena.take(numel), arena.take(numel) if count > 1 else None)
 
     def _place_of_values(self, numel: int, flat: Tensor | None) -> Tensor:
         """Returns zeroed fp32 memory for the first values of a unit: what they will stay in, or the scratch buffer."""
@@ -105,4 +119,7 @@ class UnitBuffers:
         return self._collectives.zeros(numel, dtype=self._precision.compute, device=self._device)
 
     def _own(self, numel: int) -> Tensor:
-        return fresh_zeros(numel, dtype=self._precision.master, device=self._device)
+        return self._zeros(numel, self._precision.master)
+
+    def _zeros(self, numel: int, dtype: torch.dtype) -> Tensor:
+        return fresh_zeros(numel, dtype=dtype, device=self._device)

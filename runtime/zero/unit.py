@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layout.unit_layout import UnitLayout, lay_out
-from ..protocols import OwnedRange
+from ..protocols import OwnedRange, Window
 from .units import UnitSpec
 
 
@@ -29,8 +29,10 @@ class ParamUnit:
             memory of a slot, valid between acquire and release.
         flat_grad: compute dtype, [padded_numel]; the gradients are views of it. Its own, or the memory of a slot.
         shard: compute dtype, this rank's slice of the parameters; a view of `flat_param` unless that is a slot.
-        master: fp32, the owned range as the optimizer updates it; shares memory with the parameters if they are fp32.
-        grad_sum: fp32, the owned range of the gradient, reduced over ranks and summed over micro batches.
+        master: the owned range as the optimizer updates it, fp32 or as the config says; shares memory with the
+            parameters if they have that dtype.
+        grad_sum: the owned range of the gradient, reduced over ranks and summed over micro batches; likewise.
+        window: through which the optimizer sees the owned range, where it computes in another dtype; shared by all.
         trains: False for a unit of frozen parameters, which has no gradients and no optimizer state.
         frozen: unit of the frozen parameters of the same module that is gathered and dropped with this one; None where
             there are none, or they are whole on every rank.
@@ -54,6 +56,7 @@ class ParamUnit:
         self.shard = empty
         self.master = empty
         self.grad_sum = empty
+        self.window: Window | None = None
         self._grad_views: list[Tensor] = []
 
     @property
@@ -64,7 +67,7 @@ class ParamUnit:
     def owned_range(self, group_of: Mapping[int, int]) -> OwnedRange:
         """Returns what this rank updates; `group_of` gives the optimizer group of each parameter by its id."""
         groups = tuple(group_of[id(param)] for param in self.params)
-        return OwnedRange(self.layout, self.owned[0], self.master, self.grad_sum, groups)
+        return OwnedRange(self.layout, self.owned[0], self.master, self.grad_sum, groups, self.window)
 
     def views(self, flat_N: Tensor) -> list[Tensor]:
         """Returns a view of `flat_N` for each parameter, in its shape."""

@@ -190,7 +190,8 @@ def _device_lines(
         Line("gather slots", slots),
         Line("gradients", state.gradients),
         Line("gradient buckets", state.gradient_slots),
-        Line("gradient sums fp32", 0 if away else state.gradient_sums),
+        Line("gradient sums fp32" if settings.sums_of(1) == 4 else "gradient sums", 0 if away else state.gradient_sums),
+        Line("optimizer window", 0 if away else state.window),
         Line("master weights", 0 if away else state.masters),
         Line("optimizer states", 0 if away else state.states),
         Line("activations", None if kept is None else kept.layers),
@@ -213,7 +214,7 @@ def _host_lines(
     moved: list[Line] = []
     kept_there: list[Line] = []
     if settings.offload_optimizer != "none":
-        owned = state.gradient_sums // 4
+        owned = state.gradient_sums // settings.sums_of(1)
         moved.append(Line("gradients on their way", owned * compute))
         ring = _NVME_RING * (4 * largest + settings.states_of(largest))
         if settings.offload_optimizer == "nvme":

@@ -28,9 +28,11 @@ class RunSettings:
     Attributes:
         stage: ZeRO stage.
         compute_bytes: bytes of a parameter in forward and backward, and of its gradient: 4 or 2.
-        master_bytes: bytes of a master, an optimizer state's value and a sum of gradients: 4, or 2 in pure bf16.
-        states_per_element: optimizer states of each element, counted in values of the master's format: 2 for Adam, 0.51
-            in 8 bits.
+        master_bytes: bytes of a master: 4, or 2 with 16-bit masters.
+        sum_bytes: bytes of a sum of gradients; None: as of a master.
+        state_bytes: bytes of an optimizer state's value, and of what the optimizer computes in; None: as of a master.
+        states_per_element: optimizer states of each element, counted in values of `state_bytes`: 2 for Adam, 0.51 in 8
+            bits.
         offload_optimizer: where masters and optimizer states live, `none` being with the rank's compute.
         offload_param: where parameter shards live between uses.
         pin_memory: host memory that copies touch is page-locked.
@@ -56,6 +58,8 @@ class RunSettings:
     stage: int = 0
     compute_bytes: int = 4
     master_bytes: int = 4
+    sum_bytes: int | None = None
+    state_bytes: int | None = None
     states_per_element: float = _ADAM_STATES
     offload_optimizer: Tier = "none"
     offload_param: Tier = "none"
@@ -85,7 +89,17 @@ class RunSettings:
 
     def states_of(self, numel: int) -> int:
         """Returns the bytes of all optimizer states of `numel` elements."""
-        return round(self.master_bytes * self.states_per_element * numel)
+        return round((self.state_bytes or self.master_bytes) * self.states_per_element * numel)
+
+    def sums_of(self, numel: int) -> int:
+        """Returns the bytes of the gradient sums of `numel` elements."""
+        return (self.sum_bytes or self.master_bytes) * numel
+
+    def window_of(self, numel: int) -> int:
+        """Returns the bytes through which the optimizer sees a range of `numel` elements in another format."""
+        seen = self.state_bytes or self.master_bytes
+        narrower = [self.master_bytes != seen, self.sums_of(1) != seen or self.master_bytes != seen]
+        return sum(narrower) * seen * numel
 
     @property
     def has_master(self) -> bool:
@@ -163,7 +177,7 @@ def read_settings(
     return RunSettings(
         stage=zero.stage,
         compute_bytes=2 if half else 4,
-        master_bytes=2 if config.bf16.enabled and config.bf16.bf16_master_weights_and_grads else 4,
+        **_owned_bytes(config),
         states_per_element=_states(config, notes),
         offload_optimizer=zero.offload_optimizer.device,
         offload_param=zero.offload_param.device,
@@ -187,6 +201,20 @@ def read_settings(
         planned=planned,
         notes=tuple(notes),
     )
+
+
+def _owned_bytes(config: Config) -> dict[str, int]:
+    """Returns the bytes of masters, sums of gradients and values of states."""
+    bf16, fp16, sums = config.bf16, config.fp16, config.data_types.grad_accum_dtype
+    has_half_masters = (bf16.enabled and bf16.bf16_master_weights_and_grads) or (
+        fp16.enabled and fp16.fp16_master_weights_and_grads
+    )
+    master = 2 if has_half_masters else 4
+    return {
+        "master_bytes": master,
+        "sum_bytes": master if sums is None else 4 if sums == "fp32" else 2,
+        "state_bytes": 2 if has_half_masters and bf16.enabled and bf16.bf16_optimizer_states else 4,
+    }
 
 
 def _batch(config: Config, data_ranks: int, micro_batch: int | None, notes: list[str]) -> BatchSizes:

@@ -56,9 +56,10 @@ class StateBytes:
         gather_slots: where units stand whole in turns at stage 3.
         gradients: in compute format, a buffer a unit; 0 from stage 2 on.
         gradient_slots: where units' gradients stand in turns from stage 2 on.
-        gradient_sums: fp32, of the owned range.
-        masters: fp32, of the owned range; 0 in fp32, where the parameters are the masters.
-        states: fp32, of the owned range.
+        gradient_sums: of the owned range.
+        masters: of the owned range; 0 where the parameters are the masters.
+        states: of the owned range.
+        window: through which the optimizer sees one unit's range at a time, where it computes in a wider format.
         frozen: parameters that are not trained, in compute format: whole, or this rank's slice at stage 3.
     """
 
@@ -70,6 +71,7 @@ class StateBytes:
     masters: int
     states: int
     frozen: int
+    window: int = 0
 
     @property
     def trained(self) -> int:
@@ -80,7 +82,7 @@ class StateBytes:
     def total(self) -> int:
         """All of it."""
         slots = self.gather_slots + self.gradient_slots
-        owned = self.gradient_sums + self.masters + self.states
+        owned = self.gradient_sums + self.masters + self.states + self.window
         return self.parameters + self.gradients + slots + owned + self.frozen
 
 
@@ -199,10 +201,11 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
         gather_slots=gathered.plan.numel * compute if stage >= 3 else 0,
         gradients=0 if stage >= 2 else whole * compute,
         gradient_slots=sum(gradient_slots.numel.values()) * compute if stage >= 2 else 0,
-        gradient_sums=owned * settings.master_bytes,
+        gradient_sums=settings.sums_of(owned),
         masters=owned * settings.master_bytes if settings.has_master else 0,
         states=settings.states_of(owned),
         frozen=frozen * compute,
+        window=settings.window_of(max((unit.shard if stage >= 1 else unit.padded for unit in trained), default=0)),
     )
 
 

@@ -139,7 +139,7 @@ def update_bytes(owned: int, settings: RunSettings) -> int:
     28 an element for Adam in fp32, and 2 more where the parameter is another tensor than the master.
     """
     parameter = settings.compute_bytes if settings.has_master else 0
-    return owned * (3 * settings.master_bytes + parameter) + 2 * settings.states_of(owned)
+    return owned * (2 * settings.master_bytes + parameter) + settings.sums_of(owned) + 2 * settings.states_of(owned)
 
 
 def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine) -> tuple[Floor, ...]:

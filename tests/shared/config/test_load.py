@@ -177,10 +177,6 @@ def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (
-            {"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
-            "`fp16.fp16_master_weights_and_grads` is true; this version does not keep fp16 master weights yet",
-        ),
-        (
             {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}}},
             '`zero_optimization.offload_optimizer.device` is "cpu"; '
             "this version does not move optimizer states off the GPU yet",
@@ -407,16 +403,16 @@ def test_sums_in_fp32_are_not_promised_where_gradients_are_added_up_in_bf16() ->
     ("bf16", "optimizer", "message"),
     [
         (
-            {"bf16_master_weights_and_grads": True},
-            "AdamW",
-            "`bf16.bf16_master_weights_and_grads` is true and `bf16.bf16_optimizer_states` is not; "
-            "expected both: masters and states are in one format",
-        ),
-        (
             {"bf16_optimizer_states": True},
             "AdamW",
             "`bf16.bf16_optimizer_states` is true and `bf16.bf16_master_weights_and_grads` is not; "
-            "expected both: masters and states are in one format",
+            "expected both, as in DeepSpeed",
+        ),
+        (
+            {"bf16_master_weights_and_grads": True},
+            "Lamb",
+            '`bf16.bf16_master_weights_and_grads` is true with optimizer type "Lamb", '
+            "which updates all tensors at once in fp32",
         ),
         (
             {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True},
@@ -426,10 +422,32 @@ def test_sums_in_fp32_are_not_promised_where_gradients_are_added_up_in_bf16() ->
         ),
     ],
 )
-def test_masters_and_states_in_bf16_go_together_and_with_torchs_own(
+def test_states_in_bf16_need_masters_in_bf16_and_an_optimizer_that_works_in_it(
     bf16: dict[str, Any], optimizer: str, message: str
 ) -> None:
     config = {"bf16": {"enabled": True, **bf16}, "optimizer": {"type": optimizer, "params": {"lr": 1e-3}}}
+    assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"data_types": {"grad_accum_dtype": "bf16"}, "optimizer": {"type": "Muon", "params": {"lr": 1e-3}}},
+            '`data_types.grad_accum_dtype` is "bf16" with optimizer type "Muon", '
+            "which updates all tensors at once in fp32",
+        ),
+        (
+            {
+                "data_types": {"grad_accum_dtype": "bf16"},
+                "fp16": {"enabled": True, "fp16_master_weights_and_grads": True},
+            },
+            '`data_types.grad_accum_dtype` is "bf16", and `fp16.fp16_master_weights_and_grads` is true, '
+            "which adds gradients up in fp16",
+        ),
+    ],
+)
+def test_sums_in_a_format_that_cannot_be_are_refused(config: dict[str, Any], message: str) -> None:
     assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
 
 

@@ -44,10 +44,8 @@ class Fp16(Section):
     fp16_master_weights_and_grads: Annotated[
         Flag,
         knob(
-            "Keep master weights and gradients in fp16 too.",
-            effect="saves memory, loses small updates",
-            status=Status.PLANNED,
-            why="keep fp16 master weights",
+            "Keep master weights and sums of gradients in fp16 too; optimizer states stay fp32.",
+            effect="no masters, and half the bytes of sums; updates below 1/2048 of a weight are lost",
         ),
     ] = False
 
@@ -97,39 +95,47 @@ class Bf16(Section):
     bf16_master_weights_and_grads: Annotated[
         Flag,
         knob(
-            "Keep master weights and sums of gradients in bf16 too; with `bf16_optimizer_states` only.",
-            effect="no masters, and half the bytes of sums and states; updates below 1/256 of a weight are lost",
+            "Keep master weights and sums of gradients in bf16 too.",
+            effect="no masters, and half the bytes of sums; updates below 1/256 of a weight are lost",
             users=(1, 1),
         ),
     ] = False
     bf16_optimizer_states: Annotated[
         Flag,
-        knob("Keep optimizer states in bf16; with `bf16_master_weights_and_grads` only."),
+        knob(
+            "Keep optimizer states in bf16; with `bf16_master_weights_and_grads` only.",
+            effect="half the bytes of states",
+        ),
     ] = False
 
 
 class DataTypes(Section):
     """Number formats of single kinds of tensors."""
 
-    default_status = Status.PLANNED
-    default_why = "choose number formats one by one"
-
     grad_accum_dtype: Annotated[
         Dtype | None,
         knob(
-            "Format in which gradients of several micro batches are added up.",
-            why="add gradients up in anything but fp32",
-            idle=("fp32",),
+            "Format in which gradients of several micro batches are added up; fp32 if not set.",
+            effect="a 16-bit one halves the bytes of sums, and small gradients of many micro batches are lost in it",
+            differs="the model's own format",
             users=(8, 2),
         ),
     ] = None
-    param_dtype: Annotated[Dtype | None, knob("Format of parameters.", why="choose the format of parameters apart")] = (
-        None
-    )
-    buffer_dtype: Annotated[Dtype | None, knob("Format of module buffers.", why="choose the format of buffers")] = None
+    param_dtype: Annotated[
+        Dtype | None, knob("Format of parameters.", status=Status.PLANNED, why="choose the format of parameters apart")
+    ] = None
+    buffer_dtype: Annotated[
+        Dtype | None, knob("Format of module buffers.", status=Status.PLANNED, why="choose the format of buffers")
+    ] = None
     keep_in_fp32_modules: Annotated[
         Literal["auto"] | Names,
-        knob("Modules that stay in fp32.", why="keep modules in fp32", auto=Auto.DEFAULT, idle=((),)),
+        knob(
+            "Modules that stay in fp32.",
+            status=Status.PLANNED,
+            why="keep modules in fp32",
+            auto=Auto.DEFAULT,
+            idle=((),),
+        ),
     ] = "auto"
 
 
