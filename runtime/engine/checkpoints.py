@@ -55,6 +55,8 @@ class Checkpoints:
         if not str(save_dir):
             raise InputError("save_checkpoint: save_dir is empty", hint="pass the folder to save checkpoints in")
         self._parts.heartbeat.beat(phase="save checkpoint")
+        if self._parts.step.away is not None:
+            self._parts.step.away.settle()
         save_engine(
             self._parts,
             self._counters,
@@ -110,6 +112,8 @@ class Checkpoints:
         if target is None:
             return None, None
         self._parts.heartbeat.beat(phase="load checkpoint")
+        if self._parts.step.away is not None:
+            self._parts.step.away.settle()
         # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
         self._parts.hooks.before_step()
         self._parts.step.reducer.zero()

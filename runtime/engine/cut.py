@@ -15,9 +15,12 @@ from dsrun.config.config import Config
 from dsrun.gathering import GatherPlan
 
 from ..memory.arenas import Arenas
+from ..memory.bus import Bus
+from ..memory.host_pool import HostPool
 from ..mesh.groups import ProcessGroupMesh
 from ..mesh.spec import DATA_AXIS
 from ..observe.memory import StatePrediction
+from ..offload.host_gradients import HostGradients
 from ..optim.groups import GroupAssignment
 from ..optim.registry import states_per_element
 from ..precision.policy import DTYPES, PrecisionPolicy
@@ -35,6 +38,19 @@ from ..zero.units import find_units
 from .describe import hidden_size
 
 
+@dataclass(frozen=True, slots=True)
+class HostTier:
+    """Host memory apart from the device, and the way there.
+
+    Attributes:
+        pool: makes the memory.
+        bus: carries gradients there and parameters back.
+    """
+
+    pool: HostPool
+    bus: Bus
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutModel:
     """What became of a model's parameters.
@@ -50,6 +66,7 @@ class CutModel:
         store: where a unit's parameters are while they are used.
         reducer: of the units' gradients.
         settings: the config, with numbers for sizes that were `"auto"` and go by the model's width.
+        away: gradients on their way to the optimizer, where that steps in host memory; None: it steps on the device.
     """
 
     module: nn.Module
@@ -62,6 +79,7 @@ class CutModel:
     store: ParamStore
     reducer: GradReducer
     settings: Config
+    away: HostGradients | None = None
 
     def state_bytes(self, optimizer: optim.Optimizer | None) -> int:
         """Predicts the bytes of model state that a rank holds between steps.
@@ -94,6 +112,7 @@ def cut_model(
     *,
     precision: PrecisionPolicy,
     memory: Arenas,
+    masters_host: HostTier | None = None,
 ) -> CutModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
 
@@ -106,6 +125,7 @@ def cut_model(
         mesh: ranks and device.
         precision: dtypes of parameters and masters.
         memory: where the buffers are reserved.
+        masters_host: host memory that masters go to, and the way there; None: they stay on the device.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one, or on the meta device with no method that gives it values.
@@ -124,6 +144,7 @@ def cut_model(
         device=mesh.device,
         group_of=assignment.group_of,
         memory=memory,
+        masters_host=None if masters_host is None else masters_host.pool,
     )
     hidden = hidden_size(model, units)
     resolved = settings if hidden is None else resolve_buckets(settings, hidden)
@@ -135,13 +156,28 @@ def cut_model(
     gathering = turns_of(gathered.acquired, budgets)
     store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
     wire = settings.communication_data_type
+    divide_before = float(data_axis.size) if settings.prescale_gradients else settings.gradient_predivide_factor
+    away = None
+    if masters_host is not None:
+        assert settings.batch is not None, "the config was loaded with a world size"
+        away = HostGradients(
+            [unit.owned[1] - unit.owned[0] for unit in units],
+            bus=masters_host.bus,
+            device=mesh.device,
+            travels=DTYPES[wire] if wire is not None and data_axis.size > 1 else precision.compute,
+            accumulates=settings.batch.accumulation_steps > 1,
+            factor=divide_before / data_axis.size,
+            pool=masters_host.pool,
+            memory=memory,
+        )
     reducer = GradReducer(
         units,
         data_axis,
         shard_optimizer=plan.shard_optimizer,
         shard_gradients=plan.shard_gradients,
-        divide_before=float(data_axis.size) if settings.prescale_gradients else settings.gradient_predivide_factor,
+        divide_before=divide_before,
         wire=None if wire is None else DTYPES[wire],
+        sums=away,
         memory=memory,
     )
     return CutModel(
@@ -155,4 +191,5 @@ def cut_model(
         store=store,
         reducer=reducer,
         settings=resolved,
+        away=away,
     )

@@ -91,6 +91,8 @@ class Engine(Answers, WholeWeights, Checkpoints, HeldMemory, DeepSpeedCalls):
         )
         # Few scripts call `destroy`: the summary then comes when the engine or the interpreter ends.
         self._at_end = weakref.finalize(self, self._peaks.report)
+        # An update may be under way when the engine goes: the model would read its parameters half written.
+        self._settled_at_end = None if parts.step.away is None else weakref.finalize(self, parts.step.away.close)
 
     # Training ---------------------------------------------------------------------------------------------------------
 
@@ -147,6 +149,8 @@ class Engine(Answers, WholeWeights, Checkpoints, HeldMemory, DeepSpeedCalls):
         return scaled
 
     def _run_backward(self, scaled: Tensor, *, retain_graph: bool) -> None:
+        if self._parts.step.away is not None:
+            self._parts.step.away.settle()  # gradients go where the last update has taken them from
         self._parts.hooks.before_backward(retain_graph=retain_graph, reduce=not self._without_sync)
         try:
             self._with_loss_scale(scaled).backward(retain_graph=retain_graph)
@@ -306,6 +310,13 @@ class Engine(Answers, WholeWeights, Checkpoints, HeldMemory, DeepSpeedCalls):
         takes over. Without this call an engine goes when nothing refers to it, and its module works on as before.
         """
         self._at_end()
+        try:
+            if self._settled_at_end is not None:
+                self._settled_at_end()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
         if self._parts.activations is not None:
             self._parts.activations.remove()
         self._parts.hooks.remove()

@@ -39,6 +39,7 @@ from .comparison import check_same_everywhere
 from .cut import cut_model
 from .distributed import init_distributed
 from .engine import Engine
+from .hosted import host_tier, update_on_host
 from .opening import open_run, records_path, say_once
 from .optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
 from .parts import SCRIPT_PHASE, EngineParts, Scheduler
@@ -114,15 +115,19 @@ def initialize(
     precision = policy_of(settings)
     data_axis = mesh.axes[DATA_AXIS]
     memory = Arenas()
-    cut = cut_model(model, settings, assignment, mesh, precision=precision, memory=memory)
+    host = host_tier(settings, mesh.device, say=say_once(info))
+    cut = cut_model(model, settings, assignment, mesh, precision=precision, memory=memory, masters_host=host)
     shard_optimizer = ShardOptimizer(
         [unit.owned_range(assignment.group_of) for unit in cut.units],
         group_count=len(assignment.options),
         axis=data_axis if cut.plan.shard_optimizer else None,
     )
     torch_optimizer = make_optimizer(optimizer, shard_optimizer, settings, assignment)
+    away = None
     if torch_optimizer is not None:
-        shard_optimizer.house_states(memory)
+        shard_optimizer.house_states(memory, None if host is None else host.pool)
+        if host is not None:
+            away = update_on_host(cut, shard_optimizer, host, data_axis, settings=settings, memory=memory)
     scheduler = make_scheduler(lr_scheduler, torch_optimizer, settings)
     assert settings.batch is not None, "the config was loaded with a world size"
     loading = LoaderWishes(
@@ -179,6 +184,7 @@ def initialize(
                 reducer=cut.reducer,
                 optimizer=shard_optimizer,
                 store=cut.store,
+                away=away,
             ),
             memory=memory,
             optimizer=torch_optimizer,

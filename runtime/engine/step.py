@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -46,9 +47,39 @@ class StepResult:
         return f"the gradient of `{self.non_finite}` is not finite"
 
 
+class UpdateAway(Protocol):
+    """An update that is taken elsewhere, and may go on behind the step that began it."""
+
+    def begin(self, coefficient: float) -> None:
+        """Begins the update from the accumulated gradients; the last one has settled. Every rank must call.
+
+        Args:
+            coefficient: gradients are multiplied by it first, see `clip_factor`.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Returns when the last update is done and its parameters are where forward reads them."""
+        ...
+
+    def close(self) -> None:
+        """Settles, and lets go of threads; no update may follow."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepParts:
-    """What a step works on, in the order in which it is used."""
+    """What a step works on, in the order in which it is used.
+
+    Attributes:
+        units: all units.
+        plan: what is sharded.
+        collectives: the axis it is sharded over.
+        reducer: of the gradients.
+        optimizer: of the masters.
+        store: of the parameters.
+        away: takes the update where masters do not lie beside the parameters; None: they do.
+    """
 
     units: Sequence[ParamUnit]
     plan: ZeroPlan
@@ -56,6 +87,7 @@ class StepParts:
     reducer: GradReducer
     optimizer: ShardOptimizer
     store: ParamStore
+    away: UpdateAway | None = None
 
 
 def take_step(
@@ -101,8 +133,12 @@ def take_step(
     applied = is_finite or not skip_non_finite
     non_finite = None if is_finite else _first_non_finite(parts)
     if applied:
-        parts.optimizer.step(clip_factor(norm, limit=clipping, loss_scale=loss_scale))
-        publish(parts.units, parts.plan, parts.collectives, parts.store)
+        factor = clip_factor(norm, limit=clipping, loss_scale=loss_scale)
+        if parts.away is None:
+            parts.optimizer.step(factor)
+            publish(parts.units, parts.plan, parts.collectives, parts.store)
+        else:
+            parts.away.begin(factor)
 
     # 3. Room for the next global batch's gradients.
     parts.reducer.zero()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..memory.arena import room_for
 from ..memory.arenas import Arenas
+from ..memory.host_pool import HostPool
 from ..memory.pages import fresh_zeros
 from ..protocols import OwnedRange
 
@@ -24,14 +25,16 @@ class StateHousing:
     Args:
         counts: each range with the number of states of its elements.
         memory: where they are reserved, in the dtype the optimizer computes in and on the masters' device.
+        host: makes that memory where the masters lie in host memory apart from the device; None: they do not.
     """
 
-    def __init__(self, counts: Sequence[tuple[OwnedRange, int]], memory: Arenas) -> None:
+    def __init__(self, counts: Sequence[tuple[OwnedRange, int]], memory: Arenas, host: HostPool | None = None) -> None:
         first = counts[0][0].seen_master
         arena = memory.reserve(
             "optimizer states",
             sum(room_for([owned.master.numel()]) * count for owned, count in counts),
-            lambda numel: fresh_zeros(numel, dtype=first.dtype, device=first.device),
+            lambda numel: _zeros(numel, first, host),
+            tier="device" if host is None else "host",
         )
         self._places = {id(owned): [arena.take(owned.master.numel()) for _ in range(count)] for owned, count in counts}
         self._names: dict[int, list[str]] = {}
@@ -53,6 +56,12 @@ class StateHousing:
     def vacate(self) -> None:
         """Forgets which state lies where: others will be placed."""
         self._names = {number: [] for number in self._places}
+
+
+def _zeros(numel: int, master: Tensor, host: HostPool | None) -> Tensor:
+    if host is not None:
+        return host.zeros(numel, dtype=master.dtype)
+    return fresh_zeros(numel, dtype=master.dtype, device=master.device)
 
 
 def adam_state_names(options: Mapping[str, Any]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from dsrun.errors import ModelError
 from ..compat import foreach_mul
 from ..layout.unit_layout import ShardPiece
 from ..memory.arenas import Arenas
+from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
 from ..protocols import OwnedRange, StateEntry
 from .housing import StateHousing, adam_state_names, adam_step_count
@@ -67,10 +68,14 @@ class ShardOptimizer:
             optimizer.bind(self._runs, self._tensors(), self._axis, device=self._ranges[0].seen_master.device)
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
 
-    def house_states(self, memory: Arenas) -> None:
+    def house_states(self, memory: Arenas, host: HostPool | None = None) -> None:
         """Reserves the memory of the optimizer's states, where their number is known before they exist.
 
         Those of other optimizers, and those made with the optimizer (Adagrad's), stay where torch has put them.
+
+        Args:
+            memory: where it is reserved.
+            host: makes it, where masters lie in host memory apart from the device.
         """
         assert self.torch_optimizer is not None, "drive() was not called"
         if self.torch_optimizer.state:
@@ -78,7 +83,7 @@ class ShardOptimizer:
         of_group = [states_of_group(self.torch_optimizer, group) for group in self.torch_optimizer.param_groups]
         counts = [(owned, max((of_group[group] for group in owned.groups), default=0)) for owned in self._ranges]
         if any(count for _, count in counts):
-            self._housing = StateHousing(counts, memory)
+            self._housing = StateHousing(counts, memory, host)
 
     def step(self, factor: float = 1.0) -> None:
         """Takes one optimizer step on the local ranges.
@@ -104,6 +109,61 @@ class ShardOptimizer:
                 self.torch_optimizer.step()
         finally:
             self._stepping = False
+
+    # Where the step is taken elsewhere, run by run --------------------------------------------------------------------
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        """Parts of the ranges that are in one group, in order."""
+        return self._runs
+
+    def begin_away(self) -> list[dict[str, Any]]:
+        """Begins a step that others take: runs what hangs on the optimizer's own `step`, which finds no gradients.
+
+        Those are hooks of scripts and profilers, and the mark by which a schedule knows that it comes after a step.
+
+        Returns:
+            each group's options, as they stand now.
+        """
+        assert self.torch_optimizer is not None, "drive() was not called"
+        for run in self._runs:
+            run.param.grad = None
+        self._stepping = True
+        try:
+            self.torch_optimizer.step()
+        finally:
+            self._stepping = False
+        return [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.torch_optimizer.param_groups
+        ]
+
+    def end_away(self, changed: Mapping[int, Mapping[str, Any]]) -> None:
+        """Takes over options that the step has set anew, by group; states are housed from here on."""
+        assert self.torch_optimizer is not None, "drive() was not called"
+        for group, options in changed.items():
+            self.torch_optimizer.param_groups[group].update(options)
+        self._is_housed = True
+
+    def split_state(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns a run's states of one value an element, and all others; both by name."""
+        state = self._state(run)
+        states = {k: v for k, v in state.items() if isinstance(v, Tensor) and _is_elementwise(run, v)}
+        return states, {name: value for name, value in state.items() if name not in states}
+
+    def place_state(self, run: Run, name: str, dtype: torch.dtype) -> Tensor:
+        """Returns memory for a state that a run's first step makes: where states are housed, if it was foreseen."""
+        housed = None
+        if self._housing is not None and dtype == run.param.dtype:
+            housed = self._housing.place(run.owned, name)
+        return torch.empty(run.numel, dtype=dtype) if housed is None else _part(run, housed)
+
+    def keep_state(self, run: Run, states: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
+        """Takes over what a run's step has made of its state."""
+        assert self.torch_optimizer is not None, "drive() was not called"
+        self.torch_optimizer.state[run.param] = {**scalars, **states}
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     def state_entries(self, *, replicated: bool) -> list[StateEntry]:
         """Returns the optimizer's state as pieces of the parameters it belongs to.

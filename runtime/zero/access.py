@@ -89,6 +89,7 @@ class ParamAccess(Keeper):
             ModelError: inside a forward or a backward, whose values are not to be moved under its feet.
         """
         self.check_quiet("GatheredParameters")
+        settle_all(homes)
         wanted = [home for home in homes if home.full is None and (writes or self._is_elsewhere(home))]
         for home in homes:
             home.opened += 1
@@ -144,6 +145,7 @@ class ParamAccess(Keeper):
             ModelError: inside a forward or a backward, or the parameter is open with memory of its own.
         """
         self.check_quiet(who)
+        settle_all([home])
         if home.full is not None:
             raise ModelError(
                 f"{who}: `{home.name}` is open in a GatheredParameters, whose values would replace the new one",
@@ -204,6 +206,13 @@ class ParamAccess(Keeper):
             elif home.resident is not None:
                 home.resident.copy_(home.full)
         self.pieces.publish(list({home.unit.index: home.unit for home in homes if home.unit is not None}.values()))
+
+
+def settle_all(homes: Sequence[UnitHome]) -> None:
+    """Returns when no update works on these parameters, their masters or states any more."""
+    for home in homes:
+        if home.unit is not None:
+            home.unit.settle()
 
 
 def _buffers_of(homes: Sequence[UnitHome]) -> list[Tensor]:

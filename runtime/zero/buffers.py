@@ -6,12 +6,14 @@ Where first values come from is decided in `values.py`; slots and gradients are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..memory.arena import Arena, room_for
 from ..memory.arenas import Arenas
+from ..memory.host_pool import HostPool
 from ..memory.pages import fresh_zeros
 from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
@@ -31,6 +33,7 @@ class UnitBuffers:
         precision: dtypes of parameters and masters.
         device: where the buffers live.
         memory: where they are reserved.
+        masters_host: memory for masters, where the optimizer steps on the host; None: they lie beside the parameters.
     """
 
     def __init__(
@@ -42,8 +45,10 @@ class UnitBuffers:
         precision: PrecisionPolicy,
         device: torch.device,
         memory: Arenas,
+        masters_host: HostPool | None = None,
     ) -> None:
         self._units = units
+        self._masters_host = masters_host
         self._plan = plan
         self._collectives = collectives
         self._precision = precision
@@ -55,10 +60,13 @@ class UnitBuffers:
         name, numels = ("parameter shards", shards) if plan.shard_parameters else ("parameters", padded)
         self._params = memory.reserve(name, sum(numels), self._shared)
         self._masters: Arena | None = None
-        if precision.has_separate_master:
+        if masters_host is not None:
+            zeros = partial(masters_host.zeros, dtype=precision.master)
+            self._masters = memory.reserve("masters", self._owned_numel, zeros, tier="host")
+        elif precision.has_separate_master:
             self._masters = memory.reserve("masters", self._owned_numel, self._own)
         # The first values of one unit, where no buffer of its own can take them whole and in fp32.
-        needs_scratch = plan.shard_optimizer if precision.has_separate_master else plan.shard_parameters
+        needs_scratch = plan.shard_parameters if self._masters is None else plan.shard_optimizer
         self._scratch = self._own(max(padded, default=0) if needs_scratch else 0)
 
     def fill(self, unit: ParamUnit) -> None:
@@ -87,8 +95,10 @@ class UnitBuffers:
             unit.master = self._masters.take(layout.shard_numel).copy_(mine) if self._plan.shard_optimizer else whole
 
     def add_sums(self) -> None:
-        """Gives every unit its gradient sum; last, when the model's first tensors are gone."""
+        """Gives every unit its gradient sum, where masters are; last, when the model's first tensors are gone."""
         self._scratch = self._own(0)  # as much as the largest unit takes in fp32
+        if self._masters_host is not None:
+            return
         sums = self._precision.sums
         arena = self._memory.reserve("gradient sums", self._owned_numel, lambda numel: self._zeros(numel, sums))
         window = self._window()

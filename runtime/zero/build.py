@@ -9,6 +9,7 @@ import torch
 from dsrun.gathering import GatherPlan
 
 from ..memory.arenas import Arenas
+from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
 from ..precision.policy import PrecisionPolicy
 from .buffers import UnitBuffers
@@ -29,6 +30,7 @@ def build_units(
     device: torch.device,
     group_of: Mapping[int, int],
     memory: Arenas | None = None,
+    masters_host: HostPool | None = None,
 ) -> list[ParamUnit]:
     """Takes the parameters' values into flat buffers on `device`; the parameters become views of them.
 
@@ -44,6 +46,7 @@ def build_units(
         device: where the buffers live.
         group_of: id of a parameter to the number of its optimizer group.
         memory: where the buffers are reserved; None: in arenas of their own.
+        masters_host: memory for masters, where the optimizer steps there.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one.
@@ -54,7 +57,15 @@ def build_units(
         ParamUnit(group_by(spec, group_of), index=index, world_size=collectives.size)
         for index, spec in enumerate(specs)
     ]
-    buffers = UnitBuffers(units, plan, collectives, precision=precision, device=device, memory=memory or Arenas())
+    buffers = UnitBuffers(
+        units,
+        plan,
+        collectives,
+        precision=precision,
+        device=device,
+        memory=memory or Arenas(),
+        masters_host=masters_host,
+    )
     for unit in units:
         buffers.fill(unit)
     buffers.add_sums()

@@ -71,7 +71,7 @@ def safe_get_local_optimizer_state(param: Tensor, optim_state_key: str) -> Tenso
     """Returns this rank's piece of an optimizer state; None too where the rank has no piece."""
     home = _trained(param)
     found = None if home is None else _state(home, optim_state_key)
-    return None if found is None else found.clone()
+    return None if found is None else found.to(param.device, copy=True)
 
 
 def safe_set_full_fp32_param(param: Tensor, value: Tensor) -> None:
@@ -160,7 +160,10 @@ def safe_set_local_optimizer_state(param: Tensor, value: Tensor, optim_state_key
 
 def _trained(param: Tensor) -> UnitHome | None:
     home = home_of(param)
-    return home if isinstance(home, UnitHome) and home.unit is not None and home.unit.trains else None
+    if not (isinstance(home, UnitHome) and home.unit is not None and home.unit.trains):
+        return None
+    home.unit.settle()
+    return home
 
 
 def _home(param: Tensor, who: str) -> UnitHome:
@@ -215,7 +218,8 @@ def _piece(home: UnitHome, owned: Tensor) -> tuple[int, Tensor] | None:
 
 def _local(home: UnitHome, owned: Tensor) -> Tensor:
     piece = _piece(home, owned)
-    return owned.new_empty(0) if piece is None else piece[1].clone()
+    device = home.param.device
+    return owned.new_empty(0, device=device) if piece is None else piece[1].to(device, copy=True)
 
 
 def _local_target(home: UnitHome, owned: Tensor, value: Tensor, who: str) -> Tensor | None:

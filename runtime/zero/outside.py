@@ -45,7 +45,7 @@ class ReadsOutside:
             plain: dict[str, Any] = module.__dict__["_parameters"]
             positions = {name: position_of[id(p)] for name, p in plain.items() if id(p) in position_of}
             if positions:
-                self._dicts.append((module.__dict__, plain, _Watched(plain, positions, read)))
+                self._dicts.append((module.__dict__, plain, _Watched(plain, positions, read, unit.arrive)))
         self.watch()
 
     def watch(self) -> None:
@@ -60,10 +60,24 @@ class ReadsOutside:
 
 
 class _Watched(dict[str, Any]):
-    """A module's `_parameters`; whoever goes through all of them gets the parameters themselves."""
+    """A module's `_parameters`; whoever goes through all of them gets the parameters themselves.
 
-    def __init__(self, plain: dict[str, Any], positions: Mapping[str, int], read: Callable[[int], Tensor]) -> None:
+    Args:
+        plain: the module's own dict.
+        positions: of its parameters in the unit.
+        read: see `ReadsOutside`.
+        arrive: called before whoever goes through all of them gets any: an update may still bring new values.
+    """
+
+    def __init__(
+        self,
+        plain: dict[str, Any],
+        positions: Mapping[str, int],
+        read: Callable[[int], Tensor],
+        arrive: Callable[[], None],
+    ) -> None:
         super().__init__(plain)
+        self._arrive = arrive
         self._plain = plain
         self._positions = positions
         self._read = read
@@ -71,6 +85,16 @@ class _Watched(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         position = self._positions.get(name)
         return super().__getitem__(name) if position is None else self._read(position)
+
+    def items(self) -> Any:
+        """See the class: `module.parameters()` comes this way."""
+        self._arrive()
+        return super().items()
+
+    def values(self) -> Any:
+        """See the class."""
+        self._arrive()
+        return super().values()
 
     def __setitem__(self, name: str, value: Any) -> None:
         super().__setitem__(name, value)
@@ -82,6 +106,7 @@ class _Watched(dict[str, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copies of a model, pickled or not, have dicts of their own again."""
+        self._arrive()
         return dict, (dict(self),)
 
 

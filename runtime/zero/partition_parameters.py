@@ -61,6 +61,10 @@ class Home(ABC):
     def own_piece(self) -> Tensor:
         """Returns this rank's part, flat, in the parameter's dtype; not to be written to."""
 
+    def settle(self) -> None:
+        """Returns when no update works on the parameter any more; by default none does behind its step."""
+        return
+
     def check_copy(self) -> None:
         """Raises where a copy of the parameter would silently have other values; by default it shows in them."""
         return

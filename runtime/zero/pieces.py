@@ -72,6 +72,11 @@ class UnitHome(Home):
             return ZeroParamStatus.AVAILABLE
         return self.access.pieces.store.status(self.unit)
 
+    def settle(self) -> None:
+        """See `Home`."""
+        if self.unit is not None:
+            self.unit.settle()
+
     @property
     def is_open(self) -> bool:
         """See `Home`."""
@@ -99,6 +104,7 @@ class UnitHome(Home):
         """See `Home`."""
         if self.unit is None:
             return self.param.detach().view(-1)
+        self.unit.settle()
         found = self.access.pieces.own_piece(self, self.unit.shard, start=self.access.pieces.shard_start(self.unit))
         return self.param.detach().new_empty(0) if found is None else found[1]
 
@@ -171,7 +177,8 @@ class Pieces:
             if exact:
                 master.copy_(new)
             elif master.data_ptr() != old.data_ptr():
-                master.copy_(torch.where(new.to(old.dtype) != old, new.to(master.dtype), master))
+                kept = master.to(old.device)
+                master.copy_(torch.where(new.to(old.dtype) != old, new.to(master.dtype), kept))
             old.copy_(new)
         if not self.plan.shard_parameters:
             whole.copy_(flat)
@@ -248,6 +255,7 @@ class Pieces:
                 hint="save a checkpoint, and load it into a new model",
             )
         self.collectives = collectives
+        home.unit.settle()
         piece = self.own_piece(home, home.unit.master, start=home.unit.owned[0])
         whole, pending = self.assemble(home, None if piece is None else piece[1], dtype=home.unit.master.dtype)
         for work in pending:

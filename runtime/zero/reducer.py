@@ -164,6 +164,10 @@ class GradReducer:
         self.has_sums = False
         self.takes_strays = True
 
+    def canonical_order(self) -> list[ParamUnit]:
+        """Returns the units in the order of reductions, the same on every rank; none before the first backward."""
+        return list(self._canonical)
+
     @property
     def has_unreduced(self) -> bool:
         """Whether there are gradients of earlier micro steps that no reduction has taken."""

@@ -198,6 +198,7 @@ class SlottedStore:
         part = unit.frozen if of_frozen and unit.frozen is not None else unit
         if any(place.slot.users and place.slot.occupant is not unit for place in self._places[unit.index]):
             flat = torch.empty_like(part.flat_param)
+            part.arrive()
             self._collectives.all_gather(flat, part.shard, of=part.label).wait()
             self._log.note(part.index)
             return part.views(flat)[position - len(unit.params) if of_frozen else position].clone()
@@ -225,7 +226,8 @@ class SlottedStore:
             slot = place.slot
             if self._stays(place) and not self.poison:
                 slot.occupant, slot.missing = place.unit, place.parts
-                self._gather(slot)
+                if place.unit.arrival is None:
+                    self._gather(slot)  # else it would wait for its values now
         self._order.restart()
         self._is_recorded |= self._has_begun
 
@@ -287,6 +289,7 @@ class SlottedStore:
     def _gather(self, slot: _Slot) -> None:
         slot.wait()
         for part in slot.missing:
+            part.arrive()
             slot.pending.append(self._collectives.all_gather(part.flat_param, part.shard, of=part.label))
             self._log.note(part.index)
         slot.missing = ()

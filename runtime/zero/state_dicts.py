@@ -32,9 +32,11 @@ def watch_state_dict(module: nn.Module) -> None:
 
 def _check_readable(module: nn.Module, prefix: str, keep_vars: bool) -> None:
     for name, param in module.named_parameters(recurse=False):
+        home = home_of(param)
+        if home is not None:
+            home.settle()
         if not is_zero_param(param):
             continue
-        home = home_of(param)
         if home is not None and not home.is_open:
             raise ModelError(
                 f"{type(module).__name__}.state_dict: `{prefix}{name}` is sharded: at ZeRO stage 3 no rank holds the "

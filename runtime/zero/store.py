@@ -78,7 +78,9 @@ class ResidentStore:
     always_there = True
 
     def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
-        """See `ParamStore`: nothing to do."""
+        """See `ParamStore`: the last update's values may still be on their way."""
+        if unit.arrival is not None:
+            unit.arrival.wait(unit.index)
 
     def release(self, unit: ParamUnit) -> None:
         """See `ParamStore`: nothing to do."""
@@ -89,6 +91,7 @@ class ResidentStore:
 
     def read(self, unit: ParamUnit, position: int) -> Tensor:
         """See `ParamStore`: the parameter's own memory."""
+        unit.arrive()
         return unit.params[position].detach()
 
     def invalidate(self) -> None:

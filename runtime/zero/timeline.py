@@ -216,6 +216,7 @@ class Timeline:
         unit = calls.unit
         param = unit.gathered_params[position]
         if not self.is_active:
+            unit.arrive()
             return param
         if not self._store.always_there and self._store.is_there(unit):
             return param

@@ -6,6 +6,7 @@ Which buffers are whole and which are slots is decided by the store and the redu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,18 @@ from torch import Tensor, nn
 from ..layout.unit_layout import UnitLayout, lay_out
 from ..protocols import OwnedRange, Window
 from .units import UnitSpec
+
+
+class Arrival(Protocol):
+    """An update that goes on behind its step, and brings units their parameters one by one."""
+
+    def wait(self, index: int) -> None:
+        """Returns when what the device is given next finds this unit's new parameters in `shard`, or whole."""
+        ...
+
+    def settle(self) -> None:
+        """Returns when the whole update is done, masters and optimizer states included."""
+        ...
 
 
 class ParamUnit:
@@ -31,7 +44,9 @@ class ParamUnit:
         shard: compute dtype, this rank's slice of the parameters; a view of `flat_param` unless that is a slot.
         master: the owned range as the optimizer updates it, fp32 or as the config says; shares memory with the
             parameters if they have that dtype.
-        grad_sum: the owned range of the gradient, reduced over ranks and summed over micro batches; likewise.
+        grad_sum: the owned range of the gradient, reduced over ranks and summed over micro batches; likewise. Empty
+            where the optimizer steps elsewhere, and `GradSums` of its own have the sum.
+        arrival: what brings the parameters new values, where an update may go on behind its step; None: they are there.
         window: through which the optimizer sees the owned range, where it computes in another dtype; shared by all.
         trains: False for a unit of frozen parameters, which has no gradients and no optimizer state.
         frozen: unit of the frozen parameters of the same module that is gathered and dropped with this one; None where
@@ -57,6 +72,7 @@ class ParamUnit:
         self.master = empty
         self.grad_sum = empty
         self.window: Window | None = None
+        self.arrival: Arrival | None = None
         self._grad_views: list[Tensor] = []
 
     @property
@@ -67,7 +83,19 @@ class ParamUnit:
     def owned_range(self, group_of: Mapping[int, int]) -> OwnedRange:
         """Returns what this rank updates; `group_of` gives the optimizer group of each parameter by its id."""
         groups = tuple(group_of[id(param)] for param in self.params)
-        return OwnedRange(self.layout, self.owned[0], self.master, self.grad_sum, groups, self.window)
+        # Where the optimizer steps on the host its leaves have no gradient: one zero in the shape of all of them.
+        sums = self.grad_sum if self.grad_sum.numel() else self.master.new_zeros(1).expand(self.master.numel())
+        return OwnedRange(self.layout, self.owned[0], self.master, sums, groups, self.window)
+
+    def arrive(self) -> None:
+        """Returns when the parameters may be read where they lie; see `Arrival`."""
+        if self.arrival is not None:
+            self.arrival.wait(self.index)
+
+    def settle(self) -> None:
+        """Returns when nothing works on the parameters, masters or states behind the last step; see `Arrival`."""
+        if self.arrival is not None:
+            self.arrival.settle()
 
     def views(self, flat_N: Tensor) -> list[Tensor]:
         """Returns a view of `flat_N` for each parameter, in its shape."""

@@ -103,6 +103,8 @@ def _gather(engine: Any, owned: Callable[[Any], Tensor]) -> dict[str, Tensor]:
     import torch.distributed as dist
 
     step = engine._parts.step
+    if step.away is not None:
+        step.away.settle()
     whole: dict[str, Tensor] = {}
     for unit in step.units:
         flat = torch.zeros(unit.layout.padded_numel)

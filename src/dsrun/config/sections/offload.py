@@ -19,7 +19,12 @@ class OffloadOptimizer(Section):
         Device,
         knob(
             "Where optimizer states and master weights live.",
-            effect="cpu: saves 12 bytes of GPU memory per parameter of the shard, costs PCIe traffic and a CPU step",
+            status=Status.WORKS,
+            effect="cpu: saves 16 bytes of GPU memory per parameter of the shard (12 with accumulation), costs PCIe "
+            "traffic and a CPU step; any elementwise optimizer",
+            planned=("nvme",),
+            why="keep optimizer states on NVMe",
+            stages=(1, 2, 3),
             users=(93, 34),
         ),
     ] = "none"
@@ -28,6 +33,7 @@ class OffloadOptimizer(Section):
         Flag,
         knob(
             "Page-lock the host buffers, so that copies overlap with compute.",
+            status=Status.WORKS,
             differs="false before 0.19",
             users=(74, 30),
         ),
@@ -41,7 +47,14 @@ class OffloadOptimizer(Section):
     ] = 1.0
     super_offload: Annotated[Flag, knob("Overlap the CPU step with backward.", stages=(3,))] = False
     cpuadam_cores_perc: Annotated[
-        Fraction, knob("Share of the host's cores that the CPU step may use.", unit="fraction", stages=(3,))
+        Fraction,
+        knob(
+            "Share of the host's cores that the CPU step may use.",
+            status=Status.WORKS,
+            effect="of the cores that a rank may run on, the last ones; the others are left to the script",
+            unit="fraction",
+            stages=(1, 2, 3),
+        ),
     ] = 0.8
 
 

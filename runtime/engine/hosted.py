@@ -1,0 +1,92 @@
+"""An optimizer in host memory put together, as the config's `offload_optimizer` says: memory, the way there, the step.
+
+What each part does stands in `offload`; who waits for what, in `offloaded.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from dsrun.config.config import Config
+from dsrun.errors import ModelError
+
+from ..memory.arenas import Arenas
+from ..memory.bus import bus_for
+from ..memory.host_pool import host_pool_for
+from ..mesh.collectives import Collectives
+from ..offload.block_step import block_step_for
+from ..offload.cpu_optimizer import CpuOptimizer, HostRange, share_of_cores
+from ..optim.sharded import ShardOptimizer
+from ..optim.structured import StructuredOptimizer
+from .cut import CutModel, HostTier
+from .offloaded import OffloadedUpdate, forward_order
+
+
+def host_tier(settings: Config, device: torch.device, *, say: Callable[[str], None]) -> HostTier | None:
+    """Returns the host memory that the config puts the optimizer into; None where it stays on the device.
+
+    Args:
+        settings: the config.
+        device: where the model computes.
+        say: says something once for the whole job.
+    """
+    section = settings.zero_optimization.offload_optimizer
+    if section.device == "none":
+        return None
+    return HostTier(host_pool_for(device, pin=section.pin_memory, say=say), bus_for(device))
+
+
+def update_on_host(
+    cut: CutModel,
+    optimizer: ShardOptimizer,
+    host: HostTier,
+    collectives: Collectives,
+    *,
+    settings: Config,
+    memory: Arenas,
+) -> OffloadedUpdate:
+    """Returns the update of a model whose masters lie in host memory.
+
+    Args:
+        cut: the model, with its gradients on their way there.
+        optimizer: that drives torch's.
+        host: the memory.
+        collectives: the axis that ranges are spread over.
+        settings: the config.
+        memory: where buffers are reserved.
+
+    Raises:
+        ModelError: the optimizer needs whole tensors, which no rank's host memory has.
+    """
+    assert cut.away is not None, "the model was cut for it"
+    assert optimizer.torch_optimizer is not None, "an engine without one has nothing to update"
+    if isinstance(optimizer.torch_optimizer, StructuredOptimizer):
+        raise ModelError(
+            f"optimizer: {type(optimizer.torch_optimizer).__name__} needs whole tensors, and "
+            "`zero_optimization.offload_optimizer` steps flat ranges in host memory",
+            hint="choose an elementwise optimizer (AdamW, Lion, SGD), or set `offload_optimizer.device` to none",
+        )
+    ranges = [
+        HostRange(
+            label=unit.label,
+            runs=[run for run in optimizer.runs if run.owned.layout is unit.layout],
+            master_N=unit.master,
+            target_N=unit.shard,
+        )
+        for unit in cut.units
+    ]
+    section = settings.zero_optimization.offload_optimizer
+    steps = CpuOptimizer(
+        ranges,
+        optimizer,
+        cut.away,
+        block_step_for(optimizer.torch_optimizer),
+        order=forward_order(cut.units, ()),
+        bus=host.bus,
+        pool=host.pool,
+        memory=memory,
+        cores=share_of_cores(section.cpuadam_cores_perc),
+    )
+    return OffloadedUpdate(cut.units, cut.plan, collectives, cut.reducer, cut.store, steps, overlaps=True)

@@ -1,0 +1,129 @@
+"""The update of an engine whose optimizer steps in host memory: who waits for what of it, and what ranks exchange.
+
+How ranges are stepped is `offload/cpu_optimizer.py`'s business.
+
+[Note: what goes on behind a step] Where parameters are gathered for each use (stage 3), or one rank has them all,
+`begin` returns when the rest unit is there, and each other unit is waited for when it is used. Where several ranks
+hold parameters whole (stages 1 and 2), a rank may read them alone (`if rank == 0: torch.save(...)`), so no gather may
+be left for later: `begin` returns with all of them there, and gathers each unit while the next is stepped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..mesh.collectives import Collectives, Pending
+from ..offload.cpu_optimizer import CpuOptimizer
+from ..zero.plan import ZeroPlan
+from ..zero.reducer import GradReducer
+from ..zero.store import ParamStore
+from ..zero.unit import ParamUnit
+
+
+class OffloadedUpdate:
+    """An `UpdateAway`, and the `Arrival` of its units; see [Note: what goes on behind a step].
+
+    Args:
+        units: all trained units.
+        plan: what is sharded: the optimizer at least.
+        collectives: the axis it is sharded over.
+        reducer: knows in which order forward uses units, on every rank alike.
+        store: told that gathered copies are stale.
+        host: steps their ranges.
+        overlaps: let the update go on behind the step.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[ParamUnit],
+        plan: ZeroPlan,
+        collectives: Collectives,
+        reducer: GradReducer,
+        store: ParamStore,
+        host: CpuOptimizer,
+        *,
+        overlaps: bool,
+    ) -> None:
+        self._units = list(units)
+        self._collectives = collectives
+        self._reducer = reducer
+        self._store = store
+        self._host = host
+        self._gathers = plan.shard_parameters
+        self._overlaps = overlaps and (plan.shard_parameters or collectives.size == 1)
+        self._marks: dict[int, Tensor] = {}
+        self._is_closed = False
+        for unit in units:
+            unit.arrival = self
+
+    def begin(self, coefficient: float) -> None:
+        """See `UpdateAway`: one all-gather a unit at stages 1 and 2; at stage 3 of what is never dropped."""
+        self._host.follow(forward_order(self._units, self._reducer.canonical_order()))
+        if self._overlaps and not self._gathers:
+            self._mark_stale()
+        self._host.begin(coefficient)
+        if not self._overlaps and not self._gathers:
+            self._publish()
+        if not self._overlaps:
+            self._host.settle()
+        self._store.invalidate()
+        for unit in self._units:
+            if unit.module is None:
+                # Fresh from here on, also for calls that pass the engine by; see `publish`.
+                self._store.acquire(unit)
+                self._store.release(unit)
+
+    def wait(self, index: int) -> None:
+        """See `Arrival`."""
+        self._host.wait(index)
+
+    def settle(self) -> None:
+        """See `UpdateAway` and `Arrival`."""
+        self._host.settle()
+
+    def close(self) -> None:
+        """See `UpdateAway`."""
+        if not self._is_closed:
+            self._is_closed = True
+            try:
+                self._host.settle()
+            finally:
+                self._host.close()
+
+    def _publish(self) -> None:
+        """Gathers each unit when its range is there, on all ranks in one order."""
+        pending: list[Pending] = []
+        for index in self._host.order:
+            unit = self._units[index]
+            self._host.wait(index)
+            pending.append(self._collectives.all_gather(unit.flat_param, unit.shard, of=unit.label))
+        for work in pending:
+            work.wait()
+
+    def _mark_stale(self) -> None:
+        """Makes the first element of each parameter NaN until its new values are there.
+
+        Reads through the module wait for these. Who keeps a parameter and reads it between a step and the next forward
+        would see values of before the step, or of both: it shows.
+        """
+        for unit in self._units:
+            if unit.module is None:
+                continue
+            if unit.index not in self._marks:
+                firsts = [extent.offset for extent in unit.layout.extents if extent.numel]
+                self._marks[unit.index] = torch.tensor(firsts, dtype=torch.int64, device=unit.flat_param.device)
+            unit.flat_param.index_fill_(0, self._marks[unit.index], float("nan"))
+
+
+def forward_order(units: Sequence[ParamUnit], canonical: Sequence[ParamUnit]) -> list[int]:
+    """Returns the units' numbers as the next forward wants them: the rest unit, then by their first use.
+
+    Args:
+        units: all units.
+        canonical: in the order of reductions, the reverse of the first forward; empty before the first backward.
+    """
+    ordered = list(reversed(canonical)) if canonical else list(units)
+    return [unit.index for unit in sorted(ordered, key=lambda unit: unit.module is not None)]

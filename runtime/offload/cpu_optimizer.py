@@ -1,0 +1,270 @@
+"""The optimizer's step in host memory, range by range, by a thread of its own while the device goes on.
+
+Where gradients come from: `host_gradients.py`. What one range's step is: `block_step.py`. When parameters are wanted,
+and what ranks exchange then, is decided by who composes it.
+
+[Note: the step beside]
+A step begins when the norm is known, so that clipping and skipping are exact. One thread takes the ranges in the order
+in which the next forward wants them; each one's new parameters start over the bus when it is done. Who needs a range
+waits for that range alone; who reads state, or changes what the step reads, lets it settle first.
+Options (rates, decays) are those at the beginning: a schedule may set new ones at once.
+
+[Note: in place] New parameters are written where the gradient they came of has been, block by block behind the reader,
+so that host memory holds 14 bytes an element of Adam in bf16 and no buffer beside. Where both have other dtypes, they
+go through a ring; where parameters are fp32, the masters themselves are what goes over the bus.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsrun.errors import DsrunError, OffloadError
+
+from ..memory.arenas import Arenas
+from ..memory.bus import Bus, Event
+from ..memory.host_pool import HostPool
+from ..optim.runs import Run
+from ..optim.sharded import ShardOptimizer
+from .block_step import BlockStep, RangeWork
+from .host_gradients import HostGradients
+
+#: Host buffers for new parameters on their way to the device: one is written while another is read.
+RING = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostRange:
+    """What a rank updates of one unit, in host memory.
+
+    Attributes:
+        label: of the unit, for messages.
+        runs: parts of it in one optimizer group, in order.
+        master_N: flat, the whole range.
+        target_N: compute dtype, [N]: the parameters. On the device, to be reached over the bus, or `stays`.
+        stays: the parameters live in host memory, where the step writes them.
+    """
+
+    label: str
+    runs: Sequence[Run]
+    master_N: Tensor
+    target_N: Tensor
+    stays: bool = False
+
+
+class CpuOptimizer:
+    """See [Note: the step beside].
+
+    Args:
+        ranges: of all units, by their number.
+        optimizer: whose options and states they are.
+        gradients: where the ranges' gradients are.
+        steps: what steps a range.
+        order: numbers of the ranges, as the next forward wants them.
+        bus: between host and device.
+        pool: makes host memory.
+        memory: where it is reserved.
+        cores: that the step may run on; None: all that the process may.
+    """
+
+    def __init__(
+        self,
+        ranges: Sequence[HostRange],
+        optimizer: ShardOptimizer,
+        gradients: HostGradients,
+        steps: BlockStep,
+        *,
+        order: Sequence[int],
+        bus: Bus,
+        pool: HostPool,
+        memory: Arenas,
+        cores: Sequence[int] | None = None,
+    ) -> None:
+        self._ranges = ranges
+        self._optimizer = optimizer
+        self._gradients = gradients
+        self._steps = steps
+        self._bus = bus
+        self._thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix="host-optimizer", initializer=partial(_move_to, cores)
+        )
+        self._pending: dict[int, Future[Event | None]] = {}
+        self._failure: DsrunError | None = None
+        self._changed: dict[int, dict[str, Any]] = {}
+        self._under_way = False
+        self._ring: list[Tensor] = []
+        self._ring_reads: list[Event | None] = [None] * RING
+        self._turn = 0
+        compute = ranges[0].target_N.dtype
+        largest = max(item.master_N.numel() for item in ranges)
+        self._ring_arena = memory.growing("parameter ring", lambda numel: pool.zeros(numel, dtype=compute), tier="host")
+        if any(self._needs_ring(index) for index in range(len(ranges))):
+            self._ring = [self._ring_arena.take(largest) for _ in range(RING)]
+        self._largest = largest
+        self.follow(order)
+
+    def follow(self, order: Sequence[int]) -> None:
+        """Says in which order ranges are stepped from the next step on."""
+        assert sorted(order) == list(range(len(self._ranges))), "an order names every range once"
+        self._order = list(order)
+        self._gradients.follow(order)
+
+    @property
+    def order(self) -> list[int]:
+        """Numbers of the ranges, as they are stepped."""
+        return list(self._order)
+
+    def begin(self, coefficient: float) -> None:
+        """Begins a step from the gradients that have been taken; the last one has settled.
+
+        Args:
+            coefficient: gradients are multiplied by it.
+        """
+        assert not self._under_way, "the last step was not settled"
+        self._under_way = True
+        options = self._optimizer.begin_away()
+        self._gradients.prepare()
+        self._reserve_ring()
+        following = [*self._order[1:], None]
+        for index, after in zip(self._order, following, strict=True):
+            self._pending[index] = self._thread.submit(
+                self._step_range, index, after=after, coefficient=coefficient, options=options
+            )
+
+    def wait(self, index: int) -> None:
+        """Returns when what the device is given next finds the range's new parameters.
+
+        Raises:
+            OffloadError: the step of this range, or of one before it, has failed.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if not self._pending or index not in self._pending:
+            return
+        for earlier in self._order:
+            future = self._pending.get(earlier)
+            if future is not None:
+                self._take(earlier, future)
+            if earlier == index:
+                return
+
+    def settle(self) -> None:
+        """Returns when the step is done and all its parameters are on their way in front of what the device is given.
+
+        Raises:
+            OffloadError: the step of a range has failed.
+        """
+        if not self._under_way:
+            if self._failure is not None:
+                raise self._failure
+            return
+        self.wait(self._order[-1])
+        self._under_way = False
+        self._gradients.forget()
+        self._optimizer.end_away(self._changed)
+        self._changed.clear()
+
+    def close(self) -> None:
+        """Waits for what is under way, whatever comes of it, and ends the thread."""
+        self._thread.shutdown(wait=True)
+
+    def _take(self, index: int, future: Future[Event | None]) -> None:
+        try:
+            event = future.result()
+        except Exception as error:
+            for other in self._pending.values():
+                other.cancel()
+            self._pending.clear()
+            self._failure = OffloadError(
+                f"optimizer step of {self._ranges[index].label} in host memory: {type(error).__name__}: {error}",
+                hint="parameters and states are of two steps now: load the last checkpoint",
+            )
+            raise self._failure from error
+        del self._pending[index]
+        if event is not None:
+            self._bus.wait(event)
+
+    @torch.no_grad()
+    def _step_range(
+        self, index: int, *, after: int | None, coefficient: float, options: Sequence[dict[str, Any]]
+    ) -> Event | None:
+        """Steps one range; in the thread. Returns when its parameters are there: the event of their copy."""
+        item = self._ranges[index]
+        if after is not None:
+            self._gradients.start(index)
+            self._gradients.start(after)  # comes while this range is stepped
+        gradient = self._gradients.fetch(index)
+        out_N, slot = self._place_of(index)
+        for run in item.runs:
+            first = run.start - run.owned.start
+            states, scalars = self._optimizer.split_state(run)
+            work = RangeWork(
+                master_N=run.param.data,
+                grads_N=gradient.values_N.narrow(0, first, run.numel),
+                states=states,
+                scalars=scalars,
+                options=options[run.group],
+                grad_scale=coefficient * gradient.factor,
+                params_out_N=None if out_N is None else out_N.narrow(0, first, run.numel),
+                place=partial(self._optimizer.place_state, run),
+            )
+            self._steps.step(work)
+            self._optimizer.keep_state(run, states, scalars)
+            self._changed.setdefault(run.group, {}).update(work.changed)
+        end = max((run.start - run.owned.start + run.numel for run in item.runs), default=0)
+        if out_N is not None:
+            out_N[end:].zero_()  # padding stays zeros, whatever the buffer held
+        if item.stays:
+            return None
+        source_N = item.master_N if out_N is None else out_N
+        event = self._bus.start_back(source_N, item.target_N, kind="parameters")
+        if slot is not None:
+            self._ring_reads[slot] = event
+        return event
+
+    def _place_of(self, index: int) -> tuple[Tensor | None, int | None]:
+        """Returns where a range's parameters are written, and the ring's slot if it is one; see [Note: in place]."""
+        item = self._ranges[index]
+        if item.stays:
+            return item.target_N, None
+        if item.master_N.dtype == item.target_N.dtype:
+            return None, None
+        own = self._gradients.own_place(index)
+        if own is not None and own.dtype == item.target_N.dtype:
+            return own, None
+        slot, self._turn = self._turn, (self._turn + 1) % RING
+        read = self._ring_reads[slot]
+        if read is not None:
+            read.synchronize()
+        return self._ring[slot].narrow(0, 0, item.master_N.numel()), slot
+
+    def _needs_ring(self, index: int) -> bool:
+        item = self._ranges[index]
+        if item.stays or item.master_N.dtype == item.target_N.dtype:
+            return False
+        return self._gradients.place_dtype(index) != item.target_N.dtype
+
+    def _reserve_ring(self) -> None:
+        if not self._ring and any(self._needs_ring(index) for index in self._order):
+            self._ring = [self._ring_arena.take(self._largest) for _ in range(RING)]
+
+
+def share_of_cores(share: float) -> list[int] | None:
+    """Returns the cores for a share of those that this process may run on: the last ones; None where it is all."""
+    mine = sorted(os.sched_getaffinity(0))
+    count = max(1, min(len(mine), int(share * len(mine))))
+    return None if count == len(mine) else mine[-count:]
+
+
+def _move_to(cores: Sequence[int] | None) -> None:
+    """Runs in the thread: it, and those that its operations start, stay on these cores, one thread on each."""
+    if cores is not None:
+        os.sched_setaffinity(0, cores)
+        torch.set_num_threads(len(cores))
