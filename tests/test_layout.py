@@ -87,7 +87,9 @@ def _made(folder: Path) -> Path:
 
 
 def test_the_wheel_holds_both_halves_whole(wheel_names: list[str]) -> None:
-    expected = {f"dsrun/{path.relative_to(ROOT)}" for half in HALVES for path in (ROOT / half).rglob("*.py")}
+    kinds = ("*.py", "*.cpp")
+    files = [path for half in HALVES for kind in kinds for path in (ROOT / half).rglob(kind)]
+    expected = {f"dsrun/{path.relative_to(ROOT)}" for path in files}
     expected |= {f"dsrun/{half}/py.typed" for half in HALVES} | {"dsrun/__init__.py", "dsrun/config/load.py"}
     assert expected - set(wheel_names) == set()
 

@@ -1,6 +1,7 @@
 """A range cut into blocks that stay in the cache while gradient, master, states and parameter are worked on.
 
-What is kept in fewer bits (bf16 gradients, split masters) is fp32 here, one block at a time; no optimizer is known.
+What is kept in fewer bits (16-bit gradients and masters, split masters) is fp32 here, one block at a time. No optimizer
+is known here.
 """
 
 from __future__ import annotations
@@ -63,9 +64,15 @@ class BlockCutter:
                 outs[number].copy_(master)
 
     def _masters(self, work: RangeWork, ties: list[Tensor]) -> Iterator[Tensor]:
-        """Yields the masters of each block; a split one is written back when the next is asked for."""
+        """Yields the masters of each block in fp32; others are written back when the next is asked for."""
         if isinstance(work.master_N, Tensor):
-            yield from work.master_N.split(self._numel)
+            for master in work.master_N.split(self._numel):
+                if master.dtype == torch.float32:
+                    yield master
+                else:
+                    wide = self.scratch.take("master", master.numel()).copy_(master)
+                    yield wide
+                    master.copy_(wide)
             return
         halves = work.master_N
         for start in range(0, work.numel, self._numel):

@@ -5,38 +5,61 @@ How blocks are cut and stepped is in the modules beside; where ranges lie and wh
 
 from __future__ import annotations
 
+import logging
+
 from torch import optim
+
+from dsrun.errors import DsrunError
 
 from ..optim.aliases import DeepSpeedCPUAdam, FusedAdam
 from .block_cut import BlockCutter
 from .block_step_adam import AdamBlocks
+from .block_step_compiled import CompiledAdam, load_pass
 from .block_step_generic import OwnCodeBlocks, check_parts
 from .block_work import BlockStep, RangeWork
+from .build_pass import built_pass
 from .split_master import SplitMaster
 
-__all__ = ["BLOCK_NUMEL", "BlockStep", "RangeWork", "SplitMaster", "block_step_for"]
+__all__ = ["BlockStep", "RangeWork", "SplitMaster", "block_step_for"]
 
-#: Elements of a block: its fp32 gradient and master, which are read twice, take 8 MiB of the last cache, and what
-#: Python costs a block is small beside 28 MiB that go to and from memory.
-BLOCK_NUMEL = 1 << 20
+_log = logging.getLogger(__name__)
+
+#: Elements of a block for torch's fused kernel. The fp32 gradient and the master, which are read twice, take 8 MiB of
+#: the last cache, and what Python costs a block is little beside the 28 MiB that go to and from memory.
+_FUSED_NUMEL = 1 << 20
+#: For an optimizer's own code, which reads and writes a block many times and makes others of its size.
+_OWN_NUMEL = 1 << 18
 
 _ADAMS = (optim.Adam, optim.AdamW, FusedAdam, DeepSpeedCPUAdam)
 
 
 def block_step_for(
-    optimizer: optim.Optimizer, *, block_numel: int = BLOCK_NUMEL, threads: int | None = None
+    optimizer: optim.Optimizer,
+    *,
+    block_numel: int | None = None,
+    threads: int | None = None,
+    compiled: bool = True,
 ) -> BlockStep:
     """Returns what steps ranges as an optimizer would, bit for bit.
 
     Args:
         optimizer: whose arithmetic it is; not stepped, and none of its state is touched.
-        block_numel: elements of a block, a multiple of 256.
-        threads: that torch's operations use in a step; None: as many as those of the thread that calls `step`.
+        block_numel: elements of a block, a multiple of 256; None: what was found best.
+        threads: that a step uses; None: as many as torch's operations use in the thread that calls `step`.
+        compiled: take the compiled pass for Adam where one was built on purpose; see `build_pass`.
 
     Raises:
         ModelError: the optimizer gives parts of a vector other values than the whole.
     """
-    if type(optimizer) in _ADAMS and all(group.get("fused") for group in optimizer.param_groups):
-        return AdamBlocks(BlockCutter(block_numel), threads=threads)
-    check_parts(optimizer)
-    return OwnCodeBlocks(optimizer, BlockCutter(block_numel), threads=threads)
+    if type(optimizer) not in _ADAMS or not all(group.get("fused") for group in optimizer.param_groups):
+        check_parts(optimizer)
+        return OwnCodeBlocks(optimizer, BlockCutter(block_numel or _OWN_NUMEL), threads=threads)
+    blocks = AdamBlocks(BlockCutter(block_numel or _FUSED_NUMEL), threads=threads)
+    path = built_pass() if compiled else None
+    if path is None:
+        return blocks
+    try:
+        return CompiledAdam(load_pass(path), blocks, threads=threads)
+    except DsrunError as error:
+        _log.warning("The optimizer's step on the host runs through torch: %s; %s", error, error.hint)
+        return blocks

@@ -31,20 +31,27 @@ class AdamBlocks:
     @torch.no_grad()
     def step(self, work: RangeWork) -> None:
         """Updates one range; see `BlockStep`."""
-        names = adam_state_names(work.options)
-        for name in names:
-            if name not in work.states:
-                work.add_state(name, torch.float32)
-        if "step" not in work.scalars:
-            work.scalars["step"] = adam_step_count(work.options, torch.device("cpu"))
-        kernel = fused_adam(work.options, work.scalars["step"].add_(1))
+        kernel = fused_adam(work.options, count_step(work))
         with inner_threads(self._threads):
-            for _, master, grad, states in self._cutter.blocks(work, [work.states[name] for name in names]):
+            for _, master, grad, states in self._cutter.blocks(work, ready_states(work)):
                 if all(state.dtype == torch.float32 for state in states):
                     kernel(master, grad, states)
                     continue
                 with _widened(states, self._cutter.scratch) as wide:
                     kernel(master, grad, wide)
+
+
+def count_step(work: RangeWork) -> Tensor:
+    """Adds the step to the range's count, and returns that."""
+    if "step" not in work.scalars:
+        work.scalars["step"] = adam_step_count(work.options, torch.device("cpu"))
+    return work.scalars["step"].add_(1)
+
+
+def ready_states(work: RangeWork) -> list[Tensor]:
+    """Returns the range's states in the order of `adam_state_names`; those that are not there yet are zeros."""
+    names = adam_state_names(work.options)
+    return [work.states[name] if name in work.states else work.add_state(name, torch.float32) for name in names]
 
 
 @contextmanager

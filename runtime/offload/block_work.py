@@ -22,7 +22,8 @@ class RangeWork:
     `states` and `scalars` together are what the optimizer keeps for the range in its `state`, by torch's names.
 
     Attributes:
-        master_N: fp32, [N], or its halves; updated in place.
+        master_N: fp32, [N], or its halves; updated in place. One of 16 bits is fp32 while the step is taken, and then
+            rounded.
         grads_N: fp32, bf16 or fp16, [N], summed over ranks and micro batches; left as they are.
         states: one value an element, [N] each; updated in place. Those that the first step makes are added. Adam's may
             be bf16: then they are rounded after each step, and fp32 while it is taken.

@@ -163,6 +163,22 @@ def test_bf16_states_are_rounded_after_each_step_and_only_then() -> None:
             assert torch.equal(state.float(), whole.state[name])
 
 
+@pytest.mark.parametrize("name", ["AdamW", "Lion"])
+def test_masters_of_16_bits_are_stepped_in_fp32_and_rounded(name: str) -> None:
+    make = {**FUSED, **OWN}[name]
+    whole, ours = Whole(make), InBlocks(make)
+    master = values(0).bfloat16()
+    for step in range(STEPS):
+        grads = values(step + 1).bfloat16()
+        with torch.no_grad():
+            whole.leaf.copy_(whole.leaf.bfloat16())
+        whole.step(grads, 0.37)
+        options = ours.optimizer.param_groups[0]
+        ours.stepper.step(RangeWork(master, grads, ours.states, ours.scalars, options, 0.37))
+        assert torch.equal(master, whole.leaf.detach().bfloat16())
+        assert all(state.dtype == torch.float32 for state in ours.states.values())
+
+
 @pytest.mark.parametrize("name", ["AdamW", "Adam, foreach", "Lion"])
 def test_a_split_master_gives_the_bits_of_a_whole_one(name: str) -> None:
     make = {**FUSED, **OWN}[name]
