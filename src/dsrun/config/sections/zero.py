@@ -365,10 +365,9 @@ class ZeroOptimization(Section):
     memory_efficient_linear: Annotated[
         Flag,
         knob(
-            "Replace linear layers by ones that save no gathered weight.",
-            status=Status.NO_MEANING,
-            why="saved weights stay valid by address, so no layer is replaced",
-            idle=(True,),
+            "Under `torch_autocast`, linear layers keep no 16-bit copy of their weight for backward.",
+            effect="2 bytes less for each element of a linear layer's weight, one cast more in backward, the same "
+            "bits; elsewhere no layer keeps a copy",
             stages=(3,),
             users=(16, 1),
         ),
