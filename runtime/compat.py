@@ -72,37 +72,27 @@ def foreach_zero(tensors: Sequence[Tensor]) -> None:
         torch._foreach_zero_(tensors)  # pyright: ignore
 
 
-def fused_adam(
-    param_N: Tensor, grad_N: Tensor, states_N: Sequence[Tensor], count: Tensor, options: Mapping[str, Any]
-) -> None:
-    """Takes one step of Adam or AdamW on one leaf by torch's fused kernel, as `torch.optim.Adam(fused=True)` calls it.
+def fused_adam(options: Mapping[str, Any], count: Tensor) -> Callable[[Tensor, Tensor, Sequence[Tensor]], None]:
+    """Returns torch's fused kernel of Adam or AdamW for one leaf, called as `torch.optim.Adam(fused=True)` calls it.
+
+    What is returned takes the leaf, [N], and the running means of gradient and of its square and, with amsgrad, the
+    largest of those, all to be updated in place; between them the gradient, of the same dtype, which is left as it is.
 
     Args:
-        param_N: updated in place.
-        grad_N: of the dtype of `param_N`; left as it is.
-        states_N: running means of gradient and of its square and, with amsgrad, the largest of those; updated in place.
-        count: fp32, of the steps, this one among them.
         options: of the group.
+        count: fp32, of the steps, this one among them.
     """
     kernel: Any = torch._fused_adamw_ if options["decoupled_weight_decay"] else torch._fused_adam_  # pyright: ignore
     beta1, beta2 = options["betas"]
-    kernel(
-        [param_N],
-        [grad_N],
-        [states_N[0]],
-        [states_N[1]],
-        list(states_N[2:]),
-        [count],
-        amsgrad=options["amsgrad"],
-        lr=options["lr"],
-        beta1=float(beta1),
-        beta2=float(beta2),
-        weight_decay=options["weight_decay"],
-        eps=options["eps"],
-        maximize=options["maximize"],
-        grad_scale=None,
-        found_inf=None,
-    )
+    fixed = {name: options[name] for name in ("amsgrad", "lr", "weight_decay", "eps", "maximize")}
+    fixed |= {"beta1": float(beta1), "beta2": float(beta2), "grad_scale": None, "found_inf": None}
+    counts = [count]
+
+    def step(param_N: Tensor, grad_N: Tensor, states_N: Sequence[Tensor]) -> None:
+        first, second, *largest = states_N
+        kernel([param_N], [grad_N], [first], [second], largest, counts, **fixed)
+
+    return step
 
 
 def in_backward() -> bool:
