@@ -32,11 +32,12 @@ from .parts import SCRIPT_PHASE, EngineParts
 from .report import StepReport
 from .state import Counters
 from .step import StepResult, take_step
+from .stopping import Departure, Stopping
 from .taken import Taken
 from .wrapping import let_go, note_outcome, take_over
 
 
-class Engine(Answers, WholeWeights, Checkpoints, HeldMemory, DeepSpeedCalls):
+class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeedCalls):
     """Trains one model; every rank calls the same methods in the same order.
 
     Attributes that an engine does not have are looked up in the module, as DeepSpeed's engine does.
@@ -65,6 +66,8 @@ class Engine(Answers, WholeWeights, Checkpoints, HeldMemory, DeepSpeedCalls):
         self._backward_done = False
         self._is_compiled = False
         self._heartbeat = parts.heartbeat
+        self._stop = None
+        self._at_stop = Departure()
         self._say_where()
         parts.hooks.follow(parts.module)
         take_over(parts.module, parts.optimizer, loss_scale=parts.loss_scale.value)
@@ -187,6 +190,8 @@ class Engine(Answers, WholeWeights, Checkpoints, HeldMemory, DeepSpeedCalls):
             self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._counters.micro_steps += 1
         self._say_where()
+        if boundary:
+            self._end_if_asked()
 
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next `step` updates the parameters."""
@@ -236,10 +241,12 @@ class Engine(Answers, WholeWeights, Checkpoints, HeldMemory, DeepSpeedCalls):
     def _take_step(self, lr_kwargs: Mapping[str, Any]) -> None:
         parts = self._parts
         self._taken.check()
+        if wish := self._wish():
+            self._report.wish(wish)
         result = take_step(
             parts.step,
             at=str(parts.mesh.where),
-            loss_sum=self._report.loss_sum,
+            told_2=self._report.told_2,
             clipping=parts.clipping,
             skip_non_finite=parts.skip_non_finite,
             loss_scale=parts.loss_scale.value,
@@ -310,6 +317,7 @@ class Engine(Answers, WholeWeights, Checkpoints, HeldMemory, DeepSpeedCalls):
         takes over. Without this call an engine goes when nothing refers to it, and its module works on as before.
         """
         self._at_end()
+        self._forget_signals()
         try:
             if self._settled_at_end is not None:
                 self._settled_at_end()

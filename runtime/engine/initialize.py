@@ -212,6 +212,8 @@ def initialize(
         )
     )
     engine.mpu = mpu
+    if settings.checkpoint.save_on_signal is not None:
+        engine.save_on_signal(settings.checkpoint.save_on_signal, settings.checkpoint.signals)
     told = tell_auto(settings, cut.settings)
     open_run(
         model,

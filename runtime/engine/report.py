@@ -42,8 +42,8 @@ class StepReport:
         self._collectives = collectives
         self._records = records
         self._steps_per_print = steps_per_print
-        #: fp64, [1]: losses since the last step, for the step's own all-reduce.
-        self.loss_sum = torch.zeros(1, dtype=torch.float64, device=device)
+        #: fp64, [2]: losses since the last step, and what this rank wishes, for the step's own all-reduce.
+        self.told_2 = torch.zeros(2, dtype=torch.float64, device=device)
         self._losses = 0
         self._tokens = 0
         self._device = device
@@ -53,8 +53,12 @@ class StepReport:
 
     def add_loss(self, loss: Tensor) -> None:
         """Takes one micro batch's mean loss, a detached scalar."""
-        self.loss_sum += loss
+        self.told_2[:1] += loss
         self._losses += 1
+
+    def wish(self, number: float) -> None:
+        """Tells the other ranks a number with the next step, see `stop_signals`."""
+        self.told_2[1:].fill_(number)
 
     def add_tokens(self, tokens: int) -> None:
         """Takes the tokens of one forward that trains; 0 where they are not known."""
@@ -73,7 +77,7 @@ class StepReport:
             next_scale: loss scale of the next step.
         """
         loss = result.loss_sum / (max(1, self._losses) * self._collectives.size)
-        self.loss_sum.zero_()
+        self.told_2.zero_()
         self._losses = 0
         # The other ranks' batches have the same shape, or nearly: no collective is spent on their numbers.
         tokens, self._tokens = self._tokens * self._collectives.size, 0

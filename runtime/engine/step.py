@@ -31,6 +31,7 @@ class StepResult:
         non_finite: where the norm is inf or nan: the first parameter whose gradient is; None where only the sum of the
             squares has left fp32's range.
         loss_scale: that the losses of this step were multiplied by.
+        wish: sum over the ranks of what each wants after this step, see `stop_signals`; 0 where none wants anything.
     """
 
     grad_norm: float
@@ -38,6 +39,7 @@ class StepResult:
     loss_sum: float
     non_finite: str | None = None
     loss_scale: float = 1.0
+    wish: float = 0.0
 
     @property
     def trouble(self) -> str:
@@ -94,7 +96,7 @@ def take_step(
     parts: StepParts,
     *,
     at: str,
-    loss_sum: Tensor,
+    told_2: Tensor,
     clipping: float,
     skip_non_finite: bool,
     loss_scale: float = 1.0,
@@ -104,7 +106,7 @@ def take_step(
     Args:
         parts: what to work on.
         at: which step it is, for errors.
-        loss_sum: fp64, [1], this rank's sum of losses since the last step.
+        told_2: fp64, [2], what this rank tells the others: its sum of losses since the last step, and its wish.
         clipping: largest global gradient norm; 0 for none.
         skip_non_finite: leave the parameters as they are where a gradient is inf or nan.
         loss_scale: by which the losses of this step were multiplied before their backward.
@@ -121,7 +123,7 @@ def take_step(
         spread=parts.plan.shard_optimizer,
         total_numel=sum(unit.layout.padded_numel for unit in parts.units),
         mark=parts.store.take_fingerprint(),
-        extra_N=loss_sum,
+        extra_N=told_2,
     )
     if totals.largest != totals.smallest:
         parts.store.refuse_order(at)
@@ -142,7 +144,7 @@ def take_step(
 
     # 3. Room for the next global batch's gradients.
     parts.reducer.zero()
-    return StepResult(norm, applied, totals.sums[0], non_finite, loss_scale)
+    return StepResult(norm, applied, totals.sums[0], non_finite, loss_scale, totals.sums[1])
 
 
 def _first_non_finite(parts: StepParts) -> str | None:

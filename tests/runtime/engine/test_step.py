@@ -50,8 +50,9 @@ def parts_of(collectives: LoopbackCollectives, stage: int) -> StepParts:
     return StepParts(units=units, plan=plan, collectives=collectives, reducer=reducer, optimizer=optimizer, store=store)
 
 
-def loss_of(rank: int) -> Tensor:
-    return torch.tensor([1.0 + rank], dtype=torch.float64)
+def told_by(rank: int) -> Tensor:
+    """A loss, and what a rank wishes."""
+    return torch.tensor([1.0 + rank, 10.0 * rank], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -60,14 +61,15 @@ def test_a_step_updates_clips_forgets_and_sums_the_losses(stage: int, size: int)
     def body(collectives: LoopbackCollectives) -> None:
         parts = parts_of(collectives, stage)
         norm = 0.5 * (3 * NUMEL) ** 0.5
-        result = take_step(parts, at="", loss_sum=loss_of(collectives.rank), clipping=norm / 2, skip_non_finite=True)
+        result = take_step(parts, at="", told_2=told_by(collectives.rank), clipping=norm / 2, skip_non_finite=True)
         assert result.applied
         assert result.grad_norm == pytest.approx(norm, rel=1e-6)
         assert result.loss_sum == sum(range(1, size + 1))
+        assert result.wish == 10 * (size - 1), "what any rank wishes, all know"
         for unit in parts.units:
             torch.testing.assert_close(unit.master, torch.full_like(unit.master, 0.75), rtol=1e-5, atol=0)
         # Forgotten: a step without a backward before it changes nothing.
-        again = take_step(parts, at="", loss_sum=loss_of(collectives.rank), clipping=0.0, skip_non_finite=True)
+        again = take_step(parts, at="", told_2=told_by(collectives.rank), clipping=0.0, skip_non_finite=True)
         assert again.grad_norm == 0
         for unit in parts.units:
             torch.testing.assert_close(unit.master, torch.full_like(unit.master, 0.75), rtol=1e-5, atol=0)
@@ -85,7 +87,7 @@ def test_ranks_that_gathered_other_blocks_are_refused_by_name_and_nothing_is_upd
             take_step(
                 parts,
                 at=" at step 5, micro step 2",
-                loss_sum=loss_of(collectives.rank),
+                told_2=told_by(collectives.rank),
                 clipping=0.0,
                 skip_non_finite=False,
             )

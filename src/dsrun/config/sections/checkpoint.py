@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from dsrun.config.knob import Section, Status, knob, unset
-from dsrun.config.values import Flag, Positive
+from dsrun.config.values import Flag, Positive, PositiveNumber
 
 _SAFETENSORS = "tensors are always written as plain safetensors"
 
@@ -43,6 +43,49 @@ class Writer(Section):
 class Checkpoint(Section):
     """Saving and loading."""
 
+    asynchronous: Annotated[
+        Flag,
+        knob(
+            "Write checkpoints while training goes on: `save_checkpoint` returns after one copy of the state.",
+            effect="host memory for a copy of this rank's state; false: none, and training waits for the disk",
+            differs="DeepSpeed writes before it returns",
+        ),
+    ] = True
+    when_busy: Annotated[
+        Literal["wait", "refuse"],
+        knob("What `save_checkpoint` does while an earlier checkpoint is still being written: wait, or raise."),
+    ] = "wait"
+    keep_last: Annotated[
+        Positive | None,
+        knob(
+            "Keep so many of the newest checkpoints named `global_step<N>`, and remove older ones; null keeps all.",
+            effect="other tags, and the one that `latest` names, are never removed",
+        ),
+    ] = None
+    keep_every: Annotated[
+        Positive | None,
+        knob("Keep every checkpoint whose step is a multiple of it, whatever `keep_last` says.", unit="steps"),
+    ] = None
+    timeout: Annotated[
+        PositiveNumber,
+        knob("How long a rank whose part of a checkpoint is written waits for the others' parts.", unit="seconds"),
+    ] = 1800.0
+    save_on_signal: Annotated[
+        str | None,
+        knob(
+            "Folder in which a run saves a checkpoint when a signal asks it to end; none ends it without.",
+            effect="the optimizer step under way is finished and saved, then the run ends with 128 + the signal's "
+            "number; the launcher's grace has to cover both",
+        ),
+    ] = None
+    signals: Annotated[
+        list[Literal["SIGTERM", "SIGUSR1", "SIGUSR2"]],
+        knob(
+            "Signals that `save_on_signal` answers to.",
+            effect="SIGUSR1 is what Slurm can send before a time limit",
+            expects='a list of "SIGTERM", "SIGUSR1" and "SIGUSR2", or some of them',
+        ),
+    ] = Field(default=["SIGTERM"], min_length=1)
     tag_validation: Annotated[
         Literal["Ignore", "Warn", "Fail"],
         BeforeValidator(_capitalised),

@@ -1,0 +1,130 @@
+"""A signal to any rank: all of them finish the step, save, and end with the code that says which signal it was."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dsrun
+from dsrun.config.load import load
+from dsrun.errors import ConfigError, InputError
+from support.ranks import run_ranks
+from support.training import config, full_parameters, make_engine, train
+
+
+def _train_until_signalled(
+    folder: str, stage: int, accumulation: int, by_config: bool, at: dict[int, int]
+) -> tuple[int, int, list[float]]:
+    """Trains; ranks signal themselves before a micro step. Returns the exit code, finished steps and losses."""
+    dsrun.init_distributed()
+    section = {"save_on_signal": folder, "signals": ["SIGTERM", "SIGUSR1"]} if by_config else {}
+    engine = make_engine(config(stage, micro=1, accumulation=accumulation, checkpoint=section))
+    if not by_config:
+        engine.save_on_signal(folder, ["SIGUSR1", "SIGTERM"], client_state=lambda: {"at": engine.global_steps})
+    samples = accumulation * engine.world_size
+    losses: list[float] = []
+    micro_step = at.get(engine.global_rank)
+    forward = engine.module.forward
+
+    def signalled(*args: Any) -> Any:
+        if engine.micro_steps == micro_step:
+            os.kill(os.getpid(), signal.SIGTERM if engine.global_rank else signal.SIGUSR1)
+        return forward(*args)
+
+    engine.module.forward = signalled
+
+    def to_the_end() -> None:
+        for step in range(8):
+            losses.extend(train(engine, range(step, step + 1), samples=samples))
+
+    with pytest.raises(SystemExit) as ended:
+        to_the_end()
+    engine.destroy()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, engine.global_steps, losses
+
+
+def _resume(folder: str, stage: int, accumulation: int) -> tuple[Any, list[float], dict[str, Any]]:
+    engine = make_engine(config(stage, micro=1, accumulation=accumulation), seed=99)
+    _, client_state = engine.load_checkpoint(folder)
+    first = engine.global_steps
+    return (
+        client_state,
+        train(engine, range(first, 8), samples=accumulation * engine.world_size),
+        full_parameters(engine),
+    )
+
+
+def _undisturbed(stage: int, accumulation: int) -> tuple[list[float], dict[str, Any]]:
+    engine = make_engine(config(stage, micro=1, accumulation=accumulation))
+    return train(engine, range(8), samples=accumulation * engine.world_size), full_parameters(engine)
+
+
+@pytest.mark.parametrize(
+    ("stage", "accumulation", "by_config", "at", "code", "steps"),
+    [
+        (0, 1, True, {1: 3}, 143, 4),
+        (2, 2, False, {0: 4}, 128 + signal.SIGUSR1, 3),
+        (3, 2, True, {0: 5, 1: 4}, 143, 3),
+    ],
+)
+def test_all_ranks_save_after_the_same_step_and_the_run_goes_on_from_there(
+    tmp_path: Path, stage: int, accumulation: int, by_config: bool, at: dict[int, int], code: int, steps: int
+) -> None:
+    expected, weights = run_ranks(2, _undisturbed, stage, accumulation)[0]
+    ended = run_ranks(2, _train_until_signalled, str(tmp_path), stage, accumulation, by_config, at)
+    assert [rank[:2] for rank in ended] == [(code, steps)] * 2
+    assert ended[0][2] == expected[: steps - 1], "the last step was finished, and its loss not handed out"
+    client_state, losses, resumed = run_ranks(2, _resume, str(tmp_path), stage, accumulation)[0]
+    assert client_state == ({} if by_config else {"at": steps})
+    assert losses == expected[steps:]
+    assert all((resumed[name] == weight).all() for name, weight in weights.items())
+
+
+def _given_back() -> list[bool]:
+    def mine(signum: int, frame: Any) -> None:
+        raise KeyError(signum)
+
+    signal.signal(signal.SIGTERM, mine)
+    found: list[bool] = []
+    engine = make_engine(config(1, micro=1))
+    engine.save_on_signal("nowhere")
+    engine.save_on_signal("nowhere", ["SIGTERM", "SIGUSR1"])
+    found.append(signal.getsignal(signal.SIGTERM) is mine)
+    engine.destroy()
+    found.append(signal.getsignal(signal.SIGTERM) is mine)
+    engine = make_engine(config(1, micro=1))
+    engine.save_on_signal("nowhere")
+    del engine
+    gc.collect()
+    with pytest.raises(KeyError):
+        os.kill(os.getpid(), signal.SIGTERM)
+    return found
+
+
+def test_a_signal_means_what_it_did_once_the_engine_is_gone() -> None:
+    assert run_ranks(1, _given_back) == [[False, True]]
+
+
+def _refused() -> list[str]:
+    engine = make_engine(config(1, micro=1))
+    found: list[str] = []
+    for arguments in (("", ["SIGTERM"]), ("folder", ["SIGKILL"])):
+        with pytest.raises(InputError) as caught:
+            engine.save_on_signal(*arguments)
+        found.append(str(caught.value))
+    return found
+
+
+def test_what_cannot_be_done_is_refused() -> None:
+    empty, unknown = run_ranks(1, _refused)[0]
+    assert "save_on_signal: save_dir is empty" in empty
+    assert "signals are ['SIGKILL']" in unknown
+    for signals in ([], ["SIGKILL"], "SIGTERM"):
+        with pytest.raises(ConfigError, match="signals"):
+            load({**config(1, micro=1), "checkpoint": {"save_on_signal": "x", "signals": signals}}, world_size=1)
