@@ -30,6 +30,7 @@ from ..observe.records import RecordWriter
 from ..optim.groups import assign_groups, check_trainable
 from ..optim.sharded import ShardOptimizer
 from ..precision.configured import autocast_of, loss_scale_of, policy_of, skips_non_finite
+from ..precision.fp8 import use_fp8
 from ..precision.linear import use_memory_efficient_linear
 from ..zero.access import ParamAccess
 from ..zero.hooks import UnitHooks
@@ -113,6 +114,8 @@ def initialize(
     check_same_everywhere(model, settings, assignment, training_data, mesh)
 
     stage = settings.zero_optimization.stage
+    if settings.fp8.enabled:
+        use_fp8(model, settings.fp8, mesh.device)
     if stage == 3 and settings.torch_autocast.enabled and settings.zero_optimization.memory_efficient_linear:
         use_memory_efficient_linear(model)
     precision = policy_of(settings)

@@ -43,6 +43,7 @@ def check_precision(config: Training, report: Report, place_of: PlaceOf) -> None
     _sums(config, report, place_of)
     _autocast(config, report, place_of)
     _loss_scale(config.fp16, report, place_of)
+    _fp8(config, report, place_of)
 
 
 def _one_mode(config: Training, report: Report, place_of: PlaceOf) -> None:
@@ -128,3 +129,13 @@ def _loss_scale(fp16: Fp16, report: Report, place_of: PlaceOf) -> None:
             key = f"fp16.{name}"
             message = f"`{key}` is {value:g} with a dynamic loss scale; expected {expected}"
             report.error(Code.COMBINATION, key, message, place_of(key), f"leave out `{key}`, or set `fp16.loss_scale`")
+
+
+def _fp8(config: Training, report: Report, place_of: PlaceOf) -> None:
+    """torchao's layers compute in bf16 around their products."""
+    autocast = config.torch_autocast
+    has_bf16 = config.bf16.enabled or (autocast.enabled and autocast.dtype in (None, "bfloat16", "torch.bfloat16"))
+    if config.fp8.enabled and not has_bf16:
+        key = "fp8.enabled"
+        message = f"`{key}` is true without bf16; expected `bf16.enabled`, or `torch_autocast` with bfloat16"
+        report.error(Code.COMBINATION, key, message, place_of(key), 'add "bf16": {"enabled": true}')

@@ -172,6 +172,10 @@ def read_settings(
         )
     if activations.chosen_policy == "compiler":
         notes.append("what torch.compile recomputes is not known before: counted as nothing recomputed")
+    if config.fp8.enabled:
+        notes.append(
+            "`fp8` keeps the bytes of its 16-bit format, which is counted; its products are faster than counted"
+        )
     batch = _batch(config, ranks // shared, micro_batch, notes)
     half = config.bf16.enabled or config.fp16.enabled
     return RunSettings(

@@ -452,6 +452,17 @@ def test_sums_in_a_format_that_cannot_be_are_refused(config: dict[str, Any], mes
 
 
 @pytest.mark.parametrize(
+    "other", [{}, {"fp16": {"enabled": True}}, {"torch_autocast": {"enabled": True, "dtype": "float16"}}]
+)
+def test_fp8_wants_bf16_around_it(other: dict[str, Any]) -> None:
+    assert [text for text, _ in errors_of({"fp8": {"enabled": True}, **other})] == [
+        "<dict>: `fp8.enabled` is true without bf16; expected `bf16.enabled`, or `torch_autocast` with bfloat16"
+    ]
+    for allowed in ({"bf16": {"enabled": True}}, {"torch_autocast": {"enabled": True}}):
+        assert load({"fp8": {"enabled": True}, **allowed, **MICRO}).fp8.recipe == "tensorwise"
+
+
+@pytest.mark.parametrize(
     ("config", "message"),
     [
         (

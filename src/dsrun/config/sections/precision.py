@@ -1,4 +1,4 @@
-"""Schema of the number formats: `fp16`, `bf16`, `data_types`, `torch_autocast`."""
+"""Schema of the number formats: `fp16`, `bf16`, `data_types`, `torch_autocast`, `fp8`."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -164,3 +164,36 @@ class TorchAutocast(Section):
             why="exchange gradients of single modules in another format (`communication_data_type` is for all of them)",
         ),
     ] = ()
+
+
+class Fp8(Section):
+    """Linear layers that multiply in fp8, by torchao; with `bf16`, or `torch_autocast` in bfloat16."""
+
+    switch = ("enabled", False)
+
+    enabled: Annotated[
+        Flag,
+        knob(
+            "Multiply in fp8 in linear layers whose widths are multiples of 16; wants torchao and a GPU of compute "
+            "capability 8.9 or more.",
+            effect="up to twice as fast products of large matrices; weights and gradients keep their formats and bytes",
+        ),
+    ] = False
+    recipe: Annotated[
+        Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"],
+        knob(
+            "What shares a scale: a tensor, or each row; the last keeps the product for a weight's gradient in bf16.",
+            effect="rows are more exact, a tensor is faster",
+        ),
+    ] = "tensorwise"
+    exclude: Annotated[
+        Names,
+        knob("Patterns of names of linear layers that stay as they are; `*` stands for any characters."),
+    ] = ()
+    emulate: Annotated[
+        Flag,
+        knob(
+            "Round values to fp8 and multiply them in 16 bits, on any device: to try what it does to a loss.",
+            effect="slower than without fp8",
+        ),
+    ] = False

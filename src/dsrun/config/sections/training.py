@@ -13,7 +13,7 @@ from dsrun.config.sections.memory import Aio
 from dsrun.config.sections.observe import Comet, CommsLogger, CsvMonitor, FlopsProfiler, TensorBoard, Timers, Wandb
 from dsrun.config.sections.optimizer import OptimizerSection
 from dsrun.config.sections.parallel import Compile, ExpertParallel, HybridEngine, Pipeline, TensorParallel
-from dsrun.config.sections.precision import Bf16, DataTypes, Fp16, TorchAutocast
+from dsrun.config.sections.precision import Bf16, DataTypes, Fp8, Fp16, TorchAutocast
 from dsrun.config.sections.scheduler import SchedulerSection
 from dsrun.config.sections.zero import ZeroOptimization
 from dsrun.config.values import Count, Divisor, Dtype, Flag, NonNegative, Positive, Whole, as_whole
@@ -241,6 +241,7 @@ class Training(Section):
     fp16: Annotated[Fp16, knob("Mixed precision in fp16.")] = unset(Fp16)
     bf16: Annotated[Bf16, knob("Mixed precision in bf16.")] = unset(Bf16)
     torch_autocast: Annotated[TorchAutocast, knob("Autocast around forward.")] = unset(TorchAutocast)
+    fp8: Annotated[Fp8, knob("Linear layers that multiply in fp8.")] = unset(Fp8)
     data_types: Annotated[DataTypes, knob("Number formats of single kinds of tensors.")] = unset(DataTypes)
     zero_optimization: Annotated[ZeroOptimization, knob("ZeRO.")] = unset(ZeroOptimization)
     activation_checkpointing: Annotated[ActivationCheckpointing, knob("Recomputation of activations.")] = unset(
