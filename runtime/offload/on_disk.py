@@ -2,12 +2,18 @@
 
 A record has parts (masters, then optimizer states), which lie one behind the other in memory as on the disk, so that
 one read in order brings them all. Whose values they are, and when they are wanted, is the business of who made them.
+
+[Note: shown] Records are brought and put away while a step works on them, each part whole and past the page cache.
+Between steps all of them are *shown*: the file itself is mapped where they have their addresses, so whoever reads or
+sets a few values does so in place, through the page cache, and moves no more than the pages that it touches. The
+kernel sees to it that the next direct read finds what was written. Where a disk fails under a mapping, the process ends
+(SIGBUS).
 """
 
 from __future__ import annotations
 
 import ctypes
-import mmap
+import os
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -68,7 +74,7 @@ class DiskRecords:
     Args:
         file: gets an extent a part; it is laid down here, and read and written by nobody else.
         names: of the records, as errors call them.
-        parts: bytes of the parts of each record, in the order of `names`.
+        parts: names and bytes of the parts of each record, in the order of `names`.
         frames: how many records may be here at once, coming and going ones included.
         memory: makes the frames' memory, so many bytes of pages that are not page-locked.
         read_ahead: `expect` begins to read.
@@ -82,7 +88,7 @@ class DiskRecords:
         self,
         file: ExtentFile,
         names: Sequence[str],
-        parts: Sequence[Sequence[int]],
+        parts: Sequence[Sequence[tuple[str, int]]],
         *,
         frames: int,
         memory: Callable[[int], Tensor],
@@ -93,15 +99,14 @@ class DiskRecords:
         self._read_ahead = read_ahead
         self._write_behind = write_behind
         self._lock = RLock()
-        sizes = [_whole_pages(sum(round_up(nbytes) for nbytes in of_record)) for of_record in parts]
-        starts = _places(sizes)
-        self._space = AddressSpace(starts[-1])
-        self._records = [
-            _Record(self._space.address + start, size, self._cut(name, start, of_record))
-            for name, start, size, of_record in zip(names, starts, sizes, parts, strict=False)
-        ]
+        self._is_shown = False
+        extents = [self._reserve(name, of_record) for name, of_record in zip(names, parts, strict=True)]
+        # Addresses are as far from each other as bytes of the file: so one mapping can show them all.
+        self._space = AddressSpace(file.reserved_bytes)
+        self._records = [self._record(of_record) for of_record in extents]
         file.allocate()
-        count, largest = min(frames, len(sizes)), max(sizes)
+        largest = max(record.nbytes for record in self._records)
+        count = min(frames, len(self._records))
         self._frame_memory = memory(room_for_frames(count, largest))
         self._free = cut_frames(bytes_of(self._frame_memory), largest)[:count]
 
@@ -124,7 +129,7 @@ class DiskRecords:
         """Begins to read a record that will be wanted soon, if there is a frame for it that nobody needs."""
         with self._lock:
             record = self._records[index]
-            if self._read_ahead and record.frame is None and self._free:
+            if self._read_ahead and record.frame is None and self._free and not self._is_shown:
                 with suppress(OffloadError):  # of its last write; who wants the record meets it again
                     self._start_to_come(record)
 
@@ -137,6 +142,7 @@ class DiskRecords:
         with self._lock:
             record = self._records[index]
             assert not record.is_held, "a record is brought once, then put away"
+            assert not self._is_shown, "records are brought while they are hidden"
             try:
                 if record.frame is None:
                     self._start_to_come(record)
@@ -198,14 +204,66 @@ class DiskRecords:
                 if record.frame is not None and not record.is_held:
                     self._finish(record)
 
-    def _cut(self, name: str, start: int, of_record: Sequence[int]) -> list[_Part]:
-        """Reserves a record's parts, one behind the other."""
-        parts: list[_Part] = []
-        for number, nbytes in enumerate(of_record):
-            extent = self._file.reserve(f"{name}, part {number}" if len(of_record) > 1 else name, nbytes)
-            parts.append(_Part(self._space.view(start, nbytes), extent))
-            start += round_up(nbytes)
-        return parts
+    def show(self) -> None:
+        """Has all records where their addresses are, by way of the page cache, until `hide`; see [Note: shown].
+
+        Raises:
+            OffloadError: something could not be written; or a file has been cut short.
+        """
+        with self._lock:
+            if self._is_shown:
+                return
+            self.settle()
+            assert not any(record.is_held for record in self._records), "what is held cannot be shown"
+            for fd, piece in self._file.layout():
+                if os.fstat(fd).st_size < piece.at + piece.nbytes:
+                    raise OffloadError(
+                        f"the file of {self._records[0].parts[0].extent.name} and others ends at byte "
+                        f"{os.fstat(fd).st_size}: it was cut short",
+                        hint="what lay there is lost: go on from the last checkpoint",
+                    )
+                self._space.show_file(piece.start, piece.nbytes, fd, piece.at)
+            self._is_shown = True
+
+    def hide(self) -> None:
+        """Ends `show`; what was written meanwhile is on its way to the disk."""
+        with self._lock:
+            if not self._is_shown:
+                return
+            if self._file.verifies:
+                for record in self._records:
+                    self._sum_up(record)
+            self._space.empty()
+            self._is_shown = False
+            for fd in {fd for fd, _ in self._file.layout()}:
+                # Else the cache would fill with what is read past it from here on.
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def note_written(self, index: int, part: int) -> None:
+        """Says that a part has values from here on, which may be written while it is shown: zeros at first."""
+        found = self._records[index].parts[part]
+        if not found.is_written and self._is_shown:
+            found.is_written = True
+            self._file.note_written(found.extent)
+
+    def _sum_up(self, record: _Record) -> None:
+        """Takes checksums of parts that somebody may have written to while they were shown."""
+        for part in record.parts:
+            if part.is_written and self._space.was_touched(part.extent.offset, part.extent.nbytes):
+                self._file.note_written(part.extent, part.memory)
+
+    def _reserve(self, name: str, of_record: Sequence[tuple[str, int]]) -> list[Extent]:
+        """Reserves a record's parts, one behind the other; large ones begin where whole huge pages can move."""
+        align = HUGE_BYTES if sum(nbytes for _, nbytes in of_record) >= HUGE_BYTES else ALIGN
+        return [
+            self._file.reserve(f"{part} of {name}", nbytes, align=ALIGN if number else align)
+            for number, (part, nbytes) in enumerate(of_record)
+        ]
+
+    def _record(self, extents: Sequence[Extent]) -> _Record:
+        start, stop = extents[0].offset, extents[-1].offset + round_up(extents[-1].nbytes)
+        parts = [_Part(self._space.view(extent.offset, extent.nbytes), extent) for extent in extents]
+        return _Record(self._space.address + start, stop - start, parts)
 
     def _start_to_come(self, record: _Record) -> None:
         """Gives a record a frame, and starts to fill it; where that fails, it has none."""
@@ -269,19 +327,3 @@ def _outcome(pending: Pending) -> BaseException | None:
     except BaseException as error:
         return error
     return None
-
-
-def _places(sizes: Sequence[int]) -> list[int]:
-    """Returns where records begin, and behind them the end: large ones where whole huge pages can move."""
-    places, at = list[int](), 0
-    for size in sizes:
-        if size >= HUGE_BYTES:
-            at = -(-at // HUGE_BYTES) * HUGE_BYTES
-        places.append(at)
-        at += size
-    return [*places, at]
-
-
-def _whole_pages(nbytes: int) -> int:
-    page = max(ALIGN, mmap.PAGESIZE)
-    return -(-nbytes // page) * page

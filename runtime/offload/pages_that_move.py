@@ -22,7 +22,7 @@ from dsrun.errors import OffloadError
 HUGE_BYTES = 2 << 20
 
 _PROT_NONE = 0
-_MAP_NORESERVE = 0x4000
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _MREMAP_MAYMOVE, _MREMAP_FIXED, _MREMAP_DONTUNMAP = 1, 2, 4
 _FAILED = ctypes.c_void_p(-1).value
 
@@ -32,6 +32,7 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 _libc.mremap.restype = ctypes.c_void_p
 
@@ -62,6 +63,31 @@ class AddressSpace:
     def view(self, start: int, nbytes: int) -> memoryview:
         """Returns addresses [start, start + nbytes), counted from the first; nothing is read or written."""
         return self._view[start : start + nbytes]
+
+    def show_file(self, start: int, nbytes: int, fd: int, at: int) -> None:
+        """Has bytes of a file be what lies from `start` on, both ways, by way of the page cache, until `empty`.
+
+        Args:
+            start: in the space, a multiple of the page.
+            nbytes: of the file.
+            fd: the file.
+            at: byte of the file, a multiple of the page.
+        """
+        flags = mmap.MAP_SHARED | _MAP_FIXED
+        address = self.address + start
+        _check(_libc.mmap(address, nbytes, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, at) == address)
+        _check(_libc.madvise(address, nbytes, mmap.MADV_DONTFORK) == 0)
+
+    def empty(self) -> None:
+        """Takes what files show out of the space; what was written there is the files' from here on."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | _MAP_FIXED
+        _check(_libc.mmap(self.address, self._view.nbytes, _PROT_NONE, flags, -1, 0) == self.address)
+
+    def was_touched(self, start: int, nbytes: int) -> bool:
+        """Whether the page cache has any page of what a file shows there; else nobody has read or written it."""
+        found = (ctypes.c_ubyte * -(-nbytes // mmap.PAGESIZE))()
+        _check(_libc.mincore(self.address + start, nbytes, found) == 0)
+        return any(page & 1 for page in found)
 
 
 class Frame:

@@ -6,7 +6,7 @@ What lies in an extent, and when it may be overwritten, is the business of who r
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dsrun.direct_io.buffers import address_of
@@ -14,9 +14,9 @@ from dsrun.direct_io.calls import DiskCalls, OsCalls
 from dsrun.direct_io.counts import IoCounts, Tally
 from dsrun.direct_io.data_file import DataFile, check_room
 from dsrun.direct_io.pending import IoQueue, Pending
-from dsrun.direct_io.settings import IoSettings, round_up
-from dsrun.direct_io.stripes import file_sizes, pieces
-from dsrun.direct_io.transfer import Mover, Transfer
+from dsrun.direct_io.settings import ALIGN, IoSettings, round_up
+from dsrun.direct_io.stripes import Piece, file_sizes, pieces, stretches
+from dsrun.direct_io.transfer import Mover, Transfer, checksum
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +64,24 @@ class ExtentFile:
         self._queues: list[IoQueue[Transfer]] = []  # of reads and of writes, once there are some
         weakref.finalize(self, _stop, self._queues)
 
-    def reserve(self, name: str, nbytes: int) -> Extent:
-        """Notes an extent; `allocate` makes room for it.
+    def reserve(self, name: str, nbytes: int, *, align: int = ALIGN) -> Extent:
+        """Notes an extent behind the last one; `allocate` makes room for it.
 
         Args:
             name: no other extent has it.
             nbytes: at least 1.
+            align: it begins at a multiple of this, itself a multiple of `ALIGN`.
         """
         assert nbytes > 0, f"{name}: an extent of {nbytes} bytes"
         assert name not in self._extents, f"{name}: there is such an extent already"
-        extent = Extent(name, nbytes, self._end)
+        extent = Extent(name, nbytes, -(-self._end // align) * align)
         self._extents[name] = extent
-        self._end += round_up(nbytes)
+        self._end = extent.offset + round_up(nbytes)
         return extent
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all extents, rounded up: of all files together."""
+        """Bytes of all extents, and between them: of all files together."""
         return self._end
 
     @property
@@ -129,6 +130,29 @@ class ExtentFile:
         assert written.is_done, f"{extent.name}: it is being written"
         written.wait()
         return self._both_queues()[0].put(self._transfers(extent, into))
+
+    def layout(self) -> Iterator[tuple[int, Piece]]:
+        """Yields which bytes of which file the line of all extents is: (descriptor, stretch), for who maps them."""
+        found = stretches(self._end, stripe_bytes=self._settings.call_bytes, files=len(self._files))
+        return ((self._files[piece.file].fd, piece) for piece in found)
+
+    def note_written(self, extent: Extent, data: memoryview | None = None) -> None:
+        """Takes note that an extent was written through a mapping of its file.
+
+        Args:
+            extent: of this file, of which no read or write is under way.
+            data: what it holds now; None: its checksums still hold, or it has none and is not to be checked.
+        """
+        self._writes.setdefault(extent.name, Pending(0))  # one that has failed stays so
+        if data is not None and self._settings.verify:
+            self._sums[extent.name] = {
+                transfer.start: checksum(transfer.memory) for transfer in self._transfers(extent, data)
+            }
+
+    @property
+    def verifies(self) -> bool:
+        """Whether what is read is compared with its checksums."""
+        return self._settings.verify
 
     def retune(self, settings: IoSettings) -> None:
         """Takes other settings; what was written is forgotten, for stripes have another length."""

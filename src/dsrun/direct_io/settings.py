@@ -11,10 +11,11 @@ waits, so few large calls keep a disk as busy as many small ones, for less of th
 
 from __future__ import annotations
 
+import mmap
 from dataclasses import dataclass
 
-#: Extents, offsets and the memory of direct calls are multiples of this: the block of any disk there is.
-ALIGN = 4096
+#: Extents, offsets and the memory of direct calls are multiples of this: the block of any disk there is, and a page.
+ALIGN = max(4096, mmap.PAGESIZE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,12 @@ def pieces(offset: int, nbytes: int, *, stripe_bytes: int, files: int) -> Iterat
         at += size
 
 
+def stretches(total: int, *, stripe_bytes: int, files: int) -> Iterator[Piece]:
+    """Yields what lies together in one file, of a line of `total` bytes: all of it where there is one file."""
+    whole_line = max(total, 1)
+    return pieces(0, total, stripe_bytes=whole_line if files == 1 else stripe_bytes, files=files)
+
+
 def file_sizes(total: int, *, stripe_bytes: int, files: int) -> list[int]:
     """Returns how long each file must be for a line of `total` bytes."""
     whole, rest = divmod(total, stripe_bytes)

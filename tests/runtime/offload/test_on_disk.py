@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,15 +31,16 @@ def records(
     read_ahead: bool = True,
     write_behind: bool = True,
     verify: bool = False,
+    folders: Sequence[str] = (),
 ) -> DiskRecords:
     settings = IoSettings(block_bytes=ALIGN, queue_depth=4, verify=verify)
-    file = ExtentFile([str(path)], settings, what="states", calls=disk)
+    file = ExtentFile(folders or [str(path)], settings, what="states", calls=disk)
     pool = HostPool(None, say=print)
     names = [f"unit {index}" for index in range(COUNT)]
     return DiskRecords(
         file,
         names,
-        [[4 * NUMEL, 8 * NUMEL]] * COUNT,
+        [[("masters", 4 * NUMEL), ("states", 8 * NUMEL)]] * COUNT,
         frames=frames,
         memory=lambda nbytes: pool.zeros(nbytes, dtype=torch.uint8),
         read_ahead=read_ahead,
@@ -189,7 +192,7 @@ def test_a_read_that_fails_is_told_each_time_and_never_gives_numbers(tmp_path: P
     for _ in range(2):
         if expected:
             kept.expect(1)
-        with pytest.raises(OffloadError, match=r"unit 1, part 0, byte 0 .* cannot be read: Input/output error"):
+        with pytest.raises(OffloadError, match=r"masters of unit 1, byte 0 .* cannot be read: Input/output error"):
             kept.bring(1)
         assert not kept.is_here(1)
     check(kept, 0)
@@ -204,7 +207,7 @@ def test_a_write_that_fails_is_told_at_the_next_access(tmp_path: Path, behind: b
     fill(kept)
     kept.settle()
     disk.on_write = lambda at, nbytes: failure(errno.EIO) if 15 * ALIGN <= at < 30 * ALIGN else None
-    told = r"unit 1, part 0, byte 0 .* cannot be written: Input/output error"
+    told = r"masters of unit 1, byte 0 .* cannot be written: Input/output error"
     kept.bring(1)
     if behind:
         kept.put_away(1)
@@ -225,3 +228,119 @@ def test_a_write_that_fails_is_told_at_the_next_access(tmp_path: Path, behind: b
 def test_the_disk_is_asked_for_room_before_anything_is_kept(tmp_path: Path) -> None:
     with pytest.raises(OffloadError, match=r"states need 300.0 KiB there; 4.0 KiB are free"):
         records(tmp_path, FailingDisk(free=4096))
+
+
+def test_shown_records_are_read_and_set_in_place(tmp_path: Path) -> None:
+    kept = records(tmp_path)
+    fill(kept)
+    tensors = [kept.tensor(index, 0, 0, NUMEL, torch.float32) for index in range(COUNT)]
+    states = kept.tensor(3, 1, 0, 2 * NUMEL, torch.float32)
+    for turn in range(2):
+        kept.show()
+        kept.show()
+        assert [float(tensor[0]) for tensor in tensors] == [1, 2, 3 + turn, 4, 5]
+        tensors[2][:] = 3 + turn + 1
+        assert states[NUMEL:].eq(-4).all()
+        kept.hide()
+        kept.hide()
+        with kept.held(2):
+            assert tensors[2].eq(3 + turn + 1).all()
+        kept.bring(1)
+        tensors[1].fill_(2)
+        kept.put_away(1)
+
+
+def test_values_set_while_shown_survive_a_checksum_and_many_steps(tmp_path: Path) -> None:
+    kept = records(tmp_path, verify=True)
+    fill(kept)
+    master = kept.tensor(1, 0, 0, NUMEL, torch.float32)
+    for turn in range(3):
+        kept.show()
+        master[turn] = 100 + turn
+        kept.hide()
+        for index in range(COUNT):
+            with kept.held(index, changed=(0, 1)):
+                pass
+    with kept.held(1):
+        assert master[:4].tolist() == [100, 101, 102, 2]
+    check(kept, 0)
+
+
+def test_a_part_that_gets_its_first_values_while_shown_is_read_from_then_on(tmp_path: Path) -> None:
+    kept = records(tmp_path)
+    for index in range(COUNT):
+        kept.bring(index)
+        kept.put_away(index, changed=(0,))
+    kept.show()
+    kept.note_written(4, 1)
+    states = kept.tensor(4, 1, 0, 2 * NUMEL, torch.float32)
+    assert states.eq(0).all()
+    states[7] = 1
+    kept.hide()
+    with kept.held(4):
+        assert states.count_nonzero() == 1
+
+
+def test_a_file_that_was_cut_short_is_not_shown(tmp_path: Path) -> None:
+    fds: list[int] = []
+
+    class Disk(FailingDisk):
+        def open(self, path: str, flags: int, mode: int) -> int:
+            fds.append(super().open(path, flags, mode))
+            return fds[-1]
+
+    kept = records(tmp_path, Disk())
+    fill(kept)
+    kept.settle()
+    os.ftruncate(fds[0], 10 * ALIGN)
+    with pytest.raises(OffloadError, match=rf"the file of masters of unit 0 and others ends at byte {10 * ALIGN}"):
+        kept.show()
+
+
+def test_records_are_not_brought_while_they_are_shown(kept: DiskRecords) -> None:
+    fill(kept)
+    kept.show()
+    with pytest.raises(AssertionError, match="while they are hidden"):
+        kept.bring(0)
+    kept.expect(0)  # asks for nothing
+    kept.hide()
+    check(kept, 0)
+
+
+@pytest.mark.parametrize("paths", [1, 3])
+def test_records_over_several_paths_are_shown_as_they_are(tmp_path: Path, paths: int) -> None:
+    folders = [tmp_path / str(number) for number in range(paths)]
+    for folder in folders:
+        folder.mkdir()
+    kept = records(tmp_path, folders=[str(folder) for folder in folders])
+    fill(kept)
+    kept.show()
+    for index in range(COUNT):
+        assert kept.tensor(index, 0, 0, NUMEL, torch.float32).eq(index + 1).all()
+        assert kept.tensor(index, 1, 4 * NUMEL, NUMEL, torch.float32).eq(-index - 1).all()
+    kept.tensor(2, 0, 0, NUMEL, torch.float32).mul_(1)
+    kept.hide()
+    for index in range(COUNT):
+        check(kept, index)
+
+
+def test_records_as_large_as_huge_pages_move_and_are_shown(tmp_path: Path) -> None:
+    file = ExtentFile([str(tmp_path)], IoSettings(), what="states")
+    numel = (3 << 20) // 4 + 77
+    pool = HostPool(None, say=print)
+    kept = DiskRecords(
+        file,
+        ["a", "b"],
+        [[("masters", 4 * numel)]] * 2,
+        frames=1,
+        memory=lambda nbytes: pool.zeros(nbytes, dtype=torch.uint8),
+    )
+    tensors = [kept.tensor(index, 0, 0, numel, torch.float32) for index in range(2)]
+    for index, tensor in enumerate(tensors):
+        kept.bring(index)
+        tensor.copy_(torch.arange(numel) + index)
+        kept.put_away(index)
+    kept.show()
+    assert all(torch.equal(tensor, torch.arange(numel).float() + index) for index, tensor in enumerate(tensors))
+    kept.hide()
+    assert file.reserved_bytes < 2 * 4 * numel + (4 << 20)

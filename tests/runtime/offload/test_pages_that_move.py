@@ -6,6 +6,7 @@ import mmap
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -97,3 +98,30 @@ def test_frames_are_whole_pages_and_large_ones_begin_where_huge_pages_do(nbytes:
 
 def test_no_frames_need_no_memory() -> None:
     assert cut_frames(memoryview(b""), PAGE) == []
+
+
+def test_a_file_is_shown_both_ways_until_the_space_is_emptied(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(PAGE) + b"a" * PAGE)
+    space = AddressSpace(3 * PAGE)
+    with path.open("r+b") as file:
+        space.show_file(PAGE, PAGE, file.fileno(), PAGE)
+        there = space.view(PAGE, PAGE)
+        assert bytes(there[:2]) == b"aa"
+        there[:1] = b"b"
+        space.empty()
+    assert path.read_bytes()[PAGE : PAGE + 2] == b"ba"
+    frame = Frame(pages(PAGE))
+    frame.go_to(space.address + PAGE, PAGE)
+    assert bytes(space.view(PAGE, 1)) == b"\0"
+    frame.come_back()
+
+
+def test_what_was_written_is_known_to_be_touched(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"a" * 64 * PAGE)
+    space = AddressSpace(64 * PAGE)
+    with path.open("r+b") as file:
+        space.show_file(0, 64 * PAGE, file.fileno(), 0)
+        space.view(PAGE, 1)[:] = b"b"
+        assert space.was_touched(PAGE, PAGE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import gc
+import mmap
 import os
 import random
 import re
@@ -343,3 +344,42 @@ def test_nothing_is_left_of_a_file_that_nobody_closed(folders: list[str]) -> Non
     del file
     gc.collect()
     assert closed.wait(DEADLINE_S)
+
+
+def test_an_extent_begins_where_it_is_asked_to(file: ExtentFile) -> None:
+    first, second = file.reserve("a", 1), file.reserve("b", 1, align=8 * ALIGN)
+    assert (first.offset, second.offset, file.reserved_bytes) == (0, 8 * ALIGN, 9 * ALIGN)
+
+
+def test_what_was_written_through_a_mapping_may_be_read_and_is_checked_by_its_new_checksum(folders: list[str]) -> None:
+    settings = IoSettings(block_bytes=ALIGN, queue_depth=1, verify=True)
+    file = ExtentFile(folders[:1], settings, what="test data")
+    extent = file.reserve("unit", 3 * ALIGN)
+    file.allocate()
+    (fd, stretch), *others = file.layout()
+    assert (stretch.start, stretch.at, stretch.nbytes, others) == (0, 0, 3 * ALIGN, [])
+    file.note_written(extent)
+    into = memoryview(huge_buffer(extent.nbytes))
+    file.read(extent, into).wait()
+    assert not any(into)
+    with mmap.mmap(fd, extent.nbytes) as mapped:
+        mapped[:] = noise(extent.nbytes)
+        file.note_written(extent, memoryview(mapped).toreadonly())
+    file.read(extent, into).wait()
+    assert into == noise(extent.nbytes)
+    file.note_written(extent, noise(extent.nbytes, 1))
+    with pytest.raises(OffloadError, match="reads back otherwise"):
+        file.read(extent, into).wait()
+    file.close()
+
+
+def test_files_of_several_paths_are_mapped_stripe_by_stripe(folders: list[str]) -> None:
+    file = ExtentFile(folders[:2], SMALL, what="test data")
+    file.reserve("unit", 5 * ALIGN)
+    file.allocate()
+    assert [(stretch.file, stretch.at, stretch.start, stretch.nbytes) for _, stretch in file.layout()] == [
+        (0, 0, 0, 2 * ALIGN),
+        (1, 0, 2 * ALIGN, 2 * ALIGN),
+        (0, 2 * ALIGN, 4 * ALIGN, ALIGN),
+    ]
+    file.close()
