@@ -16,11 +16,12 @@ from dsrun.gathering import GatherPlan
 
 from ..memory.arenas import Arenas
 from ..memory.bus import Bus
-from ..memory.host_pool import HostPool
+from ..memory.host_pool import HostPool, Say, host_pool_for
 from ..mesh.groups import ProcessGroupMesh
 from ..mesh.spec import DATA_AXIS
 from ..observe.memory import StatePrediction
 from ..offload.host_gradients import HostGradients
+from ..offload.params_on_host import HostShards
 from ..optim.groups import GroupAssignment
 from ..optim.registry import states_per_element
 from ..precision.policy import DTYPES, PrecisionPolicy
@@ -36,6 +37,11 @@ from ..zero.store import ParamStore
 from ..zero.unit import ParamUnit
 from ..zero.units import find_units
 from .describe import hidden_size
+
+_STAYS_WITH_OPTIMIZER = (
+    "dsrun: parameters in the optimizer's own dtype are what it updates, so with the optimizer on the device trained "
+    'ones do not go to host memory (`offload_param`): use bf16, or set `offload_optimizer.device` to "cpu" too'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +87,8 @@ class CutModel:
     settings: Config
     away: HostGradients | None = None
 
-    def state_bytes(self, optimizer: optim.Optimizer | None) -> int:
-        """Predicts the bytes of model state that a rank holds between steps.
+    def prediction(self, optimizer: optim.Optimizer | None) -> StatePrediction:
+        """Predicts the model state that a rank holds between steps.
 
         Args:
             optimizer: whose states come with it; None: an engine that only evaluates.
@@ -101,7 +107,9 @@ class CutModel:
             gathering=self.gathering,
             frozen_layouts=[unit.layout for unit in self.frozen],
             whole_frozen_bytes=whole_bytes(self.module, cut=self.frozen),
-        ).total_bytes()
+            trained_on_host=any(unit.tier is not None for unit in self.units),
+            frozen_on_host=any(unit.tier is not None for unit in self.frozen),
+        )
 
 
 def cut_model(
@@ -112,6 +120,9 @@ def cut_model(
     *,
     precision: PrecisionPolicy,
     memory: Arenas,
+    bus: Bus,
+    updates: bool,
+    say: Say,
     masters_host: HostTier | None = None,
 ) -> CutModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
@@ -125,6 +136,9 @@ def cut_model(
         mesh: ranks and device.
         precision: dtypes of parameters and masters.
         memory: where the buffers are reserved.
+        bus: between the device and its host.
+        updates: an optimizer comes with the model.
+        say: told once what goes otherwise than the config asks.
         masters_host: host memory that masters go to, and the way there; None: they stay on the device.
 
     Raises:
@@ -136,6 +150,9 @@ def cut_model(
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes)
     if has_meta(model):
         materialise(model, Nursery(data_axis, device=mesh.device))
+    host = _host_shards(settings, plan, mesh, memory, bus=bus, say=say)
+    # An optimizer on the device that updates the very parameters has them there.
+    trained_leave = host is not None and (precision.has_separate_master or masters_host is not None or not updates)
     units = build_units(
         find_units(model),
         plan,
@@ -144,14 +161,19 @@ def cut_model(
         device=mesh.device,
         group_of=assignment.group_of,
         memory=memory,
+        tier=host if trained_leave else None,
         masters_host=None if masters_host is None else masters_host.pool,
     )
+    if host is not None and units and trained_leave and updates and masters_host is None:
+        host.reserve_leaving(max(unit.layout.shard_numel for unit in units), precision.compute)
     hidden = hidden_size(model, units)
     resolved = settings if hidden is None else resolve_buckets(settings, hidden)
     budgets = gather_budgets(resolved)
     gathered = join_frozen(
-        model, units, plan, budgets, data_axis, precision=precision, device=mesh.device, memory=memory
+        model, units, plan, budgets, data_axis, precision=precision, device=mesh.device, memory=memory, tier=host
     )
+    if host is not None and not trained_leave:
+        say(_STAYS_WITH_OPTIMIZER + ("" if gathered.frozen else ", and nothing is frozen that could"))
     place_frozen(model, data_axis, precision=precision, device=mesh.device, cut=gathered.frozen)
     gathering = turns_of(gathered.acquired, budgets)
     store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
@@ -193,3 +215,14 @@ def cut_model(
         settings=resolved,
         away=away,
     )
+
+
+def _host_shards(
+    settings: Config, plan: ZeroPlan, mesh: ProcessGroupMesh, memory: Arenas, *, bus: Bus, say: Say
+) -> HostShards | None:
+    """Returns what holds slices of parameters in host memory, where the config asks for it."""
+    section = settings.zero_optimization.offload_param
+    if not plan.shard_parameters or section.device != "cpu":
+        return None
+    pool = host_pool_for(mesh.device, pin=section.pin_memory, say=say)
+    return HostShards(mesh.axes[DATA_AXIS], bus, memory, pool=pool, device=mesh.device)

@@ -13,7 +13,7 @@ from dsrun.config.config import Config
 from dsrun.errors import ModelError
 
 from ..memory.arenas import Arenas
-from ..memory.bus import bus_for
+from ..memory.bus import Bus
 from ..memory.host_pool import host_pool_for
 from ..mesh.collectives import Collectives
 from ..offload.block_step import block_step_for
@@ -24,18 +24,19 @@ from .cut import CutModel, HostTier
 from .offloaded import OffloadedUpdate, forward_order
 
 
-def host_tier(settings: Config, device: torch.device, *, say: Callable[[str], None]) -> HostTier | None:
+def host_tier(settings: Config, device: torch.device, bus: Bus, *, say: Callable[[str], None]) -> HostTier | None:
     """Returns the host memory that the config puts the optimizer into; None where it stays on the device.
 
     Args:
         settings: the config.
         device: where the model computes.
+        bus: between it and the host.
         say: says something once for the whole job.
     """
     section = settings.zero_optimization.offload_optimizer
     if section.device == "none":
         return None
-    return HostTier(host_pool_for(device, pin=section.pin_memory, say=say), bus_for(device))
+    return HostTier(host_pool_for(device, pin=section.pin_memory, say=say), bus)
 
 
 def update_on_host(
@@ -74,6 +75,7 @@ def update_on_host(
             runs=[run for run in optimizer.runs if run.owned.layout is unit.layout],
             master_N=unit.master,
             target_N=unit.shard,
+            stays=unit.tier is not None,
         )
         for unit in cut.units
     ]

@@ -23,6 +23,7 @@ from ..activation.activate import activate
 from ..activation.configured import is_configured, named_generators
 from ..data.loader import LoaderWishes, TrainingLoader
 from ..memory.arenas import Arenas
+from ..memory.bus import bus_for
 from ..memory.pages import give_freed_pages_back
 from ..mesh.groups import choose_device, make_mesh, present_backend
 from ..mesh.spec import DATA_AXIS, MeshSpec
@@ -121,8 +122,20 @@ def initialize(
     precision = policy_of(settings)
     data_axis = mesh.axes[DATA_AXIS]
     memory = Arenas()
-    host = host_tier(settings, mesh.device, say=say_once(info))
-    cut = cut_model(model, settings, assignment, mesh, precision=precision, memory=memory, masters_host=host)
+    bus = bus_for(mesh.device)
+    host = host_tier(settings, mesh.device, bus, say=say_once(info))
+    cut = cut_model(
+        model,
+        settings,
+        assignment,
+        mesh,
+        precision=precision,
+        memory=memory,
+        bus=bus,
+        updates=optimizer is not None or settings.optimizer is not None,
+        say=say_once(info),
+        masters_host=host,
+    )
     shard_optimizer = ShardOptimizer(
         [unit.owned_range(assignment.group_of) for unit in cut.units],
         group_count=len(assignment.options),
@@ -152,7 +165,8 @@ def initialize(
             wishes=loading,
             pin_memory=True,
         )
-    state_bytes = cut.state_bytes(torch_optimizer)
+    predicted = cut.prediction(torch_optimizer)
+    state_bytes = predicted.total_bytes()
     hooks = UnitHooks(cut.acquired, cut.store, cut.reducer)
     activations = activate(  # after the units' hooks, which stand within its own
         model,
@@ -193,6 +207,7 @@ def initialize(
                 away=away,
             ),
             memory=memory,
+            bus=bus,
             optimizer=torch_optimizer,
             scheduler=scheduler,
             loader=loader,
@@ -211,6 +226,7 @@ def initialize(
             heartbeat=heartbeat,
             resume=resume_folder(),
             predicted_state_bytes=state_bytes,
+            predicted_host_bytes=predicted.host_bytes(),
             frozen_units=cut.frozen,
         )
     )

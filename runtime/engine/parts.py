@@ -16,6 +16,7 @@ from dsrun.heartbeats import HeartbeatWriter
 from ..activation.activate import Activations
 from ..data.loader import LoaderWishes, TrainingLoader
 from ..memory.arenas import Arenas
+from ..memory.bus import Bus
 from ..mesh.collectives import Collectives
 from ..mesh.groups import ProcessGroupMesh
 from ..observe.records import RecordWriter
@@ -56,6 +57,7 @@ class EngineParts:
         step: what an optimizer step works on.
         activations: what becomes of blocks' activations; None where they are kept.
         memory: arenas of the long-lived buffers.
+        bus: between the device and its host's memory; counts what crosses it.
         optimizer: torch's, over the shards; None for an engine that only evaluates.
         scheduler: stepped after each applied update.
         loader: of the training data, if it was given.
@@ -74,6 +76,7 @@ class EngineParts:
         heartbeat: told where this rank is, for the launcher that watches it.
         resume: checkpoint that a job which was started again goes on from; None at first.
         predicted_state_bytes: model state of this rank, as predicted.
+        predicted_host_bytes: what of it lies in host memory, apart from the device's.
         frozen_units: units of frozen parameters; empty where every rank has them whole.
     """
 
@@ -84,6 +87,7 @@ class EngineParts:
     step: StepParts
     activations: Activations | None
     memory: Arenas
+    bus: Bus
     optimizer: optim.Optimizer | None
     scheduler: Scheduler | None
     loader: TrainingLoader | None
@@ -102,4 +106,5 @@ class EngineParts:
     heartbeat: HeartbeatWriter
     resume: Path | None
     predicted_state_bytes: int
+    predicted_host_bytes: int
     frozen_units: Sequence[ParamUnit]

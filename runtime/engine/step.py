@@ -149,5 +149,5 @@ def take_step(
 
 def _first_non_finite(parts: StepParts) -> str | None:
     ranges = ((unit.layout, unit.owned[0], parts.reducer.sums.read(unit.index)) for unit in parts.units)
-    device = parts.units[0].shard.device
+    device = parts.units[0].device
     return first_non_finite(ranges, parts.collectives, spread=parts.plan.shard_optimizer, device=device)

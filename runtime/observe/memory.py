@@ -36,6 +36,8 @@ class StatePrediction:
         gathering: turns of parameters, where those are sharded; None: two slots, and nothing is frozen.
         frozen_layouts: units of frozen parameters that are sharded.
         whole_frozen_bytes: of the other frozen parameters.
+        trained_on_host: slices of trained parameters lie in host memory.
+        frozen_on_host: those of `frozen_layouts` do.
     """
 
     layouts: Sequence[UnitLayout]
@@ -51,6 +53,14 @@ class StatePrediction:
     states: torch.dtype | None = None
     frozen_layouts: Sequence[UnitLayout] = ()
     whole_frozen_bytes: int = 0
+    trained_on_host: bool = False
+    frozen_on_host: bool = False
+
+    def host_bytes(self) -> int:
+        """Returns what of `total_bytes` lies in host memory, apart from the device's."""
+        trained = sum(layout.shard_numel for layout in self.layouts) if self.trained_on_host else 0
+        frozen = sum(layout.shard_numel for layout in self.frozen_layouts) if self.frozen_on_host else 0
+        return (trained + frozen) * self.compute.itemsize
 
     def total_bytes(self) -> int:
         """Returns the bytes of parameters, gradients, masters and optimizer states that a rank holds between steps."""

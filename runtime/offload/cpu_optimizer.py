@@ -232,9 +232,9 @@ class CpuOptimizer:
     def _place_of(self, index: int) -> tuple[Tensor | None, int | None]:
         """Returns where a range's parameters are written, and the ring's slot if it is one; see [Note: in place]."""
         item = self._ranges[index]
-        if item.stays:
+        if item.stays and item.master_N.data_ptr() != item.target_N.data_ptr():
             return item.target_N, None
-        if item.master_N.dtype == item.target_N.dtype:
+        if item.stays or item.master_N.dtype == item.target_N.dtype:
             return None, None
         own = self._gradients.own_place(index)
         if own is not None and own.dtype == item.target_N.dtype:

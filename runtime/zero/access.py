@@ -27,6 +27,7 @@ from .pieces import Pieces, UnitHome
 from .plan import ZeroPlan
 from .reducer import GradReducer
 from .store import ParamStore
+from .tier import gather
 from .unit import ParamUnit
 
 
@@ -163,15 +164,17 @@ class ParamAccess(Keeper):
                 home.full = home.param.detach().clone(memory_format=torch.contiguous_format)
             return []
         if len(homes) == len(unit.params):
-            flat = torch.empty(unit.layout.padded_numel, dtype=unit.shard.dtype, device=unit.shard.device)
+            flat = torch.empty(unit.layout.padded_numel, dtype=unit.dtype, device=self.device)
             views = dict(zip(map(id, unit.params), unit.views(flat), strict=True))
             for home in homes:
                 home.flat, home.full = flat, views[id(home.param)]
-            return [self.pieces.collectives.all_gather(flat, unit.shard, of=unit.label)]
+            return [gather(unit, flat, self.pieces.collectives)]
+        if unit.tier is not None:
+            unit.tier.settle()
         pending: list[Pending] = []
         for home in homes:
             piece = self.pieces.own_piece(home, unit.shard, start=self.pieces.shard_start(unit))
-            home.full, works = self.pieces.assemble(home, None if piece is None else piece[1], dtype=unit.shard.dtype)
+            home.full, works = self.pieces.assemble(home, None if piece is None else piece[1], dtype=unit.dtype)
             pending += works
         return pending
 

@@ -19,6 +19,7 @@ from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
 from ..protocols import Window
 from .plan import ZeroPlan
+from .tier import ShardTier
 from .unit import ParamUnit
 from .values import take_values
 
@@ -33,7 +34,9 @@ class UnitBuffers:
         precision: dtypes of parameters and masters.
         device: where the buffers live.
         memory: where they are reserved.
+        tier: holds the slices, where parameters are sharded; None: the device does.
         masters_host: memory for masters, where the optimizer steps on the host; None: they lie beside the parameters.
+            Slices in a tier are the masters themselves where both have one dtype.
     """
 
     def __init__(
@@ -45,9 +48,11 @@ class UnitBuffers:
         precision: PrecisionPolicy,
         device: torch.device,
         memory: Arenas,
+        tier: ShardTier | None = None,
         masters_host: HostPool | None = None,
     ) -> None:
         self._units = units
+        self._tier = tier
         self._masters_host = masters_host
         self._plan = plan
         self._collectives = collectives
@@ -57,10 +62,14 @@ class UnitBuffers:
         padded = [unit.layout.padded_numel for unit in units]
         shards = [unit.layout.shard_numel for unit in units]
         self._owned_numel = sum(shards if plan.shard_optimizer else padded)
+        self._params: Arena | None = None
         name, numels = ("parameter shards", shards) if plan.shard_parameters else ("parameters", padded)
-        self._params = memory.reserve(name, sum(numels), self._shared)
+        if tier is None:
+            self._params = memory.reserve(name, sum(numels), self._shared)
+        else:
+            tier.reserve(name, numels, precision.compute)
         self._masters: Arena | None = None
-        if masters_host is not None:
+        if masters_host is not None and (precision.has_separate_master or tier is None):
             zeros = partial(masters_host.zeros, dtype=precision.master)
             self._masters = memory.reserve("masters", self._owned_numel, zeros, tier="host")
         elif precision.has_separate_master:
@@ -72,12 +81,15 @@ class UnitBuffers:
     def fill(self, unit: ParamUnit) -> None:
         """Gives a unit its parameters and masters, with their first values; enters the collectives of `take_values`."""
         layout, size, rank = unit.layout, self._collectives.size, self._collectives.rank
-        flat = None if self._plan.shard_parameters else self._params.take(layout.padded_numel)
+        flat = None if self._plan.shard_parameters else self._take_params(layout.padded_numel)
         whole = self._place_of_values(layout.padded_numel, flat)
         mine = own_slice(whole, rank=rank, size=size)
         promised = take_values(unit, whole, self._collectives, device=self._device)
         if flat is None:
-            unit.shard = self._params.take(layout.shard_numel).copy_(mine)
+            if self._tier is None:
+                unit.shard = self._take_params(layout.shard_numel).copy_(mine)
+            else:
+                unit.tier, unit.shard = self._tier, self._tier.admit(unit.index, mine)
             # The model's first tensors must not live on until the slots exist.
             for param in unit.params:
                 param.data = torch.empty(0, dtype=self._precision.compute, device=self._device)
@@ -115,6 +127,10 @@ class UnitBuffers:
         room = room_for([numel] * count)
         arena = self._memory.reserve("optimizer window", room, lambda numel: self._zeros(numel, states))
         return Window(arena.take(numel), arena.take(numel) if count > 1 else None)
+
+    def _take_params(self, numel: int) -> Tensor:
+        assert self._params is not None, "a tier holds the parameters"
+        return self._params.take(numel)
 
     def _place_of_values(self, numel: int, flat: Tensor | None) -> Tensor:
         """Returns zeroed fp32 memory for the first values of a unit: what they will stay in, or the scratch buffer."""

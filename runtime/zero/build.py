@@ -16,6 +16,7 @@ from .buffers import UnitBuffers
 from .plan import ZeroPlan
 from .slotted import SlottedStore
 from .store import ParamStore, ResidentStore
+from .tier import ShardTier
 from .unit import ParamUnit, group_by
 from .units import UnitSpec
 from .values import check_not_copies
@@ -30,6 +31,7 @@ def build_units(
     device: torch.device,
     group_of: Mapping[int, int],
     memory: Arenas | None = None,
+    tier: ShardTier | None = None,
     masters_host: HostPool | None = None,
 ) -> list[ParamUnit]:
     """Takes the parameters' values into flat buffers on `device`; the parameters become views of them.
@@ -46,7 +48,8 @@ def build_units(
         device: where the buffers live.
         group_of: id of a parameter to the number of its optimizer group.
         memory: where the buffers are reserved; None: in arenas of their own.
-        masters_host: memory for masters, where the optimizer steps there.
+        tier: holds the slices of parameters at stage 3; None: the device does.
+        masters_host: memory for masters, where the optimizer steps on the host.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one.
@@ -64,6 +67,7 @@ def build_units(
         precision=precision,
         device=device,
         memory=memory or Arenas(),
+        tier=tier if plan.shard_parameters else None,
         masters_host=masters_host,
     )
     for unit in units:

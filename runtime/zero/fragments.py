@@ -47,7 +47,7 @@ def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor
         return None
     mine = _state(home, optim_state_key)
     access = home.access
-    there = torch.tensor([int(mine is not None)], device=_unit(home).shard.device)
+    there = torch.tensor([int(mine is not None)], device=_unit(home).device)
     if access.pieces.plan.shard_optimizer:
         access.pieces.collectives.all_reduce(there, op="max", of="optimizer states").wait()
     if not int(there.item()):

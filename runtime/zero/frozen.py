@@ -28,6 +28,7 @@ from .plan import ZeroPlan
 from .seeds import SeedHome
 from .slots import elements_of
 from .stored import StoredHome
+from .tier import ShardTier
 from .unit import ParamUnit
 from .units import UnitSpec, find_frozen_units
 from .values import check_not_copies, take_values
@@ -56,6 +57,7 @@ def join_frozen(
     precision: PrecisionPolicy,
     device: torch.device,
     memory: Arenas | None = None,
+    tier: ShardTier | None = None,
 ) -> GatheredUnits:
     """Cuts frozen parameters where the plan shards parameters, but for what stays; see [Note: frozen parameters].
 
@@ -68,8 +70,9 @@ def join_frozen(
         budgets: what the config allows to stay.
         collectives: the axis to shard over.
         precision: for the dtype of parameters.
-        device: where the shards live.
-        memory: where they are reserved; None: in an arena of their own.
+        device: where the parameters are used.
+        memory: where their slices are reserved; None: in an arena of their own.
+        tier: holds the slices instead, if there is one.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one.
@@ -88,7 +91,7 @@ def join_frozen(
         ParamUnit(spec, index=len(units) + number, world_size=collectives.size, trains=False)
         for number, spec in enumerate(cut)
     ]
-    _fill(frozen, collectives, precision=precision, device=device, memory=memory or Arenas())
+    _fill(frozen, collectives, precision=precision, device=device, memory=memory or Arenas(), tier=tier)
     alone = {id(unit.module): unit for unit in frozen}
     for key, unit in trained.items():
         unit.frozen = alone.pop(key, None)
@@ -163,21 +166,30 @@ def _fill(
     precision: PrecisionPolicy,
     device: torch.device,
     memory: Arenas,
+    tier: ShardTier | None,
 ) -> None:
     """Gives each unit its slice of the first values."""
     if not units:
         return
-    shards = memory.reserve(
-        "frozen shards",
-        sum(unit.layout.shard_numel for unit in units),
-        lambda numel: collectives.zeros(numel, dtype=precision.compute, device=device),
-    )
+    numels = [unit.layout.shard_numel for unit in units]
+    shards = None
+    if tier is None:
+        shards = memory.reserve(
+            "frozen shards",
+            sum(numels),
+            lambda numel: collectives.zeros(numel, dtype=precision.compute, device=device),
+        )
+    else:
+        tier.reserve("frozen shards", numels, precision.compute)
     scratch = torch.empty(max(unit.layout.padded_numel for unit in units), dtype=precision.compute, device=device)
     for unit in units:
         whole = scratch.narrow(0, 0, unit.layout.padded_numel).zero_()
         take_values(unit, whole, collectives, device=device)
         mine = own_slice(whole, rank=collectives.rank, size=collectives.size)
-        unit.shard = shards.take(unit.layout.shard_numel).copy_(mine)
+        if shards is not None:
+            unit.shard = shards.take(unit.layout.shard_numel).copy_(mine)
+        elif tier is not None:
+            unit.tier, unit.shard = tier, tier.admit(unit.index, mine)
         unit.owned = unit.layout.shard_range(collectives.rank)
         # Whoever sets a piece sets the one copy there is, as where masters are the parameters themselves.
         unit.master = unit.shard

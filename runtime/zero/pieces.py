@@ -105,6 +105,8 @@ class UnitHome(Home):
         if self.unit is None:
             return self.param.detach().view(-1)
         self.unit.settle()
+        if self.unit.tier is not None:
+            self.unit.tier.settle()
         found = self.access.pieces.own_piece(self, self.unit.shard, start=self.access.pieces.shard_start(self.unit))
         return self.param.detach().new_empty(0) if found is None else found[1]
 
@@ -135,6 +137,8 @@ class Pieces:
         piece = self.own_piece(home, unit.master, start=unit.owned[0])
         if piece is None:
             return
+        if unit.tier is not None:
+            unit.tier.settle()
         first, master = piece
         master.copy_(read(first, first + master.numel()))
         compute = unit.shard if self.plan.shard_optimizer else unit.flat_param
@@ -166,6 +170,8 @@ class Pieces:
         flat = value.detach().reshape(-1)
         whole = unit.flat_param.narrow(0, extent.offset, extent.numel)
         piece = self.own_piece(home, unit.master, start=unit.owned[0])
+        if unit.tier is not None:
+            unit.tier.settle()
         if piece is not None:
             first, master = piece
             new = flat.narrow(0, first, master.numel())
@@ -177,8 +183,8 @@ class Pieces:
             if exact:
                 master.copy_(new)
             elif master.data_ptr() != old.data_ptr():
-                kept = master.to(old.device)
-                master.copy_(torch.where(new.to(old.dtype) != old, new.to(master.dtype), kept))
+                here = new.to(master.device)
+                master.copy_(torch.where(here.to(old.dtype) != old.to(master.device), here.to(master.dtype), master))
             old.copy_(new)
         if not self.plan.shard_parameters:
             whole.copy_(flat)
@@ -223,7 +229,7 @@ class Pieces:
         unit, extent = home.unit, home.extent
         assert unit is not None, "a parameter in no unit has no pieces"
         assert extent is not None, "a parameter in a unit has a place"
-        whole = torch.empty(extent.numel, dtype=dtype, device=unit.shard.device)
+        whole = torch.empty(extent.numel, dtype=dtype, device=unit.device)
         pending: list[Pending] = []
         for rank in range(self.collectives.size):
             start, stop = unit.layout.shard_range(rank)

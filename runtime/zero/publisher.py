@@ -23,6 +23,10 @@ def publish(units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives
         store: told that gathered copies are stale.
     """
     for unit in units:
+        if unit.tier is not None:
+            if unit.master.data_ptr() != unit.shard.data_ptr():
+                unit.tier.write(unit.index, unit.master)
+            continue
         target = unit.shard if plan.shard_optimizer else unit.flat_param
         if target.data_ptr() != unit.master.data_ptr():
             target.copy_(unit.master)

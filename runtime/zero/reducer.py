@@ -121,7 +121,7 @@ class GradReducer:
     ) -> None:
         self.sums: GradSums = ResidentSums(units) if sums is None else sums
         memory = Arenas() if memory is None else memory
-        first = units[0].shard if units else torch.empty(0)  # no unit, no gradient
+        first = units[0].params[0] if units else torch.empty(0)  # no unit, no gradient
         count = slot_count if shard_gradients else len(units)
         placed = allocate_slots(
             units,
@@ -293,7 +293,7 @@ class GradReducer:
         """Returns the canonical order, see [Note: order of reductions]."""
         last = [unit for unit in self._units if unit not in forward_order]
         mine = [unit.index for unit in [*reversed(forward_order), *last]]
-        order = torch.tensor(mine, dtype=torch.int64, device=self._units[0].shard.device)
+        order = torch.tensor(mine, dtype=torch.int64, device=self._units[0].device)
         self._collectives.broadcast(order, source=0, of="reduction order").wait()
         return [self._units[index] for index in order.tolist()]
 

@@ -20,6 +20,7 @@ from .order import EvaluatedOrder, RecordedOrder
 from .partition_parameters import ZeroParamStatus
 from .slots import elements_of, views_of_slots
 from .stale import StaleMarks
+from .tier import gather
 from .unit import ParamUnit
 
 
@@ -106,10 +107,10 @@ class SlottedStore:
     ) -> None:
         if plan is None:
             plan = plan_gathering([elements_of(unit) for unit in units], [False] * len(units), GatherBudgets())
-        first = units[0].shard
+        dtype, device = units[0].dtype, units[0].device
         arenas = Arenas() if arenas is None else arenas
         self._collectives = collectives
-        self._device = first.device
+        self._device = device
         self._ahead = plan.slot_count - 1
         self.poison = poison
         self._order = RecordedOrder()
@@ -118,12 +119,13 @@ class SlottedStore:
         self._is_recorded = False  # a whole step has been seen
         self._places: dict[int, tuple[_Place, ...]] = {}  # by a unit's index, in the order of `plan.cells`
         self._place_of: dict[int, _Place] = {}  # by the index of a part
+        # A slice from elsewhere lands in its slot, and the peers read it there.
+        lands = any(part.tier is not None for unit in units for part in (unit, unit.frozen) if part is not None)
+        zeros = collectives.zeros if lands else torch.zeros
         memory = views_of_slots(
             plan.slots,
             [cell.numel for cell in plan.cells],
-            reserve=lambda n: arenas.reserve(
-                "gather slots", n, lambda numel: torch.zeros(numel, dtype=first.dtype, device=first.device)
-            ),
+            reserve=lambda n: arenas.reserve("gather slots", n, lambda numel: zeros(numel, dtype=dtype, device=device)),
         )
         slots: dict[int, _Slot] = {}
         whole: dict[int, Tensor] = {}
@@ -145,7 +147,7 @@ class SlottedStore:
         self._slots = list(slots.values())
         self._marks = [(slot, StaleMarks(whole[number], parts_in[number])) for number, slot in slots.items()]
         names = {part.index: part.name for places in self._places.values() for place in places for part in place.parts}
-        self._log = GatherLog(names, collectives, first.device)
+        self._log = GatherLog(names, collectives, device)
 
     def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
         """See `ParamStore`. Enters an all-gather of what is not there, and of what is expected next.
@@ -199,7 +201,7 @@ class SlottedStore:
         if any(place.slot.users and place.slot.occupant is not unit for place in self._places[unit.index]):
             flat = torch.empty_like(part.flat_param)
             part.arrive()
-            self._collectives.all_gather(flat, part.shard, of=part.label).wait()
+            gather(part, flat, self._collectives).wait()
             self._log.note(part.index)
             return part.views(flat)[position - len(unit.params) if of_frozen else position].clone()
         self.acquire(unit)
@@ -290,7 +292,7 @@ class SlottedStore:
         slot.wait()
         for part in slot.missing:
             part.arrive()
-            slot.pending.append(self._collectives.all_gather(part.flat_param, part.shard, of=part.label))
+            slot.pending.append(gather(part, part.flat_param, self._collectives))
             self._log.note(part.index)
         slot.missing = ()
 

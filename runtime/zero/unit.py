@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..layout.unit_layout import UnitLayout, lay_out
 from ..protocols import OwnedRange, Window
+from .tier import ShardTier
 from .units import UnitSpec
 
 
@@ -42,6 +43,7 @@ class ParamUnit:
             memory of a slot, valid between acquire and release.
         flat_grad: compute dtype, [padded_numel]; the gradients are views of it. Its own, or the memory of a slot.
         shard: compute dtype, this rank's slice of the parameters; a view of `flat_param` unless that is a slot.
+        tier: what holds `shard`, where that is not on the device.
         master: the owned range as the optimizer updates it, fp32 or as the config says; shares memory with the
             parameters if they have that dtype.
         grad_sum: the owned range of the gradient, reduced over ranks and summed over micro batches; likewise. Empty
@@ -69,11 +71,22 @@ class ParamUnit:
         self.flat_param = empty
         self.flat_grad = empty
         self.shard = empty
+        self.tier: ShardTier | None = None
         self.master = empty
         self.grad_sum = empty
         self.window: Window | None = None
         self.arrival: Arrival | None = None
         self._grad_views: list[Tensor] = []
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are used."""
+        return self.params[0].device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters in forward and backward."""
+        return self.params[0].dtype
 
     @property
     def gathered_params(self) -> list[nn.Parameter]:

@@ -123,7 +123,7 @@ CORPUS: dict[str, tuple[dict[str, Any], Verdict]] = {
             "train_batch_size": 8,
             "zero_optimization": {"stage": 2, "offload_param": {"device": "cpu", "pin_memory": True}},
         },
-        {"zero_optimization.offload_param.device": (ERROR, Code.PLANNED)},
+        {"zero_optimization.offload_param.device": (WARNING, Code.NO_EFFECT)},
     ),
     "stage 3 keys without their prefix": (
         {

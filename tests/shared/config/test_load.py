@@ -183,7 +183,7 @@ def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
         ),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
-            '`zero_optimization.offload_param.device` is "nvme"; this version does not move parameters off the GPU yet',
+            '`zero_optimization.offload_param.device` is "nvme"; this version does not move parameters to NVMe yet',
         ),
         (
             {"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}},

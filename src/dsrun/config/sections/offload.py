@@ -61,20 +61,24 @@ class OffloadOptimizer(Section):
 class OffloadParam(Section):
     """Parameter shards outside the GPU."""
 
-    default_status = Status.PLANNED
-    default_why = "move parameters off the GPU"
+    default_why = "move parameters to NVMe"
     switch = ("device", "none")
 
     device: Annotated[
         Device,
         knob(
-            "Where parameter shards live between uses.",
-            effect="saves 2 bytes of GPU memory per parameter of the shard, costs PCIe traffic in every pass",
+            "Where parameter shards live between uses, frozen ones too. With the optimizer on the GPU, parameters in "
+            "its own dtype (fp32 training) stay there.",
+            effect="cpu: saves 2 bytes of GPU memory per parameter of the shard, costs as many over PCIe in every pass",
+            planned=("nvme",),
             stages=(3,),
             users=(53, 31),
         ),
     ] = "none"
-    nvme_path: Annotated[str | None, knob("Folder on a local NVMe drive, for `device` nvme.", users=(2, 1))] = None
+    nvme_path: Annotated[
+        str | None,
+        knob("Folder on a local NVMe drive, for `device` nvme.", status=Status.PLANNED, harmless=True, users=(2, 1)),
+    ] = None
     pin_memory: Annotated[
         Flag,
         knob(
@@ -84,11 +88,26 @@ class OffloadParam(Section):
         ),
     ] = True
     buffer_count: Annotated[
-        Positive, knob("Host buffers that stream parameters from NVMe.", unit="buffers", users=(2, 1))
+        Positive,
+        knob(
+            "Host buffers that stream parameters from NVMe. From host memory they stream straight into the slots of "
+            "stage 3, whose number `stage3_prefetch_bucket_size` decides.",
+            unit="buffers",
+            status=Status.PLANNED,
+            harmless=True,
+            users=(2, 1),
+        ),
     ] = 5
-    buffer_size: Annotated[PositiveOrAuto, knob("Size of one such buffer.", unit="elements", users=(3, 1))] = (
-        100_000_000
-    )
-    max_in_cpu: Annotated[Count, knob("Parameters kept in host memory when the rest is on NVMe.", unit="elements")] = (
-        1_000_000_000
-    )
+    buffer_size: Annotated[
+        PositiveOrAuto,
+        knob("Size of one such buffer.", unit="elements", status=Status.PLANNED, harmless=True, users=(3, 1)),
+    ] = 100_000_000
+    max_in_cpu: Annotated[
+        Count,
+        knob(
+            "Parameters kept in host memory when the rest is on NVMe.",
+            unit="elements",
+            status=Status.PLANNED,
+            harmless=True,
+        ),
+    ] = 1_000_000_000
