@@ -14,6 +14,8 @@ from dsrun.estimate.settings import RunSettings
 from dsrun.estimate.state import FP32_BYTES
 from dsrun.units import format_bytes, format_count, format_duration
 
+from .attention_text import attention_json, describe_attention
+
 SCHEMA_VERSION = 1
 _WIDTH = 80
 _LABEL = 26
@@ -30,6 +32,8 @@ def describe_prediction(prediction: Prediction) -> list[str]:
             lines += [*_tier_lines(tier), ""]
     if not prediction.machine.on_cpu or prediction.machine.ranks_per_host > 1:
         lines += [*_host_lines(prediction), ""]
+    if prediction.attention is not None:
+        lines += [*describe_attention(prediction.attention), ""]
     lines += [*_step_lines(prediction), ""]
     lines += [*_assumed(prediction)]
     return lines
@@ -281,6 +285,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
             }
             for tier in prediction.tiers
         ],
+        "attention": attention_json(prediction.attention),
         "host_bytes": prediction.host_bytes,
         "host_limit_bytes": machine.host_memory_bytes,
         "step": {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsrun import checkpointing, comm, data, ops, utils, zero
+    from dsrun import checkpointing, comm, data, long_sequence, ops, utils, zero
     from dsrun.heartbeats import heartbeat
     from dsrun.runtime.engine.arguments import add_config_arguments
     from dsrun.runtime.engine.engine import Engine
@@ -30,6 +30,7 @@ __all__ = [
     "heartbeat",
     "init_distributed",
     "initialize",
+    "long_sequence",
     "ops",
     "utils",
     "version",
@@ -49,7 +50,7 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     import importlib
 
-    if name in ("checkpointing", "comm", "data", "ops", "utils", "zero"):
+    if name in ("checkpointing", "comm", "data", "long_sequence", "ops", "utils", "zero"):
         return importlib.import_module(f"dsrun.{name}")
     if name == "DeepSpeedEngine":  # what scripts written for DeepSpeed ask isinstance of
         name = "Engine"

@@ -23,6 +23,7 @@ def imported_by(statement: str) -> set[str]:
         ("import dsrun", set[str]()),
         ("import dsrun.zero", set[str]()),
         ("import dsrun.checkpointing", set[str]()),
+        ("import dsrun.long_sequence, dsrun.attention_kernels", set[str]()),
         ("import dsrun.contract, dsrun.errors, dsrun.units, dsrun.atomic", set[str]()),
         ("import dsrun.launcher.cli", {"click"}),
         ("import dsrun.launcher.agent", set[str]()),
@@ -43,6 +44,16 @@ def test_the_face_offers_the_engine_on_first_use() -> None:
     assert dsrun.Engine.__name__ == "Engine"
     with pytest.raises(AttributeError, match="has no attribute 'initialise'"):
         _ = dsrun.initialise  # type: ignore[attr-defined]
+
+
+def test_every_name_of_the_long_sequence_face_is_there() -> None:
+    from dsrun import long_sequence
+
+    assert dir(long_sequence) == sorted(long_sequence.__all__)
+    for name in long_sequence.__all__:
+        assert getattr(long_sequence, name).__name__ == name
+    with pytest.raises(AttributeError, match=r"'dsrun\.long_sequence' has no attribute 'tile'"):
+        _ = long_sequence.tile  # type: ignore[attr-defined]
 
 
 def test_every_name_of_the_zero_face_is_there() -> None:

@@ -1,4 +1,7 @@
-"""Bytes that forward keeps for backward, by the layers of a transformer. Attention is taken to be fused (SDPA)."""
+"""Bytes that forward keeps for backward, by the layers of a transformer.
+
+What attention keeps is counted as a fused kernel's; what another one keeps on top is told, see `attention.py`.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +34,16 @@ class ActivationBytes:
     on_host: int = 0
 
 
-def activation_bytes(shape: Architecture, settings: RunSettings) -> ActivationBytes:
+def activation_bytes(shape: Architecture, settings: RunSettings, *, attention: int = 0) -> ActivationBytes:
     """Returns what one micro batch keeps, by the formulas of docs/guides/activations.md.
 
     Args:
         shape: the transformer.
         settings: format, tokens, recomputation and what is cut over ranks.
+        attention: bytes that attention of one block keeps beyond queries, keys, values and its output.
     """
     tokens = settings.tokens_per_micro_step
-    block = block_bytes_per_token(shape, settings) * tokens
+    block = block_bytes_per_token(shape, settings) * tokens + attention
     logits = max(logit_bytes_per_token(shape, settings), working_bytes_per_token(shape, settings)) * tokens
     stack = settings.recomputed(shape.layers)
     if not stack.blocks:
@@ -49,7 +53,7 @@ def activation_bytes(shape: Architecture, settings: RunSettings) -> ActivationBy
     inputs = waiting * stored
     if stack.products:
         inputs += shape.layers * product_bytes_per_token(shape, settings) * tokens
-    layers = inputs + max((shape.layers - stack.blocks) * block, _live_bytes(stack, shape, settings))
+    layers = inputs + max((shape.layers - stack.blocks) * block, _live_bytes(stack, shape, settings, block))
     if settings.memory_budget is not None:
         layers = max(layers, min(settings.memory_budget, shape.layers * block))
     return ActivationBytes(layers, logits, stack.segments * stored if settings.activations_on_cpu else 0)
@@ -79,11 +83,10 @@ def stored_input_bytes(shape: Architecture, settings: RunSettings) -> int:
     return numel * settings.compute_bytes
 
 
-def _live_bytes(stack: Recomputed, shape: Architecture, settings: RunSettings) -> int:
+def _live_bytes(stack: Recomputed, shape: Architecture, settings: RunSettings, block: int) -> int:
     """What a recomputed segment holds in its backward beyond what waits for it, its first input being among that."""
     tokens = settings.tokens_per_micro_step
     one_input = shape.hidden * settings.compute_bytes * tokens
-    block = block_bytes_per_token(shape, settings) * tokens
     live = stack.longest * block if stack.at_once else (stack.longest - 1) * one_input + block
     if stack.products:
         # Products are among what a block saves, but for the two that are added to its width.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dsrun.estimate.activations import ActivationBytes, activation_bytes
+from dsrun.estimate.attention import AttentionEstimate, attention_estimate
 from dsrun.estimate.machine import Machine
 from dsrun.estimate.model import ModelSize
 from dsrun.estimate.settings import RunSettings
@@ -86,6 +87,7 @@ class Prediction:
         traffic: of one step.
         paths: shortest time of each path.
         step: shortest time of a step.
+        attention: of one block; None where the layers are not known.
     """
 
     model: ModelSize
@@ -97,6 +99,7 @@ class Prediction:
     traffic: StepTraffic
     paths: tuple[Floor, ...]
     step: StepFloor
+    attention: AttentionEstimate | None = None
 
     @property
     def fits(self) -> bool | None:
@@ -144,7 +147,9 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
     """
     units = pad_units(model.units, machine.ranks // settings.tensor_parallel, tensor_parallel=settings.tensor_parallel)
     state = state_bytes(units, settings, frozen_numel=-(-model.frozen_numel // settings.tensor_parallel))
-    kept = None if model.architecture is None else activation_bytes(model.architecture, settings)
+    attention = None if model.architecture is None else attention_estimate(model.architecture, settings, machine)
+    beyond = 0 if attention is None else attention.beyond_block
+    kept = None if model.architecture is None else activation_bytes(model.architecture, settings, attention=beyond)
     device = _device_lines(state, kept, units, settings)
     pinned, pageable = _host_lines(state, kept, units, settings)
     drives = _nvme_lines(units, settings)
@@ -173,6 +178,7 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
         traffic=traffic,
         paths=paths,
         step=step_floor(paths),
+        attention=attention,
     )
 
 

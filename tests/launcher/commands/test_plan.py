@@ -49,6 +49,13 @@ CPU of a rank                  GiB
 
 host memory of 8 ranks: 12.0 GiB of unknown, see `--host-memory`
 
+attention of a block             kept    forward   backward  MiB
+  flash                          64.2       16.2       80.2  <- taken
+  cudnn                          64.2       16.2       80.2
+  efficient                      64.2       16.2       80.2
+  math                          608.0    1,360.1    1,056.0
+  flash is taken: fused; math would hold the 2,048 x 2,048 matrix
+
 one step of a rank                        amount  at least
   compute                             87.7 TFLOP  111 ms  <- bottleneck
   optimizer                             24.4 GiB  8.71 ms
@@ -115,6 +122,21 @@ def test_json_has_the_same_figures_and_a_schema_version() -> None:
     assert plan["step"]["floor_s"] == pytest.approx(
         plan["step"]["floors_s"]["compute"] + plan["step"]["floors_s"]["optimizer"]
     )
+
+
+def test_attention_is_told_by_kernel_with_what_is_in_the_way(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": 1000, **sizes}))
+    told = as_json("config.json", "--gpus", "V100-32G", "--seq", "2048")["attention"]
+    assert told["kernel"] == "math"
+    assert told["reason"] == "no fused kernel can: fewer heads of keys than of queries"
+    assert [kernel["name"] for kernel in told["kernels"]] == ["flash", "cudnn", "efficient", "math"]
+    assert told["kernels"][0]["obstacle"] == "a GPU older than Ampere"
+    assert told["kernels"][3]["obstacle"] is None
+    assert told["kernels"][3]["kept_bytes"] == 4 * 32 * 2048 * (2048 + 3 * 128)
+    text = planned("10M", "-n", "2", "--seq", "128")
+    assert f"  {'cudnn':<24}cannot: it needs CUDA\n" in text
+    assert "  flash is taken: fused; math would hold the 128 x 128 matrix\n" in text
 
 
 def test_without_a_config_the_fastest_stage_that_fits_is_planned() -> None:
