@@ -6,7 +6,7 @@ is known here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -45,41 +45,35 @@ class BlockCutter:
         self._numel = numel
         self.scratch = Scratch()
 
-    def blocks(self, work: RangeWork, states: Sequence[Tensor]) -> Iterator[Block]:
-        """Yields the blocks of a range in order; behind each, its new masters are put where they belong.
+    def blocks(self, work: RangeWork, states: Sequence[Tensor], first: int, last: int) -> Iterator[Block]:
+        """Yields the blocks of a part of a range in order; behind each, its new masters are put where they belong.
 
         Args:
             work: the range.
             states: those to be cut, [N] each.
+            first: of the part, a multiple of 256.
+            last: one past it.
         """
-        if not work.numel:
-            return
-        grads, cut = work.grads_N.split(self._numel), [state.split(self._numel) for state in states]
-        outs = None if work.params_out_N is None else work.params_out_N.split(self._numel)
-        ties: list[Tensor] = []
-        for number, (master, grad) in enumerate(zip(self._masters(work, ties), grads, strict=True)):
-            parts = tuple([state[number] for state in cut])
-            yield Block(number * self._numel, master, self._grad(grad, work.grad_scale), parts)
-            if outs is not None:
-                outs[number].copy_(master)
+        for start in range(first, last, self._numel):
+            stop = min(start + self._numel, last)
+            master, put_back = self._master(work, start, stop)
+            grad = self._grad(work.grads_N[start:stop], work.grad_scale)
+            yield Block(start, master, grad, tuple([state[start:stop] for state in states]))
+            put_back()
+            if work.params_out_N is not None:
+                work.params_out_N[start:stop].copy_(master)
 
-    def _masters(self, work: RangeWork, ties: list[Tensor]) -> Iterator[Tensor]:
-        """Yields the masters of each block in fp32; others are written back when the next is asked for."""
-        if isinstance(work.master_N, Tensor):
-            for master in work.master_N.split(self._numel):
-                if master.dtype == torch.float32:
-                    yield master
-                else:
-                    wide = self.scratch.take("master", master.numel()).copy_(master)
-                    yield wide
-                    master.copy_(wide)
-            return
-        halves = work.master_N
-        for start in range(0, work.numel, self._numel):
-            master = halves.join(start, min(start + self._numel, work.numel), self.scratch)
-            yield master
-            ties.append(halves.split(start, master, self.scratch))
-        halves.ties = torch.cat(ties)
+    def _master(self, work: RangeWork, start: int, stop: int) -> tuple[Tensor, Callable[[], object]]:
+        """Returns a block's masters in fp32, and what writes them back where they are copies."""
+        if not isinstance(work.master_N, Tensor):
+            halves = work.master_N
+            joined = halves.join(start, stop, self.scratch)
+            return joined, lambda: halves.split(start, joined, self.scratch)
+        master = work.master_N[start:stop]
+        if master.dtype == torch.float32:
+            return master, _nothing
+        wide = self.scratch.take("master", stop - start).copy_(master)
+        return wide, lambda: master.copy_(wide)
 
     def _grad(self, grads: Tensor, scale: float) -> Tensor:
         """Returns gradients in fp32, multiplied by `scale` as the engine multiplies them: in fp32, rounded once."""
@@ -91,3 +85,7 @@ class BlockCutter:
             return torch.mul(grads, scale, out=scratch)
         scratch.copy_(grads)
         return scratch if scale == 1 else scratch.mul_(scale)
+
+
+def _nothing() -> None:
+    """They are where they belong."""

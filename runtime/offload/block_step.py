@@ -24,9 +24,9 @@ __all__ = ["BlockStep", "RangeWork", "SplitMaster", "block_step_for"]
 
 _log = logging.getLogger(__name__)
 
-#: Elements of a block for torch's fused kernel. The fp32 gradient and the master, which are read twice, take 8 MiB of
-#: the last cache, and what Python costs a block is little beside the 28 MiB that go to and from memory.
-_FUSED_NUMEL = 1 << 20
+#: Elements of a block for torch's fused kernel. What a lane reads twice, the fp32 gradient and the master, takes 4 MiB,
+#: and what Python costs a block is little beside the 14 MiB that go to and from memory.
+_FUSED_NUMEL = 1 << 19
 #: For an optimizer's own code, which reads and writes a block many times and makes others of its size.
 _OWN_NUMEL = 1 << 18
 
@@ -45,7 +45,8 @@ def block_step_for(
     Args:
         optimizer: whose arithmetic it is; not stepped, and none of its state is touched.
         block_numel: elements of a block, a multiple of 256; None: what was found best.
-        threads: that a step uses; None: as many as torch's operations use in the thread that calls `step`.
+        threads: that a step uses; None: as many as torch's operations use in the thread that calls `step`. Where
+            another thread computes meanwhile, give the step cores of its own, and as many threads.
         compiled: take the compiled pass for Adam where one was built on purpose; see `build_pass`.
 
     Raises:
@@ -54,7 +55,7 @@ def block_step_for(
     if type(optimizer) not in _ADAMS or not all(group.get("fused") for group in optimizer.param_groups):
         check_parts(optimizer)
         return OwnCodeBlocks(optimizer, BlockCutter(block_numel or _OWN_NUMEL), threads=threads)
-    blocks = AdamBlocks(BlockCutter(block_numel or _FUSED_NUMEL), threads=threads)
+    blocks = AdamBlocks(block_numel or _FUSED_NUMEL, threads=threads)
     path = built_pass() if compiled else None
     if path is None:
         return blocks

@@ -12,7 +12,7 @@ from ..compat import fused_adam
 from ..optim.housing import adam_state_names, adam_step_count
 from .block_cut import BlockCutter
 from .block_work import RangeWork
-from .inner_threads import inner_threads
+from .lanes import Lanes
 from .scratch import Scratch
 
 
@@ -20,25 +20,32 @@ class AdamBlocks:
     """Steps ranges as `torch.optim.Adam(fused=True)` and `AdamW(fused=True)` step a tensor.
 
     Args:
-        cutter: cuts ranges into blocks.
-        threads: that torch's operations use; None: as many as those of the calling thread.
+        block_numel: elements of a block.
+        threads: see `Lanes`.
     """
 
-    def __init__(self, cutter: BlockCutter, *, threads: int | None) -> None:
-        self._cutter = cutter
-        self._threads = threads
+    def __init__(self, block_numel: int, *, threads: int | None) -> None:
+        self._block_numel = block_numel
+        self._lanes = Lanes(threads)
+        self._cutters: dict[int, BlockCutter] = {}
 
-    @torch.no_grad()
     def step(self, work: RangeWork) -> None:
         """Updates one range; see `BlockStep`."""
-        kernel = fused_adam(work.options, count_step(work))
-        with inner_threads(self._threads):
-            for _, master, grad, states in self._cutter.blocks(work, ready_states(work)):
-                if all(state.dtype == torch.float32 for state in states):
-                    kernel(master, grad, states)
+        kernel, states = fused_adam(work.options, count_step(work)), ready_states(work)
+        is_wide = all(state.dtype == torch.float32 for state in states)
+
+        @torch.no_grad()
+        def share(lane: int, first: int, last: int) -> None:
+            cutter = self._cutters.setdefault(lane, BlockCutter(self._block_numel))
+            for _, master, grad, parts in cutter.blocks(work, states, first, last):
+                if is_wide:
+                    kernel(master, grad, parts)
                     continue
-                with _widened(states, self._cutter.scratch) as wide:
+                with _widened(parts, cutter.scratch) as wide:
                     kernel(master, grad, wide)
+
+        self._lanes.divide(work.numel, share)
+        work.settle()
 
 
 def count_step(work: RangeWork) -> Tensor:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise, product
+from itertools import product
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,10 @@ from torch import Tensor
 from dsrun.errors import DsrunError
 
 from ..optim.housing import adam_state_names
-from .block_cut import BlockCutter
 from .block_step_adam import AdamBlocks, count_step, ready_states
 from .block_work import BlockStep, RangeWork
+from .lanes import Lanes
 
-#: Elements that threads divide a range by: whole pages of every tensor, and worth the call to another thread.
-_SHARE = 1 << 14
 #: Without a vector's tail torch's kernel rounds the same everywhere.
 _VECTOR = 64
 _PROOF_NUMEL, _PROOF_STEPS = 1 << 12, 3
@@ -58,14 +55,13 @@ class CompiledAdam:
     Args:
         call: what `load_pass` returns.
         otherwise: for fp16, bf16 states, split masters and ranges with a vector's tail.
-        threads: among which a range is divided; None: as many as torch's operations use in the calling thread.
+        threads: see `Lanes`.
     """
 
     def __init__(self, call: _Call, otherwise: BlockStep, *, threads: int | None) -> None:
         self._call = call
         self._otherwise = otherwise
-        self._threads = threads
-        self._pool: ThreadPoolExecutor | None = None
+        self._lanes = Lanes(threads)
 
     @torch.no_grad()
     def step(self, work: RangeWork) -> None:
@@ -78,24 +74,11 @@ class CompiledAdam:
         assert isinstance(work.master_N, Tensor), "there is no loop for halves"
         pointers = [work.master_N, work.grads_N, means, squares, *(largest or [None]), work.params_out_N]
 
-        def share(first: int, last: int) -> None:
+        def share(lane: int, first: int, last: int) -> None:
             at = [None if t is None else t.data_ptr() + first * t.element_size() for t in pointers]
             self._call(ctypes.byref(numbers), last - first, work.grads_N.dtype == torch.bfloat16, *at)
 
-        self._divide(work.numel, share)
-
-    def _divide(self, numel: int, share: Callable[[int, int], None]) -> None:
-        """Calls `share` for equal parts of [0, numel) at once; the same threads get the same parts every step."""
-        count = self._threads or torch.get_num_threads()
-        cuts = [min(numel, -(-numel * i // (count * _SHARE)) * _SHARE) for i in range(count)] + [numel]
-        parts = [(first, last) for first, last in pairwise(cuts) if first < last]
-        if len(parts) > 1 and self._pool is None:
-            self._pool = ThreadPoolExecutor(count - 1, thread_name_prefix="dsrun host step")
-        others = [self._pool.submit(share, *part) for part in parts[1:]] if self._pool is not None else []
-        for part in parts[:1]:
-            share(*part)
-        for other in others:
-            other.result()
+        self._lanes.divide(work.numel, share)
 
 
 def load_pass(path: Path) -> _Call:
@@ -177,7 +160,7 @@ def _first_difference(call: _Call) -> str | None:
             torch.randn(_PROOF_NUMEL, generator=draw) * torch.logspace(-12, 3, _PROOF_NUMEL)
             for _ in range(_PROOF_STEPS)
         ]
-        torch_s = AdamBlocks(BlockCutter(_PROOF_NUMEL), threads=None)
+        torch_s = AdamBlocks(_PROOF_NUMEL, threads=1)
         results = [
             _after(stepper, start, [g.bfloat16() for g in grads] if bf16 else grads, options)
             for stepper in (CompiledAdam(call, torch_s, threads=1), torch_s)

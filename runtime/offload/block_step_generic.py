@@ -51,12 +51,13 @@ class OwnCodeBlocks:
         known = dict(work.states)
         kept: tuple[dict[str, Any], dict[str, Any]] | None = None
         with inner_threads(self._threads):
-            for block in self._cutter.blocks(work, list(known.values())):
+            for block in self._cutter.blocks(work, list(known.values()), 0, work.numel):
                 states = dict(zip(known, block.states, strict=True))
                 found = self._step_block(block, scalars_before, states, work)
                 if kept is not None and not _same(kept, found):
                     raise _refusal(self._optimizer, "counts differently for each part of a tensor")
                 kept = found
+        work.settle()
         if kept is not None:
             work.scalars.update(kept[0])
             work.changed.update(kept[1])

@@ -59,6 +59,11 @@ class RangeWork:
         self.states[name] = state.zero_()
         return state
 
+    def settle(self) -> None:
+        """Ends the step: halves of masters are whole."""
+        if isinstance(self.master_N, SplitMaster):
+            self.master_N.settle()
+
 
 class BlockStep(Protocol):
     """Steps ranges on the host, each in one pass over memory. One range at a time: it has one set of scratch."""

@@ -19,7 +19,7 @@ def inner_threads(count: int | None) -> Generator[None]:
         count: at least 1; None: as many as they use now.
     """
     before = torch.get_num_threads()
-    if count is None or count == before:
+    if count is None:
         yield
         return
     torch.set_num_threads(count)

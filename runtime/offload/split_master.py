@@ -38,6 +38,7 @@ class SplitMaster:
     high_N: Tensor
     low_N: Tensor
     ties: Tensor = field(default_factory=_no_ties)
+    _found: list[Tensor] = field(default_factory=list[Tensor])
 
     def numel(self) -> int:
         """Elements of the master."""
@@ -60,16 +61,13 @@ class SplitMaster:
             bits[here - start] += 2 * _TIE
         return master
 
-    def split(self, start: int, master: Tensor, scratch: Scratch) -> Tensor:
-        """Writes both halves of the masters from `start` on.
+    def split(self, start: int, master: Tensor, scratch: Scratch) -> None:
+        """Writes both halves of the masters from `start` on; joined again only behind `settle`.
 
         Args:
             start: first element.
             master: fp32; left as it is.
             scratch: for the distance of the halves.
-
-        Returns:
-            the ties among them, for the next `ties`.
         """
         stop = start + master.numel()
         high = self.high_N[start:stop].copy_(master)
@@ -77,9 +75,13 @@ class SplitMaster:
         low.copy_(high.view(torch.int16)).bitwise_left_shift_(16)
         torch.sub(master.view(torch.int32), low, out=low)
         self.low_N[start:stop].copy_(low)
-        if int(low.max()) < _TIE:
-            return _no_ties()
-        return (low == _TIE).nonzero().view(-1) + start
+        if master.numel() and int(low.max()) >= _TIE:
+            self._found.append((low == _TIE).nonzero().view(-1) + start)
+
+    def settle(self) -> None:
+        """Ends a round of `split` over all elements: ties are those that it has found."""
+        self.ties = torch.cat(self._found).sort().values if self._found else _no_ties()
+        self._found.clear()
 
 
 def split_master(master_N: Tensor, empty: Callable[[torch.dtype], Tensor] | None = None) -> SplitMaster:
@@ -94,7 +96,8 @@ def split_master(master_N: Tensor, empty: Callable[[torch.dtype], Tensor] | None
         for dtype in (torch.bfloat16, torch.int16)
     )
     halves = SplitMaster(high, low)
-    halves.ties = halves.split(0, master_N, Scratch())
+    halves.split(0, master_N, Scratch())
+    halves.settle()
     return halves
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn, optim
 
 from dsrun.errors import DsrunError, InputError
 from dsrun.runtime.offload import build_pass as building
-from dsrun.runtime.offload.block_cut import BlockCutter
 from dsrun.runtime.offload.block_step import BlockStep, RangeWork, block_step_for
 from dsrun.runtime.offload.block_step_adam import AdamBlocks
 from dsrun.runtime.offload.block_step_compiled import CompiledAdam, load_pass
@@ -61,7 +60,7 @@ def values(seed: int) -> Tensor:
 def test_bits_of_torchs_fused_kernel(library: Path, name: str, grads: torch.dtype, out: torch.dtype | None) -> None:
     ways = [
         CompiledAdam(load_pass(library), Never(), threads=3),
-        AdamBlocks(BlockCutter(1 << 14), threads=1),
+        AdamBlocks(1 << 14, threads=1),
     ]
     written: list[dict[str, Any]] = []
     for way in ways:
@@ -83,7 +82,7 @@ def test_bits_of_torchs_fused_kernel(library: Path, name: str, grads: torch.dtyp
 @has_compiler
 def test_nan_and_infinity_come_out_where_torch_has_them(library: Path) -> None:
     found: list[list[Tensor]] = []
-    for way in (CompiledAdam(load_pass(library), Never(), threads=1), AdamBlocks(BlockCutter(256), threads=1)):
+    for way in (CompiledAdam(load_pass(library), Never(), threads=1), AdamBlocks(256, threads=1)):
         master, out = torch.zeros(256), torch.empty(256, dtype=torch.bfloat16)
         grads = torch.zeros(256)
         grads[3], grads[5], grads[7], master[9] = float("nan"), float("inf"), -1e30, 3e38
@@ -99,7 +98,7 @@ def test_nan_and_infinity_come_out_where_torch_has_them(library: Path) -> None:
 def test_what_it_has_no_loop_for_is_left_to_torch(library: Path) -> None:
     whole, tail = values(0), values(0)[:300]
     narrow = {"exp_avg": torch.zeros(NUMEL, dtype=torch.bfloat16)}
-    blocks = AdamBlocks(BlockCutter(1 << 14), threads=1)
+    blocks = AdamBlocks(1 << 14, threads=1)
     ways: list[BlockStep] = [CompiledAdam(load_pass(library), blocks, threads=1), blocks]
     for values_N, dtype, made in (
         (whole, torch.float16, {}),
