@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+from dsrun.errors import CheckpointError
+
 _ITEMS = "__items__"
+
+
+def check_json(values: Mapping[str, Any]) -> None:
+    """Raises where a value would not come back from JSON as it is.
+
+    Raises:
+        CheckpointError: naming the value.
+    """
+    for name, value in values.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{name} cannot be saved: {error}", hint="it takes JSON values: numbers, text, lists and dicts"
+            ) from error
 
 
 def to_json(value: Any) -> Any:

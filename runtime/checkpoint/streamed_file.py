@@ -29,7 +29,6 @@ class StreamedFile:
 
     def __init__(self, path: Path, entries: Mapping[str, Tensor], *, metadata: Mapping[str, str]) -> None:
         text, self._places = header_of(entries, metadata)
-        self._start = len(text)
         self._missing = set(entries)
         self._unsynced = 0
         self._path = path
@@ -51,7 +50,7 @@ class StreamedFile:
         assert len(data) == last - first, f"`{key}` has {len(data)} bytes and was to have {last - first}"
         for start in range(0, len(data), SYNC_BYTES):
             part = data[start : start + SYNC_BYTES]
-            self._write(part, self._start + first + start)
+            self._write(part, first + start)
             self._unsynced += len(part)
             if self._unsynced >= SYNC_BYTES:
                 os.fdatasync(self._file.fileno())

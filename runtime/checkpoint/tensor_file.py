@@ -7,7 +7,6 @@ Source: the format as its README specifies it: 8 bytes little-endian length, JSO
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dsrun.checkpoint_files.tensor_header import header_bytes
 from dsrun.errors import CheckpointError
 
 _NAMES = {
@@ -82,7 +82,7 @@ def write_tensor_file(
 
 
 def header_of(entries: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """Returns what stands before the data, with its length, and the bytes [first, last) of the data each entry has.
+    """Returns what stands before the data, with its length, and the bytes [first, last) of the file each entry has.
 
     Args:
         entries: tensors by key; only shapes and dtypes are read.
@@ -91,22 +91,31 @@ def header_of(entries: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tup
     Raises:
         CheckpointError: the format has no name for a tensor's dtype.
     """
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    places: dict[str, tuple[int, int]] = {}
-    offset = 0
-    for key, tensor in entries.items():
-        if tensor.dtype not in _NAMES:
-            raise CheckpointError(f"`{key}` is {tensor.dtype}, which safetensors files cannot hold")
-        places[key] = (offset, offset + tensor.numel() * tensor.element_size())
-        header[key] = {
-            "dtype": _NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": list(places[key]),
-        }
-        offset = places[key][1]
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text, places
+    named = {key: (dtype_name(tensor, key), tuple(tensor.shape)) for key, tensor in entries.items()}
+    return header_bytes(named, metadata)
+
+
+def dtype_name(tensor: Tensor, key: str) -> str:
+    """Returns a tensor's dtype as safetensors names it.
+
+    Raises:
+        CheckpointError: the format has no name for it.
+    """
+    if tensor.dtype not in _NAMES:
+        raise CheckpointError(f"`{key}` is {tensor.dtype}, which safetensors files cannot hold")
+    return _NAMES[tensor.dtype]
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Returns the dtype that safetensors gives a name.
+
+    Raises:
+        CheckpointError: this version has none.
+    """
+    for dtype, known in _NAMES.items():
+        if known == name:
+            return dtype
+    raise CheckpointError(f"dtype {name} is one that this version does not know")
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

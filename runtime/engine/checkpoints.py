@@ -11,13 +11,26 @@ from typing import Any
 
 from torch import optim
 
+from dsrun.config.sections.checkpoint import Checkpoint
 from dsrun.errors import InputError
 
+from ..checkpoint.policy import SavePolicy
 from .parts import SCRIPT_PHASE, EngineParts
 from .persist import load_engine, save_engine
 from .resume import choose_checkpoint
 from .state import Counters
 from .wrapping import note_outcome
+
+
+def policy_of_saving(section: Checkpoint) -> SavePolicy:
+    """Returns what a config's section says of saving."""
+    return SavePolicy(
+        asynchronous=section.asynchronous,
+        when_busy=section.when_busy,
+        keep_last=section.keep_last,
+        keep_every=section.keep_every,
+        timeout_s=section.timeout,
+    )
 
 
 class Checkpoints:
@@ -38,10 +51,13 @@ class Checkpoints:
     ) -> bool:
         """Saves everything needed to go on, on any number of ranks and at any stage; every rank must call.
 
+        Unless the config says `checkpoint.asynchronous` false, training goes on while the checkpoint is written:
+        `latest` names it once it is complete, and `wait_for_checkpoint` waits for that. The end of the script does too.
+
         Args:
             save_dir: checkpoint folder, shared by all ranks.
             tag: name inside it; `global_step<N>` by default.
-            client_state: JSON values that `load_checkpoint` returns.
+            client_state: JSON values and tensors that `load_checkpoint` returns; rank 0's are stored.
             save_latest: let `latest` name this tag.
             exclude_frozen_parameters: leave parameters out that are not trained.
 
@@ -50,7 +66,8 @@ class Checkpoints:
 
         Raises:
             InputError: `save_dir` is empty.
-            CheckpointError: on every rank, if one rank could not save; nothing was published.
+            CheckpointError: on every rank, if one rank could not save, or an earlier save has failed since; nothing
+                was published. What goes wrong later is raised by `step`, the next save or load, or `destroy`.
         """
         if not str(save_dir):
             raise InputError("save_checkpoint: save_dir is empty", hint="pass the folder to save checkpoints in")
@@ -68,6 +85,16 @@ class Checkpoints:
         )
         self._parts.heartbeat.beat(phase=SCRIPT_PHASE)
         return True
+
+    def wait_for_checkpoint(self) -> None:
+        """Returns when no checkpoint is being written any more; enters no collective.
+
+        Raises:
+            CheckpointError: the last one could not be saved, and the script was not told so far.
+        """
+        self._parts.heartbeat.beat(phase="save checkpoint")
+        self._parts.saver.finish(self._parts.heartbeat.beat)
+        self._parts.heartbeat.beat(phase=SCRIPT_PHASE)
 
     def load_checkpoint(
         self,
@@ -107,6 +134,7 @@ class Checkpoints:
                 "load_checkpoint: custom_load_fn is given, and parameters may lie in slices",
                 hint="read the weights yourself and pass them to engine.load_module_state_dict",
             )
+        self.wait_for_checkpoint()
         folder = None if load_dir is None else Path(load_dir)
         target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
         if target is None:

@@ -170,6 +170,7 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeed
 
         Raises:
             ModelError: there was no backward since the last step, or the engine has no optimizer.
+            CheckpointError: a checkpoint could not be saved, which was written meanwhile; the step has been taken.
         """
         self._check_trains("engine.step")
         if not self._backward_done:
@@ -190,6 +191,8 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeed
             self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._counters.micro_steps += 1
         self._say_where()
+        if boundary:
+            self._parts.saver.check()
         if boundary:
             self._end_if_asked()
 
@@ -315,12 +318,18 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeed
         At stages 0 to 2 the module is an ordinary one afterwards, with its present parameters and without gradients;
         the rest is freed with the engine. At stage 3 its parameters stay slices, which the next `dsrun.initialize`
         takes over. Without this call an engine goes when nothing refers to it, and its module works on as before.
+
+        Waits for a checkpoint that is being written.
+
+        Raises:
+            CheckpointError: the last checkpoint could not be saved, and the script was not told so far.
         """
         self._at_end()
         self._forget_signals()
         try:
             if self._settled_at_end is not None:
                 self._settled_at_end()
+            self._parts.saver.close(self._heartbeat.beat)
         finally:
             self._let_go()
 

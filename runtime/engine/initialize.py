@@ -21,11 +21,13 @@ from dsrun.heartbeats import process_writer
 
 from ..activation.activate import activate
 from ..activation.configured import is_configured, named_generators
+from ..checkpoint.saver import Saver
 from ..data.loader import LoaderWishes, TrainingLoader
 from ..memory.arenas import Arenas
 from ..memory.bus import bus_for
 from ..memory.pages import give_freed_pages_back
 from ..mesh.groups import choose_device, make_mesh, present_backend
+from ..mesh.noticeboard import noticeboard
 from ..mesh.spec import DATA_AXIS, MeshSpec
 from ..observe.records import RecordWriter
 from ..optim.groups import assign_groups, check_trainable
@@ -43,6 +45,7 @@ from .cut import cut_model
 from .distributed import init_distributed
 from .engine import Engine
 from .hosted import host_tier, update_on_host
+from .checkpoints import policy_of_saving
 from .opening import open_run, records_path, say_once
 from .optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
 from .parts import SCRIPT_PHASE, EngineParts, Scheduler
@@ -228,6 +231,7 @@ def initialize(
             predicted_state_bytes=state_bytes,
             predicted_host_bytes=predicted.host_bytes(),
             frozen_units=cut.frozen,
+            saver=Saver(data_axis, noticeboard(), device=mesh.device, policy=policy_of_saving(settings.checkpoint)),
         )
     )
     engine.mpu = mpu

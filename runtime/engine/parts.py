@@ -14,6 +14,7 @@ from dsrun.config.batch import BatchSizes
 from dsrun.heartbeats import HeartbeatWriter
 
 from ..activation.activate import Activations
+from ..checkpoint.saver import Saver
 from ..data.loader import LoaderWishes, TrainingLoader
 from ..memory.arenas import Arenas
 from ..memory.bus import Bus
@@ -78,6 +79,7 @@ class EngineParts:
         predicted_state_bytes: model state of this rank, as predicted.
         predicted_host_bytes: what of it lies in host memory, apart from the device's.
         frozen_units: units of frozen parameters; empty where every rank has them whole.
+        saver: writes checkpoints, beside training or in it.
     """
 
     module: nn.Module
@@ -108,3 +110,4 @@ class EngineParts:
     predicted_state_bytes: int
     predicted_host_bytes: int
     frozen_units: Sequence[ParamUnit]
+    saver: Saver

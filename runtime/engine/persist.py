@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import time
+import platform
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dsrun import __version__
+from dsrun.checkpoint_files.index import Index
+from dsrun.checkpoint_files.parse import read_index
 from dsrun.contract import CHECKPOINT_EVENT
 from dsrun.errors import CheckpointError, Problem
 from dsrun.units import format_bytes
 
-from ..checkpoint.index import Index, read_index
-from ..checkpoint.json_values import from_json, to_json
-from ..checkpoint.load import check_fit, read
-from ..checkpoint.save import save
+from ..checkpoint import client_state as script_state
+from ..checkpoint.json_values import check_json, from_json, to_json
+from ..checkpoint.load import check_fit, read, read_whole
+from ..checkpoint.under_way import Wanted
 from ..mesh.agreement import attempt
 from ..zero.publisher import publish
+from .git_state import git_state
 from .parts import EngineParts, Scheduler
-from .state import Counters, parameter_entries, wanted_tensors
+from .state import Counters, parameter_entries, tied_names, wanted_tensors
 
 
 def save_engine(
@@ -34,42 +39,62 @@ def save_engine(
     frozen: bool,
 ) -> None:
     """Saves; see `Engine.save_checkpoint`."""
+    parts.saver.save(
+        folder,
+        tag,
+        lambda: _wanted(parts, counters, folder / tag, client_state, save_latest=save_latest, frozen=frozen),
+        progress=parts.heartbeat.beat,
+    )
+
+
+def _wanted(
+    parts: EngineParts,
+    counters: Counters,
+    target: Path,
+    client_state: Mapping[str, Any],
+    *,
+    save_latest: bool,
+    frozen: bool,
+) -> Wanted:
     step = parts.step
+    rank = parts.mesh.info.rank
     whole = not step.plan.shard_optimizer
     entries = parameter_entries(
         parts.module, step.units, replicated=whole, frozen=frozen, frozen_units=parts.frozen_units
     )
     entries += [] if parts.optimizer is None else step.optimizer.state_entries(replicated=whole)
-    started = time.perf_counter()
-    target = save(
-        folder,
-        tag,
-        entries,
-        {
-            "counters": counters.to_json(),
-            "optimizer": {
-                "type": type(parts.optimizer).__name__,
-                "groups": [] if parts.optimizer is None else step.optimizer.options(),
-            },
-            "scheduler": None if parts.scheduler is None else _schedule(parts.scheduler),
-            "loss_scale": parts.loss_scale.to_json(),
-            "data": None if parts.loader is None else parts.loader.state_dict(),
-            "client_state": dict(client_state),
-            "frozen": frozen,
-            "config": parts.config,
-            "torch": torch.__version__,
+    state, tensors = script_state.take_apart(client_state, stores=rank == 0)
+    values = {
+        "counters": counters.to_json(),
+        "optimizer": {
+            "type": type(parts.optimizer).__name__,
+            "groups": [] if parts.optimizer is None else step.optimizer.options(),
         },
-        collectives=parts.collectives,
-        device=parts.mesh.device,
+        "scheduler": None if parts.scheduler is None else _schedule(parts.scheduler),
+        "loss_scale": parts.loss_scale.to_json(),
+        "data": None if parts.loader is None else parts.loader.state_dict(),
+        "client_state": state,
+        "frozen": frozen,
+        "config": parts.config,
+        "versions": {"torch": torch.__version__, "python": platform.python_version(), "dsrun": __version__},
+        "git": git_state() if rank == 0 else None,
+    }
+    check_json(values)
+    return Wanted(
+        entries=[*entries, *tensors],
+        values=values,
+        rank_values={},
+        aliases=tied_names(parts.module, frozen=frozen),
         save_latest=save_latest,
-        progress=parts.heartbeat.beat,
+        when_saved=partial(_tell, parts, target, counters.global_steps),
     )
-    if parts.mesh.info.rank == 0:
-        seconds = time.perf_counter() - started
-        size = sum(path.stat().st_size for path in target.iterdir())
-        fields = {"path": str(target.absolute()), "tag": tag, "step": counters.global_steps}
-        parts.records.write(CHECKPOINT_EVENT, {**fields, "seconds": round(seconds, 6), "bytes": size})
-        print(f"saved {target} ({format_bytes(size)}, {seconds:.1f} s)", flush=True)
+
+
+def _tell(parts: EngineParts, target: Path, step: int, nbytes: int, seconds: float) -> None:
+    """Records and prints on rank 0 that a checkpoint is there, in whatever thread has seen it."""
+    fields = {"path": str(target.absolute()), "tag": target.name, "step": step}
+    parts.records.write(CHECKPOINT_EVENT, {**fields, "seconds": round(seconds, 6), "bytes": nbytes})
+    print(f"saved {target} ({format_bytes(nbytes)}, {seconds:.1f} s)", flush=True)
 
 
 def load_engine(
@@ -117,7 +142,9 @@ def load_engine(
         counters.load(values["counters"])
         if parts.loader is not None and values["data"] is not None:
             parts.loader.load_state_dict(values["data"])
-    return dict(values["client_state"])
+    state = values["client_state"]
+    kept = read_whole(index, target, script_state.tensors_in(state), role=script_state.ROLE)
+    return dict(script_state.put_together(state, kept))
 
 
 def _schedule(scheduler: Scheduler) -> dict[str, Any]:
@@ -137,7 +164,7 @@ def _check_optimizer(parts: EngineParts, index: Index, target: Path) -> None:
     problems = [
         Problem(f"{target}: no {role} of `{name}`, which was not trained then", hint)
         for name, role in parts.step.optimizer.wanted_states(index.state_roles())
-        if (name, role) not in index.tensors
+        if index.find(name, role) is None
     ]
     if problems:
         raise CheckpointError.of(problems)

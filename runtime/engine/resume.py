@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dsrun.checkpoint_files.folder import latest_tag, tag_to_load
 from dsrun.errors import CheckpointError, InputError
-
-from ..checkpoint.index import check_tag, latest_tag
 
 
 def choose_checkpoint(
@@ -35,7 +34,7 @@ def choose_checkpoint(
             )
         return resume
     if tag is not None:
-        return load_dir / check_tag(str(tag))
+        return tag_to_load(load_dir, str(tag))
     if resume is not None and resume.parent.resolve() == load_dir.resolve():
         return resume
     latest = latest_tag(load_dir)
@@ -44,4 +43,4 @@ def choose_checkpoint(
             f"{load_dir}: no checkpoint here: there is no file `latest`",
             hint="check the folder, pass tag=, or pass missing_ok=True to start from scratch",
         )
-    return None if latest is None else load_dir / latest
+    return None if latest is None else tag_to_load(load_dir, latest)

@@ -87,5 +87,20 @@ def wanted_tensors(model: nn.Module, *, frozen: bool = True) -> list[tuple[str, 
     return wanted
 
 
+def tied_names(model: nn.Module, *, frozen: bool = True) -> dict[str, str]:
+    """Returns the further names of parameters that have several, each with the name it is stored under.
+
+    Args:
+        model: the model.
+        frozen: include frozen parameters.
+    """
+    first = {id(param): name for name, param in model.named_parameters() if frozen or param.requires_grad}
+    return {
+        name: first[id(param)]
+        for name, param in model.named_parameters(remove_duplicate=False)
+        if name != first.get(id(param), name)
+    }
+
+
 def _whole(name: str, role: str, tensor: Any) -> StateEntry:
     return StateEntry(name, role, tuple(tensor.shape), 0, tensor.numel(), tensor.view(-1), True)

@@ -24,6 +24,7 @@ engine, *_ = dsrun.initialize(model=nn.Sequential(nn.Linear(6, 16), nn.Tanh(), n
     "optimizer": {{"type": "SGD", "params": {{"lr": 0.02, "momentum": 0.9}}}},
     "zero_optimization": {{"stage": 2}},
     "gradient_clipping": 0.0,
+    "checkpoint": {{"asynchronous": False}},
 }})
 if checkpoints != "-":
     engine.load_checkpoint(checkpoints, missing_ok=True)

@@ -26,6 +26,8 @@ def config(
         "optimizer": {"type": optimizer, "params": params},
         "zero_optimization": {"stage": stage},
         "bf16": {"enabled": bf16},
+        # Most tests look at a checkpoint as soon as it is saved, often with another engine.
+        "checkpoint": {"asynchronous": False},
         **more,
     }
 

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read strictly: entries that lie outside of the file, or on each other, are refused.
+"""The header of a safetensors file: written, and read strictly. Entries outside of the file, or on others, are refused.
 
 Source: the format as its README specifies it: 8 bytes little-endian length, JSON header, data without gaps.
 """
@@ -47,6 +47,31 @@ class TensorHeader:
     metadata: Mapping[str, str]
     data_first: int
     nbytes: int
+
+
+def header_bytes(
+    entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str], *, aligned: int = 8
+) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """Returns what stands before the data, with its length, and the bytes [first, last) of the file each entry has.
+
+    Args:
+        entries: (dtype, shape) by key, in the order of the file.
+        metadata: the free part.
+        aligned: data begins at a multiple of it; a multiple of 8.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
+    spans: dict[str, tuple[int, int]] = {}
+    offset = 0
+    for key, (dtype, shape) in entries.items():
+        spans[key] = (offset, offset + prod(shape) * ITEMSIZE[dtype])
+        header[key] = {"dtype": dtype, "shape": shape, "data_offsets": spans[key]}
+        offset = spans[key][1]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % aligned)
+    start = 8 + len(text)
+    return len(text).to_bytes(8, "little") + text, {
+        key: (start + first, start + last) for key, (first, last) in spans.items()
+    }
 
 
 def read_header(path: Path) -> TensorHeader:

@@ -82,11 +82,11 @@ def _save_and_load(table_path: str, folder: str) -> tuple[int, int]:
     return saved - before, reader._beats - saved
 
 
-def test_saving_and_loading_beat_for_every_tensor(table: HeartbeatTable, tmp_path: Path) -> None:
+def test_saving_and_loading_beat_for_what_they_write_and_read(table: HeartbeatTable, tmp_path: Path) -> None:
     [(saving, loading)] = run_ranks(1, _save_and_load, table.path, str(tmp_path))
-    # Three blocks of 12 tensors with two states each, and more beside them.
-    assert saving > 3 * 12 * 3
-    assert loading > 3 * 12 * 3
+    # Beginning and end, and the pieces between.
+    assert saving > 2
+    assert loading > 2
     end = table.read(0)
     assert end is not None
     assert (end.step, end.phase, end.collective) == (3, "script", "")

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.checkpoint_files.folder import LATEST_FILE
+from dsrun.checkpoint_files.index import INDEX_FILE
 from dsrun.errors import CheckpointError, InputError
-from dsrun.runtime.checkpoint.index import INDEX_FILE, LATEST_FILE
 from dsrun.runtime.engine.resume import choose_checkpoint
 
 

@@ -48,7 +48,7 @@ class Checkpoint(Section):
         knob(
             "Write checkpoints while training goes on: `save_checkpoint` returns after one copy of the state.",
             effect="host memory for a copy of this rank's state; false: none, and training waits for the disk",
-            differs="DeepSpeed writes before it returns",
+            differs="writes before it returns",
         ),
     ] = True
     when_busy: Annotated[

@@ -1,0 +1,128 @@
+"""Before the first byte: do all ranks see the same folder, and has it room? Raises on all of them where one finds not.
+
+Every function here is entered by every rank.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dsrun.checkpoint_files.calls import FileCalls, free_bytes
+from dsrun.errors import CheckpointError, DsrunError
+from dsrun.units import format_bytes
+
+from ..mesh.agreement import attempt
+from ..mesh.collectives import Collectives
+
+#: What an index has at least, besides tensors.
+_INDEX_BYTES = 64 << 10
+
+
+class Readiness:
+    """Asks all ranks.
+
+    Args:
+        collectives: all ranks.
+        device: where collectives' tensors live.
+    """
+
+    def __init__(self, collectives: Collectives, *, device: torch.device) -> None:
+        self._collectives = collectives
+        self._device = device
+        self._shared: set[Path] = set()
+
+    def all(self, what: str, target: Path, work: Callable[[], None]) -> None:
+        """Does each rank's part; one all-reduce of one number.
+
+        Args:
+            what: completes "could not".
+            target: the tag's folder.
+            work: this rank's part; it enters no collective.
+
+        Raises:
+            CheckpointError: on every rank, where one rank could not.
+        """
+        failure = attempt(work, self._collectives, device=self._device, of=what)
+        if failure is None:
+            return
+        error = failure.error
+        if error is None:
+            raise CheckpointError(f"{target}: rank {failure.rank} could not {what}; nothing was published")
+        if isinstance(error, DsrunError | OSError):
+            hint = error.hint if isinstance(error, DsrunError) else None
+            raise CheckpointError(f"{target}: could not be saved, nothing was published: {error}", hint=hint) from error
+        raise error
+
+    def largest(self, number: int, *, of: str) -> int:
+        """Returns the largest number of any rank; one all-reduce."""
+        return self._reduce(number, op="max", of=of)
+
+    def new_identity(self) -> str:
+        """Returns an id that every rank has, and no other save; one broadcast."""
+        identity = torch.tensor([secrets.randbits(32)], dtype=torch.int64, device=self._device)
+        self._collectives.broadcast(identity, source=0, of="checkpoint id").wait()
+        return f"{int(identity.item()):08x}"
+
+    def make_folder(self, target: Path, nbytes: int, *, calls: FileCalls) -> None:
+        """Makes a tag's folder, which has room for what all ranks write; two all-reduces.
+
+        Args:
+            target: the tag's folder.
+            nbytes: what this rank writes.
+            calls: the file system.
+
+        Raises:
+            CheckpointError: it cannot be made, or has no room.
+        """
+        needed = self._reduce(nbytes, op="sum", of="checkpoint bytes") + _INDEX_BYTES
+
+        def make() -> None:
+            calls.make_folder(target)
+            free = free_bytes(target)
+            if free < needed:
+                raise CheckpointError(
+                    f"it has {format_bytes(needed)}, and {format_bytes(free)} are free there",
+                    hint="remove older checkpoints, or let `checkpoint.keep_last` do it",
+                )
+
+        self.all("make its folder", target, make)
+
+    def check_shared(self, folder: Path) -> None:
+        """Finds a rank that does not see what rank 0 writes, at the first save in a folder; two all-reduces.
+
+        Raises:
+            CheckpointError: naming its host.
+        """
+        if self._collectives.size == 1 or folder in self._shared:
+            return
+        mark = folder / f".shared-{self.new_identity()}"
+        first = self._collectives.rank == 0
+
+        def make() -> None:
+            if first:
+                mark.touch(exist_ok=False)
+
+        def look() -> None:
+            if not mark.exists():
+                raise CheckpointError(
+                    f"{folder} on {socket.gethostname()} is not the folder that rank 0 writes to",
+                    hint="save to a folder that all hosts share",
+                )
+
+        try:
+            self.all("write there", folder, make)
+            self.all("see what rank 0 writes", folder, look)
+        finally:
+            if first:
+                mark.unlink(missing_ok=True)
+        self._shared.add(folder)
+
+    def _reduce(self, number: int, *, op: str, of: str) -> int:
+        value = torch.tensor([number], dtype=torch.int64, device=self._device)
+        self._collectives.all_reduce(value, op=op, of=of).wait()
+        return int(value.item())

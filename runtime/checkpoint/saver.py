@@ -1,0 +1,176 @@
+"""Saving: every rank writes its pieces to one file, rank 0 publishes the index. Knows no feature, only StateEntries.
+
+[Note: one copy] An asynchronous save stops training for one copy of this rank's state into memory that every save uses
+again. From there a process of its own writes, and a thread waits for it and for the other ranks. What has gone wrong is
+raised where the script next saves, loads, steps or ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from dsrun.checkpoint_files.calls import FileCalls
+from dsrun.checkpoint_files.folder import tag_to_save
+from dsrun.checkpoint_files.publish import file_name
+from dsrun.errors import CheckpointError
+
+from ..mesh.collectives import Collectives
+from ..mesh.noticeboard import Noticeboard
+from .conclusion import Part, Verdict, conclude
+from .plan import FilePlan, Planner
+from .policy import SavePolicy
+from .readiness import Readiness
+from .under_way import SaveUnderWay, Wanted
+from .ways import Keep, WriteBeside, WriteHere
+from .writer_process import WriterError
+
+
+class Saver:
+    """Saves checkpoints of one engine, one after the other.
+
+    Args:
+        collectives: all ranks that hold pieces.
+        board: their noticeboard.
+        device: where collectives' tensors live.
+        policy: what the config says.
+        calls: the file system of a save that is not asynchronous.
+    """
+
+    def __init__(
+        self,
+        collectives: Collectives,
+        board: Noticeboard,
+        *,
+        device: torch.device,
+        policy: SavePolicy,
+        calls: FileCalls | None = None,
+    ) -> None:
+        self.policy = policy
+        self._collectives = collectives
+        self._board = board
+        self._calls = FileCalls() if calls is None else calls
+        self._readiness = Readiness(collectives, device=device)
+        self._planner = Planner()
+        keep = Keep(policy.keep_last, policy.keep_every)
+        self._here = WriteHere(self._calls, keep)
+        self._beside = WriteBeside(keep)
+        self._save: SaveUnderWay | None = None
+        self._is_told = True  # whether what became of the last save is known to the script, or good
+
+    def save(self, folder: Path, tag: str, want: Callable[[], Wanted], *, progress: Callable[[], None]) -> None:
+        """Writes one checkpoint; every rank must call. Enters up to nine collectives of one number.
+
+        Args:
+            folder: of the run's checkpoints, the same shared one on every rank.
+            tag: name of this one inside it.
+            want: says what is to be saved; what it raises on one rank is raised on all. Unless the policy is
+                asynchronous, it is there when this returns.
+            progress: called whenever something is on its way to the disk, so that a slow disk is no hang.
+
+        Raises:
+            CheckpointError: on every rank, if one cannot write or an earlier save has failed; nothing was published.
+        """
+        self._end_the_one_before(progress)
+        rank, size = self._collectives.rank, self._collectives.size
+        prepared: list[tuple[Wanted, FilePlan]] = []
+
+        def prepare() -> None:
+            tag_to_save(folder, tag)
+            wanted = want()
+            prepared.append((wanted, self._planner.plan(wanted.entries, rank=rank, size=size)))
+
+        self._readiness.all("save its part", folder, prepare)
+        target = folder / tag
+        wanted, plan = prepared[0]
+        self._readiness.make_folder(target, plan.nbytes, calls=self._calls)
+        self._readiness.check_shared(folder)
+        identity = self._readiness.new_identity()
+        save = SaveUnderWay(wanted, identity, plan, target, target / file_name(rank, identity))
+        if self.policy.asynchronous:
+            self._readiness.all("copy its part", target, lambda: self._stage(save))
+            self._save, self._is_told = save, False
+            save.run_beside(self._write_beside)
+        else:
+            self._save, self._is_told = save, False
+            save.run(lambda save: self._here.write(save, self._concluding(save), progress=progress))
+            self.check()
+
+    def finish(self, progress: Callable[[], None]) -> None:
+        """Returns when no save is under way; enters no collective.
+
+        Raises:
+            CheckpointError: the last save has failed, and the script was not told so far.
+        """
+        if self._save is not None:
+            self._save.wait(progress)
+        self.check()
+
+    def check(self) -> None:
+        """Raises what has gone wrong with a save that has come to its end, once; enters no collective.
+
+        Raises:
+            CheckpointError: the last save has failed.
+        """
+        if self._save is not None and not self._is_told and not self._save.is_under_way:
+            self._is_told = True
+            self._save.raise_failure()
+
+    def close(self, progress: Callable[[], None]) -> None:
+        """Waits for a save that is under way, then lets go of memory and process; enters no collective.
+
+        Raises:
+            CheckpointError: see `finish`.
+        """
+        try:
+            self.finish(progress)
+        finally:
+            self._beside.close()
+
+    def _end_the_one_before(self, progress: Callable[[], None]) -> None:
+        """Waits for the save before, or refuses, as all ranks agree; raises on all of them what one was not told."""
+        save = self._save
+        if save is not None and self.policy.when_busy == "wait":
+            save.wait(progress)
+        state = 0
+        if save is not None:
+            state = 2 if save.is_under_way else 1 if not self._is_told and save.has_failed else 0
+        worst = self._readiness.largest(state, of="outcome of the save before")
+        if worst == 2:
+            assert save is not None, "all ranks have begun the same saves"
+            raise CheckpointError(
+                f"{save.target}: it is still being written, and `checkpoint.when_busy` is refuse",
+                hint="save less often, or set it to wait",
+            )
+        self._save = None
+        if worst == 1 and save is not None:
+            save.raise_failure()
+
+    def _stage(self, save: SaveUnderWay) -> None:
+        try:
+            self._beside.stage(save)
+        except WriterError as error:
+            raise CheckpointError(str(error)) from error
+
+    def _write_beside(self, save: SaveUnderWay) -> Verdict:
+        return self._beside.write(save, self._concluding(save))
+
+    def _concluding(self, save: SaveUnderWay) -> Callable[[Part, Callable[[Sequence[Part]], Verdict]], Verdict]:
+        def end(part: Part, publish: Callable[[Sequence[Part]], Verdict]) -> Verdict:
+            verdict = conclude(
+                part,
+                rank=self._collectives.rank,
+                size=self._collectives.size,
+                board=self._board,
+                subject=save.identity,
+                timeout_s=self.policy.timeout_s,
+                publish=publish,
+            )
+            if verdict.error is None and self._collectives.rank == 0:
+                save.wanted.when_saved(verdict.nbytes, time.perf_counter() - save.started)
+            return verdict
+
+        return end

@@ -1,0 +1,119 @@
+"""The file system as saving uses it: each method is one step that a crash may come before or after.
+
+Tests put a recording one in its place. Names of what is written, and in which order, are decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+#: O_DIRECT wants addresses, offsets and lengths that are multiples of it.
+DIRECT_BYTES = 4096
+
+
+class FileCalls:
+    """The local file system, or one that is mounted. Every method raises OSError where the system does."""
+
+    def make_folder(self, path: Path) -> None:
+        """Makes a folder and those above it; the new names are durable."""
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError):  # another rank was faster
+                self.make_one_folder(folder)
+            self.sync_folder(folder.parent)
+        if not path.is_dir():
+            raise NotADirectoryError(f"{path} is no folder")
+
+    def make_one_folder(self, path: Path) -> None:
+        """Makes one folder."""
+        path.mkdir()
+
+    def create(self, path: Path, *, direct: bool = False) -> int:
+        """Makes a file that must not exist, and returns its descriptor.
+
+        Args:
+            path: the file.
+            direct: past the page cache, see `DIRECT_BYTES`.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        return os.open(path, flags | (os.O_DIRECT if direct else 0), 0o666)
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> None:
+        """Writes all of `data` at `offset`."""
+        while data:
+            count = os.pwrite(descriptor, data, offset)
+            data, offset = data[count:], offset + count
+
+    def cut(self, descriptor: int, nbytes: int) -> None:
+        """Sets a file's size."""
+        os.ftruncate(descriptor, nbytes)
+
+    def sync(self, descriptor: int) -> None:
+        """Makes what was written durable."""
+        os.fsync(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Gives a file another name, in place of what has that name."""
+        os.replace(old, new)
+
+    def sync_folder(self, path: Path) -> None:
+        """Makes the names in a folder durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def remove(self, path: Path) -> None:
+        """Removes a file, if it is there."""
+        path.unlink(missing_ok=True)
+
+    def remove_folder(self, path: Path) -> None:
+        """Removes a folder that is empty, and leaves one that is not."""
+        with contextlib.suppress(OSError):
+            path.rmdir()
+
+
+def replace_file(calls: FileCalls, path: Path, data: bytes, *, mark: str) -> None:
+    """Replaces `path` by `data` in one step: a reader sees the old bytes or the new ones; durable when it returns.
+
+    Args:
+        calls: the file system.
+        path: the file.
+        data: the whole new content.
+        mark: for the name that it has before, which nobody else may use.
+    """
+    unfinished = path.with_name(f".{path.name}.{mark}")
+    descriptor = calls.create(unfinished)
+    try:
+        try:
+            calls.write(descriptor, memoryview(data), 0)
+            calls.sync(descriptor)
+        finally:
+            os.close(descriptor)
+        calls.rename(unfinished, path)
+    except BaseException:
+        calls.remove(unfinished)
+        raise
+    calls.sync_folder(path.parent)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Takes the lock of an open file, unless another process has it or the file system knows no locks.
+
+    A process has it until it closes the file or ends, however it ends.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def free_bytes(path: Path) -> int:
+    """Returns what an unprivileged user may still write in a folder's file system."""
+    return shutil.disk_usage(path).free

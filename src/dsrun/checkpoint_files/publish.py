@@ -1,0 +1,185 @@
+"""The last step of a save: files that are on disk become a checkpoint, and what it replaces goes.
+
+[Note: publishing]
+A tag exists once its index does. Data files carry an id that is new with every save, so saving a tag again leaves the
+old files and the old index valid until the new index takes its place by rename; only then are the old files removed. A
+crash at any point leaves the old checkpoint or the new one. What is published has been read back as a stranger would.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import CheckpointError
+
+from .calls import FileCalls, replace_file, try_lock
+from .damage import DamageError, a_list, a_member, a_text, an_object, some_numbers
+from .folder import LATEST_FILE, complete_tags
+from .index import INDEX_FILE, Index, StoredBox, StoredFile, StoredTensor
+from .parse import parse_index, read_index
+from .region import Region
+from .tensor_header import read_header
+
+#: Key of a file's free part that says which box of which tensor each entry is.
+BOXES_KEY = "dsrun.boxes"
+_NUMBERED = re.compile(r"global_step(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """What is to be published.
+
+    Attributes:
+        folder: of the run's checkpoints.
+        tag: name of this one.
+        identity: in the names of its files.
+        files: of each rank in order; None for a rank that had nothing to write.
+        values: for the index, as JSON values.
+        ranks: likewise, of each rank.
+        aliases: names of tied parameters to the names they are stored under.
+        save_latest: let `latest` name this tag.
+        keep_last: of tags named `global_step<N>`, the so many newest are kept, and older ones removed; None: all.
+        keep_every: those whose N is a multiple are kept whatever `keep_last` says; None: none.
+    """
+
+    folder: Path
+    tag: str
+    identity: str
+    files: Sequence[StoredFile | None]
+    values: Mapping[str, Any]
+    ranks: Sequence[Mapping[str, Any]]
+    aliases: Mapping[str, str]
+    save_latest: bool
+    keep_last: int | None
+    keep_every: int | None
+
+
+def file_name(rank: int, identity: str) -> str:
+    """Returns the name of a rank's file."""
+    return f"rank-{rank:05d}-{identity}.safetensors"
+
+
+def publish(publication: Publication, *, calls: FileCalls) -> int:
+    """Writes the index, then `latest`, then removes what is older; returns the bytes of the checkpoint.
+
+    Raises:
+        CheckpointError: a file is not what its rank wrote, or the boxes of all do not make whole tensors.
+        OSError: the file system refuses.
+    """
+    target = publication.folder / publication.tag
+    index = _index(publication, target)
+    text = index.to_bytes()
+    parse_index(text, target)
+    replace_file(calls, target / INDEX_FILE, text, mark=publication.identity)
+    if publication.save_latest:
+        replace_file(calls, publication.folder / LATEST_FILE, publication.tag.encode(), mark=publication.identity)
+    remove_unnamed(target, calls=calls)
+    if publication.keep_last is not None:
+        for tag in outlived(publication):
+            remove_tag(publication.folder / tag, calls=calls)
+    return len(text) + sum(file.nbytes for file in publication.files if file is not None)
+
+
+def is_published(target: Path, identity: str) -> bool:
+    """Whether the index of a tag names files of this save; also where that cannot be known."""
+    try:
+        return any(name.endswith(f"-{identity}.safetensors") for name in read_index(target).files)
+    except CheckpointError:
+        return (target / INDEX_FILE).exists()
+
+
+def outlived(publication: Publication) -> list[str]:
+    """Returns the tags that `keep_last` and `keep_every` keep no longer, oldest first."""
+    found = [match for tag in complete_tags(publication.folder) if (match := _NUMBERED.fullmatch(tag))]
+    steps = sorted({int(match[1]): match[0] for match in found if match[0] != publication.tag}.items())
+    newer = 1 if _NUMBERED.fullmatch(publication.tag) else 0
+    most = max(0, (publication.keep_last or 0) - newer)
+    old = steps[: len(steps) - most] if most else steps
+    every = publication.keep_every
+    latest = publication.folder / LATEST_FILE
+    named = latest.read_bytes()[:300].decode("utf-8", "replace").strip() if latest.is_file() else None
+    return [tag for step, tag in old if tag != named and not (every and step % every == 0)]
+
+
+def remove_tag(target: Path, *, calls: FileCalls) -> None:
+    """Removes a checkpoint: its index first, so that no part of it is taken for a whole one; strangers' files stay."""
+    calls.remove(target / INDEX_FILE)
+    calls.sync_folder(target)
+    remove_unnamed(target, calls=calls)
+    calls.remove_folder(target)
+    calls.sync_folder(target.parent)
+
+
+def remove_unnamed(target: Path, *, calls: FileCalls) -> None:
+    """Removes data files of a tag that its index does not name and no save is writing.
+
+    Another job may publish the same tag meanwhile. So files are locked first, and the index is read after that: what
+    could be locked is of a save that is over, and if that one was published, the index is read as it left it.
+    """
+    locked: dict[Path, int] = {}
+    try:
+        for path in target.glob("rank-*.safetensors"):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            except OSError:  # gone already, or not ours to remove
+                continue
+            locked[path] = descriptor
+            if not try_lock(descriptor):
+                os.close(locked.pop(path))
+        try:
+            named = set(read_index(target).files) if (target / INDEX_FILE).exists() else set[str]()
+        except CheckpointError:
+            return
+        for path in locked:
+            if path.name not in named:
+                calls.remove(path)
+    finally:
+        for descriptor in locked.values():
+            os.close(descriptor)
+
+
+def _index(publication: Publication, target: Path) -> Index:
+    index = Index(
+        len(publication.files),
+        {},
+        dict(publication.values),
+        ranks=[dict(values) for values in publication.ranks],
+        aliases=dict(publication.aliases),
+    )
+    for rank, file in enumerate(publication.files):
+        if file is not None:
+            name = file_name(rank, publication.identity)
+            index.files[name] = file
+            try:
+                _add_boxes(index, target / name, file)
+            except DamageError as error:
+                raise CheckpointError(f"{target / name}: it is not what rank {rank} wrote: {error}") from error
+    return index
+
+
+def _add_boxes(index: Index, path: Path, file: StoredFile) -> None:
+    header = read_header(path)
+    if header.nbytes != file.nbytes:
+        raise DamageError(f"it has {header.nbytes} bytes, and {file.nbytes} were written")
+    boxes: Any = json.loads(header.metadata[BOXES_KEY])
+    for number, value in enumerate(a_list(boxes, BOXES_KEY)):
+        at = f"box {number}"
+        box = an_object(value, at)
+        key: str | None = a_member(box, "key", at)
+        shape = some_numbers(a_member(box, "shape", at), at)
+        name = a_text(a_member(box, "name", at), at), a_text(a_member(box, "role", at), at)
+        if key is None:  # a tensor without elements has no box, but a shape
+            index.tensors.setdefault(name, StoredTensor(shape, a_text(a_member(box, "dtype", at), at)))
+            continue
+        entry = header.entries[key]
+        stored = index.tensors.setdefault(name, StoredTensor(shape, entry.dtype))
+        if (stored.shape, stored.dtype) != (shape, entry.dtype):
+            raise DamageError(f"{name[1]} of `{name[0]}` is {entry.dtype} {shape} there, and elsewhere {stored.shape}")
+        region = Region(some_numbers(a_member(box, "offset", at), at), entry.shape)
+        stored.boxes.append(StoredBox(region, path.name, entry.first, entry.last))

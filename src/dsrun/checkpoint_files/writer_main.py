@@ -1,0 +1,105 @@
+"""The process that writes one rank's file while the rank trains. Imports no torch, so it starts at once and is small.
+
+A rank says what to do by messages, one at a time, and its memory is shared: see `Order` kinds in `serve`. When the
+rank is gone, in whatever way, a file that is being written goes, and so does this process; one that was written stays,
+for another rank may be publishing it.
+
+[Note: signals of a writer] Ctrl-C and the launcher's request to end go to every process of a job. What a rank makes of
+them is its own to decide; its writer goes when the rank does.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError
+
+from .calls import FileCalls
+from .index import StoredFile
+from .messages import is_gone, receive, send
+from .publish import Publication, publish
+from .write_file import WrittenFile, write_image
+
+
+class _RankIsGoneError(Exception):
+    """Nobody waits for what is being written."""
+
+
+def main() -> None:
+    """Serves the socket whose descriptor is the first word of the command line."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=int(sys.argv[1])) as end:
+        serve(end)
+
+
+def serve(end: socket.socket) -> None:
+    """Does what the other end asks for until it is gone.
+
+    `image`: take memory over, of `nbytes`. `write`: its first `nbytes` to the file `path`; answers `blocks` again and
+    again, then `done` or `error`. `publish`: see `Publication`; answers `done` or `error`. `release`: let go of the
+    file that was written, and `remove` it or not.
+    """
+    image: mmap.mmap | None = None
+    written: WrittenFile | None = None
+    while (came := receive(end)) is not None:
+        order, descriptors = came
+        try:
+            match order["do"]:
+                case "image":
+                    image = mmap.mmap(descriptors[0], order["nbytes"])
+                    os.close(descriptors[0])
+                case "write":
+                    assert image is not None, "there is memory before anything is to be written"
+                    written = _write(end, memoryview(image), order)
+                    send(end, {"done": {"nbytes": written.stored.nbytes, "sums": written.stored.sums}})
+                case "publish":
+                    send(end, {"done": {"nbytes": publish(_publication(order), calls=FileCalls())}})
+                case "release":
+                    if written is not None:
+                        written.release(remove=order["remove"])
+                    written = None
+                case other:
+                    raise AssertionError(f"no such order: {other}")
+        except _RankIsGoneError:
+            return
+        except (DsrunError, OSError) as error:
+            with suppress(OSError):
+                send(end, {"error": str(error)})
+
+
+def _write(end: socket.socket, image: memoryview, order: dict[str, Any]) -> WrittenFile:
+    blocks = 0
+
+    def progress() -> None:
+        nonlocal blocks
+        blocks += 1
+        if is_gone(end):
+            raise _RankIsGoneError
+        with suppress(OSError):  # told by the next message that is waited for
+            send(end, {"blocks": blocks})
+
+    return write_image(Path(order["path"]), image, order["nbytes"], calls=FileCalls(), progress=progress)
+
+
+def _publication(order: dict[str, Any]) -> Publication:
+    files = [None if file is None else StoredFile(file["nbytes"], tuple(file["sums"])) for file in order["files"]]
+    return Publication(
+        folder=Path(order["folder"]),
+        tag=order["tag"],
+        identity=order["identity"],
+        files=files,
+        values=order["values"],
+        ranks=order["ranks"],
+        aliases=order["aliases"],
+        save_latest=order["save_latest"],
+        keep_last=order["keep_last"],
+        keep_every=order["keep_every"],
+    )
