@@ -9,6 +9,12 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__clang__)
+#define NO_ELEMENT_READS_ANOTHERS _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define NO_ELEMENT_READS_ANOTHERS _Pragma("GCC ivdep")
+#endif
+
 namespace {
 
 inline float widen(float x) { return x; }
@@ -47,11 +53,13 @@ struct AdamPass {
 namespace {
 
 template <typename Grad, bool kOut, bool kCoupled, bool kLargest>
-void pass(const AdamPass& a, size_t n, float* __restrict master, const Grad* __restrict grads, float* __restrict means,
-          float* __restrict squares, float* __restrict largest, uint16_t* __restrict out) {
+void pass(const AdamPass& a, size_t n, float* __restrict master, const Grad* grads, float* __restrict means,
+          float* __restrict squares, float* __restrict largest, uint16_t* out) {
     // torch's lerp begins at the nearer end.
     const bool near_mean = std::fabs(a.mean_share) < 0.5f;
     const float share = near_mean ? a.mean_share : a.mean_share - 1.0f;
+    // `out` may be where `grads` is: an element is read before it is written, and nobody reads another's.
+    NO_ELEMENT_READS_ANOTHERS
     for (size_t i = 0; i < n; ++i) {
         float w = master[i];
         float g = (widen(grads[i]) * a.scale) * a.sign;
@@ -98,7 +106,7 @@ void by_out(const AdamPass& a, size_t n, float* w, const Grad* g, float* m, floa
 
 }  // namespace
 
-// `largest` and `out` may be null; nothing else may, and no two of them overlap.
+// `largest` and `out` may be null; nothing else may. No two overlap, but `out` may be bf16 `grads`.
 extern "C" void dsrun_adam_pass(const AdamPass* a, size_t n, int bf16_grads, float* master, const void* grads,
                                 float* means, float* squares, float* largest, uint16_t* out) {
     if (bf16_grads != 0) {

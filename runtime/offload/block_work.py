@@ -30,7 +30,8 @@ class RangeWork:
         scalars: all other state (the count of steps); entries are replaced or updated in place.
         options: of the group as they stand when the step begins (lr, betas, ...); the same for all ranges of a step.
         grad_scale: gradients are multiplied by it first, in fp32: the clip coefficient over the loss scale.
-        params_out_N: compute dtype, [N]: the new masters, rounded; None: nobody wants them.
+        params_out_N: compute dtype, [N]: the new masters, rounded; None: nobody wants them. May be `grads_N`, of which
+            each element is read before it is written.
         place: (name, dtype) to a buffer as large as the range, for a state that the first step makes; None: torch's
             own memory.
         changed: options that the optimizer's own code has set anew; the driver writes them to the group when all

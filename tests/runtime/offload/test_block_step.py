@@ -131,6 +131,19 @@ def test_states_lie_where_the_driver_has_room_for_them(name: str) -> None:
     assert all(states[key] is reserved[key] and not states[key].isnan().any() for key in states)
 
 
+@pytest.mark.parametrize("name", ["AdamW", "Lion"])
+def test_parameters_may_be_written_where_the_gradients_are(name: str) -> None:
+    make = {**FUSED, **OWN}[name]
+    apart, ours = InBlocks(make), InBlocks(make)
+    for step in range(STEPS):
+        grads = values(step + 1).bfloat16()
+        apart.step(grads, 0.37)
+        options = ours.optimizer.param_groups[0]
+        ours.stepper.step(RangeWork(ours.master, grads, ours.states, ours.scalars, options, 0.37, grads))
+        assert torch.equal(grads, apart.out)
+        assert torch.equal(ours.master, apart.master)
+
+
 def test_threads_do_not_change_bits_nor_what_the_caller_uses() -> None:
     make = FUSED["AdamW"]
     found: list[Tensor] = []

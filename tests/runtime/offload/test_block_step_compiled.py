@@ -80,6 +80,16 @@ def test_bits_of_torchs_fused_kernel(library: Path, name: str, grads: torch.dtyp
 
 
 @has_compiler
+def test_parameters_may_be_written_where_the_gradients_are(library: Path) -> None:
+    way = CompiledAdam(load_pass(library), Never(), threads=2)
+    masters, apart, grads = [values(0), values(0)], torch.empty(NUMEL, dtype=torch.bfloat16), values(1).bfloat16()
+    way.step(RangeWork(masters[0], grads.clone(), {}, {}, options_of({}), 0.37, apart))
+    way.step(RangeWork(masters[1], grads, {}, {}, options_of({}), 0.37, grads))
+    assert torch.equal(grads, apart)
+    assert torch.equal(*masters)
+
+
+@has_compiler
 def test_nan_and_infinity_come_out_where_torch_has_them(library: Path) -> None:
     found: list[list[Tensor]] = []
     for way in (CompiledAdam(load_pass(library), Never(), threads=1), AdamBlocks(256, threads=1)):
