@@ -80,7 +80,6 @@ def linear_cross_entropy(
     )
     call = LossCall(
         device_type=hidden.device.type,
-        wide=compute in (torch.float32, torch.float64) and compute == hidden.dtype,
         reduction=reduction,
         label_smoothing=label_smoothing,
         softcap=softcap,

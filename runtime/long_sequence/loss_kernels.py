@@ -11,7 +11,7 @@ from typing import Literal
 
 from dsrun.errors import ModelError
 
-#: `auto`: Liger on CUDA where it is installed; torch's own in fp32 and fp64; else `chunks`.
+#: `auto`: Liger on CUDA where it is installed, else `chunks`. See docs/decisions/0023-a-loss-without-whole-logits.md.
 LossKernel = Literal["auto", "chunks", "torch", "liger"]
 Reduction = Literal["mean", "sum", "none"]
 
@@ -27,14 +27,12 @@ class LossCall:
 
     Attributes:
         device_type: of the hidden states.
-        wide: they are computed with in fp32 or fp64.
         reduction: over the tokens.
         label_smoothing: share of the target that is spread over the vocabulary.
         softcap: bound of the logits; None for none.
     """
 
     device_type: str
-    wide: bool
     reduction: Reduction
     label_smoothing: float
     softcap: float | None
@@ -42,9 +40,6 @@ class LossCall:
 
 def choose_kernel(asked: LossKernel, call: LossCall, *, installed: Mapping[LossKernel, bool]) -> LossKernel:
     """Returns what computes a call; never `auto`.
-
-    torch's own returns the loss in the format of the hidden states: a bf16 loss has 8 bits. So it is taken by itself in
-    fp32 and fp64 alone.
 
     Args:
         asked: the caller's wish.
@@ -56,9 +51,7 @@ def choose_kernel(asked: LossKernel, call: LossCall, *, installed: Mapping[LossK
     """
     obstacles = {"torch": _torch_obstacle(call), "liger": _liger_obstacle(call)}
     if asked == "auto":
-        if installed["liger"] and obstacles["liger"] is None:
-            return "liger"
-        return "torch" if installed["torch"] and obstacles["torch"] is None and call.wide else "chunks"
+        return "liger" if installed["liger"] and obstacles["liger"] is None else "chunks"
     if asked == "chunks":
         return asked
     if asked not in obstacles:
