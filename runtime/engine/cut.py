@@ -44,17 +44,25 @@ _STAYS_WITH_OPTIMIZER = (
 )
 
 
+def _say_nothing(line: str) -> None:
+    """For memory of which there is nothing to say."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostTier:
     """Host memory apart from the device, and the way there.
 
     Attributes:
-        pool: makes the memory.
+        pool: makes memory that copies touch, page-locked where it is to be.
         bus: carries gradients there and parameters back.
     """
 
     pool: HostPool
     bus: Bus
+
+    def pool_of(self, *, copied: bool) -> HostPool:
+        """Returns what makes memory: of the processor alone, which needs no page-locking, or that copies touch too."""
+        return self.pool if copied else HostPool(None, say=_say_nothing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +170,7 @@ def cut_model(
         group_of=assignment.group_of,
         memory=memory,
         tier=host if trained_leave else None,
-        masters_host=None if masters_host is None else masters_host.pool,
+        masters_host=None if masters_host is None else masters_host.pool_of(copied=not precision.has_separate_master),
     )
     if host is not None and units and trained_leave and updates and masters_host is None:
         host.reserve_leaving(max(unit.layout.shard_numel for unit in units), precision.compute)

@@ -147,7 +147,7 @@ def initialize(
     torch_optimizer = make_optimizer(optimizer, shard_optimizer, settings, assignment)
     away = None
     if torch_optimizer is not None:
-        shard_optimizer.house_states(memory, None if host is None else host.pool)
+        shard_optimizer.house_states(memory, None if host is None else host.pool_of(copied=False))
         if host is not None:
             away = update_on_host(cut, shard_optimizer, host, data_axis, settings=settings, memory=memory)
     scheduler = make_scheduler(lr_scheduler, torch_optimizer, settings)

@@ -177,9 +177,9 @@ def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": False}}},
-            '`zero_optimization.offload_optimizer.device` is "cpu"; '
-            "this version does not move optimizer states off the GPU yet",
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
+            "`zero_optimization.offload_optimizer.super_offload` is true; this version does not step on the CPU before "
+            "the norm is known (it overlaps the step with the next forward instead) yet",
         ),
         (
             {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},

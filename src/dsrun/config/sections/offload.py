@@ -45,7 +45,13 @@ class OffloadOptimizer(Section):
     ratio: Annotated[
         Fraction, knob("Share of the states that leave the GPU.", unit="fraction", stages=(3,), users=(1, 1))
     ] = 1.0
-    super_offload: Annotated[Flag, knob("Overlap the CPU step with backward.", stages=(3,))] = False
+    super_offload: Annotated[
+        Flag,
+        knob(
+            "Step on the CPU during backward already, and again where the norm then asks for clipping.",
+            why="step on the CPU before the norm is known (it overlaps the step with the next forward instead)",
+        ),
+    ] = False
     cpuadam_cores_perc: Annotated[
         Fraction,
         knob(

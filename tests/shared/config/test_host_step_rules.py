@@ -1,0 +1,57 @@
+"""An optimizer in host memory needs a stage that cuts it, and fp32 masters and sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dsrun.config.load import load
+from dsrun.errors import ConfigError
+
+AWAY = {"offload_optimizer": {"device": "cpu"}}
+
+
+def config(**more: Any) -> dict[str, Any]:
+    return {"train_batch_size": 2, "zero_optimization": {"stage": 2, **AWAY}, **more}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "hint"),
+    [
+        (
+            config(zero_optimization={"stage": 0, **AWAY}),
+            "at `zero_optimization.stage` 0 every rank",
+            "to 1, which cuts",
+        ),
+        (
+            config(bf16={"enabled": True, "bf16_master_weights_and_grads": True}),
+            "`bf16.bf16_master_weights_and_grads` keeps masters or sums in 16 bits",
+            "fp32 masters cost the device nothing",
+        ),
+        (
+            config(fp16={"enabled": True, "fp16_master_weights_and_grads": True}),
+            "`fp16.fp16_master_weights_and_grads` keeps masters or sums in 16 bits",
+            "fp32 masters cost the device nothing",
+        ),
+        (
+            config(bf16={"enabled": True}, data_types={"grad_accum_dtype": "bf16"}),
+            "`data_types.grad_accum_dtype` keeps masters or sums in 16 bits",
+            "leave `data_types.grad_accum_dtype` out",
+        ),
+    ],
+)
+def test_what_the_step_in_host_memory_does_not_take_is_refused_with_a_way_out(
+    settings: dict[str, Any], said: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(settings, world_size=1)
+    (problem,) = caught.value.problems
+    assert said in problem.message
+    assert problem.hint is not None
+    assert hint in problem.hint
+
+
+def test_what_it_takes_is_taken() -> None:
+    for settings in (config(), config(bf16={"enabled": True}), config(data_types={"grad_accum_dtype": "fp32"})):
+        assert load(settings, world_size=1).zero_optimization.offload_optimizer.device == "cpu"
