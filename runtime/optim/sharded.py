@@ -123,20 +123,25 @@ class ShardOptimizer:
         Those are hooks of scripts and profilers, and the mark by which a schedule knows that it comes after a step.
 
         Returns:
-            each group's options, as they stand now.
+            each group's options, as the optimizer's own code would find them: behind all hooks, before it counts.
         """
         assert self.torch_optimizer is not None, "drive() was not called"
         for run in self._runs:
             run.param.grad = None
+        options: list[dict[str, Any]] = []
+
+        def note(optimizer: optim.Optimizer, *_: object) -> None:
+            for group in optimizer.param_groups:
+                options.append({key: value for key, value in group.items() if key != "params"})
+
+        last_hook = self.torch_optimizer.register_step_pre_hook(note)
         self._stepping = True
         try:
             self.torch_optimizer.step()
         finally:
             self._stepping = False
-        return [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self.torch_optimizer.param_groups
-        ]
+            last_hook.remove()
+        return options
 
     def end_away(self, changed: Mapping[int, Mapping[str, Any]]) -> None:
         """Takes over options that the step has set anew, by group; states are housed from here on."""
