@@ -20,16 +20,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsrun.gathering import LEAVING_COUNT, leaving_numel
+
 from ..memory.arena import Arena, room_for
 from ..memory.arenas import Arenas
 from ..memory.bus import Bus, Event
 from ..memory.host_pool import HostPool
 from ..memory.pages import fresh_zeros
 from ..mesh.collectives import Collectives, Pending, own_slice
-
-#: New values leave the device through so many buffers, each of so many elements at most.
-LEAVING_COUNT = 2
-LEAVING_NUMEL = 1 << 24
 
 
 @dataclass(slots=True)
@@ -159,8 +157,3 @@ class _Arriving:
         if gathering is not None:
             self._bus.wait(self._event)
             gathering().wait()
-
-
-def leaving_numel(numel: int) -> int:
-    """Returns the elements of each buffer through which slices of at most `numel` elements leave the device."""
-    return min(numel, LEAVING_NUMEL)

@@ -22,6 +22,10 @@ from dataclasses import dataclass
 NO_LIMIT = (1 << 63) - 1
 #: Slots where nobody says how far to run ahead: one unit computes while the next one is on its way.
 USUAL_SLOTS = 2
+#: Where slices lie in host memory and the optimizer's masters on the device, new values leave it through so many
+#: buffers, each of at most so many elements.
+LEAVING_COUNT = 2
+_LEAVING_NUMEL = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +160,15 @@ def plan_gathering(units: Sequence[UnitElements], stays: Sequence[bool], budgets
     while plan.slot_count > 1 and budgets.live is not None and plan.numel > budgets.live:
         plan = _with_slots(cells, plan.slot_count - 1)
     return plan
+
+
+def leaving_numel(numel: int) -> int:
+    """Returns the elements of each buffer through which new values of slices leave the device.
+
+    Args:
+        numel: of the largest slice.
+    """
+    return min(numel, _LEAVING_NUMEL)
 
 
 def plan_slots(numels: Sequence[int], shares: Sequence[bool], *, count: int) -> SlotPlan:

@@ -49,7 +49,14 @@ def collective_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> Coll
     )
 
 
-def gathered_numel(units: Sequence[PaddedUnit], micro_steps: int, budgets: GatherBudgets | None = None) -> int:
+def gathered_numel(
+    units: Sequence[PaddedUnit],
+    micro_steps: int,
+    budgets: GatherBudgets | None = None,
+    *,
+    trained: bool = True,
+    frozen: bool = True,
+) -> int:
     """Returns the elements that stage 3 gathers in one optimizer step: units in order forward, then backward.
 
     What a slot still holds from the use before is not gathered again: the last units of forward are the first of
@@ -61,6 +68,8 @@ def gathered_numel(units: Sequence[PaddedUnit], micro_steps: int, budgets: Gathe
         units: of the model, padded for the ranks.
         micro_steps: forwards and backwards in the step.
         budgets: what the config allows; None: the usual.
+        trained: count trained parameters.
+        frozen: count frozen ones.
     """
     gathered = gathered_units(units, budgets or GatherBudgets())
     cells = list(zip(gathered.plan.cells, gathered.plan.slots.slot_of, strict=True))
@@ -80,7 +89,8 @@ def gathered_numel(units: Sequence[PaddedUnit], micro_steps: int, budgets: Gathe
                 continue
             unit = gathered.units[cell.unit]
             there = slot in holds and holds[slot][0] == number
-            total += unit.padded * cell.trained + unit.frozen_padded * (cell.frozen and not there)
+            total += unit.padded * (cell.trained and trained)
+            total += unit.frozen_padded * (cell.frozen and frozen and not there)
             holds[slot] = (number, True)
         totals.append(total)
     return totals[0] + totals[-1] * (micro_steps - 1)

@@ -12,6 +12,7 @@ from dsrun.estimate.model import ModelSize
 from dsrun.estimate.settings import RunSettings
 from dsrun.estimate.state import PaddedUnit, StateBytes, pad_units, state_bytes
 from dsrun.estimate.steps import Floor, StepFloor, StepTraffic, floors, step_floor, step_traffic
+from dsrun.gathering import LEAVING_COUNT, leaving_numel
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -186,14 +187,16 @@ def _device_lines(
     state: StateBytes, kept: ActivationBytes | None, units: list[PaddedUnit], settings: RunSettings
 ) -> list[Line]:
     """What lies where the rank computes."""
-    away, params_away = settings.offload_optimizer != "none", settings.offload_param != "none"
-    slots = state.gather_slots
-    if params_away and not slots:
-        slots = _STAGING_UNITS * settings.compute_bytes * max((unit.padded for unit in units), default=0)
+    away = settings.offload_optimizer != "none"
+    leaving = 0
+    if settings.trained_leave and not away:
+        largest = max((unit.shard for unit in units), default=0)
+        leaving = LEAVING_COUNT * leaving_numel(largest) * settings.compute_bytes
     return [
-        Line("parameters", 0 if params_away else state.parameters),
-        Line("frozen parameters", state.frozen),
-        Line("gather slots", slots),
+        Line("parameters", 0 if settings.trained_leave else state.parameters),
+        Line("frozen parameters", state.frozen - (state.frozen_slices if settings.frozen_leave else 0)),
+        Line("gather slots", state.gather_slots),
+        Line("parameters leaving", leaving),
         Line("gradients", state.gradients),
         Line("gradient buckets", state.gradient_slots),
         Line("gradient sums fp32" if settings.sums_of(1) == 4 else "gradient sums", 0 if away else state.gradient_sums),
@@ -227,13 +230,14 @@ def _host_lines(
             moved.append(Line("states on their way", ring))
         else:
             # In fp32 the masters leave the GPU as copies of the parameters.
-            kept_there.append(Line("master weights", state.masters or owned * 4))
+            kept_there.append(Line("master weights", state.masters or (0 if settings.trained_leave else owned * 4)))
             kept_there.append(Line("optimizer states", state.states))
-        if settings.offload_param == "none":
+        if not settings.trained_leave:
             moved.append(Line("parameters on their way", _STAGING_UNITS * largest * compute))
-    if settings.offload_param == "cpu":
-        moved.append(Line("parameters", state.parameters))
-    elif settings.offload_param == "nvme":
+    if settings.frozen_leave and settings.offload_param == "cpu":
+        moved.append(Line("parameters", state.parameters if settings.trained_leave else 0))
+        moved.append(Line("frozen parameters", state.frozen_slices))
+    elif settings.frozen_leave:
         moved.append(Line("parameters on their way", _NVME_RING * largest * compute))
     if kept is not None:
         moved.append(Line("activations", kept.on_host))
@@ -249,8 +253,8 @@ def _nvme_lines(units: list[PaddedUnit], settings: RunSettings) -> list[Line]:
     if settings.offload_optimizer == "nvme":
         size = total(lambda numel: 4 * numel + settings.states_of(numel), whole=settings.stage < 1)
         lines.append(Line("master weights and states", size))
-    if settings.offload_param == "nvme":
-        lines.append(Line("parameters", total(lambda numel: settings.compute_bytes * numel, whole=settings.stage < 3)))
+    if settings.offload_param == "nvme" and settings.trained_leave:
+        lines.append(Line("parameters", total(lambda numel: settings.compute_bytes * numel, whole=False)))
     return lines
 
 

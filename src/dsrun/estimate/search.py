@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from dsrun.config.knob import Section, Status
+from dsrun.config.sections.offload import OffloadOptimizer, OffloadParam
 from dsrun.estimate.machine import Machine
 from dsrun.estimate.model import ModelSize
 from dsrun.estimate.prediction import Prediction, predict
@@ -19,7 +21,10 @@ _OFFLOADS: tuple[tuple[Tier, Tier], ...] = (
     ("nvme", "nvme"),
 )
 _STAGES = (0, 1, 2, 3)
-_OFFLOAD_KEYS = ("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device")
+_OFFLOADING: tuple[tuple[str, type[Section]], ...] = (
+    ("zero_optimization.offload_optimizer.device", OffloadOptimizer),
+    ("zero_optimization.offload_param.device", OffloadParam),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +55,15 @@ def what_if(model: ModelSize, settings: RunSettings, machine: Machine) -> list[P
 def with_offload(settings: RunSettings, optimizer: Tier, param: Tier) -> RunSettings:
     """Returns the settings with another offload, and the keys of it that this version refuses."""
     others = tuple(key for key in settings.planned if ".offload_" not in key)
-    asked = tuple(key for key, tier in zip(_OFFLOAD_KEYS, (optimizer, param), strict=True) if tier != "none")
+    tiers = (optimizer, param)
+    asked = tuple(key for (key, section), tier in zip(_OFFLOADING, tiers, strict=True) if _is_planned(section, tier))
     return replace(settings, offload_optimizer=optimizer, offload_param=param, planned=(*others, *asked))
+
+
+def _is_planned(section: type[Section], tier: Tier) -> bool:
+    if tier == "none":
+        return False
+    return section.status_of("device") is Status.PLANNED or tier in section.knob_of("device").planned
 
 
 def fastest(model: ModelSize, settings: RunSettings, machine: Machine) -> Choice | None:
@@ -147,9 +159,9 @@ def _changes(
     if changed.compute_bytes != asked.compute_bytes:
         yield "bf16.enabled", True
     if changed.offload_optimizer != asked.offload_optimizer:
-        yield _OFFLOAD_KEYS[0], changed.offload_optimizer
+        yield _OFFLOADING[0][0], changed.offload_optimizer
     if changed.offload_param != asked.offload_param:
-        yield _OFFLOAD_KEYS[1], changed.offload_param
+        yield _OFFLOADING[1][0], changed.offload_param
     if changed.micro_batch != asked.micro_batch:
         yield "train_micro_batch_size_per_gpu", changed.micro_batch
         yield "gradient_accumulation_steps", changed.accumulation_steps

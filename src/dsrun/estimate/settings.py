@@ -107,6 +107,16 @@ class RunSettings:
         return self.compute_bytes != self.master_bytes
 
     @property
+    def trained_leave(self) -> bool:
+        """Whether slices of trained parameters lie off the device: not where an optimizer updates these themselves."""
+        return self.frozen_leave and (self.has_master or self.offload_optimizer != "none")
+
+    @property
+    def frozen_leave(self) -> bool:
+        """Whether slices of frozen parameters lie off the device."""
+        return self.stage == 3 and self.offload_param != "none"
+
+    @property
     def tokens_per_micro_step(self) -> int:
         """Tokens that one rank holds activations of."""
         return -(-self.micro_batch * self.sequence // self.sequence_parallel)
@@ -177,6 +187,7 @@ def read_settings(
             "`fp8` keeps the bytes of its 16-bit format, which is counted; its products are faster than counted"
         )
     batch = _batch(config, ranks // shared, micro_batch, notes)
+    away = zero.offload_param if zero.offload_optimizer.device == "none" else zero.offload_optimizer
     half = config.bf16.enabled or config.fp16.enabled
     return RunSettings(
         stage=zero.stage,
@@ -185,7 +196,7 @@ def read_settings(
         states_per_element=_states(config, notes),
         offload_optimizer=zero.offload_optimizer.device,
         offload_param=zero.offload_param.device,
-        pin_memory=zero.offload_optimizer.pin_memory,
+        pin_memory=away.pin_memory,
         recompute=recompute or ("blocks" if asked else "none"),
         policy=activations.chosen_policy if asked else "every_block",
         interval=activations.interval,

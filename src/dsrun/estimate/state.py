@@ -61,6 +61,7 @@ class StateBytes:
         states: of the owned range.
         window: through which the optimizer sees one unit's range at a time, where it computes in a wider format.
         frozen: parameters that are not trained, in compute format: whole, or this rank's slice at stage 3.
+        frozen_slices: what of `frozen` are slices.
     """
 
     parameters: int
@@ -72,6 +73,7 @@ class StateBytes:
     states: int
     frozen: int
     window: int = 0
+    frozen_slices: int = 0
 
     @property
     def trained(self) -> int:
@@ -195,7 +197,8 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
     )
     gathered = gathered_units(units, settings.gather)
     cut = gathered.units if stage >= 3 else []
-    frozen = max(0, frozen_numel - sum(unit.frozen_numel for unit in cut)) + sum(unit.frozen_shard for unit in cut)
+    frozen_slices = sum(unit.frozen_shard for unit in cut)
+    frozen = max(0, frozen_numel - sum(unit.frozen_numel for unit in cut)) + frozen_slices
     return StateBytes(
         parameters=(shard if stage >= 3 else whole) * compute,
         gather_slots=gathered.plan.numel * compute if stage >= 3 else 0,
@@ -205,6 +208,7 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
         masters=owned * settings.master_bytes if settings.has_master else 0,
         states=settings.states_of(owned),
         frozen=frozen * compute,
+        frozen_slices=frozen_slices * compute,
         window=settings.window_of(max((unit.shard if stage >= 1 else unit.padded for unit in trained), default=0)),
     )
 

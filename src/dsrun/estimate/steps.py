@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsrun.estimate.activations import forwards_again, stored_input_bytes
-from dsrun.estimate.collectives import collective_bytes, tensor_parallel_bytes
+from dsrun.estimate.collectives import collective_bytes, gathered_numel, tensor_parallel_bytes
 from dsrun.estimate.machine import Machine, Speeds
 from dsrun.estimate.model import ModelSize
 from dsrun.estimate.settings import RunSettings
@@ -92,7 +92,6 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
     compute = settings.compute_bytes
     whole, shard = sum(unit.padded for unit in units), sum(unit.shard for unit in units)
     owned = shard if settings.stage >= 1 else whole
-    stored = shard if settings.stage >= 3 else whole
     offloads = settings.offload_optimizer != "none"
     to_gpu = to_host = ddr = read = written = 0
     states = 4 * owned + settings.states_of(owned)
@@ -104,15 +103,24 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
     if settings.offload_optimizer == "nvme":
         read, written = states, states
         ddr += 2 * states
-    if settings.offload_param != "none":
-        # Once forward and once backward in every micro step; that replaces the copy after the update.
-        streamed = stored * compute * 2 * settings.accumulation_steps
-        to_gpu = streamed
+    if settings.frozen_leave:
+        # This rank's slice of whatever is gathered: twice in every micro step, but for what a slot still holds.
+        streamed = compute * gathered_numel(
+            units, settings.accumulation_steps, settings.gather, trained=settings.trained_leave
+        )
+        streamed //= data_ranks
         ddr += streamed
+        if settings.trained_leave and offloads:
+            to_gpu = streamed  # new parameters come with their next use, and not after the update
+        else:
+            to_gpu += streamed
+        if settings.trained_leave and not offloads:
+            to_host += shard * compute
+            ddr += shard * compute
         if settings.offload_param == "nvme":
             read += streamed
-            written += stored * compute
-            ddr += streamed + stored * compute
+            written += shard * compute
+            ddr += streamed + shard * compute
     shape = model.architecture
     if shape is not None and settings.activations_on_cpu and settings.recompute == "blocks":
         inputs = settings.recomputed(shape.layers).segments

@@ -65,8 +65,8 @@ def test_a_planned_recipe_is_planned_and_said_not_to_run(path: Path) -> None:
         ("finetune-7b-8x24gb.json", "7B", "RTX4090-24G", 8),
         ("finetune-7b-8x80gb.json", "7B", "A100-80G", 8),
         ("pretrain-1b-8x80gb.json", "1B", "A100-80G", 8),
-        ("planned/finetune-70b-8x80gb.json", "70B", "H100-80G", 8),
-        ("planned/finetune-7b-1x24gb-offload.json", "7B", "RTX4090-24G", 1),
+        ("finetune-70b-8x80gb.json", "70B", "H100-80G", 8),
+        ("finetune-7b-1x24gb-offload.json", "7B", "RTX4090-24G", 1),
     ],
 )
 def test_a_recipe_fits_the_machine_in_its_name(recipe: str, model: str, gpu: str, ranks: int) -> None:

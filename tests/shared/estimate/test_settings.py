@@ -83,7 +83,7 @@ def test_planned_keys_are_read_and_named() -> None:
     read = settings(
         {
             **MICRO,
-            "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+            "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}, "zenflow": {"topk_ratio": 0.1}},
             "tensor_parallel": {"autotp_size": 4},
             "activation_checkpointing": {"partition_activations": True},
         }
@@ -95,7 +95,7 @@ def test_planned_keys_are_read_and_named() -> None:
         True,
     )
     assert set(read.planned) == {
-        "zero_optimization.offload_optimizer.device",
+        "zero_optimization.zenflow",
         "tensor_parallel.autotp_size",
     }
     assert not read.can_run

@@ -14,6 +14,7 @@ from dsrun.estimate.prediction import predict
 from dsrun.estimate.settings import RunSettings
 from dsrun.estimate.state import pad_units
 from dsrun.estimate.steps import Floor, floors, model_flops, step_floor, step_traffic, update_bytes
+from dsrun.gathering import GatherBudgets
 
 BF16 = RunSettings(compute_bytes=2, sequence=1024)
 UNITS = pad_units([UnitGroup("blocks", 1024, count=4), UnitGroup("rest", 512, has_module=False)], 2)
@@ -95,11 +96,37 @@ def test_an_nvme_optimizer_reads_and_writes_12_bytes_an_element() -> None:
     assert traffic.ddr_bytes == (32 + 24) * WHOLE // 2 * 2
 
 
-def test_streamed_parameters_come_twice_in_every_micro_step() -> None:
+def test_streamed_parameters_come_twice_in_every_micro_step_but_for_what_lies_in_a_slot() -> None:
     settings = replace(BF16, stage=3, offload_optimizer="cpu", offload_param="cpu", accumulation_steps=4)
-    traffic = step_traffic(from_count(10**6), UNITS, settings, machine(2))
-    assert traffic.pcie_to_gpu_bytes == 4 * 4 * WHOLE // 2
-    assert traffic.pcie_to_host_bytes == 2 * WHOLE // 2
+    units = pad_units([UnitGroup("blocks", 1024, count=8)], 2)
+    traffic = step_traffic(from_count(10**6), units, settings, machine(2))
+    slice_bytes = 2 * 1024 // 2
+    # 8 forward, and from then on each pass finds the two blocks that the one before it left.
+    assert traffic.pcie_to_gpu_bytes == (8 + 7 * 6) * slice_bytes
+    assert traffic.pcie_to_host_bytes == 8 * slice_bytes, "gradients"
+    assert traffic.pcie_to_gpu_bytes * 2 == collective_bytes(units, settings).all_gather
+    one = replace(settings, gather=GatherBudgets(ahead=0), accumulation_steps=1)
+    assert step_traffic(from_count(10**6), units, one, machine(2)).pcie_to_gpu_bytes == (8 + 7) * slice_bytes
+
+
+def test_new_parameters_cross_back_where_the_optimizer_stays() -> None:
+    settings = replace(BF16, stage=3, offload_param="cpu")
+    units = pad_units([UnitGroup("blocks", 1024, count=8)], 2)
+    traffic = step_traffic(from_count(10**6), units, settings, machine(2))
+    assert traffic.pcie_to_host_bytes == 8 * 1024
+    assert traffic.pcie_to_gpu_bytes == (8 + 6) * 1024
+    assert traffic.optimizer_bytes == update_bytes(8 * 512, settings)
+
+
+def test_in_fp32_trained_parameters_stay_with_their_optimizer_and_frozen_ones_leave() -> None:
+    settings = RunSettings(stage=3, compute_bytes=4, offload_param="cpu", micro_batch=1)
+    units = pad_units([UnitGroup("blocks", 1024, count=8, frozen=2048, frozen_numel=2048)], 2)
+    traffic = step_traffic(from_count(10**6), units, settings, machine(2))
+    # A step later the frozen ones of the first two blocks are still in their slots.
+    assert traffic.pcie_to_gpu_bytes == (6 + 6) * 4 * 2048 // 2
+    assert traffic.pcie_to_host_bytes == 0
+    both = step_traffic(from_count(10**6), units, replace(settings, offload_optimizer="cpu"), machine(2))
+    assert both.pcie_to_gpu_bytes == traffic.pcie_to_gpu_bytes + (8 + 6) * 4 * 1024 // 2
 
 
 def test_floors_are_amounts_over_achievable_speeds() -> None:
