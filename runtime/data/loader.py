@@ -6,6 +6,7 @@ processes that live through the signals of a stop (`worker_process`).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any, cast
@@ -89,7 +90,7 @@ class TrainingLoader:
             end=wishes.end,
         )
         # A generator of its own: torch's loader would draw from the default one, and shift dropout after a resume.
-        self._loader: DataLoader[Any] = DataLoader(
+        loader: DataLoader[Any] = DataLoader(
             SeededBatches(dataset, collate_fn or default_collate),
             batch_sampler=_Picks(self._sampler),
             collate_fn=_as_it_is,
@@ -99,6 +100,10 @@ class TrainingLoader:
             pin_memory=pin_memory and torch.accelerator.is_available(),
             worker_init_fn=leave_signals_to_rank if wishes.workers else None,
         )
+        # Workers that still live when the interpreter ends would be ended by a signal, and leave their files behind:
+        # dropped before, they end by themselves.
+        self._held = [loader]
+        weakref.finalize(self, self._held.clear)
 
     @property
     def epoch(self) -> int:
@@ -116,7 +121,7 @@ class TrainingLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yields the micro batches that are left of this epoch."""
-        return self._sampler.follow(self._loader)
+        return self._sampler.follow(self._held[0])
 
     def state_dict(self) -> dict[str, int]:
         """Returns the position, which does not depend on the number of ranks."""

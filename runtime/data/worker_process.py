@@ -28,13 +28,14 @@ def leave_signals_to_rank(worker_id: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _LEFT_TO_THE_RANK)
     rank = multiprocessing.parent_process()
     assert rank is not None, "a worker has been started by its rank"
-    arguments = (rank.pid, os.getppid())
+    arguments = (threading.get_ident(), rank.pid, os.getppid())
     threading.Thread(target=_listen, args=arguments, name="dsrun-worker-signals", daemon=True).start()
 
 
-def _listen(rank_pid: int | None, parent_pid: int) -> None:
+def _listen(main: int, rank_pid: int | None, parent_pid: int) -> None:
     while True:
         told = signal.sigwaitinfo(_LEFT_TO_THE_RANK)
         # Another parent has taken over where the rank, or the server that forked this process for it, is gone.
         if told.si_signo == signal.SIGTERM and (told.si_pid == rank_pid or os.getppid() != parent_pid):
-            os._exit(0)
+            # As Ctrl-C ends them: by way of their own exit handlers, which take files of multiprocessing away.
+            signal.pthread_kill(main, signal.SIGINT)

@@ -11,10 +11,13 @@ from typing import Any
 
 from torch import optim
 
+from dsrun.config.batch import BatchSizes
 from dsrun.config.sections.checkpoint import Checkpoint
 from dsrun.errors import InputError
 
+from ..activation.configured import named_generators
 from ..checkpoint.policy import SavePolicy
+from .going_on import Moment, present_moment
 from .parts import SCRIPT_PHASE, EngineParts
 from .persist import load_engine, save_engine
 from .resume import choose_checkpoint
@@ -39,6 +42,9 @@ class Checkpoints:
     _parts: EngineParts
     _counters: Counters
     _micro_steps_done: int
+    _boundary: bool | None
+    _moment: Moment | None
+    _batch: BatchSizes
     optimizer: optim.Optimizer | None
 
     def save_checkpoint(
@@ -50,6 +56,9 @@ class Checkpoints:
         exclude_frozen_parameters: bool = False,
     ) -> bool:
         """Saves everything needed to go on, on any number of ranks and at any stage; every rank must call.
+
+        In the middle of a global batch, what there was after the last update: see [Note: between updates] in
+        `going_on.py`.
 
         Unless the config says `checkpoint.asynchronous` false, training goes on while the checkpoint is written:
         `latest` names it once it is complete, and `wait_for_checkpoint` waits for that. The end of the script does too.
@@ -79,12 +88,35 @@ class Checkpoints:
             self._counters,
             Path(save_dir),
             tag=f"global_step{self._counters.global_steps}" if tag is None else str(tag),
+            moment=self._moment_to_save(),
             client_state=client_state or {},
             save_latest=save_latest,
             frozen=not exclude_frozen_parameters,
         )
         self._parts.heartbeat.beat(phase=SCRIPT_PHASE)
         return True
+
+    def _note_moment(self) -> None:
+        """Keeps what a checkpoint needs that is saved before the next update, see [Note: between updates]."""
+        counted = self._boundary is None and self._batch.accumulation_steps == 1
+        self._moment = None if counted else self._present_moment()
+
+    def _moment_to_save(self) -> Moment:
+        if not self._micro_steps_done:
+            return self._present_moment()
+        if self._parts.mesh.info.rank == 0:
+            print(
+                f"save_checkpoint: the micro steps since the last update ({self._micro_steps_done}) are not in it; "
+                "a resumed run takes them again",
+                flush=True,
+            )
+        return self._present_moment() if self._moment is None else self._moment
+
+    def _present_moment(self) -> Moment:
+        parts = self._parts
+        return present_moment(
+            self._parts.mesh.device, named_generators(), parts.loader, micro_steps=self._counters.micro_steps
+        )
 
     def wait_for_checkpoint(self) -> None:
         """Returns when no checkpoint is being written any more; enters no collective.
@@ -107,6 +139,7 @@ class Checkpoints:
         custom_load_fn: None = None,
         *,
         missing_ok: bool = False,
+        load_random_state: bool = True,
     ) -> tuple[str | None, dict[str, Any] | None]:
         """Loads a checkpoint that any number of ranks saved at any stage; every rank must call.
 
@@ -120,6 +153,8 @@ class Checkpoints:
             load_module_only: take over parameters and buffers alone.
             custom_load_fn: not taken, for it would see a rank's slices.
             missing_ok: return (None, None) where there is no checkpoint yet, instead of an error.
+            load_random_state: have this process's random numbers go on as well, see `going_on.py`; the last thing
+                before training, then. On more ranks than there were, new ones draw numbers of their own.
 
         Returns:
             the tag's folder, and the client state it was saved with.
@@ -154,7 +189,9 @@ class Checkpoints:
             optimizer=load_optimizer_states and not load_module_only,
             scheduler=load_lr_scheduler_states and not load_module_only,
             progress=not load_module_only,
+            random=load_random_state and not load_module_only,
         )
+        self._note_moment()
         note_outcome(self.optimizer, overflow=False, loss_scale=self._parts.loss_scale.value)
         self._parts.heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._parts.mesh.where.at(self._counters.global_steps + 1, 1)

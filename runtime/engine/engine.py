@@ -69,6 +69,7 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeed
         self._stop = None
         self._at_stop = Departure()
         self._say_where()
+        self._note_moment()
         parts.hooks.follow(parts.module)
         take_over(parts.module, parts.optimizer, loss_scale=parts.loss_scale.value)
         self._taken = Taken(parts.module)
@@ -192,8 +193,8 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeed
         self._counters.micro_steps += 1
         self._say_where()
         if boundary:
+            self._note_moment()
             self._parts.saver.check()
-        if boundary:
             self._end_if_asked()
 
     def is_gradient_accumulation_boundary(self) -> bool:

@@ -17,6 +17,7 @@ from dsrun.contract import CHECKPOINT_EVENT
 from dsrun.errors import CheckpointError, Problem
 from dsrun.units import format_bytes
 
+from ..activation.configured import named_generators
 from ..checkpoint import client_state as script_state
 from ..checkpoint.json_values import check_json, from_json, to_json
 from ..checkpoint.load import check_fit, read, read_whole
@@ -24,6 +25,7 @@ from ..checkpoint.under_way import Wanted
 from ..mesh.agreement import attempt
 from ..zero.publisher import publish
 from .git_state import git_state
+from .going_on import RNG_ROLE, Moment, random_entries, random_names, take_over_random
 from .parts import EngineParts, Scheduler
 from .state import Counters, parameter_entries, tied_names, wanted_tensors
 
@@ -34,6 +36,7 @@ def save_engine(
     folder: Path,
     *,
     tag: str,
+    moment: Moment,
     client_state: Mapping[str, Any],
     save_latest: bool,
     frozen: bool,
@@ -42,7 +45,7 @@ def save_engine(
     parts.saver.save(
         folder,
         tag,
-        lambda: _wanted(parts, counters, folder / tag, client_state, save_latest=save_latest, frozen=frozen),
+        lambda: _wanted(parts, counters, folder / tag, moment, client_state, save_latest=save_latest, frozen=frozen),
         progress=parts.heartbeat.beat,
     )
 
@@ -51,6 +54,7 @@ def _wanted(
     parts: EngineParts,
     counters: Counters,
     target: Path,
+    moment: Moment,
     client_state: Mapping[str, Any],
     *,
     save_latest: bool,
@@ -63,16 +67,17 @@ def _wanted(
         parts.module, step.units, replicated=whole, frozen=frozen, frozen_units=parts.frozen_units
     )
     entries += [] if parts.optimizer is None else step.optimizer.state_entries(replicated=whole)
+    entries += random_entries(moment.random, rank)
     state, tensors = script_state.take_apart(client_state, stores=rank == 0)
     values = {
-        "counters": counters.to_json(),
+        "counters": {**counters.to_json(), "micro_steps": moment.micro_steps},
         "optimizer": {
             "type": type(parts.optimizer).__name__,
             "groups": [] if parts.optimizer is None else step.optimizer.options(),
         },
         "scheduler": None if parts.scheduler is None else _schedule(parts.scheduler),
         "loss_scale": parts.loss_scale.to_json(),
-        "data": None if parts.loader is None else parts.loader.state_dict(),
+        "data": moment.data,
         "client_state": state,
         "frozen": frozen,
         "config": parts.config,
@@ -94,7 +99,8 @@ def _tell(parts: EngineParts, target: Path, step: int, nbytes: int, seconds: flo
     """Records and prints on rank 0 that a checkpoint is there, in whatever thread has seen it."""
     fields = {"path": str(target.absolute()), "tag": target.name, "step": step}
     parts.records.write(CHECKPOINT_EVENT, {**fields, "seconds": round(seconds, 6), "bytes": nbytes})
-    print(f"saved {target} ({format_bytes(nbytes)}, {seconds:.1f} s)", flush=True)
+    # In one piece: the script may print meanwhile, in its own thread.
+    print(f"saved {target} ({format_bytes(nbytes)}, {seconds:.1f} s)\n", end="", flush=True)
 
 
 def load_engine(
@@ -106,6 +112,7 @@ def load_engine(
     optimizer: bool,
     scheduler: bool,
     progress: bool,
+    random: bool,
 ) -> dict[str, Any]:
     """Loads; see `Engine.load_checkpoint`.
 
@@ -117,6 +124,7 @@ def load_engine(
         optimizer: take over optimizer states and hyperparameters.
         scheduler: take over the schedule.
         progress: take over counters and data position.
+        random: have random numbers go on; a checkpoint of an earlier version has none to go on with.
 
     Returns:
         the client state.
@@ -142,9 +150,36 @@ def load_engine(
         counters.load(values["counters"])
         if parts.loader is not None and values["data"] is not None:
             parts.loader.load_state_dict(values["data"])
+    if random:
+        _go_on_with_random_numbers(parts, index, target)
     state = values["client_state"]
     kept = read_whole(index, target, script_state.tensors_in(state), role=script_state.ROLE)
     return dict(script_state.put_together(state, kept))
+
+
+def _go_on_with_random_numbers(parts: EngineParts, index: Index, target: Path) -> None:
+    rank, saved = parts.mesh.info.rank, index.world_size
+    names = random_names(rank, saved)
+    # Asked on every rank, of its own names: a checkpoint has the states of all ranks or of none.
+    if any(index.find(name, RNG_ROLE) is None for name in names):
+        return
+    failure = attempt(
+        lambda: take_over_random(
+            read_whole(index, target, names, role=RNG_ROLE),
+            rank,
+            saved,
+            device=parts.mesh.device,
+            named=named_generators(),
+        ),
+        parts.collectives,
+        device=parts.mesh.device,
+        of="load random numbers",
+    )
+    if failure is not None:
+        raise failure.error or CheckpointError(
+            f"{target}: rank {failure.rank} could not take over its random numbers",
+            hint="see that rank's error; load another tag, or this one with load_random_state=False",
+        )
 
 
 def _schedule(scheduler: Scheduler) -> dict[str, Any]:

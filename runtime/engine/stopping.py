@@ -51,6 +51,7 @@ class Stopping:
     _stop_folder: Path
     _stop_client_state: ClientState | None
     save_checkpoint: Callable[..., bool]
+    wait_for_checkpoint: Callable[[], None]
 
     def save_on_signal(
         self,
@@ -109,5 +110,6 @@ class Stopping:
             print(f"dsrun: {wanted.name}: saving after step {steps}, then ending with code {code}", flush=True)
         state = self._stop_client_state
         self.save_checkpoint(self._stop_folder, client_state=state() if callable(state) else state)
+        self.wait_for_checkpoint()
         self._at_stop.mesh = self._parts.mesh
         raise SystemExit(code)
