@@ -19,7 +19,7 @@ from ..memory.bus import Bus
 from ..memory.host_pool import HostPool, Say, host_pool_for
 from ..mesh.groups import ProcessGroupMesh
 from ..mesh.spec import DATA_AXIS
-from ..observe.memory import StatePrediction
+from ..observe.memory import HostOptimizer, StatePrediction
 from ..offload.host_gradients import HostGradients
 from ..offload.params_on_host import HostShards
 from ..optim.groups import GroupAssignment
@@ -117,7 +117,12 @@ class CutModel:
             whole_frozen_bytes=whole_bytes(self.module, cut=self.frozen),
             trained_on_host=any(unit.tier is not None for unit in self.units),
             frozen_on_host=any(unit.tier is not None for unit in self.frozen),
+            host_optimizer=self._host_optimizer(),
         )
+
+    def _host_optimizer(self) -> HostOptimizer | None:
+        away = self.away
+        return None if away is None else HostOptimizer(away.travels, adds_up=away.accumulates, widens=away.widens)
 
 
 def cut_model(

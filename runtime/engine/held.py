@@ -27,7 +27,8 @@ class HeldMemory:
         buffers += [t for window in windows for t in (window.grad, window.master) if t is not None]
         buffers += [param.data for param in self.module.parameters() if not param.requires_grad]
         states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
-        return measure([*buffers, *states])
+        away = [] if self._parts.step.away is None else self._parts.step.away.buffers()
+        return measure([*buffers, *states, *away])
 
     def memory_arenas(self) -> ArenaReport:
         """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.

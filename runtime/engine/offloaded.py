@@ -84,6 +84,10 @@ class OffloadedUpdate:
         """See `UpdateAway` and `Arrival`."""
         self._host.settle()
 
+    def buffers(self) -> list[Tensor]:
+        """See `UpdateAway`."""
+        return self._host.buffers()
+
     def close(self) -> None:
         """See `UpdateAway`."""
         if not self._is_closed:

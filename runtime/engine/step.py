@@ -64,6 +64,10 @@ class UpdateAway(Protocol):
         """Returns when the last update is done and its parameters are where forward reads them."""
         ...
 
+    def buffers(self) -> list[Tensor]:
+        """Returns the memory it holds besides the units' own and the optimizer's states."""
+        ...
+
     def close(self) -> None:
         """Settles, and lets go of threads; no update may follow."""
         ...

@@ -18,6 +18,25 @@ from ..precision.policy import PrecisionPolicy
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
+#: Buffers of a ring in host memory: one is worked on while another is copied.
+_RING = 2
+
+
+@dataclass(frozen=True, slots=True)
+class HostOptimizer:
+    """How an optimizer steps in host memory, as far as it decides bytes.
+
+    Attributes:
+        travels: dtype in which reduced gradients come.
+        adds_up: micro steps are added up, in the masters' dtype, on the device.
+        widens: gradients are multiplied in the masters' dtype on the host, for no power of two takes their mean.
+    """
+
+    travels: torch.dtype
+    adds_up: bool
+    widens: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatePrediction:
     """What decides the bytes of model state.
@@ -38,6 +57,7 @@ class StatePrediction:
         whole_frozen_bytes: of the other frozen parameters.
         trained_on_host: slices of trained parameters lie in host memory.
         frozen_on_host: those of `frozen_layouts` do.
+        host_optimizer: where the optimizer steps in host memory; None: it steps on the device.
     """
 
     layouts: Sequence[UnitLayout]
@@ -55,9 +75,13 @@ class StatePrediction:
     whole_frozen_bytes: int = 0
     trained_on_host: bool = False
     frozen_on_host: bool = False
+    host_optimizer: HostOptimizer | None = None
 
     def host_bytes(self) -> int:
         """Returns what of `total_bytes` lies in host memory, apart from the device's."""
+        return self._slices_on_host() + self._optimizer_on_host()
+
+    def _slices_on_host(self) -> int:
         trained = sum(layout.shard_numel for layout in self.layouts) if self.trained_on_host else 0
         frozen = sum(layout.shard_numel for layout in self.frozen_layouts) if self.frozen_on_host else 0
         return (trained + frozen) * self.compute.itemsize
@@ -74,9 +98,29 @@ class StatePrediction:
         masters = owned if self.compute != self.master else 0
         compute_bytes = (parameters + gradients) * self.compute.itemsize + self.whole_frozen_bytes
         sums, states = self.sums or self.master, self.states or self.master
+        if self.host_optimizer is not None:
+            on_device = owned * sums.itemsize if self.host_optimizer.adds_up else 0
+            return compute_bytes + on_device + self._optimizer_on_host()
         owned_bytes = masters * self.master.itemsize + owned * sums.itemsize
         state_bytes = round(owned * self.states_per_element) * states.itemsize
         return compute_bytes + owned_bytes + state_bytes + self._window_numel(sums, states) * states.itemsize
+
+    def _optimizer_on_host(self) -> int:
+        """Bytes of masters, states and what gradients and parameters cross the bus through."""
+        how = self.host_optimizer
+        if how is None:
+            return 0
+        owned = sum(layout.shard_numel for layout in self.layouts)
+        largest = max((layout.shard_numel for layout in self.layouts), default=0)
+        # Slices in the masters' dtype and in host memory are the masters.
+        masters = 0 if self.trained_on_host and self.compute == self.master else owned * self.master.itemsize
+        states = round(owned * self.states_per_element) * self.master.itemsize
+        gradients = owned * how.travels.itemsize + how.widens * largest * self.master.itemsize
+        if how.adds_up:
+            gradients = _RING * largest * self.master.itemsize
+        in_place = self.trained_on_host or self.compute == self.master or how.travels == self.compute
+        through_ring = not in_place or (how.adds_up and self.compute != self.master and not self.trained_on_host)
+        return masters + states + gradients + through_ring * _RING * largest * self.compute.itemsize
 
     def _window_numel(self, sums: torch.dtype, states: torch.dtype) -> int:
         """Elements of the memory through which an optimizer sees ranges of other dtypes, one at a time."""

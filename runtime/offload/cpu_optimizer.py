@@ -116,6 +116,10 @@ class CpuOptimizer:
         self._order = list(order)
         self._gradients.follow(order)
 
+    def buffers(self) -> list[Tensor]:
+        """Returns what is held besides masters and states, on the device and on the host."""
+        return [*self._gradients.buffers(), *self._ring]
+
     @property
     def order(self) -> list[int]:
         """Numbers of the ranges, as they are stepped."""

@@ -71,6 +71,11 @@ class HostGradients:
         factor: what reduced gradients are multiplied by.
         pool: makes host memory.
         memory: where it is reserved, and sums on the device.
+
+    Attributes:
+        travels: as given.
+        accumulates: as given.
+        widens: gradients that have left are multiplied in fp32 on the host, before everything else.
     """
 
     def __init__(
@@ -89,8 +94,9 @@ class HostGradients:
         self._largest = max(numels, default=0)
         self._bus = bus
         self._device = device
-        self._travels = travels
-        self._accumulates = accumulates
+        self.travels = travels
+        self.accumulates = accumulates
+        self.widens = not (accumulates or travels == torch.float32 or is_power_of_two(factor))
         self._sent: dict[int, _Sent] = {}
         self._norms: dict[int, Tensor] = {}
         self._sums: dict[int, Tensor] = {}
@@ -121,7 +127,7 @@ class HostGradients:
             "host gradients", room_for(numels), lambda numel: pool.zeros(numel, dtype=travels), tier="host"
         )
         self._host = [arena.take(numel) for numel in numels]
-        if not (travels == torch.float32 or is_power_of_two(factor)):
+        if self.widens:
             room = room_for([self._largest])
             self._wide = memory.reserve("wide gradients", room, wide, tier="host").take(self._largest)
 
@@ -129,7 +135,7 @@ class HostGradients:
 
     def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> None:
         """See `GradSums`."""
-        if first and not self._accumulates:
+        if first and not self.accumulates:
             self._send(index, reduced_N, factor)
             return
         sum_N = self._begin_sum(index) if first else self.edit(index)
@@ -138,7 +144,7 @@ class HostGradients:
     def clear(self) -> None:
         """See `GradSums`."""
         for index, numel in enumerate(self._numels):
-            if self._accumulates:
+            if self.accumulates:
                 self._begin_sum(index).zero_()
             else:
                 self._wait_until_there(index)
@@ -169,7 +175,7 @@ class HostGradients:
         sent = self._sent.pop(index, None)
         if sent is None:
             return self._sums[index]
-        here_N = torch.empty(self._numels[index], dtype=self._travels, device=self._device)
+        here_N = torch.empty(self._numels[index], dtype=self.travels, device=self._device)
         after = [] if sent.event is None else [sent.event]
         self._bus.wait(self._bus.start_back(self._host[index], here_N, kind="gradients", after=after))
         sum_N = self._begin_sum(index)
@@ -215,7 +221,12 @@ class HostGradients:
 
     def place_dtype(self, index: int) -> torch.dtype | None:
         """Returns the dtype of `own_place` as it will be in the next step; None where there will be none."""
-        return None if self._accumulates or index in self._sums else self._travels
+        return None if self.accumulates or index in self._sums else self.travels
+
+    def buffers(self) -> list[Tensor]:
+        """Returns what is held, on the device and on the host."""
+        wide = [] if self._wide is None else [self._wide]
+        return [*self._host, *self._ring, *wide, *(self._kept or self._sums.values())]
 
     def follow(self, order: Sequence[int]) -> None:
         """Says in which order ranges are stepped."""
@@ -225,7 +236,7 @@ class HostGradients:
         """The step is over; not from the thread that stepped."""
         self._sent.clear()
         self._leaving.clear()
-        if not self._accumulates:
+        if not self.accumulates:
             for index in list(self._sums):
                 self._drop_sum(index)
 

@@ -208,6 +208,46 @@ def test_what_was_added_up_without_being_announced_comes_back_once_and_has_the_s
     assert counts.back["gradients"].nbytes == owned * 2
 
 
+# What is held ---------------------------------------------------------------------------------------------------------
+
+
+def _held(case: dict[str, Any], stages: tuple[int, ...], both: bool) -> None:
+    for stage in stages:
+        settings = away(stage, **case)
+        if both:
+            settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
+        engine = make_engine(settings)
+        prediction = engine._parts.predicted_state_bytes
+        for step in range(2):
+            report = engine.memory_arenas()
+            state = [use for use in report.arenas if use.name != "wire staging"]
+            assert sum(use.reserved_bytes for use in state) == prediction, (stage, step)
+            assert report.bytes_in("host") > report.bytes_in("device") / 2
+            train(
+                engine, range(step, step + 1), samples=case["micro"] * case.get("accumulation", 1) * engine.world_size
+            )
+        full_parameters(engine)
+        counts = sum(t.nbytes for s in engine.optimizer.state.values() for t in s.values() if t.ndim == 0)
+        assert engine.model_state_bytes() == prediction + counts
+        names = {use.name for use in engine.memory_arenas().arenas if use.tier == "host" and use.reserved_bytes}
+        if stage == 3 and both and not case.get("bf16"):
+            assert "masters" not in names, "the slices are the masters"
+        else:
+            assert "masters" in names
+        assert "optimizer states" in names
+        engine.destroy()
+
+
+@pytest.mark.parametrize("case", ["fp32", "bf16", "accumulation", "wide-wire", "divided-before"])
+def test_host_memory_is_as_large_as_predicted_to_the_byte(case: str) -> None:
+    run_ranks(2, _held, CASES[case], STAGES, False)
+
+
+@pytest.mark.parametrize("case", ["fp32", "bf16", "accumulation"])
+def test_with_parameters_in_host_memory_too_it_is_as_large_as_predicted(case: str) -> None:
+    run_ranks(2, _held, CASES[case], (3,), True)
+
+
 # State that others read and write -------------------------------------------------------------------------------------
 
 
