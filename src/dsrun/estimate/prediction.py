@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dsrun.estimate.activations import ActivationBytes, activation_bytes
 from dsrun.estimate.attention import AttentionEstimate, attention_estimate
+from dsrun.estimate.host_optimizer import host_optimizer_bytes
 from dsrun.estimate.machine import Machine
 from dsrun.estimate.model import ModelSize
 from dsrun.estimate.settings import RunSettings
@@ -25,8 +26,7 @@ ALLOCATOR_SHARE = 0.03
 #: A Python process that has imported torch: its CPU build, and one that has touched CUDA.
 CPU_PROCESS_BYTES = 350 * _MIB
 CUDA_PROCESS_BYTES = 1536 * _MIB
-#: Buffers of the host through which offloaded gradients and parameters stream, and groups that stream from NVMe.
-_STAGING_UNITS = 2
+#: Groups that stream from NVMe.
 _NVME_RING = 3
 #: Extents on NVMe start at multiples of this.
 _NVME_ALIGN = 2 * _MIB
@@ -188,6 +188,7 @@ def _device_lines(
 ) -> list[Line]:
     """What lies where the rank computes."""
     away = settings.offload_optimizer != "none"
+    sums = host_optimizer_bytes(units, settings).device_sums if away else state.gradient_sums
     leaving = 0
     if settings.trained_leave and not away:
         largest = max((unit.shard for unit in units), default=0)
@@ -199,7 +200,7 @@ def _device_lines(
         Line("parameters leaving", leaving),
         Line("gradients", state.gradients),
         Line("gradient buckets", state.gradient_slots),
-        Line("gradient sums fp32" if settings.sums_of(1) == 4 else "gradient sums", 0 if away else state.gradient_sums),
+        Line("gradient sums fp32" if settings.sums_of(1) == 4 else "gradient sums", sums),
         Line("optimizer window", 0 if away else state.window),
         Line("master weights", 0 if away else state.masters),
         Line("optimizer states", 0 if away else state.states),
@@ -223,17 +224,16 @@ def _host_lines(
     moved: list[Line] = []
     kept_there: list[Line] = []
     if settings.offload_optimizer != "none":
-        owned = state.gradient_sums // settings.sums_of(1)
-        moved.append(Line("gradients on their way", owned * compute))
+        hosted = host_optimizer_bytes(units, settings)
+        moved.append(Line("gradients on their way", hosted.gradients))
         ring = _NVME_RING * (4 * largest + settings.states_of(largest))
         if settings.offload_optimizer == "nvme":
             moved.append(Line("states on their way", ring))
         else:
-            # In fp32 the masters leave the GPU as copies of the parameters.
-            kept_there.append(Line("master weights", state.masters or (0 if settings.trained_leave else owned * 4)))
-            kept_there.append(Line("optimizer states", state.states))
-        if not settings.trained_leave:
-            moved.append(Line("parameters on their way", _STAGING_UNITS * largest * compute))
+            # In fp32 the masters themselves are copied to the GPU.
+            (kept_there if settings.has_master else moved).append(Line("master weights", hosted.masters))
+            kept_there.append(Line("optimizer states", hosted.states))
+        moved.append(Line("parameters on their way", hosted.parameters))
     if settings.frozen_leave and settings.offload_param == "cpu":
         moved.append(Line("parameters", state.parameters if settings.trained_leave else 0))
         moved.append(Line("frozen parameters", state.frozen_slices))

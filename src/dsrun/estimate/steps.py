@@ -96,10 +96,12 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
     to_gpu = to_host = ddr = read = written = 0
     states = 4 * owned + settings.states_of(owned)
     if offloads:
+        # Gradients leave in their own format, once, or as the fp32 sums of micro steps.
+        gradient = 4 if settings.accumulation_steps > 1 else compute
         to_gpu += owned * compute
-        to_host += owned * compute
+        to_host += owned * gradient
         # One pass over memory (gradient and state in, state and parameter out), and what the copies themselves move.
-        ddr += 2 * states + owned * (2 * compute + 2 * compute)
+        ddr += 2 * states + owned * (2 * gradient + 2 * compute)
     if settings.offload_optimizer == "nvme":
         read, written = states, states
         ddr += 2 * states

@@ -103,7 +103,7 @@ def test_streamed_parameters_come_twice_in_every_micro_step_but_for_what_lies_in
     slice_bytes = 2 * 1024 // 2
     # 8 forward, and from then on each pass finds the two blocks that the one before it left.
     assert traffic.pcie_to_gpu_bytes == (8 + 7 * 6) * slice_bytes
-    assert traffic.pcie_to_host_bytes == 8 * slice_bytes, "gradients"
+    assert traffic.pcie_to_host_bytes == 8 * 2 * slice_bytes, "sums of gradients, in fp32"
     assert traffic.pcie_to_gpu_bytes * 2 == collective_bytes(units, settings).all_gather
     one = replace(settings, gather=GatherBudgets(ahead=0), accumulation_steps=1)
     assert step_traffic(from_count(10**6), units, one, machine(2)).pcie_to_gpu_bytes == (8 + 7) * slice_bytes

@@ -1,0 +1,67 @@
+"""Bytes of an optimizer that steps in host memory: there, and what of its gradients stays on the device.
+
+As the runtime reserves it, to the byte: `offload/host_gradients.py` and `offload/cpu_optimizer.py` say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsrun.estimate.settings import RunSettings
+from dsrun.estimate.state import FP32_BYTES, PaddedUnit
+
+#: Buffers of a ring: one is worked on while another is copied.
+_RING = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostOptimizerBytes:
+    """What a rank holds.
+
+    Attributes:
+        masters: fp32, in host memory; 0 where slices of fp32 parameters lie there, which they are.
+        states: fp32, in host memory.
+        gradients: in host memory, as they come from the device: all of them in compute format, or a ring of fp32 sums.
+        parameters: in host memory, on their way to the device, where they do not take the gradients' place.
+        device_sums: fp32, on the device, where micro steps are added up.
+    """
+
+    masters: int
+    states: int
+    gradients: int
+    parameters: int
+    device_sums: int
+
+    @property
+    def host(self) -> int:
+        """All that lies in host memory."""
+        return self.masters + self.states + self.gradients + self.parameters
+
+
+def host_optimizer_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> HostOptimizerBytes:
+    """Returns the bytes of an optimizer in host memory, at stage 1 or above.
+
+    Args:
+        units: of the model, padded for the ranks.
+        settings: formats, states and accumulation.
+    """
+    trained = [unit for unit in units if unit.trains]
+    owned = sum(unit.shard for unit in trained)
+    largest = max((unit.shard for unit in trained), default=0)
+    adds_up = settings.accumulation_steps > 1
+    sixteen = settings.compute_bytes < FP32_BYTES
+    ranks = trained[0].padded // trained[0].shard if trained and trained[0].shard else 1
+    # A mean over a number of ranks that is no power of two is taken in fp32 on the host.
+    wide = FP32_BYTES * largest if sixteen and not adds_up and ranks & (ranks - 1) else 0
+    ring = _RING * FP32_BYTES * largest
+    through_ring = adds_up and sixteen and not settings.trained_leave
+    # In fp32, slices in host memory are the masters.
+    masters = 0 if settings.trained_leave and not settings.has_master else owned * FP32_BYTES
+    return HostOptimizerBytes(
+        masters=masters,
+        states=settings.states_of(owned),
+        gradients=ring if adds_up else owned * settings.compute_bytes + wide,
+        parameters=_RING * settings.compute_bytes * largest if through_ring else 0,
+        device_sums=owned * FP32_BYTES if adds_up else 0,
+    )

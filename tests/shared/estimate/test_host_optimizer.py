@@ -1,0 +1,66 @@
+"""What an optimizer in host memory takes is what the runtime reserves, to the byte."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dsrun.estimate.host_optimizer import host_optimizer_bytes
+from dsrun.estimate.model import UnitGroup
+from dsrun.estimate.settings import RunSettings
+from dsrun.estimate.state import pad_units, state_bytes
+from dsrun.runtime.layout.unit_layout import lay_out
+from dsrun.runtime.observe.memory import HostOptimizer, StatePrediction
+from dsrun.runtime.zero.plan import ZeroPlan
+
+UNITS = (
+    UnitGroup("embedding", 61 * 72),
+    UnitGroup("blocks", 37_001, count=3),
+    UnitGroup("rest", 1_017, has_module=False),
+)
+BF16 = RunSettings(compute_bytes=2, offload_optimizer="cpu")
+FP32 = RunSettings(compute_bytes=4, offload_optimizer="cpu")
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("settings", [BF16, FP32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("micro_steps", [1, 4])
+@pytest.mark.parametrize("params", ["none", "cpu"])
+def test_the_estimate_is_the_runtimes_own(
+    ranks: int, stage: int, settings: RunSettings, micro_steps: int, params: str
+) -> None:
+    flat = [(unit.numel, unit.has_module) for unit in UNITS for _ in range(unit.count)]
+    plan = ZeroPlan.of_stage(stage)
+    compute = torch.bfloat16 if settings.compute_bytes == 2 else torch.float32
+    adds_up = micro_steps > 1
+    settings = replace(settings, stage=stage, accumulation_steps=micro_steps, offload_param=params)
+    theirs = StatePrediction(
+        layouts=[lay_out("unit", [("w", (numel,))], world_size=ranks) for numel, _ in flat],
+        has_module=[has_module for _, has_module in flat],
+        compute=compute,
+        master=torch.float32,
+        states_per_element=2,
+        shard_optimizer=plan.shard_optimizer,
+        shard_gradients=plan.shard_gradients,
+        shard_parameters=plan.shard_parameters,
+        trained_on_host=settings.trained_leave,
+        host_optimizer=HostOptimizer(
+            compute, adds_up=adds_up, widens=not adds_up and compute == torch.bfloat16 and ranks == 3
+        ),
+    )
+    units = pad_units(UNITS, ranks)
+    away, state = host_optimizer_bytes(units, settings), state_bytes(units, settings)
+    slices = state.parameters if settings.trained_leave else 0
+    assert theirs.host_bytes() == away.host + slices
+    on_device = state.parameters - slices + state.gather_slots + state.gradients + state.gradient_slots
+    assert theirs.total_bytes() == away.host + slices + on_device + away.device_sums
+
+
+def test_adam_in_bf16_takes_14_bytes_an_element_and_2_more_on_the_way_of_none() -> None:
+    units = pad_units([UnitGroup("w", 1 << 20, count=8)], 1)
+    away = host_optimizer_bytes(units, replace(BF16, stage=1))
+    assert away.host == 14 * (8 << 20)
+    assert away.device_sums == 0
