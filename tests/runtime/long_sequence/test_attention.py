@@ -109,6 +109,12 @@ def test_a_kernel_by_name_runs_or_says_what_is_in_its_way() -> None:
         attention(q, k, v, kernel="fast")  # type: ignore[arg-type]
 
 
+def test_a_compiler_sees_one_graph() -> None:
+    q, k, v = make(kv_heads=2)
+    compiled = torch.compile(lambda q: attention(q * 2, k, v, causal=True), backend="eager", fullgraph=True)  # pyright: ignore
+    assert torch.equal(compiled(q), attention(q * 2, k, v, causal=True))
+
+
 def test_mistakes_are_named() -> None:
     q, k, v = make()
     with pytest.raises(ModelError, match="expected four dimensions"):

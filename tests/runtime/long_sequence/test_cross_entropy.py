@@ -153,7 +153,15 @@ def train(settings: dict[str, Any], chunk: int | None, tied: bool) -> tuple[list
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("more", [{}, {"bf16": True}, {"activation_checkpointing": {"policy": "every_block"}}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"bf16": True},
+        {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}},
+        {"activation_checkpointing": {"policy": "every_block"}},
+    ],
+)
 def test_every_stage_trains_as_with_a_head_that_is_called(tied: bool, more: dict[str, Any]) -> None:
     expected = train(config(0, micro=SAMPLES, **more), None, tied)
     for stage in (0, 1, 2, 3):
@@ -187,11 +195,19 @@ class Head(nn.Linear):
         return linear_cross_entropy(hidden, self.weight, targets, chunk_size=16, kernel="chunks")
 
 
+class PerToken(nn.Linear):
+    """Weighs the losses of tokens: backward makes the logits again, from the weight as it is gathered then."""
+
+    def forward(self, hidden: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+        losses = linear_cross_entropy(hidden, self.weight, targets, chunk_size=16, reduction="none", kernel="chunks")
+        return (losses * torch.linspace(0.5, 1.5, losses.shape[1])).mean()
+
+
 class WithHead(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, head: type[nn.Linear]) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(24, 24), nn.Tanh()) for _ in range(3))
-        self.head = Head(24, VOCAB, bias=False)
+        self.head = head(24, VOCAB, bias=False)
 
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         for block in self.blocks:
@@ -199,11 +215,12 @@ class WithHead(nn.Module):
         return self.head(x, targets)
 
 
-def test_a_head_that_makes_the_loss_itself_trains_at_every_stage() -> None:
+@pytest.mark.parametrize("head", [Head, PerToken])
+def test_a_head_that_makes_the_loss_itself_trains_at_every_stage(head: type[nn.Linear]) -> None:
     found: list[list[float]] = []
     for stage in (0, 3):
         torch.manual_seed(2)
-        engine = make_engine(config(stage, micro=3), model=WithHead())
+        engine = make_engine(config(stage, micro=3), model=WithHead(head))
         losses: list[float] = []
         for seed in range(3):
             x = torch.randn(3, 9, 24, generator=torch.Generator().manual_seed(seed))
