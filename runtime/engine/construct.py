@@ -33,10 +33,12 @@ class Init:
         module: a model that exists already, to be cut at once.
         data_parallel_group: not taken: the ranks of the job share a model.
         mem_efficient_linear: without meaning here, for DeepSpeed's calls.
-        remote_device: not taken but None and "none".
+        remote_device: "cpu": slices lie in host memory from the start, as where the config's `offload_param` says so;
+            not taken but that, None and "none".
         pin_memory: without meaning here, for DeepSpeed's calls.
         config_dict_or_path: the training config; where its stage is not 3, every rank will hold all parameters, and
-            they are built as always. Only its stage is read: values that `"auto"` leaves to the script may be open yet.
+            they are built as always. Only its stage and `offload_param` are read: values that `"auto"` leaves to the
+            script may be open yet.
         config: another name of it.
         enabled: False: nothing happens.
         dtype: what floating parameters are kept in; None: what they are built in.
@@ -61,12 +63,16 @@ class Init:
     ) -> None:
         del mem_efficient_linear, pin_memory
         given = {"data_parallel_group": data_parallel_group, "mpu": mpu}
-        given["remote_device"] = None if remote_device == "none" else remote_device
+        given["remote_device"] = None if remote_device in ("none", "cpu") else remote_device
         for name, value in given.items():
             if value is not None:
                 raise InputError(f"dsrun.zero.Init: {name} is given, which is not supported", hint=f"leave {name} out")
         source = config_dict_or_path if config_dict_or_path is not None else config
-        self._enabled = enabled and (source is None or _shards_parameters(source))
+        zero = {} if source is None else _zero_section(source)
+        self._enabled = enabled and (source is None or zero.get("stage") == 3)
+        offload: Any = zero.get("offload_param")
+        leaves = isinstance(offload, Mapping) and offload.get("device") in ("cpu", "nvme")
+        self._on_host = leaves or remote_device == "cpu"
         self._dtype = dtype
         self._stack = ExitStack()
         if module is not None and self._enabled:
@@ -87,12 +93,12 @@ class Init:
         info = init_distributed()
         device = choose_device(present_backend(), info)
         mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device)
-        return Nursery(mesh.axes[DATA_AXIS], device=mesh.device, dtype=self._dtype)
+        return Nursery(mesh.axes[DATA_AXIS], device=mesh.device, dtype=self._dtype, on_host=self._on_host)
 
 
-def _shards_parameters(source: str | Path | Mapping[str, Any]) -> bool:
-    """Whether a config asks for stage 3; what else is in it, and what is wrong with it, `dsrun.initialize` says."""
+def _zero_section(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what a config says of ZeRO; what else is in it, and what is wrong with it, `dsrun.initialize` says."""
     root, _ = read_source(source)
     raw = root.plain()
     section = raw.get("zero_optimization") if isinstance(raw, dict) else None
-    return isinstance(section, dict) and section.get("stage") == 3
+    return section if isinstance(section, dict) else {}

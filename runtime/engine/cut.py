@@ -161,9 +161,9 @@ def cut_model(
     data_axis = mesh.axes[DATA_AXIS]
     leaves = settings.zero_optimization.leaf_module
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes)
-    if has_meta(model):
-        materialise(model, Nursery(data_axis, device=mesh.device))
     host = _host_shards(settings, plan, mesh, memory, bus=bus, say=say)
+    if has_meta(model):
+        materialise(model, Nursery(data_axis, device=mesh.device, on_host=host is not None))
     # An optimizer on the device that updates the very parameters has them there.
     trained_leave = host is not None and (precision.has_separate_master or masters_host is not None or not updates)
     units = build_units(

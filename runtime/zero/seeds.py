@@ -73,14 +73,23 @@ class Nursery(Keeper):
 
     Args:
         collectives: the axis the slices lie on.
-        device: where slices live, and whole values that are gathered.
+        device: where whole values are gathered, and slices live.
         dtype: what floating parameters become when they are taken; None: they stay what they are.
+        on_host: slices live in host memory, so the device need not have room for them.
     """
 
-    def __init__(self, collectives: Collectives, *, device: torch.device, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        collectives: Collectives,
+        *,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        on_host: bool = False,
+    ) -> None:
         self.collectives = collectives
         self.device = device
         self._dtype = dtype
+        self._home = torch.device("cpu") if on_host else device
         self._taken = 0
 
     @property
@@ -149,7 +158,7 @@ class Nursery(Keeper):
             )
         flat = torch.empty(home.piece.numel() * self.world_size, dtype=home.piece.dtype, device=self.device)
         if flat.numel():
-            self.collectives.all_gather(flat, home.piece, of=f"`{home.name}`").wait()
+            self.collectives.all_gather(flat, home.piece.to(self.device), of=f"`{home.name}`").wait()
         values = flat.narrow(0, 0, home.param.numel()).view(home.param.shape)
         return values.to(home.param.dtype)  # `model.bfloat16()` has reached the parameter, not its slices
 
@@ -165,7 +174,7 @@ class Nursery(Keeper):
         padded = flat.new_zeros(size * self.world_size) if size * self.world_size != flat.numel() else flat
         if padded is not flat:
             padded.narrow(0, 0, flat.numel()).copy_(flat)
-        home.piece = own_slice(padded, rank=self.collectives.rank, size=self.world_size).clone()
+        home.piece = own_slice(padded, rank=self.collectives.rank, size=self.world_size).to(self._home, copy=True)
         if release:
             self._release(home)
 
