@@ -86,21 +86,22 @@ def conclude(
             return Verdict(f"rank 0 has not said within {timeout_s:.0f} s whether it was published", published=True)
         board.post(f"{subject}/{rank} has heard", b"yes")
         return Verdict(**json.loads(text))
+    parts = [part]
     try:
         verdict = _verdict(
-            part, size=size, board=board, subject=subject, timeout_s=timeout_s, late=is_late, publish=publish
+            parts, size=size, board=board, subject=subject, timeout_s=timeout_s, late=is_late, publish=publish
         )
     except BaseException as error:
-        _announce(Verdict(repr(error), published=True), size=size, board=board, subject=subject)
+        _announce(Verdict(repr(error), published=True), size=len(parts), board=board, subject=subject)
         raise
-    _announce(verdict, size=size, board=board, subject=subject)
+    _announce(verdict, size=len(parts), board=board, subject=subject)
     return verdict
 
 
 def _announce(verdict: Verdict, *, size: int, board: Noticeboard, subject: str) -> None:
-    """Tells all ranks, and leaves nothing on the noticeboard.
+    """Tells the first `size` ranks, whose parts have come, and leaves nothing of theirs on the noticeboard.
 
-    Rank 0 may hold the store itself, and must not end before all have heard.
+    Rank 0 may hold the store itself, and must not end before they have heard.
     """
     if size == 1:
         return
@@ -114,7 +115,7 @@ def _announce(verdict: Verdict, *, size: int, board: Noticeboard, subject: str) 
 
 
 def _verdict(
-    part: Part,
+    parts: list[Part],
     *,
     size: int,
     board: Noticeboard,
@@ -123,7 +124,7 @@ def _verdict(
     late: Callable[[], bool],
     publish: Callable[[Sequence[Part]], Verdict],
 ) -> Verdict:
-    parts = [part]
+    """Adds the others' parts to `parts` as they come, and publishes them."""
     for rank in range(1, size):
         text = board.wait(f"{subject}/{rank}", until=late)
         if text is None:

@@ -3,12 +3,20 @@
 [Note: one copy] An asynchronous save stops training for one copy of this rank's state into memory that every save uses
 again. From there a process of its own writes, and a thread waits for it and for the other ranks. What has gone wrong is
 raised where the script next saves, loads, steps or ends.
+
+[Note: the last save] The interpreter waits for the thread of a save before it ends. A script that ends without
+`engine.destroy()` hears of a failure then: nothing can be raised any more, so its exit code becomes 1.
 """
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 import time
+import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,6 +67,8 @@ class Saver:
         self._here = WriteHere(self._calls, keep)
         self._beside = WriteBeside(keep)
         self._save: SaveUnderWay | None = None
+        self._at_exit = partial(_tell_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
         self._is_told = True  # whether what became of the last save is known to the script, or good
 
     def save(self, folder: Path, tag: str, want: Callable[[], Wanted], *, progress: Callable[[], None]) -> None:
@@ -125,6 +135,7 @@ class Saver:
         Raises:
             CheckpointError: see `finish`.
         """
+        atexit.unregister(self._at_exit)
         try:
             self.finish(progress)
         finally:
@@ -174,3 +185,15 @@ class Saver:
             return verdict
 
         return end
+
+
+def _tell_at_exit(saver: weakref.ref[Saver]) -> None:
+    """See [Note: the last save]."""
+    present = saver()
+    try:
+        if present is not None:
+            present.check()
+    except CheckpointError as error:
+        sys.stdout.flush()
+        print(error.render(), file=sys.stderr, flush=True)
+        os._exit(error.exit_code)

@@ -1,15 +1,12 @@
-"""One rank's file of a checkpoint: the safetensors format, written without a copy of the state.
+"""Tensors as safetensors files have them: dtypes by name, headers, and the bytes of values without a copy.
 
-The library's own writer takes a dict of whole tensors and makes a second copy of each; here views go to the file as
-they are. Any tool that reads safetensors opens the result.
-Source: the format as its README specifies it: 8 bytes little-endian length, JSON header, data.
+The library's own writer takes a dict of whole tensors and makes a second copy of each; here views go to a file as they
+are, and any tool that reads safetensors opens the result.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -39,46 +36,6 @@ _NAMES = {
 
 #: Bytes that are made durable at a time: a slow disk then shows progress, where one flush of everything would not.
 SYNC_BYTES = 256 << 20
-
-
-def write_tensor_file(
-    path: Path,
-    entries: Mapping[str, Tensor],
-    *,
-    metadata: Mapping[str, str],
-    progress: Callable[[], None] = lambda: None,
-) -> None:
-    """Writes `entries` to a new file and makes it durable (fsync).
-
-    Args:
-        path: the file; it must not exist.
-        entries: contiguous tensors by key, on any device; CUDA tensors are copied to the host one at a time.
-        metadata: the header's free part.
-        progress: called after each entry, and whenever `SYNC_BYTES` more are durable.
-
-    Raises:
-        CheckpointError: the format has no name for a tensor's dtype.
-        OSError: the file cannot be written; nothing is left of it.
-    """
-    text, _ = header_of(entries, metadata)
-    with path.open("xb") as file:
-        try:
-            file.write(text)
-            unsynced = 0
-            for tensor in entries.values():
-                data = bytes_of(tensor)
-                for start in range(0, len(data), SYNC_BYTES):
-                    unsynced += file.write(data[start : start + SYNC_BYTES])
-                    if unsynced >= SYNC_BYTES:
-                        file.flush()
-                        os.fdatasync(file.fileno())
-                        unsynced = 0
-                    progress()
-            file.flush()
-            os.fsync(file.fileno())
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
 
 
 def header_of(entries: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, tuple[int, int]]]:

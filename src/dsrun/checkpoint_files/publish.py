@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,7 @@ def publish(publication: Publication, *, calls: FileCalls) -> int:
     if publication.save_latest:
         replace_file(calls, publication.folder / LATEST_FILE, publication.tag.encode(), mark=publication.identity)
     remove_unnamed(target, calls=calls)
+    _remove_unfinished_latest(publication.folder, calls=calls)
     if publication.keep_last is not None:
         for tag in outlived(publication):
             remove_tag(publication.folder / tag, calls=calls)
@@ -117,14 +119,33 @@ def remove_tag(target: Path, *, calls: FileCalls) -> None:
 
 
 def remove_unnamed(target: Path, *, calls: FileCalls) -> None:
-    """Removes data files of a tag that its index does not name and no save is writing.
+    """Removes files of a tag that its index does not name and no save is writing.
 
     Another job may publish the same tag meanwhile. So files are locked first, and the index is read after that: what
     could be locked is of a save that is over, and if that one was published, the index is read as it left it.
     """
+    with _locked([*target.glob("rank-*.safetensors"), *target.glob(f".{INDEX_FILE}.*")]) as files:
+        try:
+            named = set(read_index(target).files) if (target / INDEX_FILE).exists() else set[str]()
+        except CheckpointError:
+            return
+        for path in files:
+            if path.name not in named:
+                calls.remove(path)
+
+
+def _remove_unfinished_latest(folder: Path, *, calls: FileCalls) -> None:
+    with _locked(folder.glob(f".{LATEST_FILE}.*")) as files:
+        for path in files:
+            calls.remove(path)
+
+
+@contextmanager
+def _locked(paths: Iterable[Path]) -> Generator[list[Path]]:
+    """Yields the files whose locks could be taken, and holds these meanwhile."""
     locked: dict[Path, int] = {}
     try:
-        for path in target.glob("rank-*.safetensors"):
+        for path in paths:
             try:
                 descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             except OSError:  # gone already, or not ours to remove
@@ -132,13 +153,7 @@ def remove_unnamed(target: Path, *, calls: FileCalls) -> None:
             locked[path] = descriptor
             if not try_lock(descriptor):
                 os.close(locked.pop(path))
-        try:
-            named = set(read_index(target).files) if (target / INDEX_FILE).exists() else set[str]()
-        except CheckpointError:
-            return
-        for path in locked:
-            if path.name not in named:
-                calls.remove(path)
+        yield list(locked)
     finally:
         for descriptor in locked.values():
             os.close(descriptor)

@@ -58,16 +58,16 @@ class BlockReader:
             CheckpointError: the file is missing, cut off, of another size or damaged; names file, block and tensors.
         """
         path, known = self._folder / name, self._index.files[name]
-        self._buffers = self._buffers or [memoryview(bytearray(BLOCK_BYTES)) for _ in range(_READERS + 1)]
+        buffers = self._buffers_for(known, min(len(numbers), _READERS + 1))
         with _opened(path, known) as descriptor, ThreadPoolExecutor(_READERS) as pool:
-            free = list(self._buffers)
+            free = list(buffers)
             under_way: deque[Future[Block]] = deque()
             try:
                 for number in numbers:
                     if not free:
                         block = under_way.popleft().result()
                         yield block
-                        free.append(_whole_buffer(block, self._buffers))
+                        free.append(_whole_buffer(block, buffers))
                     under_way.append(pool.submit(self._read, descriptor, name, number, free.pop()))
                 while under_way:
                     yield under_way.popleft().result()
@@ -78,16 +78,23 @@ class BlockReader:
     def check(self, name: str) -> Generator[str]:
         """Yields what is wrong with a file, reading all of it; goes on after a damaged block."""
         path, known = self._folder / name, self._index.files[name]
-        self._buffers = self._buffers or [memoryview(bytearray(BLOCK_BYTES))]
+        (buffer,) = self._buffers_for(known, 1)
         try:
             with _opened(path, known) as descriptor:
                 for number in range(-(-known.nbytes // BLOCK_BYTES)):
                     try:
-                        self._read(descriptor, name, number, self._buffers[0])
+                        self._read(descriptor, name, number, buffer)
                     except CheckpointError as error:
                         yield str(error)
         except CheckpointError as error:
             yield str(error)
+
+    def _buffers_for(self, file: StoredFile, count: int) -> list[memoryview]:
+        """Returns memory for blocks of a file: no more of it than they have."""
+        nbytes = min(BLOCK_BYTES, file.nbytes)
+        self._buffers = [buffer for buffer in self._buffers if len(buffer) >= nbytes]
+        self._buffers += [memoryview(bytearray(nbytes)) for _ in range(count - len(self._buffers))]
+        return self._buffers[:count]
 
     def _read(self, descriptor: int, name: str, number: int, buffer: memoryview) -> Block:
         first, known = number * BLOCK_BYTES, self._index.files[name]

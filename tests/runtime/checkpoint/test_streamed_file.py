@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.streamed_file import StreamedFile
-from dsrun.runtime.checkpoint.tensor_file import write_tensor_file
 
 ENTRIES = {
     "b": torch.arange(12, dtype=torch.float32).view(3, 4),
@@ -20,13 +20,16 @@ ENTRIES = {
 
 
 def test_the_order_in_which_tensors_come_does_not_show(tmp_path: Path) -> None:
-    write_tensor_file(tmp_path / "at once", ENTRIES, metadata={"format": "pt"})
     meta = {key: torch.empty_like(value, device="meta") for key, value in ENTRIES.items()}
-    file = StreamedFile(tmp_path / "one by one", meta, metadata={"format": "pt"})
-    for key in ("scalar", "a", "empty", "b"):
-        file.put(key, ENTRIES[key])
-    file.finish()
-    assert (tmp_path / "one by one").read_bytes() == (tmp_path / "at once").read_bytes()
+    for name, order in (("one", ("scalar", "a", "empty", "b")), ("other", tuple(ENTRIES))):
+        file = StreamedFile(tmp_path / name, meta, metadata={"format": "pt"})
+        for key in order:
+            file.put(key, ENTRIES[key])
+        file.finish()
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
+    found = load_file(tmp_path / "one")
+    assert found.keys() == ENTRIES.keys()
+    assert all(torch.equal(found[key], value) for key, value in ENTRIES.items())
 
 
 def test_what_is_incomplete_is_noticed_and_leaves_nothing(tmp_path: Path) -> None:

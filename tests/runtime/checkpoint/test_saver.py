@@ -1,0 +1,279 @@
+"""Every rank's part, or none: saves beside the script and in it, their failures, and who is told of them when."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsrun.checkpoint_files.calls import FileCalls
+from dsrun.checkpoint_files.folder import complete_tags, latest_tag
+from dsrun.checkpoint_files.parse import read_index
+from dsrun.checkpoint_files.verify import verify
+from dsrun.errors import CheckpointError
+from dsrun.runtime.checkpoint.saver import Saver
+from support.savers import nothing, value_of, wanted, with_savers
+
+
+def save(saver: Saver, folder: Path, tag: str, value: float, rank: int, size: int, **changes: Any) -> None:
+    saver.save(folder, tag, lambda: wanted(value, rank=rank, size=size, **changes), progress=nothing)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_is_saved_is_loaded_on_any_number_of_ranks(tmp_path: Path, size: int, asynchronous: bool) -> None:
+    told: list[int] = []
+
+    def body(saver: Saver, rank: int) -> None:
+        for step in (1, 2):
+            told_by = {"when_saved": lambda nbytes, seconds: told.append(nbytes)}
+            save(saver, tmp_path, f"global_step{step}", float(step), rank, size, **told_by)
+        saver.finish(nothing)
+
+    with_savers(size, body, asynchronous=asynchronous)
+    for step in (1, 2):
+        target = tmp_path / f"global_step{step}"
+        assert value_of(target, sizes=(1, 2, 4)) == step
+        index = read_index(target)
+        assert list(verify(target, index)) == []
+        assert index.ranks == [{"rank": rank} for rank in range(size)]
+        assert index.aliases == {"tied": "w"}
+        assert index.world_size == size
+    assert told == [sum(p.stat().st_size for p in (tmp_path / f"global_step{s}").iterdir()) for s in (1, 2)]
+    assert latest_tag(tmp_path) == "global_step2"
+
+
+def test_values_may_change_as_soon_as_a_save_returns(tmp_path: Path) -> None:
+    def body(saver: Saver, rank: int) -> None:
+        state = wanted(5.0, rank=rank, size=2)
+        saver.save(tmp_path, "t", lambda: state, progress=nothing)
+        for entry in state.entries:
+            entry.tensor.zero_()
+
+    with_savers(2, body)
+    assert value_of(tmp_path / "t") == 5.0
+
+
+class Gate(FileCalls):
+    """A disk that waits before it makes a file, and fails where it is told to."""
+
+    def __init__(self, *, fails: str = "", rank: int = 1) -> None:
+        self.fails = fails
+        self.rank = f"rank-{rank:05d}"
+        self._paths: dict[int, str] = {}
+
+    def _fail(self, what: str, path: str) -> None:
+        if what == self.fails and (what == "rename" or self.rank in path):
+            raise OSError(5, f"Input/output error in {what}")
+
+    def create(self, path: Path, *, direct: bool = False) -> int:
+        self._fail("create", path.name)
+        descriptor = super().create(path, direct=direct)
+        self._paths[descriptor] = path.name
+        return descriptor
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> None:
+        self._fail("write", self._paths[descriptor])
+        super().write(descriptor, data, offset)
+
+    def sync(self, descriptor: int) -> None:
+        self._fail("sync", self._paths[descriptor])
+        super().sync(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._fail("rename", new.name)
+        super().rename(old, new)
+
+
+@pytest.mark.parametrize("fails", ["create", "write", "sync", "rename"])
+def test_a_disk_that_fails_one_rank_fails_all_and_leaves_the_old_one(tmp_path: Path, fails: str) -> None:
+    with_savers(2, lambda saver, rank: save(saver, tmp_path, "t", 1.0, rank, 2), asynchronous=False)
+
+    def body(saver: Saver, rank: int) -> str:
+        with pytest.raises(CheckpointError, match="t: could not be saved, nothing was published") as caught:
+            save(saver, tmp_path, "t", 2.0, rank, 2)
+        return str(caught.value)
+
+    texts = with_savers(2, body, calls=Gate(fails=fails), asynchronous=False)
+    assert all(f"Input/output error in {fails}" in text for text in texts)
+    assert fails == "rename" or all("rank 1: " in text for text in texts)
+    assert value_of(tmp_path / "t") == 1.0
+    assert latest_tag(tmp_path) == "t"
+    assert len(list((tmp_path / "t").iterdir())) == 3
+
+
+def writer_of(saver: Saver) -> subprocess.Popen[bytes]:
+    writer = saver._beside._writer
+    assert writer is not None
+    return writer.process
+
+
+def test_a_full_disk_found_beside_training_is_told_to_every_rank_once(tmp_path: Path) -> None:
+    def body(saver: Saver, rank: int) -> str:
+        save(saver, tmp_path, "a", 1.0, rank, 2)
+        saver.finish(nothing)
+        resource.prlimit(writer_of(saver).pid, resource.RLIMIT_FSIZE, (1000, 1000))
+        save(saver, tmp_path, "b", 2.0, rank, 2)
+        with pytest.raises(CheckpointError) as caught:
+            saver.finish(nothing)
+        saver.check()  # once is enough
+        saver.finish(nothing)
+        return str(caught.value)
+
+    for text in with_savers(2, body):
+        assert "b: could not be saved, nothing was published: rank 0: [Errno 27] File too large; rank 1: " in text
+    assert complete_tags(tmp_path) == ["a"]
+    assert not list((tmp_path / "b").iterdir())
+    assert latest_tag(tmp_path) == "a"
+
+
+def test_what_one_rank_was_not_told_is_raised_on_all_by_the_next_save(tmp_path: Path) -> None:
+    (tmp_path / "bad").mkdir()
+    board_fails = threading.Event()
+
+    def body(saver: Saver, rank: int) -> list[str]:
+        texts: list[str] = []
+        save(saver, tmp_path, "bad", 1.0, rank, 2, when_saved=_raise)
+        saver._save.wait(nothing)  # type: ignore[union-attr]
+        if rank == 0:
+            with pytest.raises(CheckpointError) as caught:
+                saver.check()
+            texts.append(str(caught.value))
+        board_fails.set()
+        save(saver, tmp_path, "good", 2.0, rank, 2)
+        saver.finish(nothing)
+        return texts
+
+    # Rank 0 alone met it, and was told: the next save goes on, on both.
+    assert len(with_savers(2, body)[0]) == 1
+    assert value_of(tmp_path / "good") == 2.0
+
+
+def _raise(nbytes: int, seconds: float) -> None:
+    raise OSError("no room for the record")
+
+
+def test_a_writer_that_is_killed_is_named_and_publishes_nothing(tmp_path: Path) -> None:
+    def body(saver: Saver, rank: int) -> str:
+        save(saver, tmp_path, "a", 1.0, rank, 2)
+        saver.finish(nothing)
+        if rank == 1:
+            os.kill(writer_of(saver).pid, signal.SIGKILL)
+            writer_of(saver).wait()
+        try:
+            save(saver, tmp_path, "b", 2.0, rank, 2)
+            saver.finish(nothing)
+        except CheckpointError as error:
+            save(saver, tmp_path, "c", 3.0, rank, 2)
+            saver.finish(nothing)
+            return str(error)
+        return ""
+
+    texts = with_savers(2, body)
+    assert all("rank 1: the process that writes checkpoints was killed by signal 9" in text for text in texts)
+    assert complete_tags(tmp_path) == ["a", "c"]
+    assert not list((tmp_path / "b").iterdir())
+    assert value_of(tmp_path / "c") == 3.0
+
+
+def test_a_rank_that_never_comes_is_named_after_the_time_out(tmp_path: Path) -> None:
+    def body(saver: Saver, rank: int) -> str:
+        if rank == 1:
+            saver._here.write = lambda save, conclude, progress: None  # type: ignore[method-assign,assignment,return-value]
+        with pytest.raises(CheckpointError) as caught:
+            save(saver, tmp_path, "t", 1.0, rank, 2)
+        return str(caught.value)
+
+    assert "rank 1 has not written its part within 0 s" in with_savers(2, body, asynchronous=False, timeout_s=0.3)[0]
+    assert complete_tags(tmp_path) == []
+
+
+def test_a_second_save_may_be_refused_while_the_first_is_under_way(tmp_path: Path) -> None:
+    going = threading.Event()
+
+    def body(saver: Saver, rank: int) -> None:
+        save(saver, tmp_path, "a", 1.0, rank, 2, when_saved=lambda nbytes, seconds: _wait(going))
+        with pytest.raises(
+            CheckpointError, match=r"a: it is still being written, and `checkpoint.when_busy` is refuse"
+        ):
+            save(saver, tmp_path, "b", 2.0, rank, 2)
+        going.set()
+        saver.finish(nothing)
+        save(saver, tmp_path, "b", 2.0, rank, 2)
+
+    with_savers(2, body, when_busy="refuse")
+    assert sorted(complete_tags(tmp_path)) == ["a", "b"]
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(60)
+
+
+def test_old_ones_are_removed_but_those_that_are_kept(tmp_path: Path) -> None:
+    def body(saver: Saver, rank: int) -> None:
+        for step in range(1, 8):
+            save(saver, tmp_path, f"global_step{step}", float(step), rank, 1)
+        save(saver, tmp_path, "best", 9.0, rank, 1)
+        saver.finish(nothing)
+
+    with_savers(1, body, keep_last=2, keep_every=3)
+    assert sorted(complete_tags(tmp_path)) == ["best", "global_step3", "global_step6", "global_step7"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "best",
+        "global_step3",
+        "global_step6",
+        "global_step7",
+        "latest",
+    ]
+
+
+class NoRoom(FileCalls):
+    """A file system on which nothing may be written any more."""
+
+    def create(self, path: Path, *, direct: bool = False) -> int:
+        raise AssertionError("the first byte comes after the look for room")
+
+
+def test_room_is_looked_for_before_the_first_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("usage", (), {"free": 70_000})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+
+    def body(saver: Saver, rank: int) -> None:
+        with pytest.raises(CheckpointError, match=r"it has 7\d\.\d KiB, and 68\.4 KiB are free there"):
+            save(saver, tmp_path, "t", 1.0, rank, 2)
+
+    with_savers(2, body, calls=NoRoom(), asynchronous=False)
+    assert not (tmp_path / "latest").exists()
+
+
+def test_two_jobs_in_one_folder_leave_a_whole_checkpoint_each_time(tmp_path: Path) -> None:
+    start = threading.Barrier(2)
+
+    def job(value: float) -> None:
+        def body(saver: Saver, rank: int) -> None:
+            for _ in range(6):
+                if rank == 0:
+                    start.wait(60)
+                save(saver, tmp_path, "t", value, rank, 2)
+                saver.finish(nothing)
+                seen.append(value_of(tmp_path / "t", sizes=(1,)) if rank == 0 and done.is_set() else value)
+
+        with_savers(2, body, asynchronous=value > 1)
+
+    seen: list[float] = []
+    done = threading.Event()
+    threads = [threading.Thread(target=job, args=(value,)) for value in (1.0, 2.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    assert len(seen) == 24
+    assert value_of(tmp_path / "t") in (1.0, 2.0)
+    assert list(verify(tmp_path / "t", read_index(tmp_path / "t"))) == []

@@ -1,0 +1,122 @@
+"""Pieces and images come to the disk whole, with checksums of their blocks, or leave nothing."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from pathlib import Path
+
+import pytest
+
+from dsrun.checkpoint_files.calls import DIRECT_BYTES, FileCalls, try_lock
+from dsrun.checkpoint_files.index import BLOCK_BYTES
+from dsrun.checkpoint_files.write_file import write_image, write_pieces
+from support.checkpoints import sums
+
+SIZES = [1, DIRECT_BYTES, 3 * DIRECT_BYTES + 5, BLOCK_BYTES, 2 * BLOCK_BYTES + 1, 5 * BLOCK_BYTES]
+
+
+def nothing() -> None:
+    """Progress that nobody watches."""
+
+
+def image_of(nbytes: int) -> tuple[mmap.mmap, bytes]:
+    content = (os.urandom(1 << 16) * (nbytes // (1 << 16) + 1))[:nbytes]
+    memory = mmap.mmap(-1, -(-nbytes // DIRECT_BYTES) * DIRECT_BYTES)
+    memory[:nbytes] = content
+    return memory, content
+
+
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_an_image_comes_to_the_disk(tmp_path: Path, nbytes: int) -> None:
+    memory, content = image_of(nbytes)
+    blocks: list[int] = []
+    written = write_image(
+        tmp_path / "x", memoryview(memory), nbytes, calls=FileCalls(), progress=lambda: blocks.append(1)
+    )
+    assert (tmp_path / "x").read_bytes() == content
+    assert (written.stored.nbytes, written.stored.sums) == (nbytes, sums(content))
+    assert len(blocks) == -(-nbytes // BLOCK_BYTES)
+    written.release(remove=False)
+    assert (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("cut", [7, 1 << 20, BLOCK_BYTES + 1, 40 << 20])
+def test_pieces_of_any_size_make_the_same_file(tmp_path: Path, cut: int) -> None:
+    _, content = image_of((34 << 20) + 3 if cut > 7 else 1000)
+    pieces = [memoryview(content)[first : first + cut] for first in range(0, len(content), cut)]
+    written = write_pieces(tmp_path / "x", pieces, calls=FileCalls(), progress=nothing)
+    assert (tmp_path / "x").read_bytes() == content
+    assert written.stored.sums == sums(content)
+    written.release(remove=True)
+    assert not (tmp_path / "x").exists()
+
+
+class NotDirect(FileCalls):
+    """A file system without a way past the page cache."""
+
+    def create(self, path: Path, *, direct: bool = False) -> int:
+        if direct:
+            raise OSError(22, "Invalid argument")
+        return super().create(path)
+
+
+class FullAfter(FileCalls):
+    """A disk with so much room."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.room = nbytes
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> None:
+        if offset + len(data) > self.room:
+            raise OSError(28, "No space left on device")
+        super().write(descriptor, data, offset)
+
+
+def test_a_file_system_without_direct_writes_takes_the_image_too(tmp_path: Path) -> None:
+    memory, content = image_of(2 * BLOCK_BYTES + 1)
+    write_image(tmp_path / "x", memoryview(memory), len(content), calls=NotDirect(), progress=nothing)
+    assert (tmp_path / "x").read_bytes() == content
+
+
+def test_nothing_is_left_of_what_does_not_fit(tmp_path: Path) -> None:
+    memory, content = image_of(3 * BLOCK_BYTES)
+    full = FullAfter(2 * BLOCK_BYTES)
+    with pytest.raises(OSError, match="No space left"):
+        write_image(tmp_path / "x", memoryview(memory), len(content), calls=full, progress=nothing)
+    with pytest.raises(OSError, match="No space left"):
+        write_pieces(tmp_path / "x", [memoryview(content)], calls=full, progress=nothing)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_there_or_a_link_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("here")
+    (tmp_path / "link").symlink_to("nowhere")
+    memory, content = image_of(10)
+    for name in ("x", "link"):
+        with pytest.raises(FileExistsError):
+            write_image(tmp_path / name, memoryview(memory), len(content), calls=FileCalls(), progress=nothing)
+        with pytest.raises(FileExistsError):
+            write_pieces(tmp_path / name, [memoryview(content)], calls=FileCalls(), progress=nothing)
+    assert (tmp_path / "x").read_text() == "here"
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_file_is_locked_until_its_verdict(tmp_path: Path) -> None:
+    written = write_pieces(tmp_path / "x", [memoryview(b"abc")], calls=FileCalls(), progress=nothing)
+    descriptor = os.open(tmp_path / "x", os.O_RDWR)
+    assert not try_lock(descriptor)
+    written.release(remove=False)
+    assert try_lock(descriptor)
+    os.close(descriptor)
+
+
+def test_progress_that_raises_ends_the_writing(tmp_path: Path) -> None:
+    memory, content = image_of(2 * BLOCK_BYTES)
+
+    def gone() -> None:
+        raise InterruptedError("nobody waits")
+
+    with pytest.raises(InterruptedError):
+        write_image(tmp_path / "x", memoryview(memory), len(content), calls=FileCalls(), progress=gone)
+    assert not list(tmp_path.iterdir())
