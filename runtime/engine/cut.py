@@ -24,6 +24,7 @@ from ..offload.host_gradients import HostGradients
 from ..offload.params_on_host import HostShards
 from ..optim.groups import GroupAssignment
 from ..optim.registry import states_per_element
+from ..precision.kept import Kept, find_kept
 from ..precision.policy import DTYPES, PrecisionPolicy
 from ..zero.build import build_store, build_units
 from ..zero.frozen import join_frozen, place_frozen, whole_bytes
@@ -79,6 +80,7 @@ class CutModel:
         gathering: which parameters stay gathered, and how the others take turns.
         store: where a unit's parameters are while they are used.
         reducer: of the units' gradients.
+        kept: what of a 16-bit model stays in fp32.
         settings: the config, with numbers for sizes that were `"auto"` and go by the model's width.
         away: gradients on their way to the optimizer, where that steps in host memory; None: it steps on the device.
     """
@@ -93,6 +95,7 @@ class CutModel:
     store: ParamStore
     reducer: GradReducer
     settings: Config
+    kept: Kept
     away: HostGradients | None = None
 
     def prediction(self, optimizer: optim.Optimizer | None) -> StatePrediction:
@@ -118,6 +121,7 @@ class CutModel:
             trained_on_host=any(unit.tier is not None for unit in self.units),
             frozen_on_host=any(unit.tier is not None for unit in self.frozen),
             host_optimizer=self._host_optimizer(),
+            kept=[unit.dtype != self.precision.compute for unit in self.units],
         )
 
     def _host_optimizer(self) -> HostOptimizer | None:
@@ -164,10 +168,11 @@ def cut_model(
     host = _host_shards(settings, plan, mesh, memory, bus=bus, say=say)
     if has_meta(model):
         materialise(model, Nursery(data_axis, device=mesh.device, on_host=host is not None))
+    kept = find_kept(model, settings.data_types.keep_in_fp32_modules, compute=precision.compute)
     # An optimizer on the device that updates the very parameters has them there.
     trained_leave = host is not None and (precision.has_separate_master or masters_host is not None or not updates)
     units = build_units(
-        find_units(model),
+        find_units(model, kept=kept.tensors),
         plan,
         data_axis,
         precision=precision,
@@ -183,11 +188,20 @@ def cut_model(
     resolved = settings if hidden is None else resolve_buckets(settings, hidden)
     budgets = gather_budgets(resolved)
     gathered = join_frozen(
-        model, units, plan, budgets, data_axis, precision=precision, device=mesh.device, memory=memory, tier=host
+        model,
+        units,
+        plan,
+        budgets,
+        data_axis,
+        precision=precision,
+        device=mesh.device,
+        memory=memory,
+        tier=host,
+        kept=kept.tensors,
     )
     if host is not None and not trained_leave:
         say(_STAYS_WITH_OPTIMIZER + ("" if gathered.frozen else ", and nothing is frozen that could"))
-    place_frozen(model, data_axis, precision=precision, device=mesh.device, cut=gathered.frozen)
+    place_frozen(model, data_axis, precision=precision, device=mesh.device, cut=gathered.frozen, kept=kept.tensors)
     gathering = turns_of(gathered.acquired, budgets)
     store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
     wire = settings.communication_data_type
@@ -226,6 +240,7 @@ def cut_model(
         store=store,
         reducer=reducer,
         settings=resolved,
+        kept=kept,
         away=away,
     )
 

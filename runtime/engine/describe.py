@@ -26,7 +26,7 @@ from dsrun.estimate.model import ModelSize, UnitGroup
 
 from ..layout.unit_layout import lay_out
 from ..zero.unit import ParamUnit
-from ..zero.units import UnitSpec, find_frozen_units, find_units
+from ..zero.units import KEPT, UnitSpec, find_frozen_units, find_units
 
 _GUESSED = "layers as the embedding and the repeated blocks suggest; the MLP taken to have no gate"
 
@@ -103,7 +103,8 @@ def _unit_groups(model: nn.Module, trained: Sequence[tuple[str, nn.Module | None
             groups.append(UnitGroup(spec.name, numel, frozen=_buffer_numel(spec), frozen_numel=params))
         elif key in sizes:
             groups.append(UnitGroup(name, numel))
-    return [*groups, *(UnitGroup(name, numel, has_module=False) for name, module, numel in trained if module is None)]
+    rest = [(name, numel) for name, module, numel in trained if module is None]
+    return [*groups, *(UnitGroup(name, numel, has_module=False, kept=name == KEPT) for name, numel in rest)]
 
 
 def _buffer_numel(spec: UnitSpec) -> int:

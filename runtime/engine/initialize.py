@@ -34,6 +34,7 @@ from ..optim.groups import assign_groups, check_trainable
 from ..optim.sharded import ShardOptimizer
 from ..precision.configured import autocast_of, loss_scale_of, policy_of, skips_non_finite
 from ..precision.fp8 import use_fp8
+from ..precision.kept import cast_at_borders
 from ..precision.linear import use_memory_efficient_linear
 from ..zero.access import ParamAccess
 from ..zero.hooks import UnitHooks
@@ -170,6 +171,7 @@ def initialize(
         )
     predicted = cut.prediction(torch_optimizer)
     state_bytes = predicted.total_bytes()
+    cast_at_borders(model, cut.kept, precision.compute)
     hooks = UnitHooks(cut.acquired, cut.store, cut.reducer)
     activations = activate(  # after the units' hooks, which stand within its own
         model,

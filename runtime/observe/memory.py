@@ -58,6 +58,7 @@ class StatePrediction:
         trained_on_host: slices of trained parameters lie in host memory.
         frozen_on_host: those of `frozen_layouts` do.
         host_optimizer: where the optimizer steps in host memory; None: it steps on the device.
+        kept: for each layout, whether its parameters stay in fp32 where the others have 16 bits; empty: none does.
     """
 
     layouts: Sequence[UnitLayout]
@@ -76,6 +77,7 @@ class StatePrediction:
     trained_on_host: bool = False
     frozen_on_host: bool = False
     host_optimizer: HostOptimizer | None = None
+    kept: Sequence[bool] = ()
 
     def host_bytes(self) -> int:
         """Returns what of `total_bytes` lies in host memory, apart from the device's."""
@@ -95,15 +97,23 @@ class StatePrediction:
         slots = self._slot_numel() if self.gathering is None else self.gathering.numel
         parameters = (shard + frozen + slots) if self.shard_parameters else full
         gradients = self._slot_numel() if self.shard_gradients else full
-        masters = owned if self.compute != self.master else 0
         compute_bytes = (parameters + gradients) * self.compute.itemsize + self.whole_frozen_bytes
         sums, states = self.sums or self.master, self.states or self.master
         if self.host_optimizer is not None:
             on_device = owned * sums.itemsize if self.host_optimizer.adds_up else 0
             return compute_bytes + on_device + self._optimizer_on_host()
-        owned_bytes = masters * self.master.itemsize + owned * sums.itemsize
+        masters = (owned if self.compute != self.master else 0) * self.master.itemsize
         state_bytes = round(owned * self.states_per_element) * states.itemsize
-        return compute_bytes + owned_bytes + state_bytes + self._window_numel(sums, states) * states.itemsize
+        total = compute_bytes + masters + owned * sums.itemsize + state_bytes
+        return total + self._kept_bytes() + self._window_numel(sums, states) * states.itemsize
+
+    def _kept_bytes(self) -> int:
+        """What units that stay in fp32 take more: they are their own masters, and lie in no slot that others share."""
+        kept = [layout for layout, stays in zip(self.layouts, self.kept, strict=True) if stays] if self.kept else []
+        full, shard = sum(layout.padded_numel for layout in kept), sum(layout.shard_numel for layout in kept)
+        wider = torch.float32.itemsize - self.compute.itemsize
+        parameters = shard + full if self.shard_parameters else full
+        return (parameters + full) * wider - (shard if self.shard_optimizer else full) * self.master.itemsize
 
     def _optimizer_on_host(self) -> int:
         """Bytes of masters, states and what gradients and parameters cross the bus through."""
@@ -124,9 +134,14 @@ class StatePrediction:
 
     def _window_numel(self, sums: torch.dtype, states: torch.dtype) -> int:
         """Elements of the memory through which an optimizer sees ranges of other dtypes, one at a time."""
-        owned = [layout.shard_numel if self.shard_optimizer else layout.padded_numel for layout in self.layouts]
-        count = PrecisionPolicy(self.compute, self.master, sums, states).window_count
-        return count * max(owned, default=0)
+        kept = self.kept or [False] * len(self.layouts)
+        total = 0
+        for stays in (False, True):
+            alike = [layout for layout, one in zip(self.layouts, kept, strict=True) if one is stays]
+            owned = [layout.shard_numel if self.shard_optimizer else layout.padded_numel for layout in alike]
+            master = torch.float32 if stays else self.master
+            total += PrecisionPolicy(self.compute, master, sums, states).window_count * max(owned, default=0)
+        return total
 
     def _slot_numel(self) -> int:
         sizes = [layout.padded_numel for layout in self.layouts]

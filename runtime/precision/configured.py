@@ -17,9 +17,10 @@ _AUTOCAST_RULES = ScaleRules(initial=2.0**16, window=2000, hysteresis=1, consecu
 
 def policy_of(config: Config) -> PrecisionPolicy:
     """Returns the dtypes that the config asks for."""
-    sums = config.data_types.grad_accum_dtype
+    sums, buffers = config.data_types.grad_accum_dtype, config.data_types.buffer_dtype
     policy = _policy_of_mode(config)
-    return policy if sums is None else replace(policy, sums=DTYPES[sums])
+    policy = policy if sums is None else replace(policy, sums=DTYPES[sums])
+    return policy if buffers is None else replace(policy, buffers=DTYPES[buffers])
 
 
 def _policy_of_mode(config: Config) -> PrecisionPolicy:

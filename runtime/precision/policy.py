@@ -19,12 +19,14 @@ class PrecisionPolicy:
         master: parameters as the optimizer's updates leave them.
         sums: gradients, reduced over ranks and added up over micro batches.
         states: optimizer states, and what the optimizer computes an update in.
+        buffers: the module's buffers; None: as parameters in forward.
     """
 
     compute: torch.dtype
     master: torch.dtype = torch.float32
     sums: torch.dtype = torch.float32
     states: torch.dtype = torch.float32
+    buffers: torch.dtype | None = None
 
     @property
     def has_separate_master(self) -> bool:

@@ -34,6 +34,7 @@ class UnitBuffers:
         precision: dtypes of parameters and masters.
         device: where the buffers live.
         memory: where they are reserved.
+        suffix: behind the names of arenas, where there are others of the same kind in another dtype.
         tier: holds the slices, where parameters are sharded; None: the device does.
         masters_host: memory for masters, where the optimizer steps on the host; None: they lie beside the parameters.
             Slices in a tier are the masters themselves where both have one dtype.
@@ -48,6 +49,7 @@ class UnitBuffers:
         precision: PrecisionPolicy,
         device: torch.device,
         memory: Arenas,
+        suffix: str = "",
         tier: ShardTier | None = None,
         masters_host: HostPool | None = None,
     ) -> None:
@@ -59,21 +61,22 @@ class UnitBuffers:
         self._precision = precision
         self._device = device
         self._memory = memory
+        self._suffix = suffix
         padded = [unit.layout.padded_numel for unit in units]
         shards = [unit.layout.shard_numel for unit in units]
         self._owned_numel = sum(shards if plan.shard_optimizer else padded)
         self._params: Arena | None = None
         name, numels = ("parameter shards", shards) if plan.shard_parameters else ("parameters", padded)
         if tier is None:
-            self._params = memory.reserve(name, sum(numels), self._shared)
+            self._params = memory.reserve(name + suffix, sum(numels), self._shared)
         else:
             tier.reserve(name, numels, precision.compute)
         self._masters: Arena | None = None
         if masters_host is not None and (precision.has_separate_master or tier is None):
             zeros = partial(masters_host.zeros, dtype=precision.master)
-            self._masters = memory.reserve("masters", self._owned_numel, zeros, tier="host")
+            self._masters = memory.reserve("masters" + suffix, self._owned_numel, zeros, tier="host")
         elif precision.has_separate_master:
-            self._masters = memory.reserve("masters", self._owned_numel, self._own)
+            self._masters = memory.reserve("masters" + suffix, self._owned_numel, self._own)
         # The first values of one unit, where no buffer of its own can take them whole and in fp32.
         needs_scratch = plan.shard_parameters if self._masters is None else plan.shard_optimizer
         self._scratch = self._own(max(padded, default=0) if needs_scratch else 0)
@@ -112,7 +115,8 @@ class UnitBuffers:
         if self._masters_host is not None:
             return
         sums = self._precision.sums
-        arena = self._memory.reserve("gradient sums", self._owned_numel, lambda numel: self._zeros(numel, sums))
+        name = "gradient sums" + self._suffix
+        arena = self._memory.reserve(name, self._owned_numel, lambda numel: self._zeros(numel, sums))
         window = self._window()
         for unit in self._units:
             unit.grad_sum = arena.take(unit.owned[1] - unit.owned[0])
@@ -125,7 +129,8 @@ class UnitBuffers:
             return None
         numel = max(unit.owned[1] - unit.owned[0] for unit in self._units)
         room = room_for([numel] * count)
-        arena = self._memory.reserve("optimizer window", room, lambda numel: self._zeros(numel, states))
+        name = "optimizer window" + self._suffix
+        arena = self._memory.reserve(name, room, lambda numel: self._zeros(numel, states))
         return Window(arena.take(numel), arena.take(numel) if count > 1 else None)
 
     def _take_params(self, numel: int) -> Tensor:

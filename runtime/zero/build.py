@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -14,6 +15,7 @@ from ..mesh.collectives import Collectives
 from ..precision.policy import PrecisionPolicy
 from .buffers import UnitBuffers
 from .plan import ZeroPlan
+from .slots import in_dtype
 from .slotted import SlottedStore
 from .store import ParamStore, ResidentStore
 from .tier import ShardTier
@@ -60,19 +62,26 @@ def build_units(
         ParamUnit(group_by(spec, group_of), index=index, world_size=collectives.size)
         for index, spec in enumerate(specs)
     ]
-    buffers = UnitBuffers(
-        units,
-        plan,
-        collectives,
-        precision=precision,
-        device=device,
-        memory=memory or Arenas(),
-        tier=tier if plan.shard_parameters else None,
-        masters_host=masters_host,
-    )
-    for unit in units:
-        buffers.fill(unit)
-    buffers.add_sums()
+    memory = memory or Arenas()
+    filled: list[UnitBuffers] = []
+    for dtype in dict.fromkeys(spec.dtype for spec in specs):
+        members = [unit for unit, spec in zip(units, specs, strict=True) if spec.dtype == dtype]
+        buffers = UnitBuffers(
+            members,
+            plan,
+            collectives,
+            precision=precision if dtype is None else replace(precision, compute=dtype),
+            device=device,
+            memory=memory,
+            suffix="" if dtype is None else in_dtype(dtype),
+            tier=tier if plan.shard_parameters else None,
+            masters_host=masters_host,
+        )
+        for unit in members:
+            buffers.fill(unit)
+        filled.append(buffers)
+    for buffers in filled:
+        buffers.add_sums()
     return units
 
 

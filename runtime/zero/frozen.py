@@ -58,6 +58,7 @@ def join_frozen(
     device: torch.device,
     memory: Arenas | None = None,
     tier: ShardTier | None = None,
+    kept: Collection[int] = (),
 ) -> GatheredUnits:
     """Cuts frozen parameters where the plan shards parameters, but for what stays; see [Note: frozen parameters].
 
@@ -73,13 +74,14 @@ def join_frozen(
         device: where the parameters are used.
         memory: where their slices are reserved; None: in an arena of their own.
         tier: holds the slices instead, if there is one.
+        kept: ids of parameters that stay in fp32, and so whole.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one.
     """
     if not plan.shard_parameters:
         return GatheredUnits(list(units), [])
-    specs = {id(spec.module): spec for spec in find_frozen_units(model)}
+    specs = {id(spec.module): spec for spec in find_frozen_units(model, kept=kept)}
     trained = {id(unit.module): unit for unit in units if unit.module is not None}
     modules = [id(module) for module in model.modules() if id(module) in specs or id(module) in trained]
     elements = [_elements(trained.get(key), specs.get(key), world_size=collectives.size) for key in modules]
@@ -106,8 +108,9 @@ def place_frozen(
     precision: PrecisionPolicy,
     device: torch.device,
     cut: Collection[ParamUnit] = (),
+    kept: Collection[int] = (),
 ) -> None:
-    """Brings frozen parameters and buffers to `device`, floating ones in compute dtype, with rank 0's values.
+    """Brings frozen parameters and buffers to `device`, floating ones in their dtype, with rank 0's values.
 
     Enters one broadcast a tensor.
 
@@ -117,8 +120,11 @@ def place_frozen(
         precision: for the dtype.
         device: where the tensors shall be.
         cut: units of frozen parameters, which stay as they are.
+        kept: ids of parameters and buffers that stay in fp32.
     """
     done = {id(param) for unit in cut for param in unit.params}
+    buffers = {id(buffer): precision.buffers or precision.compute for buffer in model.buffers()}
+    dtypes = {**buffers, **dict.fromkeys(kept, torch.float32)}
     tensors = [param for param in model.parameters() if not param.requires_grad and id(param) not in done]
     for param in tensors:
         home = home_of(param)
@@ -131,7 +137,7 @@ def place_frozen(
             home.keep(device)
             param.data = values.to(device)
     for tensor in [*tensors, *model.buffers()]:
-        dtype = precision.compute if tensor.is_floating_point() else tensor.dtype
+        dtype = dtypes.get(id(tensor), precision.compute) if tensor.is_floating_point() else tensor.dtype
         tensor.data = tensor.data.to(device=device, dtype=dtype)
         if tensor.numel():
             flat = tensor.data.contiguous().view(-1)

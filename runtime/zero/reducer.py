@@ -39,7 +39,7 @@ from ..memory.arena import room_for
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives, Pending, own_slice
 from .grad_sums import GradSums, ResidentSums
-from .slots import allocate_slots
+from .slots import allocate_slots, in_dtype
 from .unit import ParamUnit
 
 
@@ -126,10 +126,10 @@ class GradReducer:
         placed = allocate_slots(
             units,
             count=count,
-            reserve=lambda n: memory.reserve(
-                "gradient slots" if shard_gradients else "gradients",
+            reserve=lambda n, of: memory.reserve(
+                ("gradient slots" if shard_gradients else "gradients") + ("" if of == first.dtype else in_dtype(of)),
                 n,
-                lambda numel: collectives.zeros(numel, dtype=first.dtype, device=first.device),
+                lambda numel: collectives.zeros(numel, dtype=of, device=first.device),
             ),
         )
         for unit, (_, home) in zip(units, placed, strict=True):
@@ -143,8 +143,8 @@ class GradReducer:
         ]
         self._divide_before = divide_before
         self._staging: list[_Staging] = []
-        if wire is not None and wire != first.dtype and collectives.size > 1:
-            largest = max((unit.layout.padded_numel for unit in units), default=0)
+        largest = max((unit.layout.padded_numel for unit in units if unit.dtype != wire), default=0)
+        if wire is not None and largest and collectives.size > 1:
             staging = memory.reserve(
                 "wire staging",
                 room_for([largest] * _STAGING_COUNT),
@@ -152,6 +152,7 @@ class GradReducer:
             )
             self._staging = [_Staging(staging.take(largest)) for _ in range(_STAGING_COUNT)]
         # Ranks move out what their own graphs make them, so this memory cannot be made together, and is not shared.
+        # A unit of another dtype has no module, and so a slot to itself: it never moves out.
         self._moved_out = memory.growing(
             "moved-out gradients", lambda numel: torch.zeros(numel, dtype=first.dtype, device=first.device)
         )
@@ -319,7 +320,7 @@ class GradReducer:
     def _to_send(self, unit: ParamUnit, flat_N: Tensor) -> Tensor:
         """Returns the gradient as it travels, divided as far as it is to be before; may overwrite `flat_N`."""
         sent_N = flat_N
-        if self._staging:
+        if self._staging and flat_N.dtype != self._staging[0].memory.dtype:
             staging = self._staging.pop(0)
             self._staging.append(staging)
             if staging.holder is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor
 
 from dsrun.gathering import (
@@ -28,36 +29,50 @@ from dsrun.gathering import (
 from ..memory.arena import Arena, room_for
 from .unit import ParamUnit
 
+#: Makes an arena of so many elements of a dtype, zeroed, in which all slots of that dtype lie.
+Reserve = Callable[[int, torch.dtype], Arena]
 
-def allocate_slots(
-    units: Sequence[ParamUnit], *, count: int, reserve: Callable[[int], Arena]
-) -> list[tuple[int, Tensor]]:
+
+def allocate_slots(units: Sequence[ParamUnit], *, count: int, reserve: Reserve) -> list[tuple[int, Tensor]]:
     """Allocates slots for buffers of the units' own parameters, see [Note: slots].
 
     Args:
-        units: all units that have such a buffer, in order.
+        units: all units that have such a buffer, in order; those with modules are of one dtype.
         count: slots that the units with modules share.
-        reserve: makes an arena of so many elements, zeroed, in which all slots lie.
+        reserve: see `Reserve`.
 
     Returns:
         for each unit its slot's number and a view [padded_numel] that starts where the slot starts.
     """
     sizes = [unit.layout.padded_numel for unit in units]
     plan = plan_slots(sizes, [unit.module is not None for unit in units], count=count)
-    return list(zip(plan.slot_of, views_of_slots(plan, sizes, reserve=reserve), strict=True))
+    views = views_of_slots(plan, sizes, [unit.dtype for unit in units], reserve=reserve)
+    return list(zip(plan.slot_of, views, strict=True))
 
 
-def views_of_slots(plan: SlotPlan, numels: Sequence[int], *, reserve: Callable[[int], Arena]) -> list[Tensor]:
+def views_of_slots(
+    plan: SlotPlan, numels: Sequence[int], dtypes: Sequence[torch.dtype], *, reserve: Reserve
+) -> list[Tensor]:
     """Allocates the slots of a plan and returns, for each that has a place in it, a view from its slot's start.
 
     Args:
         plan: which slot each has, and how large slots are.
         numels: elements of each.
-        reserve: makes an arena of so many elements, zeroed, in which all slots lie.
+        dtypes: of each; those that share a slot have one.
+        reserve: see `Reserve`.
     """
-    arena = reserve(room_for(list(plan.numel.values())))
-    memory = {slot: arena.take(numel) for slot, numel in plan.numel.items()}
+    dtype_of = dict(zip(plan.slot_of, dtypes, strict=True))
+    memory: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(dtypes):
+        of_dtype = {slot: numel for slot, numel in plan.numel.items() if dtype_of[slot] == dtype}
+        arena = reserve(room_for(list(of_dtype.values())), dtype)
+        memory |= {slot: arena.take(numel) for slot, numel in of_dtype.items()}
     return [memory[slot].narrow(0, 0, numel) for slot, numel in zip(plan.slot_of, numels, strict=True)]
+
+
+def in_dtype(dtype: torch.dtype) -> str:
+    """Returns what follows the name of an arena that has one of the same kind in another dtype beside it."""
+    return f" in {str(dtype).removeprefix('torch.')}"
 
 
 def elements_of(unit: ParamUnit) -> UnitElements:

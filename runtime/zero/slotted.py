@@ -18,7 +18,7 @@ from ..mesh.collectives import Collectives, Pending
 from .gather_log import GatherLog
 from .order import EvaluatedOrder, RecordedOrder
 from .partition_parameters import ZeroParamStatus
-from .slots import elements_of, views_of_slots
+from .slots import elements_of, in_dtype, views_of_slots
 from .stale import StaleMarks
 from .tier import gather
 from .unit import ParamUnit
@@ -125,7 +125,12 @@ class SlottedStore:
         memory = views_of_slots(
             plan.slots,
             [cell.numel for cell in plan.cells],
-            reserve=lambda n: arenas.reserve("gather slots", n, lambda numel: zeros(numel, dtype=dtype, device=device)),
+            [units[cell.unit].dtype for cell in plan.cells],
+            reserve=lambda n, of: arenas.reserve(
+                "gather slots" + ("" if of == dtype else in_dtype(of)),
+                n,
+                lambda numel: zeros(numel, dtype=of, device=device),
+            ),
         )
         slots: dict[int, _Slot] = {}
         whole: dict[int, Tensor] = {}

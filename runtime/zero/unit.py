@@ -170,4 +170,4 @@ class ParamUnit:
 def group_by(spec: UnitSpec, group_of: Mapping[int, int]) -> UnitSpec:
     """Orders a unit's parameters by optimizer group, so that each group is one run of the flat buffer."""
     ordered: Sequence[tuple[str, nn.Parameter]] = sorted(spec.params, key=lambda item: group_of[id(item[1])])
-    return UnitSpec(spec.name, spec.module, tuple(ordered))
+    return UnitSpec(spec.name, spec.module, tuple(ordered), spec.dtype)

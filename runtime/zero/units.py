@@ -14,13 +14,16 @@ Works on the module tree alone: no buffers, no collectives.
 Frozen parameters are not in these units. Those that a unit's module has to itself may become a unit of their own,
 gathered together with it (stage 3). The others stay whole on every rank: they would be needed from the first to the
 last moment, so a slice beside the whole would save nothing.
+Parameters that stay in fp32 where the others have 16 bits are in no module's unit either: all of them that are trained
+form a rest unit of their own, and the frozen ones stay whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from ..stacks import is_stack
@@ -28,6 +31,8 @@ from .leaves import is_leaf
 from .partition_parameters import ShardedParameter
 
 REST = "rest"
+#: The rest unit of parameters that stay in fp32.
+KEPT = "rest in fp32"
 #: Leaf modules outside of blocks with fewer parameters are not worth a gather of their own.
 _SMALL_NUMEL = 4096
 
@@ -40,39 +45,53 @@ class UnitSpec:
         name: the module's qualified name, or `rest`.
         module: whose forward uses the parameters; None for the rest unit.
         params: (qualified name, parameter), each parameter of the model in one unit only.
+        dtype: that the parameters stay in; None: the one that the model computes in.
     """
 
     name: str
     module: nn.Module | None
     params: tuple[tuple[str, nn.Parameter], ...]
+    dtype: torch.dtype | None = None
 
 
-def find_units(model: nn.Module) -> list[UnitSpec]:
+def find_units(model: nn.Module, *, kept: Collection[int] = ()) -> list[UnitSpec]:
     """Groups the trainable parameters of `model` into units, see [Note: units].
 
+    Args:
+        model: the model.
+        kept: ids of parameters that stay in fp32 where the others have 16 bits.
+
     Returns:
-        units with modules in order of registration, the rest unit last and only where it has parameters.
+        units with modules in order of registration; the rest units last, and only where they have parameters.
     """
-    units = [unit for whole in _modules_with_params(model) if (unit := _only(whole, lambda p: p.requires_grad)).params]
+
+    def is_wanted(param: nn.Parameter) -> bool:
+        return param.requires_grad and id(param) not in kept
+
+    units = [unit for whole in _modules_with_params(model) if (unit := _only(whole, is_wanted)).params]
     taken = {id(param) for unit in units for _, param in unit.params}
-    rest = tuple(
-        (name, param) for name, param in model.named_parameters() if param.requires_grad and id(param) not in taken
-    )
-    if rest:
-        units.append(UnitSpec(REST, None, rest))
+    rest = [(name, param) for name, param in model.named_parameters() if param.requires_grad and id(param) not in taken]
+    for name, dtype in ((REST, None), (KEPT, torch.float32)):
+        params = tuple(item for item in rest if (id(item[1]) in kept) is (dtype is not None))
+        if params:
+            units.append(UnitSpec(name, None, params, dtype))
     return units
 
 
-def find_frozen_units(model: nn.Module) -> list[UnitSpec]:
+def find_frozen_units(model: nn.Module, *, kept: Collection[int] = ()) -> list[UnitSpec]:
     """Groups the frozen parameters of modules that are units, trained ones in them or not; see [Note: units].
 
     Parameters of a class of their own and those that hold no floating numbers (quantised weights) are left out: what is
     in them is more than their elements.
 
+    Args:
+        model: the model.
+        kept: ids of parameters that stay in fp32; they are left out too.
+
     Returns:
         units in order of registration, none for what no module has to itself.
     """
-    units = [_only(whole, _may_be_cut) for whole in _modules_with_params(model)]
+    units = [_only(whole, lambda p: _may_be_cut(p) and id(p) not in kept) for whole in _modules_with_params(model)]
     return [unit for unit in units if unit.params]
 
 

@@ -41,6 +41,8 @@ def check_precision(config: Training, report: Report, place_of: PlaceOf) -> None
     _one_mode(config, report, place_of)
     _masters(config, report, place_of)
     _sums(config, report, place_of)
+    _param_dtype(config, report, place_of)
+    _kept(config, report, place_of)
     _autocast(config, report, place_of)
     _loss_scale(config.fp16, report, place_of)
     _fp8(config, report, place_of)
@@ -88,6 +90,33 @@ def _sums(config: Training, report: Report, place_of: PlaceOf) -> None:
     if sums == "fp16" and not config.fp16.enabled:
         message = f'`{_SUMS}` is "fp16" without `fp16.enabled`: no loss scale keeps gradients in its range'
         report.warning(Code.COMBINATION, _SUMS, message, place_of(_SUMS), f'"bf16" for `{_SUMS}` has the range of fp32')
+
+
+def _param_dtype(config: Training, report: Report, place_of: PlaceOf) -> None:
+    asked, key = config.data_types.param_dtype, "data_types.param_dtype"
+    mode = "fp16" if config.fp16.enabled else "bf16" if config.bf16.enabled else "fp32"
+    if asked is not None and asked != mode:
+        message = f'`{key}` is "{asked}", and parameters are {mode} here; expected the same'
+        hint = f"leave out `{key}`" if asked == "fp32" else f"set `{asked}.enabled`, or leave out `{key}`"
+        report.error(Code.COMBINATION, key, message, place_of(key), hint)
+
+
+def _kept(config: Training, report: Report, place_of: PlaceOf) -> None:
+    """Modules that stay in fp32 need masters in it, and the optimizer beside them."""
+    key = "data_types.keep_in_fp32_modules"
+    if config.data_types.keep_in_fp32_modules in ("auto", ()):
+        return
+    masters, zero = _masters_key(config), config.zero_optimization
+    if masters is not None:
+        message = f"`{key}` is set, and `{masters}` is true: no master is in fp32"
+        report.error(Code.COMBINATION, key, message, place_of(key), "leave out one of them")
+    for name, device in (
+        ("offload_optimizer", zero.offload_optimizer.device),
+        ("offload_param", zero.offload_param.device),
+    ):
+        if device != "none" and (config.fp16.enabled or config.bf16.enabled):
+            message = f'`{key}` is set, and `zero_optimization.{name}.device` is "{device}", which moves one format'
+            report.error(Code.COMBINATION, key, message, place_of(key), "leave out one of them")
 
 
 def _refuse_optimizer(key: str, value: str, kind: str, report: Report, place_of: PlaceOf) -> None:

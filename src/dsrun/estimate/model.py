@@ -28,6 +28,7 @@ class UnitGroup:
         has_module: whether they are the parameters of one module, so that at stage 3 they take turns in slots.
         frozen: elements of the frozen parameters of each one's module, which stage 3 cuts as well, gaps included.
         frozen_numel: those parameters without gaps.
+        kept: they stay in fp32 where the others have 16 bits.
     """
 
     name: str
@@ -36,6 +37,7 @@ class UnitGroup:
     has_module: bool = True
     frozen: int = 0
     frozen_numel: int = 0
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,7 @@ class ModelSize:
                         bool(unit["has_module"]),
                         int(unit.get("frozen", 0)),  # records of older versions have none
                         int(unit.get("frozen_numel", 0)),
+                        bool(unit.get("kept", False)),
                     )
                     for unit in data["units"]
                 ),

@@ -182,6 +182,8 @@ def read_settings(
         )
     if activations.chosen_policy == "compiler":
         notes.append("what torch.compile recomputes is not known before: counted as nothing recomputed")
+    if config.data_types.keep_in_fp32_modules not in ("auto", ()):
+        notes.append("what stays in fp32 is counted where a run has told which parameters that are, else in 16 bits")
     if config.fp8.enabled:
         notes.append(
             "`fp8` keeps the bytes of its 16-bit format, which is counted; its products are faster than counted"

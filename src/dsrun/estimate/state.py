@@ -101,6 +101,7 @@ class PaddedUnit:
         frozen_padded: of the whole buffer of these.
         frozen_shard: of a slice of it.
         frozen_numel: frozen parameters, without gaps between them.
+        kept: its parameters stay in fp32.
     """
 
     padded: int
@@ -111,6 +112,7 @@ class PaddedUnit:
     frozen_padded: int
     frozen_shard: int
     frozen_numel: int
+    kept: bool = False
 
     @property
     def elements(self) -> UnitElements:
@@ -150,6 +152,7 @@ def pad_units(units: Sequence[UnitGroup], ranks: int, *, tensor_parallel: int = 
             frozen_padded=frozen_shard * ranks,
             frozen_shard=frozen_shard,
             frozen_numel=share(unit.frozen_numel),
+            kept=unit.kept,
         )
         padded += [one] * unit.count
     return padded
@@ -192,6 +195,9 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
     trained = [unit for unit in units if unit.trains]
     whole, shard = sum(unit.padded for unit in trained), sum(unit.shard for unit in trained)
     owned = shard if stage >= 1 else whole
+    kept = [unit for unit in trained if unit.kept]
+    kept_whole, kept_shard = sum(unit.padded for unit in kept), sum(unit.shard for unit in kept)
+    wider = kept_whole * (FP32_BYTES - compute)  # what is whole of parameters that stay in fp32, and of their gradients
     gradient_slots = plan_slots(
         [unit.padded for unit in trained], [unit.has_module for unit in trained], count=USUAL_SLOTS
     )
@@ -200,17 +206,24 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
     frozen_slices = sum(unit.frozen_shard for unit in cut)
     frozen = max(0, frozen_numel - sum(unit.frozen_numel for unit in cut)) + frozen_slices
     return StateBytes(
-        parameters=(shard if stage >= 3 else whole) * compute,
-        gather_slots=gathered.plan.numel * compute if stage >= 3 else 0,
-        gradients=0 if stage >= 2 else whole * compute,
-        gradient_slots=sum(gradient_slots.numel.values()) * compute if stage >= 2 else 0,
+        parameters=shard * compute + kept_shard * (FP32_BYTES - compute) if stage >= 3 else whole * compute + wider,
+        gather_slots=gathered.plan.numel * compute + wider if stage >= 3 else 0,
+        gradients=0 if stage >= 2 else whole * compute + wider,
+        gradient_slots=sum(gradient_slots.numel.values()) * compute + wider if stage >= 2 else 0,
         gradient_sums=settings.sums_of(owned),
-        masters=owned * settings.master_bytes if settings.has_master else 0,
+        masters=(owned - (kept_shard if stage >= 1 else kept_whole)) * settings.master_bytes
+        if settings.has_master
+        else 0,
         states=settings.states_of(owned),
         frozen=frozen * compute,
         frozen_slices=frozen_slices * compute,
-        window=settings.window_of(max((unit.shard if stage >= 1 else unit.padded for unit in trained), default=0)),
+        window=sum(settings.window_of(_longest(trained, stage, kept=one)) for one in (False, True)),
     )
+
+
+def _longest(units: Sequence[PaddedUnit], stage: int, *, kept: bool) -> int:
+    """Returns the elements of the longest range that a rank updates of a unit."""
+    return max((unit.shard if stage >= 1 else unit.padded for unit in units if unit.kept is kept), default=0)
 
 
 def _without_frozen(unit: PaddedUnit) -> PaddedUnit:

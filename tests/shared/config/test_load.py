@@ -462,6 +462,39 @@ def test_fp8_wants_bf16_around_it(other: dict[str, Any]) -> None:
         assert load({"fp8": {"enabled": True}, **allowed, **MICRO}).fp8.recipe == "tensorwise"
 
 
+KEEPS = {"keep_in_fp32_modules": ["norm"]}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"bf16": {"enabled": True}, "data_types": {"param_dtype": "fp16"}},
+            '`data_types.param_dtype` is "fp16", and parameters are bf16 here; expected the same',
+        ),
+        (
+            {"data_types": {"param_dtype": "bf16"}},
+            '`data_types.param_dtype` is "bf16", and parameters are fp32 here; expected the same',
+        ),
+        (
+            {"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}, "data_types": KEEPS},
+            "`data_types.keep_in_fp32_modules` is set, and `fp16.fp16_master_weights_and_grads` is true: "
+            "no master is in fp32",
+        ),
+    ],
+)
+def test_formats_of_single_tensors_that_cannot_be_are_refused(config: dict[str, Any], message: str) -> None:
+    assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
+
+
+def test_what_stays_in_fp32_cannot_be_offloaded() -> None:
+    offload = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    found = [text for text, _ in errors_of({"bf16": {"enabled": True}, "data_types": KEEPS, **offload})]
+    assert any(
+        '`zero_optimization.offload_optimizer.device` is "cpu", which moves one format' in text for text in found
+    )
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
