@@ -169,6 +169,20 @@ def test_a_second_backward_gives_the_same_again() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+def test_what_is_kept_goes_through_the_callers_hooks_and_what_chunks_save_does_not() -> None:
+    hidden = torch.randn(64, 8, requires_grad=True)
+    weight = torch.randn(50, 8, requires_grad=True)
+    kept: list[tuple[int, ...]] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        linear_cross_entropy(hidden, weight, torch.arange(64) % 50, chunk_size=16, kernel="chunks")
+    assert kept == [(64, 8), (50, 8), ()]
+
+
 def test_gradients_of_gradients_are_refused_and_not_wrong() -> None:
     hidden, weight, _, targets = make(torch.float32)
     loss = chunked(hidden, weight, None, targets, chunk=16) * torch.ones((), requires_grad=True)

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from dsrun.errors import ModelError
-from dsrun.long_sequence import TiledMLP, tiled
+from dsrun.long_sequence import TiledMLP, linear_cross_entropy, tiled
 from support.allocations import allocations, peak_of
 from support.ranks import run_ranks
 from support.training import config, full_parameters, make_engine
@@ -102,6 +103,27 @@ def test_autocast_of_the_forward_is_that_of_the_backward() -> None:
     expected = gradients(run(lambda: mlp(x)), mlp, x)
     assert found[0].dtype == torch.bfloat16
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_recomputed_with_all_around_it_nothing_changes(use_reentrant: bool) -> None:
+    mlp, x = make(dropout=0.3)
+    weight = torch.randn(31, WIDTH, generator=torch.Generator().manual_seed(6)).requires_grad_()
+    targets = torch.arange(44).view(2, 22) % 31
+
+    def loss_of(value: Tensor) -> Tensor:
+        return linear_cross_entropy(tiled(mlp, value, tile_size=5), weight, targets, chunk_size=9, kernel="chunks")
+
+    wanted = [x, weight, *mlp.parameters()]
+    found: list[list[Tensor]] = []
+    for call in (loss_of, lambda value: checkpoint(loss_of, value, use_reentrant=use_reentrant)):
+        for tensor in wanted:
+            tensor.grad = None
+        torch.manual_seed(9)
+        call(x).backward()
+        found.append([tensor.grad for tensor in wanted if tensor.grad is not None])
+    assert len(found[0]) == len(found[1]) == len(wanted)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
 def test_what_is_frozen_or_unused_or_shared_is_treated_as_by_autograd() -> None:
