@@ -20,6 +20,7 @@ from ..memory.host_pool import HostPool, Say, host_pool_for
 from ..mesh.groups import ProcessGroupMesh
 from ..mesh.spec import DATA_AXIS
 from ..observe.memory import HostOptimizer, StatePrediction
+from ..offload.disk_states import DiskStates
 from ..offload.host_gradients import HostGradients
 from ..offload.params_on_host import HostShards
 from ..optim.groups import GroupAssignment
@@ -83,6 +84,7 @@ class CutModel:
         kept: what of a 16-bit model stays in fp32.
         settings: the config, with numbers for sizes that were `"auto"` and go by the model's width.
         away: gradients on their way to the optimizer, where that steps in host memory; None: it steps on the device.
+        disk: has masters and optimizer states; None: they lie in memory.
     """
 
     module: nn.Module
@@ -97,6 +99,7 @@ class CutModel:
     settings: Config
     kept: Kept
     away: HostGradients | None = None
+    disk: DiskStates | None = None
 
     def prediction(self, optimizer: optim.Optimizer | None) -> StatePrediction:
         """Predicts the model state that a rank holds between steps.
@@ -126,7 +129,10 @@ class CutModel:
 
     def _host_optimizer(self) -> HostOptimizer | None:
         away = self.away
-        return None if away is None else HostOptimizer(away.travels, adds_up=away.accumulates, widens=away.widens)
+        if away is None:
+            return None
+        frames = None if self.disk is None else sum(memory.nbytes for memory in self.disk.buffers())
+        return HostOptimizer(away.travels, adds_up=away.accumulates, widens=away.widens, frame_bytes=frames)
 
 
 def cut_model(
@@ -141,6 +147,7 @@ def cut_model(
     updates: bool,
     say: Say,
     masters_host: HostTier | None = None,
+    masters_away: DiskStates | None = None,
 ) -> CutModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
 
@@ -157,6 +164,7 @@ def cut_model(
         updates: an optimizer comes with the model.
         say: told once what goes otherwise than the config asks.
         masters_host: host memory that masters go to, and the way there; None: they stay on the device.
+        masters_away: takes them from there to a disk; None: they stay in host memory.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one, or on the meta device with no method that gives it values.
@@ -181,7 +189,10 @@ def cut_model(
         memory=memory,
         tier=host if trained_leave else None,
         masters_host=None if masters_host is None else masters_host.pool_of(copied=not precision.has_separate_master),
+        masters_away=masters_away,
     )
+    if masters_away is not None:
+        masters_away.end()
     if host is not None and units and trained_leave and updates and masters_host is None:
         host.reserve_leaving(max(unit.layout.shard_numel for unit in units), precision.compute)
     hidden = hidden_size(model, units)
@@ -242,6 +253,7 @@ def cut_model(
         settings=resolved,
         kept=kept,
         away=away,
+        disk=masters_away,
     )
 
 

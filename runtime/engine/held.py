@@ -20,7 +20,7 @@ class HeldMemory:
     optimizer: optim.Optimizer | None
 
     def model_state_bytes(self) -> int:
-        """Bytes of parameters, gradients, masters and optimizer states that this rank holds now."""
+        """Bytes of parameters, gradients, masters and optimizer states that this rank holds in memory now."""
         units = [*self._parts.step.units, *self._parts.frozen_units]
         buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.master, u.grad_sum)]
         windows = {id(u.window): u.window for u in units if u.window is not None}.values()
@@ -28,7 +28,7 @@ class HeldMemory:
         buffers += [param.data for param in self.module.parameters() if not param.requires_grad]
         states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
         away = [] if self._parts.step.away is None else self._parts.step.away.buffers()
-        return measure([*buffers, *states, *away])
+        return measure(t for t in (*buffers, *states, *away) if self._parts.memory.takes_memory(t))
 
     def memory_arenas(self) -> ArenaReport:
         """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.
@@ -59,7 +59,7 @@ class HeldMemory:
         )
 
     def _memory_kinds(self) -> tuple[tuple[str, int], ...]:
-        """Returns names and bytes of what is held for long."""
+        """Returns names and bytes of the memory that is held for long."""
         report = self.memory_arenas()
-        inside = [(use.name, use.reserved_bytes) for use in report.arenas]
+        inside = [(use.name, use.reserved_bytes) for use in report.arenas if use.tier != "disk"]
         return (*inside, *((use.name, use.used_bytes) for use in report.outside))

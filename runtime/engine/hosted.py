@@ -18,6 +18,7 @@ from ..memory.host_pool import host_pool_for
 from ..mesh.collectives import Collectives
 from ..offload.block_step import block_step_for
 from ..offload.cpu_optimizer import CpuOptimizer, HostRange, share_of_cores
+from ..offload.disk_states import DiskStates
 from ..optim.sharded import ShardOptimizer
 from ..optim.structured import StructuredOptimizer
 from .cut import CutModel, HostTier
@@ -47,6 +48,7 @@ def update_on_host(
     *,
     settings: Config,
     memory: Arenas,
+    disk: DiskStates | None = None,
 ) -> OffloadedUpdate:
     """Returns the update of a model whose masters lie in host memory.
 
@@ -57,6 +59,7 @@ def update_on_host(
         collectives: the axis that ranges are spread over.
         settings: the config.
         memory: where buffers are reserved.
+        disk: has the masters, and places for states; None: they are in host memory.
 
     Raises:
         ModelError: the optimizer needs whole tensors, which no rank's host memory has.
@@ -90,5 +93,14 @@ def update_on_host(
         pool=host.pool,
         memory=memory,
         cores=share_of_cores(section.cpuadam_cores_perc),
+        keeper=disk,
     )
-    return OffloadedUpdate(cut.units, cut.plan, collectives, cut.reducer, cut.store, steps, overlaps=True)
+    update = OffloadedUpdate(cut.units, cut.plan, collectives, cut.reducer, cut.store, steps, overlaps=True)
+
+    def settle(*_: object) -> None:
+        update.settle()
+
+    # Whoever asks for the states reads them, or puts others in their place.
+    optimizer.torch_optimizer.register_state_dict_pre_hook(settle)
+    optimizer.torch_optimizer.register_load_state_dict_pre_hook(settle)
+    return update

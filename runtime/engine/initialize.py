@@ -43,6 +43,7 @@ from ..zero.state_dicts import watch_state_dicts
 from .arguments import check_parallelism, config_source
 from .comparison import check_same_everywhere
 from .cut import cut_model
+from .disk import states_on_disk
 from .distributed import init_distributed
 from .engine import Engine
 from .hosted import host_tier, update_on_host
@@ -128,6 +129,7 @@ def initialize(
     memory = Arenas()
     bus = bus_for(mesh.device)
     host = host_tier(settings, mesh.device, bus, say=say_once(info))
+    disk = states_on_disk(settings, optimizer, memory, rank=info.rank)
     cut = cut_model(
         model,
         settings,
@@ -139,6 +141,7 @@ def initialize(
         updates=optimizer is not None or settings.optimizer is not None,
         say=say_once(info),
         masters_host=host,
+        masters_away=disk,
     )
     shard_optimizer = ShardOptimizer(
         [unit.owned_range(assignment.group_of) for unit in cut.units],
@@ -148,9 +151,9 @@ def initialize(
     torch_optimizer = make_optimizer(optimizer, shard_optimizer, settings, assignment)
     away = None
     if torch_optimizer is not None:
-        shard_optimizer.house_states(memory, None if host is None else host.pool_of(copied=False))
+        shard_optimizer.house_states(memory, None if host is None else host.pool_of(copied=False), away=disk)
         if host is not None:
-            away = update_on_host(cut, shard_optimizer, host, data_axis, settings=settings, memory=memory)
+            away = update_on_host(cut, shard_optimizer, host, data_axis, settings=settings, memory=memory, disk=disk)
     scheduler = make_scheduler(lr_scheduler, torch_optimizer, settings)
     assert settings.batch is not None, "the config was loaded with a world size"
     loading = LoaderWishes(

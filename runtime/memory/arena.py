@@ -24,8 +24,9 @@ VIEW_ALIGN = 256
 #: Elements that are copied at once where a buffer moves onto itself.
 _MOVE_NUMEL = 1 << 20
 
-#: Where memory lies: on the device that computes, or on its host. Where the device is the CPU, two parts of its RAM.
-Tier = Literal["device", "host"]
+#: Where memory lies: on the device that computes, or on its host; where the device is the CPU, two parts of its RAM.
+#: What is on a disk has addresses alone, and takes no memory.
+Tier = Literal["device", "host", "disk"]
 
 #: Makes flat, zeroed memory of so many elements.
 Zeros = Callable[[int], Tensor]
@@ -102,7 +103,7 @@ class Arena:
 
     def __init__(self, name: str, zeros: Zeros, *, numel: int = 0, grows: bool = False, tier: Tier = "device") -> None:
         self.name = name
-        self._tier: Tier = tier
+        self.tier: Tier = tier
         # Who reserves once may let go of all that it made the memory with.
         self._more = zeros if grows else None
         self._blocks: list[_Block] = [_Block(zeros(numel))] if numel else []
@@ -163,7 +164,7 @@ class Arena:
         itemsize = self._empty.element_size()
         return ArenaUse(
             name=self.name,
-            tier=self._tier,
+            tier=self.tier,
             dtype=str(self._empty.dtype).removeprefix("torch."),
             reserved_bytes=sum(block.spans.size for block in self._blocks) * itemsize,
             used_bytes=self._used * itemsize,

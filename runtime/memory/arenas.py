@@ -36,21 +36,22 @@ class ArenaReport:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes of all arenas together."""
-        return sum(use.reserved_bytes for use in self.arenas)
+        """Bytes of memory of all arenas together; what is on a disk takes none."""
+        return self.bytes_in("device") + self.bytes_in("host")
 
     def bytes_in(self, tier: Tier) -> int:
         """Returns the bytes of all arenas of one tier."""
         return sum(use.reserved_bytes for use in self.arenas if use.tier == tier)
 
     def __str__(self) -> str:
-        """Returns a table, one line an arena; those in host memory after the others, with sums of their own."""
-        away = [use for use in self.arenas if use.tier == "host"]
+        """Returns a table, one line an arena; those in host memory and on a disk last, with sums of their own."""
+        away = [use for use in self.arenas if use.tier != "device"]
         rows = [_HEADS, *(_row(use) for use in self.arenas if use.tier == "device")]
         rows.append(_sum_row("all on the device" if away else "all arenas", self.bytes_in("device")))
-        if away:
-            rows += [_row(use) for use in away]
-            rows.append(_sum_row("all in host memory", self.bytes_in("host")))
+        for tier, where in (("host", "in host memory"), ("disk", "on the disk")):
+            uses = [use for use in away if use.tier == tier]
+            rows += [_row(use) for use in uses]
+            rows += [_sum_row(f"all {where}", sum(use.reserved_bytes for use in uses))] if uses else []
         rows += [(outside.name, "outside", "", format_bytes(outside.used_bytes), "", "") for outside in self.outside]
         widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
         return "\n".join(
@@ -79,6 +80,10 @@ class Arenas:
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in one of the arenas."""
         return any(arena.holds(tensor) for arena in self._arenas.values())
+
+    def takes_memory(self, tensor: Tensor) -> bool:
+        """Whether there is memory behind a tensor: what lies on a disk has addresses alone."""
+        return not any(arena.holds(tensor) for arena in self._arenas.values() if arena.tier == "disk")
 
     def compact(self) -> None:
         """See `Arena.compact`."""

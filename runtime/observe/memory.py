@@ -30,11 +30,13 @@ class HostOptimizer:
         travels: dtype in which reduced gradients come.
         adds_up: micro steps are added up, in the masters' dtype, on the device.
         widens: gradients are multiplied in the masters' dtype on the host, for no power of two takes their mean.
+        frame_bytes: masters and states lie on a disk, and pass through so much memory; None: they lie in memory.
     """
 
     travels: torch.dtype
     adds_up: bool
     widens: bool
+    frame_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +132,8 @@ class StatePrediction:
             gradients = _RING * largest * self.master.itemsize
         in_place = self.trained_on_host or self.compute == self.master or how.travels == self.compute
         through_ring = not in_place or (how.adds_up and self.compute != self.master and not self.trained_on_host)
-        return masters + states + gradients + through_ring * _RING * largest * self.compute.itemsize
+        kept = masters + states if how.frame_bytes is None else how.frame_bytes
+        return kept + gradients + through_ring * _RING * largest * self.compute.itemsize
 
     def _window_numel(self, sums: torch.dtype, states: torch.dtype) -> int:
         """Elements of the memory through which an optimizer sees ranges of other dtypes, one at a time."""

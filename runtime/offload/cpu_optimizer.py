@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +59,46 @@ class HostRange:
     stays: bool = False
 
 
+class StateKeeper(Protocol):
+    """Has masters and states that are not always in memory: in a step, while they are brought; else all of them."""
+
+    def begin(self) -> None:
+        """A step begins; not from the thread that steps, as `end` is not."""
+        ...
+
+    def expect(self, index: int) -> None:
+        """A range will be wanted soon."""
+        ...
+
+    def bring(self, index: int) -> None:
+        """Returns when a range's masters and states are there, until `put_away`.
+
+        Raises:
+            OffloadError: they cannot be read, or are not what was written.
+        """
+        ...
+
+    def put_away(self, index: int) -> None:
+        """A range has been stepped."""
+        ...
+
+    def end(self) -> None:
+        """Returns when all ranges may be read and set, until `begin`.
+
+        Raises:
+            OffloadError: a range could not be written.
+        """
+        ...
+
+    def buffers(self) -> list[Tensor]:
+        """Returns the memory that ranges come into."""
+        ...
+
+    def close(self) -> None:
+        """No step will follow."""
+        ...
+
+
 class CpuOptimizer:
     """See [Note: the step beside].
 
@@ -72,6 +112,7 @@ class CpuOptimizer:
         pool: makes host memory.
         memory: where it is reserved.
         cores: that the step may run on; None: all that the process may.
+        keeper: has masters and states where they are not always in memory; None: they are.
     """
 
     def __init__(
@@ -86,7 +127,9 @@ class CpuOptimizer:
         pool: HostPool,
         memory: Arenas,
         cores: Sequence[int] | None = None,
+        keeper: StateKeeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self._ranges = ranges
         self._optimizer = optimizer
         self._gradients = gradients
@@ -118,7 +161,8 @@ class CpuOptimizer:
 
     def buffers(self) -> list[Tensor]:
         """Returns what is held besides masters and states, on the device and on the host."""
-        return [*self._gradients.buffers(), *self._ring]
+        kept = [] if self._keeper is None else self._keeper.buffers()
+        return [*self._gradients.buffers(), *self._ring, *kept]
 
     @property
     def order(self) -> list[int]:
@@ -134,6 +178,8 @@ class CpuOptimizer:
         assert not self._under_way, "the last step was not settled"
         self._under_way = True
         options = self._optimizer.begin_away()
+        if self._keeper is not None:
+            self._keeper.begin()
         self._gradients.prepare()
         self._reserve_ring()
         following = [*self._order[1:], None]
@@ -174,10 +220,18 @@ class CpuOptimizer:
         self._gradients.forget()
         self._optimizer.end_away(self._changed)
         self._changed.clear()
+        if self._keeper is not None:
+            try:
+                self._keeper.end()
+            except DsrunError as error:
+                self._failure = error
+                raise
 
     def close(self) -> None:
         """Waits for what is under way, whatever comes of it, and ends the thread."""
         self._thread.shutdown(wait=True)
+        if self._keeper is not None:
+            self._keeper.close()
 
     def _take(self, index: int, future: Future[Event | None]) -> None:
         try:
@@ -204,6 +258,10 @@ class CpuOptimizer:
         if after is not None:
             self._gradients.start(index)
             self._gradients.start(after)  # comes while this range is stepped
+        if self._keeper is not None:
+            self._keeper.bring(index)
+            if after is not None:
+                self._keeper.expect(after)
         gradient = self._gradients.fetch(index)
         out_N, slot = self._place_of(index)
         for run in item.runs:
@@ -225,6 +283,15 @@ class CpuOptimizer:
         end = max((run.start - run.owned.start + run.numel for run in item.runs), default=0)
         if out_N is not None:
             out_N[end:].zero_()  # padding stays zeros, whatever the buffer held
+        event = self._send(item, out_N, slot)
+        if self._keeper is not None:
+            if out_N is None and event is not None:
+                event.synchronize()  # the copy reads the masters themselves
+            self._keeper.put_away(index)
+        return event
+
+    def _send(self, item: HostRange, out_N: Tensor | None, slot: int | None) -> Event | None:
+        """Starts a range's new parameters over the bus, where they do not stay."""
         if item.stays:
             return None
         source_N = item.master_N if out_N is None else out_N

@@ -29,6 +29,8 @@ from dsrun.errors import OffloadError
 
 from .pages_that_move import HUGE_BYTES, AddressSpace, Frame, cut_frames, room_for_frames
 
+_EMPTY = torch.empty(0, dtype=torch.uint8)
+
 
 @dataclass(slots=True)
 class _Part:
@@ -80,6 +82,9 @@ class DiskRecords:
         read_ahead: `expect` begins to read.
         write_behind: `put_away` does not wait for the disk.
 
+    Attributes:
+        frame_memory: that of all frames.
+
     Raises:
         OffloadError: there is not so much room on the disk.
     """
@@ -107,8 +112,17 @@ class DiskRecords:
         file.allocate()
         largest = max(record.nbytes for record in self._records)
         count = min(frames, len(self._records))
-        self._frame_memory = memory(room_for_frames(count, largest))
-        self._free = cut_frames(bytes_of(self._frame_memory), largest)[:count]
+        self.frame_memory = memory(room_for_frames(count, largest))
+        self._free = cut_frames(bytes_of(self.frame_memory), largest)[:count]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all records, and between them: on the disk, and of addresses."""
+        return self._file.reserved_bytes
+
+    def everything(self, nbytes: int) -> Tensor:
+        """Returns the first bytes of all records as one tensor, for who keeps account of addresses."""
+        return torch.frombuffer(self._space.view(0, nbytes), dtype=torch.uint8) if nbytes else _EMPTY
 
     def tensor(self, index: int, part: int, start: int, numel: int, dtype: torch.dtype) -> Tensor:
         """Returns a flat tensor in a part, whose storage is its bytes alone; it may be used while the record is here.

@@ -7,7 +7,7 @@ ranges moves and saves states alike. What they hold at first is the optimizer's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +19,18 @@ from ..memory.pages import fresh_zeros
 from ..protocols import OwnedRange
 
 
+class StatePlaces(Protocol):
+    """Places for states that are not always in memory; there must be some for all that are foreseen."""
+
+    def state_places(self, index: int) -> list[Tensor]:
+        """Returns the buffers of a range's states, each as large as the range."""
+        ...
+
+    def note_states(self, index: int) -> None:
+        """Says that a range's states are about to get their first values."""
+        ...
+
+
 class StateHousing:
     """Places for the states of all ranges.
 
@@ -26,9 +38,26 @@ class StateHousing:
         counts: each range with the number of states of its elements.
         memory: where they are reserved, in the dtype the optimizer computes in and on the masters' device.
         host: makes that memory where the masters lie in host memory apart from the device; None: they do not.
+        away: has places of its own for states, by the number of the range; None: they are reserved here.
     """
 
-    def __init__(self, counts: Sequence[tuple[OwnedRange, int]], memory: Arenas, host: HostPool | None = None) -> None:
+    def __init__(
+        self,
+        counts: Sequence[tuple[OwnedRange, int]],
+        memory: Arenas,
+        host: HostPool | None = None,
+        *,
+        away: StatePlaces | None = None,
+    ) -> None:
+        self._away = away
+        self._numbers = {id(owned): number for number, (owned, _) in enumerate(counts)}
+        self._names: dict[int, list[str]] = {}
+        if away is not None:
+            self._places = {
+                id(owned): away.state_places(number)[:count] for number, (owned, count) in enumerate(counts)
+            }
+            self.vacate()
+            return
         first = counts[0][0].seen_master
         arena = memory.reserve(
             "optimizer states",
@@ -37,7 +66,6 @@ class StateHousing:
             tier="device" if host is None else "host",
         )
         self._places = {id(owned): [arena.take(owned.master.numel()) for _ in range(count)] for owned, count in counts}
-        self._names: dict[int, list[str]] = {}
         self.vacate()
 
     def place(self, owned: OwnedRange, name: str) -> Tensor | None:
@@ -47,6 +75,8 @@ class StateHousing:
             if len(names) == len(places):
                 return None
             names.append(name)
+            if self._away is not None:
+                self._away.note_states(self._numbers[id(owned)])
         return places[names.index(name)]
 
     def buffers(self) -> list[Tensor]:

@@ -19,7 +19,7 @@ from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
 from ..protocols import OwnedRange, StateEntry
-from .housing import StateHousing, adam_state_names, adam_step_count
+from .housing import StateHousing, StatePlaces, adam_state_names, adam_step_count
 from .registry import adopt, check_range_by_range, states_of_group
 from .runs import Run, cut_runs
 from .structured import StructuredOptimizer, TensorInfo
@@ -68,7 +68,7 @@ class ShardOptimizer:
             optimizer.bind(self._runs, self._tensors(), self._axis, device=self._ranges[0].seen_master.device)
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
 
-    def house_states(self, memory: Arenas, host: HostPool | None = None) -> None:
+    def house_states(self, memory: Arenas, host: HostPool | None = None, *, away: StatePlaces | None = None) -> None:
         """Reserves the memory of the optimizer's states, where their number is known before they exist.
 
         Those of other optimizers, and those made with the optimizer (Adagrad's), stay where torch has put them.
@@ -76,6 +76,7 @@ class ShardOptimizer:
         Args:
             memory: where it is reserved.
             host: makes it, where masters lie in host memory apart from the device.
+            away: has places of its own, where masters are not always in memory.
         """
         assert self.torch_optimizer is not None, "drive() was not called"
         if self.torch_optimizer.state:
@@ -83,7 +84,7 @@ class ShardOptimizer:
         of_group = [states_of_group(self.torch_optimizer, group) for group in self.torch_optimizer.param_groups]
         counts = [(owned, max((of_group[group] for group in owned.groups), default=0)) for owned in self._ranges]
         if any(count for _, count in counts):
-            self._housing = StateHousing(counts, memory, host)
+            self._housing = StateHousing(counts, memory, host, away=away)
 
     def step(self, factor: float = 1.0) -> None:
         """Takes one optimizer step on the local ranges.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +25,18 @@ from .unit import ParamUnit
 from .values import take_values
 
 
+class MasterPlaces(Protocol):
+    """Places for masters that are not always in memory. At stages 1 to 3: a rank has its slices."""
+
+    def reserve(self, labels: Sequence[str], numels: Sequence[int], master: torch.dtype, state: torch.dtype) -> None:
+        """Makes room for the masters of all units, and for states in their own dtype beside them."""
+        ...
+
+    def admit(self, index: int, values_N: Tensor) -> Tensor:
+        """Takes a unit's first masters, in any dtype and on any device; returns them where they are from now on."""
+        ...
+
+
 class UnitBuffers:
     """Reserves parameters and masters at once; they are filled unit by unit, so the model's first tensors make room.
 
@@ -36,6 +49,7 @@ class UnitBuffers:
         memory: where they are reserved.
         suffix: behind the names of arenas, where there are others of the same kind in another dtype.
         tier: holds the slices, where parameters are sharded; None: the device does.
+        masters_away: takes masters that are not always in memory; None: they are.
         masters_host: memory for masters, where the optimizer steps on the host; None: they lie beside the parameters.
             Slices in a tier are the masters themselves where both have one dtype.
     """
@@ -52,7 +66,9 @@ class UnitBuffers:
         suffix: str = "",
         tier: ShardTier | None = None,
         masters_host: HostPool | None = None,
+        masters_away: MasterPlaces | None = None,
     ) -> None:
+        self._masters_away = masters_away
         self._units = units
         self._tier = tier
         self._masters_host = masters_host
@@ -72,13 +88,16 @@ class UnitBuffers:
         else:
             tier.reserve(name, numels, precision.compute)
         self._masters: Arena | None = None
-        if masters_host is not None and (precision.has_separate_master or tier is None):
+        if masters_away is not None:
+            masters_away.reserve([unit.label for unit in units], shards, precision.master, precision.states)
+        elif masters_host is not None and (precision.has_separate_master or tier is None):
             zeros = partial(masters_host.zeros, dtype=precision.master)
             self._masters = memory.reserve("masters" + suffix, self._owned_numel, zeros, tier="host")
         elif precision.has_separate_master:
             self._masters = memory.reserve("masters" + suffix, self._owned_numel, self._own)
         # The first values of one unit, where no buffer of its own can take them whole and in fp32.
-        needs_scratch = plan.shard_parameters if self._masters is None else plan.shard_optimizer
+        in_parameters = self._masters is None and masters_away is None
+        needs_scratch = plan.shard_parameters if in_parameters else plan.shard_optimizer
         self._scratch = self._own(max(padded, default=0) if needs_scratch else 0)
 
     def fill(self, unit: ParamUnit) -> None:
@@ -104,7 +123,9 @@ class UnitBuffers:
             unit.shard = own_slice(flat, rank=rank, size=size)
             unit.bind_params(flat)
         unit.owned = layout.shard_range(rank) if self._plan.shard_optimizer else (0, layout.padded_numel)
-        if self._masters is None:
+        if self._masters_away is not None:
+            unit.master = self._masters_away.admit(unit.index, mine)
+        elif self._masters is None:
             unit.master = unit.shard if self._plan.shard_optimizer else unit.flat_param
         else:
             unit.master = self._masters.take(layout.shard_numel).copy_(mine) if self._plan.shard_optimizer else whole

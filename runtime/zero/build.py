@@ -13,7 +13,7 @@ from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
 from ..precision.policy import PrecisionPolicy
-from .buffers import UnitBuffers
+from .buffers import MasterPlaces, UnitBuffers
 from .plan import ZeroPlan
 from .slots import in_dtype
 from .slotted import SlottedStore
@@ -35,6 +35,7 @@ def build_units(
     memory: Arenas | None = None,
     tier: ShardTier | None = None,
     masters_host: HostPool | None = None,
+    masters_away: MasterPlaces | None = None,
 ) -> list[ParamUnit]:
     """Takes the parameters' values into flat buffers on `device`; the parameters become views of them.
 
@@ -52,6 +53,7 @@ def build_units(
         memory: where the buffers are reserved; None: in arenas of their own.
         tier: holds the slices of parameters at stage 3; None: the device does.
         masters_host: memory for masters, where the optimizer steps on the host.
+        masters_away: takes masters that are not always in memory.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one.
@@ -76,6 +78,7 @@ def build_units(
             suffix="" if dtype is None else in_dtype(dtype),
             tier=tier if plan.shard_parameters else None,
             masters_host=masters_host,
+            masters_away=masters_away,
         )
         for unit in members:
             buffers.fill(unit)

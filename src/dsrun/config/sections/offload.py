@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from dsrun.config.knob import Section, Status, knob
-from dsrun.config.values import Count, Flag, Fraction, Positive, PositiveOrAuto
+from dsrun.config.values import Count, Flag, Fraction, Names, Positive, PositiveOrAuto
 
 Device = Literal["none", "cpu", "nvme"]
 
@@ -21,14 +21,20 @@ class OffloadOptimizer(Section):
             "Where optimizer states and master weights live.",
             status=Status.WORKS,
             effect="cpu: saves 16 bytes of GPU memory per parameter of the shard (12 with accumulation), costs PCIe "
-            "traffic and a CPU step; any elementwise optimizer",
-            planned=("nvme",),
-            why="keep optimizer states on NVMe",
+            "traffic and a CPU step; any elementwise optimizer. nvme: likewise, and states take no host memory but "
+            "`buffer_count` units; the disk is read and written once a step, 24 bytes per parameter of Adam",
             stages=(1, 2, 3),
             users=(93, 34),
         ),
     ] = "none"
-    nvme_path: Annotated[str | None, knob("Folder on a local NVMe drive, for `device` nvme.")] = None
+    nvme_path: Annotated[
+        Names | None,
+        knob(
+            "Folder on a local NVMe drive, for `device` nvme; a list of folders is striped over. Each rank has a file "
+            "there without a name, which is gone with the rank.",
+            status=Status.WORKS,
+        ),
+    ] = None
     pin_memory: Annotated[
         Flag,
         knob(
@@ -38,10 +44,33 @@ class OffloadOptimizer(Section):
             users=(74, 30),
         ),
     ] = True
-    buffer_count: Annotated[Positive, knob("Host buffers that stream states to and from NVMe.", unit="buffers")] = 4
-    fast_init: Annotated[Flag, knob("Skip reading back freshly initialised states.")] = False
-    pipeline_read: Annotated[Flag, knob("Read the next states from NVMe while one is updated.")] = False
-    pipeline_write: Annotated[Flag, knob("Write updated states to NVMe while the next is updated.")] = False
+    buffer_count: Annotated[
+        Positive,
+        knob(
+            "Host buffers through which states stream to and from NVMe.",
+            status=Status.WORKS,
+            effect="each as large as the masters and states of the largest unit; 3 keep reading, step and writing "
+            "apart, more bridge units of different sizes",
+            unit="buffers",
+        ),
+    ] = 4
+    fast_init: Annotated[
+        Flag,
+        knob(
+            "Write masters alone to NVMe when the engine is made, and states after the first step.",
+            status=Status.WORKS,
+            effect="saves two thirds of the bytes before the first step, and of those that it reads",
+            differs="false",
+        ),
+    ] = True
+    pipeline_read: Annotated[
+        Flag,
+        knob("Read the next unit's states from NVMe while one is updated.", status=Status.WORKS, differs="false"),
+    ] = True
+    pipeline_write: Annotated[
+        Flag,
+        knob("Write a unit's updated states to NVMe while the next is updated.", status=Status.WORKS, differs="false"),
+    ] = True
     ratio: Annotated[
         Fraction, knob("Share of the states that leave the GPU.", unit="fraction", stages=(3,), users=(1, 1))
     ] = 1.0
@@ -82,7 +111,7 @@ class OffloadParam(Section):
         ),
     ] = "none"
     nvme_path: Annotated[
-        str | None,
+        Names | None,
         knob("Folder on a local NVMe drive, for `device` nvme.", status=Status.PLANNED, harmless=True, users=(2, 1)),
     ] = None
     pin_memory: Annotated[

@@ -1,0 +1,76 @@
+"""Optimizer states on a disk put together, as `offload_optimizer` and `aio` say: which files, how read and written."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn, optim
+
+from dsrun.config.config import Config
+from dsrun.config.sections.memory import Aio
+from dsrun.direct_io.extent_file import ExtentFile
+from dsrun.direct_io.settings import IoSettings
+
+from ..memory.arenas import Arenas
+from ..offload.disk_states import DiskStates
+from ..optim.registry import factory_of, states_of_group
+from .optimizer import OptimizerLike
+
+#: Where a script makes the optimizer by a function, which is not called before there are masters: room for Adam's.
+_USUAL_STATES = 2
+
+
+def states_on_disk(settings: Config, given: OptimizerLike | None, memory: Arenas, *, rank: int) -> DiskStates | None:
+    """Returns where masters and optimizer states lie, if the config puts them on a disk.
+
+    Args:
+        settings: the config.
+        given: the script's optimizer, or a function that makes it.
+        memory: where what they come into is reserved.
+        rank: of this process, for errors.
+
+    Raises:
+        OffloadError: no file can be made in a path.
+    """
+    section = settings.zero_optimization.offload_optimizer
+    if section.device != "nvme":
+        return None
+    assert section.nvme_path, "the config was checked"
+    file = ExtentFile(section.nvme_path, io_settings(settings.aio), what=f"optimizer states of rank {rank}")
+    return DiskStates(
+        file,
+        memory,
+        states=foreseen_states(settings, given),
+        frames=section.buffer_count,
+        read_ahead=section.pipeline_read,
+        write_behind=section.pipeline_write,
+        writes_zeros=not section.fast_init,
+    )
+
+
+def io_settings(aio: Aio) -> IoSettings:
+    """Returns how files are read and written."""
+    return IoSettings(
+        block_bytes=aio.block_size,
+        queue_depth=aio.queue_depth,
+        threads=aio.intra_op_parallelism,
+        single_submit=aio.single_submit,
+        overlap_events=aio.overlap_events,
+        verify=aio.verify,
+    )
+
+
+def foreseen_states(settings: Config, given: OptimizerLike | None) -> int:
+    """Returns how many states an optimizer that is yet to be made will keep for each element.
+
+    Args:
+        settings: the config, for its `optimizer` section.
+        given: the script's, which goes before.
+    """
+    optimizer = given
+    if optimizer is None and settings.optimizer is not None:
+        section = settings.optimizer
+        leaf = nn.Parameter(torch.zeros(1))
+        optimizer = factory_of(section.type, section.params.model_dump())([{"params": [leaf]}])
+    if not isinstance(optimizer, optim.Optimizer):
+        return _USUAL_STATES
+    return max((states_of_group(optimizer, group) for group in optimizer.param_groups), default=0)
