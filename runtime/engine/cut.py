@@ -25,8 +25,10 @@ from ..offload.host_gradients import HostGradients
 from ..offload.params_on_host import HostShards
 from ..optim.groups import GroupAssignment
 from ..optim.registry import states_per_element
+from ..precision.configured import autocast_of
 from ..precision.kept import Kept, find_kept
 from ..precision.policy import DTYPES, PrecisionPolicy
+from ..precision.traffic import find_light
 from ..zero.build import build_store, build_units
 from ..zero.frozen import join_frozen, place_frozen, whole_bytes
 from ..zero.leaves import mark_leaves
@@ -180,7 +182,12 @@ def cut_model(
     # An optimizer on the device that updates the very parameters has them there.
     trained_leave = host is not None and (precision.has_separate_master or masters_host is not None or not updates)
     units = build_units(
-        find_units(model, kept=kept.tensors),
+        find_units(
+            model,
+            kept=kept.tensors,
+            light=find_light(model, settings.torch_autocast.lower_precision_safe_modules),
+            wire=autocast_of(settings),
+        ),
         plan,
         data_axis,
         precision=precision,

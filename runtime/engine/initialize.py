@@ -122,8 +122,6 @@ def initialize(
     stage = settings.zero_optimization.stage
     if settings.fp8.enabled:
         use_fp8(model, settings.fp8, mesh.device)
-    if stage == 3 and settings.torch_autocast.enabled and settings.zero_optimization.memory_efficient_linear:
-        use_memory_efficient_linear(model)
     precision = policy_of(settings)
     data_axis = mesh.axes[DATA_AXIS]
     memory = Arenas()
@@ -174,6 +172,8 @@ def initialize(
         )
     predicted = cut.prediction(torch_optimizer)
     state_bytes = predicted.total_bytes()
+    if stage == 3 and settings.torch_autocast.enabled and settings.zero_optimization.memory_efficient_linear:
+        use_memory_efficient_linear(model)
     cast_at_borders(model, cut.kept, precision.compute)
     hooks = UnitHooks(cut.acquired, cut.store, cut.reducer)
     activations = activate(  # after the units' hooks, which stand within its own

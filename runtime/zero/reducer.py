@@ -95,8 +95,9 @@ class GradReducer:
         slot_count: slots that the units with modules share.
         divide_before: part of the division by the number of ranks that comes before the reduction, in the dtype that
             travels: keeps sums of 16-bit gradients over many ranks from overflowing.
-        wire: dtype in which gradients travel and are added up over the ranks; None for their own. Another one costs
-            two buffers of the size of the largest unit, and a copy.
+        wire: dtype in which gradients travel and are added up over the ranks, of units that have none of their own;
+            None for that of parameters. Another one costs two buffers of the size of the largest such unit, and a copy;
+            there is one other at most.
         sums: where reduced gradients go; None: to the units' `grad_sum`s.
         memory: where buffers are reserved; None: in arenas of their own.
 
@@ -143,12 +144,16 @@ class GradReducer:
         ]
         self._divide_before = divide_before
         self._staging: list[_Staging] = []
-        largest = max((unit.layout.padded_numel for unit in units if unit.dtype != wire), default=0)
-        if wire is not None and largest and collectives.size > 1:
+        wires = {unit.index: unit.wire or wire or unit.dtype for unit in units}
+        staged = [unit for unit in units if wires[unit.index] != unit.dtype and collectives.size > 1]
+        self._staged = {unit.index for unit in staged}
+        if staged:
+            (other,) = {wires[unit.index] for unit in staged}
+            largest = max(unit.layout.padded_numel for unit in staged)
             staging = memory.reserve(
                 "wire staging",
                 room_for([largest] * _STAGING_COUNT),
-                lambda numel: collectives.zeros(numel, dtype=wire, device=first.device),
+                lambda numel: collectives.zeros(numel, dtype=other, device=first.device),
             )
             self._staging = [_Staging(staging.take(largest)) for _ in range(_STAGING_COUNT)]
         # Ranks move out what their own graphs make them, so this memory cannot be made together, and is not shared.
@@ -320,7 +325,7 @@ class GradReducer:
     def _to_send(self, unit: ParamUnit, flat_N: Tensor) -> Tensor:
         """Returns the gradient as it travels, divided as far as it is to be before; may overwrite `flat_N`."""
         sent_N = flat_N
-        if self._staging and flat_N.dtype != self._staging[0].memory.dtype:
+        if unit.index in self._staged:
             staging = self._staging.pop(0)
             self._staging.append(staging)
             if staging.holder is not None:

@@ -36,6 +36,7 @@ class ParamUnit:
         index: position among the units, in order of registration.
         label: what it is called where something waits for it.
         module: whose forward uses the parameters; None for the rest unit.
+        wire: dtype that gradients travel in; None: that of all others.
         params: the model's parameters, in the order of `layout.extents`.
         layout: places in the flat buffers, see [Note: flat buffers].
         owned: [start, stop) of the flat buffer that this rank updates: its slice, or everything at stage 0.
@@ -62,6 +63,7 @@ class ParamUnit:
         self.label = f"unit {index} `{spec.name}`"
         self.name = spec.name
         self.module = spec.module
+        self.wire = spec.wire
         self.params = [param for _, param in spec.params]
         self.layout: UnitLayout = lay_out(
             spec.name, [(name, param.shape) for name, param in spec.params], world_size=world_size
@@ -170,4 +172,4 @@ class ParamUnit:
 def group_by(spec: UnitSpec, group_of: Mapping[int, int]) -> UnitSpec:
     """Orders a unit's parameters by optimizer group, so that each group is one run of the flat buffer."""
     ordered: Sequence[tuple[str, nn.Parameter]] = sorted(spec.params, key=lambda item: group_of[id(item[1])])
-    return UnitSpec(spec.name, spec.module, tuple(ordered), spec.dtype)
+    return UnitSpec(spec.name, spec.module, tuple(ordered), spec.dtype, spec.wire)

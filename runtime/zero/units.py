@@ -46,20 +46,27 @@ class UnitSpec:
         module: whose forward uses the parameters; None for the rest unit.
         params: (qualified name, parameter), each parameter of the model in one unit only.
         dtype: that the parameters stay in; None: the one that the model computes in.
+        wire: dtype that gradients travel in; None: that of all others.
     """
 
     name: str
     module: nn.Module | None
     params: tuple[tuple[str, nn.Parameter], ...]
     dtype: torch.dtype | None = None
+    wire: torch.dtype | None = None
 
 
-def find_units(model: nn.Module, *, kept: Collection[int] = ()) -> list[UnitSpec]:
+def find_units(
+    model: nn.Module, *, kept: Collection[int] = (), light: Collection[int] = (), wire: torch.dtype | None = None
+) -> list[UnitSpec]:
     """Groups the trainable parameters of `model` into units, see [Note: units].
 
     Args:
         model: the model.
         kept: ids of parameters that stay in fp32 where the others have 16 bits.
+        light: ids of parameters whose gradients may travel in `wire`. A module's unit that has some has no others:
+            these are in the rest unit, which travels as ever, whatever is in it.
+        wire: see `light`.
 
     Returns:
         units with modules in order of registration; the rest units last, and only where they have parameters.
@@ -69,6 +76,8 @@ def find_units(model: nn.Module, *, kept: Collection[int] = ()) -> list[UnitSpec
         return param.requires_grad and id(param) not in kept
 
     units = [unit for whole in _modules_with_params(model) if (unit := _only(whole, is_wanted)).params]
+    if light:
+        units = [_lightened(unit, light, wire) for unit in units]
     taken = {id(param) for unit in units for _, param in unit.params}
     rest = [(name, param) for name, param in model.named_parameters() if param.requires_grad and id(param) not in taken]
     for name, dtype in ((REST, None), (KEPT, torch.float32)):
@@ -102,6 +111,12 @@ def _may_be_cut(param: nn.Parameter) -> bool:
 
 def _only(unit: UnitSpec, wanted: Callable[[nn.Parameter], bool]) -> UnitSpec:
     return UnitSpec(unit.name, unit.module, tuple((name, param) for name, param in unit.params if wanted(param)))
+
+
+def _lightened(unit: UnitSpec, light: Collection[int], wire: torch.dtype | None) -> UnitSpec:
+    """Returns the unit with those of its parameters alone that may travel in `wire`; as it is where there are none."""
+    params = tuple(item for item in unit.params if id(item[1]) in light)
+    return UnitSpec(unit.name, unit.module, params, unit.dtype, wire) if params else unit
 
 
 def _modules_with_params(model: nn.Module) -> Iterator[UnitSpec]:

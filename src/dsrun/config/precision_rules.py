@@ -44,6 +44,7 @@ def check_precision(config: Training, report: Report, place_of: PlaceOf) -> None
     _param_dtype(config, report, place_of)
     _kept(config, report, place_of)
     _autocast(config, report, place_of)
+    _light_traffic(config, report, place_of)
     _loss_scale(config.fp16, report, place_of)
     _fp8(config, report, place_of)
 
@@ -138,6 +139,22 @@ def _autocast(config: Training, report: Report, place_of: PlaceOf) -> None:
             key = "torch_autocast.enabled"
             message = f"`{key}` and `{name}.enabled` are both true; autocast casts parameters in fp32, expected one"
             report.error(Code.COMBINATION, key, message, place_of(key), f"keep `{name}`: it takes half the memory")
+
+
+def _light_traffic(config: Training, report: Report, place_of: PlaceOf) -> None:
+    """Gradients of some modules travel in another format: not where all do, or go to the host as they come."""
+    if not config.torch_autocast.enabled or not config.torch_autocast.lower_precision_safe_modules:
+        return
+    key, device = "torch_autocast.lower_precision_safe_modules", config.zero_optimization.offload_optimizer.device
+    if config.communication_data_type is not None:
+        other = f'`communication_data_type` is "{config.communication_data_type}"'
+        message = f"`{key}` is set, and {other}, which is for all modules; expected one"
+        report.error(Code.COMBINATION, key, message, place_of(key), "leave out one of them")
+    if device != "none":
+        message = (
+            f'`{key}` is set, and `zero_optimization.offload_optimizer.device` is "{device}", which has one format'
+        )
+        report.error(Code.COMBINATION, key, message, place_of(key), "leave out one of them")
 
 
 def _loss_scale(fp16: Fp16, report: Report, place_of: PlaceOf) -> None:

@@ -504,9 +504,12 @@ def test_what_stays_in_fp32_cannot_be_offloaded() -> None:
             "autocast casts parameters in fp32, expected one",
         ),
         (
-            {"torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["torch.nn.Linear"]}},
-            '`torch_autocast.lower_precision_safe_modules` is ["torch.nn.Linear"]; this version does not exchange '
-            "gradients of single modules in another format (`communication_data_type` is for all of them) yet",
+            {
+                "torch_autocast": {"enabled": True, "lower_precision_safe_modules": ["Linear"]},
+                "communication_data_type": "bf16",
+            },
+            '`torch_autocast.lower_precision_safe_modules` is set, and `communication_data_type` is "bf16", '
+            "which is for all modules; expected one",
         ),
     ],
 )
