@@ -85,6 +85,11 @@ class Stopping:
         # Now, so that exit handlers of the script, which may talk to other ranks, run before.
         atexit.register(self._at_stop)
 
+    @property
+    def stop_requested(self) -> bool:
+        """Whether a signal has asked this rank to save and end, say to leave a long evaluation; others may not know."""
+        return self._stop is not None and self._stop.noted is not None
+
     def _forget_signals(self) -> None:
         """Gives the signals back to whom they belonged."""
         if self._stop is not None:

@@ -29,6 +29,7 @@ def _train_until_signalled(
     samples = accumulation * engine.world_size
     losses: list[float] = []
     micro_step = at.get(engine.global_rank)
+    assert not engine.stop_requested
     forward = engine.module.forward
 
     def signalled(*args: Any) -> Any:
@@ -44,6 +45,7 @@ def _train_until_signalled(
 
     with pytest.raises(SystemExit) as ended:
         to_the_end()
+    assert engine.stop_requested == (engine.global_rank in at), "the others learn of it with the step"
     engine.destroy()
     assert isinstance(ended.value.code, int)
     return ended.value.code, engine.global_steps, losses
