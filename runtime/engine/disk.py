@@ -11,6 +11,8 @@ from dsrun.direct_io.extent_file import ExtentFile
 from dsrun.direct_io.settings import IoSettings
 
 from ..memory.arenas import Arenas
+from ..observe.records import RecordWriter
+from ..observe.wear import DiskWear
 from ..offload.disk_states import DiskStates
 from ..optim.registry import factory_of, states_of_group
 from .optimizer import OptimizerLike
@@ -45,6 +47,11 @@ def states_on_disk(settings: Config, given: OptimizerLike | None, memory: Arenas
         write_behind=section.pipeline_write,
         writes_zeros=not section.fast_init,
     )
+
+
+def wear_of(disk: DiskStates, settings: Config, records: RecordWriter, *, rank: int) -> DiskWear:
+    """Returns what tells of the bytes that go to the disk."""
+    return DiskWear(disk.counts, settings.zero_optimization.offload_optimizer.nvme_path or (), records, rank=rank)
 
 
 def io_settings(aio: Aio) -> IoSettings:

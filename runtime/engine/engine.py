@@ -80,6 +80,7 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeed
             device=self.device,
             model_numel=sum(extent.numel for unit in parts.step.units for extent in unit.layout.extents),
             total_steps=getattr(parts.scheduler, "total_num_steps", None),
+            wear=parts.wear,
         )
         self._peaks = PeakSummary(
             parts.records,
@@ -95,6 +96,7 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeed
         )
         # Few scripts call `destroy`: the summary then comes when the engine or the interpreter ends.
         self._at_end = weakref.finalize(self, self._peaks.report)
+        self._wear_at_end = None if parts.wear is None else weakref.finalize(self, parts.wear.report)
         # An update may be under way when the engine goes: the model would read its parameters half written.
         self._settled_at_end = None if parts.step.away is None else weakref.finalize(self, parts.step.away.close)
 
@@ -330,6 +332,8 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeed
         try:
             if self._settled_at_end is not None:
                 self._settled_at_end()
+            if self._wear_at_end is not None:
+                self._wear_at_end()
             self._parts.saver.close(self._heartbeat.beat)
         finally:
             self._let_go()

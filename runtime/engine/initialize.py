@@ -41,13 +41,13 @@ from ..zero.hooks import UnitHooks
 from ..zero.leaves import is_leaf
 from ..zero.state_dicts import watch_state_dicts
 from .arguments import check_parallelism, config_source
+from .checkpoints import policy_of_saving
 from .comparison import check_same_everywhere
 from .cut import cut_model
-from .disk import states_on_disk
+from .disk import states_on_disk, wear_of
 from .distributed import init_distributed
 from .engine import Engine
 from .hosted import host_tier, update_on_host
-from .checkpoints import policy_of_saving
 from .opening import open_run, records_path, say_once
 from .optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
 from .parts import SCRIPT_PHASE, EngineParts, Scheduler
@@ -235,6 +235,7 @@ def initialize(
             resume=resume_folder(),
             predicted_state_bytes=state_bytes,
             predicted_host_bytes=predicted.host_bytes(),
+            wear=None if disk is None else wear_of(disk, settings, records, rank=info.rank),
             frozen_units=cut.frozen,
             saver=Saver(data_axis, noticeboard(), device=mesh.device, policy=policy_of_saving(settings.checkpoint)),
         )

@@ -21,6 +21,7 @@ from ..memory.bus import Bus
 from ..mesh.collectives import Collectives
 from ..mesh.groups import ProcessGroupMesh
 from ..observe.records import RecordWriter
+from ..observe.wear import DiskWear
 from ..precision.loss_scale import LossScale
 from ..zero.hooks import UnitHooks
 from ..zero.unit import ParamUnit
@@ -77,6 +78,7 @@ class EngineParts:
         heartbeat: told where this rank is, for the launcher that watches it.
         resume: checkpoint that a job which was started again goes on from; None at first.
         predicted_state_bytes: model state of this rank, as predicted.
+        wear: counts what goes to disks; None where nothing does.
         predicted_host_bytes: what of it lies in host memory, apart from the device's.
         frozen_units: units of frozen parameters; empty where every rank has them whole.
         saver: writes checkpoints, beside training or in it.
@@ -109,5 +111,6 @@ class EngineParts:
     resume: Path | None
     predicted_state_bytes: int
     predicted_host_bytes: int
+    wear: DiskWear | None
     frozen_units: Sequence[ParamUnit]
     saver: Saver

@@ -13,6 +13,7 @@ from dsrun.contract import STEP_EVENT
 from ..mesh.collectives import Collectives
 from ..observe.memory import used_bytes
 from ..observe.records import RecordWriter
+from ..observe.wear import DiskWear
 from .state import Counters
 from .step import StepResult
 
@@ -27,6 +28,7 @@ class StepReport:
         device: where losses are summed, without a host read.
         model_numel: parameters, for the estimate of operations.
         total_steps: optimizer steps of the whole run, where the schedule says so.
+        wear: counts what goes to disks; None where nothing does.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class StepReport:
         device: torch.device,
         model_numel: int,
         total_steps: int | None,
+        wear: DiskWear | None = None,
     ) -> None:
         self._collectives = collectives
         self._records = records
@@ -49,6 +52,7 @@ class StepReport:
         self._device = device
         self._model_numel = model_numel
         self._total_steps = total_steps
+        self._wear = wear
         self._started = time.perf_counter()
 
     def add_loss(self, loss: Tensor) -> None:
@@ -100,6 +104,7 @@ class StepReport:
                 **({"loss_scale": result.loss_scale} if result.loss_scale != 1.0 else {}),
                 **({"non_finite": result.non_finite} if result.non_finite is not None else {}),
                 **({"total_steps": self._total_steps} if self._total_steps else {}),
+                **(self._wear.take_step() if self._wear is not None else {}),
                 **(_speed(tokens, self._model_numel, seconds) if tokens else {}),
             },
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -291,3 +292,24 @@ def test_a_changed_byte_is_an_error_where_it_is_checked(tmp_path: Path, monkeypa
         train(engine, range(2, 4), samples=2)
     with pytest.raises(OffloadError):
         engine.destroy()
+
+
+def test_what_is_written_is_told_a_step_and_at_the_end(tmp_path: Path) -> None:
+    run_ranks(1, _tells_of_wear, str(tmp_path))
+
+
+def _tells_of_wear(path: str) -> None:
+    os.environ["DSRUN_RUN_DIR"], records = path, os.path.join(path, "records.jsonl")
+    engine = make_engine(on_disk(1, path, micro=2))
+    whole, masters = record_bytes(engine), record_bytes(engine, states=0)
+    train(engine, range(3), samples=2)
+    engine.destroy()
+    with open(records) as file:
+        told = [json.loads(line) for line in file]
+    steps = [record for record in told if record["event"] == "step"]
+    # An update goes on behind its step: what it moves may be told with the next one.
+    assert sum(record["disk_written_bytes"] for record in steps) <= 3 * whole
+    (end,) = [record for record in told if record["event"] == "disk_wear"]
+    assert (end["paths"], end["steps"], end["written_bytes"]) == ([path], 3, 3 * whole)
+    assert (end["read_bytes"], end["written_bytes_a_step"]) == (masters + 2 * whole, whole)
+    assert end["written_bytes_a_day"] > 0
