@@ -2,6 +2,7 @@
 
     bash scripts/soak                       # 100 launches, killed 0 to 5 s after their start
     bash scripts/soak --launches 20 --seed 7
+    bash scripts/soak --saves 400           # checkpoints being saved, in and beside training, under new and old names
     bash scripts/soak --exits 100           # clean runs of two ranks with an engine, which must all end with 0
     bash scripts/soak --hosts 2             # launches over two hosts of namespaces, by ssh; needs root
     bash scripts/soak --hosts 2 --exits 20  # clean runs over them, on bad networks in turn
@@ -33,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.bad_networks import NETWORKS, network
 from support.faults import launched
 from support.faults_training import TRAIN, losses_said, true_losses
+from support.killed_saves import kill_while_saving
 from support.many_hosts import launched_on_hosts
 from support.namespaces import Rig, hosts, why_no_hosts
 from support.random_kills import VICTIMS, VICTIMS_ON_HOSTS, kill_at, kill_on_hosts_at
@@ -60,6 +62,13 @@ def kill_one_on_hosts(rig: Rig, folder: Path, number: int, seed: int) -> str:
     moment_s = chance.uniform(0.0, LATEST_SURVEYOR_S if victim == "surveyor" else LATEST_MOMENT_ON_HOSTS_S)
     return "killed: " + kill_on_hosts_at(
         rig, folder, victim, host=chance.choice(rig.hosts), moment_s=moment_s, start=start
+    )
+
+
+def kill_one_save(folder: Path, number: int, seed: int) -> str:
+    """Kills a process that saves checkpoints; returns what was killed."""
+    return kill_while_saving(
+        folder / "checkpoints", seed=f"{seed} {number}", repeated=number % 2 == 1, asynchronous=number % 4 < 2
     )
 
 
@@ -154,18 +163,21 @@ def repeat_on_hosts(launches: int, exits: int, host_count: int, *, seed: int, on
 def main() -> int:
     """Reads the words; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--launches", type=int, help="jobs to kill (default: 100, if no --exits are asked for)")
+    parser.add_argument("--launches", type=int, help="jobs to kill (default: 100, if nothing else is asked for)")
+    parser.add_argument("--saves", type=int, default=0, help="savers of checkpoints to kill")
     parser.add_argument("--exits", type=int, default=0, help="jobs to let end by themselves")
     parser.add_argument("--hosts", type=int, metavar="N", help="all of it over N hosts of namespaces, at least 2")
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000), help="(default: another each time)")
     parser.add_argument("--only", type=int, metavar="N", help="repeat number N of that seed alone")
     args = parser.parse_args()
-    launches = args.launches if args.launches is not None else 0 if args.exits else 100
+    launches = args.launches if args.launches is not None else 0 if args.exits or args.saves else 100
     if args.hosts is not None and args.hosts < 2:
         parser.error("--hosts takes 2 or more")
     if args.hosts and (why := why_no_hosts()) is not None:
         parser.error(why)
     failures = 0
+    if args.saves:
+        failures += repeat(args.saves, kill_one_save, seed=args.seed, only=args.only)
     if args.hosts:
         failures += repeat_on_hosts(launches, args.exits, args.hosts, seed=args.seed, only=args.only)
     else:
