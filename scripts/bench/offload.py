@@ -4,6 +4,8 @@
 
 Parts, each a module of offload_parts that says what it measures:
     step      the optimizer's step on the host: bf16 gradient to bf16 parameter
+    nvme      a drive read and written, and a step whose states are on it
+    params    parameters streamed from host memory while blocks compute, over a bus held to a pace
 
 Contenders take turns within a round, so that ratios are of neighbours in time. DeepSpeed belongs into an environment of
 its own, and is left out without one; its first start compiles for a minute:
@@ -20,12 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from offload_parts import step
+from offload_parts import nvme, params, step
 from offload_parts.options import Options
 from zero_peers.figures import Figures
 
 PARTS: dict[str, Callable[[Options], list[Figures]]] = {
     "step": step.measure,
+    "nvme": nvme.measure,
+    "params": params.measure,
 }
 
 
