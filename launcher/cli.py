@@ -41,6 +41,7 @@ VERBS = {
     "probe": "Show host, processor, memory, GPUs and versions.",
     "nvme": "Find the fastest settings for disks that offload uses.",
     "config": "Check training configs.",
+    "checkpoint": "List, check, compare, convert and remove checkpoints.",
     "slurm": "Submit a run to Slurm, on nodes that it chooses.",
     "k8s": "Print a run as a Kubernetes JobSet.",
     "plan": "Predict memory and the shortest step before anything runs.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 from dsrun.errors import CheckpointError
@@ -12,7 +12,7 @@ from .read_blocks import BlockReader
 from .tensor_header import read_header
 
 
-def verify(folder: Path, index: Index) -> Generator[str]:
+def verify(folder: Path, index: Index, *, progress: Callable[[str], None] = lambda name: None) -> Generator[str]:
     """Yields everything that is wrong with the files of a tag, each with file and tensors.
 
     A flipped bit of the index is found when it is read, see `parse.read_index`. Checkpoints of format 1 have no
@@ -21,9 +21,11 @@ def verify(folder: Path, index: Index) -> Generator[str]:
     Args:
         folder: the tag's.
         index: its index.
+        progress: called with the name of each file before it is read.
     """
     reader = BlockReader(folder, index)
     for name in sorted(index.files):
+        progress(name)
         damaged = False
         for problem in reader.check(name):
             damaged = True

@@ -1,0 +1,179 @@
+"""`dsrun checkpoint`: looks at checkpoints, converts and removes them. What it knows stands in checkpoint_files."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from dsrun.errors import CheckpointError, Problem, UsageError
+
+from ..option_words import parse_path
+
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+_PATH = click.argument("path", type=parse_path, metavar="PATH")
+
+
+@click.group("checkpoint")
+def command() -> None:
+    """Look at checkpoints, check, compare, convert and remove them.
+
+    PATH is the folder of one checkpoint (`checkpoints/global_step200`), or the one they are saved in
+    (`checkpoints`), whose latest is meant.
+    """
+
+
+@command.command("ls")
+@_JSON
+@click.argument("folder", type=parse_path, metavar="FOLDER", default=".")
+def ls(folder: str, as_json: bool) -> int:
+    """List the checkpoints in FOLDER, oldest first.
+
+    \b
+    State:
+      complete  index and files are there, with the sizes they had
+      torn      the save was interrupted, or is under way
+      damaged   the index cannot be read, or a file is missing or cut off
+    `dsrun checkpoint verify` reads every byte.
+    """
+    from dsrun.checkpoint_files.listing import list_tags, named_by_latest
+
+    from ..checkpoint_text import notes, tag_json, tags_table
+
+    tags = list_tags(Path(folder))
+    latest = named_by_latest(Path(folder))
+    if as_json:
+        body = {"schema_version": 1, "folder": folder, "latest": latest, "tags": [tag_json(tag) for tag in tags]}
+        click.echo(json.dumps(body, indent=2))
+        return 0
+    if tags:
+        click.echo("\n".join(tags_table(tags, now=time.time())))
+    _say(*notes(tags))
+    if not tags:
+        _say(f"no checkpoints in {folder}")
+    elif latest is not None and latest not in {tag.name for tag in tags}:
+        _say(f"`latest` names {latest!r}, which is not there")
+    return 0
+
+
+@command.command("show")
+@_JSON
+@click.option("--config", "config_only", is_flag=True, help="Print the training config alone, as JSON, for `diff`.")
+@click.option("--tensors", is_flag=True, help="List every tensor too.")
+@_PATH
+def show(path: str, as_json: bool, config_only: bool, tensors: bool) -> int:
+    """Show what a checkpoint holds and which run it is of."""
+    from dsrun.checkpoint_files.find import find_tag
+    from dsrun.checkpoint_files.index import INDEX_FILE
+    from dsrun.checkpoint_files.parse import read_index
+
+    from ..checkpoint_text import columns, index_json, index_text
+
+    target = find_tag(Path(path))
+    index = read_index(target)
+    saved = (target / INDEX_FILE).stat().st_mtime
+    if config_only:
+        click.echo(json.dumps(index.values.get("config"), indent=2, sort_keys=True))
+    elif as_json:
+        click.echo(json.dumps({"schema_version": 1, **index_json(target, index, saved=saved)}, indent=2))
+    else:
+        click.echo("\n".join(index_text(target, index, saved=saved, now=time.time())))
+        if tensors:
+            rows = [
+                (name, role, stored.dtype, "x".join(map(str, stored.shape)) or "-")
+                for (name, role), stored in index.tensors.items()
+            ]
+            click.echo("\n".join(["", *columns([("NAME", "ROLE", "DTYPE", "SHAPE"), *rows])]))
+    return 0
+
+
+@command.command("verify")
+@click.option("--all", "every", is_flag=True, help="PATH is a folder of checkpoints: read all of them.")
+@_JSON
+@_PATH
+def verify(path: str, every: bool, as_json: bool) -> int:
+    """Read every byte of a checkpoint and compare checksums; exit code 1 if anything is wrong.
+
+    Names the file and the tensors of everything that is damaged, missing or cut off.
+    """
+    from dsrun.checkpoint_files.find import find_tag
+    from dsrun.checkpoint_files.listing import list_tags
+
+    targets = [Path(path) / tag.name for tag in list_tags(Path(path))] if every else [find_tag(Path(path))]
+    found = {target: _problems(target) for target in targets}
+    if as_json:
+        report = [{"path": str(target), "ok": not said, "problems": said} for target, said in found.items()]
+        click.echo(json.dumps({"schema_version": 1, "checkpoints": report}, indent=2))
+    else:
+        for target, said in found.items():
+            if not said:
+                click.echo(f"{target}: ok")
+    problems = [Problem(text) for said in found.values() for text in said]
+    if problems and not as_json:
+        raise CheckpointError.of(problems)
+    return CheckpointError.exit_code if problems else 0
+
+
+@command.command("rm")
+@click.option(
+    "--keep-last", type=click.IntRange(min=1), metavar="N", help="Of a folder of checkpoints keep the N newest."
+)
+@click.option("--dry-run", is_flag=True, help="Say what would be removed.")
+@click.argument("paths", nargs=-1, required=True, type=parse_path, metavar="PATH...")
+def rm(paths: Sequence[str], keep_last: int | None, dry_run: bool) -> int:
+    """Remove checkpoints: PATH is each one's own folder, or the folder they are in with `--keep-last`.
+
+    What is no checkpoint is refused, and so is a link. `latest` names the newest complete one that is left.
+    With `--keep-last`, the one that `latest` names stays as well, and older ones that were never complete go.
+    """
+    from dsrun.checkpoint_files.calls import FileCalls
+    from dsrun.checkpoint_files.listing import list_tags
+    from dsrun.checkpoint_files.remove import check_removable, outnumbered, remove
+
+    chosen = [Path(path) for path in paths]
+    if keep_last is not None:
+        if len(chosen) != 1:
+            raise UsageError("`--keep-last` takes one folder of checkpoints")
+        chosen = [chosen[0] / tag.name for tag in outnumbered(list_tags(chosen[0]), keep_last)]
+    check_removable(chosen)
+    by_folder: dict[Path, set[str]] = {}
+    for path in chosen:
+        resolved = path.resolve()
+        by_folder.setdefault(resolved.parent, set()).add(resolved.name)
+    for path in chosen:
+        click.echo(str(path))
+    if not dry_run:
+        for folder, names in by_folder.items():
+            changed = remove(folder, names, calls=FileCalls())
+            if changed is not None:
+                _say(f"`latest` names {changed} now" if changed else f"no complete checkpoint is left in {folder}")
+    count = sum(map(len, by_folder.values()))
+    _say(f"{count} checkpoint{'' if count == 1 else 's'} {'would be ' if dry_run else ''}removed")
+    return 0
+
+
+def _problems(target: Path) -> list[str]:
+    """Returns everything that is wrong with a checkpoint, saying on a terminal which file it is at."""
+    from dsrun.checkpoint_files.parse import read_index
+    from dsrun.checkpoint_files.verify import verify as problems_of
+
+    try:
+        index = read_index(target)
+    except CheckpointError as error:
+        return [problem.message for problem in error.problems]
+    return list(problems_of(target, index, progress=lambda name: _progress(f"verify: reading {target / name}")))
+
+
+def _progress(text: str) -> None:
+    """Says on a terminal what is being waited for."""
+    if sys.stderr.isatty():
+        click.echo(f"dsrun: {text}", err=True)
+
+
+def _say(*lines: str) -> None:
+    for line in lines:
+        click.echo(f"dsrun: {line}", err=True)

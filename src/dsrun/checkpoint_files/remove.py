@@ -1,0 +1,88 @@
+"""Taking checkpoints away: only what is one, never through a link, and `latest` never names what is gone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from dsrun.errors import CheckpointError, Problem
+
+from .calls import FileCalls, replace_file
+from .folder import LATEST_FILE
+from .listing import Tag, TagState, is_checkpoint, list_tags, named_by_latest
+from .publish import remove_tag
+
+
+def check_removable(paths: Sequence[Path]) -> None:
+    """Refuses what is no checkpoint, before anything is removed.
+
+    Raises:
+        CheckpointError: naming every path that is none, or a link.
+    """
+    problems: list[Problem] = []
+    for path in paths:
+        if path.is_symlink():
+            problems.append(Problem(f"{path}: it is a link to {os.readlink(path)}", "remove the link itself with `rm`"))
+        elif not is_checkpoint(path):
+            problems.append(
+                Problem(f"{path}: it is no checkpoint of dsrun", "see `dsrun checkpoint ls` for those there are")
+            )
+    if problems:
+        raise CheckpointError.of(problems)
+
+
+def outnumbered(tags: Sequence[Tag], keep_last: int) -> list[Tag]:
+    """Returns what goes where the newest complete checkpoints are kept: older ones, and torn ones older than these.
+
+    The one that `latest` names stays. What is torn and newer than every complete one may be a save under way.
+
+    Args:
+        tags: oldest first.
+        keep_last: so many complete ones stay.
+    """
+    complete = [tag for tag in tags if tag.state is TagState.COMPLETE]
+    kept = complete[max(0, len(complete) - keep_last) :]
+    if not kept:
+        return []
+    return [tag for tag in tags if tag.saved <= kept[0].saved and tag not in kept and not tag.is_latest]
+
+
+def remove(folder: Path, names: Collection[str], *, calls: FileCalls) -> str | None:
+    """Removes tags of one folder; `latest` names the newest complete one that is left before they go.
+
+    Args:
+        folder: of the checkpoints.
+        names: of the tags, see `check_removable`.
+        calls: the file system.
+
+    Returns:
+        what `latest` was changed to; None where it stays as it is, "" where there is none any more.
+
+    Raises:
+        CheckpointError: files that are not dsrun's are left in a tag's folder.
+        OSError: the file system refuses.
+    """
+    changed: str | None = None
+    if named_by_latest(folder) in names:
+        left = [tag for tag in list_tags(folder) if tag.state is TagState.COMPLETE and tag.name not in names]
+        changed = left[-1].name if left else ""
+        if left:
+            replace_file(calls, folder / LATEST_FILE, changed.encode(), mark=f"rm{os.getpid()}")
+        else:
+            calls.remove(folder / LATEST_FILE)
+            calls.sync_folder(folder)
+    problems: list[Problem] = []
+    for name in sorted(names):
+        remove_tag(folder / name, calls=calls)
+        if (folder / name).exists():
+            strange = ", ".join(sorted(path.name for path in (folder / name).iterdir())[:5])
+            problems.append(
+                Problem(
+                    f"{folder / name}: no checkpoint any more, but files are left that are not its own, or that a "
+                    f"save is writing now: {strange}"
+                )
+            )
+    if problems:
+        raise CheckpointError.of(problems)
+    return changed
