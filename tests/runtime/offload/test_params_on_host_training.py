@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,16 @@ from dsrun.estimate.state import pad_units
 from dsrun.estimate.steps import step_traffic
 from dsrun.gathering import GatherBudgets
 from dsrun.runtime.engine.describe import describe
-from dsrun.runtime.memory.bus import Moved
+from dsrun.runtime.memory.arenas import Arenas
+from dsrun.runtime.memory.bus import Moved, ThreadBus
+from dsrun.runtime.memory.host_pool import HostPool
+from dsrun.runtime.mesh.alone import AloneCollectives
+from dsrun.runtime.offload.params_on_host import HostShards
+from dsrun.runtime.optim.groups import assign_groups
+from dsrun.runtime.precision.policy import BF16
+from dsrun.runtime.zero.build import build_store, build_units
+from dsrun.runtime.zero.plan import ZeroPlan
+from dsrun.runtime.zero.units import find_units
 from support.models import Block, TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, frozen_parameters, full_parameters, make_engine, train
@@ -100,6 +110,57 @@ def test_where_parameters_lie_changes_no_bit(world_size: int) -> None:
             assert with_host[0] == without[0], case
             assert with_host[1].keys() == without[1].keys()
             assert all(torch.equal(with_host[1][key], value) for key, value in without[1].items()), case
+
+
+# Ahead of use ---------------------------------------------------------------------------------------------------------
+
+
+class Gate:
+    """A pace that lets copies pass when it is told to."""
+
+    def __init__(self) -> None:
+        self._passes = threading.Semaphore(0)
+        self.is_open = True
+
+    def __call__(self, nbytes: int) -> None:
+        if not self.is_open:
+            assert self._passes.acquire(timeout=60.0), "the gate was not opened"
+
+    def let_pass(self) -> None:
+        self._passes.release()
+
+
+def test_the_next_unit_is_on_its_way_while_one_computes_forward_and_backward() -> None:
+    gate = Gate()
+    bus = ThreadBus(back_pace=gate)
+    axis, cpu, plan = AloneCollectives(), torch.device("cpu"), ZeroPlan.of_stage(3)
+    tier = HostShards(axis, bus, Arenas(), pool=HostPool(None, say=print), device=cpu)
+    model = TinyGPT(layers=4)
+    groups = assign_groups(model, None).group_of
+    units = build_units(find_units(model), plan, axis, precision=BF16, device=cpu, group_of=groups, tier=tier)
+    store = build_store(units, plan, axis)
+    turns = [unit for unit in units if unit.module is not None]
+    step = [*turns, *reversed(turns)]
+    for unit in step:  # the order is recorded
+        store.acquire(unit)
+        store.release(unit)
+    store.invalidate()
+    bus.finish()
+
+    gate.is_open = False
+    before, passed = bus.counts.back["parameters"].calls, 0
+    under_way: list[bool] = []
+    for number, unit in enumerate(step):
+        if number not in (len(turns), len(turns) + 1):  # backward finds the last two units in their slots
+            gate.let_pass()
+            passed += 1
+        store.acquire(unit)
+        assert all(bool(torch.isfinite(param).all()) for param in unit.params)
+        under_way.append(bus.counts.back["parameters"].calls - before > passed)
+        store.release(unit)
+    last = len(turns) - 1
+    assert under_way == [*[True] * last, False, False, *[True] * (last - 1), False]
+    assert bus.counts.back["parameters"].calls - before == passed == 2 * len(turns) - 2
 
 
 # Bytes ----------------------------------------------------------------------------------------------------------------
