@@ -15,8 +15,6 @@ ENGINE: Mapping[str, str] = {
     "coalesce_grad_reduction": "engine.backward reduces a unit at a time; engine.no_sync() puts reductions off",
     "eval_batch": _PIPELINE,
     "get_batch_info": "ask train_batch_size(), train_micro_batch_size_per_gpu() and gradient_accumulation_steps()",
-    "offload_states": "states stay where the config puts them; engine.destroy() frees them",
-    "reload_states": "states stay where the config puts them",
     "reset_activation_shape": _PIPELINE,
     "scale": "engine.backward multiplies by the loss scale itself; pass it the loss",
     "set_batch_fn": _PIPELINE,

@@ -5,7 +5,7 @@ What goes into one, and in which order, is `persist.py`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ class Checkpoints:
     """Saves and loads everything that a run needs to go on; every rank must call each method."""
 
     _parts: EngineParts
+    _check_states_here: Callable[[str], None]
     _counters: Counters
     _micro_steps_done: int
     _boundary: bool | None
@@ -81,6 +82,7 @@ class Checkpoints:
         if not str(save_dir):
             raise InputError("save_checkpoint: save_dir is empty", hint="pass the folder to save checkpoints in")
         self._parts.heartbeat.beat(phase="save checkpoint")
+        self._check_states_here("engine.save_checkpoint")
         if self._parts.step.away is not None:
             self._parts.step.away.settle()
         save_engine(
@@ -175,6 +177,7 @@ class Checkpoints:
         if target is None:
             return None, None
         self._parts.heartbeat.beat(phase="load checkpoint")
+        self._check_states_here("engine.load_checkpoint")
         if self._parts.step.away is not None:
             self._parts.step.away.settle()
         # A forward without a backward may still hold parameters, and gradients of before would be added to those after.

@@ -29,6 +29,7 @@ from .deepspeed_calls import DeepSpeedCalls
 from .export import WholeWeights
 from .held import HeldMemory
 from .parts import SCRIPT_PHASE, EngineParts
+from .put_away import PutAway
 from .report import StepReport
 from .state import Counters
 from .step import StepResult, take_step
@@ -37,7 +38,7 @@ from .taken import Taken
 from .wrapping import let_go, note_outcome, take_over
 
 
-class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeedCalls):
+class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, PutAway, DeepSpeedCalls):
     """Trains one model; every rank calls the same methods in the same order.
 
     Attributes that an engine does not have are looked up in the module, as DeepSpeed's engine does.
@@ -137,6 +138,7 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeed
                 engine has no optimizer.
         """
         self._check_trains("engine.backward")
+        self._check_states_here("engine.backward")
         if loss.numel() != 1 or not loss.requires_grad:
             raise ModelError(
                 f"engine.backward: the loss has shape {tuple(loss.shape)} and requires_grad={loss.requires_grad}; "
@@ -176,6 +178,7 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, DeepSpeed
             CheckpointError: a checkpoint could not be saved, which was written meanwhile; the step has been taken.
         """
         self._check_trains("engine.step")
+        self._check_states_here("engine.step")
         if not self._backward_done:
             raise ModelError(
                 "engine.step: there was no engine.backward since the last step",

@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from .pages import let_go_of, take_again
 from .spans import Spans
 
 #: Views begin at multiples of so many elements: 512 bytes in 16-bit formats, and as shards are cut.
@@ -62,9 +63,15 @@ class _Lease:
 
 
 class _Block:
-    """One allocation."""
+    """One allocation.
 
-    def __init__(self, memory: Tensor) -> None:
+    Args:
+        memory: all of a storage.
+        apart: views have storages of their own.
+    """
+
+    def __init__(self, memory: Tensor, *, apart: bool) -> None:
+        self._apart = apart
         assert memory.storage_offset() == 0, "a block begins where its storage begins"
         self.memory = memory
         self.spans = Spans(memory.numel())
@@ -78,7 +85,10 @@ class _Block:
 
         With the storage of the whole block, saving one parameter would save them all, and what compilers and memory
         reports find out about one view would hold for every other. The block lives as long as any of its views.
+        Views of an arena that leaves share its storage, for that is what goes and comes back.
         """
+        if not self._apart:
+            return self.memory.narrow(0, start, numel)
         itemsize = self.memory.element_size()
         storage = self.memory.untyped_storage()[start * itemsize : (start + numel) * itemsize]
         return torch.empty(0, dtype=self.memory.dtype, device=self.memory.device).set_(storage)
@@ -99,14 +109,26 @@ class Arena:
         numel: elements to reserve now, of all views that will be out at once; see `room_for`.
         grows: allocate more when views do not fit; else that is an error of who reserved.
         tier: where it lies, for reports.
+        leaves: may be put away and brought back; its memory is of this process alone, and no script sees its views.
     """
 
-    def __init__(self, name: str, zeros: Zeros, *, numel: int = 0, grows: bool = False, tier: Tier = "device") -> None:
+    def __init__(
+        self,
+        name: str,
+        zeros: Zeros,
+        *,
+        numel: int = 0,
+        grows: bool = False,
+        tier: Tier = "device",
+        leaves: bool = False,
+    ) -> None:
         self.name = name
         self.tier: Tier = tier
+        self._leaves = leaves
+        self._away: list[tuple[_Block, Tensor | None]] = []
         # Who reserves once may let go of all that it made the memory with.
         self._more = zeros if grows else None
-        self._blocks: list[_Block] = [_Block(zeros(numel))] if numel else []
+        self._blocks: list[_Block] = [_Block(zeros(numel), apart=not leaves)] if numel else []
         self._empty = zeros(0)
         self._used = 0
         self._high_water = 0
@@ -154,17 +176,49 @@ class Arena:
         if self._more is not None and len(self._blocks) > 1 and not self._used:
             numel = sum(block.spans.size for block in self._blocks)
             self._blocks.clear()  # first, or twice the memory would be needed
-            self._blocks.append(_Block(self._more(numel)))
+            self._blocks.append(_Block(self._more(numel), apart=not self._leaves))
         for block in self._blocks:
             if block.spans.holes:
                 _move_together(block)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether its memory has been put away."""
+        return bool(self._away)
+
+    def put_away(self, out: Callable[[Tensor], Tensor] | None) -> int:
+        """Gives its memory back until `bring_back`; views must not be used meanwhile. Returns the bytes.
+
+        Args:
+            out: copies a block's contents somewhere else, and returns the copy; None: they are not needed any more.
+        """
+        assert self._leaves, f"arena {self.name} was not made to leave"
+        assert not self._away, f"arena {self.name} is away already"
+        for block in self._blocks:
+            self._away.append((block, None if out is None else out(block.memory)))
+            let_go_of(block.memory)
+        return sum(block.memory.nbytes for block in self._blocks)
+
+    def bring_back(self, back: Callable[[Tensor, Tensor], None]) -> None:
+        """Takes memory again; views then hold what they held, or zeros where that was not needed.
+
+        Args:
+            back: copies what `out` returned, its first argument, into a block.
+        """
+        away, self._away = self._away, []
+        for block, copy in away:
+            take_again(block.memory)
+            if copy is None:
+                block.memory.zero_()
+            else:
+                back(copy, block.memory)
 
     def use(self) -> ArenaUse:
         """Returns what is reserved and in use."""
         itemsize = self._empty.element_size()
         return ArenaUse(
             name=self.name,
-            tier=self.tier,
+            tier="host" if self._away else self.tier,
             dtype=str(self._empty.dtype).removeprefix("torch."),
             reserved_bytes=sum(block.spans.size for block in self._blocks) * itemsize,
             used_bytes=self._used * itemsize,
@@ -181,7 +235,7 @@ class Arena:
             f"arena {self.name}: {numel} elements are wanted, {self._used} of "
             f"{sum(block.spans.size for block in self._blocks)} are handed out"
         )
-        block = _Block(self._more(numel))
+        block = _Block(self._more(numel), apart=not self._leaves)
         self._blocks.append(block)
         start = block.spans.take(numel)
         assert start is not None, "the block was made for it"

@@ -69,9 +69,9 @@ class Arenas:
     def __init__(self) -> None:
         self._arenas: dict[str, Arena] = {}
 
-    def reserve(self, name: str, numel: int, zeros: Zeros, *, tier: Tier = "device") -> Arena:
+    def reserve(self, name: str, numel: int, zeros: Zeros, *, tier: Tier = "device", leaves: bool = False) -> Arena:
         """Makes an arena of `numel` elements, see `arena.room_for`; where `zeros` is a collective, on every rank."""
-        return self._add(Arena(name, zeros, numel=numel, tier=tier))
+        return self._add(Arena(name, zeros, numel=numel, tier=tier, leaves=leaves))
 
     def growing(self, name: str, zeros: Zeros, *, tier: Tier = "device") -> Arena:
         """Makes an arena for buffers that come and go; it has no memory until the first is wanted."""
@@ -84,6 +84,10 @@ class Arenas:
     def takes_memory(self, tensor: Tensor) -> bool:
         """Whether there is memory behind a tensor: what lies on a disk has addresses alone."""
         return not any(arena.holds(tensor) for arena in self._arenas.values() if arena.tier == "disk")
+
+    def named(self, beginning: str) -> list[Arena]:
+        """Returns the arenas whose name begins so."""
+        return [arena for name, arena in self._arenas.items() if name.startswith(beginning)]
 
     def compact(self) -> None:
         """See `Arena.compact`."""

@@ -65,17 +65,18 @@ class HostPool:
         pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             pages.madvise(mmap.MADV_HUGEPAGE)
+        if self._lock is None:
+            return torch.frombuffer(pages, dtype=dtype)
         # What the tensor's storage holds on to, and the last of it to go: the finalizer has the mapping itself.
         held = (ctypes.c_char * nbytes).from_buffer(pages)
         memory = torch.frombuffer(held, dtype=dtype)
-        if self._lock is not None:
-            try:
-                unlock = self._lock(memory.data_ptr(), nbytes)
-            except CannotLock as reason:
-                self._lock = None
-                self._say(_why_pageable(nbytes, str(reason)))
-            else:
-                weakref.finalize(held, _let_go, unlock, pages)
+        try:
+            unlock = self._lock(memory.data_ptr(), nbytes)
+        except CannotLock as reason:
+            self._lock = None
+            self._say(_why_pageable(nbytes, str(reason)))
+        else:
+            weakref.finalize(held, _let_go, unlock, pages)
         return memory
 
 

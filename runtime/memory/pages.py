@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 
 import torch
 from torch import Tensor
 
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
 #: glibc's alone has it; other C libraries give freed memory back by themselves, or have no way to be asked.
 _malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
@@ -28,6 +30,27 @@ def fresh_zeros(numel: int, *, dtype: torch.dtype, device: torch.device) -> Tens
         return torch.zeros(numel, dtype=dtype, device=device)
     pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(pages, dtype=dtype)
+
+
+def let_go_of(memory: Tensor) -> None:
+    """Gives the memory behind a whole storage back; its tensors stay, and may be used again after `take_again`.
+
+    On a CPU the pages alone go and the addresses stay, so it takes a mapping of `fresh_zeros`; on an accelerator the
+    storage goes, and all of its views move with it when it comes back.
+
+    Args:
+        memory: all of a storage.
+    """
+    if memory.device.type != "cpu":
+        memory.untyped_storage().resize_(0)
+    elif _madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(memory.nbytes), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), "madvise")
+
+
+def take_again(memory: Tensor) -> None:
+    """Undoes `let_go_of`; what the memory holds is undefined."""
+    if memory.device.type != "cpu":
+        memory.untyped_storage().resize_(memory.nbytes)
 
 
 def give_freed_pages_back() -> None:

@@ -64,6 +64,7 @@ class StateHousing:
             sum(room_for([owned.master.numel()]) * count for owned, count in counts),
             lambda numel: _zeros(numel, first, host),
             tier="device" if host is None else "host",
+            leaves=host is None,
         )
         self._places = {id(owned): [arena.take(owned.master.numel()) for _ in range(count)] for owned, count in counts}
         self.vacate()

@@ -36,6 +36,10 @@ class ShardOptimizer:
         ranges: what this rank owns of every unit.
         group_count: number of optimizer groups.
         axis: over which ranges are spread; None where this rank owns everything.
+
+    Attributes:
+        torch_optimizer: that holds the leaves.
+        put_away: masters, states or sums are in host memory for a while, and must not be touched.
     """
 
     def __init__(self, ranges: Sequence[OwnedRange], *, group_count: int, axis: Collectives | None = None) -> None:
@@ -44,6 +48,7 @@ class ShardOptimizer:
         self._group_count = group_count
         self._axis = axis
         self.torch_optimizer: optim.Optimizer | None = None
+        self.put_away = False
         self._housing: StateHousing | None = None
         self._is_housed = False
         self._stepping = False

@@ -91,6 +91,8 @@ class ParamAccess(Keeper):
         """
         self.check_quiet("GatheredParameters")
         settle_all(homes)
+        if writes:
+            self.check_states("GatheredParameters")
         wanted = [home for home in homes if home.full is None and (writes or self._is_elsewhere(home))]
         for home in homes:
             home.opened += 1
@@ -139,6 +141,18 @@ class ParamAccess(Keeper):
                 hint="call it before the forward or after engine.backward; a forward gathers what it needs itself",
             )
 
+    def check_states(self, who: str) -> None:
+        """Raises where masters and states have been put away.
+
+        Raises:
+            ModelError: naming `who` was called.
+        """
+        if self.optimizer.put_away:
+            raise ModelError(
+                f"{who}: states are in host memory since engine.offload_states()",
+                hint="call engine.reload_states() first",
+            )
+
     def check_closed(self, home: UnitHome, who: str) -> None:
         """Raises where a new value would not last.
 
@@ -147,6 +161,7 @@ class ParamAccess(Keeper):
         """
         self.check_quiet(who)
         settle_all([home])
+        self.check_states(who)
         if home.full is not None:
             raise ModelError(
                 f"{who}: `{home.name}` is open in a GatheredParameters, whose values would replace the new one",

@@ -94,7 +94,7 @@ class UnitBuffers:
             zeros = partial(masters_host.zeros, dtype=precision.master)
             self._masters = memory.reserve("masters" + suffix, self._owned_numel, zeros, tier="host")
         elif precision.has_separate_master:
-            self._masters = memory.reserve("masters" + suffix, self._owned_numel, self._own)
+            self._masters = memory.reserve("masters" + suffix, self._owned_numel, self._own, leaves=True)
         # The first values of one unit, where no buffer of its own can take them whole and in fp32.
         in_parameters = self._masters is None and masters_away is None
         needs_scratch = plan.shard_parameters if in_parameters else plan.shard_optimizer
@@ -136,8 +136,8 @@ class UnitBuffers:
         if self._masters_host is not None:
             return
         sums = self._precision.sums
-        name = "gradient sums" + self._suffix
-        arena = self._memory.reserve(name, self._owned_numel, lambda numel: self._zeros(numel, sums))
+        name, zeros = "gradient sums" + self._suffix, partial(self._zeros, dtype=sums)
+        arena = self._memory.reserve(name, self._owned_numel, zeros, leaves=True)
         window = self._window()
         for unit in self._units:
             unit.grad_sum = arena.take(unit.owned[1] - unit.owned[0])

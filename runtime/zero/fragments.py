@@ -163,6 +163,7 @@ def _trained(param: Tensor) -> UnitHome | None:
     if not (isinstance(home, UnitHome) and home.unit is not None and home.unit.trains):
         return None
     home.unit.settle()
+    home.access.check_states("safe_get")
     return home
 
 
