@@ -49,7 +49,7 @@ class UnitBuffers:
         memory: where they are reserved.
         suffix: behind the names of arenas, where there are others of the same kind in another dtype.
         tier: holds the slices, where parameters are sharded; None: the device does.
-        masters_away: takes masters that are not always in memory; None: they are.
+        masters_away: takes masters that are not always in memory, and has reserved room for them; None: they are.
         masters_host: memory for masters, where the optimizer steps on the host; None: they lie beside the parameters.
             Slices in a tier are the masters themselves where both have one dtype.
     """
@@ -88,12 +88,10 @@ class UnitBuffers:
         else:
             tier.reserve(name, numels, precision.compute)
         self._masters: Arena | None = None
-        if masters_away is not None:
-            masters_away.reserve([unit.label for unit in units], shards, precision.master, precision.states)
-        elif masters_host is not None and (precision.has_separate_master or tier is None):
+        if masters_away is None and masters_host is not None and (precision.has_separate_master or tier is None):
             zeros = partial(masters_host.zeros, dtype=precision.master)
             self._masters = memory.reserve("masters" + suffix, self._owned_numel, zeros, tier="host")
-        elif precision.has_separate_master:
+        elif masters_away is None and precision.has_separate_master:
             self._masters = memory.reserve("masters" + suffix, self._owned_numel, self._own, leaves=True)
         # The first values of one unit, where no buffer of its own can take them whole and in fp32.
         in_parameters = self._masters is None and masters_away is None

@@ -65,6 +65,9 @@ def build_units(
         for index, spec in enumerate(specs)
     ]
     memory = memory or Arenas()
+    if masters_away is not None:
+        shards = [unit.layout.shard_numel for unit in units]
+        masters_away.reserve([unit.label for unit in units], shards, precision.master, precision.states)
     filled: list[UnitBuffers] = []
     for dtype in dict.fromkeys(spec.dtype for spec in specs):
         members = [unit for unit, spec in zip(units, specs, strict=True) if spec.dtype == dtype]
