@@ -59,7 +59,8 @@ class HeldMemory:
         )
 
     def _memory_kinds(self) -> tuple[tuple[str, int], ...]:
-        """Returns names and bytes of the memory that is held for long."""
+        """Returns names and bytes of what is held for long where the model computes: of a CPU's memory, host and all."""
         report = self.memory_arenas()
-        inside = [(use.name, use.reserved_bytes) for use in report.arenas if use.tier != "disk"]
+        counted = ("device", "host") if self._parts.mesh.device.type == "cpu" else ("device",)
+        inside = [(use.name, use.reserved_bytes) for use in report.arenas if use.tier in counted]
         return (*inside, *((use.name, use.used_bytes) for use in report.outside))
