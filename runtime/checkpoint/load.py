@@ -61,7 +61,12 @@ def check_fit(index: Index, folder: Path, wanted: Iterable[tuple[str, str, tuple
 
 
 def read(
-    index: Index, folder: Path, entries: Sequence[StateEntry], *, progress: Callable[[], None] = lambda: None
+    index: Index,
+    folder: Path,
+    entries: Sequence[StateEntry],
+    *,
+    shared: bool = False,
+    progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Fills each entry's tensor from the checkpoint, converting dtype and device.
 
@@ -69,6 +74,7 @@ def read(
         index: the checkpoint's.
         folder: its tag folder.
         entries: this rank's pieces, whose names, roles and shapes fit (see `check_fit`).
+        shared: other ranks read the same; see `BlockReader`.
         progress: called after each block, so that a slow disk is no hang.
 
     Raises:
@@ -80,7 +86,7 @@ def read(
         assert stored is not None, f"{entry.role} of `{entry.name}` was compared before"
         for file, run in _runs(entry, stored):
             runs.setdefault(file, []).append(run)
-    reader = BlockReader(folder, index)
+    reader = BlockReader(folder, index, shared=shared)
     for file in sorted(runs):
         ordered = sorted(runs[file], key=lambda run: run.first)
         for block in _scatter(ordered, reader, file):

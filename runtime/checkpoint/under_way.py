@@ -16,7 +16,7 @@ from .conclusion import Part, Verdict
 from .plan import FilePlan
 
 #: How often who waits looks for blocks that were written meanwhile.
-_LOOK_S = 0.05
+_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -224,7 +224,9 @@ def _read_tensors(parts: EngineParts, index: Index, target: Path, *, states: boo
     if states:
         entries += step.optimizer.loadable_entries(sorted(index.state_roles()), replicated=whole)
     failure = attempt(
-        lambda: read(index, target, entries, progress=parts.heartbeat.beat),
+        lambda: read(
+            index, target, entries, shared=whole and parts.collectives.size > 1, progress=parts.heartbeat.beat
+        ),
         parts.collectives,
         device=parts.mesh.device,
         of="load",

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from ..compat import PrefixStore, Store, store_of
 
-_FIRST_PAUSE_S = 0.002
+_SHORTEST_PAUSE_S = 0.002
 _LONGEST_PAUSE_S = 0.2
 
 
@@ -50,12 +50,13 @@ class StoreNoticeboard:
 
     def wait(self, key: str, *, until: Callable[[], bool]) -> bytes | None:
         """See `Noticeboard`. Asks again and again: a wait in the store could not be broken off."""
-        pause = _FIRST_PAUSE_S
+        began = time.monotonic()
         while not self._store.check([key]):
             if until():
                 return None
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            # A fraction of what it has waited so far: nobody is much later for it, and a store of many ranks is not
+            # asked a thousand times for what takes minutes.
+            time.sleep(min(max(_SHORTEST_PAUSE_S, (time.monotonic() - began) / 16), _LONGEST_PAUSE_S))
         return bytes(self._store.get(key))
 
     def take_down(self, key: str) -> None:

@@ -51,7 +51,7 @@ class FileCalls:
             except OSError as error:
                 # A file system that wants more than `DIRECT_BYTES`; or the disk is full, has taken a part that is no
                 # multiple of it, and says what it is by the page cache alone.
-                if error.errno == errno.EINVAL and _leave_direct(descriptor):
+                if error.errno == errno.EINVAL and leave_direct(descriptor):
                     continue
                 raise
             data, offset = data[count:], offset + count
@@ -86,8 +86,8 @@ class FileCalls:
             path.rmdir()
 
 
-def _leave_direct(descriptor: int) -> bool:
-    """Lets a file that is written past the page cache be written through it; False if it is so already."""
+def leave_direct(descriptor: int) -> bool:
+    """Lets a file that is read or written past the page cache go through it; False if it does already."""
     flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
     if not flags & os.O_DIRECT:
         return False
