@@ -100,6 +100,8 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, PutAway, 
         self._wear_at_end = None if parts.wear is None else weakref.finalize(self, parts.wear.report)
         # An update may be under way when the engine goes: the model would read its parameters half written.
         self._settled_at_end = None if parts.step.away is None else weakref.finalize(self, parts.step.away.close)
+        # Units may have been fetched ahead and never used: their copies must not outlive the memory they read.
+        self._quiet_at_end = weakref.finalize(self, parts.bus.finish)
 
     # Training ---------------------------------------------------------------------------------------------------------
 
@@ -339,6 +341,7 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, PutAway, 
                 self._wear_at_end()
             self._parts.saver.close(self._heartbeat.beat)
         finally:
+            self._quiet_at_end()
             self._let_go()
 
     def _let_go(self) -> None:

@@ -59,7 +59,7 @@ class HeldMemory:
         )
 
     def _memory_kinds(self) -> tuple[tuple[str, int], ...]:
-        """Returns names and bytes of what is held for long where the model computes: of a CPU's memory, host and all."""
+        """Returns names and bytes of what is held for long where the model computes: on a CPU, the host's part too."""
         report = self.memory_arenas()
         counted = ("device", "host") if self._parts.mesh.device.type == "cpu" else ("device",)
         inside = [(use.name, use.reserved_bytes) for use in report.arenas if use.tier in counted]
