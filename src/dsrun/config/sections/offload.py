@@ -72,7 +72,13 @@ class OffloadOptimizer(Section):
         knob("Write a unit's updated states to NVMe while the next is updated.", status=Status.WORKS, differs="false"),
     ] = True
     ratio: Annotated[
-        Fraction, knob("Share of the states that leave the GPU.", unit="fraction", stages=(3,), users=(1, 1))
+        Fraction,
+        knob(
+            "Share of the states that leave the GPU.",
+            why="keep a part of the states on the GPU",
+            unit="fraction",
+            users=(1, 1),
+        ),
     ] = 1.0
     super_offload: Annotated[
         Flag,
