@@ -34,6 +34,16 @@ def parse_seconds_or_none(text: str) -> float | None:
     return None if match is None else float(match.group(1)) * _SECONDS_IN[match.group(2)]
 
 
+def parse_size(text: str) -> int:
+    """Reads bytes: `5GB` and `500MB` are decimal as Hugging Face's are, `5GiB` and `500MiB` binary."""
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]+)?) ?([KMGT]?)(i?)B", text, re.IGNORECASE)
+    base = 1024 if match is not None and match.group(3) else 1000
+    nbytes = 0 if match is None else int(float(match.group(1)) * base ** " KMGT".index(match.group(2).upper() or " "))
+    if nbytes < 1:
+        raise click.BadParameter(f"expected a size like `5GB` or `500MiB`, got `{text}`")
+    return nbytes
+
+
 def parse_ranks(text: str) -> int:
     """Reads a number of ranks on one host."""
     if re.fullmatch(r"[0-9]{1,9}", text) is None or not 1 <= int(text) <= MAX_SLOTS:

@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 
 from dsrun.errors import CheckpointError, Problem, UsageError
+from dsrun.units import format_bytes
 
-from ..option_words import parse_path
+from ..option_words import parse_path, parse_size
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _PATH = click.argument("path", type=parse_path, metavar="PATH")
@@ -153,6 +154,55 @@ def rm(paths: Sequence[str], keep_last: int | None, dry_run: bool) -> int:
                 _say(f"`latest` names {changed} now" if changed else f"no complete checkpoint is left in {folder}")
     count = sum(map(len, by_folder.values()))
     _say(f"{count} checkpoint{'' if count == 1 else 's'} {'would be ' if dry_run else ''}removed")
+    return 0
+
+
+@command.command("export")
+@click.option("--to", type=click.Choice(["safetensors", "torch"]), default="safetensors", show_default=True)
+@click.option("--dtype", type=click.Choice(["bf16", "fp32", "stored"]), default="bf16", show_default=True)
+@click.option(
+    "--max-shard-size", type=parse_size, metavar="SIZE", default="5GB", show_default=True, help="Of a safetensors file."
+)
+@_PATH
+@click.argument("out", type=parse_path, metavar="OUT")
+def export(path: str, out: str, to: str, dtype: str, max_shard_size: int) -> int:
+    """Write the weights of a checkpoint to OUT, for other programs.
+
+    \b
+    safetensors  OUT is a folder; it gets model.safetensors, or shards and
+                 model.safetensors.index.json, as Hugging Face's loaders read them
+    torch        OUT is a file with one state dict, for torch.load
+    Parameters are rounded to DTYPE; buffers stay as they were stored. The model is never whole in memory.
+    """
+    from dsrun.checkpoint_files.calls import FileCalls
+    from dsrun.checkpoint_files.export import export as write
+    from dsrun.checkpoint_files.find import find_tag
+    from dsrun.checkpoint_files.parse import read_index
+
+    from ..checkpoint_child import torch_file
+
+    target = find_tag(Path(path))
+    index = read_index(target)
+    kind = {"bf16": "BF16", "fp32": "F32", "stored": None}[dtype]
+
+    def write_to(folder: Path, shard_bytes: int | None) -> list[Path]:
+        reading = "export: reading {}"
+        return write(
+            target,
+            index,
+            folder,
+            dtype=kind,
+            shard_bytes=shard_bytes,
+            calls=FileCalls(),
+            progress=lambda name: _progress(reading.format(target / name)),
+        )
+
+    if to == "torch":
+        files = [torch_file(Path(out), lambda folder: write_to(folder, None)[0])]
+    else:
+        files = write_to(Path(out), max_shard_size)
+    for file in files:
+        click.echo(f"{file}  {format_bytes(file.stat().st_size)}")
     return 0
 
 

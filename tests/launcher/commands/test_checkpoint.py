@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.checkpoint_files.index import INDEX_FILE
-from support.checkpoints import FILES, write_first_format, write_two_files
+from support.checkpoints import FILES, ROWS, write_first_format, write_two_files
 from support.cli import invoke
 
 TIMES = {"old": 1000, "torn": 1500, "new": 2000}
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", ["ls", "show", "verify", "rm"])
+@pytest.mark.parametrize("verb", ["ls", "show", "verify", "rm", "export"])
 def test_every_verb_has_help(verb: str) -> None:
     result = invoke("checkpoint", verb, "--help")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -192,3 +192,30 @@ def test_rm_keeps_the_last_ones_and_the_latest(folder: Path) -> None:
     assert invoke("checkpoint", "rm", "--keep-last", "1", str(folder)).stdout == f"{folder / 'old'}\n"
     assert sorted(path.name for path in folder.iterdir()) == ["latest", "new", "notes"]
     assert invoke("checkpoint", "rm", "--keep-last", "1", str(folder), str(folder)).exit_code == 2
+
+
+def test_export_writes_a_folder_for_hugging_face(folder: Path, tmp_path: Path) -> None:
+    result = invoke("checkpoint", "export", "--dtype", "fp32", str(folder), str(tmp_path / "out"))
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{tmp_path / 'out' / 'model.safetensors'}  ")
+    again = invoke("checkpoint", "export", str(folder), str(tmp_path / "out"))
+    assert (again.exit_code, again.stdout) == (1, "")
+    assert "a model is there already" in again.stderr
+    assert invoke("checkpoint", "export", "--max-shard-size", "many", str(folder), "x").exit_code == 2
+
+
+def test_export_writes_a_torch_file_with_tied_weights(folder: Path, tmp_path: Path) -> None:
+    import torch
+
+    out = tmp_path / "out" / "model.pt"
+    result = invoke("checkpoint", "export", "--to", "torch", "--dtype", "bf16", str(folder), str(out))
+    assert (result.exit_code, result.stderr) == (0, "")
+    state = torch.load(out, weights_only=True)
+    assert set(state) == {"w", "tied", "s", "none"}
+    assert state["w"].dtype == torch.bfloat16
+    assert state["w"].data_ptr() == state["tied"].data_ptr()
+    assert state["w"].float().tolist() == torch.tensor(ROWS).bfloat16().float().tolist()
+    assert sorted(path.name for path in out.parent.iterdir()) == ["model.pt"]
+    again = invoke("checkpoint", "export", "--to", "torch", str(folder), str(out))
+    assert again.exit_code == 1
+    assert "it is there already" in again.stderr
