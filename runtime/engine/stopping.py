@@ -105,10 +105,16 @@ class Stopping:
 
         Raises:
             SystemExit: with 128 + the signal.
+            InputError: this rank was not told where to save.
         """
         wanted = None if self._last is None else from_sum(self._last.wish)
         if wanted is None:
             return
+        if self._stop is None:
+            raise InputError(
+                f"save_on_signal: a rank got {wanted.name}, and this one does not know where to save",
+                hint="call engine.save_on_signal on every rank, or set `checkpoint.save_on_signal` in the config",
+            )
         code = _EXIT_OF_SIGNALS + wanted
         if self._parts.mesh.info.rank == 0:
             steps = self._counters.global_steps

@@ -130,3 +130,26 @@ def test_what_cannot_be_done_is_refused() -> None:
     for signals in ([], ["SIGKILL"], "SIGTERM"):
         with pytest.raises(ConfigError, match="signals"):
             load({**config(1, micro=1), "checkpoint": {"save_on_signal": "x", "signals": signals}}, world_size=1)
+
+
+def _save_nothing(*arguments: Any, **options: Any) -> bool:
+    return True
+
+
+def _told_on_rank_0_alone(folder: str) -> str:
+    engine = make_engine(config(1, micro=1))
+    if engine.global_rank == 0:
+        engine.save_on_signal(folder)
+        os.kill(os.getpid(), signal.SIGTERM)
+        # What it would save waits for the other one, which has an error to tell.
+        engine.save_checkpoint = _save_nothing
+    with pytest.raises((SystemExit, InputError)) as caught:
+        train(engine, range(1), samples=engine.world_size)
+    return str(caught.value)
+
+
+def test_a_rank_that_was_not_told_where_to_save_says_so(tmp_path: Path) -> None:
+    assert run_ranks(2, _told_on_rank_0_alone, str(tmp_path)) == [
+        "143",
+        "save_on_signal: a rank got SIGTERM, and this one does not know where to save",
+    ]
