@@ -5,6 +5,7 @@
 Parts, each a module of offload_parts that says what it measures:
     step      the optimizer's step on the host: bf16 gradient to bf16 parameter
     nvme      a drive read and written, and a step whose states are on it
+    cpu       the step beside the next forward, over a bus held to a pace
     params    parameters streamed from host memory while blocks compute, over a bus held to a pace
 
 Contenders take turns within a round, so that ratios are of neighbours in time. DeepSpeed belongs into an environment of
@@ -22,13 +23,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from offload_parts import nvme, params, step
+from offload_parts import cpu, nvme, params, step
 from offload_parts.options import Options
 from zero_peers.figures import Figures
 
 PARTS: dict[str, Callable[[Options], list[Figures]]] = {
     "step": step.measure,
     "nvme": nvme.measure,
+    "cpu": cpu.measure,
     "params": params.measure,
 }
 
