@@ -22,6 +22,7 @@ from ..mesh.spec import DATA_AXIS
 from ..observe.memory import HostOptimizer, StatePrediction
 from ..offload.disk_states import DiskStates
 from ..offload.host_gradients import HostGradients
+from ..offload.params_on_disk import DiskShards
 from ..offload.params_on_host import HostShards
 from ..optim.groups import GroupAssignment
 from ..optim.registry import states_per_element
@@ -41,6 +42,7 @@ from ..zero.store import ParamStore
 from ..zero.unit import ParamUnit
 from ..zero.units import find_units
 from .describe import hidden_size
+from .disk import file_of_parameters
 
 _STAYS_WITH_OPTIMIZER = (
     "dsrun: parameters in the optimizer's own dtype are what it updates, so with the optimizer on the device trained "
@@ -126,8 +128,15 @@ class CutModel:
             trained_on_host=any(unit.tier is not None for unit in self.units),
             frozen_on_host=any(unit.tier is not None for unit in self.frozen),
             host_optimizer=self._host_optimizer(),
+            slice_bytes=None if self.slices_on_disk is None else self.slices_on_disk.host_bytes(),
             kept=[unit.dtype != self.precision.compute for unit in self.units],
         )
+
+    @property
+    def slices_on_disk(self) -> DiskShards | None:
+        """What has slices of parameters on a disk; None where none are there."""
+        tiers = (unit.tier for unit in (*self.units, *self.frozen))
+        return next((tier for tier in tiers if isinstance(tier, DiskShards) and tier.has_files), None)
 
     def _host_optimizer(self) -> HostOptimizer | None:
         away = self.away
@@ -201,7 +210,8 @@ def cut_model(
     if masters_away is not None:
         masters_away.end()
     if host is not None and units and trained_leave and updates and masters_host is None:
-        host.reserve_leaving(max(unit.layout.shard_numel for unit in units), precision.compute)
+        in_memory = host.host if isinstance(host, DiskShards) else host
+        in_memory.reserve_leaving(max(unit.layout.shard_numel for unit in units), precision.compute)
     hidden = hidden_size(model, units)
     resolved = settings if hidden is None else resolve_buckets(settings, hidden)
     budgets = gather_budgets(resolved)
@@ -266,10 +276,22 @@ def cut_model(
 
 def _host_shards(
     settings: Config, plan: ZeroPlan, mesh: ProcessGroupMesh, memory: Arenas, *, bus: Bus, say: Say
-) -> HostShards | None:
-    """Returns what holds slices of parameters in host memory, where the config asks for it."""
+) -> HostShards | DiskShards | None:
+    """Returns what holds slices of parameters in host memory or on a disk, where the config asks for it."""
     section = settings.zero_optimization.offload_param
-    if not plan.shard_parameters or section.device != "cpu":
+    if not plan.shard_parameters or section.device == "none":
         return None
     pool = host_pool_for(mesh.device, pin=section.pin_memory, say=say)
-    return HostShards(mesh.axes[DATA_AXIS], bus, memory, pool=pool, device=mesh.device)
+    host = HostShards(mesh.axes[DATA_AXIS], bus, memory, pool=pool, device=mesh.device)
+    if section.device == "cpu":
+        return host
+    return DiskShards(
+        host,
+        lambda: file_of_parameters(settings, rank=mesh.info.rank),
+        most_in_memory=section.max_in_cpu,
+        buffers=section.buffer_count,
+        collectives=mesh.axes[DATA_AXIS],
+        bus=bus,
+        memory=memory,
+        pool=pool,
+    )

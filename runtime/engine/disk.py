@@ -7,6 +7,7 @@ from torch import nn, optim
 
 from dsrun.config.config import Config
 from dsrun.config.sections.memory import Aio
+from dsrun.direct_io.counts import IoCounts, added_up
 from dsrun.direct_io.extent_file import ExtentFile
 from dsrun.direct_io.settings import IoSettings
 
@@ -14,6 +15,7 @@ from ..memory.arenas import Arenas
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
 from ..offload.disk_states import DiskStates
+from ..offload.params_on_disk import DiskShards
 from ..optim.registry import factory_of, states_of_group
 from .optimizer import OptimizerLike
 
@@ -49,9 +51,40 @@ def states_on_disk(settings: Config, given: OptimizerLike | None, memory: Arenas
     )
 
 
-def wear_of(disk: DiskStates, settings: Config, records: RecordWriter, *, rank: int) -> DiskWear:
-    """Returns what tells of the bytes that go to the disk."""
-    return DiskWear(disk.counts, settings.zero_optimization.offload_optimizer.nvme_path or (), records, rank=rank)
+def file_of_parameters(settings: Config, *, rank: int) -> ExtentFile:
+    """Returns a new file for slices of parameters.
+
+    Raises:
+        OffloadError: no file can be made in a path.
+    """
+    section = settings.zero_optimization.offload_param
+    assert section.nvme_path, "the config was checked"
+    return ExtentFile(section.nvme_path, io_settings(settings.aio), what=f"parameters of rank {rank}")
+
+
+def wear_of(
+    states: DiskStates | None, slices: DiskShards | None, settings: Config, records: RecordWriter, *, rank: int
+) -> DiskWear | None:
+    """Returns what tells of the bytes that go to disks; None where none do.
+
+    Args:
+        states: masters and optimizer states on a disk.
+        slices: slices of parameters there.
+        settings: for the paths.
+        records: where it is told.
+        rank: of this process.
+    """
+    if states is None and slices is None:
+        return None
+
+    def counts() -> IoCounts:
+        return added_up([*([] if states is None else [states.counts()]), *([] if slices is None else slices.counts())])
+
+    zero = settings.zero_optimization
+    of_states = zero.offload_optimizer.nvme_path if states is not None else None
+    of_slices = zero.offload_param.nvme_path if slices is not None else None
+    paths = dict.fromkeys([*(of_states or ()), *(of_slices or ())])
+    return DiskWear(counts, list(paths), records, rank=rank)
 
 
 def io_settings(aio: Aio) -> IoSettings:

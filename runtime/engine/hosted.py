@@ -19,6 +19,7 @@ from ..mesh.collectives import Collectives
 from ..offload.block_step import block_step_for
 from ..offload.cpu_optimizer import CpuOptimizer, HostRange, share_of_cores
 from ..offload.disk_states import DiskStates
+from ..offload.params_on_disk import DiskShards
 from ..optim.sharded import ShardOptimizer
 from ..optim.structured import StructuredOptimizer
 from .cut import CutModel, HostTier
@@ -72,15 +73,17 @@ def update_on_host(
             "`zero_optimization.offload_optimizer` steps flat ranges in host memory",
             hint="choose an elementwise optimizer (AdamW, Lion, SGD), or set `offload_optimizer.device` to none",
         )
+    sinks = [unit.tier.sink_of(unit.index) if isinstance(unit.tier, DiskShards) else None for unit in cut.units]
     ranges = [
         HostRange(
             label=unit.label,
             runs=[run for run in optimizer.runs if run.owned.layout is unit.layout],
             master_N=unit.master,
             target_N=unit.shard,
-            stays=unit.tier is not None,
+            stays=unit.tier is not None and sink is None,
+            sink=sink,
         )
-        for unit in cut.units
+        for unit, sink in zip(cut.units, sinks, strict=True)
     ]
     section = settings.zero_optimization.offload_optimizer
     steps = CpuOptimizer(

@@ -235,7 +235,7 @@ def initialize(
             resume=resume_folder(),
             predicted_state_bytes=state_bytes,
             predicted_host_bytes=predicted.host_bytes(),
-            wear=None if disk is None else wear_of(disk, settings, records, rank=info.rank),
+            wear=wear_of(disk, cut.slices_on_disk, settings, records, rank=info.rank),
             frozen_units=cut.frozen,
             saver=Saver(data_axis, noticeboard(), device=mesh.device, policy=policy_of_saving(settings.checkpoint)),
         )

@@ -60,6 +60,8 @@ class StatePrediction:
         trained_on_host: slices of trained parameters lie in host memory.
         frozen_on_host: those of `frozen_layouts` do.
         host_optimizer: where the optimizer steps in host memory; None: it steps on the device.
+        slice_bytes: some slices lie on a disk, and this is the host memory that the others lie in or they pass through;
+            None: none does.
         kept: for each layout, whether its parameters stay in fp32 where the others have 16 bits; empty: none does.
     """
 
@@ -80,12 +82,15 @@ class StatePrediction:
     frozen_on_host: bool = False
     host_optimizer: HostOptimizer | None = None
     kept: Sequence[bool] = ()
+    slice_bytes: int | None = None
 
     def host_bytes(self) -> int:
         """Returns what of `total_bytes` lies in host memory, apart from the device's."""
         return self._slices_on_host() + self._optimizer_on_host()
 
     def _slices_on_host(self) -> int:
+        if self.slice_bytes is not None:
+            return self.slice_bytes
         trained = sum(layout.shard_numel for layout in self.layouts) if self.trained_on_host else 0
         frozen = sum(layout.shard_numel for layout in self.frozen_layouts) if self.frozen_on_host else 0
         return (trained + frozen) * self.compute.itemsize
@@ -98,8 +103,11 @@ class StatePrediction:
         owned = shard if self.shard_optimizer else full
         slots = self._slot_numel() if self.gathering is None else self.gathering.numel
         parameters = (shard + frozen + slots) if self.shard_parameters else full
+        if self.slice_bytes is not None:
+            parameters -= (shard if self.trained_on_host else 0) + (frozen if self.frozen_on_host else 0)
         gradients = self._slot_numel() if self.shard_gradients else full
         compute_bytes = (parameters + gradients) * self.compute.itemsize + self.whole_frozen_bytes
+        compute_bytes += self.slice_bytes or 0
         sums, states = self.sums or self.master, self.states or self.master
         if self.host_optimizer is not None:
             on_device = owned * sums.itemsize if self.host_optimizer.adds_up else 0
@@ -130,8 +138,9 @@ class StatePrediction:
         gradients = owned * how.travels.itemsize + how.widens * largest * self.master.itemsize
         if how.adds_up:
             gradients = _RING * largest * self.master.itemsize
-        in_place = self.trained_on_host or self.compute == self.master or how.travels == self.compute
-        through_ring = not in_place or (how.adds_up and self.compute != self.master and not self.trained_on_host)
+        stays = self.trained_on_host and self.slice_bytes is None
+        in_place = stays or self.compute == self.master or how.travels == self.compute
+        through_ring = not in_place or (how.adds_up and self.compute != self.master and not stays)
         kept = masters + states if how.frame_bytes is None else how.frame_bytes
         return kept + gradients + through_ring * _RING * largest * self.compute.itemsize
 

@@ -17,7 +17,7 @@ go through a ring; where parameters are fp32, the masters themselves are what go
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -50,6 +50,7 @@ class HostRange:
         master_N: flat, the whole range.
         target_N: compute dtype, [N]: the parameters. On the device, to be reached over the bus, or `stays`.
         stays: the parameters live in host memory, where the step writes them.
+        sink: takes the parameters from host memory, to where neither is; None: they are in one of both.
     """
 
     label: str
@@ -57,6 +58,7 @@ class HostRange:
     master_N: Tensor
     target_N: Tensor
     stays: bool = False
+    sink: Callable[[Tensor], None] | None = None
 
 
 class StateKeeper(Protocol):
@@ -295,6 +297,9 @@ class CpuOptimizer:
         if item.stays:
             return None
         source_N = item.master_N if out_N is None else out_N
+        if item.sink is not None:
+            item.sink(source_N)
+            return None
         event = self._bus.start_back(source_N, item.target_N, kind="parameters")
         if slot is not None:
             self._ring_reads[slot] = event

@@ -32,7 +32,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
     check_host_step(config, report, place_of)
     _clipping(report, place_of, is_given)
     _activations(config, report, place_of)
-    check_offload(config.zero_optimization, report, place_of)
+    check_offload(config, report, place_of)
     if config.optimizer is not None:
         check_optimizer(config.optimizer, report, place_of, is_given)
     if config.scheduler is not None:

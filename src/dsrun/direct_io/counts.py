@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -36,6 +37,18 @@ class IoCounts:
             self.write_calls - earlier.write_calls,
             self.write_s - earlier.write_s,
         )
+
+
+def added_up(counts: Sequence[IoCounts]) -> IoCounts:
+    """Returns the counts of several files together."""
+    return IoCounts(
+        read_bytes=sum(c.read_bytes for c in counts),
+        read_calls=sum(c.read_calls for c in counts),
+        read_s=sum(c.read_s for c in counts),
+        written_bytes=sum(c.written_bytes for c in counts),
+        write_calls=sum(c.write_calls for c in counts),
+        write_s=sum(c.write_s for c in counts),
+    )
 
 
 class Tally:

@@ -182,10 +182,6 @@ def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
             "the norm is known (it overlaps the step with the next forward instead) yet",
         ),
         (
-            {"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}},
-            '`zero_optimization.offload_param.device` is "nvme"; this version does not move parameters to NVMe yet',
-        ),
-        (
             {"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}},
             "`zero_optimization.zenflow` is set; this version does not update gradients selectively (ZenFlow) yet",
         ),

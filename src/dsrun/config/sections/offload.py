@@ -102,7 +102,6 @@ class OffloadOptimizer(Section):
 class OffloadParam(Section):
     """Parameter shards outside the GPU."""
 
-    default_why = "move parameters to NVMe"
     switch = ("device", "none")
 
     device: Annotated[
@@ -110,15 +109,18 @@ class OffloadParam(Section):
         knob(
             "Where parameter shards live between uses, frozen ones too. With the optimizer on the GPU, parameters in "
             "its own dtype (fp32 training) stay there.",
-            effect="cpu: saves 2 bytes of GPU memory per parameter of the shard, costs as many over PCIe in every pass",
-            planned=("nvme",),
+            effect="saves 2 bytes of GPU memory per parameter of the shard, costs as many over PCIe in every pass, "
+            "and as many from the drive with nvme",
             stages=(3,),
             users=(53, 31),
         ),
     ] = "none"
     nvme_path: Annotated[
         Names | None,
-        knob("Folder on a local NVMe drive, for `device` nvme.", status=Status.PLANNED, harmless=True, users=(2, 1)),
+        knob(
+            "Folder on a local NVMe drive, for `device` nvme; a list of folders is striped over.",
+            users=(2, 1),
+        ),
     ] = None
     pin_memory: Annotated[
         Flag,
@@ -131,24 +133,27 @@ class OffloadParam(Section):
     buffer_count: Annotated[
         Positive,
         knob(
-            "Host buffers that stream parameters from NVMe. From host memory they stream straight into the slots of "
-            "stage 3, whose number `stage3_prefetch_bucket_size` decides.",
+            "Host buffers that stream parameters from NVMe, each as long as the longest slice of a unit. From host "
+            "memory they stream straight into the slots of stage 3, as many as `stage3_prefetch_bucket_size` makes.",
             unit="buffers",
-            status=Status.PLANNED,
-            harmless=True,
             users=(2, 1),
         ),
     ] = 5
     buffer_size: Annotated[
         PositiveOrAuto,
-        knob("Size of one such buffer.", unit="elements", status=Status.PLANNED, harmless=True, users=(3, 1)),
+        knob(
+            "Size of one such buffer.",
+            unit="elements",
+            status=Status.NO_MEANING,
+            why="a buffer is as long as the longest slice of a unit",
+            idle=("auto",),
+            users=(3, 1),
+        ),
     ] = 100_000_000
     max_in_cpu: Annotated[
         Count,
         knob(
-            "Parameters kept in host memory when the rest is on NVMe.",
+            "Parameters of a rank that stay in host memory when the rest is on NVMe: those of the first units.",
             unit="elements",
-            status=Status.PLANNED,
-            harmless=True,
         ),
     ] = 1_000_000_000
