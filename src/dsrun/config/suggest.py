@@ -23,7 +23,8 @@ def suggest_key(key: str, model: type[Section], path: str, root: type[Section]) 
         root: model of the whole config.
 
     Returns:
-        A close key of the section, else the section the key belongs in, else a close key anywhere.
+        A close key of the section, else the section the key belongs in, else a close key anywhere. Where only another
+        type of the same section has the key (`optimizer.params` of another optimizer), the keys of this one.
     """
     if len(key) > _LONGEST_KEY:
         return None
@@ -33,6 +34,8 @@ def suggest_key(key: str, model: type[Section], path: str, root: type[Section]) 
         best = model.renamed.get(close[0], close[0])
         return f"did you mean `{join(path, best)}`?"
     places = dict.fromkeys(place for place, name in _all_keys(root, "") if name == key)
+    if path in places:
+        return f"with the `type` that is written, `{path}` has {', '.join(f'`{name}`' for name in model.model_fields)}"
     if 0 < len(places) <= 2:
         homes = [f"`{place}`" if place else "the top level" for place in places]
         return f"`{key}` belongs in {' or '.join(homes)}"

@@ -218,6 +218,12 @@ CASES: list[tuple[str, bytes, str]] = [
         "hint: `lr` belongs in `optimizer.params`",
     ),
     (
+        "params_of_another_type.json",
+        b'{"optimizer": {"type": "Lion", "params": {"lr": 1e-4, "eps": 1e-8}}}',
+        "error: params_of_another_type.json:1:55: `optimizer.params.eps` is not a key of `optimizer.params`\n"
+        "hint: with the `type` that is written, `optimizer.params` has `lr`, `betas`, `weight_decay`",
+    ),
+    (
         "required.json",
         b'{"scheduler": {"type": "WarmupDecayLR", "params": {}}}',
         "error: required.json:1:51: `scheduler.params.total_num_steps` is missing; "
