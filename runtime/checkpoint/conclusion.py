@@ -61,6 +61,7 @@ def conclude(
     board: Noticeboard,
     subject: str,
     timeout_s: float,
+    waiting: Callable[[], None],
     publish: Callable[[Sequence[Part]], Verdict],
 ) -> Verdict:
     """Says what became of this rank's part, waits for the verdict, and returns it; every rank must call.
@@ -72,11 +73,13 @@ def conclude(
         board: the ranks' noticeboard.
         subject: begins the keys; no other save has the same.
         timeout_s: how long to wait for the others; a rank that waited in vain says so, and keeps its file.
+        waiting: called again and again while it waits: as there is a deadline, that is no hang.
         publish: publishes parts that were all written; called on rank 0 alone.
     """
     deadline = time.monotonic() + timeout_s
 
     def is_late() -> bool:
+        waiting()
         return time.monotonic() >= deadline
 
     if rank != 0:

@@ -33,7 +33,7 @@ from .plan import FilePlan, Planner
 from .policy import SavePolicy
 from .readiness import Readiness
 from .under_way import SaveUnderWay, Wanted
-from .ways import Keep, WriteBeside, WriteHere
+from .ways import Conclude, Keep, WriteBeside, WriteHere
 from .writer_process import WriterError
 
 
@@ -106,7 +106,7 @@ class Saver:
             save.run_beside(self._write_beside)
         else:
             self._save, self._is_told = save, False
-            save.run(lambda save: self._here.write(save, self._concluding(save), progress=progress))
+            save.run(lambda save: self._here.write(save, self._concluding(save, waiting=progress), progress=progress))
             self.check()
 
     def finish(self, progress: Callable[[], None]) -> None:
@@ -167,9 +167,9 @@ class Saver:
             raise CheckpointError(str(error)) from error
 
     def _write_beside(self, save: SaveUnderWay) -> Verdict:
-        return self._beside.write(save, self._concluding(save))
+        return self._beside.write(save, self._concluding(save, waiting=save.count))
 
-    def _concluding(self, save: SaveUnderWay) -> Callable[[Part, Callable[[Sequence[Part]], Verdict]], Verdict]:
+    def _concluding(self, save: SaveUnderWay, *, waiting: Callable[[], None]) -> Conclude:
         def end(part: Part, publish: Callable[[Sequence[Part]], Verdict]) -> Verdict:
             verdict = conclude(
                 part,
@@ -178,6 +178,7 @@ class Saver:
                 board=self._board,
                 subject=save.identity,
                 timeout_s=self.policy.timeout_s,
+                waiting=waiting,
                 publish=publish,
             )
             if verdict.error is None and self._collectives.rank == 0:

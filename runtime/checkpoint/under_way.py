@@ -78,7 +78,7 @@ class SaveUnderWay:
         return Part(None, dict(self.wanted.rank_values))
 
     def count(self) -> None:
-        """Takes note of a block that was written."""
+        """Takes note of a block that was written, or of a look for the other ranks."""
         self.blocks += 1
 
     def run(self, work: Callable[[SaveUnderWay], Verdict]) -> None:

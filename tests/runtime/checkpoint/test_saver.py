@@ -194,6 +194,34 @@ def test_a_rank_that_never_comes_is_named_after_the_time_out(tmp_path: Path) -> 
     assert complete_tags(tmp_path) == []
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_rank_that_waits_for_a_slow_disk_of_another_is_not_silent(tmp_path: Path, asynchronous: bool) -> None:
+    seen = threading.Event()
+    waits = 0
+
+    def waited() -> None:
+        nonlocal waits
+        waits += 1
+        if waits > 5:
+            seen.set()
+
+    def body(saver: Saver, rank: int) -> None:
+        if rank == 1:
+            here, beside = saver._here.write, saver._beside.write
+
+            def slowly(*args: Any, **more: Any) -> Any:
+                assert seen.wait(60), "rank 0 says that it waits"
+                return here(*args, **more) if not asynchronous else beside(*args)
+
+            saver._here.write = saver._beside.write = slowly  # type: ignore[method-assign,assignment]
+        progress = waited if rank == 0 else nothing
+        saver.save(tmp_path, "t", lambda: wanted(1.0, rank=rank, size=2), progress=progress)
+        saver.finish(progress)
+
+    with_savers(2, body, asynchronous=asynchronous)
+    assert value_of(tmp_path / "t") == 1.0
+
+
 def test_a_second_save_may_be_refused_while_the_first_is_under_way(tmp_path: Path) -> None:
     going = threading.Event()
 

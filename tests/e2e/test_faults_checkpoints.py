@@ -1,0 +1,100 @@
+"""Fault matrix, part C, as a job sees it: saves beside training that are cut short, fail, or end with the script.
+
+What each step of a save leaves: tests/runtime/checkpoint/test_crashes.py, test_killed_saves.py and test_saver.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsrun.checkpoint_files.folder import complete_tags, latest_tag
+from dsrun.checkpoint_files.parse import read_index
+from dsrun.checkpoint_files.verify import verify
+from support.faults import HARD_LIMIT_S, launched
+
+pytestmark = pytest.mark.timeout(HARD_LIMIT_S + 30)
+
+#: Saves after each step, beside training; `THEN` comes after the save of each step, with its number in `step`.
+PROGRAM = """
+import os, resource, signal, sys, psutil, torch, dsrun
+from torch import nn
+torch.manual_seed(7)
+engine, *_ = dsrun.initialize(model=nn.Sequential(nn.Linear(256, 2048), nn.Linear(2048, 256)), config={
+    "train_micro_batch_size_per_gpu": 2,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+    "zero_optimization": {"stage": 2},
+})
+rank = engine.global_rank
+
+def fill_disk():
+    (writer,) = [p for p in psutil.Process().children() if "writer_main" in " ".join(p.cmdline())]
+    resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+
+while engine.global_steps < 6:
+    loss = engine(torch.randn(2, 256)).square().mean()
+    engine.backward(loss)
+    engine.step()
+    step = engine.global_steps
+    engine.save_checkpoint(sys.argv[1])
+    THEN
+print("all steps were taken")
+"""
+
+
+def whole_tags(folder: Path) -> list[str]:
+    tags = complete_tags(folder)
+    for tag in tags:
+        assert list(verify(folder / tag, read_index(folder / tag))) == []
+    return tags
+
+
+def test_C3_C19_a_rank_killed_while_its_checkpoint_is_written_leaves_the_ones_before(tmp_path: Path) -> None:
+    program = PROGRAM.replace("THEN", "if step == 4 and rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
+    with launched(tmp_path, program, "-n", "2", words=[str(tmp_path / "checkpoints")]) as job:
+        ended = job.end()
+    assert ended.exit_code == 137, ended.text
+    tags = whole_tags(tmp_path / "checkpoints")
+    assert tags[:3] == ["global_step1", "global_step2", "global_step3"]
+    assert latest_tag(tmp_path / "checkpoints") == tags[-1]
+
+
+def test_C19_the_end_of_a_script_waits_for_its_last_checkpoint(tmp_path: Path) -> None:
+    with launched(tmp_path, PROGRAM.replace("THEN", "pass"), "-n", "2", words=[str(tmp_path / "checkpoints")]) as job:
+        ended = job.end()
+    assert ended.exit_code == 0, ended.text
+    assert whole_tags(tmp_path / "checkpoints") == [f"global_step{step}" for step in range(1, 7)]
+    assert len([line for line in ended.out if "saved" in line]) == 6
+
+
+def test_C6_a_last_checkpoint_that_failed_is_an_exit_code(tmp_path: Path) -> None:
+    # The limit comes before the last save; nothing asks for what became of it.
+    program = PROGRAM.replace("THEN", "if step == 5: engine.wait_for_checkpoint(); rank == 0 and fill_disk()")
+    with launched(tmp_path, program, "-n", "2", words=[str(tmp_path / "checkpoints")]) as job:
+        ended = job.end()
+    assert ended.exit_code == 1, ended.text
+    assert "all steps were taken" in ended.text
+    assert "global_step6: could not be saved, nothing was published: rank 0: [Errno 27] File too large" in ended.text
+    assert whole_tags(tmp_path / "checkpoints") == [f"global_step{step}" for step in range(1, 6)]
+    assert not list((tmp_path / "checkpoints" / "global_step6").iterdir())
+
+
+def test_C6_training_goes_on_after_a_checkpoint_that_failed(tmp_path: Path) -> None:
+    program = PROGRAM.replace("THEN", "if step == 2: engine.wait_for_checkpoint(); rank == 1 and fill_disk()").replace(
+        "    engine.save_checkpoint(sys.argv[1])",
+        """    if step in (2, 3, 6):
+        engine.save_checkpoint(sys.argv[1])
+    if step == 3:
+        try:
+            engine.wait_for_checkpoint()
+        except dsrun.errors.CheckpointError as error:
+            print("met", error)
+        for child in psutil.Process().children():
+            resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))""",
+    )
+    with launched(tmp_path, program, "-n", "2", words=[str(tmp_path / "checkpoints")]) as job:
+        ended = job.end()
+    assert ended.exit_code == 0, ended.text
+    assert len([line for line in ended.out if "met" in line and "rank 1: [Errno 27] File too large" in line]) == 2
+    assert whole_tags(tmp_path / "checkpoints") == ["global_step2", "global_step6"]
