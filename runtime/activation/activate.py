@@ -8,21 +8,21 @@ from dataclasses import replace
 from torch import nn
 
 from dsrun.config.sections.activation import ActivationCheckpointing, Policy
+from dsrun.direct_io.settings import IoSettings
 from dsrun.errors import ModelError
 from dsrun.units import format_bytes
 
 from ..compat import compiler_memory_budget, is_compiled
-from ..memory.bus import instant_bus_for
 from ..stacks import Stack
 from .blocks import BlockHooks, choose_stacks
 from .budget import Solution
-from .host_ring import HostRing
 from .keeping import AsItIs, Keeper
 from .measured import solve_measured
 from .options import CallOptions
 from .packing import Packed
 from .policy import Segment, Treatment, plan
 from .profile import Profile
+from .rings import Rings
 from .rng import RngTracker
 from .selective import contexts_for
 from .settings import OnItsDevice, keeper_of_inputs
@@ -39,6 +39,7 @@ class Activations:
         section: checked keys of `activation_checkpointing`.
         stacks: the blocks.
         tracker: named random generators.
+        rings: what is not kept on the device.
         say: prints, on the ranks that do.
     """
 
@@ -48,6 +49,7 @@ class Activations:
         stacks: Sequence[Stack],
         *,
         tracker: RngTracker,
+        rings: Rings,
         say: Callable[[str], None],
     ) -> None:
         self._section = section
@@ -59,7 +61,8 @@ class Activations:
         self._profile = Profile() if section.profile or self.policy == "memory_budget" else None
         self._restore: Callable[[], None] | None = None
         self.segments = [self._plan(stack) for stack in stacks]
-        self.keeper = keeper_of_inputs(section, None)
+        self._rings = rings
+        self.keeper = keeper_of_inputs(section, None, rings=rings)
         options = CallOptions(
             self.keeper,
             tracker,
@@ -90,6 +93,7 @@ class Activations:
         blocks = sum(len(stack.blocks) for stack in self._stacks)
         treated = sum(s.stop - s.start for parts in self.segments for s in parts if s.treatment is not Treatment.KEEP)
         where = "in host memory" if self._section.cpu_checkpointing else "on the device"
+        where = "on disk" if self._section.nvme_path else where
         packed = ", packed to 8 bits" if self._section.packing == "int8" else ""
         return f"activations: policy {self.policy}, {treated} of {blocks} blocks, what is kept {where}{packed}"
 
@@ -132,11 +136,21 @@ class Activations:
         if self.policy == "memory_budget" and self.solution is None and self._passes > _WARM_UP + 1 and complete:
             self._solve(names)
         if self._section.profile and self._passes == _PROFILED + 1:
-            self._say(f"activations of {len(names)} blocks, {_PROFILED} micro steps\n{self._profile}")
+            self._say(f"activations of {len(names)} blocks, {_PROFILED} micro steps\n{self._profile}{self._on_disk()}")
             self._profile = None if self.solution is not None or self.policy != "memory_budget" else self._profile
             if self._profile is None:
                 self._options = replace(self._options, observer=None)
                 self._hooks.set_plan(self.segments, options=self._options, keepers=self._keepers())
+
+    def _on_disk(self) -> str:
+        """Returns a line on what the disk has moved, where something is kept there."""
+        if not self._section.nvme_path:
+            return ""
+        moved = self._rings.counts()
+        return (
+            f"\non disk: {format_bytes(moved.written_bytes)} written in {moved.write_s:.2f} s, "
+            f"{format_bytes(moved.read_bytes)} read in {moved.read_s:.2f} s"
+        )
 
     def _solve(self, names: Sequence[str]) -> None:
         """See measured.[Note: measured plans]."""
@@ -168,7 +182,7 @@ class Activations:
 
     def _keepers(self) -> dict[Treatment, Keeper]:
         return {
-            Treatment.MOVE: OnItsDevice(lambda device: HostRing(device, instant_bus_for(device))),
+            Treatment.MOVE: OnItsDevice(self._rings.ring_of),
             Treatment.PACK: Packed(AsItIs()),
         }
 
@@ -181,6 +195,8 @@ def activate(
     script_chooses: bool,
     tracker: RngTracker,
     say: Callable[[str], None],
+    io: IoSettings | None = None,
+    rank: int = 0,
 ) -> Activations | None:
     """Switches the blocks of `model` to what the config says; after all other hooks are in place.
 
@@ -191,13 +207,17 @@ def activate(
         script_chooses: the script has configured checkpointing, and calls it itself where no policy is written.
         tracker: named random generators.
         say: prints, on the ranks that do.
+        io: how a file is read and written; None: as the section `aio` has it unset.
+        rank: of this process, for errors.
 
     Returns:
         None where nothing is asked for.
 
     Raises:
         ModelError: the model has no blocks, or none that are named so, or the policy does not go with them.
+        OffloadError: no file can be made in `nvme_path`.
     """
     if section.chosen_policy == "none" or (section.policy is None and script_chooses):
         return None
-    return Activations(section, choose_stacks(model, section.blocks, skip=skip), tracker=tracker, say=say)
+    stacks = choose_stacks(model, section.blocks, skip=skip)
+    return Activations(section, stacks, tracker=tracker, rings=Rings(section, io=io, rank=rank), say=say)

@@ -207,7 +207,7 @@ class BlockHooks:
                 opened.surroundings.enter_context(running(call))
                 opened.surroundings.enter_context(call.begin())
             case Treatment.MOVE | Treatment.PACK:
-                stash = Stash(self._keepers[segment.treatment])
+                stash = Stash(self._keepers[segment.treatment], of=name)
                 opened = _Open(module, ExitStack(), lambda _: stash.end())
                 opened.surroundings.enter_context(stash.begin())
         self._open.append(opened)

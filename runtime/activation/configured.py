@@ -14,6 +14,8 @@ import torch.distributed as dist
 
 from dsrun.config.load import load
 from dsrun.config.sections.activation import ActivationCheckpointing
+from dsrun.direct_io.configured import io_settings
+from dsrun.direct_io.settings import IoSettings
 from dsrun.errors import InputError, ModelError
 
 from ..mesh.c10d import C10dCollectives, GlooCollectives
@@ -22,6 +24,7 @@ from .calls import call_recomputed
 from .keeping import AsItIs
 from .options import CallOptions
 from .profile import Profile
+from .rings import Rings
 from .rng import RngTracker
 from .selective import contexts_for
 from .settings import check_section, keeper_of_inputs
@@ -37,6 +40,7 @@ class _Process:
         self.tracker = RngTracker()
         self.configured = False
         self.section = ActivationCheckpointing()
+        self.io = IoSettings()
         self.axis: Collectives | None = None
         self.profile: Profile | None = None
         self.options = CallOptions(AsItIs(), self.tracker)
@@ -46,7 +50,7 @@ class _Process:
         self.section, self.axis = section, axis
         self.profile = Profile() if section.profile else None
         self.options = CallOptions(
-            keeper_of_inputs(section, axis),
+            keeper_of_inputs(section, axis, rings=Rings(section, io=self.io, rank=_rank())),
             self.tracker,
             preserve_rng=section.preserve_rng_state,
             contexts=contexts_for(section.keep_operations) if section.policy == "selective" else None,
@@ -87,6 +91,7 @@ def configure(
 
     Raises:
         ConfigError: the config is wrong, or what is asked for does not go together.
+        OffloadError: no file can be made in the config's `nvme_path`.
     """
     group = mpu_ if mpu_ is not None else mpu
     given = {
@@ -100,7 +105,9 @@ def configure(
     section = ActivationCheckpointing()
     if deepspeed_config is not None:
         source = dict(deepspeed_config) if isinstance(deepspeed_config, Mapping) else deepspeed_config
-        section = load(source).activation_checkpointing
+        config = load(source)
+        section = config.activation_checkpointing
+        _process.io = io_settings(config.aio)
     wanted = {key: value for key, value in given.items() if value is not None}
     section = ActivationCheckpointing.model_validate({**section.model_dump(exclude_unset=True), **wanted})
     axis = None if group is None else _axis_of(group)
@@ -200,6 +207,10 @@ def model_parallel_cuda_manual_seed(seed: int, *, tensor_rank: int = 0) -> None:
 def named_generators() -> RngTracker:
     """Returns the named generators, for blocks that the config alone switches on."""
     return _process.tracker
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def _axis_of(mpu: Any) -> Collectives:

@@ -67,7 +67,7 @@ class HostRing:
         """Bytes of the ring."""
         return self._arena.use().reserved_bytes
 
-    def put(self, tensor: Tensor) -> Ticket:
+    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
         """See `Keeper`."""
         assert tensor.device == self._device, f"{tensor.device} is not the ring's {self._device}"
         if not self._out and self._arena.use().reserved_bytes:

@@ -28,8 +28,13 @@ class Ticket(Protocol):
 class Keeper(Protocol):
     """See [Note: keepers]."""
 
-    def put(self, tensor: Tensor) -> Ticket:
-        """Keeps the values that `tensor` has now."""
+    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
+        """Keeps the values that `tensor` has now.
+
+        Args:
+            tensor: what is kept.
+            of: the block that wants it again, as errors name it.
+        """
         ...
 
     @property
@@ -49,7 +54,7 @@ class AsItIs:
         """See `Keeper`: a tensor that the script holds as well counts too."""
         return self._held
 
-    def put(self, tensor: Tensor) -> Ticket:
+    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
         """See `Keeper`."""
         self._held += tensor.nbytes
         return _Same(tensor.detach(), tensor._version, self)
@@ -95,7 +100,7 @@ class KeptOnce:
         """See `Keeper`."""
         return self._inner.device_bytes
 
-    def put(self, tensor: Tensor) -> Ticket:
+    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
         """See `Keeper`."""
         key = id(tensor)
         known = self._known.get(key)
@@ -103,7 +108,7 @@ class KeptOnce:
             ticket = known[2]()
             if ticket is not None:
                 return ticket
-        ticket = self._inner.put(tensor)
+        ticket = self._inner.put(tensor, of=of)
         # The entry leaves with the tensor: its id may be another's then.
         there = weakref.ref(tensor, lambda _, known=self._known, key=key: known.pop(key, None) and None)
         self._known[key] = (there, tensor._version, weakref.ref(ticket))

@@ -78,13 +78,13 @@ class Packed:
         """See `Keeper`."""
         return self._inner.device_bytes
 
-    def put(self, tensor: Tensor) -> Ticket:
+    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
         """See `Keeper`; what is small or no floating-point number is kept unpacked."""
         if not tensor.is_floating_point() or tensor.numel() < SMALLEST or tensor.shape[-1] < SHORTEST_ROW:
-            return self._inner.put(tensor)
+            return self._inner.put(tensor, of=of)
         line_N, form = as_line(tensor)
         values, scales = pack(line_N)
-        return _PackedTicket(self._inner.put(values), self._inner.put(scales), form)
+        return _PackedTicket(self._inner.put(values, of=of), self._inner.put(scales, of=of), form)
 
 
 class _PackedTicket:

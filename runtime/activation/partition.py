@@ -31,10 +31,10 @@ class Partitioned:
         """See `Keeper`."""
         return self._inner.device_bytes
 
-    def put(self, tensor: Tensor) -> Ticket:
+    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
         """See `Keeper`; no collective is entered."""
         if self._axis.size == 1:
-            return self._inner.put(tensor)
+            return self._inner.put(tensor, of=of)
         line_N, form = as_line(tensor)
         numel = -(-form.numel // self._axis.size)
         start = min(form.numel, self._axis.rank * numel)
@@ -42,7 +42,7 @@ class Partitioned:
         # A copy: a view would keep the whole tensor.
         shard_S = torch.zeros(numel, dtype=form.dtype, device=tensor.device)
         shard_S[: mine.numel()] = mine
-        return _Part(self._axis, self._inner.put(shard_S), form)
+        return _Part(self._axis, self._inner.put(shard_S, of=of), form)
 
 
 class _Part:

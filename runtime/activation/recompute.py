@@ -193,7 +193,7 @@ class RecomputedCall:
         elif isinstance(tensor, nn.Parameter) or not tensor.requires_grad:
             self._inputs.append(_Kept(AsItIs().put(tensor), tensor.requires_grad))
         else:
-            self._inputs.append(_Kept(self._options.keeper.put(tensor), tensor.requires_grad))
+            self._inputs.append(_Kept(self._options.keeper.put(tensor, of=self.name), tensor.requires_grad))
             self.kept_bytes += tensor.nbytes
         return _Place(len(self._inputs) - 1)
 

@@ -11,13 +11,12 @@ from dsrun.config.activation_rules import clashes
 from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.errors import ConfigError, Problem
 
-from ..memory.bus import instant_bus_for
 from ..mesh.collectives import Collectives
 from .contiguous import Contiguous
-from .host_ring import HostRing
 from .keeping import AsItIs, Keeper, KeptOnce, Ticket
 from .packing import Packed
 from .partition import Partitioned
+from .rings import Rings
 
 
 def check_section(section: ActivationCheckpointing, *, tensor_parallel: bool, source: str) -> None:
@@ -36,15 +35,16 @@ def check_section(section: ActivationCheckpointing, *, tensor_parallel: bool, so
         raise ConfigError(found[0].message, hint=found[0].hint, more=found[1:])
 
 
-def keeper_of_inputs(section: ActivationCheckpointing, axis: Collectives | None) -> Keeper:
+def keeper_of_inputs(section: ActivationCheckpointing, axis: Collectives | None, *, rings: Rings) -> Keeper:
     """Returns what keeps the inputs of recomputed calls.
 
     Args:
         section: what was asked for.
         axis: ranks that hold the same activations, where they are cut.
+        rings: what is not kept on the device.
     """
     if section.cpu_checkpointing:
-        keeper: Keeper = OnItsDevice(lambda device: HostRing(device, instant_bus_for(device)))
+        keeper: Keeper = OnItsDevice(rings.ring_of)
     elif section.contiguous_memory_optimization:
         assert section.number_checkpoints is not None, "checked with the section"
         keeper = Contiguous(section.number_checkpoints)
@@ -73,9 +73,9 @@ class OnItsDevice:
         """See `Keeper`."""
         return sum(keeper.device_bytes for keeper in self._keepers.values())
 
-    def put(self, tensor: Tensor) -> Ticket:
+    def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
         """See `Keeper`."""
         keeper = self._keepers.get(tensor.device)
         if keeper is None:
             keeper = self._keepers[tensor.device] = self._make(tensor.device)
-        return keeper.put(tensor)
+        return keeper.put(tensor, of=of)

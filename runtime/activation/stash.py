@@ -22,10 +22,12 @@ class Stash:
 
     Args:
         keeper: of what is large enough and no parameter.
+        of: the block, as errors name it.
     """
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Keeper, *, of: str = "") -> None:
         self._keeper = keeper
+        self._of = of
         self._seen: dict[Any, tuple[Tensor, Ticket]] = {}
 
     def begin(self) -> saved_tensors_hooks:
@@ -41,7 +43,7 @@ class Stash:
             return tensor.detach()  # with its graph, a node that saves its own output would never be freed
         key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
         if key not in self._seen:
-            self._seen[key] = (tensor.detach(), self._keeper.put(tensor))
+            self._seen[key] = (tensor.detach(), self._keeper.put(tensor, of=self._of))
         return self._seen[key][1]
 
 

@@ -6,10 +6,9 @@ import torch
 from torch import nn, optim
 
 from dsrun.config.config import Config
-from dsrun.config.sections.memory import Aio
+from dsrun.direct_io.configured import io_settings
 from dsrun.direct_io.counts import IoCounts, added_up
 from dsrun.direct_io.extent_file import ExtentFile
-from dsrun.direct_io.settings import IoSettings
 
 from ..memory.arenas import Arenas
 from ..observe.records import RecordWriter
@@ -85,18 +84,6 @@ def wear_of(
     of_slices = zero.offload_param.nvme_path if slices is not None else None
     paths = dict.fromkeys([*(of_states or ()), *(of_slices or ())])
     return DiskWear(counts, list(paths), records, rank=rank)
-
-
-def io_settings(aio: Aio) -> IoSettings:
-    """Returns how files are read and written."""
-    return IoSettings(
-        block_bytes=aio.block_size,
-        queue_depth=aio.queue_depth,
-        threads=aio.intra_op_parallelism,
-        single_submit=aio.single_submit,
-        overlap_events=aio.overlap_events,
-        verify=aio.verify,
-    )
 
 
 def foreseen_states(settings: Config, given: OptimizerLike | None) -> int:

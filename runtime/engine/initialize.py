@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from dsrun.config.buckets import tell_auto
 from dsrun.config.load import load
 from dsrun.contract import resume_folder
+from dsrun.direct_io.configured import io_settings
 from dsrun.errors import ModelError
 from dsrun.heartbeats import process_writer
 
@@ -183,6 +184,8 @@ def initialize(
         script_chooses=is_configured(),
         tracker=named_generators(),
         say=say_once(info),
+        io=io_settings(settings.aio),
+        rank=info.rank,
     )
     access = ParamAccess(
         [*cut.units, *cut.frozen],

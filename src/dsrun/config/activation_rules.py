@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from dsrun.config.sections.activation import ActivationCheckpointing
 
 SECTION = "activation_checkpointing"
+#: Inputs that host memory must have room for on their way to a disk and back.
+FEWEST_BUFFERS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,20 @@ def clashes(section: ActivationCheckpointing, *, tensor_parallel: bool) -> Itera
             f"`{SECTION}.partition_activations` is true without tensor parallelism: there are no ranks that hold the "
             "same activations",
             "leave it out, or give the group yourself: dsrun.checkpointing.configure(mpu, partition_activations=True)",
+        )
+    if section.nvme_path and not section.cpu_checkpointing:
+        yield Clash(
+            f"{SECTION}.nvme_path",
+            f"`{SECTION}.nvme_path` is {list(section.nvme_path)} and `cpu_checkpointing` is false: nothing leaves the "
+            "device, so nothing goes on to the disk",
+            'add "cpu_checkpointing": true, or leave `nvme_path` out',
+        )
+    if section.nvme_path and section.nvme_buffer_count < FEWEST_BUFFERS:
+        yield Clash(
+            f"{SECTION}.nvme_buffer_count",
+            f"`{SECTION}.nvme_buffer_count` is {section.nvme_buffer_count}; expected {FEWEST_BUFFERS} or more: an "
+            "input that is used, one that comes and one on its way to the device",
+            f'write "nvme_buffer_count": {FEWEST_BUFFERS}',
         )
     if section.contiguous_memory_optimization and section.number_checkpoints is None:
         yield Clash(

@@ -27,11 +27,13 @@ class ActivationBytes:
         logits: of the output layer and its loss, or what a block's backward works with where that is more: the former
             are gone when the latter begins.
         on_host: kept of the blocks in host memory.
+        on_disk: likewise, in a file.
     """
 
     layers: int
     logits: int
     on_host: int = 0
+    on_disk: int = 0
 
 
 def activation_bytes(shape: Architecture, settings: RunSettings, *, attention: int = 0) -> ActivationBytes:
@@ -56,7 +58,16 @@ def activation_bytes(shape: Architecture, settings: RunSettings, *, attention: i
     layers = inputs + max((shape.layers - stack.blocks) * block, _live_bytes(stack, shape, settings, block))
     if settings.memory_budget is not None:
         layers = max(layers, min(settings.memory_budget, shape.layers * block))
-    return ActivationBytes(layers, logits, stack.segments * stored if settings.activations_on_cpu else 0)
+    away = stack.segments * stored if settings.activations_on_cpu else 0
+    if settings.activation_buffers is None:
+        return ActivationBytes(layers, logits, away)
+    buffered = min(settings.activation_buffers, stack.segments) * stored
+    return ActivationBytes(layers, logits, buffered, disk_inputs(stack.segments) * stored)
+
+
+def disk_inputs(segments: int) -> int:
+    """Returns how many of the kept inputs are written to a file: those put last are still on the device."""
+    return max(0, segments - (_IN_FLIGHT - 1))
 
 
 def forwards_again(shape: Architecture, settings: RunSettings) -> float:

@@ -153,7 +153,7 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
     kept = None if model.architecture is None else activation_bytes(model.architecture, settings, attention=beyond)
     device = _device_lines(state, kept, units, settings)
     pinned, pageable = _host_lines(state, kept, units, settings)
-    drives = _nvme_lines(units, settings)
+    drives = _nvme_lines(units, settings, kept)
     share = machine.ranks_per_host
     if machine.on_cpu:
         process = [Line("Python and torch", CPU_PROCESS_BYTES)]
@@ -244,7 +244,7 @@ def _host_lines(
     return (moved, kept_there) if settings.pin_memory else ([], [*moved, *kept_there])
 
 
-def _nvme_lines(units: list[PaddedUnit], settings: RunSettings) -> list[Line]:
+def _nvme_lines(units: list[PaddedUnit], settings: RunSettings, kept: ActivationBytes | None) -> list[Line]:
     def total(bytes_of: Callable[[int], int], *, whole: bool) -> int:
         sizes = (bytes_of(unit.padded if whole else unit.shard) for unit in units)
         return sum(-(-size // _NVME_ALIGN) * _NVME_ALIGN for size in sizes)
@@ -255,6 +255,8 @@ def _nvme_lines(units: list[PaddedUnit], settings: RunSettings) -> list[Line]:
         lines.append(Line("master weights and states", size))
     if settings.offload_param == "nvme" and settings.trained_leave:
         lines.append(Line("parameters", total(lambda numel: settings.compute_bytes * numel, whole=False)))
+    if kept is not None:
+        lines.append(Line("activations", kept.on_disk))
     return lines
 
 

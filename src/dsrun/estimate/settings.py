@@ -44,6 +44,7 @@ class RunSettings:
         kept_segments: block inputs that are kept with recomputation; None for one a block.
         cut_activations: what is kept of them is cut over the tensor-parallel ranks.
         activations_on_cpu: what is kept of them moves to host memory.
+        activation_buffers: kept inputs that host memory has room for, where the rest goes on to a disk; None: all.
         packed_activations: what is kept of them is packed to 8 bits.
         tensor_parallel: ranks that share each layer.
         sequence_parallel: ranks that share each sequence.
@@ -72,6 +73,7 @@ class RunSettings:
     kept_segments: int | None = None
     cut_activations: bool = False
     activations_on_cpu: bool = False
+    activation_buffers: int | None = None
     packed_activations: bool = False
     tensor_parallel: int = 1
     sequence_parallel: int = 1
@@ -208,6 +210,7 @@ def read_settings(
         kept_segments=activations.number_checkpoints if activations.policy is None else None,
         cut_activations=activations.partition_activations,
         activations_on_cpu=activations.cpu_checkpointing,
+        activation_buffers=activations.nvme_buffer_count if activations.nvme_path else None,
         packed_activations=activations.packing == "int8",
         tensor_parallel=tensor,
         sequence_parallel=config.sequence_parallel_size,

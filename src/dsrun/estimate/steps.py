@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsrun.estimate.activations import forwards_again, stored_input_bytes
+from dsrun.estimate.activations import disk_inputs, forwards_again, stored_input_bytes
 from dsrun.estimate.collectives import collective_bytes, gathered_numel, tensor_parallel_bytes
 from dsrun.estimate.machine import Machine, Speeds
 from dsrun.estimate.model import ModelSize
@@ -128,6 +128,12 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
         inputs = settings.recomputed(shape.layers).segments
         moved = inputs * stored_input_bytes(shape, settings) * settings.accumulation_steps
         to_gpu, to_host, ddr = to_gpu + moved, to_host + moved, ddr + 2 * moved
+        if settings.activation_buffers is not None:
+            on_disk = moved // inputs * disk_inputs(inputs)
+            # Those still in memory when backward begins are not read; buffers are as many, at least.
+            still_there = min(settings.activation_buffers, inputs)
+            read, written = read + moved // inputs * (inputs - still_there), written + on_disk
+            ddr += 2 * on_disk
     network = collective_bytes(units, settings).sent_bytes(data_ranks)
     if shape is not None and settings.tensor_parallel > 1:
         network += tensor_parallel_bytes(layers=shape.layers, hidden=shape.hidden, settings=settings)

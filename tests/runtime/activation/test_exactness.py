@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tempfile
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "selective": {"policy": "selective"},
     "cpu": {"cpu_checkpointing": True},
     "cpu, sqrt": {"policy": "sqrt", "cpu_checkpointing": True},
+    "disk": {"cpu_checkpointing": True, "nvme_path": [tempfile.gettempdir()], "nvme_buffer_count": 3},
     "contiguous": {"contiguous_memory_optimization": True, "number_checkpoints": 5},
     "3 segments": {"number_checkpoints": 3},
     "budget": {"policy": "memory_budget", "memory_budget": 300_000, "cpu_checkpointing": True},

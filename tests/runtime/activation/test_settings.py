@@ -12,6 +12,7 @@ from dsrun.errors import ConfigError
 from dsrun.runtime.activation.host_ring import IN_FLIGHT
 from dsrun.runtime.activation.keeping import AsItIs, Keeper
 from dsrun.runtime.activation.packing import packed_bytes
+from dsrun.runtime.activation.rings import Rings
 from dsrun.runtime.activation.settings import OnItsDevice, check_section, keeper_of_inputs
 
 NUMEL = 4096
@@ -19,7 +20,8 @@ SHAPE = (8, NUMEL // 8)
 
 
 def keeper(**keys: Any) -> Keeper:
-    return keeper_of_inputs(ActivationCheckpointing.model_validate(keys), None)
+    section = ActivationCheckpointing.model_validate(keys)
+    return keeper_of_inputs(section, None, rings=Rings(section, io=None, rank=0))
 
 
 @pytest.mark.parametrize(

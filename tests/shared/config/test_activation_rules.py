@@ -44,6 +44,14 @@ def load_section(**keys: Any) -> ActivationCheckpointing:
             {"contiguous_memory_optimization": True},
             "`activation_checkpointing.contiguous_memory_optimization` is true and `number_checkpoints` is not set",
         ),
+        (
+            {"nvme_path": "/fast"},
+            "`activation_checkpointing.nvme_path` is ['/fast'] and `cpu_checkpointing` is false",
+        ),
+        (
+            {"nvme_path": "/fast", "cpu_checkpointing": True, "nvme_buffer_count": 2},
+            "`activation_checkpointing.nvme_buffer_count` is 2; expected 3 or more",
+        ),
         ({"number_checkpoints": 0}, "`activation_checkpointing.number_checkpoints` is 0; expected a whole number"),
         ({"packing": "int4"}, '`activation_checkpointing.packing` is "int4"; expected "none" or "int8"'),
     ],

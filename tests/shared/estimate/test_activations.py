@@ -114,6 +114,14 @@ def test_on_the_host_lie_all_block_inputs_and_on_the_gpu_three() -> None:
     assert kept.layers == 1024 * (2 * 2 * 4096 + 164 * 1024)
 
 
+def test_on_a_disk_lie_all_block_inputs_but_two_and_in_host_memory_as_many_as_there_are_buffers() -> None:
+    asked = replace(BF16, recompute="blocks", activations_on_cpu=True, activation_buffers=5)
+    kept = activation_bytes(LLAMA_3_8B, asked)
+    assert kept.on_host == 1024 * 5 * 2 * 4096
+    assert kept.on_disk == 1024 * 30 * 2 * 4096
+    assert kept.layers == 1024 * (2 * 2 * 4096 + 164 * 1024)
+
+
 def test_tensor_parallel_ranks_share_all_but_the_norms() -> None:
     whole = 4 * 4096
     shared = (2 * 4096 + 2 * 1024 + 4 * 14336) // 2

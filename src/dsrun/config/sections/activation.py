@@ -68,6 +68,23 @@ class ActivationCheckpointing(Section):
             users=(1, 1),
         ),
     ] = False
+    nvme_path: Annotated[
+        Names,
+        knob(
+            "Folder on a local NVMe drive, to which what `cpu_checkpointing` moves goes on; a list of folders is "
+            "striped over. Each rank has a file there without a name, which is gone with the rank.",
+            effect="host memory holds `nvme_buffer_count` inputs, whatever the depth; the disk is written and read "
+            "once a micro step, as the section `aio` says",
+        ),
+    ] = ()
+    nvme_buffer_count: Annotated[
+        Positive,
+        knob(
+            "Inputs that host memory has room for on their way to and from `nvme_path`, at least 3; more read further "
+            "ahead.",
+            unit="inputs",
+        ),
+    ] = 4
     packing: Annotated[
         Literal["none", "int8"],
         knob(
