@@ -100,6 +100,8 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, PutAway, 
         self._wear_at_end = None if parts.wear is None else weakref.finalize(self, parts.wear.report)
         # An update may be under way when the engine goes: the model would read its parameters half written.
         self._settled_at_end = None if parts.step.away is None else weakref.finalize(self, parts.step.away.close)
+        if self._settled_at_end is not None:
+            self._settled_at_end.atexit = False  # nobody reads it then, and threads it needs have ended
         # Units may have been fetched ahead and never used: their copies must not outlive the memory they read.
         self._quiet_at_end = weakref.finalize(self, parts.bus.finish)
 

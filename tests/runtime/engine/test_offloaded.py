@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -360,6 +362,36 @@ def _dropped(stage: int) -> None:
 @pytest.mark.parametrize("stage", [1, 3])
 def test_an_engine_that_is_dropped_settles_and_leaves_no_thread(stage: int) -> None:
     run_ranks(1, _dropped, stage)
+
+
+_ENDING = """
+import threading
+import torch
+import dsrun
+from torch import nn, optim
+
+class Slow(optim.SGD):
+    def step(self, closure=None):
+        if any(param.grad is not None for group in self.param_groups for param in group["params"]):
+            threading.Event().wait(0.05)
+        return super().step(closure)
+
+model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(6)))
+zero = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
+settings = {"train_batch_size": 2, "zero_optimization": zero, "zero_allow_untested_optimizer": True}
+engine = dsrun.initialize(model=model, config=settings, optimizer=lambda groups: Slow(groups, lr=0.1))[0]
+for step in range(5):  # memory is looked at after the first ones, which settles
+    engine.backward(engine(torch.ones(2, 64)).mean())
+    engine.step()
+print("under way:", not all(future.done() for future in engine._parts.step.away._host._pending.values()))
+"""
+
+
+def test_a_script_that_ends_in_the_middle_of_an_update_ends_quietly() -> None:
+    done = subprocess.run([sys.executable, "-c", _ENDING], capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "under way: True" in done.stdout
+    assert "Traceback" not in done.stderr
 
 
 def _destroyed() -> None:
