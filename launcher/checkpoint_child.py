@@ -34,13 +34,28 @@ def torch_file(out: Path, write: Callable[[Path], Path]) -> Path:
     return out
 
 
-def run_child(module: str, words: Sequence[str]) -> None:
-    """Runs a module of the runtime with this interpreter, and waits; what it prints on stderr while it works is shown.
+def import_checkpoint(words: Sequence[str]) -> str:
+    """Makes a checkpoint of another tool's; returns what there is to say of it.
+
+    Args:
+        words: see `dsrun.runtime.checkpoint.import_main`.
+
+    Raises:
+        DsrunError: what the process says is wrong.
+    """
+    return run_child("dsrun.runtime.checkpoint.import_main", words)
+
+
+def run_child(module: str, words: Sequence[str]) -> str:
+    """Runs a module of the runtime with this interpreter, and returns its output; its talk is shown as it comes.
 
     Raises:
         DsrunError: with all that it said was wrong, and its exit code.
     """
-    with subprocess.Popen([sys.executable, "-m", module, *words], stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None, "it is a pipe"
         assert child.stderr is not None, "it is a pipe"
         said: list[str] = []
         for line in child.stderr:
@@ -48,8 +63,10 @@ def run_child(module: str, words: Sequence[str]) -> None:
                 sys.stderr.write(line)
             else:
                 said.append(line.rstrip("\n"))
+        output = child.stdout.read()  # a line or two, so that it never fills its pipe
     if child.returncode:
         raise _error(said, child.returncode, module)
+    return output
 
 
 def _error(said: Sequence[str], code: int, module: str) -> DsrunError:

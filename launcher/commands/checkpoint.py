@@ -206,6 +206,35 @@ def export(path: str, out: str, to: str, dtype: str, max_shard_size: int) -> int
     return 0
 
 
+@command.command("import")
+@click.option("--tag", metavar="TAG", help="Name of the new checkpoint.  [default: global_step<N>]")
+@click.option("--trust-pickle", is_flag=True, help="Read pickles; without it nothing is imported.")
+@click.option(
+    "--ignore", multiple=True, metavar="NAME", help="A class or function that a pickle names: read as nothing."
+)
+@click.option("--optimizer", metavar="CLASS", help="The run's optimizer, where the files do not say: AdamW, Lion, ...")
+@click.argument("source", type=parse_path, metavar="SOURCE")
+@click.argument("out", type=parse_path, metavar="OUT")
+def import_(
+    source: str, out: str, tag: str | None, trust_pickle: bool, ignore: Sequence[str], optimizer: str | None
+) -> int:
+    """Make a checkpoint in OUT of one of DeepSpeed's in SOURCE, to go on from it with dsrun.
+
+    SOURCE is a folder with `latest`, or a tag's: ZeRO stages 0 to 3 of any number of ranks, or a universal one.
+    fp32 weights, optimizer states, counters, the schedule and JSON values of the client state are taken over.
+
+    Pickles are read by torch's restricted reader, and DeepSpeed's classes as plain data: nothing in them is run. What
+    that does not read is refused by name.
+    """
+    from ..checkpoint_child import import_checkpoint
+
+    words = [*(["--tag", tag] if tag is not None else []), *(["--trust-pickle"] if trust_pickle else [])]
+    words += [word for name in ignore for word in ("--ignore", name)]
+    words += ["--optimizer", optimizer] if optimizer is not None else []
+    click.echo(import_checkpoint([*words, "--", source, out]), nl=False)
+    return 0
+
+
 def _problems(target: Path) -> list[str]:
     """Returns everything that is wrong with a checkpoint, saying on a terminal which file it is at."""
     from dsrun.checkpoint_files.parse import read_index

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", ["ls", "show", "verify", "rm", "export"])
+@pytest.mark.parametrize("verb", ["ls", "show", "verify", "rm", "export", "import"])
 def test_every_verb_has_help(verb: str) -> None:
     result = invoke("checkpoint", verb, "--help")
     assert (result.exit_code, result.stderr) == (0, "")

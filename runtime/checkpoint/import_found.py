@@ -1,0 +1,87 @@
+"""What another tool's checkpoint comes to: tensors by name and role, each made when it is written, and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTensor:
+    """A whole tensor of another checkpoint.
+
+    Attributes:
+        name: of the parameter or buffer.
+        role: as the index has it: `param`, `buffer`, `exp_avg`, `scalar:step`, ...
+        shape: whole.
+        dtype: of the values.
+        make: returns them, on the CPU, in this shape.
+    """
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    make: Callable[[], Tensor]
+
+
+@dataclass(slots=True)
+class Found:
+    """Another tool's checkpoint.
+
+    Attributes:
+        tensors: everything that is taken over.
+        aliases: names of tied parameters to those they are stored under.
+        counters: as the index has them.
+        groups: hyperparameters of the optimizer's groups.
+        optimizer: name of its class; None where the files do not say.
+        scheduler: type and state; None where there is none.
+        loss_scale: state of a dynamic one; None where there is none.
+        client_state: what the script saved besides, JSON values.
+        config: the training config.
+        origin: which tool, version and form it came from.
+        left: what was not taken over, for the user.
+    """
+
+    tensors: list[FoundTensor]
+    origin: str
+    aliases: dict[str, str] = field(default_factory=dict[str, str])
+    counters: dict[str, int] = field(default_factory=dict[str, int])
+    groups: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    optimizer: str | None = None
+    scheduler: dict[str, Any] | None = None
+    loss_scale: dict[str, Any] | None = None
+    client_state: dict[str, Any] = field(default_factory=dict[str, Any])
+    config: dict[str, Any] = field(default_factory=dict[str, Any])
+    left: list[str] = field(default_factory=list[str])
+
+
+def held(name: str, role: str, tensor: Tensor) -> FoundTensor:
+    """Returns a tensor that is there already, or mapped from a file."""
+    return FoundTensor(name, role, tuple(tensor.shape), tensor.dtype, lambda: tensor)
+
+
+def options_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a group's hyperparameters: no parameters, and nothing that says how a step is computed."""
+    kept = {k: v for k, v in group.items() if k not in _NO_OPTIONS}
+    return {k: v for k, v in kept.items() if isinstance(v, bool | int | float | str | tuple | list | None)}
+
+
+_NO_OPTIONS = frozenset({"params", "name", "step", "foreach", "fused", "capturable", "differentiable", "moe"})
+
+
+def json_or_none(value: Any) -> tuple[bool, Any]:
+    """Returns whether a value can be JSON, and the value as JSON has it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return True, value
+    if isinstance(value, list | tuple):
+        items = [json_or_none(item) for item in value]
+        return all(ok for ok, _ in items), [item for _, item in items]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        members = {key: json_or_none(item) for key, item in value.items()}
+        return all(ok for ok, _ in members.values()), {key: item for key, (_, item) in members.items()}
+    return False, None
