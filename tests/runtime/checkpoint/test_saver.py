@@ -11,13 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from dsrun.checkpoint_files.calls import FileCalls
 from dsrun.checkpoint_files.folder import complete_tags, latest_tag
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.verify import verify
 from dsrun.errors import CheckpointError
+from dsrun.runtime.checkpoint.load import read
+from dsrun.runtime.checkpoint.plan import coalesce, plan_file
 from dsrun.runtime.checkpoint.saver import Saver
+from dsrun.runtime.protocols import StateEntry
 from support.savers import nothing, value_of, wanted, with_savers
 
 
@@ -241,6 +245,25 @@ def test_a_second_save_may_be_refused_while_the_first_is_under_way(tmp_path: Pat
 
 def _wait(event: threading.Event) -> None:
     assert event.wait(60)
+
+
+def test_ten_thousand_parameters_with_long_names_are_a_few_copies(tmp_path: Path) -> None:
+    flat = torch.arange(20_000, dtype=torch.float32)
+    entries = [
+        StateEntry(f"layers.{number}.{'x' * 200}", "param", (2,), 0, 2, flat[2 * number : 2 * number + 2], False)
+        for number in range(10_000)
+    ]
+
+    def body(saver: Saver, rank: int) -> None:
+        save(saver, tmp_path, "t", 1.0, rank, 1, entries=entries, aliases={})
+        saver.finish(nothing)
+
+    with_savers(1, body)
+    assert len(coalesce(plan_file(entries, rank=0, size=1), entries)) == 1
+    expected = flat.clone()
+    flat.zero_()
+    read(read_index(tmp_path / "t"), tmp_path / "t", entries)
+    assert torch.equal(flat, expected)
 
 
 def test_old_ones_are_removed_but_those_that_are_kept(tmp_path: Path) -> None:

@@ -172,6 +172,20 @@ def test_files_are_safetensors_and_hold_every_element_once(tmp_path: Path) -> No
     assert index.values["versions"]["torch"] == torch.__version__
 
 
+def test_a_tied_weight_loads_into_a_model_that_does_not_tie_it(tmp_path: Path) -> None:
+    tied = make_engine(config(1, micro=6), model=TinyGPT(tied=True))
+    train(tied, range(2), samples=6)
+    tied.save_checkpoint(tmp_path)
+    weights = full_parameters(tied)
+    for stage in (1, 3):
+        loose = make_engine(config(stage, micro=6), model=TinyGPT(tied=False))
+        loose.load_checkpoint(tmp_path)
+        found = full_parameters(loose)
+        assert torch.equal(found["head.weight"], weights["embed.weight"])
+        assert all(torch.equal(found[name], value) for name, value in weights.items())
+        train(loose, range(2, 3), samples=6)  # with the states of the name it was tied to
+
+
 def test_saving_a_tag_again_leaves_one_set_of_files(tmp_path: Path) -> None:
     engine = make(1)
     for tag in ("a", "a", 5):
