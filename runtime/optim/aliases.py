@@ -47,8 +47,9 @@ class FusedAdam(optim.Adam):
     ) -> None:
         if not bias_correction:
             raise ModelError(
-                f"{type(self).__name__}: bias_correction is False; this version always corrects the running means",
-                hint="leave it out",
+                f"{type(self).__name__}: bias_correction is False, and this class always corrects the running means",
+                hint='leave it out, or have the config make the optimizer: "bias_correction": false in '
+                "`optimizer.params`",
             )
         super().__init__(
             params,

@@ -23,6 +23,7 @@ from .lamb import Lamb
 from .lion import Lion
 from .muon import Muon
 from .structured import StructuredOptimizer
+from .uncorrected_adam import UncorrectedAdam
 
 #: With the number of states each keeps for an element, besides those of `_MORE_STATES`.
 _ELEMENTWISE: dict[type[optim.Optimizer], int] = {
@@ -41,6 +42,7 @@ _ELEMENTWISE: dict[type[optim.Optimizer], int] = {
     optim.ASGD: 1,
     optim.Rprop: 2,
     Lion: 1,
+    UncorrectedAdam: 2,
 }
 #: Options that cost one state more, where an optimizer has them.
 _MORE_STATES = ("momentum", "amsgrad", "centered")
@@ -77,7 +79,14 @@ def _row(kind: Callable[..., optim.Optimizer], fixed: Mapping[str, Any] | None =
 
 
 def _adam(params: Mapping[str, Any]) -> _Row:
-    return (optim.AdamW if params["adam_w_mode"] else optim.Adam), _FUSED
+    decoupled = bool(params["adam_w_mode"])
+    if not params.get("bias_correction", True):
+        return UncorrectedAdam, {"decoupled_weight_decay": decoupled}
+    return (optim.AdamW if decoupled else optim.Adam), _FUSED
+
+
+def _adamw(params: Mapping[str, Any]) -> _Row:
+    return _adam({**params, "adam_w_mode": True})
 
 
 def _adagrad(shards: Any, **options: Any) -> optim.Optimizer:
@@ -91,7 +100,7 @@ def _adagrad(shards: Any, **options: Any) -> optim.Optimizer:
 #: One row a type of the config: parameters to (class, arguments besides the parameters).
 _TABLE: Mapping[str, Callable[[Mapping[str, Any]], _Row]] = {
     "adam": _adam,
-    "adamw": _row(optim.AdamW, _FUSED),
+    "adamw": _adamw,
     "fusedadam": _adam,
     "deepspeedcpuadam": _adam,
     "sgd": _row(optim.SGD, _FUSED),

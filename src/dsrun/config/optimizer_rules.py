@@ -37,6 +37,10 @@ def check_optimizer(optimizer: OptimizerSection, report: Report, place_of: Place
         report.error(Code.COMBINATION, key, message, place_of(key))
     if not isinstance(params, AdamParams):
         return
+    if params.amsgrad and not params.bias_correction:
+        key = "optimizer.params.bias_correction"
+        message = f"`{key}` is false and `amsgrad` is true, which no implementation has together"
+        report.error(Code.COMBINATION, key, message, place_of(key), "leave one of them out")
     key = "optimizer.params.adam_w_mode"
     if optimizer.type == "AdamW" and not params.adam_w_mode:
         message = f"`{key}` is false, which type `AdamW` ignores"

@@ -18,6 +18,7 @@ from dsrun.runtime.optim.eight_bit import Adam8bit, Lion8bit
 from dsrun.runtime.optim.lamb import Lamb
 from dsrun.runtime.optim.lion import Lion
 from dsrun.runtime.optim.muon import Muon, is_matrix
+from dsrun.runtime.optim.registry import factory_of
 from support.shards import UNITS, Values, assert_near, random_values, train_shards, train_whole
 
 STEPS = 4
@@ -46,6 +47,19 @@ def lion(name: str, p: Tensor, g: Tensor, t: int, state: dict[str, Tensor]) -> T
     c = B1 * state.get("m", torch.zeros_like(g)) + (1 - B1) * g
     mean(state, "m", g, B2)
     return p - LR * (c.sign() + DECAY * p)
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_adam_without_bias_correction_follows_the_formula(decoupled: bool, world_size: int) -> None:
+    def formula(name: str, p: Tensor, g: Tensor, t: int, state: dict[str, Tensor]) -> Tensor:
+        g = g if decoupled else g + DECAY * p
+        m, v = mean(state, "m", g, B1), mean(state, "v", g * g, B2)
+        return p - LR * (m / (v.sqrt() + EPS) + (DECAY * p if decoupled else 0))
+
+    params = {"lr": LR, "betas": (B1, B2), "eps": EPS, "weight_decay": DECAY, "bias_correction": False}
+    factory = factory_of("Adam", {**params, "adam_w_mode": decoupled, "amsgrad": False})
+    assert_near(train_shards(factory, world_size=world_size, steps=range(STEPS)).values, by_formula(formula))
 
 
 def lamb(name: str, p: Tensor, g: Tensor, t: int, state: dict[str, Tensor]) -> Tensor:

@@ -68,9 +68,7 @@ class AdamParams(OptimizerParams):
     bias_correction: Annotated[
         Flag,
         knob(
-            "Correct the running means for their start at zero.",
-            status=Status.PLANNED,
-            why="leave out the bias correction",
+            "Correct the running means for their start at zero; false is not for `amsgrad`.",
             users=(23, 3),
         ),
     ] = True
