@@ -11,7 +11,7 @@ from dsrun.estimate.host_optimizer import host_optimizer_bytes
 from dsrun.estimate.machine import Machine
 from dsrun.estimate.model import ModelSize
 from dsrun.estimate.settings import RunSettings
-from dsrun.estimate.state import PaddedUnit, StateBytes, pad_units, state_bytes
+from dsrun.estimate.state import PaddedUnit, StateBytes, pad_units, slices_on_drives, state_bytes
 from dsrun.estimate.steps import Floor, StepFloor, StepTraffic, floors, step_floor, step_traffic
 from dsrun.gathering import LEAVING_COUNT, leaving_numel
 
@@ -26,10 +26,8 @@ ALLOCATOR_SHARE = 0.03
 #: A Python process that has imported torch: its CPU build, and one that has touched CUDA.
 CPU_PROCESS_BYTES = 350 * _MIB
 CUDA_PROCESS_BYTES = 1536 * _MIB
-#: Groups that stream from NVMe.
-_NVME_RING = 3
 #: Extents on NVMe start at multiples of this.
-_NVME_ALIGN = 2 * _MIB
+_NVME_ALIGN = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +224,7 @@ def _host_lines(
     if settings.offload_optimizer != "none":
         hosted = host_optimizer_bytes(units, settings)
         moved.append(Line("gradients on their way", hosted.gradients))
-        ring = _NVME_RING * (4 * largest + settings.states_of(largest))
+        ring = min(settings.state_buffers, len(units)) * (4 * largest + settings.states_of(largest))
         if settings.offload_optimizer == "nvme":
             moved.append(Line("states on their way", ring))
         else:
@@ -238,7 +236,10 @@ def _host_lines(
         moved.append(Line("parameters", state.parameters if settings.trained_leave else 0))
         moved.append(Line("frozen parameters", state.frozen_slices))
     elif settings.frozen_leave:
-        moved.append(Line("parameters on their way", _NVME_RING * largest * compute))
+        slices = slices_on_drives(units, settings)
+        moved.append(Line("parameters", slices.staying * compute))
+        ring = min(settings.param_buffers, len(slices.away)) * max(slices.away, default=0)
+        moved.append(Line("parameters on their way", ring * compute))
     if kept is not None:
         moved.append(Line("activations", kept.on_host))
     return (moved, kept_there) if settings.pin_memory else ([], [*moved, *kept_there])
@@ -253,8 +254,9 @@ def _nvme_lines(units: list[PaddedUnit], settings: RunSettings, kept: Activation
     if settings.offload_optimizer == "nvme":
         size = total(lambda numel: 4 * numel + settings.states_of(numel), whole=settings.stage < 1)
         lines.append(Line("master weights and states", size))
-    if settings.offload_param == "nvme" and settings.trained_leave:
-        lines.append(Line("parameters", total(lambda numel: settings.compute_bytes * numel, whole=False)))
+    if settings.offload_param == "nvme" and settings.frozen_leave:
+        sizes = (settings.compute_bytes * numel for numel in slices_on_drives(units, settings).away)
+        lines.append(Line("parameters", sum(-(-size // _NVME_ALIGN) * _NVME_ALIGN for size in sizes)))
     if kept is not None:
         lines.append(Line("activations", kept.on_disk))
     return lines

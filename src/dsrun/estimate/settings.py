@@ -35,6 +35,9 @@ class RunSettings:
             bits.
         offload_optimizer: where masters and optimizer states live, `none` being with the rank's compute.
         offload_param: where parameter shards live between uses.
+        state_buffers: units whose masters and states may be in host memory, where they live on NVMe.
+        param_buffers: slices of parameters on their way through host memory, likewise.
+        params_in_memory: elements of slices that stay there, likewise.
         pin_memory: host memory that copies touch is page-locked.
         recompute: what of the activations is computed again in backward.
         policy: which blocks are, where `recompute` is `blocks`.
@@ -64,6 +67,9 @@ class RunSettings:
     states_per_element: float = _ADAM_STATES
     offload_optimizer: Tier = "none"
     offload_param: Tier = "none"
+    state_buffers: int = 4
+    param_buffers: int = 5
+    params_in_memory: int = 0
     pin_memory: bool = True
     recompute: Recompute = "none"
     policy: Policy = "every_block"
@@ -200,6 +206,9 @@ def read_settings(
         states_per_element=_states(config, notes),
         offload_optimizer=zero.offload_optimizer.device,
         offload_param=zero.offload_param.device,
+        state_buffers=zero.offload_optimizer.buffer_count,
+        param_buffers=zero.offload_param.buffer_count,
+        params_in_memory=zero.offload_param.max_in_cpu,
         pin_memory=away.pin_memory,
         recompute=recompute or ("blocks" if asked else "none"),
         policy=activations.chosen_policy if asked else "every_block",

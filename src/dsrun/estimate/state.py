@@ -228,3 +228,34 @@ def _longest(units: Sequence[PaddedUnit], stage: int, *, kept: bool) -> int:
 
 def _without_frozen(unit: PaddedUnit) -> PaddedUnit:
     return replace(unit, frozen=0, frozen_padded=0, frozen_shard=0, frozen_numel=0)
+
+
+@dataclass(frozen=True, slots=True)
+class DriveSlices:
+    """Slices of parameters where they lie on NVMe, in elements.
+
+    Attributes:
+        staying: that stay in host memory.
+        away: each that lies on a drive.
+    """
+
+    staying: int
+    away: tuple[int, ...]
+
+
+def slices_on_drives(units: Sequence[PaddedUnit], settings: RunSettings) -> DriveSlices:
+    """Returns which slices lie on a drive with `offload_param` nvme: all but the first, as many as may stay.
+
+    Args:
+        units: in order.
+        settings: what lies off the device, and how many elements may stay.
+    """
+    left, staying, away = settings.params_in_memory, 0, list[int]()
+    trained = [unit.shard for unit in units] if settings.trained_leave else []
+    for kind in (trained, [unit.frozen_shard for unit in units]):
+        for number, size in enumerate(kind):
+            if size > left:
+                away += [later for later in kind[number:] if later]
+                break
+            left, staying = left - size, staying + size
+    return DriveSlices(staying, tuple(away))

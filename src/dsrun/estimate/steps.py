@@ -10,7 +10,7 @@ from dsrun.estimate.collectives import collective_bytes, gathered_numel, tensor_
 from dsrun.estimate.machine import Machine, Speeds
 from dsrun.estimate.model import ModelSize
 from dsrun.estimate.settings import RunSettings
-from dsrun.estimate.state import PaddedUnit
+from dsrun.estimate.state import PaddedUnit, slices_on_drives
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +120,12 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
             to_host += shard * compute
             ddr += shard * compute
         if settings.offload_param == "nvme":
-            read += streamed
-            written += shard * compute
-            ddr += streamed + shard * compute
+            slices = slices_on_drives(units, settings)
+            # Each slice streams as often as any other.
+            from_drives = streamed * sum(slices.away) // max(slices.staying + sum(slices.away), 1)
+            to_drives = max(0, shard - slices.staying) * compute if settings.trained_leave else 0
+            read, written = read + from_drives, written + to_drives
+            ddr += from_drives + to_drives
     shape = model.architecture
     if shape is not None and settings.activations_on_cpu and settings.recompute == "blocks":
         inputs = settings.recomputed(shape.layers).segments

@@ -96,6 +96,15 @@ def test_an_nvme_optimizer_reads_and_writes_12_bytes_an_element() -> None:
     assert traffic.ddr_bytes == (32 + 24) * WHOLE // 2 * 2
 
 
+def test_parameters_on_nvme_are_read_as_often_as_they_stream_but_for_those_that_stay() -> None:
+    units = pad_units([UnitGroup("blocks", 1024, count=8)], 2)
+    settings = replace(BF16, stage=3, offload_optimizer="nvme", offload_param="nvme", params_in_memory=2 * 512 + 5)
+    traffic = step_traffic(from_count(10**6), units, settings, machine(2))
+    states = 12 * 8 * 512
+    assert traffic.nvme_read_bytes == 2 * (states + traffic.pcie_to_gpu_bytes * 6 // 8)
+    assert traffic.nvme_write_bytes == 2 * (states + 2 * 6 * 512)
+
+
 def test_streamed_parameters_come_twice_in_every_micro_step_but_for_what_lies_in_a_slot() -> None:
     settings = replace(BF16, stage=3, offload_optimizer="cpu", offload_param="cpu", accumulation_steps=4)
     units = pad_units([UnitGroup("blocks", 1024, count=8)], 2)
