@@ -14,11 +14,13 @@ from dsrun.config.sections.offload import OffloadOptimizer
 GUIDE = (Path(__file__).parents[3] / "docs" / "guides" / "nvme.md").read_text(encoding="utf-8")
 
 
-def test_the_config_of_the_guide_loads() -> None:
-    (text,) = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
-    assert [f for f in inspect(json.loads(text)).findings if f.severity is not Severity.NOTE] == []
-    config = load(json.loads(text), world_size=2)
-    assert config.zero_optimization.offload_optimizer.nvme_path == ("/mnt/nvme0", "/mnt/nvme1")
+def test_the_configs_of_the_guide_load() -> None:
+    states, parameters = re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL)
+    for text in (states, parameters):
+        assert [f for f in inspect(json.loads(text)).findings if f.severity is not Severity.NOTE] == []
+    zero = load(json.loads(states), world_size=2).zero_optimization
+    assert zero.offload_optimizer.nvme_path == ("/mnt/nvme0", "/mnt/nvme1")
+    assert load(json.loads(parameters), world_size=2).zero_optimization.offload_param.nvme_path == ("/mnt/nvme0",)
 
 
 def test_the_keys_of_the_table_are_those_of_the_sections() -> None:
