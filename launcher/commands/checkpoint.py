@@ -213,14 +213,25 @@ def export(path: str, out: str, to: str, dtype: str, max_shard_size: int) -> int
     "--ignore", multiple=True, metavar="NAME", help="A class or function that a pickle names: read as nothing."
 )
 @click.option("--optimizer", metavar="CLASS", help="The run's optimizer, where the files do not say: AdamW, Lion, ...")
+@click.option("--buffer", multiple=True, metavar="NAME", help="A tensor of torch's that is a buffer, not a parameter.")
 @click.argument("source", type=parse_path, metavar="SOURCE")
 @click.argument("out", type=parse_path, metavar="OUT")
 def import_(
-    source: str, out: str, tag: str | None, trust_pickle: bool, ignore: Sequence[str], optimizer: str | None
+    source: str,
+    out: str,
+    tag: str | None,
+    trust_pickle: bool,
+    ignore: Sequence[str],
+    optimizer: str | None,
+    buffer: Sequence[str],
 ) -> int:
-    """Make a checkpoint in OUT of one of DeepSpeed's in SOURCE, to go on from it with dsrun.
+    """Make a checkpoint in OUT of one of DeepSpeed's or torch's in SOURCE, to go on from it with dsrun.
 
-    SOURCE is a folder with `latest`, or a tag's: ZeRO stages 0 to 3 of any number of ranks, or a universal one.
+    \b
+    DeepSpeed  a folder with `latest`, or a tag's: ZeRO stages 0 to 3 of any
+               number of ranks, or a universal one
+    torch      a folder of torch.distributed.checkpoint: model and optimizer
+
     fp32 weights, optimizer states, counters, the schedule and JSON values of the client state are taken over.
 
     Pickles are read by torch's restricted reader, and DeepSpeed's classes as plain data: nothing in them is run. What
@@ -230,6 +241,7 @@ def import_(
 
     words = [*(["--tag", tag] if tag is not None else []), *(["--trust-pickle"] if trust_pickle else [])]
     words += [word for name in ignore for word in ("--ignore", name)]
+    words += [word for name in buffer for word in ("--buffer", name)]
     words += ["--optimizer", optimizer] if optimizer is not None else []
     click.echo(import_checkpoint([*words, "--", source, out]), nl=False)
     return 0

@@ -12,6 +12,7 @@ from pathlib import Path
 from dsrun.errors import CheckpointError, DsrunError, InputError
 from dsrun.units import format_bytes
 
+from .import_dcp import METADATA, read_dcp
 from .import_deepspeed import is_deepspeed, read_deepspeed
 from .import_found import Found
 from .import_write import write
@@ -28,6 +29,7 @@ def main() -> int:
     parser.add_argument("--trust-pickle", action="store_true")
     parser.add_argument("--ignore", action="append", default=[])
     parser.add_argument("--optimizer")
+    parser.add_argument("--buffer", action="append", default=[])
     words = parser.parse_args()
     try:
         target, nbytes = import_checkpoint(
@@ -37,6 +39,7 @@ def main() -> int:
             trust_pickle=words.trust_pickle,
             ignored=words.ignore,
             optimizer=words.optimizer,
+            buffers=words.buffer,
         )
     except DsrunError as error:
         print(error.render(), file=sys.stderr)
@@ -49,7 +52,14 @@ def main() -> int:
 
 
 def import_checkpoint(
-    source: Path, out: Path, *, tag: str | None, trust_pickle: bool, ignored: list[str], optimizer: str | None
+    source: Path,
+    out: Path,
+    *,
+    tag: str | None,
+    trust_pickle: bool,
+    ignored: list[str],
+    optimizer: str | None,
+    buffers: list[str],
 ) -> tuple[Path, int]:
     """Reads a checkpoint and writes it as one of dsrun's; returns its folder and its bytes.
 
@@ -60,6 +70,7 @@ def import_checkpoint(
         trust_pickle: whether pickles may be read at all.
         ignored: names in them that are read as nothing.
         optimizer: name of the optimizer's class, where the files do not say, or say something else.
+        buffers: names of tensors of torch.distributed.checkpoint that are buffers.
 
     Raises:
         InputError: pickles may not be read.
@@ -73,7 +84,7 @@ def import_checkpoint(
             hint="if it comes from where you trust, pass --trust-pickle: then it is read by torch's restricted "
             "reader, and what that would not read is refused by name",
         )
-    found = _read(folder, ignored)
+    found = _read(folder, ignored, buffers)
     if optimizer is not None:
         found.optimizer = optimizer
     name = f"global_step{found.counters.get('global_steps', 0)}" if tag is None else tag
@@ -89,7 +100,7 @@ def tag_of(source: Path) -> Path:
     Raises:
         CheckpointError: neither does.
     """
-    if is_deepspeed(source):
+    if is_deepspeed(source) or (source / METADATA).is_file():
         return source
     for name in _LATEST:
         path = source / name
@@ -100,11 +111,13 @@ def tag_of(source: Path) -> Path:
             raise CheckpointError(f"{path}: it names {text!r}, which is no checkpoint of DeepSpeed's here")
     raise CheckpointError(
         f"{source}: there is no checkpoint here that can be imported",
-        hint="name a folder of DeepSpeed's with `latest`, or a tag's with *model_states.pt",
+        hint="name a folder of DeepSpeed's with `latest`, or a tag's with *model_states.pt, or torch's with .metadata",
     )
 
 
-def _read(folder: Path, ignored: list[str]) -> Found:
+def _read(folder: Path, ignored: list[str], buffers: list[str]) -> Found:
+    if (folder / METADATA).is_file():
+        return read_dcp(folder, ignored=ignored, buffers=buffers)
     return read_deepspeed(folder, ignored=ignored)
 
 

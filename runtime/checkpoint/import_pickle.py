@@ -9,10 +9,11 @@ what it names, and who imports may have single names read as `Inert` too.
 
 from __future__ import annotations
 
+import io
 import pickle
-from collections.abc import Collection, Set
+from collections.abc import Collection, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -33,9 +34,14 @@ _HINT = "if the import needs none of it, pass `--ignore NAME` for each: it is th
 class Inert:
     """Stands for an object of a class that is not imported: `given` is what it was to be made of."""
 
-    def __init__(self, *given: Any) -> None:
-        self.given = given
-        self.state: Any = None
+    given: tuple[Any, ...]
+    state: Any
+
+    def __new__(cls, *given: Any) -> Inert:
+        """Makes one of what it is given: pickles make objects in this way, too, and then call no `__init__`."""
+        made = super().__new__(cls)
+        made.given, made.state = given, None
+        return made
 
     def __setstate__(self, state: Any) -> None:
         """Keeps what the object was to be filled with."""
@@ -44,6 +50,16 @@ class Inert:
     def value(self, name: str) -> Any:
         """Returns what the attribute would be; None where it is not known."""
         return self.state.get(name) if isinstance(self.state, dict) else None
+
+    def __getitem__(self, name: str) -> Any:
+        """Returns what the attribute is.
+
+        Raises:
+            KeyError: the object has none of this name.
+        """
+        if not isinstance(self.state, dict):
+            raise KeyError(name)
+        return self.state[name]
 
 
 def read_torch_file(path: Path, *, ignored: Collection[str]) -> Any:
@@ -56,17 +72,66 @@ def read_torch_file(path: Path, *, ignored: Collection[str]) -> Any:
     Raises:
         CheckpointError: it cannot be read, or it names something else.
     """
+    return _read(str(path), path, ignored=ignored)
+
+
+def read_torch_bytes(data: bytes, path: Path, *, ignored: Collection[str]) -> Any:
+    """Returns what a part of a file holds, that is a torch file itself.
+
+    Args:
+        data: the part.
+        path: the whole file, for messages.
+        ignored: see `read_torch_file`.
+
+    Raises:
+        CheckpointError: likewise.
+    """
+    return _read(io.BytesIO(data), path, ignored=ignored)
+
+
+def _read(source: str | io.BytesIO, path: Path, *, ignored: Collection[str]) -> Any:
     try:
-        named = torch.serialization.get_unsafe_globals_in_checkpoint(str(path))
+        named = torch.serialization.get_unsafe_globals_in_checkpoint(source)
         refuse_unknown(path, set(named) - _OF_DEEPSPEED - set(ignored))
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
         with torch.serialization.safe_globals([(Inert, name) for name in named]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=isinstance(source, str))
     except CheckpointError:
         raise
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
         raise CheckpointError(
             f"{path}: cannot be read: {str(error).splitlines()[0] if str(error) else error!r}"
         ) from error
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reads a pickle of which only the shape of its data is wanted: every name that is known becomes `Inert` or data.
+
+    Args:
+        file: the pickle, open.
+        path: its name, for messages.
+        known: what it may name.
+        data: names that stand for a value or a plain container.
+    """
+
+    def __init__(self, file: IO[bytes], path: Path, *, known: Collection[str], data: Mapping[str, Any]) -> None:
+        super().__init__(file)
+        self._path = path
+        self._known = known
+        self._data = data
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Returns what stands for a name; nothing is imported.
+
+        Raises:
+            CheckpointError: it is not known.
+        """
+        whole = f"{module}.{name}"
+        if whole in self._data:
+            return self._data[whole]
+        refuse_unknown(self._path, {whole} - set(self._known))
+        return Inert
 
 
 def refuse_unknown(path: Path, unknown: Set[str]) -> None:

@@ -28,7 +28,7 @@ TAG = "global_step3"
 
 
 def imported(source: Path, out: Path, **changes: Any) -> Path:
-    words: dict[str, Any] = {"tag": None, "trust_pickle": True, "ignored": [], "optimizer": None}
+    words: dict[str, Any] = {"tag": None, "trust_pickle": True, "ignored": [], "optimizer": None, "buffers": []}
     return import_checkpoint(source, out, **{**words, **changes})[0]
 
 

@@ -1,0 +1,130 @@
+"""Checkpoints of torch.distributed.checkpoint become dsrun's, to the bit, and nothing in their pickles is run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+
+from dsrun.checkpoint_files.parse import read_index
+from dsrun.checkpoint_files.verify import verify
+from dsrun.errors import CheckpointError, InputError
+from dsrun.runtime.checkpoint.import_main import import_checkpoint
+from dsrun.runtime.checkpoint.load import read_whole
+from support.ranks import run_ranks
+
+
+class Tiny(nn.Module):
+    """A tied weight, a buffer and a frozen bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 5)
+        self.norm = nn.BatchNorm1d(5)
+        self.head = nn.Linear(5, 9)
+        self.head.weight = self.embed.weight
+        self.head.bias.requires_grad_(False)
+        self.register_buffer("seen", torch.tensor([1.5, 2.5]))
+
+
+def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(3)
+    model = Tiny()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.125)
+    for _ in range(2):
+        model.head(model.norm(model.embed(torch.tensor([0, 1, 2])))).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def imported(source: Path, out: Path, **changes: Any) -> Path:
+    words: dict[str, Any] = {"tag": None, "trust_pickle": True, "ignored": [], "optimizer": None, "buffers": ["seen"]}
+    return import_checkpoint(source, out, **{**words, **changes})[0]
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_model_and_optimizer_are_the_same_to_the_bit(tmp_path: Path, flat: bool, wrapped: bool) -> None:
+    model, optimizer = trained()
+    weights, states = get_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
+    whole: dict[str, Any] = {"model": weights, "optim": states}
+    state_dict_saver.save({"app": whole} if wrapped else {**whole, "step": 7}, checkpoint_id=tmp_path / "dcp")
+    target = imported(tmp_path / "dcp", tmp_path / "out")
+    index = read_index(target)
+    assert list(verify(target, index)) == []
+    assert target.name == ("global_step2" if wrapped else "global_step7")
+    assert index.aliases == {"head.weight": "embed.weight"}
+    named = dict(model.named_parameters())
+    buffers = dict(model.named_buffers())
+    assert {name for name, role in index.tensors if role == "param"} == set(named)
+    assert {name for name, role in index.tensors if role == "buffer"} == set(buffers)
+    for name, tensor in {**named, **buffers}.items():
+        role = "param" if name in named else "buffer"
+        assert torch.equal(read_whole(index, target, [name], role=role)[name], tensor)
+    for param, state in optimizer.state.items():
+        name = next(name for name, other in named.items() if other is param)
+        for key, value in state.items():
+            role = key if value.ndim else f"scalar:{key}"
+            assert torch.equal(read_whole(index, target, [name], role=role)[name], value)
+    values = index.values["optimizer"]
+    assert (values["type"], len(values["groups"]), values["groups"][0]["lr"]) == ("AdamW", 1, 0.125)
+
+
+def _save_sharded(folder: str) -> None:
+    """Saves a tensor that two ranks have a half of each."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2,))
+    whole = torch.arange(15.0).view(5, 3)
+    state_dict_saver.save({"model": {"w": distribute_tensor(whole, mesh, [Shard(0)])}}, checkpoint_id=folder)
+    dist.destroy_process_group()
+
+
+def test_pieces_of_several_ranks_become_whole_tensors(tmp_path: Path) -> None:
+    run_ranks(2, _save_sharded, str(tmp_path / "dcp"))
+    target = imported(tmp_path / "dcp", tmp_path / "out", tag="t")
+    found = read_whole(read_index(target), target, ["w"], role="param")["w"]
+    assert torch.equal(found, torch.arange(15.0).view(5, 3))
+
+
+class Payload:
+    """Unpickled in the usual way, it makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("ignored", [[], ["posix.mkdir"]])
+def test_a_payload_in_the_metadata_is_named_and_never_run(tmp_path: Path, ignored: list[str]) -> None:
+    (tmp_path / "dcp").mkdir()
+    trap = tmp_path / "trap"
+    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps({"payload": Payload(trap)}))
+    with pytest.raises(InputError, match="its files are pickles"):
+        imported(tmp_path / "dcp", tmp_path / "out", trust_pickle=False)
+    with pytest.raises(CheckpointError, match=r"`posix\.mkdir`" if not ignored else "it is not as torch"):
+        imported(tmp_path / "dcp", tmp_path / "out", ignored=ignored)
+    assert not trap.exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_payload_in_the_data_is_named_and_never_run(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    state_dict_saver.save({"model": {"w": torch.ones(3)}, "args": Payload(trap)}, checkpoint_id=tmp_path / "dcp")
+    with pytest.raises(CheckpointError, match=r"distcp: its pickle names `posix\.mkdir`"):
+        imported(tmp_path / "dcp", tmp_path / "out")
+    assert not trap.exists()
+    assert not (tmp_path / "out").exists()
