@@ -1,0 +1,37 @@
+"""How many states a drive has room for, before there is an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn, optim
+
+from dsrun.config.load import load
+from dsrun.runtime.engine.disk import foreseen_states
+
+
+def settings_of(kind: str | None, **params: Any) -> Any:
+    section = {} if kind is None else {"optimizer": {"type": kind, "params": {"lr": 0.1, **params}}}
+    return load({"train_micro_batch_size_per_gpu": 1, **section}, world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "params", "count"),
+    [("AdamW", {}, 2), ("SGD", {}, 0), ("SGD", {"momentum": 0.9}, 1), ("Lion", {}, 1), ("Adam", {"amsgrad": True}, 3)],
+)
+def test_the_configs_optimizer_is_asked(kind: str, params: dict[str, Any], count: int) -> None:
+    assert foreseen_states(settings_of(kind, **params), None) == count
+
+
+def test_the_scripts_optimizer_goes_before_and_its_largest_group_counts() -> None:
+    groups = [{"params": [nn.Parameter(torch.zeros(1))], "momentum": momentum} for momentum in (0.0, 0.9)]
+    assert foreseen_states(settings_of("AdamW"), optim.SGD(groups, lr=0.1)) == 1
+
+
+def test_a_function_that_makes_it_is_not_called() -> None:
+    def make(params: Any) -> optim.Optimizer:
+        raise AssertionError("there are no parameters yet")
+
+    assert foreseen_states(settings_of(None), make) == 2
