@@ -3,7 +3,7 @@
 [Note: frames]
 Tensors that live on a disk have addresses for life, so that whoever holds a view of them holds it for good; but only a
 few of them have memory at a time. That memory is a *frame*: pages that were touched once and then move to where they
-are wanted, 0.1 ms for 192 MiB, with what they hold. Fresh pages each time would cost more than the disk does: 1.0 to
+are wanted, 0.1 ms for 192 MiB, with what they hold. Fresh pages each time would cost more than the disk does: 0.9 to
 2.2 GB/s instead of 3.2 on the machine of docs/benchmarks.md. Where no frame is, an access ends the process: a wrong
 number would be worse.
 """
