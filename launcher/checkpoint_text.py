@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from dsrun.checkpoint_files.compare import TensorDifference, ValueDifference, absent
 from dsrun.checkpoint_files.index import Index
 from dsrun.checkpoint_files.listing import Tag, TagState, step_of
 from dsrun.checkpoint_files.summary import shares
@@ -117,6 +119,49 @@ def index_text(path: Path, index: Index, *, saved: float, now: float) -> list[st
     for s in shares(index):
         table.append((s.role, s.dtype, str(s.tensors), format_count(s.numel), format_bytes(s.nbytes)))
     return [*columns(rows), "", *columns(table, right=frozenset({2, 3, 4}))]
+
+
+def differences_text(tensors: Sequence[TensorDifference], values: Sequence[ValueDifference]) -> list[str]:
+    """Returns a line for everything that differs: tensors first."""
+    rows = [("TENSOR", "ROLE", "DIFFERS", "LARGEST DIFFERENCE")]
+    for one in tensors:
+        what = f"{one.differing} of {one.numel}" if one.kind == "values" else f"{one.kind} {one.detail}".rstrip()
+        rows.append((one.name, one.role, what, f"{one.largest:.6g}" if one.kind == "values" else ""))
+    lines = columns(rows) if tensors else []
+    if values:
+        table = [("VALUE", "A", "B"), *((one.path, _short(one.first), _short(one.second)) for one in values)]
+        lines += [*([""] if lines else []), *columns(table)]
+    return lines
+
+
+def differences_json(
+    paths: Sequence[Path], tensors: Sequence[TensorDifference], values: Sequence[ValueDifference]
+) -> dict[str, Any]:
+    """Returns the same for programs; a difference that is no number is null, and a value that one has not is absent."""
+    return {
+        "a": str(paths[0]),
+        "b": str(paths[1]),
+        "tensors": [
+            {
+                "name": one.name,
+                "role": one.role,
+                "kind": one.kind,
+                "detail": one.detail,
+                "differing": one.differing,
+                "elements": one.numel,
+                "largest": one.largest if isfinite(one.largest) else None,
+            }
+            for one in tensors
+        ],
+        "values": [
+            {
+                "path": one.path,
+                **({} if one.first is absent else {"a": one.first}),
+                **({} if one.second is absent else {"b": one.second}),
+            }
+            for one in values
+        ],
+    }
 
 
 def _value_rows(values: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -157,6 +157,39 @@ def rm(paths: Sequence[str], keep_last: int | None, dry_run: bool) -> int:
     return 0
 
 
+@command.command("diff")
+@_JSON
+@click.option("--values-only", is_flag=True, help="Compare config, counters and options, and read no tensors.")
+@click.argument("first", type=parse_path, metavar="A")
+@click.argument("second", type=parse_path, metavar="B")
+def diff(first: str, second: str, as_json: bool, values_only: bool) -> int:
+    """Compare two checkpoints; exit code 1 if they differ, 0 if they do not.
+
+    Tensors are compared element by element, however many ranks saved them: how many differ, and the largest absolute
+    difference. Then the config, counters, options of the optimizer and all other values.
+    """
+    from dsrun.checkpoint_files.compare import comparable, tensor_differences, value_differences
+    from dsrun.checkpoint_files.find import find_tag
+    from dsrun.checkpoint_files.parse import read_index
+
+    from ..checkpoint_text import differences_json, differences_text
+
+    targets = find_tag(Path(first)), find_tag(Path(second))
+    a, b = ((target, read_index(target)) for target in targets)
+    values = list(value_differences(comparable(a[1]), comparable(b[1])))
+    reading = "diff: reading {}"
+    tensors = (
+        [] if values_only else list(tensor_differences(a, b, progress=lambda name: _progress(reading.format(name))))
+    )
+    if as_json:
+        click.echo(json.dumps({"schema_version": 1, **differences_json(targets, tensors, values)}, indent=2))
+    elif tensors or values:
+        click.echo("\n".join(differences_text(tensors, values)))
+    else:
+        _say(f"{targets[0]} and {targets[1]} are the same")
+    return 1 if tensors or values else 0
+
+
 @command.command("export")
 @click.option("--to", type=click.Choice(["safetensors", "torch"]), default="safetensors", show_default=True)
 @click.option("--dtype", type=click.Choice(["bf16", "fp32", "stored"]), default="bf16", show_default=True)

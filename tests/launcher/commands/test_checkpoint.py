@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("verb", ["ls", "show", "verify", "rm", "export", "import"])
+@pytest.mark.parametrize("verb", ["ls", "show", "verify", "rm", "export", "import", "diff"])
 def test_every_verb_has_help(verb: str) -> None:
     result = invoke("checkpoint", verb, "--help")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -219,3 +220,45 @@ def test_export_writes_a_torch_file_with_tied_weights(folder: Path, tmp_path: Pa
     again = invoke("checkpoint", "export", "--to", "torch", str(folder), str(out))
     assert again.exit_code == 1
     assert "it is there already" in again.stderr
+
+
+def test_diff_says_which_tensors_and_values_differ_and_by_how_much(folder: Path, tmp_path: Path) -> None:
+    same = invoke("checkpoint", "diff", str(folder / "old"), str(folder / "new"))
+    assert (same.exit_code, same.stdout) == (0, "")
+    assert "are the same" in same.stderr
+    index = write_two_files(tmp_path / "other")
+    index.values["counters"]["global_steps"] = 4
+    index.values["note"] = "x"
+    (tmp_path / "other" / INDEX_FILE).write_bytes(index.to_bytes())
+    path = tmp_path / "other" / FILES[1]
+    path.write_bytes(path.read_bytes()[:-8] + struct.pack("<2f", ROWS[2][2] + 0.25, ROWS[2][3] - 1.5))
+    result = invoke("checkpoint", "diff", str(folder / "old"), str(tmp_path / "other"))
+    assert result.exit_code == 1
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["w", "param", "2", "of", "12", "1.5"] in lines
+    assert ["counters.global_steps", "3", "4"] in lines
+    assert ["note", "(none)", "x"] in lines
+    assert len(lines) == 6
+    body = json.loads(invoke("checkpoint", "diff", "--json", str(folder / "old"), str(tmp_path / "other")).stdout)
+    assert [(one["name"], one["differing"], one["largest"]) for one in body["tensors"]] == [("w", 2, 1.5)]
+    assert body["values"] == [{"path": "counters.global_steps", "a": 3, "b": 4}, {"path": "note", "b": "x"}]
+    values = invoke("checkpoint", "diff", "--values-only", str(folder / "old"), str(tmp_path / "other"))
+    assert (values.exit_code, values.stdout.splitlines()[0].split()) == (1, ["VALUE", "A", "B"])
+
+
+def test_diff_compares_elements_whatever_ranks_saved_them(folder: Path, tmp_path: Path) -> None:
+    from support.savers import save_one
+
+    for size in (1, 3):
+        save_one(tmp_path / f"of_{size}", "t", 2.0, size=size)
+    save_one(tmp_path / "later", "t", 3.0)
+    result = invoke("checkpoint", "diff", str(tmp_path / "of_1"), str(tmp_path / "of_3"))
+    assert result.stdout.split() == ["VALUE", "A", "B", "world_size", "1", "3"]
+    result = invoke("checkpoint", "diff", str(tmp_path / "of_3" / "t"), str(tmp_path / "later" / "t"))
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["w", "param", "35", "of", "35", "1"] in lines
+    assert ["mask", "buffer", "3", "of", "3", "1"] in lines
+    strange = invoke("checkpoint", "diff", str(tmp_path / "of_1"), str(folder / "old"))
+    assert ["b", "param", "only", "in", "A"] in [line.split() for line in strange.stdout.splitlines()]
+    assert ["s", "buffer", "only", "in", "B"] in [line.split() for line in strange.stdout.splitlines()]
+    assert any("shape [7, 5] and [3, 4]" in line for line in strange.stdout.splitlines())
