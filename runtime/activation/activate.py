@@ -41,6 +41,7 @@ class Activations:
         tracker: named random generators.
         rings: what is not kept on the device.
         say: prints, on the ranks that do.
+        agree: see `solve_measured`.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class Activations:
         tracker: RngTracker,
         rings: Rings,
         say: Callable[[str], None],
+        agree: Callable[[list[float]], list[float]] = list,
     ) -> None:
         self._section = section
         self._stacks = stacks
         self._say = say
+        self._agree = agree
         self._passes = 0
         self.policy: Policy = section.chosen_policy
         self.solution: Solution | None = None
@@ -165,6 +168,7 @@ class Activations:
             device=device,
             may_move=self._section.cpu_checkpointing,
             may_pack=self._section.packing == "int8",
+            agree=self._agree,
         )
         self.solution = solution
         chosen = iter(solution.treatments)
@@ -197,6 +201,7 @@ def activate(
     say: Callable[[str], None],
     io: IoSettings | None = None,
     rank: int = 0,
+    agree: Callable[[list[float]], list[float]] = list,
 ) -> Activations | None:
     """Switches the blocks of `model` to what the config says; after all other hooks are in place.
 
@@ -209,6 +214,8 @@ def activate(
         say: prints, on the ranks that do.
         io: how a file is read and written; None: as the section `aio` has it unset.
         rank: of this process, for errors.
+        agree: makes of measured figures those that all ranks plan by; needed where ranks gather parameters for
+            blocks that run again.
 
     Returns:
         None where nothing is asked for.
@@ -220,4 +227,4 @@ def activate(
     if section.chosen_policy == "none" or (section.policy is None and script_chooses):
         return None
     stacks = choose_stacks(model, section.blocks, skip=skip)
-    return Activations(section, stacks, tracker=tracker, rings=Rings(section, io=io, rank=rank), say=say)
+    return Activations(section, stacks, tracker=tracker, rings=Rings(section, io=io, rank=rank), say=say, agree=agree)

@@ -3,7 +3,12 @@
 [Note: measured plans]
 Policy `memory_budget` begins as `every_block` and is measured: bytes and seconds of each block in the second micro
 step, and what it takes to copy and to pack a byte. From these the fastest plan within the budget is solved and used
-from the third micro step on. Plans of ranks may differ: nothing else depends on them.
+from the third micro step on.
+
+At ZeRO stage 3 a block that runs again gathers its parameters again, so ranks with different plans would meet in
+different collectives: `agree` makes one of the ranks' figures, of which each then solves the same plan. The largest
+figures hold the budget on every rank, where their batches differ in length too. Below stage 3 nothing depends on a
+rank's plan, and each has its own.
 
 Who measures blocks and applies the plan is `activate.py`; the choice itself is `budget.py`'s.
 """
@@ -29,7 +34,13 @@ _PROBE_BYTES = 8 << 20
 
 
 def solve_measured(
-    figures: Sequence[CallFigures], budget_bytes: int, *, device: torch.device, may_move: bool, may_pack: bool
+    figures: Sequence[CallFigures],
+    budget_bytes: int,
+    *,
+    device: torch.device,
+    may_move: bool,
+    may_pack: bool,
+    agree: Callable[[list[float]], list[float]] = list,
 ) -> Solution:
     """Returns the fastest plan within a budget.
 
@@ -39,11 +50,15 @@ def solve_measured(
         device: that the blocks compute on; copying and packing are measured there.
         may_move: saved tensors may wait in host memory.
         may_pack: saved tensors may wait in 8 bits.
+        agree: makes of this rank's figures those that the plan is solved of; it may be a collective.
 
     Raises:
         ModelError: the budget is less than the least that the blocks can do with.
     """
-    move_s, pack_s = _seconds_per_byte(device)
+    own = [number for each in figures for number in (each.kept_bytes, each.dropped_bytes, _median_s(each))]
+    move_s, pack_s, *numbers = agree([*_seconds_per_byte(device), *own])
+    triples = zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)
+    figures = [CallFigures(int(kept), int(dropped), again_s=[again_s]) for kept, dropped, again_s in triples]
     blocks = [
         block_costs(each, move_s=move_s if may_move else None, pack_s=pack_s if may_pack else None) for each in figures
     ]
@@ -68,13 +83,17 @@ def block_costs(figures: CallFigures, *, move_s: float | None, pack_s: float | N
     live = figures.dropped_bytes
     costs = {
         Treatment.KEEP: Cost(live, 0.0),
-        Treatment.RECOMPUTE: Cost(figures.kept_bytes, statistics.median(figures.again_s)),
+        Treatment.RECOMPUTE: Cost(figures.kept_bytes, _median_s(figures)),
     }
     if move_s is not None:
         costs[Treatment.MOVE] = Cost(0, live * move_s)
     if pack_s is not None:
         costs[Treatment.PACK] = Cost(packed_bytes(live) // 2, live * pack_s)
     return BlockCosts(live, costs)
+
+
+def _median_s(figures: CallFigures) -> float:
+    return statistics.median(figures.again_s)
 
 
 def _seconds_per_byte(device: torch.device) -> tuple[float, float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ..data.loader import LoaderWishes, TrainingLoader
 from ..memory.arenas import Arenas
 from ..memory.bus import bus_for
 from ..memory.pages import give_freed_pages_back
+from ..mesh.agreement import largest
 from ..mesh.groups import choose_device, make_mesh, present_backend
 from ..mesh.noticeboard import noticeboard
 from ..mesh.spec import DATA_AXIS, MeshSpec
@@ -186,6 +188,7 @@ def initialize(
         say=say_once(info),
         io=io_settings(settings.aio),
         rank=info.rank,
+        agree=partial(largest, collectives=data_axis, device=mesh.device, of="measured blocks") if stage == 3 else list,
     )
     access = ParamAccess(
         [*cut.units, *cut.frozen],

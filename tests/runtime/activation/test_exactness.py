@@ -56,7 +56,7 @@ class DropGPT(nn.Module):
         self.head = nn.Linear(width, VOCAB)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        x = self.embed(tokens_BT) + self.position
+        x = self.embed(tokens_BT) + self.position[: tokens_BT.shape[1]]
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -119,6 +119,34 @@ def test_stages_and_policies_give_the_bits_of_plain_training_on_two_ranks() -> N
             assert_equal(found, plain, f"case {case}")
         for kind, found in zip(kinds, of_kinds, strict=True):
             assert_equal(found, expected, kind)
+
+
+def train_lengths(stage: int, budget: int) -> tuple[list[float], list[str]]:
+    """Trains with shorter samples on rank 1; returns losses and what becomes of each block."""
+    torch.manual_seed(7)
+    keys = {"policy": "memory_budget", "memory_budget": budget}
+    engine = make_engine({**config(stage, micro=2), **section(keys)}, model=DropGPT())
+    torch.manual_seed(11)
+    losses: list[float] = []
+    for step in range(4):
+        inputs, targets = (each[:2, : CONTEXT - 8 * engine.global_rank] for each in batches(step, samples=2))
+        loss = loss_of(engine(inputs), targets)
+        engine.backward(loss)
+        engine.step()
+        losses.append(float(loss.detach()))
+    plan = engine._parts.activations.solution
+    assert plan is not None
+    return losses, [treatment.value for treatment in plan.treatments]
+
+
+def test_ranks_whose_batches_differ_in_length_plan_alike_where_they_gather_for_it() -> None:
+    budget = 160_000
+    below, at_3 = (run_ranks(2, train_lengths, stage, budget) for stage in (2, 3))
+    assert "recompute" in below[0][1]
+    assert set(below[1][1]) == {"keep"}
+    assert at_3[0][1] == at_3[1][1], "one plan, which blocks of equal bytes it recomputes is a matter of times"
+    assert sorted(at_3[0][1]) == sorted(below[0][1])
+    assert [losses for losses, _ in at_3] == [losses for losses, _ in below]
 
 
 def test_packing_is_close_and_not_the_same() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dsrun.errors import ModelError
-from dsrun.runtime.mesh.agreement import Failure, attempt, check_agreement
+from dsrun.runtime.mesh.agreement import Failure, attempt, check_agreement, largest
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 
 CPU = torch.device("cpu")
@@ -70,6 +70,14 @@ def test_a_name_that_is_missing_from_several_lists_is_told_once() -> None:
         'the ranks do not agree with rank 0: rank 1 in the shapes: `[2]` is absent on rank 0 and "c" there; '
         "rank 2 in the groups: `a.group` is 0 on rank 0 and 1 there"
     }
+
+
+def test_the_largest_of_each_number_is_known_on_every_rank_exactly() -> None:
+    def body(collectives: LoopbackCollectives) -> list[float]:
+        own = [0.1 * collectives.rank, 2.0**60 + 512 * collectives.rank, -1.0 - collectives.rank]
+        return largest(own, collectives, device=CPU, of="figures")
+
+    assert LoopbackWorld(3).run(body) == [[0.2, 2.0**60 + 1024, -1.0]] * 3
 
 
 def test_a_failure_is_known_on_every_rank() -> None:
