@@ -1,0 +1,94 @@
+"""What a call ran in is there again for its second run, and only for that."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dsrun.runtime.activation.rng import RngTracker
+from dsrun.runtime.activation.surroundings import Surroundings
+
+
+def note(*, preserve_rng: bool = True, tracker: RngTracker | None = None) -> Surroundings:
+    return Surroundings([torch.zeros(2, device="cpu")], tracker or RngTracker(), preserve_rng=preserve_rng)
+
+
+def test_the_same_numbers_are_drawn_again_and_what_comes_after_is_not_moved() -> None:
+    torch.manual_seed(3)
+    then = note()
+    first, second = torch.rand(4), torch.rand(4)
+    with then.again():
+        assert torch.equal(torch.rand(4), first)
+        assert torch.equal(torch.rand(4), second)
+    torch.manual_seed(3)
+    torch.rand(8)
+    expected = torch.rand(4)
+    torch.manual_seed(3)
+    torch.rand(8)
+    with then.again():
+        torch.rand(100)
+    assert torch.equal(torch.rand(4), expected)
+
+
+def test_without_randomness_a_second_run_draws_on() -> None:
+    torch.manual_seed(3)
+    then = note(preserve_rng=False)
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    torch.manual_seed(5)
+    with then.again():
+        assert torch.equal(torch.rand(4), expected)
+
+
+def test_named_generators_are_replayed_too() -> None:
+    tracker = RngTracker()
+    tracker.add("mine", 7)
+    then = note(tracker=tracker)
+    with tracker.fork("mine"):
+        first = torch.rand(3)
+    with then.again(), tracker.fork("mine"):
+        assert torch.equal(torch.rand(3), first)
+
+
+def test_the_autocast_of_the_first_run_is_on_in_the_second_and_off_behind_it() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        then = note()
+    weight = torch.ones(2, 2)
+    with then.again():
+        assert (weight @ weight).dtype == torch.bfloat16
+    assert (weight @ weight).dtype == torch.float32
+
+
+def test_an_autocast_that_came_later_is_not_that_of_the_call() -> None:
+    then = note()
+    weight = torch.ones(2, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with then.again():
+            assert (weight @ weight).dtype == torch.float32
+        assert (weight @ weight).dtype == torch.bfloat16
+
+
+def test_tensors_without_a_device_come_to_the_device_of_then() -> None:
+    with torch.device("meta"):
+        then = note()
+    with then.again():
+        assert torch.empty(1).device.type == "meta"
+    assert torch.empty(1).device.type == "cpu"
+
+
+def test_all_is_put_back_where_the_second_run_fails() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        then = note()
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+
+    def run() -> None:
+        with then.again():
+            torch.rand(9)
+            raise ValueError("of the run")
+
+    with pytest.raises(ValueError, match="of the run"):
+        run()
+    assert not torch.is_autocast_enabled("cpu")
+    assert torch.equal(torch.rand(2), expected)
