@@ -1,11 +1,12 @@
 """Peak activation bytes of a 12-block GPT by policy, beside their formulas, and what recomputation costs in time.
 
-    python scripts/bench/activations.py [--rounds 15] [--deepspeed-python PYTHON]
+    python scripts/bench/activations.py [--rounds 15] [--peer-python PYTHON] [--disk FOLDER]
 
 Bytes: everything that torch's CPU allocator hands out in a forward and backward of the blocks alone, as its profiler
 sees it; parameters, their gradients, the first input and the ring in host memory are there before. Formulas: see
 docs/guides/activations.md. Seconds: process time of one thread, policies in turn in each round; ratios are of the same
-round. A peer's python needs torch and deepspeed and gets this very file.
+round. torch.utils.checkpoint is measured in every run; DeepSpeed's checkpointing by a python that has torch and
+deepspeed, which gets this very file. `--disk` also measures inputs that go on to a file in that folder.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,7 @@ def peak_bytes(step: Callable[[], None]) -> int:
     return most
 
 
-def formulas(size: Size) -> dict[str, tuple[dict[str, Any], float]]:
+def formulas(size: Size, disk: str | None) -> dict[str, tuple[dict[str, Any], float]]:
     """Returns for each row the section's keys and the bytes of the formula."""
     one, block, working = size.input_bytes, size.block_bytes, size.working_bytes
     segments = math.ceil(math.sqrt(LAYERS))
@@ -172,7 +172,7 @@ def formulas(size: Size) -> dict[str, tuple[dict[str, Any], float]]:
     kept = 10 * one + size.tokens * HEADS * 4
     shared = 8 * one + size.tokens * HEADS * 4
     packed = one / 4 * (1 + 4 / 128)
-    return {
+    rows: dict[str, tuple[dict[str, Any], float]] = {
         "none": ({"policy": "none"}, LAYERS * block + working),
         "every block": ({"policy": "every_block"}, LAYERS * one + block - one + working),
         "sqrt": ({"policy": "sqrt"}, segments * one + LAYERS / segments * block - one + working),
@@ -184,12 +184,15 @@ def formulas(size: Size) -> dict[str, tuple[dict[str, Any], float]]:
         "inputs on the CPU": ({"cpu_checkpointing": True}, 2 * one + block + working),
         "inputs in int8": ({"packing": "int8"}, LAYERS * packed + one + block + working),
     }
+    if disk is not None:
+        rows["inputs on a disk"] = ({"cpu_checkpointing": True, "nvme_path": [disk]}, 2 * one + block + working)
+    return rows
 
 
-def bytes_table(size: Size) -> str:
+def bytes_table(size: Size, disk: str | None) -> str:
     """Returns a Markdown table of peak bytes beside formulas, peers below."""
     lines = ["| policy | formula MiB | measured MiB | measured / formula | bar |", "|---|---|---|---|---|"]
-    for name, (keys, formula) in formulas(size).items():
+    for name, (keys, formula) in formulas(size, disk).items():
         found = peak_bytes(make_ours(size, **keys))
         ratio = found / formula
         verdict = "met" if abs(ratio - 1) <= BYTES_BAR else "**not met**"
@@ -199,7 +202,7 @@ def bytes_table(size: Size) -> str:
     return "\n".join(lines)
 
 
-def seconds_table(size: Size, rounds: int) -> str:
+def seconds_table(size: Size, rounds: int, disk: str | None) -> str:
     """Returns a Markdown table of seconds by policy."""
     from rounds import Bar, Rows
 
@@ -214,6 +217,8 @@ def seconds_table(size: Size, rounds: int) -> str:
         "torch.utils.checkpoint, every block": make(size, by_torch),
         "torch.utils.checkpoint, all of a block run again": make(size, _to_the_end),
     }
+    if disk is not None:
+        steps["inputs on a disk"] = make_ours(size, cpu_checkpointing=True, nvme_path=[disk])
     rows = Rows(rounds)
     for round_ in rows.rounds():
         for name, step in steps.items():
@@ -248,9 +253,9 @@ def be_deepspeed(given: str, rounds: int) -> None:
     os.environ.update(RANK="0", WORLD_SIZE="1", LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     import deepspeed  # pyright: ignore[reportMissingImports]
 
-    with suppress(Exception):  # its RNG tracker needs no group on the CPU; one is made where that is possible
-        store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    store = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    deepspeed.init_distributed(dist_backend="gloo")  # pyright: ignore
     deepspeed.checkpointing.configure(None)  # pyright: ignore
     memory, speed = (Size(*numbers) for numbers in json.loads(given))
     found = peak_bytes(make(memory, by_deepspeed))
@@ -270,19 +275,26 @@ def main() -> None:
     """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--deepspeed-python", help="a python with torch and deepspeed")
+    parser.add_argument(
+        "--peer-python", default=os.environ.get("DSRUN_PEER_PYTHON"), help="has DeepSpeed; also $DSRUN_PEER_PYTHON"
+    )
+    parser.add_argument("--disk", help="a folder on a local drive")
+    size = {"nargs": 3, "type": int, "metavar": ("WIDTH", "SAMPLES", "TOKENS")}
+    parser.add_argument("--memory", default=(128, 8, 512), help="size whose bytes are measured", **size)
+    parser.add_argument("--speed", default=(512, 2, 256), help="size whose seconds are measured", **size)
     parser.add_argument("--as-deepspeed", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    memory, speed = Size(128, 8, 512), Size(512, 2, 256)
+    memory, speed = Size(*args.memory), Size(*args.speed)
     if args.as_deepspeed:
         be_deepspeed(args.as_deepspeed, args.rounds)
         return
     print(f"{LAYERS} blocks, fp32, torch {torch.__version__}, {Path('/proc/loadavg').read_text().split()[0]} load")
-    print(f"\nwidth {memory.width}, {memory.tokens} tokens\n\n{bytes_table(memory)}")
-    print(f"\nwidth {speed.width}, {speed.tokens} tokens, {args.rounds} rounds\n\n{seconds_table(speed, args.rounds)}")
-    if args.deepspeed_python:
-        print(f"\n{run_peer(args.deepspeed_python, memory, speed, args.rounds)}")
+    print(f"\nwidth {memory.width}, {memory.tokens} tokens\n\n{bytes_table(memory, args.disk)}")
+    seconds = seconds_table(speed, args.rounds, args.disk)
+    print(f"\nwidth {speed.width}, {speed.tokens} tokens, {args.rounds} rounds\n\n{seconds}")
+    if args.peer_python:
+        print(f"\n{run_peer(args.peer_python, memory, speed, args.rounds)}")
 
 
 if __name__ == "__main__":
