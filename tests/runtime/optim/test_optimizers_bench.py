@@ -48,6 +48,16 @@ def test_bars_that_are_missed_are_said(bench: Any) -> None:
         {"optimizer": "AdamW", "speed of peer's": 0.5, "state bytes a parameter": 8.0},
         {"optimizer": "Adam8bit", "speed of peer's": None, "state bytes a parameter": 2.2},
     ]
-    found = bench.judge(rows, {"AdamW": 2.0, "Adam8bit": 2.1})
-    assert [met for _, met in found] == [False] * 3
+    found = bench.judge(rows, {"AdamW": 2.0, "Adam8bit": 2.1, "Lion": 3.0, "Lion8bit": 3.1, "Muon": 9.0})
+    assert [met for _, met in found] == [False] * 4
     assert found[0][0] == "AdamW on shards: 0.50 of torch fused, at least 0.9"
+
+
+def test_the_table_shows_each_loss_beside_adams_and_beside_its_origins(bench: Any) -> None:
+    losses = {"AdamW": 2.0, "Lion": 4.0, "Lion8bit": 5.0, "Muon": 1.0}
+    assert bench.losses_table(losses, steps=300).splitlines()[2:] == [
+        "| AdamW | 0.001 | 2.0000 |  |  |",
+        "| Lion | 0.0001 | 4.0000 | +100.00% |  |",
+        "| Lion8bit | 0.0001 | 5.0000 | +150.00% | +25.00% |",
+        "| Muon | 0.01 | 1.0000 | -50.00% |  |",
+    ]
