@@ -89,6 +89,18 @@ def test_an_offloaded_optimizer_crosses_pcie_once_each_way() -> None:
     assert traffic.optimizer_bytes == 0
 
 
+def test_inputs_on_a_disk_are_written_but_for_two_and_read_but_for_those_in_memory_in_every_micro_step() -> None:
+    model = from_count(7 * 10**9)
+    assert model.architecture is not None
+    one, blocks = model.architecture.hidden * 1024 * 2, model.architecture.layers
+    settings = replace(
+        BF16, stage=1, recompute="blocks", activations_on_cpu=True, activation_buffers=5, accumulation_steps=3
+    )
+    traffic = step_traffic(model, UNITS, settings, machine(2))
+    assert traffic.nvme_write_bytes == (blocks - 2) * one * 3 * 2
+    assert traffic.nvme_read_bytes == (blocks - 5) * one * 3 * 2
+
+
 def test_an_nvme_optimizer_reads_and_writes_12_bytes_an_element() -> None:
     settings = replace(BF16, stage=3, offload_optimizer="nvme")
     traffic = step_traffic(from_count(10**6), UNITS, settings, machine(2))
