@@ -14,7 +14,7 @@ from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
 
 STAGES = (0, 1, 2, 3)
-STEPS = 5
+STEPS = 3
 
 
 def settings(stage: int, *, micro: int, dtype: str | None = None, **more: Any) -> dict[str, Any]:

@@ -56,20 +56,20 @@ def _run(
     return [y.detach(), x.grad, weight.grad, None if offset is None else offset.grad]
 
 
-@pytest.mark.parametrize("make", INPUTS.values(), ids=INPUTS)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("trained", "needs_x"), [(True, True), (True, False), (False, True)])
 def test_output_and_gradients_have_torchs_bits(
-    make: Callable[[], Tensor], dtype: torch.dtype | None, bias: bool, trained: bool, needs_x: bool
+    dtype: torch.dtype | None, bias: bool, trained: bool, needs_x: bool
 ) -> None:
     options: dict[str, Any] = {"bias": bias, "trained": trained, "needs_x": needs_x, "dtype": dtype}
-    expected, found = (_run(linear, make, **options) for linear in (F.linear, memory_efficient_linear))
-    for name, theirs, ours in zip(("y", "x", "weight", "bias"), expected, found, strict=True):
-        assert (theirs is None) == (ours is None), name
-        if theirs is not None and ours is not None:
-            assert ours.dtype == theirs.dtype, name
-            assert torch.equal(ours, theirs), name
+    for shape, make in INPUTS.items():
+        expected, found = (_run(linear, make, **options) for linear in (F.linear, memory_efficient_linear))
+        for name, theirs, ours in zip(("y", "x", "weight", "bias"), expected, found, strict=True):
+            assert (theirs is None) == (ours is None), f"{shape}: {name}"
+            if theirs is not None and ours is not None:
+                assert ours.dtype == theirs.dtype, f"{shape}: {name}"
+                assert torch.equal(ours, theirs), f"{shape}: {name}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -193,7 +193,7 @@ def _train(cases: list[dict[str, Any]]) -> list[tuple[list[float], dict[str, Ten
         if case["zero_optimization"]["stage"] == 3:
             engine._parts.step.store.poison = True
         count = sum(isinstance(module, MemoryEfficientLinear) for module in engine.module.modules())
-        found.append((train(engine, range(4), samples=4), full_parameters(engine), count))
+        found.append((train(engine, range(2), samples=4), full_parameters(engine), count))
     return found
 
 
