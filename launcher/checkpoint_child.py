@@ -11,6 +11,9 @@ from pathlib import Path
 
 from dsrun.errors import CheckpointError, DsrunError, InputError, Problem
 
+#: How lines begin that are an error's; others are shown as they come.
+_PROBLEM = ("error: ", "hint: ")
+
 
 def torch_file(out: Path, write: Callable[[Path], Path]) -> Path:
     """Makes a torch file by way of a safetensors file beside it, so that no process holds the model.
@@ -59,10 +62,10 @@ def run_child(module: str, words: Sequence[str]) -> str:
         assert child.stderr is not None, "it is a pipe"
         said: list[str] = []
         for line in child.stderr:
-            if line.startswith("dsrun: "):
-                sys.stderr.write(line)
-            else:
+            if line.startswith(_PROBLEM):
                 said.append(line.rstrip("\n"))
+            else:
+                sys.stderr.write(line)
         output = child.stdout.read()  # a line or two, so that it never fills its pipe
     if child.returncode:
         raise _error(said, child.returncode, module)
@@ -77,6 +80,5 @@ def _error(said: Sequence[str], code: int, module: str) -> DsrunError:
         elif line.startswith("hint: ") and problems:
             problems[-1] = Problem(problems[-1].message, line.removeprefix("hint: "))
     if not problems:
-        text = "\n".join(said) or "it said nothing"
-        return CheckpointError(f"`python -m {module}` ended with exit code {code}:\n{text}")
+        return CheckpointError(f"`python -m {module}` ended with exit code {code}; what it said stands above")
     return (InputError if code == InputError.exit_code else CheckpointError).of(problems)
