@@ -39,6 +39,14 @@ def clashes(section: ActivationCheckpointing, *, tensor_parallel: bool) -> Itera
     yield from _needs(section, "memory_budget", section.memory_budget, "8e9")
     if section.keep_operations and section.chosen_policy != "selective":
         yield _without_policy(section, "keep_operations", list(section.keep_operations), "selective")
+    if _differs(section, "compiler_budget") and section.chosen_policy != "compiler":
+        yield _without_policy(section, "compiler_budget", section.compiler_budget, "compiler")
+    if section.blocks and section.policy is None and section.chosen_policy == "none":
+        yield Clash(
+            f"{SECTION}.blocks",
+            f"`{SECTION}.blocks` is {list(section.blocks)} and `policy` is not set: nothing becomes of these blocks",
+            'add "policy", e.g. "every_block", or leave `blocks` out',
+        )
     if section.partition_activations and not tensor_parallel:
         yield Clash(
             f"{SECTION}.partition_activations",
@@ -52,6 +60,13 @@ def clashes(section: ActivationCheckpointing, *, tensor_parallel: bool) -> Itera
             f"`{SECTION}.nvme_path` is {list(section.nvme_path)} and `cpu_checkpointing` is false: nothing leaves the "
             "device, so nothing goes on to the disk",
             'add "cpu_checkpointing": true, or leave `nvme_path` out',
+        )
+    if _differs(section, "nvme_buffer_count") and not section.nvme_path:
+        yield Clash(
+            f"{SECTION}.nvme_buffer_count",
+            f"`{SECTION}.nvme_buffer_count` is {section.nvme_buffer_count} and `nvme_path` is not set: nothing is on "
+            "its way to a disk",
+            "add `nvme_path`, or leave `nvme_buffer_count` out",
         )
     if section.nvme_path and section.nvme_buffer_count < FEWEST_BUFFERS:
         yield Clash(
@@ -79,6 +94,11 @@ def _needs(section: ActivationCheckpointing, name: str, value: object, example: 
         )
     elif value is not None and section.chosen_policy != name:
         yield _without_policy(section, name, value, name)
+
+
+def _differs(section: ActivationCheckpointing, name: str) -> bool:
+    """Whether a key is not as it is by default: a config that writes every default down stays valid."""
+    return getattr(section, name) != ActivationCheckpointing.model_fields[name].default
 
 
 def _without_policy(section: ActivationCheckpointing, name: str, value: object, policy: str) -> Clash:

@@ -52,6 +52,15 @@ def load_section(**keys: Any) -> ActivationCheckpointing:
             {"nvme_path": "/fast", "cpu_checkpointing": True, "nvme_buffer_count": 2},
             "`activation_checkpointing.nvme_buffer_count` is 2; expected 3 or more",
         ),
+        (
+            {"nvme_buffer_count": 8},
+            "`activation_checkpointing.nvme_buffer_count` is 8 and `nvme_path` is not set",
+        ),
+        (
+            {"policy": "every_block", "compiler_budget": 0.25},
+            '`activation_checkpointing.compiler_budget` is 0.25, which only policy "compiler" reads',
+        ),
+        ({"blocks": ["layers.*"]}, "`activation_checkpointing.blocks` is ['layers.*'] and `policy` is not set"),
         ({"number_checkpoints": 0}, "`activation_checkpointing.number_checkpoints` is 0; expected a whole number"),
         ({"packing": "int4"}, '`activation_checkpointing.packing` is "int4"; expected "none" or "int8"'),
     ],
@@ -74,6 +83,9 @@ def test_all_clashes_are_said_at_once() -> None:
     [
         ({}, "none"),
         ({"partition_activations": False, "cpu_checkpointing": False}, "none"),
+        ({"policy": "none", "blocks": ["layers.*"]}, "none"),
+        ({"compiler_budget": 0.5, "nvme_buffer_count": 4, "blocks": []}, "none"),
+        ({"profile": True, "blocks": ["layers.*"]}, "every_block"),
         ({"cpu_checkpointing": True}, "every_block"),
         ({"packing": "int8"}, "every_block"),
         ({"number_checkpoints": 4}, "every_block"),
