@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.verify import verify
 from dsrun.errors import CheckpointError, InputError
 from dsrun.runtime.checkpoint.import_main import import_checkpoint
+from dsrun.runtime.checkpoint.import_pickle import read_torch_file
 from dsrun.runtime.checkpoint.load import read_whole
 from support.cli import invoke
 from support.ranks import run_ranks
@@ -227,3 +230,23 @@ def test_a_tag_that_is_there_is_not_replaced(tmp_path: Path) -> None:
         imported(MADE / "stage2", tmp_path)
     assert imported(MADE / "stage2", tmp_path, tag="second", optimizer="Lion").name == "second"
     assert read_index(tmp_path / "second").values["optimizer"]["type"] == "Lion"
+
+
+def test_a_dynamic_loss_scale_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "deepspeed.runtime.fp16.loss_scaler"
+    attributes = {"cur_scale": 512.0, "cur_iter": 3, "last_overflow_iter": 1, "cur_hysteresis": 2, "dynamic": True}
+    scaler = type("DynamicLossScaler", (), {"__module__": name})
+    for part in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.fp16", name):
+        monkeypatch.setitem(sys.modules, part, ModuleType(part))
+    setattr(sys.modules[name], "DynamicLossScaler", scaler)  # noqa: B010
+    source = tmp_path / "source"
+    shutil.copytree(MADE / "stage2", source)
+    for path in (source / TAG).glob("*optim_states.pt"):
+        state = read_torch_file(path, ignored=[])
+        of_optimizer = {k: v for k, v in state["optimizer_state_dict"].items() if k != "param_slice_mappings"}
+        made = scaler()
+        vars(made).update(attributes)
+        torch.save({"optimizer_state_dict": {**of_optimizer, "zero_stage": 2, "loss_scaler": made}}, path)
+    target = imported(source, tmp_path / "out")
+    expected = {"scale": 512.0, "hysteresis": 2, "steps": 3, "last_overflow": 1}
+    assert read_index(target).values["loss_scale"] == expected
