@@ -5,22 +5,29 @@ own time.
 
 [Note: parts that others may name] A rank removes its file only when it knows that no index names it: when its own part
 failed, or when the first rank says that nothing was published. In doubt it stays; the next save of the tag removes it.
+
+[Note: who has ended] Nobody waits on for a rank whose process has ended, for the interpreter waits for who waits here.
+What it said before still counts: a checkpoint whose parts are all there is published.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from dsrun.checkpoint_files.index import StoredFile
 
 from ..mesh.noticeboard import Noticeboard
+from .presence import Presence
 
-#: How long rank 0 waits for the others to hear the verdict.
+#: How long rank 0 waits for the others to hear the verdict, and how long where its own script has ended.
 _HEARD_S = 60.0
+_HEARD_AT_THE_END_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ def conclude(
 ) -> Verdict:
     """Says what became of this rank's part, waits for the verdict, and returns it; every rank must call.
 
+    It waits for no rank that has ended, where that rank has said by `Presence.say` which process it is.
+
     Args:
         part: this rank's.
         rank: which rank.
@@ -77,61 +86,76 @@ def conclude(
         publish: publishes parts that were all written; called on rank 0 alone.
     """
     deadline = time.monotonic() + timeout_s
+    presence = Presence(board, subject)
 
-    def is_late() -> bool:
-        waiting()
-        return time.monotonic() >= deadline
+    def hear(key: str, of: int) -> bytes | None:
+        def is_in_vain() -> bool:
+            waiting()
+            return time.monotonic() >= deadline or presence.has_ended(of)
+
+        text = board.wait(f"{subject}/{key}", until=is_in_vain)
+        # It may have said so between the look for its word and the look for its process.
+        return board.wait(f"{subject}/{key}", until=lambda: True) if text is None else text
+
+    def missing(of: int) -> str:
+        return f"rank {of} has {'ended' if presence.has_ended(of) else f'not come within {timeout_s:.0f} s'}"
 
     if rank != 0:
         board.post(f"{subject}/{rank}", json.dumps(asdict(part)).encode())
-        text = board.wait(f"{subject}/verdict", until=is_late)
+        text = hear("verdict", 0)
         if text is None:
-            return Verdict(f"rank 0 has not said within {timeout_s:.0f} s whether it was published", published=True)
+            return Verdict(f"{missing(0)}, and has not said whether it was published", published=True)
         board.post(f"{subject}/{rank} has heard", b"yes")
         return Verdict(**json.loads(text))
     parts = [part]
+    tell = partial(_announce, size=size, board=board, subject=subject, presence=presence)
     try:
-        verdict = _verdict(
-            parts, size=size, board=board, subject=subject, timeout_s=timeout_s, late=is_late, publish=publish
-        )
+        verdict = _verdict(parts, size=size, hear=hear, missing=missing, publish=publish)
     except BaseException as error:
-        _announce(Verdict(repr(error), published=True), size=len(parts), board=board, subject=subject)
+        tell(Verdict(repr(error), published=True), came=len(parts))
         raise
-    _announce(verdict, size=len(parts), board=board, subject=subject)
+    tell(verdict, came=len(parts))
     return verdict
 
 
-def _announce(verdict: Verdict, *, size: int, board: Noticeboard, subject: str) -> None:
-    """Tells the first `size` ranks, whose parts have come, and leaves nothing of theirs on the noticeboard.
+def _announce(verdict: Verdict, *, came: int, size: int, board: Noticeboard, subject: str, presence: Presence) -> None:
+    """Tells all ranks, and leaves nothing on the noticeboard once all of them have heard.
 
-    Rank 0 may hold the store itself, and must not end before they have heard.
+    Rank 0 may hold the store itself, and must not end before those have heard whose parts have come.
     """
     if size == 1:
         return
     board.post(f"{subject}/verdict", json.dumps(asdict(verdict)).encode())
-    deadline = time.monotonic() + _HEARD_S
+    began = time.monotonic()
+
+    def is_long(rank: int) -> bool:
+        allowed_s = _HEARD_S if threading.main_thread().is_alive() else _HEARD_AT_THE_END_S
+        return time.monotonic() >= began + allowed_s or presence.has_ended(rank)
+
+    for rank in range(1, came):
+        board.wait(f"{subject}/{rank} has heard", until=partial(is_long, rank))
     for rank in range(1, size):
-        if board.wait(f"{subject}/{rank} has heard", until=lambda: time.monotonic() >= deadline) is None:
+        if board.wait(f"{subject}/{rank} has heard", until=lambda: True) is None:
             return  # it is gone, or so late that it may still read
     for key in ("verdict", *(f"{rank}{what}" for rank in range(1, size) for what in ("", " has heard"))):
         board.take_down(f"{subject}/{key}")
+    for rank in range(size):
+        board.take_down(presence.key(rank))
 
 
 def _verdict(
     parts: list[Part],
     *,
     size: int,
-    board: Noticeboard,
-    subject: str,
-    timeout_s: float,
-    late: Callable[[], bool],
+    hear: Callable[[str, int], bytes | None],
+    missing: Callable[[int], str],
     publish: Callable[[Sequence[Part]], Verdict],
 ) -> Verdict:
     """Adds the others' parts to `parts` as they come, and publishes them."""
     for rank in range(1, size):
-        text = board.wait(f"{subject}/{rank}", until=late)
+        text = hear(str(rank), rank)
         if text is None:
-            return Verdict(f"rank {rank} has not written its part within {timeout_s:.0f} s", published=False)
+            return Verdict(f"{missing(rank)}, and has not written its part", published=False)
         parts.append(_part(json.loads(text)))
     errors = [f"rank {rank}: {one.error}" for rank, one in enumerate(parts) if one.error is not None]
     return Verdict("; ".join(errors), published=False) if errors else publish(parts)

@@ -31,6 +31,7 @@ from ..mesh.noticeboard import Noticeboard
 from .conclusion import Part, Verdict, conclude
 from .plan import FilePlan, Planner
 from .policy import SavePolicy
+from .presence import Presence
 from .readiness import Readiness
 from .under_way import SaveUnderWay, Wanted
 from .ways import Conclude, Keep, WriteBeside, WriteHere
@@ -100,6 +101,8 @@ class Saver:
         self._readiness.check_shared(folder)
         identity = self._readiness.new_identity()
         save = SaveUnderWay(wanted, identity, plan, target, target / file_name(rank, identity))
+        if size > 1:
+            Presence(self._board, identity).say(rank)
         if self.policy.asynchronous:
             self._readiness.all("copy its part", target, lambda: self._stage(save))
             self._save, self._is_told = save, False

@@ -194,7 +194,10 @@ def test_a_rank_that_never_comes_is_named_after_the_time_out(tmp_path: Path) -> 
             save(saver, tmp_path, "t", 1.0, rank, 2)
         return str(caught.value)
 
-    assert "rank 1 has not written its part within 0 s" in with_savers(2, body, asynchronous=False, timeout_s=0.3)[0]
+    assert (
+        "rank 1 has not come within 0 s, and has not written its part"
+        in with_savers(2, body, asynchronous=False, timeout_s=0.3)[0]
+    )
     assert complete_tags(tmp_path) == []
 
 
