@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dsrun.config.findings import Code, Report
+from dsrun.config.sections.optimizer_params import SEES_WHOLE_TENSORS
 from dsrun.config.sections.training import Training
 from dsrun.config.tree import Position
 
@@ -30,6 +31,15 @@ def check_host_step(config: Training, report: Report, place_of: Callable[[str], 
             "its host's memory",
             place_of(_OPTIMIZER),
             "set `zero_optimization.stage` to 1, which cuts that into slices; on one rank it is the same",
+        )
+    if config.optimizer is not None and isinstance(config.optimizer.params, SEES_WHOLE_TENSORS):
+        report.error(
+            Code.COMBINATION,
+            _OPTIMIZER,
+            f'`{_OPTIMIZER}` is {device}, which steps flat ranges, and optimizer type "{config.optimizer.type}" needs '
+            "whole tensors",
+            place_of(_OPTIMIZER),
+            "take an elementwise one, such as AdamW, Adam, SGD, Adagrad or Lion",
         )
     key = _narrow_key(config)
     if key is not None:

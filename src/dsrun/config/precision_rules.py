@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dsrun.config.findings import Code, Report
-from dsrun.config.sections.optimizer_params import (
-    AdafactorParams,
-    Adam8bitParams,
-    AdamMiniParams,
-    AdamParams,
-    LambParams,
-    Lion8bitParams,
-    MuonParams,
-    SgdParams,
-)
+from dsrun.config.sections.optimizer_params import SEES_WHOLE_TENSORS, AdamParams, SgdParams
 from dsrun.config.sections.precision import Fp16
 from dsrun.config.sections.training import Training
 from dsrun.config.tree import Position
@@ -23,8 +14,6 @@ PlaceOf = Callable[[str], Position]
 
 #: 2 to this power is the largest fp32 number that is a power of 2.
 _LARGEST_SCALE_POWER = 127
-#: Parameters of optimizers that see all of a step at once: they know which tensors they update.
-_SEES_ALL = (LambParams, MuonParams, AdafactorParams, AdamMiniParams, Adam8bitParams, Lion8bitParams)
 _SUMS = "data_types.grad_accum_dtype"
 _BF16_MASTERS, _BF16_STATES = "bf16.bf16_master_weights_and_grads", "bf16.bf16_optimizer_states"
 _FP16_MASTERS = "fp16.fp16_master_weights_and_grads"
@@ -72,7 +61,7 @@ def _masters(config: Training, report: Report, place_of: PlaceOf) -> None:
         if not isinstance(params, (AdamParams, SgdParams)):
             message = f'`{key}` is true with optimizer type "{kind}", which keeps fp32; expected Adam, AdamW or SGD'
             report.error(Code.COMBINATION, key, message, place_of(key))
-    elif isinstance(params, _SEES_ALL):
+    elif isinstance(params, SEES_WHOLE_TENSORS):
         _refuse_optimizer(key, "true", kind, report, place_of)
 
 
@@ -86,7 +75,7 @@ def _sums(config: Training, report: Report, place_of: PlaceOf) -> None:
         if sums != mode:
             message = f'`{_SUMS}` is "{sums}", and `{masters}` is true, which adds gradients up in {mode}'
             report.error(Code.COMBINATION, _SUMS, message, place_of(_SUMS), "leave out one of them")
-    elif sums != "fp32" and config.optimizer is not None and isinstance(config.optimizer.params, _SEES_ALL):
+    elif sums != "fp32" and config.optimizer is not None and isinstance(config.optimizer.params, SEES_WHOLE_TENSORS):
         _refuse_optimizer(_SUMS, f'"{sums}"', config.optimizer.type, report, place_of)
     if sums == "fp16" and not config.fp16.enabled:
         message = f'`{_SUMS}` is "fp16" without `fp16.enabled`: no loss scale keeps gradients in its range'

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn, optim
 
 import dsrun
-from dsrun.errors import ModelError
+from dsrun.errors import ConfigError, ModelError
+from dsrun.runtime.optim.lamb import Lamb
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -320,12 +321,19 @@ def test_reads_through_the_module_wait_for_the_update_and_others_show(stage: int
         assert torch.equal(value, expected[name]), name
 
 
-def test_structured_optimizers_are_refused_by_name() -> None:
-    for kind in ("Lamb", "Muon", "AdamMini", "Adafactor"):
-        settings = away(1, micro=2, optimizer=kind)
-        settings["optimizer"]["params"] = {"lr": 1e-3}
-        with pytest.raises(ModelError, match=rf"{kind}.* needs whole tensors"):
-            make_engine(settings)
+@pytest.mark.parametrize("kind", ["Lamb", "Muon", "AdamMini", "Adafactor"])
+def test_structured_optimizers_are_refused_by_name(kind: str) -> None:
+    settings = away(1, micro=2, optimizer=kind)
+    settings["optimizer"]["params"] = {"lr": 1e-3}
+    with pytest.raises(ConfigError, match=rf'"{kind}" needs whole tensors'):
+        make_engine(settings)
+
+
+def test_a_scripts_own_structured_optimizer_is_refused_by_name() -> None:
+    settings = away(1, micro=2)
+    del settings["optimizer"]
+    with pytest.raises(ModelError, match=r"Lamb needs whole tensors"):
+        make_engine(settings, optimizer=Lamb)
 
 
 # The end --------------------------------------------------------------------------------------------------------------

@@ -39,6 +39,11 @@ def config(**more: Any) -> dict[str, Any]:
             "`data_types.grad_accum_dtype` keeps masters or sums in 16 bits",
             "leave `data_types.grad_accum_dtype` out",
         ),
+        (
+            config(optimizer={"type": "Muon"}),
+            'optimizer type "Muon" needs whole tensors',
+            "an elementwise one",
+        ),
     ],
 )
 def test_what_the_step_in_host_memory_does_not_take_is_refused_with_a_way_out(

@@ -271,3 +271,7 @@ class RAdamParams(AdamaxParams):
 
     lr: Annotated[NonNegative, knob(_LR)] = 1e-3
     decoupled_weight_decay: Annotated[Flag, knob("Decay weights apart from the gradient.")] = False
+
+
+#: Parameters of optimizers that know which tensors they update: a flat range of elements is not enough for them.
+SEES_WHOLE_TENSORS = (LambParams, MuonParams, AdafactorParams, AdamMiniParams, Adam8bitParams, Lion8bitParams)
