@@ -5,7 +5,8 @@ again. From there a process of its own writes, and a thread waits for it and for
 raised where the script next saves, loads, steps or ends.
 
 [Note: the last save] The interpreter waits for the thread of a save before it ends. A script that ends without
-`engine.destroy()` hears of a failure then: nothing can be raised any more, so its exit code becomes 1.
+`engine.destroy()` hears of a failure then: nothing can be raised any more, so its exit code becomes 1. That holds of an
+engine that is gone by then as well, say with the function that made it; the thread of a save keeps the saver alive.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -67,10 +69,11 @@ class Saver:
         keep = Keep(policy.keep_last, policy.keep_every)
         self._here = WriteHere(self._calls, keep)
         self._beside = WriteBeside(keep)
-        self._save: SaveUnderWay | None = None
+        self._last = _LastSave()
         self._at_exit = partial(_tell_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
-        self._is_told = True  # whether what became of the last save is known to the script, or good
+        self._when_gone = weakref.finalize(self, _keep_for_the_end, self._last)
+        self._when_gone.atexit = False
 
     def save(self, folder: Path, tag: str, want: Callable[[], Wanted], *, progress: Callable[[], None]) -> None:
         """Writes one checkpoint; every rank must call. Enters up to nine collectives of one number.
@@ -105,10 +108,10 @@ class Saver:
             Presence(self._board, identity).say(rank)
         if self.policy.asynchronous:
             self._readiness.all("copy its part", target, lambda: self._stage(save))
-            self._save, self._is_told = save, False
+            self._last.save, self._last.is_told = save, False
             save.run_beside(self._write_beside)
         else:
-            self._save, self._is_told = save, False
+            self._last.save, self._last.is_told = save, False
             save.run(lambda save: self._here.write(save, self._concluding(save, waiting=progress), progress=progress))
             self.check()
 
@@ -118,8 +121,8 @@ class Saver:
         Raises:
             CheckpointError: the last save has failed, and the script was not told so far.
         """
-        if self._save is not None:
-            self._save.wait(progress)
+        if self._last.save is not None:
+            self._last.save.wait(progress)
         self.check()
 
     def check(self) -> None:
@@ -128,9 +131,7 @@ class Saver:
         Raises:
             CheckpointError: the last save has failed.
         """
-        if self._save is not None and not self._is_told and not self._save.is_under_way:
-            self._is_told = True
-            self._save.raise_failure()
+        self._last.check()
 
     def close(self, progress: Callable[[], None]) -> None:
         """Waits for a save that is under way, then lets go of memory and process; enters no collective.
@@ -139,6 +140,7 @@ class Saver:
             CheckpointError: see `finish`.
         """
         atexit.unregister(self._at_exit)
+        self._when_gone.detach()
         try:
             self.finish(progress)
         finally:
@@ -146,12 +148,12 @@ class Saver:
 
     def _end_the_one_before(self, progress: Callable[[], None]) -> None:
         """Waits for the save before, or refuses, as all ranks agree; raises on all of them what one was not told."""
-        save = self._save
+        save = self._last.save
         if save is not None and self.policy.when_busy == "wait":
             save.wait(progress)
         state = 0
         if save is not None:
-            state = 2 if save.is_under_way else 1 if not self._is_told and save.has_failed else 0
+            state = 2 if save.is_under_way else 1 if not self._last.is_told and save.has_failed else 0
         worst = self._readiness.largest(state, of="outcome of the save before")
         if worst == 2:
             assert save is not None, "all ranks have begun the same saves"
@@ -159,7 +161,7 @@ class Saver:
                 f"{save.target}: it is still being written, and `checkpoint.when_busy` is refuse",
                 hint="save less often, or set it to wait",
             )
-        self._save = None
+        self._last.save = None
         if worst == 1 and save is not None:
             save.raise_failure()
 
@@ -191,6 +193,20 @@ class Saver:
         return end
 
 
+@dataclass(slots=True)
+class _LastSave:
+    """A saver's last save, and whether what became of it is known to the script, or good."""
+
+    save: SaveUnderWay | None = None
+    is_told: bool = True
+
+    def check(self) -> None:
+        """See `Saver.check`."""
+        if self.save is not None and not self.is_told and not self.save.is_under_way:
+            self.is_told = True
+            self.save.raise_failure()
+
+
 def _tell_at_exit(saver: weakref.ref[Saver]) -> None:
     """See [Note: the last save]."""
     present = saver()
@@ -198,6 +214,18 @@ def _tell_at_exit(saver: weakref.ref[Saver]) -> None:
         if present is not None:
             present.check()
     except CheckpointError as error:
-        sys.stdout.flush()
-        print(error.render(), file=sys.stderr, flush=True)
-        os._exit(error.exit_code)
+        _end_with(error)
+
+
+def _keep_for_the_end(last: _LastSave) -> None:
+    """Keeps of a saver that is gone what its script was not told, and not its tensors; see [Note: the last save]."""
+    try:
+        last.check()
+    except CheckpointError as error:
+        atexit.register(_end_with, error.with_traceback(None))
+
+
+def _end_with(error: CheckpointError) -> None:
+    sys.stdout.flush()
+    print(error.render(), file=sys.stderr, flush=True)
+    os._exit(error.exit_code)

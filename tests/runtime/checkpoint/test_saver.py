@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,7 @@ def test_what_one_rank_was_not_told_is_raised_on_all_by_the_next_save(tmp_path: 
     def body(saver: Saver, rank: int) -> list[str]:
         texts: list[str] = []
         save(saver, tmp_path, "bad", 1.0, rank, 2, when_saved=_raise)
-        saver._save.wait(nothing)  # type: ignore[union-attr]
+        saver._last.save.wait(nothing)  # type: ignore[union-attr]
         if rank == 0:
             with pytest.raises(CheckpointError) as caught:
                 saver.check()
@@ -331,3 +332,32 @@ def test_two_jobs_in_one_folder_leave_a_whole_checkpoint_each_time(tmp_path: Pat
     assert len(seen) == 24
     assert value_of(tmp_path / "t") in (1.0, 2.0)
     assert list(verify(tmp_path / "t", read_index(tmp_path / "t"))) == []
+
+
+LEAVES_AN_ENGINE = """
+import gc, os, sys, torch, dsrun
+
+def main():
+    engine = dsrun.initialize(model=torch.nn.Linear(4, 4), config={"train_micro_batch_size_per_gpu": 1})[0]
+    engine.save_checkpoint(sys.argv[1], tag="a")
+    engine.wait_for_checkpoint()
+    saver = engine._parts.saver
+    saver._beside._writer.process.kill()
+    saver._beside._writer.process.wait()
+    engine.save_checkpoint(sys.argv[1], tag="b")
+    saver._last.save.wait(int)
+
+main()
+gc.collect()
+print("the end")
+"""
+
+
+def test_a_script_whose_engine_is_gone_fails_where_its_last_save_did(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", LEAVES_AN_ENGINE, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert "the end" in ended.stdout
+    assert "the process that writes checkpoints was killed by signal 9" in ended.stderr
+    assert ended.returncode == 1
+    assert complete_tags(tmp_path) == ["a"]
