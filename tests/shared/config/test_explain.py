@@ -6,6 +6,7 @@ import pytest
 
 from dsrun.config.explain import explain, find, overview
 from dsrun.config.keys import all_keys
+from dsrun.config.knob import Status
 from dsrun.errors import ConfigError
 
 
@@ -30,6 +31,14 @@ def test_a_key_is_explained_with_unit_default_effect_status_and_users() -> None:
 def test_every_key_can_be_explained_by_its_path() -> None:
     for path in dict.fromkeys(key.path for key in all_keys()):
         assert all(explain(key).startswith(path) for key in find(path))
+
+
+def test_no_section_is_called_planned_that_has_a_key_that_works() -> None:
+    for key in all_keys():
+        if key.inner is not None and key.status is Status.PLANNED:
+            assert [name for name in key.inner.model_fields if key.inner.status_of(name) is Status.WORKS] == [], (
+                key.path
+            )
 
 
 def test_a_path_shared_by_types_is_explained_for_each_that_is_built() -> None:

@@ -11,15 +11,12 @@ Device = Literal["none", "cpu", "nvme"]
 class OffloadOptimizer(Section):
     """Optimizer states and the fp32 master weights outside the GPU."""
 
-    default_status = Status.PLANNED
-    default_why = "move optimizer states off the GPU"
     switch = ("device", "none")
 
     device: Annotated[
         Device,
         knob(
             "Where optimizer states and master weights live.",
-            status=Status.WORKS,
             effect="cpu: saves 16 bytes of GPU memory per parameter of the shard (12 with accumulation), costs PCIe "
             "traffic and a CPU step; any elementwise optimizer. nvme: likewise, and states take no host memory but "
             "`buffer_count` units; the disk is read and written once a step, 24 bytes per parameter of Adam",
@@ -32,14 +29,12 @@ class OffloadOptimizer(Section):
         knob(
             "Folder on a local NVMe drive, for `device` nvme; a list of folders is striped over. Each rank has a file "
             "there without a name, which is gone with the rank.",
-            status=Status.WORKS,
         ),
     ] = None
     pin_memory: Annotated[
         Flag,
         knob(
             "Page-lock the host buffers, so that copies overlap with compute.",
-            status=Status.WORKS,
             differs="false before 0.19",
             users=(74, 30),
         ),
@@ -48,7 +43,6 @@ class OffloadOptimizer(Section):
         Positive,
         knob(
             "Host buffers through which states stream to and from NVMe.",
-            status=Status.WORKS,
             effect="each as large as the masters and states of the largest unit; 3 keep reading, step and writing "
             "apart, more bridge units of different sizes",
             unit="buffers",
@@ -58,23 +52,23 @@ class OffloadOptimizer(Section):
         Flag,
         knob(
             "Write masters alone to NVMe when the engine is made, and states after the first step.",
-            status=Status.WORKS,
             effect="saves two thirds of the bytes before the first step, and of those that it reads",
             differs="false",
         ),
     ] = True
     pipeline_read: Annotated[
         Flag,
-        knob("Read the next unit's states from NVMe while one is updated.", status=Status.WORKS, differs="false"),
+        knob("Read the next unit's states from NVMe while one is updated.", differs="false"),
     ] = True
     pipeline_write: Annotated[
         Flag,
-        knob("Write a unit's updated states to NVMe while the next is updated.", status=Status.WORKS, differs="false"),
+        knob("Write a unit's updated states to NVMe while the next is updated.", differs="false"),
     ] = True
     ratio: Annotated[
         Fraction,
         knob(
             "Share of the states that leave the GPU.",
+            status=Status.PLANNED,
             why="keep a part of the states on the GPU",
             unit="fraction",
             users=(1, 1),
@@ -84,6 +78,7 @@ class OffloadOptimizer(Section):
         Flag,
         knob(
             "Step on the CPU during backward already, and again where the norm then asks for clipping.",
+            status=Status.PLANNED,
             why="step on the CPU before the norm is known (it overlaps the step with the next forward instead)",
         ),
     ] = False
@@ -91,7 +86,6 @@ class OffloadOptimizer(Section):
         Fraction,
         knob(
             "Share of the host's cores that the CPU step may use.",
-            status=Status.WORKS,
             effect="of the cores that a rank may run on, the last ones; the others are left to the script",
             unit="fraction",
             stages=(1, 2, 3),
