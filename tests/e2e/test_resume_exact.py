@@ -73,10 +73,11 @@ WAIT = """if micro_step == 21:
                 time.sleep(0.01)"""
 
 
-def stopped(folder: Path, name: str) -> list[str]:
+def stopped(folder: Path, name: str, *, ranks: int) -> list[str]:
     """The lines of a run whose launcher gets a signal in the middle of step 11."""
-    with launched(folder, program(WAIT), *TWO_RANKS, words=[str(folder / "checkpoints")], grace_s=60) as job:
-        for rank in range(2):
+    words = [str(folder / "checkpoints")]
+    with launched(folder, program(WAIT), "-n", str(ranks), words=words, grace_s=60) as job:
+        for rank in range(ranks):
             job.wait_for(rf"\[{rank}\] ready", "stdout")
         job.process.send_signal(signal.Signals[name])
         ended = job.end()
@@ -91,7 +92,7 @@ def test_C20_a_stop_has_the_run_save_within_the_grace_and_the_next_one_goes_on_f
     tmp_path: Path, undisturbed: list[str]
 ) -> None:
     # The stop reaches the workers of the ranks' loaders too, which leave it to their rank.
-    before = stopped(tmp_path, "SIGTERM")
+    before = stopped(tmp_path, "SIGTERM", ranks=2)
     with launched(tmp_path, program(), *TWO_RANKS, words=[str(tmp_path / "checkpoints")]) as job:
         after = job.end()
     assert after.exit_code == 0, after.text
@@ -100,4 +101,4 @@ def test_C20_a_stop_has_the_run_save_within_the_grace_and_the_next_one_goes_on_f
 
 
 def test_C20_a_warning_that_is_passed_on_has_the_run_save_and_end_by_itself(tmp_path: Path) -> None:
-    stopped(tmp_path, "SIGUSR1")
+    stopped(tmp_path, "SIGUSR1", ranks=1)  # how ranks agree on a stop is the same for every signal
