@@ -75,12 +75,13 @@ class Checkpoints:
             True.
 
         Raises:
-            InputError: `save_dir` is empty.
+            InputError: `save_dir` is empty, or an address.
             CheckpointError: on every rank, if one rank could not save, or an earlier save has failed since; nothing
                 was published. What goes wrong later is raised by `step`, the next save or load, or `destroy`.
         """
         if not str(save_dir):
             raise InputError("save_checkpoint: save_dir is empty", hint="pass the folder to save checkpoints in")
+        _check_is_folder("save_checkpoint: save_dir", save_dir)
         self._parts.heartbeat.beat(phase="save checkpoint")
         self._check_states_here("engine.save_checkpoint")
         if self._parts.step.away is not None:
@@ -162,7 +163,8 @@ class Checkpoints:
             the tag's folder, and the client state it was saved with.
 
         Raises:
-            InputError: there is nothing to choose by: no `load_dir`, and the job was not started again.
+            InputError: there is nothing to choose by: no `load_dir`, and the job was not started again; or it is an
+                address.
             CheckpointError: there is none, it is damaged, or it is of another model; nothing was changed then, unless
                 a file turns out damaged while it is read.
         """
@@ -171,6 +173,7 @@ class Checkpoints:
                 "load_checkpoint: custom_load_fn is given, and parameters may lie in slices",
                 hint="read the weights yourself and pass them to engine.load_module_state_dict",
             )
+        _check_is_folder("load_checkpoint: load_dir", load_dir)
         self.wait_for_checkpoint()
         folder = None if load_dir is None else Path(load_dir)
         target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
@@ -199,3 +202,11 @@ class Checkpoints:
         self._parts.heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._parts.mesh.where.at(self._counters.global_steps + 1, 1)
         return str(target), client_state
+
+
+def _check_is_folder(what: str, given: object) -> None:
+    """Refuses `s3://bucket/run`, which would be a folder `s3:` beside the script."""
+    if "://" in str(given):
+        raise InputError(
+            f"{what} is {str(given)!r}; expected a folder", hint="mount the store, or copy checkpoints there"
+        )

@@ -426,3 +426,20 @@ def test_what_a_save_records_is_what_a_job_started_again_loads(tmp_path: Path, m
     assert again.load_checkpoint("here")[1] == {"epoch": 3}
     assert again.load_checkpoint("here", tag="b")[1] == {"epoch": 4}
     assert again.global_steps == 2
+
+
+def _addresses() -> list[str]:
+    engine = make_engine(config(0, micro=1))
+    texts: list[str] = []
+    for call in (engine.save_checkpoint, engine.load_checkpoint):
+        with pytest.raises(InputError) as caught:
+            call("s3://bucket/run")
+        texts.append(str(caught.value))
+    engine.destroy()
+    return texts
+
+
+def test_an_address_is_no_folder() -> None:
+    saved, loaded = run_ranks(1, _addresses)[0]
+    assert "save_checkpoint: save_dir is 's3://bucket/run'; expected a folder" in saved
+    assert "load_checkpoint: load_dir is 's3://bucket/run'; expected a folder" in loaded
