@@ -19,7 +19,7 @@ from dsrun.errors import ModelError
 from .order import EpochEnd, sample_seed
 from .sampler import DEFAULT_SEED, ShardedSampler
 from .seeded import SeededBatches, SeededPick
-from .worker_process import leave_signals_to_rank
+from .worker_process import check_temporary_folder, leave_signals_to_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ class TrainingLoader:
 
     Raises:
         ModelError: the dataset has no length, or too few samples.
+        InputError: workers could not hand batches over, see `check_temporary_folder`.
     """
 
     def __init__(
@@ -89,6 +90,8 @@ class TrainingLoader:
             seed=wishes.seed,
             end=wishes.end,
         )
+        if wishes.workers:
+            check_temporary_folder()
         # A generator of its own: torch's loader would draw from the default one, and shift dropout after a resume.
         loader: DataLoader[Any] = DataLoader(
             SeededBatches(dataset, collate_fn or default_collate),

@@ -10,8 +10,15 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 
+import torch.multiprocessing
+
+from dsrun.errors import InputError
+
+#: Of a socket that is a file, on Linux (unix(7)).
+_LONGEST_SOCKET_PATH = 107
 #: Of a stop, and of those that ask for a checkpoint.
 _LEFT_TO_THE_RANK = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -30,6 +37,25 @@ def leave_signals_to_rank(worker_id: int) -> None:
     assert rank is not None, "a worker has been started by its rank"
     arguments = (threading.get_ident(), rank.pid, os.getppid())
     threading.Thread(target=_listen, args=arguments, name="dsrun-worker-signals", daemon=True).start()
+
+
+def check_temporary_folder() -> None:
+    """Refuses a folder in which workers could not hand their batches over.
+
+    Torch's workers answer on a socket there. Where its path is too long, their threads die of it and the rank waits
+    for ever.
+
+    Raises:
+        InputError: the path is too long.
+    """
+    folder = tempfile.gettempdir()
+    room = _LONGEST_SOCKET_PATH - len("/pymp-12345678/listener-12345678")
+    if torch.multiprocessing.get_sharing_strategy() == "file_descriptor" and len(os.fsencode(folder)) > room:
+        raise InputError(
+            f"dataloader_num_workers: the folder for temporary files, {folder}, has {len(os.fsencode(folder))} bytes; "
+            f"sockets of the loader's workers lie in it, for which it may have {room}",
+            hint="set TMPDIR to a folder with a shorter path, or `dataloader_num_workers` to 0",
+        )
 
 
 def _listen(main: int, rank_pid: int | None, parent_pid: int) -> None:

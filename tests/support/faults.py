@@ -17,6 +17,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Generator, Mapping, Sequence
@@ -307,10 +308,13 @@ def launched(
         script.write_text(program)
     command = [sys.executable, "-m", "dsrun", "--grace", f"{grace_s:g}s", *args, *([script.name] if program else [])]
     before = places.left()
+    # A short name of the folder for temporary files: sockets lie there, whose paths may have 107 bytes.
+    short = Path(tempfile.gettempdir(), f"dsrun-{mark[:12]}")
+    short.symlink_to(places.temp)
     process, streams = _start(
         [*prefix, *command, *words],
         cwd=places.work,
-        env=_environment(places, mark, env or {}),
+        env=_environment(places, short, mark, env or {}),
         terminal=terminal,
         pipes=redirected or terminal is None,
         keep=keep,
@@ -324,6 +328,7 @@ def launched(
         assert not left, f"left: {', '.join(left)}\n{job.said()}"
     finally:
         job.destroy()
+        short.unlink()
 
 
 def _start(
@@ -357,13 +362,13 @@ def _start(
     return process, {"stdout": terminal.lines}
 
 
-def _environment(places: Places, mark: str, changes: Mapping[str, str | None]) -> dict[str, str]:
+def _environment(places: Places, temp: Path, mark: str, changes: Mapping[str, str | None]) -> dict[str, str]:
     base: dict[str, str | None] = {
         **clean_environment(),
         "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": "1",
         "XDG_STATE_HOME": str(places.state),
-        "TMPDIR": str(places.temp),
+        "TMPDIR": str(temp),
         _MARK_ENV: mark,
         **changes,
     }

@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 
 import pytest
 
+from dsrun.errors import InputError
+from dsrun.runtime.data.worker_process import check_temporary_folder
 from support.processes import wait_for_end
 
 #: Iterates, has another process send each worker a signal, iterates again, and ends with its workers alive.
@@ -59,3 +62,12 @@ def test_workers_end_when_asked_to_once_their_rank_is_gone() -> None:
         assert all(wait_for_end(pid, timeout_s=60) for pid in workers)
         rank.stdout.close()
     assert len(workers) == 2
+
+
+def test_a_folder_too_deep_for_the_workers_sockets_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_temporary_folder()
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + "d" * 80)
+    with pytest.raises(InputError, match=r"has 85 bytes; .* it may have 75") as caught:
+        check_temporary_folder()
+    assert caught.value.hint is not None
+    assert "TMPDIR" in caught.value.hint
