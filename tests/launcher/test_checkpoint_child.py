@@ -15,6 +15,8 @@ MODULE = "said_by_child"
 def child(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> str:
     (folder / f"{MODULE}.py").write_text(f"import sys\n{body}\n")
     monkeypatch.chdir(folder)
+    # Another body of the same length within a second would find this one's byte code.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     return run_child(MODULE, ["a word", "--", "-x"])
 
 

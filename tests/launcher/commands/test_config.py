@@ -129,15 +129,24 @@ def test_migrate_prints_the_new_file_and_says_what_is_left(folder: Path) -> None
 
 
 def test_check_is_quick() -> None:
-    def processor_seconds() -> float:
+    def processor_seconds(*words: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = [sys.executable, "-m", "dsrun", "config", "check", "good.json"]
-        subprocess.run(command, check=True, capture_output=True, env=clean_environment())
+        subprocess.run([sys.executable, *words], check=True, capture_output=True, env=clean_environment())
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    # 0.25 s is the promise on the machine the project is made on; twice that leaves room for slower ones.
-    assert min(processor_seconds() for _ in range(3)) < 0.5
+    # 0.25 s is the promise on the machine the project is made on; seconds of another, or of a busy one, are counted by
+    # what it takes to load the libraries that are needed at least.
+    libraries = (
+        "-c",
+        "import click; from pydantic import BaseModel, Field, create_model; create_model('A', b=(int, 1))",
+    )
+    rounds = [
+        (processor_seconds("-m", "dsrun", "config", "check", "good.json"), processor_seconds(*libraries))
+        for _ in range(4)
+    ]
+    checks, floors = zip(*rounds, strict=True)
+    assert min(checks) < 3 * min(floors)
 
 
 def test_check_takes_inline_json_and_base64_as_the_other_verbs_do() -> None:
