@@ -16,7 +16,6 @@ its own, and is left out without one; its first start compiles for a minute:
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from pathlib import Path
 import torch
 from offload_parts import cpu, nvme, params, step
 from offload_parts.options import Options
+from sections import measure
 from zero_peers.figures import Figures
 
 PARTS: dict[str, Callable[[Options], list[Figures]]] = {
@@ -51,15 +51,7 @@ def main() -> None:
     options = Options(peer, 2 if args.quick else args.runs, args.threads, args.quick)
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     print(f"python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
-    tables: list[Figures] = []
-    for name in args.only:
-        for table in PARTS[name](options):
-            tables.append(table)
-            print(f"{table.markdown()}\n", flush=True)
-        if args.json is not None:  # after each part, lest a run that is stopped has measured for nothing
-            about = {"torch": torch.__version__, "cores": os.cpu_count(), "runs": options.runs, "only": args.only}
-            found = {"about": about, "tables": [table.as_json() for table in tables]}
-            args.json.write_text(json.dumps(found, indent=1))
+    measure(PARTS, args.only, options, runs=options.runs, json_file=args.json)
 
 
 if __name__ == "__main__":

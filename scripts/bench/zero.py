@@ -39,6 +39,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sections import measure
 from zero_peers.figures import Figures
 from zero_peers.job import LARGE, MEDIUM, SHORT, STACK, Job, Shape
 from zero_peers.team import Team
@@ -314,19 +315,11 @@ def main() -> None:
     options = Options(None if args.quick else args.peer_python, 2 if args.quick else args.runs, tuple(stages))
     machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
     print(f"python {platform.python_version()}, torch {torch.__version__}, {machine}\n")
-    tables: list[Figures] = []
     if options.peer_python is not None:
         # What it compiles it keeps, and no figure shall hold a compiler.
         with options.team(Job("deepspeed", 1, 2, SHORT, True)) as team:
             team.ask("build")
-    for name in args.only:
-        for table in SECTIONS[name](options):
-            tables.append(table)
-            print(f"{table.markdown()}\n", flush=True)
-        if args.json is not None:  # after each section, lest a run that is stopped has measured for nothing
-            about = {"torch": torch.__version__, "cores": os.cpu_count(), "runs": options.runs, "only": args.only}
-            found = {"about": about, "tables": [table.as_json() for table in tables]}
-            args.json.write_text(json.dumps(found, indent=1))
+    measure(SECTIONS, args.only, options, runs=options.runs, json_file=args.json)
 
 
 if __name__ == "__main__":
