@@ -15,8 +15,8 @@ def test_a_file_that_a_job_leaves_is_seen(tmp_path: Path, place: str) -> None:
     name = f"{place}{os.getpid()}"
     held = launched(tmp_path, None, "--no-python", "sh", "-c", f'echo x > "{name}"; echo "{name}"')
     with pytest.raises(AssertionError, match=f"left: .*{os.path.basename(name)}"), held as job:
-        path = Path(job.wait_for(r"\[0\] (.*)", "stdout")[1])
-    (tmp_path / "work" / path).unlink()
+        path = (tmp_path / "work" / job.wait_for(r"\[0\] (.*)", "stdout")[1]).resolve(strict=True)
+    path.unlink()
 
 
 def test_a_job_that_still_runs_is_seen(tmp_path: Path) -> None:
