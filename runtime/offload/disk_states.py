@@ -16,6 +16,7 @@ from dsrun.direct_io.settings import round_up
 
 from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
+from ..optim.state_format import FP32_STATES, StateFormat
 from .on_disk import DiskRecords
 
 _MASTERS, _STATES = 0, 1
@@ -32,6 +33,7 @@ class DiskStates:
         read_ahead: see `DiskRecords`.
         write_behind: see `DiskRecords`.
         writes_zeros: write states before the first step makes them, too.
+        form: how states lie.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class DiskStates:
         read_ahead: bool,
         write_behind: bool,
         writes_zeros: bool,
+        form: StateFormat = FP32_STATES,
     ) -> None:
+        self._form = form
         self._file = file
         self._memory = memory
         self._state_count = states
@@ -64,7 +68,7 @@ class DiskStates:
             labels: of the units, for errors.
             numels: elements of each that this rank updates; at least 1.
             master: dtype of masters.
-            state: dtype of optimizer states.
+            state: dtype of optimizer states, where no format of their own says it.
 
         Raises:
             OffloadError: there is not so much room.
@@ -96,14 +100,17 @@ class DiskStates:
 
     # What the optimizer's housing asks for ----------------------------------------------------------------------------
 
-    def state_places(self, index: int) -> list[Tensor]:
-        """Returns the buffers of a unit's states, each as large as the range; readable when the unit is here."""
-        numel = self._numels[index]
-        room = round_up(numel * self._state.itemsize)
-        return [
-            self._reserved.tensor(index, _STATES, number * room, numel, self._state)
-            for number in range(self._state_count)
-        ]
+    def state_places(self, index: int) -> list[list[Tensor]]:
+        """Returns the buffers of a unit's states; readable when the unit is here."""
+        numel, start = self._numels[index], 0
+        places: list[list[Tensor]] = []
+        for _ in range(self._state_count):
+            parts: list[Tensor] = []
+            for dtype, count in self._parts_of_state(numel):
+                parts.append(self._reserved.tensor(index, _STATES, start, count, dtype))
+                start += round_up(count * dtype.itemsize)
+            places.append(parts)
+        return places
 
     def note_states(self, index: int) -> None:
         """Says that a unit's states get values, which may be while all units are shown."""
@@ -153,8 +160,16 @@ class DiskStates:
     def _parts(self, numel: int) -> list[tuple[str, int]]:
         parts = [("masters", numel * self._master.itemsize)]
         if self._state_count:
-            parts.append(("states", self._state_count * round_up(numel * self._state.itemsize)))
+            of_state = sum(round_up(count * dtype.itemsize) for dtype, count in self._parts_of_state(numel))
+            parts.append(("states", self._state_count * of_state))
         return parts
+
+    def _parts_of_state(self, numel: int) -> list[tuple[torch.dtype, int]]:
+        """Returns dtype and elements of the tensors of one state."""
+        form = self._form
+        if form is FP32_STATES:
+            return [(self._state, numel)]
+        return [(part.dtype, form.place_numel(number, numel)) for number, part in enumerate(form.parts)]
 
 
 def _never(text: str) -> None:

@@ -126,7 +126,7 @@ class CodedOptimizer(StructuredOptimizer):
                 codes = state[f"{role}_codes"].narrow(0, head, run.numel)
                 yield from elementwise_entries(run, f"{role}_codes", codes, replicated=replicated)
                 for piece in run.pieces():
-                    yield _scales_entry(run, piece, f"{role}_scales", state[f"{role}_scales"], replicated=replicated)
+                    yield scales_entry(run, piece, f"{role}_scales", state[f"{role}_scales"], replicated=replicated)
 
     def _update_coded(self, run: Run, p_N: Tensor, g_N: Tensor, group: dict[str, Any]) -> None:
         state, head = self.state[run.param], run.start % BLOCK
@@ -229,8 +229,16 @@ class Lion8bit(CodedOptimizer):
         m.lerp_(g_N, 1 - b2)
 
 
-def _scales_entry(run: Run, piece: ShardPiece, role: str, scales: Tensor, *, replicated: bool) -> StateEntry:
-    """Returns the scales of a piece's blocks; two tensors may share a block, and then both have its scale."""
+def scales_entry(run: Run, piece: ShardPiece, role: str, scales: Tensor, *, replicated: bool) -> StateEntry:
+    """Returns the scales of a piece's blocks; two tensors may share a block, and then both have its scale.
+
+    Args:
+        run: of the piece.
+        piece: of a tensor.
+        role: of the scales.
+        scales: fp32, one a block that the run has elements in.
+        replicated: every rank holds them.
+    """
     extent = piece.extent
     grid = extent.offset // BLOCK
     count = (extent.offset + extent.numel - 1) // BLOCK - grid + 1

@@ -7,6 +7,7 @@ ranges moves and saves states alike. What they hold at first is the optimizer's 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,13 +18,14 @@ from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..memory.pages import fresh_zeros
 from ..protocols import OwnedRange
+from .state_format import FP32_STATES, StateFormat
 
 
 class StatePlaces(Protocol):
     """Places for states that are not always in memory; there must be some for all that are foreseen."""
 
-    def state_places(self, index: int) -> list[Tensor]:
-        """Returns the buffers of a range's states, each as large as the range."""
+    def state_places(self, index: int) -> list[list[Tensor]]:
+        """Returns the buffers of a range's states: for each state those of its parts, see `StateFormat`."""
         ...
 
     def note_states(self, index: int) -> None:
@@ -39,6 +41,7 @@ class StateHousing:
         memory: where they are reserved, in the dtype the optimizer computes in and on the masters' device.
         host: makes that memory where the masters lie in host memory apart from the device; None: they do not.
         away: has places of its own for states, by the number of the range; None: they are reserved here.
+        form: how states lie there; fp32: in the dtype the optimizer computes in.
     """
 
     def __init__(
@@ -48,7 +51,9 @@ class StateHousing:
         host: HostPool | None = None,
         *,
         away: StatePlaces | None = None,
+        form: StateFormat = FP32_STATES,
     ) -> None:
+        self._form = form
         self._away = away
         self._numbers = {id(owned): number for number, (owned, _) in enumerate(counts)}
         self._names: dict[int, list[str]] = {}
@@ -59,40 +64,59 @@ class StateHousing:
             self.vacate()
             return
         first = counts[0][0].seen_master
-        arena = memory.reserve(
-            "optimizer states",
-            sum(room_for([owned.master.numel()]) * count for owned, count in counts),
-            lambda numel: _zeros(numel, first, host),
-            tier="device" if host is None else "host",
-            leaves=host is None,
-        )
-        self._places = {id(owned): [arena.take(owned.master.numel()) for _ in range(count)] for owned, count in counts}
+        self._places = {id(owned): [list[Tensor]() for _ in range(count)] for owned, count in counts}
+        for number, part in enumerate(form.parts):
+            dtype = first.dtype if form is FP32_STATES else part.dtype
+            numels = [form.place_numel(number, owned.master.numel()) for owned, _ in counts]
+            arena = memory.reserve(
+                f"{'scales of ' if number else ''}optimizer states",
+                sum(room_for([numel]) * count for numel, (_, count) in zip(numels, counts, strict=True)),
+                partial(_zeros, dtype=dtype, device=first.device, host=host),
+                tier="device" if host is None else "host",
+                leaves=host is None,
+            )
+            for numel, (owned, _) in zip(numels, counts, strict=True):
+                for parts in self._places[id(owned)]:
+                    parts.append(arena.take(numel))
         self.vacate()
 
+    def form_of(self, owned: OwnedRange) -> StateFormat:
+        """Returns how a range's states lie."""
+        return self._form
+
     def place(self, owned: OwnedRange, name: str) -> Tensor | None:
-        """Returns the buffer of a range's state, as large as the range; None where there are more than expected."""
+        """Returns the buffer of a state, or of its codes or scales, as large as the range asks for.
+
+        Args:
+            owned: the range.
+            name: of the tensor, see `StateFormat.part_of`.
+
+        Returns:
+            None where there are more states than expected.
+        """
         names, places = self._names[id(owned)], self._places[id(owned)]
-        if name not in names:
+        state, part = self._form.part_of(name)
+        if state not in names:
             if len(names) == len(places):
                 return None
-            names.append(name)
+            names.append(state)
             if self._away is not None:
                 self._away.note_states(self._numbers[id(owned)])
-        return places[names.index(name)]
+        return places[names.index(state)][part]
 
     def buffers(self) -> list[Tensor]:
         """Returns the buffers of all states, padding included."""
-        return [place for places in self._places.values() for place in places]
+        return [place for states in self._places.values() for parts in states for place in parts]
 
     def vacate(self) -> None:
         """Forgets which state lies where: others will be placed."""
         self._names = {number: [] for number in self._places}
 
 
-def _zeros(numel: int, master: Tensor, host: HostPool | None) -> Tensor:
+def _zeros(numel: int, *, dtype: torch.dtype, device: torch.device, host: HostPool | None) -> Tensor:
     if host is not None:
-        return host.zeros(numel, dtype=master.dtype)
-    return fresh_zeros(numel, dtype=master.dtype, device=master.device)
+        return host.zeros(numel, dtype=dtype)
+    return fresh_zeros(numel, dtype=dtype, device=device)
 
 
 def adam_state_names(options: Mapping[str, Any]) -> tuple[str, ...]:
