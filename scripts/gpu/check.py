@@ -1,6 +1,8 @@
 """Runs every part of the check on a GPU machine, each in a process with a time limit, and writes one JSON file.
 
     bash scripts/gpu_check --out docs/benchmarks/h200.json [--only parity,llama] [--minutes 8]
+    bash scripts/gpu_check --out docs/benchmarks/h200-offload.json --only floors,offload
+    bash scripts/gpu_check --out docs/benchmarks/h200-largest.json --only largest --minutes 20
 
 A part that fails, or for which no time is left, is in the file with the reason; the exit code is 1 if a part failed.
 What a part measures is in its own module.
@@ -16,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
 from importlib.util import find_spec
@@ -26,9 +27,19 @@ from typing import Any
 import torch
 import torch.cuda.nccl
 
+from . import offload_floor
+
 #: Rounds of the Llama contenders: each is started anew in every round, so that none has the quieter half of the run.
 _ROUNDS = 2
 _CONTENDERS = ("plain", "dsrun-1", "dsrun-2", "dsrun-3", "fsdp2", "deepspeed-1", "deepspeed-3")
+
+
+#: Contenders and tokens of a step, by the model's size.
+_OFFLOADED: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
+    "4B": (("compute", "dsrun-cpu", "deepspeed-cpu", "fsdp2-ram"), (4096, 16_384, 65_536)),
+    "7B": (("compute", "dsrun-ram", "deepspeed-ram", "fsdp2-ram"), (16_384,)),
+}
+_LARGEST = ("dsrun-gpu", "dsrun-ram", "dsrun-disk", "deepspeed-gpu", "deepspeed-ram", "deepspeed-disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +51,14 @@ class Part:
         argv: its command line; its last line of stdout is its result as JSON.
         limit_s: when it is ended.
         needs: a package without which there is nothing to run.
+        is_ours: its failure is the check's; a peer that does not run on a machine is a result.
     """
 
     name: str
     argv: tuple[str, ...]
     limit_s: float
     needs: str | None = None
+    is_ours: bool = True
 
 
 def parts(*, device: str, size: str) -> list[Part]:
@@ -66,6 +79,27 @@ def parts(*, device: str, size: str) -> list[Part]:
             needs = "deepspeed" if contender.startswith("deepspeed") else None
             argv = (*module, "gpu.llama", contender, device, size)
             found.append(Part(f"llama {contender} round {round_}", argv, 90, needs))
+    return [*found, *_offload_parts(device=device, size=size)]
+
+
+def _offload_parts(*, device: str, size: str) -> list[Part]:
+    """Returns what measures offload: it has no room beside the rest in one run, and is asked for with --only."""
+    module = (sys.executable, "-m")
+    tiny = size == "tiny"
+    folder = tempfile.gettempdir()
+    found = [Part("floors", (*module, "gpu.floors", device, "--folder", folder, "--mib", "16" if tiny else "2048"), 90)]
+    sizes = (("tiny", _OFFLOADED["4B"]),) if tiny else tuple(_OFFLOADED.items())
+    for model, (contenders, tokens) in sizes:
+        words = ("--folder", folder, "--tokens", *map(str, (1024, 2048) if tiny else tokens))
+        for contender in contenders:
+            needs = "deepspeed" if contender.startswith("deepspeed") else None
+            argv = (*module, "gpu.offload", contender, device, model, *words)
+            found.append(Part(f"offload {model} {contender}", argv, 150, needs, is_ours=contender.startswith("dsrun")))
+    for contender in _LARGEST:
+        needs = "deepspeed" if contender.startswith("deepspeed") else None
+        words = ("tiny", "--from-layers", "1", "--most-layers", "2") if tiny else ("7B", "--from-layers", "24")
+        argv = (*module, "gpu.largest", contender, device, *words)
+        found.append(Part(f"largest {contender}", argv, 240, needs))
     return found
 
 
@@ -129,18 +163,20 @@ def main() -> None:
         sys.exit(2)
     deadline_s = time.monotonic() + 60 * args.minutes
     wanted = tuple(filter(None, args.only.split(",")))
+    failed = False
     report: dict[str, Any] = {"date": date.today().isoformat(), "machine": _machine(args.device), "parts": {}}
     for part in parts(device=args.device, size=args.size):
         if wanted and not part.name.startswith(wanted):
             continue
         row = run_part(part, patience_s=deadline_s - time.monotonic())
         report["parts"][part.name] = row
+        report["offload"] = offload_floor.rows(report["parts"])
+        failed = failed or (row["state"] == "failed" and part.is_ours)
         print(_line(part.name, row), file=sys.stderr, flush=True)
         # After each part: what was measured stays if the machine is taken away.
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(report, indent=1) + "\n")
-    rows: Sequence[dict[str, Any]] = list(report["parts"].values())
-    sys.exit(1 if any(row["state"] == "failed" for row in rows) else 0)
+    sys.exit(1 if failed else 0)
 
 
 def _line(name: str, row: dict[str, Any]) -> str:

@@ -64,10 +64,10 @@ def measure(step: Step, data: list[Tensor], device: torch.device) -> dict[str, A
     for index in range(_WARM_UP + _STEPS):
         if index == _WARM_UP and device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        _wait(device)
+        wait(device)
         started = time.perf_counter()
         loss = step(data[index % len(data)])
-        _wait(device)
+        wait(device)
         if index >= _WARM_UP:
             seconds.append(time.perf_counter() - started)
     tokens = data[0].shape[0] * (data[0].shape[1] - 1)
@@ -174,15 +174,7 @@ def _fsdp2(model: Llama, device: torch.device) -> Step:
 
 
 def _deepspeed(model: Llama, stage: int, device: torch.device) -> Step:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    os.environ |= {
-        "RANK": "0",
-        "LOCAL_RANK": "0",
-        "WORLD_SIZE": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-    }
+    alone_under_torchrun()
     import deepspeed  # pyright: ignore[reportMissingImports]
 
     config = {
@@ -204,7 +196,21 @@ def _deepspeed(model: Llama, stage: int, device: torch.device) -> Step:
     return step
 
 
-def _wait(device: torch.device) -> None:
+def alone_under_torchrun() -> None:
+    """Sets the environment of a world of one process, for who reads nothing else."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    os.environ |= {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def wait(device: torch.device) -> None:
+    """Returns when the device has done what it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,9 @@ class LlamaShape:
 
 #: 1.3 billion parameters: the shape that is compared.
 LLAMA_1B3 = LlamaShape(width=2048, layers=24, heads=16, mlp=5504, vocabulary=32_000)
+#: What offload is measured on: 3.8 billion, and Llama 2's shape of 6.7 billion.
+LLAMA_4B = LlamaShape(width=3072, layers=32, heads=24, mlp=8192, vocabulary=32_000)
+LLAMA_7B = LlamaShape(width=4096, layers=32, heads=32, mlp=11_008, vocabulary=32_000)
 TINY = LlamaShape(width=64, layers=2, heads=2, mlp=128, vocabulary=256)
 
 
@@ -53,10 +57,16 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """Tokens in, the mean cross entropy of the next tokens out."""
+    """Tokens in, the mean cross entropy of the next tokens out.
 
-    def __init__(self, shape: LlamaShape) -> None:
+    Args:
+        shape: its sizes.
+        recomputes: forget what blocks compute, and compute it again in backward.
+    """
+
+    def __init__(self, shape: LlamaShape, *, recomputes: bool = False) -> None:
         super().__init__()
+        self.recomputes = recomputes
         self.head_width = shape.width // shape.heads
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
@@ -67,7 +77,10 @@ class Llama(nn.Module):
         x_BTD = self.embedding(tokens_BT[:, :-1])
         turn_TK = _angles(x_BTD.shape[1], self.head_width, x_BTD.device)
         for block in self.blocks:
-            x_BTD = block(x_BTD, turn_TK)
+            if self.recomputes:
+                x_BTD = checkpoint(block, x_BTD, turn_TK, use_reentrant=False)
+            else:
+                x_BTD = block(x_BTD, turn_TK)
         logits = self.head(self.norm(x_BTD))
         return F.cross_entropy(logits.flatten(0, 1).float(), tokens_BT[:, 1:].flatten())
 
