@@ -1,7 +1,7 @@
 """A range cut into blocks that stay in the cache while gradient, master, states and parameter are worked on.
 
-What is kept in fewer bits (16-bit gradients and masters, split masters) is fp32 here, one block at a time. No optimizer
-is known here.
+What is kept in fewer bits (16-bit gradients and masters, split masters, states of 16 and 8 bits) is fp32 here, one
+block at a time. No optimizer is known here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..optim.codes import BLOCK
 from .block_work import RangeWork
+from .held_states import HeldState
 from .scratch import Scratch
+
+#: Elements of a block whose states are coded: several tensors of its size come between codes and values.
+_CODED_NUMEL = 1 << 16
 
 
 class Block(NamedTuple):
@@ -23,7 +28,8 @@ class Block(NamedTuple):
         start: its first element, in the range.
         master: fp32.
         grad: fp32, scaled; valid until the next block is cut.
-        states: in the order in which they were asked for.
+        states: in the order in which they were asked for, fp32 or as the optimizer's own code has made them; written
+            back when the next block is cut.
     """
 
     start: int
@@ -45,20 +51,25 @@ class BlockCutter:
         self._numel = numel
         self.scratch = Scratch()
 
-    def blocks(self, work: RangeWork, states: Sequence[Tensor], first: int, last: int) -> Iterator[Block]:
-        """Yields the blocks of a part of a range in order; behind each, its new masters are put where they belong.
+    def blocks(self, work: RangeWork, states: Sequence[HeldState], first: int, last: int) -> Iterator[Block]:
+        """Yields the blocks of a part of a range in order; behind each, masters and states are put where they belong.
 
         Args:
             work: the range.
-            states: those to be cut, [N] each.
-            first: of the part, a multiple of 256.
+            states: those to be cut.
+            first: of the part, 0 or where a block of codes begins.
             last: one past it.
         """
-        for start in range(first, last, self._numel):
-            stop = min(start + self._numel, last)
+        numel = min(self._numel, _CODED_NUMEL) if work.form.is_coded else self._numel
+        stop = first
+        while stop < last:
+            start, stop = stop, min(last, stop + numel - (work.head + stop) % BLOCK)
             master, put_back = self._master(work, start, stop)
             grad = self._grad(work.grads_N[start:stop], work.grad_scale)
-            yield Block(start, master, grad, tuple([state[start:stop] for state in states]))
+            parts = tuple([state.open(start, stop, self.scratch, f"state {i}") for i, state in enumerate(states)])
+            yield Block(start, master, grad, parts)
+            for state, values in zip(states, parts, strict=True):
+                state.close(start, values)
             put_back()
             if work.params_out_N is not None:
                 work.params_out_N[start:stop].copy_(master)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -12,8 +9,8 @@ from ..compat import fused_adam
 from ..optim.housing import adam_state_names, adam_step_count
 from .block_cut import BlockCutter
 from .block_work import RangeWork
+from .held_states import held_state, made_state
 from .lanes import Lanes
-from .scratch import Scratch
 
 
 class AdamBlocks:
@@ -31,20 +28,17 @@ class AdamBlocks:
 
     def step(self, work: RangeWork) -> None:
         """Updates one range; see `BlockStep`."""
-        kernel, states = fused_adam(work.options, count_step(work)), ready_states(work)
-        is_wide = all(state.dtype == torch.float32 for state in states)
+        kernel, names = fused_adam(work.options, count_step(work)), adam_state_names(work.options)
+        states = [held_state(work, name, widens=True) or made_state(work, name) for name in names]
 
         @torch.no_grad()
         def share(lane: int, first: int, last: int) -> None:
             cutter = self._cutters.setdefault(lane, BlockCutter(self._block_numel))
-            for _, master, grad, parts in cutter.blocks(work, states, first, last):
-                if is_wide:
-                    kernel(master, grad, parts)
-                    continue
-                with _widened(parts, cutter.scratch) as wide:
-                    kernel(master, grad, wide)
+            # Lanes part where blocks of codes do.
+            for _, master, grad, parts in cutter.blocks(work, states, max(0, first - work.head), last - work.head):
+                kernel(master, grad, parts)
 
-        self._lanes.divide(work.numel, share)
+        self._lanes.divide(work.head + work.numel, share)
         work.settle()
 
 
@@ -56,15 +50,6 @@ def count_step(work: RangeWork) -> Tensor:
 
 
 def ready_states(work: RangeWork) -> list[Tensor]:
-    """Returns the range's states in the order of `adam_state_names`; those that are not there yet are zeros."""
+    """Returns the range's fp32 states in the order of `adam_state_names`; those that are not there yet are zeros."""
     names = adam_state_names(work.options)
     return [work.states[name] if name in work.states else work.add_state(name, torch.float32) for name in names]
-
-
-@contextmanager
-def _widened(states: Sequence[Tensor], scratch: Scratch) -> Generator[list[Tensor]]:
-    """Gives fp32 copies of states, and rounds them back into their places."""
-    wide = [scratch.take(f"state {i}", state.numel()).copy_(state) for i, state in enumerate(states)]
-    yield wide
-    for state, values in zip(states, wide, strict=True):
-        state.copy_(values)

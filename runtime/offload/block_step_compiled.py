@@ -109,7 +109,7 @@ def load_pass(path: Path) -> _Call:
 
 def _has_loop(work: RangeWork) -> bool:
     states = [work.states[name] for name in adam_state_names(work.options) if name in work.states]
-    return (
+    return work.form.name == "fp32" and (
         isinstance(work.master_N, Tensor)
         and work.master_N.dtype == torch.float32
         and work.grads_N.dtype in (torch.float32, torch.bfloat16)

@@ -18,6 +18,7 @@ from dsrun.errors import DsrunError, ModelError
 from ..optim.structured import StructuredOptimizer
 from .block_cut import Block, BlockCutter
 from .block_work import RangeWork
+from .held_states import HeldState, held_names, held_state, made_state
 from .inner_threads import inner_threads
 
 #: A script's hooks run once a step, not once a block.
@@ -48,12 +49,15 @@ class OwnCodeBlocks:
             ModelError: what the optimizer counts differs between blocks.
         """
         scalars_before = dict(work.scalars)
-        known = dict(work.states)
+        widens = work.form.name != "fp32"
+        found_here = ((name, held_state(work, name, widens=widens)) for name in held_names(work))
+        known = {name: state for name, state in found_here if state is not None}
+        made: dict[str, HeldState] = {}
         kept: tuple[dict[str, Any], dict[str, Any]] | None = None
         with inner_threads(self._threads):
             for block in self._cutter.blocks(work, list(known.values()), 0, work.numel):
                 states = dict(zip(known, block.states, strict=True))
-                found = self._step_block(block, scalars_before, states, work)
+                found = self._step_block(block, scalars_before, states, work, made)
                 if kept is not None and not _same(kept, found):
                     raise _refusal(self._optimizer, "counts differently for each part of a tensor")
                 kept = found
@@ -63,7 +67,12 @@ class OwnCodeBlocks:
             work.changed.update(kept[1])
 
     def _step_block(
-        self, block: Block, scalars: Mapping[str, Any], states: Mapping[str, Tensor], work: RangeWork
+        self,
+        block: Block,
+        scalars: Mapping[str, Any],
+        states: Mapping[str, Tensor],
+        work: RangeWork,
+        made: dict[str, HeldState],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Steps one block; returns its scalars, and the options that the step has set anew."""
         leaf = nn.Parameter(block.master)
@@ -80,7 +89,7 @@ class OwnCodeBlocks:
             raise _refusal(self._optimizer, f"keeps `{moved[0]}` for all parameters together")
         group = twin.param_groups[0]
         changed = {k: v for k, v in group.items() if k != "params" and (k not in options or options[k] is not v)}
-        return _keep_states(twin.state[leaf], block, work), changed
+        return _keep_states(twin.state[leaf], block, states, work, made), changed
 
 
 def check_parts(optimizer: optim.Optimizer) -> None:
@@ -128,17 +137,30 @@ def _trial(optimizer: optim.Optimizer, group: dict[str, Any], block_numel: int) 
     return {"weights": weights}, states, scalars, options
 
 
-def _keep_states(state: dict[str, Any], block: Block, work: RangeWork) -> dict[str, Any]:
-    """Writes states that do not lie in their place yet to where they belong; returns the scalars."""
+def _keep_states(
+    state: dict[str, Any], block: Block, states: Mapping[str, Tensor], work: RangeWork, made: dict[str, HeldState]
+) -> dict[str, Any]:
+    """Writes states that do not lie in their place yet to where they belong; returns the scalars.
+
+    Args:
+        state: the twin's, after its step.
+        block: that was stepped.
+        states: those that were there before, as the step had them.
+        work: of the range.
+        made: those that this step makes, by now.
+    """
     scalars: dict[str, Any] = {}
     for name, value in state.items():
         if not isinstance(value, Tensor) or value.shape != block.master.shape:
             scalars[name] = value
             continue
-        whole = work.states[name] if name in work.states else work.add_state(name, value.dtype)
-        part = whole[block.start : block.start + value.numel()]
-        if part.data_ptr() != value.data_ptr():
-            part.copy_(value)
+        if name in states:
+            if states[name].data_ptr() != value.data_ptr():
+                states[name].copy_(value)
+            continue
+        if name not in made:
+            made[name] = made_state(work, name, value.dtype)
+        made[name].close(block.start, value)
     return scalars
 
 

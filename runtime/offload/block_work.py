@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..optim.state_format import FP32_STATES, StateFormat
 from .split_master import SplitMaster
 
 
@@ -25,15 +26,17 @@ class RangeWork:
         master_N: fp32, [N], or its halves; updated in place. One of 16 bits is fp32 while the step is taken, and then
             rounded.
         grads_N: fp32, bf16 or fp16, [N], summed over ranks and micro batches; left as they are.
-        states: one value an element, [N] each; updated in place. Those that the first step makes are added. Adam's may
-            be bf16: then they are rounded after each step, and fp32 while it is taken.
+        states: one value an element, [N] each, or its codes and scales; updated in place. Those that the first step
+            makes are added, in `form`. What is in fewer bits is fp32 while the step is taken.
         scalars: all other state (the count of steps); entries are replaced or updated in place.
         options: of the group as they stand when the step begins (lr, betas, ...); the same for all ranges of a step.
         grad_scale: gradients are multiplied by it first, in fp32: the clip coefficient over the loss scale.
         params_out_N: compute dtype, [N]: the new masters, rounded; None: nobody wants them. May be `grads_N`, of which
             each element is read before it is written.
-        place: (name, dtype) to a buffer as large as the range, for a state that the first step makes; None: torch's
-            own memory.
+        place: (name, dtype) to a buffer as large as the range asks for, for a tensor of a state that the first step
+            makes; None: torch's own memory.
+        form: how states lie that the first step makes.
+        head: elements of the first block of codes that lie before the range; 0 where no state is coded.
         changed: options that the optimizer's own code has set anew; the driver writes them to the group when all
             ranges of the step are done.
     """
@@ -46,6 +49,8 @@ class RangeWork:
     grad_scale: float = 1.0
     params_out_N: Tensor | None = None
     place: Callable[[str, torch.dtype], Tensor] | None = None
+    form: StateFormat = FP32_STATES
+    head: int = 0
     changed: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -53,10 +58,11 @@ class RangeWork:
         """Elements of the range."""
         return self.grads_N.numel()
 
-    def add_state(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Returns a new state of zeros, which is in `states` from here on."""
-        state = torch.empty(self.numel, dtype=dtype) if self.place is None else self.place(name, dtype)
-        assert state.shape == (self.numel,), f"state {name}: a place of {tuple(state.shape)} for {self.numel} elements"
+    def add_state(self, name: str, dtype: torch.dtype, *, numel: int | None = None) -> Tensor:
+        """Returns a new tensor of zeros, which is in `states` from here on; as long as the range, or `numel`."""
+        numel = self.numel if numel is None else numel
+        state = torch.empty(numel, dtype=dtype) if self.place is None else self.place(name, dtype)
+        assert state.shape == (numel,), f"state {name}: a place of {tuple(state.shape)} for {numel} elements"
         self.states[name] = state.zero_()
         return state
 
