@@ -6,22 +6,24 @@ Tensors are compared whatever boxes they were stored in: by elements in row-majo
 
 from __future__ import annotations
 
-import os
 import struct
 from array import array
 from collections.abc import Callable, Generator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import isnan, nan
 from operator import sub
-from pathlib import Path
 from typing import Any
 
 from dsrun.errors import CheckpointError
 
+from .damage import DamageError
 from .dtypes import ITEMSIZE
 from .index import Index, StoredTensor
 from .rounding import convert
 from .runs import runs_of
+from .storage import OpenedFile, Place, read_range
+from .storage_registry import storage_of
 
 #: Elements that are compared at a time.
 _CHUNK = 1 << 16
@@ -91,8 +93,8 @@ def value_differences(first: Any, second: Any, path: str = "") -> Generator[Valu
 
 
 def tensor_differences(
-    first: tuple[Path, Index],
-    second: tuple[Path, Index],
+    first: tuple[Place, Index],
+    second: tuple[Place, Index],
     *,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Generator[TensorDifference]:
@@ -174,16 +176,16 @@ class _Files:
     """Files that are read from, opened once."""
 
     def __init__(self) -> None:
-        self._open: dict[Path, int] = {}
+        self._open: dict[Place, OpenedFile] = {}
+        self._closing = ExitStack()
 
     def __enter__(self) -> _Files:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
+        self._closing.close()
 
-    def chunks(self, folder: Path, stored: StoredTensor) -> Generator[bytes]:
+    def chunks(self, folder: Place, stored: StoredTensor) -> Generator[bytes]:
         """Yields a tensor's bytes in row-major order, by chunks that are the same for every cut of it."""
         size = ITEMSIZE[stored.dtype]
         parts = bytearray()
@@ -199,16 +201,15 @@ class _Files:
         if parts:
             yield bytes(parts)
 
-    def _read(self, path: Path, first: int, nbytes: int) -> bytes:
+    def _read(self, path: Place, first: int, nbytes: int) -> bytes:
         try:
             if path not in self._open:
-                self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            data = os.pread(self._open[path], nbytes, first)
+                self._open[path] = self._closing.enter_context(storage_of(path).read(path))
+            return read_range(self._open[path], first, nbytes)
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read: {error}") from error
-        if len(data) != nbytes:
-            raise CheckpointError(f"{path}: it ends at byte {first + len(data)}", hint="see `dsrun checkpoint verify`")
-        return data
+        except DamageError as error:
+            raise CheckpointError(f"{path}: {error}", hint="see `dsrun checkpoint verify`") from error
 
 
 def comparable(index: Index) -> Mapping[str, Any]:

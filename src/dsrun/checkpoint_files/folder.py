@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from dsrun.errors import CheckpointError
 
 from .index import INDEX_FILE
+from .storage import Address, Place, read_range
+from .storage_registry import storage_of
 
 LATEST_FILE = "latest"
+_MOST_LATEST = 300
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,254}")
 
@@ -35,14 +39,14 @@ def check_tag(tag: str) -> str:
     return tag
 
 
-def tag_to_save(folder: Path, tag: str) -> Path:
+def tag_to_save(folder: Place, tag: str) -> Place:
     """Returns the folder of a tag that is to be written.
 
     Raises:
         CheckpointError: `tag` is no tag, or a link: what it leads to is not this run's to write.
     """
     target = folder / check_tag(tag)
-    if target.is_symlink():
+    if isinstance(target, Path) and target.is_symlink():
         raise CheckpointError(
             f"{target}: it is a link to {os.readlink(target)}, which is not written through",
             hint="take the link away, or save under another tag",
@@ -50,13 +54,15 @@ def tag_to_save(folder: Path, tag: str) -> Path:
     return target
 
 
-def tag_to_load(folder: Path, tag: str) -> Path:
+def tag_to_load(folder: Place, tag: str) -> Place:
     """Returns the folder of a tag that is to be read.
 
     Raises:
         CheckpointError: `tag` is no tag, or a link that leaves the checkpoint folder.
     """
     target = folder / check_tag(tag)
+    if not isinstance(target, Path) or not isinstance(folder, Path):
+        return target
     if target.is_symlink() and target.resolve().parent != folder.resolve():
         raise CheckpointError(
             f"{target}: it is a link that leaves {folder}", hint="pass the folder it leads to as load_dir"
@@ -64,7 +70,7 @@ def tag_to_load(folder: Path, tag: str) -> Path:
     return target
 
 
-def latest_tag(folder: Path) -> str | None:
+def latest_tag(folder: Place) -> str | None:
     """Returns the tag that `latest` names, or None where there is no `latest`.
 
     Raises:
@@ -72,13 +78,12 @@ def latest_tag(folder: Path) -> str | None:
     """
     path = folder / LATEST_FILE
     try:
-        with path.open("rb") as file:
-            text = file.read(300).decode("utf-8", "replace").strip()
+        text = read_latest(folder)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error}{tags_hint(folder)}", hint="pass tag=") from error
-    if not _NAME.fullmatch(text) or not (folder / text / INDEX_FILE).is_file():
+    if not _NAME.fullmatch(text) or not is_complete(folder / text):
         raise CheckpointError(
             f"{path}: it names {text!r}, which is no complete checkpoint{tags_hint(folder)}",
             hint="pass tag= with one of the tags there are",
@@ -86,8 +91,37 @@ def latest_tag(folder: Path) -> str | None:
     return text
 
 
-def complete_tags(folder: Path) -> list[str]:
+def read_latest(folder: Place) -> str:
+    """Returns what `latest` says, whether there is such a tag or not.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    path = folder / LATEST_FILE
+    if isinstance(path, Path):
+        with path.open("rb") as file:
+            data = file.read(_MOST_LATEST)
+    else:
+        with storage_of(path).read(path) as stored:
+            data = read_range(stored, 0, min(stored.nbytes, _MOST_LATEST))
+    return data.decode("utf-8", "replace").strip()
+
+
+def is_complete(target: Place) -> bool:
+    """Whether a tag's folder has an index."""
+    if isinstance(target, Path):
+        return (target / INDEX_FILE).is_file()
+    try:
+        with storage_of(target).read(target / INDEX_FILE):
+            return True
+    except FileNotFoundError:
+        return False
+
+
+def complete_tags(folder: Place) -> list[str]:
     """Returns the tags in `folder` that have an index, oldest first."""
+    if not isinstance(folder, Path):
+        return _complete_in_store(folder)
     found: list[tuple[int, str]] = []
     for path in folder.glob(f"*/{INDEX_FILE}"):
         try:
@@ -97,10 +131,22 @@ def complete_tags(folder: Path) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
-def tags_hint(folder: Path) -> str:
+def tags_hint(folder: Place) -> str:
     """Returns what a message says of the tags there are."""
     tags = complete_tags(folder)
     if not tags:
         return "; there is no complete tag here"
     more = f" and {len(tags) - 20} older ones" if len(tags) > 20 else ""
     return f"; complete tags here: {', '.join(tags[-20:])}{more}"
+
+
+def _complete_in_store(folder: Address) -> list[str]:
+    storage = storage_of(folder)
+    found: list[tuple[float, str]] = []
+    with suppress(FileNotFoundError):
+        for tag in storage.list(folder):
+            if tag.is_folder:
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    entries = storage.list(folder / tag.name)
+                    found += [(entry.modified, tag.name) for entry in entries if entry.name == INDEX_FILE]
+    return [name for _, name in sorted(found)]

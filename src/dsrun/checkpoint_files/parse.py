@@ -6,11 +6,9 @@ Format 2 carries its own checksum. Format 1 has none, and names boxes by keys of
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from dsrun.errors import CheckpointError
@@ -31,6 +29,8 @@ from .index import (
     is_summed_right,
 )
 from .region import Region
+from .storage import Place, read_range
+from .storage_registry import storage_of
 from .tensor_header import TensorHeader, read_header
 
 #: Of 10,000 tensors on 100 ranks it has a third of a GiB.
@@ -39,7 +39,7 @@ _MOST_DIMS = 64
 _HINT = "load another tag"
 
 
-def read_index(folder: Path) -> Index:
+def read_index(folder: Place) -> Index:
     """Reads the index of the tag folder `folder`.
 
     Raises:
@@ -47,23 +47,21 @@ def read_index(folder: Path) -> Index:
     """
     path = folder / INDEX_FILE
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        with os.fdopen(descriptor, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > _LARGEST_INDEX:
-                raise CheckpointError(f"{path}: the index is damaged: it has {size} bytes", hint=_HINT)
-            text = file.read(_LARGEST_INDEX)
+        with storage_of(path).read(path) as file:
+            if file.nbytes > _LARGEST_INDEX:
+                raise CheckpointError(f"{path}: the index is damaged: it has {file.nbytes} bytes", hint=_HINT)
+            text = read_range(file, 0, file.nbytes)
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder}: no complete checkpoint: {INDEX_FILE} is missing{tags_hint(folder.parent)}",
             hint="the save was interrupted, or this is another tool's folder; load another tag",
         ) from None
-    except OSError as error:
+    except (OSError, DamageError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}", hint=_HINT) from error
     return parse_index(text, folder)
 
 
-def parse_index(text: bytes, folder: Path) -> Index:
+def parse_index(text: bytes, folder: Place) -> Index:
     """Returns the index of `folder` that `text` is.
 
     Args:
@@ -222,7 +220,7 @@ def _aliases(value: Any, tensors: Mapping[tuple[str, str], StoredTensor]) -> dic
 # Format 1 -------------------------------------------------------------------------------------------------------------
 
 
-def _parse_first(body: Mapping[str, Any], folder: Path) -> Index:
+def _parse_first(body: Mapping[str, Any], folder: Place) -> Index:
     headers: dict[str, TensorHeader] = {}
     tensors: dict[tuple[str, str], StoredTensor] = {}
     for name, roles in an_object(a_member(body, "tensors", ""), "`tensors`").items():
@@ -239,7 +237,7 @@ def _parse_first(body: Mapping[str, Any], folder: Path) -> Index:
 
 
 def _tensor_first(
-    members: Mapping[str, Any], place: str, folder: Path, headers: dict[str, TensorHeader]
+    members: Mapping[str, Any], place: str, folder: Place, headers: dict[str, TensorHeader]
 ) -> StoredTensor:
     shape = _shape(a_member(members, "shape", place), place)
     dtype = a_text(a_member(members, "dtype", place), f"dtype of {place}")

@@ -6,17 +6,17 @@ Source: the format as its README specifies it: 8 bytes little-endian length, JSO
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 from dsrun.errors import CheckpointError
 
 from .damage import LARGEST, DamageError, a_member, a_text, an_object, shown, some_numbers
 from .dtypes import ITEMSIZE
+from .storage import Place, read_range
+from .storage_registry import storage_of
 
 #: The format's own bound.
 _LARGEST_HEADER = 100 << 20
@@ -74,35 +74,20 @@ def header_bytes(
     }
 
 
-def read_header(path: Path) -> TensorHeader:
+def read_header(path: Place) -> TensorHeader:
     """Reads the header of one file; of the data it reads nothing.
 
     Raises:
         CheckpointError: the file cannot be read, or its header does not fit it.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            size = os.fstat(descriptor).st_size
-            length = int.from_bytes(_read(descriptor, 8, 0), "little")
-            if not 2 <= length <= min(size - 8, _LARGEST_HEADER):
-                raise DamageError(f"its header is to have {length} bytes, and the file has {size}")
-            return _parse(_read(descriptor, length, 8), size=size)
-        finally:
-            os.close(descriptor)
+        with storage_of(path).read(path) as file:
+            length = int.from_bytes(read_range(file, 0, 8), "little")
+            if not 2 <= length <= min(file.nbytes - 8, _LARGEST_HEADER):
+                raise DamageError(f"its header is to have {length} bytes, and the file has {file.nbytes}")
+            return _parse(read_range(file, 8, length), size=file.nbytes)
     except (OSError, DamageError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}", hint="load another tag") from error
-
-
-def _read(descriptor: int, nbytes: int, offset: int) -> bytes:
-    parts: list[bytes] = []
-    while nbytes:
-        part = os.pread(descriptor, nbytes, offset)
-        if not part:
-            raise DamageError(f"it ends at byte {offset}")
-        parts.append(part)
-        nbytes, offset = nbytes - len(part), offset + len(part)
-    return b"".join(parts)
 
 
 def _parse(text: bytes, *, size: int) -> TensorHeader:

@@ -1,0 +1,65 @@
+"""Which place a text means, and who does there what `storage.py` says. A further kind of storage is a row here.
+
+Object stores are loaded when one is used: a path costs nothing of them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from dsrun.errors import InputError
+
+from .calls import FileCalls
+from .storage import Address, Place, Storage
+from .storage_posix import PosixStorage
+
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
+#: What a Path makes of an address.
+_MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/.*", re.DOTALL)
+#: Its addresses are paths of this host.
+_FILE = "file"
+
+
+def place_of(text: str | Path) -> Place:
+    """Returns the place that a path or an address means: `checkpoints`, `s3://bucket/run`, `file:///data/run`.
+
+    Raises:
+        InputError: the address names nothing in its store, or has become a Path.
+    """
+    if isinstance(text, Path) and _MANGLED.fullmatch(str(text)):
+        raise InputError(f"{text}: an address was made a Path, which is not one any more", hint="pass it as a str")
+    found = None if isinstance(text, Path) else _ADDRESS.fullmatch(text)
+    if found is None:
+        return Path(text)
+    scheme, path = found[1].lower(), found[2]
+    if scheme == _FILE:
+        if not path.startswith("/"):
+            raise InputError(f"{text}: it names a host", hint=f"name a path of this one: `{_FILE}:///folder`")
+        return Path(path)
+    parts = [part for part in path.split("/") if part]
+    if not parts:
+        raise InputError(f"{text}: it names no bucket and no folder", hint=f"write `{scheme}://bucket/folder`")
+    return Address(scheme, "/".join(parts))
+
+
+def is_address(text: str) -> bool:
+    """Whether a text means a place in an object store."""
+    return isinstance(place_of(text), Address)
+
+
+def storage_of(place: Place, calls: FileCalls | None = None) -> Storage:
+    """Returns who stores at a place.
+
+    Args:
+        place: the place.
+        calls: the file system, if it is a path; None: the one there is.
+
+    Raises:
+        StorageError: no such store is known, or what is needed for it is not installed.
+    """
+    if isinstance(place, Path):
+        return PosixStorage(FileCalls() if calls is None else calls)
+    from .storage_objects import ObjectStorage
+
+    return ObjectStorage.of(place.scheme)
