@@ -5,7 +5,6 @@ For rows C1 and C2 of the fault matrix, and for scripts/soak.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -25,10 +24,8 @@ from dsrun.runtime.checkpoint.load import read
 from dsrun.runtime.checkpoint.saver import Saver
 from dsrun.runtime.checkpoint.under_way import Wanted
 from dsrun.runtime.protocols import StateEntry
+from support.ranks import forkserver
 from support.savers import nothing, save_one, value_of, with_savers
-
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["pytest", "torch", "torch.distributed", "torch._dynamo"])
 
 SIZE = 2
 NUMEL = 6 << 20
@@ -50,8 +47,10 @@ def kill_while_saving(folder: Path, *, seed: str, repeated: bool, asynchronous: 
     """
     chance = random.Random(seed)
     victim = chance.choice(VICTIMS if asynchronous else VICTIMS[:1])
-    ours, theirs = _context.Pipe(duplex=False)
-    process = _context.Process(target=_save_on_and_on, args=(theirs, str(folder), repeated, asynchronous), daemon=False)
+    ours, theirs = forkserver.Pipe(duplex=False)
+    process = forkserver.Process(
+        target=_save_on_and_on, args=(theirs, str(folder), repeated, asynchronous), daemon=False
+    )
     process.start()
     theirs.close()
     try:

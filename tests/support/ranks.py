@@ -16,8 +16,10 @@ from typing import Any
 from dsrun.contract import RankInfo
 from dsrun.runtime.compat import TCPStore
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(
+# A process has one such server, whichever module asks: what it imports is said here alone, for a second word replaces
+# the first, and then every rank of every test imports dsrun by itself.
+forkserver = multiprocessing.get_context("forkserver")
+forkserver.set_forkserver_preload(
     ["pytest", "torch", "torch.distributed", "torch._dynamo", "dsrun.runtime.engine.initialize"]
 )
 
@@ -46,8 +48,8 @@ def run_ranks(world_size: int, body: Callable[..., Any], *args: Any, timeout_s: 
             master_port=store.port,
             agent_store=True,
         )
-        ours, theirs = _context.Pipe(duplex=False)
-        process = _context.Process(
+        ours, theirs = forkserver.Pipe(duplex=False)
+        process = forkserver.Process(
             target=_run, args=(theirs, info.to_env(), inspect.getfile(body), body.__name__, args), daemon=True
         )
         process.start()
