@@ -45,12 +45,14 @@ def tags_table(tags: Sequence[Tag], *, now: float) -> list[str]:
         tags: oldest first.
         now: in seconds since the epoch.
     """
-    rows = [("TAG", "STEP", "SIZE", "AGE", "STATE")]
+    shared = any(tag.shared_bytes for tag in tags)
+    rows = [["TAG", "STEP", "SIZE", *(["SHARED"] if shared else []), "AGE", "STATE"]]
     for tag in tags:
         step = "-" if tag.step is None else str(tag.step)
         state = tag.state.value + (", latest" if tag.is_latest else "")
-        rows.append((tag.name, step, format_bytes(tag.nbytes), short_duration(now - tag.saved), state))
-    return columns(rows, right=frozenset({1, 2, 3}))
+        sizes = [format_bytes(tag.nbytes), *([format_bytes(tag.shared_bytes)] if shared else [])]
+        rows.append([tag.name, step, *sizes, short_duration(now - tag.saved), state])
+    return columns(rows, right=frozenset(range(1, len(rows[0]) - 1)))
 
 
 def tag_json(tag: Tag) -> dict[str, Any]:
@@ -61,6 +63,7 @@ def tag_json(tag: Tag) -> dict[str, Any]:
         "reason": tag.reason,
         "step": tag.step,
         "bytes": tag.nbytes,
+        "shared_bytes": tag.shared_bytes,
         "saved": _moment(tag.saved),
         "latest": tag.is_latest,
     }
@@ -71,8 +74,8 @@ def notes(tags: Sequence[Tag]) -> list[str]:
     return [f"{tag.name}: {tag.state.value}: {tag.reason}" for tag in tags if tag.state is not TagState.COMPLETE]
 
 
-def index_json(path: Path, index: Index, *, saved: float) -> dict[str, Any]:
-    """Returns everything that an index says, but for where each box lies."""
+def index_json(path: Path, index: Index, *, saved: float, shared: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Returns everything that an index says, but for where each box lies; `shared` is as in `index_text`."""
     return {
         "path": str(path),
         "format": index.format,
@@ -81,6 +84,7 @@ def index_json(path: Path, index: Index, *, saved: float) -> dict[str, Any]:
         "values": index.values,
         "aliases": index.aliases,
         "files": {name: file.nbytes for name, file in index.files.items()},
+        "shared": {name: list(tags) for name, tags in shared.items()},
         "shares": [
             {"role": s.role, "dtype": s.dtype, "tensors": s.tensors, "elements": s.numel, "bytes": s.nbytes}
             for s in shares(index)
@@ -92,7 +96,7 @@ def index_json(path: Path, index: Index, *, saved: float) -> dict[str, Any]:
     }
 
 
-def index_text(path: Path, index: Index, *, saved: float, now: float) -> list[str]:
+def index_text(path: Path, index: Index, *, saved: float, now: float, shared: Mapping[str, Sequence[str]]) -> list[str]:
     """Returns lines about a checkpoint.
 
     Args:
@@ -100,6 +104,7 @@ def index_text(path: Path, index: Index, *, saved: float, now: float) -> list[st
         index: its index.
         saved: when, in seconds since the epoch.
         now: likewise.
+        shared: files that are other tags' too, with the names of these.
     """
     nbytes = sum(file.nbytes for file in index.files.values())
     when = datetime.fromtimestamp(saved).astimezone().isoformat(sep=" ", timespec="seconds")
@@ -111,6 +116,11 @@ def index_text(path: Path, index: Index, *, saved: float, now: float) -> list[st
         ("files", f"{len(index.files)}, {format_bytes(nbytes)}"),
         ("format", f"{index.format}" + ("" if index.format > 1 else ", without checksums")),
     ]
+    if shared:
+        common = format_bytes(sum(index.files[name].nbytes for name in shared))
+        others = list(dict.fromkeys(tag for tags in shared.values() for tag in tags))
+        more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+        rows.append(("shared", f"{common} of them with {', '.join(others[-4:])}{more}"))
     rows += _value_rows(index.values)
     if index.aliases:
         tied = [f"{alias} = {name}" for alias, name in index.aliases.items()]

@@ -71,18 +71,20 @@ def show(path: str, as_json: bool, config_only: bool, tensors: bool) -> int:
     from dsrun.checkpoint_files.find import find_tag
     from dsrun.checkpoint_files.index import INDEX_FILE
     from dsrun.checkpoint_files.parse import read_index
+    from dsrun.checkpoint_files.reference import sharers
 
     from ..checkpoint_text import columns, index_json, index_text
 
     target = find_tag(Path(path))
     index = read_index(target)
     saved = (target / INDEX_FILE).stat().st_mtime
+    shared = sharers(target, index)
     if config_only:
         click.echo(json.dumps(index.values.get("config"), indent=2, sort_keys=True))
     elif as_json:
-        click.echo(json.dumps({"schema_version": 1, **index_json(target, index, saved=saved)}, indent=2))
+        click.echo(json.dumps({"schema_version": 1, **index_json(target, index, saved=saved, shared=shared)}, indent=2))
     else:
-        click.echo("\n".join(index_text(target, index, saved=saved, now=time.time())))
+        click.echo("\n".join(index_text(target, index, saved=saved, now=time.time(), shared=shared)))
         if tensors:
             rows = [
                 (name, role, stored.dtype, "x".join(map(str, stored.shape)) or "-")

@@ -38,11 +38,13 @@ class Part:
         file: its file; None where it had nothing to write, or could not.
         values: the rank's own values for the index.
         error: why it could not be written; None where it was.
+        frozen: its file of frozen parameters; None where it has none of its own.
     """
 
     file: StoredFile | None
     values: dict[str, Any]
     error: str | None = None
+    frozen: StoredFile | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,8 @@ def _verdict(
 
 
 def _part(members: dict[str, Any]) -> Part:
-    file = members["file"]
-    stored = None if file is None else StoredFile(file["nbytes"], tuple(file["sums"]))
-    return Part(stored, members["values"], members["error"])
+    return Part(_file(members["file"]), members["values"], members["error"], _file(members.get("frozen")))
+
+
+def _file(members: dict[str, Any] | None) -> StoredFile | None:
+    return None if members is None else StoredFile(members["nbytes"], tuple(members["sums"]))

@@ -16,6 +16,7 @@ class SavePolicy:
         keep_last: see `Publication`.
         keep_every: likewise.
         timeout_s: how long a rank whose part is written waits for the others.
+        frozen_by_reference: frozen parameters are written once; later checkpoints refer to that file.
     """
 
     asynchronous: bool = True
@@ -23,3 +24,4 @@ class SavePolicy:
     keep_last: int | None = None
     keep_every: int | None = None
     timeout_s: float = 1800.0
+    frozen_by_reference: bool = False

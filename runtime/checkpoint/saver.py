@@ -31,6 +31,7 @@ from dsrun.errors import CheckpointError
 from ..mesh.collectives import Collectives
 from ..mesh.noticeboard import Noticeboard
 from .conclusion import Part, Verdict, conclude
+from .frozen import FrozenParameters, FrozenWork
 from .plan import FilePlan, Planner
 from .policy import SavePolicy
 from .presence import Presence
@@ -66,6 +67,7 @@ class Saver:
         self._calls = FileCalls() if calls is None else calls
         self._readiness = Readiness(collectives, device=device)
         self._planner = Planner()
+        self._frozen = FrozenParameters(self._calls)
         keep = Keep(policy.keep_last, policy.keep_every)
         self._here = WriteHere(self._calls, keep)
         self._beside = WriteBeside(keep)
@@ -76,7 +78,7 @@ class Saver:
         self._when_gone.atexit = False
 
     def save(self, folder: Path, tag: str, want: Callable[[], Wanted], *, progress: Callable[[], None]) -> None:
-        """Writes one checkpoint; every rank must call. Enters up to nine collectives of one number.
+        """Writes one checkpoint; every rank must call. Enters up to ten collectives of one number.
 
         Args:
             folder: of the run's checkpoints, the same shared one on every rank.
@@ -90,24 +92,34 @@ class Saver:
         """
         self._end_the_one_before(progress)
         rank, size = self._collectives.rank, self._collectives.size
-        prepared: list[tuple[Wanted, FilePlan]] = []
+        prepared: list[tuple[Wanted, FilePlan, FrozenWork | None]] = []
 
         def prepare() -> None:
             tag_to_save(folder, tag)
             wanted = want()
-            prepared.append((wanted, self._planner.plan(wanted.entries, rank=rank, size=size)))
+            frozen = None
+            if wanted.frozen is not None:
+                frozen = self._frozen.look(folder, wanted.frozen, rank=rank, size=size)
+            prepared.append((wanted, self._planner.plan(wanted.entries, rank=rank, size=size), frozen))
 
         self._readiness.all("save its part", folder, prepare)
         target = folder / tag
-        wanted, plan = prepared[0]
-        self._readiness.make_folder(target, plan.nbytes, calls=self._calls)
+        wanted, plan, frozen = prepared[0]
+        needed = plan.nbytes + (0 if frozen is None else frozen.new_bytes)
+        self._readiness.make_folder(target, needed, calls=self._calls)
         self._readiness.check_shared(folder)
         identity = self._readiness.new_identity()
         save = SaveUnderWay(wanted, identity, plan, target, target / file_name(rank, identity))
         if size > 1:
             Presence(self._board, identity).say(rank)
+        if self.policy.asynchronous or wanted.frozen is not None:
+            try:
+                self._readiness.all("copy its part", target, lambda: self._stage(save, frozen, progress))
+            except CheckpointError:
+                if save.frozen is not None:
+                    save.frozen.release(remove=True)
+                raise
         if self.policy.asynchronous:
-            self._readiness.all("copy its part", target, lambda: self._stage(save))
             self._last.save, self._last.is_told = save, False
             save.run_beside(self._write_beside)
         else:
@@ -165,7 +177,12 @@ class Saver:
         if worst == 1 and save is not None:
             save.raise_failure()
 
-    def _stage(self, save: SaveUnderWay) -> None:
+    def _stage(self, save: SaveUnderWay, frozen: FrozenWork | None, progress: Callable[[], None]) -> None:
+        if frozen is not None:
+            rank = self._collectives.rank
+            save.frozen = self._frozen.put(frozen, save.target, save.identity, rank=rank, progress=progress)
+        if not self.policy.asynchronous:
+            return
         try:
             self._beside.stage(save)
         except WriterError as error:
@@ -186,6 +203,10 @@ class Saver:
                 waiting=waiting,
                 publish=publish,
             )
+            if save.frozen is not None:
+                save.frozen.release(remove=not verdict.published)
+                if verdict.error is None:
+                    self._frozen.keep(save.frozen)
             if verdict.error is None and self._collectives.rank == 0:
                 save.wanted.when_saved(verdict.nbytes, time.perf_counter() - save.started)
             return verdict

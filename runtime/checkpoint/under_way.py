@@ -13,6 +13,7 @@ from dsrun.errors import CheckpointError
 
 from ..protocols import StateEntry
 from .conclusion import Part, Verdict
+from .frozen import FrozenFile
 from .plan import FilePlan
 
 #: How often who waits looks for blocks that were written meanwhile.
@@ -25,6 +26,7 @@ class Wanted:
 
     Attributes:
         entries: this rank's pieces.
+        frozen: its pieces of frozen parameters that checkpoints share; None where they are among `entries`.
         values: what is no tensor, as JSON values; rank 0's are stored.
         rank_values: likewise, this rank's own.
         aliases: names of tied parameters to the names they are stored under.
@@ -38,6 +40,7 @@ class Wanted:
     aliases: Mapping[str, str]
     save_latest: bool
     when_saved: Callable[[int, float], None]
+    frozen: Sequence[StateEntry] | None = None
 
 
 class SaveUnderWay:
@@ -59,6 +62,7 @@ class SaveUnderWay:
         self.path = path
         self.started = time.perf_counter()
         self.blocks = 0
+        self.frozen: FrozenFile | None = None
         self._verdict: Verdict | None = None
         self._broken: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -75,7 +79,7 @@ class SaveUnderWay:
 
     def own_part(self) -> Part:
         """Returns this rank's part as it is before anything is written."""
-        return Part(None, dict(self.wanted.rank_values))
+        return Part(None, dict(self.wanted.rank_values), frozen=None if self.frozen is None else self.frozen.stored)
 
     def count(self) -> None:
         """Takes note of a block that was written, or of a look for the other ranks."""

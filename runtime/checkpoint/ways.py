@@ -141,6 +141,7 @@ def _publication(save: SaveUnderWay, parts: Sequence[Part], keep: Keep) -> Publi
         tag=save.target.name,
         identity=save.identity,
         files=[part.file for part in parts],
+        frozen=[part.frozen for part in parts],
         values=wanted.values,
         ranks=[part.values for part in parts] if any(part.values for part in parts) else [],
         aliases=wanted.aliases,

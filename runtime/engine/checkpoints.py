@@ -33,6 +33,7 @@ def policy_of_saving(section: Checkpoint) -> SavePolicy:
         keep_last=section.keep_last,
         keep_every=section.keep_every,
         timeout_s=section.timeout,
+        frozen_by_reference=section.frozen_parameters == "reference",
     )
 
 

@@ -57,20 +57,21 @@ def parameter_entries(
         frozen_units: for those of which each rank has a slice, in compute dtype.
     """
     entries: list[StateEntry] = []
-    for unit in (*units, *(frozen_units if frozen else ())):
-        for piece in unit.layout.pieces(*unit.owned):
-            flat = unit.master.narrow(0, piece.shard_offset, piece.stop - piece.start)
-            extent = piece.extent
-            entries.append(StateEntry(extent.name, "param", extent.shape, piece.start, piece.stop, flat, replicated))
-        for extent in unit.layout.extents:
-            if extent.numel == 0:  # in no rank's range, yet a part of the model
-                entries.append(StateEntry(extent.name, "param", extent.shape, 0, 0, unit.master.narrow(0, 0, 0), True))
+    for unit in units:
+        entries += _pieces(unit, replicated=replicated)
     if frozen:
-        cut = {id(param) for unit in frozen_units for param in unit.params}
-        for name, param in model.named_parameters():
-            if not param.requires_grad and id(param) not in cut:
-                entries.append(_whole(name, "param", param.data))
+        entries += frozen_entries(model, replicated=replicated, frozen_units=frozen_units)
     entries += [_whole(name, "buffer", buffer.data) for name, buffer in persistent_buffers(model).items()]
+    return entries
+
+
+def frozen_entries(model: nn.Module, *, replicated: bool, frozen_units: Sequence[ParamUnit]) -> list[StateEntry]:
+    """Returns this rank's pieces of the parameters that are not trained; see `parameter_entries`."""
+    entries = [entry for unit in frozen_units for entry in _pieces(unit, replicated=replicated)]
+    cut = {id(param) for unit in frozen_units for param in unit.params}
+    for name, param in model.named_parameters():
+        if not param.requires_grad and id(param) not in cut:
+            entries.append(_whole(name, "param", param.data))
     return entries
 
 
@@ -100,6 +101,18 @@ def tied_names(model: nn.Module, *, frozen: bool = True) -> dict[str, str]:
         for name, param in model.named_parameters(remove_duplicate=False)
         if name != first.get(id(param), name)
     }
+
+
+def _pieces(unit: ParamUnit, *, replicated: bool) -> list[StateEntry]:
+    entries: list[StateEntry] = []
+    for piece in unit.layout.pieces(*unit.owned):
+        flat = unit.master.narrow(0, piece.shard_offset, piece.stop - piece.start)
+        extent = piece.extent
+        entries.append(StateEntry(extent.name, "param", extent.shape, piece.start, piece.stop, flat, replicated))
+    for extent in unit.layout.extents:
+        if extent.numel == 0:  # in no rank's range, yet a part of the model
+            entries.append(StateEntry(extent.name, "param", extent.shape, 0, 0, unit.master.narrow(0, 0, 0), True))
+    return entries
 
 
 def _whole(name: str, role: str, tensor: Any) -> StateEntry:

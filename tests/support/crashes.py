@@ -62,6 +62,11 @@ class Recorder(FileCalls):
             super().rename(old, new)
             self._note(Step("rename", old, new))
 
+    def link(self, old: Path, new: Path) -> None:
+        with self._lock:
+            super().link(old, new)
+            self._note(Step("link", new, old))
+
     def sync_folder(self, path: Path) -> None:
         super().sync_folder(path)
         self._note(Step("sync folder", path))
@@ -123,6 +128,9 @@ class Disk:
             case "rename":
                 assert step.second is not None
                 self.names[step.second] = self.names.pop(step.path)
+            case "link":
+                assert step.second is not None
+                self.names[step.path] = self.names[step.second]
             case "sync folder":
                 for path in {*self.names, *self.durable_names}:
                     if path.parent == step.path:

@@ -68,6 +68,10 @@ class FileCalls:
         """Gives a file another name, in place of what has that name."""
         os.replace(old, new)
 
+    def link(self, old: Path, new: Path) -> None:
+        """Gives a file a second name, which must not exist; both are the file from now on."""
+        os.link(old, new, follow_symlinks=False)
+
     def sync_folder(self, path: Path) -> None:
         """Makes the names in a folder durable."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -39,6 +39,7 @@ class Tag:
         nbytes: of all its files.
         saved: when, in seconds since the epoch: of the index, or the newest file where there is none.
         is_latest: the file `latest` names it.
+        shared_bytes: of them, those of files that are another folder's too, and on the disk once; see `reference.py`.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Tag:
     nbytes: int
     saved: float
     is_latest: bool
+    shared_bytes: int = 0
 
 
 def list_tags(folder: Path) -> list[Tag]:
@@ -97,18 +99,19 @@ def step_of(index: Index) -> int | None:
 def _tag(path: Path, *, is_latest: bool) -> Tag:
     files = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(path)}
     nbytes = sum(stat.st_size for stat in files.values())
+    shared = sum(stat.st_size for stat in files.values() if stat.st_nlink > 1)
     times = {name: stat.st_mtime for name, stat in files.items()}
     saved = times.get(INDEX_FILE, max(times.values(), default=0.0))
     if INDEX_FILE not in files:
         reason = f"{INDEX_FILE} is missing: the save was interrupted, or is under way"
-        return Tag(path.name, TagState.TORN, reason, None, nbytes, saved, is_latest)
+        return Tag(path.name, TagState.TORN, reason, None, nbytes, saved, is_latest, shared)
     try:
         index = read_index(path)
     except CheckpointError as error:
-        return Tag(path.name, TagState.DAMAGED, str(error), None, nbytes, saved, is_latest)
+        return Tag(path.name, TagState.DAMAGED, str(error), None, nbytes, saved, is_latest, shared)
     for name, known in index.files.items():
         if name not in files or files[name].st_size != known.nbytes:
             size = f"has {files[name].st_size} bytes" if name in files else "is missing"
             reason = f"{path / name}: {size}; it had {known.nbytes} when it was saved"
-            return Tag(path.name, TagState.DAMAGED, reason, step_of(index), nbytes, saved, is_latest)
-    return Tag(path.name, TagState.COMPLETE, None, step_of(index), nbytes, saved, is_latest)
+            return Tag(path.name, TagState.DAMAGED, reason, step_of(index), nbytes, saved, is_latest, shared)
+    return Tag(path.name, TagState.COMPLETE, None, step_of(index), nbytes, saved, is_latest, shared)

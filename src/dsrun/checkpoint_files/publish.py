@@ -24,6 +24,7 @@ from .damage import DamageError, a_list, a_member, a_text, an_object, some_numbe
 from .folder import LATEST_FILE, complete_tags
 from .index import INDEX_FILE, Index, StoredBox, StoredFile, StoredTensor
 from .parse import parse_index, read_index
+from .reference import frozen_name, is_frozen_name
 from .region import Region
 from .tensor_header import read_header
 
@@ -41,6 +42,7 @@ class Publication:
         tag: name of this one.
         identity: in the names of its files.
         files: of each rank in order; None for a rank that had nothing to write.
+        frozen: likewise, those of frozen parameters, see `reference.py`; empty where they are in `files`.
         values: for the index, as JSON values.
         ranks: likewise, of each rank.
         aliases: names of tied parameters to the names they are stored under.
@@ -59,6 +61,7 @@ class Publication:
     save_latest: bool
     keep_last: int | None
     keep_every: int | None
+    frozen: Sequence[StoredFile | None] = ()
 
 
 def file_name(rank: int, identity: str) -> str:
@@ -85,7 +88,7 @@ def publish(publication: Publication, *, calls: FileCalls) -> int:
     if publication.keep_last is not None:
         for tag in outlived(publication):
             remove_tag(publication.folder / tag, calls=calls)
-    return len(text) + sum(file.nbytes for file in publication.files if file is not None)
+    return len(text) + sum(file.nbytes for file in index.files.values())
 
 
 def is_published(target: Path, identity: str) -> bool:
@@ -122,16 +125,24 @@ def remove_unnamed(target: Path, *, calls: FileCalls) -> None:
     """Removes files of a tag that its index does not name and no save is writing.
 
     Another job may publish the same tag meanwhile. So files are locked first, and the index is read after that: what
-    could be locked is of a save that is over, and if that one was published, the index is read as it left it.
+    could be locked is of a save that is over, and if that one was published, the index is read as it left it. A second
+    name of an earlier file has no lock of its own: it stays as long as another file of its save is locked.
     """
-    with _locked([*target.glob("rank-*.safetensors"), *target.glob(f".{INDEX_FILE}.*")]) as files:
+    present = [*target.glob("rank-*.safetensors"), *target.glob(f".{INDEX_FILE}.*")]
+    with _locked(present) as files:
         try:
             named = set(read_index(target).files) if (target / INDEX_FILE).exists() else set[str]()
         except CheckpointError:
             return
+        under_way = {_save_of(path) for path in set(present) - set(files) if path.exists()}
         for path in files:
-            if path.name not in named:
+            if path.name not in named and not (is_frozen_name(path.name) and _save_of(path) in under_way):
                 calls.remove(path)
+
+
+def _save_of(path: Path) -> str:
+    """Returns the identity of the save that a data file is of."""
+    return path.stem.rpartition("-")[2]
 
 
 def _remove_unfinished_latest(folder: Path, *, calls: FileCalls) -> None:
@@ -142,8 +153,9 @@ def _remove_unfinished_latest(folder: Path, *, calls: FileCalls) -> None:
 
 @contextmanager
 def _locked(paths: Iterable[Path]) -> Generator[list[Path]]:
-    """Yields the files whose locks could be taken, and holds these meanwhile."""
+    """Yields the files whose locks could be taken, and holds these meanwhile; two names of a file have one lock."""
     locked: dict[Path, int] = {}
+    held: set[tuple[int, int]] = set()
     try:
         for path in paths:
             try:
@@ -151,8 +163,11 @@ def _locked(paths: Iterable[Path]) -> Generator[list[Path]]:
             except OSError:  # gone already, or not ours to remove
                 continue
             locked[path] = descriptor
-            if not try_lock(descriptor):
+            stat = os.fstat(descriptor)
+            if (stat.st_dev, stat.st_ino) not in held and not try_lock(descriptor):
                 os.close(locked.pop(path))
+            else:
+                held.add((stat.st_dev, stat.st_ino))
         yield list(locked)
     finally:
         for descriptor in locked.values():
@@ -167,9 +182,11 @@ def _index(publication: Publication, target: Path) -> Index:
         ranks=[dict(values) for values in publication.ranks],
         aliases=dict(publication.aliases),
     )
-    for rank, file in enumerate(publication.files):
+    written = [(rank, file_name, file) for rank, file in enumerate(publication.files)]
+    written += [(rank, frozen_name, file) for rank, file in enumerate(publication.frozen)]
+    for rank, name_of, file in written:
         if file is not None:
-            name = file_name(rank, publication.identity)
+            name = name_of(rank, publication.identity)
             index.files[name] = file
             try:
                 _add_boxes(index, target / name, file)

@@ -90,7 +90,10 @@ def _write(end: socket.socket, image: memoryview, order: dict[str, Any]) -> Writ
 
 
 def _publication(order: dict[str, Any]) -> Publication:
-    files = [None if file is None else StoredFile(file["nbytes"], tuple(file["sums"])) for file in order["files"]]
+    files, frozen = (
+        [None if file is None else StoredFile(file["nbytes"], tuple(file["sums"])) for file in order[key]]
+        for key in ("files", "frozen")
+    )
     return Publication(
         folder=Path(order["folder"]),
         tag=order["tag"],
@@ -102,4 +105,5 @@ def _publication(order: dict[str, Any]) -> Publication:
         save_latest=order["save_latest"],
         keep_last=order["keep_last"],
         keep_every=order["keep_every"],
+        frozen=frozen,
     )

@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 import dsrun
 from dsrun.checkpoint_files.parse import read_index
+from dsrun.checkpoint_files.reference import sharers
 from dsrun.checkpoint_files.verify import verify
 from dsrun.contract import CHECKPOINT_EVENT, RECORDS_FILE, RESUME_ENV, RUN_DIR_ENV
 from dsrun.errors import CheckpointError, InputError
@@ -93,7 +94,9 @@ def state_of(engine: Any) -> dict[str, Any]:
 
 def _save_and_go_on(folder: str, stage: int, bf16: bool) -> tuple[dict[str, Any], list[float]]:
     dsrun.init_distributed()
-    engine = make(stage, bf16=bf16, checkpoint={"asynchronous": not bf16})
+    frozen = "reference" if bf16 else "copy"
+    engine = make(stage, bf16=bf16, checkpoint={"asynchronous": not bf16, "frozen_parameters": frozen})
+    engine.save_checkpoint(folder, tag="first", save_latest=False)
     take(engine, 3)
     engine.module.scale.fill_(1.25)
     engine.save_checkpoint(folder, client_state={"note": ["a", 1], "seen": {"of": torch.arange(6).view(2, 3)}})
@@ -133,6 +136,9 @@ def assert_same_state(found: dict[str, Any], expected: dict[str, Any]) -> None:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_run_goes_on_at_every_stage_and_on_other_numbers_of_ranks(tmp_path: Path, stage: int, bf16: bool) -> None:
     saved = run_ranks(2, _save_and_go_on, str(tmp_path), stage, bf16)
+    target = tmp_path / "global_step3"
+    shared = {tag for tags in sharers(target, read_index(target)).values() for tag in tags}
+    assert shared == ({"first"} if bf16 else set())
     expected_state, expected_losses = saved[0]
     for rank in range(2):
         assert saved[rank][1] == expected_losses

@@ -66,6 +66,15 @@ class Checkpoint(Section):
         Positive | None,
         knob("Keep every checkpoint whose step is a multiple of it, whatever `keep_last` says.", unit="steps"),
     ] = None
+    frozen_parameters: Annotated[
+        Literal["copy", "reference"],
+        knob(
+            "Have every checkpoint hold its own copy of parameters that are not trained, or write them once.",
+            effect="reference: later checkpoints name the same file (hard link), and each can be removed or moved "
+            "alone; every save reads the frozen values to see that they are the same",
+            differs="writes them with every checkpoint",
+        ),
+    ] = "copy"
     timeout: Annotated[
         PositiveNumber,
         knob("How long a rank whose part of a checkpoint is written waits for the others' parts.", unit="seconds"),
