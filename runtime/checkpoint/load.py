@@ -1,31 +1,34 @@
 """Loading: the boxes a rank wants, intersected with the boxes there are. Any number of ranks, any partitioning.
 
-Each rank reads the blocks that hold its elements and no others, each of them once and in the order of the file, checks
-them, and copies from there; no rank holds more than its own state and a few blocks.
+Each rank reads the blocks that hold its elements and no others, each of them once, into its tensors where they lie or
+from a few pieces beside them; no rank holds more than its own state. How bytes become values: `pouring.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from dsrun.checkpoint_files.dtypes import ITEMSIZE
 from dsrun.checkpoint_files.index import BLOCK_BYTES, Index, StoredTensor
-from dsrun.checkpoint_files.read_blocks import Block, BlockReader
+from dsrun.checkpoint_files.read_blocks import BlockReader
 from dsrun.checkpoint_files.region import Region, regions_of_flat_range
 from dsrun.errors import CheckpointError, Problem
 
 from ..protocols import StateEntry
+from .pouring import Pouring, Run
 from .tensor_file import dtype_named
 
-#: Values that are converted, or go to a device, wait on the CPU until so many bytes of them are together.
-_LANDING_BYTES = BLOCK_BYTES
+#: A run has not more bytes: of elements that pieces of a file share, so many wait on the CPU.
+_RUN_BYTES = BLOCK_BYTES
+#: Who wants less of a file's blocks than this part shares them with other ranks.
+_ALONE = 0.75
 
 
 def check_fit(index: Index, folder: Path, wanted: Iterable[tuple[str, str, tuple[int, ...]]], *, strict: bool) -> None:
@@ -65,7 +68,7 @@ def read(
     folder: Path,
     entries: Sequence[StateEntry],
     *,
-    shared: bool = False,
+    others: bool = False,
     progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Fills each entry's tensor from the checkpoint, converting dtype and device.
@@ -74,43 +77,34 @@ def read(
         index: the checkpoint's.
         folder: its tag folder.
         entries: this rank's pieces, whose names, roles and shapes fit (see `check_fit`).
-        shared: other ranks read the same; see `BlockReader`.
+        others: other ranks load it at the same time: what they read as well comes by way of the page cache, once.
         progress: called after each block, so that a slow disk is no hang.
 
     Raises:
-        CheckpointError: a file is missing or damaged; names file and tensors.
+        CheckpointError: a file is missing or damaged; names file and tensors. Tensors may have some of the new values.
     """
-    runs: dict[str, list[_Run]] = {}
+    runs: dict[str, list[Run]] = {}
+    alone: dict[str, int] = {}
     for entry in entries:
         stored = index.find(entry.name, entry.role)
         assert stored is not None, f"{entry.role} of `{entry.name}` was compared before"
         for file, run in _runs(entry, stored):
             runs.setdefault(file, []).append(run)
-    reader = BlockReader(folder, index, shared=shared)
+            alone[file] = alone.get(file, 0) + (0 if entry.replicated else run.last - run.first)
+    reader = BlockReader(folder, index)
     for file in sorted(runs):
-        ordered = sorted(runs[file], key=lambda run: run.first)
-        for block in _scatter(ordered, reader, file):
-            del block
+        pouring = Pouring(runs[file])
+        shared = others and alone[file] < _ALONE * BLOCK_BYTES * len(pouring.blocks)
+        for _ in reader.pour(file, pouring.blocks, pouring, shared=shared):
             progress()
+    # Bytes were written behind torch's back: what autograd may have kept of these tensors is no more.
+    increment_version([entry.tensor for entry in entries])
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Bytes of a file from `first` on are, in `dtype`, the values of `target`: flat, on any device, of any dtype."""
-
-    first: int
-    dtype: torch.dtype
-    target: Tensor
-
-    @property
-    def last(self) -> int:
-        return self.first + self.target.numel() * self.dtype.itemsize
-
-
-def _runs(entry: StateEntry, stored: StoredTensor) -> Generator[tuple[str, _Run]]:
+def _runs(entry: StateEntry, stored: StoredTensor) -> Generator[tuple[str, Run]]:
     """Yields which bytes of which files an entry's values are."""
     dtype, itemsize = dtype_named(stored.dtype), ITEMSIZE[stored.dtype]
-    most = _LANDING_BYTES // itemsize
+    most = _RUN_BYTES // itemsize
     position = 0
     for region in regions_of_flat_range(entry.shape, entry.start, entry.stop):
         for box in stored.boxes:
@@ -125,7 +119,7 @@ def _runs(entry: StateEntry, stored: StoredTensor) -> Generator[tuple[str, _Run]
                 for start in range(0, count, most):
                     numel = min(most, count - start)
                     values = entry.tensor.narrow(0, target + start, numel)
-                    yield box.file, _Run(box.first + (source + start) * itemsize, dtype, values)
+                    yield box.file, Run(box.first + (source + start) * itemsize, dtype, values)
         position += region.numel
 
 
@@ -157,47 +151,6 @@ def _flat(index: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> 
     for dim, size in enumerate(shape):
         number = number * size + index[dim] + offset[dim]
     return number
-
-
-def _scatter(runs: Sequence[_Run], reader: BlockReader, file: str) -> Generator[Block]:
-    """Fills the targets of runs, which are sorted by `first`; yields each block when it has been copied from."""
-    numbers = sorted(
-        {number for run in runs for number in range(run.first // BLOCK_BYTES, -(-run.last // BLOCK_BYTES))}
-    )
-    waiting = 0  # the first run that has not begun
-    begun: list[tuple[_Run, Tensor]] = []  # with the bytes that its values land in
-    for block in reader.blocks(file, numbers):
-        end = block.first + len(block.data)
-        while waiting < len(runs) and runs[waiting].first < end:
-            begun.append((runs[waiting], _landing(runs[waiting])))
-            waiting += 1
-        data = torch.frombuffer(block.data, dtype=torch.uint8)
-        rest: list[tuple[_Run, Tensor]] = []
-        for run, landing in begun:
-            first, last = max(run.first, block.first), min(run.last, end)
-            landing[first - run.first : last - run.first].copy_(data[first - block.first : last - block.first])
-            if run.last <= end:
-                _settle(run, landing)
-            else:
-                rest.append((run, landing))
-        begun = rest
-        yield block
-    assert not begun, "a run ends in a block that was read"
-    assert waiting == len(runs), "every run begins in a block that was read"
-
-
-def _landing(run: _Run) -> Tensor:
-    """Returns the bytes that a run's values land in: the target's own where they can stay there."""
-    target = run.target
-    if target.device.type == "cpu" and target.dtype == run.dtype and target.is_contiguous():
-        return target.view(torch.uint8)
-    return torch.empty(run.last - run.first, dtype=torch.uint8)
-
-
-def _settle(run: _Run, landing: Tensor) -> None:
-    """Brings values that have landed elsewhere to their target."""
-    if landing.data_ptr() != run.target.data_ptr():
-        run.target.copy_(landing.view(run.dtype))
 
 
 def read_whole(index: Index, folder: Path, names: Iterable[str], *, role: str) -> dict[str, Tensor]:
