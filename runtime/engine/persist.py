@@ -27,7 +27,7 @@ from ..zero.publisher import publish
 from .git_state import git_state
 from .going_on import RNG_ROLE, Moment, random_entries, random_names, take_over_random
 from .parts import EngineParts, Scheduler
-from .state import Counters, parameter_entries, tied_names, wanted_tensors
+from .state import Counters, frozen_entries, parameter_entries, tied_names, wanted_tensors
 
 
 def save_engine(
@@ -63,8 +63,9 @@ def _wanted(
     step = parts.step
     rank = parts.mesh.info.rank
     whole = not step.plan.shard_optimizer
+    apart = frozen and parts.saver.policy.frozen_by_reference
     entries = parameter_entries(
-        parts.module, step.units, replicated=whole, frozen=frozen, frozen_units=parts.frozen_units
+        parts.module, step.units, replicated=whole, frozen=frozen and not apart, frozen_units=parts.frozen_units
     )
     entries += [] if parts.optimizer is None else step.optimizer.state_entries(replicated=whole)
     entries += random_entries(moment.random, rank)
@@ -92,6 +93,7 @@ def _wanted(
         aliases=tied_names(parts.module, frozen=frozen),
         save_latest=save_latest,
         when_saved=partial(_tell, parts, target, counters.global_steps),
+        frozen=frozen_entries(parts.module, replicated=whole, frozen_units=parts.frozen_units) if apart else None,
     )
 
 

@@ -23,6 +23,7 @@ from dsrun.errors import CheckpointError
 from .calls import DIRECT_BYTES, leave_direct
 from .index import BLOCK_BYTES, Index, StoredFile
 from .read_pieces import PIECE_BYTES, Sink, read_pieces
+from .reference import told_of_others
 
 #: Blocks that are read at the same time, each into a buffer of `BLOCK_BYTES`.
 _READERS = 2
@@ -177,7 +178,7 @@ class BlockReader:
         if known.sums is not None and found != known.sums[number]:
             raise CheckpointError(
                 f"{self._folder / name}: bytes {first} to {first + nbytes} are damaged, of "
-                f"{self._inside(name, first, first + nbytes)}",
+                f"{self._inside(name, first, first + nbytes)}{told_of_others(self._folder / name, known)}",
                 hint=_HINT,
             )
 
@@ -219,12 +220,15 @@ def _opened(path: Path, known: StoredFile, *, direct: bool) -> Generator[int]:
             # Several threads ask for several places: nothing is read that nobody asked for.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error}", hint=_HINT) from error
+        others = told_of_others(path, known)
+        raise CheckpointError(f"{path}: cannot be read: {error}{others}", hint=_HINT) from error
     try:
         size = os.fstat(descriptor).st_size
         if size != known.nbytes:
             raise CheckpointError(
-                f"{path}: cannot be read: it has {size} bytes, and had {known.nbytes} when it was saved", hint=_HINT
+                f"{path}: cannot be read: it has {size} bytes, and had {known.nbytes} when it was saved"
+                f"{told_of_others(path, known)}",
+                hint=_HINT,
             )
         yield descriptor
     finally:
