@@ -7,7 +7,9 @@
 Everything is measured in one run, one after the other in each round, on the same state and the same folder, so that a
 busy machine is busy for all: the floors (a copy into memory that has been written before; the disk's write and read
 bandwidth through one file of the same size a rank, at once), dsrun beside training and in it, torch's distributed
-checkpoint in both ways, and DeepSpeed's default: `torch.save` of a rank's shard, then fsync, which it leaves out.
+checkpoint in both ways, and DeepSpeed's default: `torch.save` of a rank's shard, then fsync, which it leaves out, and
+`torch.load` of it. Before each load the system forgets the files' pages. Loads on 1 and 4 ranks are done by the ranks
+there are: the first one does all of it, or each of two does what two ranks would do.
 Prints median and smallest of each over the rounds. Run it on a quiet machine; on a busy one look at the ratios.
 """
 
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import shutil
 import statistics
@@ -43,6 +46,11 @@ def timed(work: Callable[[], Any]) -> float:
     return float(seconds)
 
 
+def in_pages(numel: int) -> torch.Tensor:
+    """Returns fp32 memory that begins at a page, as arenas do, and has been written before."""
+    return torch.frombuffer(mmap.mmap(-1, numel * 4), dtype=torch.float32).fill_(0)
+
+
 def drop_cache(folder: Path) -> None:
     """Has the system forget the pages of a folder's files, so that reading reads."""
     for path in folder.rglob("*"):
@@ -59,7 +67,9 @@ class State:
     def __init__(self, mib: int, rank: int, size: int) -> None:
         numel = mib * (1 << 20) // 4 // PARAMETERS // 3 // size * size
         self.rank, self.size, self.numel = rank, size, numel
-        self.flat = {role: torch.rand(PARAMETERS * numel // size) for role in ("param", "exp_avg", "exp_avg_sq")}
+        self.flat = {role: in_pages(PARAMETERS * numel // size) for role in ("param", "exp_avg", "exp_avg_sq")}
+        for flat in self.flat.values():
+            flat.uniform_()
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Views of the shard by name."""
@@ -157,15 +167,16 @@ def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, 
         drop_cache(target)
         index, shard = read_index(target), state.numel // size
 
-        wanted = [
-            StateEntry(f"p{number}", role, (state.numel,), rank * shard, (rank + 1) * shard, torch.zeros(shard), False)
-            for rank in range(state.rank, size, state.size)
-            for role in state.flat
-            for number in range(PARAMETERS)
-        ]
+        wanted: list[StateEntry] = []
+        for rank in range(state.rank, size, state.size):
+            for role in state.flat:
+                flat = in_pages(PARAMETERS * shard)
+                for number, tensor in enumerate(flat.split(shard)):
+                    span = rank * shard, (rank + 1) * shard
+                    wanted.append(StateEntry(f"p{number}", role, (state.numel,), *span, tensor, False))
 
-        def load(index: Any = index, wanted: Any = wanted) -> None:
-            read(index, target, wanted)
+        def load(index: Any = index, wanted: Any = wanted, size: int = size) -> None:
+            read(index, target, wanted, others=size > 1)
 
         rounds.add(f"dsrun: load on {size}", timed(load))
 
@@ -203,6 +214,14 @@ def measure_pickle(state: State, folder: Path, rounds: Rounds) -> None:
     stall = timed(save)
     rounds.add("torch.save, as DeepSpeed: stall", stall)
     rounds.add("torch.save, as DeepSpeed: total with fsync", stall + timed(sync))
+    drop_cache(folder)
+
+    def load() -> None:
+        for name, tensor in torch.load(path, map_location="cpu", weights_only=True).items():
+            tensors[name].copy_(tensor)
+
+    tensors = state.tensors()
+    rounds.add("torch.load, as DeepSpeed: load on 2", timed(load))
     path.unlink()
 
 
@@ -213,8 +232,6 @@ def run_rank(args: argparse.Namespace) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     folder = Path(args.folder)
     state, rounds = State(args.mib, rank, size), Rounds()
-    import mmap
-
     staging = torch.frombuffer(mmap.mmap(-1, -(-state.nbytes() // 4096) * 4096), dtype=torch.uint8).fill_(1)
     savers: dict[str, Any] = {}
     if args.only is None:
