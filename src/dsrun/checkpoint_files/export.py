@@ -23,6 +23,7 @@ from .index import BLOCK_BYTES, Index
 from .read_blocks import BlockReader
 from .rounding import FLOATS, convert
 from .runs import Run, runs_of
+from .storage import Place
 from .tensor_header import header_bytes
 
 FILE = "model.safetensors"
@@ -89,7 +90,7 @@ def cut_shards(weights: Sequence[Weight], shard_bytes: int | None) -> list[list[
 
 
 def export(
-    folder: Path,
+    folder: Place,
     index: Index,
     out: Path,
     *,
@@ -231,7 +232,7 @@ class _Pouring:
         self.done += len(values) // wide
 
 
-def _scatter(folder: Path, index: Index, files: Sequence[_File], progress: Callable[[str], None]) -> None:
+def _scatter(folder: Place, index: Index, files: Sequence[_File], progress: Callable[[str], None]) -> None:
     """Reads every block that holds weights, once and in the order of its file, and writes what is in it."""
     runs: dict[str, list[_Pouring]] = {}
     for file in files:

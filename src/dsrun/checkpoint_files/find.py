@@ -8,9 +8,10 @@ from dsrun.errors import CheckpointError
 
 from .folder import latest_tag, tags_hint
 from .listing import is_checkpoint, list_tags
+from .storage import Place
 
 
-def find_tag(path: Path) -> Path:
+def find_tag(path: Place) -> Place:
     """Returns the folder of the checkpoint that `path` means.
 
     Args:
@@ -21,9 +22,9 @@ def find_tag(path: Path) -> Path:
     """
     if is_checkpoint(path):
         return path
-    if path.is_symlink() and is_checkpoint(path.resolve()):
+    if isinstance(path, Path) and path.is_symlink() and is_checkpoint(path.resolve()):
         return path.resolve()
-    if not path.is_dir():
+    if isinstance(path, Path) and not path.is_dir():
         raise CheckpointError(f"{path}: no such folder{tags_hint(path.parent) if path.parent.is_dir() else ''}")
     if not list_tags(path):
         raise CheckpointError(

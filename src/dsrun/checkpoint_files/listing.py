@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import Any
 
 from dsrun.errors import CheckpointError
 
-from .folder import LATEST_FILE
+from .folder import is_complete, read_latest
 from .index import INDEX_FILE, Index
 from .parse import read_index
-
-_MOST_LATEST = 300
+from .storage import Address, Entry, Place, StorageError
+from .storage_leftovers import is_data_file
+from .storage_registry import storage_of
 
 
 class TagState(Enum):
@@ -52,7 +53,7 @@ class Tag:
     shared_bytes: int = 0
 
 
-def list_tags(folder: Path) -> list[Tag]:
+def list_tags(folder: Place) -> list[Tag]:
     """Returns the checkpoints of a folder, oldest first; other folders in it are passed over.
 
     Args:
@@ -62,8 +63,10 @@ def list_tags(folder: Path) -> list[Tag]:
         CheckpointError: it cannot be read.
     """
     try:
-        entries = [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
+        entries = [folder / entry.name for entry in storage_of(folder).list(folder) if entry.is_folder]
     except OSError as error:
+        if isinstance(folder, Address):  # there are no folders, only names that begin alike
+            return []
         raise CheckpointError(
             f"{folder}: cannot be read: {(error.strerror or str(error)).lower()}",
             hint="name the folder that checkpoints were saved in",
@@ -73,17 +76,25 @@ def list_tags(folder: Path) -> list[Tag]:
     return sorted(tags, key=lambda tag: (tag.saved, tag.name))
 
 
-def named_by_latest(folder: Path) -> str | None:
+def named_by_latest(folder: Place) -> str | None:
     """Returns what `latest` says, whether there is such a tag or not; None where there is no `latest`."""
     try:
-        with (folder / LATEST_FILE).open("rb") as file:
-            return file.read(_MOST_LATEST).decode("utf-8", "replace").strip()
+        return read_latest(folder)
     except OSError:
         return None
 
 
-def is_checkpoint(path: Path) -> bool:
+def saved_at(target: Place) -> float:
+    """Returns when a tag's index was written, in seconds since the epoch; FileNotFoundError where it has none."""
+    if isinstance(target, Path):
+        return (target / INDEX_FILE).stat().st_mtime
+    return next((entry.modified for entry in storage_of(target).list(target) if entry.name == INDEX_FILE), 0.0)
+
+
+def is_checkpoint(path: Place) -> bool:
     """Whether a folder holds what a save of this format leaves, whole or not; a link to one does not count."""
+    if isinstance(path, Address):
+        return is_complete(path) or any(is_data_file(entry) for entry in _entries(path))
     if path.is_symlink() or not path.is_dir():
         return False
     return (path / INDEX_FILE).is_file() or any(path.glob("rank-*.safetensors"))
@@ -96,22 +107,42 @@ def step_of(index: Index) -> int | None:
     return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
-def _tag(path: Path, *, is_latest: bool) -> Tag:
-    files = {entry.name: entry.stat(follow_symlinks=False) for entry in os.scandir(path)}
-    nbytes = sum(stat.st_size for stat in files.values())
-    shared = sum(stat.st_size for stat in files.values() if stat.st_nlink > 1)
-    times = {name: stat.st_mtime for name, stat in files.items()}
+def _tag(path: Place, *, is_latest: bool) -> Tag:
+    files = {entry.name: entry for entry in _entries(path)}
+    nbytes = sum(entry.nbytes for entry in files.values())
+    shared = sum(entry.nbytes for entry in files.values() if entry.names > 1)
+    times = {name: entry.modified for name, entry in files.items()}
     saved = times.get(INDEX_FILE, max(times.values(), default=0.0))
-    if INDEX_FILE not in files:
+    if INDEX_FILE not in files and not (isinstance(path, Address) and is_complete(path)):
         reason = f"{INDEX_FILE} is missing: the save was interrupted, or is under way"
         return Tag(path.name, TagState.TORN, reason, None, nbytes, saved, is_latest, shared)
     try:
         index = read_index(path)
+    except StorageError:
+        raise
     except CheckpointError as error:
         return Tag(path.name, TagState.DAMAGED, str(error), None, nbytes, saved, is_latest, shared)
     for name, known in index.files.items():
-        if name not in files or files[name].st_size != known.nbytes:
-            size = f"has {files[name].st_size} bytes" if name in files else "is missing"
-            reason = f"{path / name}: {size}; it had {known.nbytes} when it was saved"
+        size = files[name].nbytes if name in files else _size_by_name(path / name)
+        if size != known.nbytes:
+            told = "is missing" if size is None else f"has {size} bytes"
+            reason = f"{path / name}: {told}; it had {known.nbytes} when it was saved"
             return Tag(path.name, TagState.DAMAGED, reason, step_of(index), nbytes, saved, is_latest, shared)
     return Tag(path.name, TagState.COMPLETE, None, step_of(index), nbytes, saved, is_latest, shared)
+
+
+def _entries(path: Place) -> Sequence[Entry]:
+    """Returns what is in a tag's folder; nothing where a listing of a store does not show it yet, or it is gone."""
+    try:
+        return storage_of(path).list(path)
+    except FileNotFoundError:
+        return ()
+
+
+def _size_by_name(path: Place) -> int | None:
+    """Returns the size of a file that a listing has not shown, for that of a store may be late; None: there is none."""
+    try:
+        with storage_of(path).read(path) as file:
+            return file.nbytes
+    except OSError:
+        return None

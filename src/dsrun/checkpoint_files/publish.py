@@ -19,13 +19,16 @@ from typing import Any
 
 from dsrun.errors import CheckpointError
 
-from .calls import FileCalls, replace_file, try_lock
+from .calls import FileCalls, try_lock
 from .damage import DamageError, a_list, a_member, a_text, an_object, some_numbers
-from .folder import LATEST_FILE, complete_tags
+from .folder import LATEST_FILE, complete_tags, is_complete, read_latest
 from .index import INDEX_FILE, Index, StoredBox, StoredFile, StoredTensor
 from .parse import parse_index, read_index
 from .reference import frozen_name, is_frozen_name
 from .region import Region
+from .storage import Address, Place, StorageError, small_content
+from .storage_leftovers import clean, named_files, remove_all
+from .storage_registry import storage_of
 from .tensor_header import read_header
 
 #: Key of a file's free part that says which box of which tensor each entry is.
@@ -51,7 +54,7 @@ class Publication:
         keep_every: those whose N is a multiple are kept whatever `keep_last` says; None: none.
     """
 
-    folder: Path
+    folder: Place
     tag: str
     identity: str
     files: Sequence[StoredFile | None]
@@ -76,27 +79,36 @@ def publish(publication: Publication, *, calls: FileCalls) -> int:
         CheckpointError: a file is not what its rank wrote, or the boxes of all do not make whole tensors.
         OSError: the file system refuses.
     """
-    target = publication.folder / publication.tag
+    folder, mark = publication.folder, publication.identity
+    target = folder / publication.tag
     index = _index(publication, target)
     text = index.to_bytes()
     parse_index(text, target)
-    replace_file(calls, target / INDEX_FILE, text, mark=publication.identity)
+    storage = storage_of(folder, calls)
+    replaced = named_files(target) if isinstance(target, Address) else frozenset[str]()
+    storage.write(target / INDEX_FILE, small_content(text), over=mark)
     if publication.save_latest:
-        replace_file(calls, publication.folder / LATEST_FILE, publication.tag.encode(), mark=publication.identity)
-    remove_unnamed(target, calls=calls)
-    _remove_unfinished_latest(publication.folder, calls=calls)
+        storage.write(folder / LATEST_FILE, small_content(publication.tag.encode()), over=mark)
+    if isinstance(target, Address):
+        clean(target, replaced=replaced)
+    else:
+        remove_unnamed(target, calls=calls)
+    if isinstance(folder, Path):
+        _remove_unfinished_latest(folder, calls=calls)
     if publication.keep_last is not None:
         for tag in outlived(publication):
             remove_tag(publication.folder / tag, calls=calls)
     return len(text) + sum(file.nbytes for file in index.files.values())
 
 
-def is_published(target: Path, identity: str) -> bool:
+def is_published(target: Place, identity: str) -> bool:
     """Whether the index of a tag names files of this save; also where that cannot be known."""
     try:
         return any(name.endswith(f"-{identity}.safetensors") for name in read_index(target).files)
+    except StorageError:
+        return True
     except CheckpointError:
-        return (target / INDEX_FILE).exists()
+        return (target / INDEX_FILE).exists() if isinstance(target, Path) else is_complete(target)
 
 
 def outlived(publication: Publication) -> list[str]:
@@ -107,13 +119,18 @@ def outlived(publication: Publication) -> list[str]:
     most = max(0, (publication.keep_last or 0) - newer)
     old = steps[: len(steps) - most] if most else steps
     every = publication.keep_every
-    latest = publication.folder / LATEST_FILE
-    named = latest.read_bytes()[:300].decode("utf-8", "replace").strip() if latest.is_file() else None
+    try:
+        named = read_latest(publication.folder)
+    except (FileNotFoundError, IsADirectoryError):
+        named = None
     return [tag for step, tag in old if tag != named and not (every and step % every == 0)]
 
 
-def remove_tag(target: Path, *, calls: FileCalls) -> None:
+def remove_tag(target: Place, *, calls: FileCalls) -> None:
     """Removes a checkpoint: its index first, so that no part of it is taken for a whole one; strangers' files stay."""
+    if isinstance(target, Address):
+        remove_all(target)
+        return
     calls.remove(target / INDEX_FILE)
     calls.sync_folder(target)
     remove_unnamed(target, calls=calls)
@@ -174,7 +191,7 @@ def _locked(paths: Iterable[Path]) -> Generator[list[Path]]:
             os.close(descriptor)
 
 
-def _index(publication: Publication, target: Path) -> Index:
+def _index(publication: Publication, target: Place) -> Index:
     index = Index(
         len(publication.files),
         {},
@@ -195,7 +212,7 @@ def _index(publication: Publication, target: Path) -> Index:
     return index
 
 
-def _add_boxes(index: Index, path: Path, file: StoredFile) -> None:
+def _add_boxes(index: Index, path: Place, file: StoredFile) -> None:
     header = read_header(path)
     if header.nbytes != file.nbytes:
         raise DamageError(f"it has {header.nbytes} bytes, and {file.nbytes} were written")

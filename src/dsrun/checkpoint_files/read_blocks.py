@@ -6,13 +6,11 @@ Source of the checksum: xxh3 of https://github.com/Cyan4973/xxHash. It finds wha
 
 from __future__ import annotations
 
-import errno
 import mmap
-import os
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,10 +18,12 @@ from xxhash import xxh3_64_hexdigest
 
 from dsrun.errors import CheckpointError
 
-from .calls import DIRECT_BYTES, leave_direct
+from .calls import DIRECT_BYTES
 from .index import BLOCK_BYTES, Index, StoredFile
 from .read_pieces import PIECE_BYTES, Sink, read_pieces
 from .reference import told_of_others
+from .storage import OpenedFile, Place, Reading
+from .storage_registry import storage_of
 
 #: Blocks that are read at the same time, each into a buffer of `BLOCK_BYTES`.
 _READERS = 2
@@ -52,7 +52,7 @@ class BlockReader:
             it they go past it where that works, for a third of the processor's time.
     """
 
-    def __init__(self, folder: Path, index: Index, *, shared: bool = False) -> None:
+    def __init__(self, folder: Place, index: Index, *, shared: bool = False) -> None:
         self._folder = folder
         self._index = index
         self._shared = shared
@@ -70,7 +70,7 @@ class BlockReader:
         """
         path, known = self._folder / name, self._index.files[name]
         buffers = self._buffers_for(known, min(len(numbers), _READERS + 1))
-        with _opened(path, known, direct=not self._shared) as descriptor, ThreadPoolExecutor(_READERS) as pool:
+        with _opened(path, known, direct=not self._shared) as file, ThreadPoolExecutor(_READERS) as pool:
             free = list(buffers)
             under_way: deque[Future[Block]] = deque()
             try:
@@ -79,7 +79,7 @@ class BlockReader:
                         block = under_way.popleft().result()
                         yield block
                         free.append(_whole_buffer(block, buffers))
-                    under_way.append(pool.submit(self._read, descriptor, name, number, free.pop()))
+                    under_way.append(pool.submit(self._read, file, name, number, free.pop()))
                 while under_way:
                     yield under_way.popleft().result()
             finally:
@@ -123,11 +123,11 @@ class BlockReader:
         def pour_one(number: int) -> None:
             spare = spares.pop()
             try:
-                self._pour(descriptor, name, number, sink, spare, direct=not shared)
+                self._pour(file, name, number, sink, spare, direct=not shared)
             finally:
                 spares.append(spare)
 
-        with _opened(path, known, direct=not shared) as descriptor, ThreadPoolExecutor(_POURERS) as pool:
+        with _opened(path, known, direct=not shared) as file, ThreadPoolExecutor(_POURERS) as pool:
             results = [(number, pool.submit(pour_one, number)) for number in numbers]
             try:
                 yield from results
@@ -135,12 +135,12 @@ class BlockReader:
                 for _, result in results:
                     result.cancel()
 
-    def _pour(self, descriptor: int, name: str, number: int, sink: Sink, spare: memoryview, *, direct: bool) -> None:
+    def _pour(self, file: OpenedFile, name: str, number: int, sink: Sink, spare: memoryview, *, direct: bool) -> None:
         first, known = number * BLOCK_BYTES, self._index.files[name]
         nbytes = min(BLOCK_BYTES, known.nbytes - first)
 
         def fill(memory: memoryview, start: int, count: int) -> None:
-            self._fill(descriptor, name, memory, start, count)
+            self._fill(file, name, memory, start, count)
 
         self._compare(name, number, nbytes, read_pieces(fill, first, nbytes, sink, spare, direct=direct))
 
@@ -151,22 +151,20 @@ class BlockReader:
         self._buffers += [memoryview(mmap.mmap(-1, nbytes)) for _ in range(count - len(self._buffers))]
         return self._buffers[:count]
 
-    def _read(self, descriptor: int, name: str, number: int, buffer: memoryview) -> Block:
+    def _read(self, file: OpenedFile, name: str, number: int, buffer: memoryview) -> Block:
         first, known = number * BLOCK_BYTES, self._index.files[name]
         data = buffer[: min(BLOCK_BYTES, known.nbytes - first)]
-        self._fill(descriptor, name, buffer, first, len(data))
+        self._fill(file, name, buffer, first, len(data))
         self._compare(name, number, len(data), xxh3_64_hexdigest(data))
         return Block(first, data)
 
-    def _fill(self, descriptor: int, name: str, buffer: memoryview, first: int, nbytes: int) -> None:
+    def _fill(self, file: OpenedFile, name: str, buffer: memoryview, first: int, nbytes: int) -> None:
         """Reads `nbytes` of the file, from `first` on; more are read where they are there and there is room."""
         done = 0
         while done < nbytes:
             try:
-                count = os.preadv(descriptor, [buffer[done:]], first + done)
+                count = file.read_into(buffer[done:], first + done)
             except OSError as error:
-                if error.errno == errno.EINVAL and leave_direct(descriptor):
-                    continue
                 raise CheckpointError(f"{self._folder / name}: cannot be read: {error}", hint=_HINT) from error
             if count == 0:
                 raise CheckpointError(f"{self._folder / name}: it ends at byte {first + done}", hint=_HINT)
@@ -178,7 +176,7 @@ class BlockReader:
         if known.sums is not None and found != known.sums[number]:
             raise CheckpointError(
                 f"{self._folder / name}: bytes {first} to {first + nbytes} are damaged, of "
-                f"{self._inside(name, first, first + nbytes)}{told_of_others(self._folder / name, known)}",
+                f"{self._inside(name, first, first + nbytes)}{_told_of_others(self._folder / name, known)}",
                 hint=_HINT,
             )
 
@@ -207,32 +205,26 @@ class _Nobody:
 
 
 @contextmanager
-def _opened(path: Path, known: StoredFile, *, direct: bool) -> Generator[int]:
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
+def _opened(path: Place, known: StoredFile, *, direct: bool) -> Generator[OpenedFile]:
+    how = Reading.DIRECT if direct else Reading.BY_BLOCKS
+    with ExitStack() as closing:
         try:
-            descriptor = os.open(path, flags | (os.O_DIRECT if direct else 0))
+            file = closing.enter_context(storage_of(path).read(path, how))
         except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            descriptor = os.open(path, flags)
-        if not direct:
-            # Several threads ask for several places: nothing is read that nobody asked for.
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-    except OSError as error:
-        others = told_of_others(path, known)
-        raise CheckpointError(f"{path}: cannot be read: {error}{others}", hint=_HINT) from error
-    try:
-        size = os.fstat(descriptor).st_size
-        if size != known.nbytes:
+            others = _told_of_others(path, known)
+            raise CheckpointError(f"{path}: cannot be read: {error}{others}", hint=_HINT) from error
+        if file.nbytes != known.nbytes:
             raise CheckpointError(
-                f"{path}: cannot be read: it has {size} bytes, and had {known.nbytes} when it was saved"
-                f"{told_of_others(path, known)}",
+                f"{path}: cannot be read: it has {file.nbytes} bytes, and had {known.nbytes} when it was saved"
+                f"{_told_of_others(path, known)}",
                 hint=_HINT,
             )
-        yield descriptor
-    finally:
-        os.close(descriptor)
+        yield file
+
+
+def _told_of_others(path: Place, known: StoredFile) -> str:
+    """Returns what is said of checkpoints that share a file; those in a store share none."""
+    return told_of_others(path, known) if isinstance(path, Path) else ""
 
 
 def _whole_buffer(block: Block, buffers: Sequence[memoryview]) -> memoryview:

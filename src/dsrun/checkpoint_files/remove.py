@@ -8,13 +8,15 @@ from pathlib import Path
 
 from dsrun.errors import CheckpointError, Problem
 
-from .calls import FileCalls, replace_file
+from .calls import FileCalls
 from .folder import LATEST_FILE
 from .listing import Tag, TagState, is_checkpoint, list_tags, named_by_latest
 from .publish import remove_tag
+from .storage import Place, Storage, small_content
+from .storage_registry import storage_of
 
 
-def check_removable(paths: Sequence[Path]) -> None:
+def check_removable(paths: Sequence[Place]) -> None:
     """Refuses what is no checkpoint, before anything is removed.
 
     Raises:
@@ -22,7 +24,7 @@ def check_removable(paths: Sequence[Path]) -> None:
     """
     problems: list[Problem] = []
     for path in paths:
-        if path.is_symlink():
+        if isinstance(path, Path) and path.is_symlink():
             problems.append(Problem(f"{path}: it is a link to {os.readlink(path)}", "remove the link itself with `rm`"))
         elif not is_checkpoint(path):
             problems.append(
@@ -48,7 +50,7 @@ def outnumbered(tags: Sequence[Tag], keep_last: int) -> list[Tag]:
     return [tag for tag in tags if tag.saved <= kept[0].saved and tag not in kept and not tag.is_latest]
 
 
-def remove(folder: Path, names: Collection[str], *, calls: FileCalls) -> str | None:
+def remove(folder: Place, names: Collection[str], *, calls: FileCalls) -> str | None:
     """Removes tags of one folder; `latest` names the newest complete one that is left before they go.
 
     Args:
@@ -63,20 +65,21 @@ def remove(folder: Path, names: Collection[str], *, calls: FileCalls) -> str | N
         CheckpointError: files that are not dsrun's are left in a tag's folder.
         OSError: the file system refuses.
     """
+    storage = storage_of(folder, calls)
     changed: str | None = None
     if named_by_latest(folder) in names:
         left = [tag for tag in list_tags(folder) if tag.state is TagState.COMPLETE and tag.name not in names]
         changed = left[-1].name if left else ""
         if left:
-            replace_file(calls, folder / LATEST_FILE, changed.encode(), mark=f"rm{os.getpid()}")
+            storage.write(folder / LATEST_FILE, small_content(changed.encode()), over=f"rm{os.getpid()}")
         else:
-            calls.remove(folder / LATEST_FILE)
-            calls.sync_folder(folder)
+            storage.remove([folder / LATEST_FILE])
     problems: list[Problem] = []
     for name in sorted(names):
         remove_tag(folder / name, calls=calls)
-        if (folder / name).exists():
-            strange = ", ".join(sorted(path.name for path in (folder / name).iterdir())[:5])
+        left = _left(storage, folder / name)
+        if left is not None:
+            strange = ", ".join(left[:5])
             problems.append(
                 Problem(
                     f"{folder / name}: no checkpoint any more, but files are left that are not its own, or that a "
@@ -86,3 +89,11 @@ def remove(folder: Path, names: Collection[str], *, calls: FileCalls) -> str | N
     if problems:
         raise CheckpointError.of(problems)
     return changed
+
+
+def _left(storage: Storage, target: Place) -> list[str] | None:
+    """Returns what is left in a tag's folder; None where it is gone."""
+    try:
+        return sorted(entry.name for entry in storage.list(target))
+    except FileNotFoundError:
+        return None

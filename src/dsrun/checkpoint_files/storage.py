@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
@@ -103,6 +104,16 @@ class Entry:
     names: int = 1
 
 
+class Reading(Enum):
+    """How a file is going to be read, where that makes a difference."""
+
+    IN_ORDER = "in order"
+    #: Several threads ask for several places.
+    BY_BLOCKS = "by blocks"
+    #: Likewise, past the page cache: memory, places and lengths are multiples of `DIRECT_BYTES`.
+    DIRECT = "direct"
+
+
 class OpenedFile(Protocol):
     """A file that is read; several threads may."""
 
@@ -155,12 +166,12 @@ class Storage(Protocol):
         """
         ...
 
-    def read(self, place: Place, *, direct: bool = False) -> AbstractContextManager[OpenedFile]:
+    def read(self, place: Place, how: Reading = Reading.IN_ORDER) -> AbstractContextManager[OpenedFile]:
         """Opens a file to read ranges of it.
 
         Args:
             place: the file; FileNotFoundError where it is not there.
-            direct: past the page cache, where there is one.
+            how: it will be read; any range can be asked for.
         """
         ...
 

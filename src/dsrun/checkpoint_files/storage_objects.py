@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from xxhash import xxh3_64_hexdigest
 
 from .index import BLOCK_BYTES, StoredFile
-from .storage import Address, Content, Entry, Place, StorageError
+from .storage import Address, Content, Entry, Place, Reading, StorageError
 from .storage_tries import ShortReadError, Tries, missing_package
 from .storage_uploads import uploads_below
 
@@ -103,9 +103,9 @@ class ObjectStorage:
         return ObjectWrittenFile(address, stored, self)
 
     @contextmanager
-    def read(self, place: Place, *, direct: bool = False) -> Generator[ObjectOpenedFile]:
-        """See `Storage`; there is no page cache to go past."""
-        del direct
+    def read(self, place: Place, how: Reading = Reading.IN_ORDER) -> Generator[ObjectOpenedFile]:
+        """See `Storage`; however it is read, ranges are asked for one by one."""
+        del how
         address = _address(place)
         known = self._ask("read", address, lambda: self._system.info(str(address)))
         if known["type"] != "file":

@@ -21,7 +21,7 @@ from xxhash import xxh3_64_hexdigest
 
 from .calls import DIRECT_BYTES, FileCalls, leave_direct, replace_file, try_lock
 from .index import StoredFile
-from .storage import Content, Entry, Place
+from .storage import Content, Entry, Place, Reading
 
 #: Bytes that are made durable at a time where the page cache has to be used: one flush of everything shows no progress.
 SYNC_BYTES = 64 << 20
@@ -79,15 +79,17 @@ class PosixStorage:
         return PosixWrittenFile(path, StoredFile(len(data), None), self._calls, None)
 
     @contextmanager
-    def read(self, place: Place, *, direct: bool = False) -> Generator[PosixOpenedFile]:
+    def read(self, place: Place, how: Reading = Reading.IN_ORDER) -> Generator[PosixOpenedFile]:
         """See `Storage`; no link is followed."""
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            descriptor = os.open(_path(place), flags | (os.O_DIRECT if direct else 0))
+            descriptor = os.open(_path(place), flags | (os.O_DIRECT if how is Reading.DIRECT else 0))
         except OSError as error:
-            if not direct or error.errno != errno.EINVAL:
+            if how is not Reading.DIRECT or error.errno != errno.EINVAL:
                 raise
             descriptor = os.open(_path(place), flags)
+        if how is Reading.BY_BLOCKS:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read that nobody asked for
         try:
             yield PosixOpenedFile(descriptor, os.fstat(descriptor).st_size)
         finally:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from pathlib import Path
 
 from dsrun.errors import CheckpointError
 
 from .index import Index
 from .read_blocks import BlockReader
+from .storage import Place
 from .tensor_header import read_header
 
 
-def verify(folder: Path, index: Index, *, progress: Callable[[str], None] = lambda name: None) -> Generator[str]:
+def verify(folder: Place, index: Index, *, progress: Callable[[str], None] = lambda name: None) -> Generator[str]:
     """Yields everything that is wrong with the files of a tag, each with file and tensors.
 
     A flipped bit of the index is found when it is read, see `parse.read_index`. Checkpoints of format 1 have no
@@ -34,7 +34,7 @@ def verify(folder: Path, index: Index, *, progress: Callable[[str], None] = lamb
             yield from _header_problems(folder, index, name)
 
 
-def _header_problems(folder: Path, index: Index, name: str) -> Generator[str]:
+def _header_problems(folder: Place, index: Index, name: str) -> Generator[str]:
     """Yields boxes that other tools, which read the header, would find elsewhere."""
     try:
         header = read_header(folder / name)

@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
@@ -25,7 +24,9 @@ from .calls import FileCalls
 from .index import StoredFile
 from .messages import is_gone, receive, send
 from .publish import Publication, publish
-from .write_file import WrittenFile, write_image
+from .storage import WrittenFile
+from .storage_registry import place_of
+from .write_file import write_image
 
 
 class _RankIsGoneError(Exception):
@@ -86,7 +87,7 @@ def _write(end: socket.socket, image: memoryview, order: dict[str, Any]) -> Writ
         with suppress(OSError):  # told by the next message that is waited for
             send(end, {"blocks": blocks})
 
-    return write_image(Path(order["path"]), image, order["nbytes"], calls=FileCalls(), progress=progress)
+    return write_image(place_of(order["path"]), image, order["nbytes"], calls=FileCalls(), progress=progress)
 
 
 def _publication(order: dict[str, Any]) -> Publication:
@@ -95,7 +96,7 @@ def _publication(order: dict[str, Any]) -> Publication:
         for key in ("files", "frozen")
     )
     return Publication(
-        folder=Path(order["folder"]),
+        folder=place_of(order["folder"]),
         tag=order["tag"],
         identity=order["identity"],
         files=files,
