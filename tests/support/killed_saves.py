@@ -24,7 +24,7 @@ from dsrun.runtime.checkpoint.load import read
 from dsrun.runtime.checkpoint.saver import Saver
 from dsrun.runtime.checkpoint.under_way import Wanted
 from dsrun.runtime.protocols import StateEntry
-from support.ranks import forkserver
+from support.ranks import forkserver, start
 from support.savers import nothing, save_one, value_of, with_savers
 
 SIZE = 2
@@ -51,7 +51,7 @@ def kill_while_saving(folder: Path, *, seed: str, repeated: bool, asynchronous: 
     process = forkserver.Process(
         target=_save_on_and_on, args=(theirs, str(folder), repeated, asynchronous), daemon=False
     )
-    process.start()
+    start(process)
     theirs.close()
     try:
         assert ours.poll(60), "it never saved"

@@ -11,17 +11,18 @@ import sys
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
+from multiprocessing.forkserver import ensure_running
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 from dsrun.contract import RankInfo
 from dsrun.runtime.compat import TCPStore
 
 # A process has one such server, whichever module asks: what it imports is said here alone, for a second word replaces
-# the first, and then every rank of every test imports dsrun by itself.
+# the first, and then every rank of every test imports torch or dsrun by itself.
 forkserver = multiprocessing.get_context("forkserver")
-forkserver.set_forkserver_preload(
-    ["pytest", "torch", "torch.distributed", "torch._dynamo", "dsrun.runtime.engine.initialize"]
-)
+forkserver.set_forkserver_preload(["pytest", "torch", "torch.distributed", "torch._dynamo", "support.preloaded"])
 
 
 def run_ranks(world_size: int, body: Callable[..., Any], *args: Any, timeout_s: float = 90.0) -> list[Any]:
@@ -52,7 +53,7 @@ def run_ranks(world_size: int, body: Callable[..., Any], *args: Any, timeout_s: 
         process = forkserver.Process(
             target=_run, args=(theirs, info.to_env(), inspect.getfile(body), body.__name__, args), daemon=True
         )
-        process.start()
+        start(process)
         theirs.close()
         processes.append(process)
         ends.append(ours)
@@ -79,6 +80,22 @@ def run_ranks(world_size: int, body: Callable[..., Any], *args: Any, timeout_s: 
                 process.join()
         for end in ends:
             end.close()
+
+
+def start(process: BaseProcess) -> None:
+    """Starts a process of `forkserver`, and before the first one the server, which finds what tests import.
+
+    A server of Python 3.11 does not get the path of this process, and passes over what it cannot import without a word.
+    """
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parents[1]), path]))
+    try:
+        ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
+    process.start()
 
 
 def _function(path: str, name: str) -> Callable[..., Any]:
