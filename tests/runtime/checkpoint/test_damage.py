@@ -1,0 +1,164 @@
+"""What is on disk and is not what was saved is refused by who loads it, with the file's name; nothing of it is run."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsrun.checkpoint_files.folder import latest_tag, tag_to_load, tag_to_save
+from dsrun.checkpoint_files.index import INDEX_FILE
+from dsrun.errors import CheckpointError
+from dsrun.runtime.engine.resume import choose_checkpoint
+from support.savers import save_one, value_of
+
+TAG = "global_step1"
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    save_one(tmp_path, TAG, 1.0, size=2)
+    return tmp_path / TAG
+
+
+def data_files(target: Path) -> list[Path]:
+    return sorted(target.glob("rank-*.safetensors"))
+
+
+def refusal(target: Path) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        value_of(target)
+    return str(caught.value)
+
+
+def test_C8_every_flipped_bit_of_every_file_is_found_where_it_is_loaded(target: Path) -> None:
+    chance = random.Random(8)
+    files = [*data_files(target), target / INDEX_FILE]
+    assert len(files) == 3
+    for path in files:
+        content = path.read_bytes()
+        for bit in [0, 8 * len(content) - 1, *(chance.randrange(8 * len(content)) for _ in range(20))]:
+            flipped = bytearray(content)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            assert str(path) in refusal(target), bit
+        path.write_bytes(content)
+    assert value_of(target) == 1.0
+
+
+def cut(path: Path, other: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def empty(path: Path, other: Path) -> None:
+    path.write_bytes(b"")
+
+
+def lose(path: Path, other: Path) -> None:
+    path.unlink()
+
+
+def swap(path: Path, other: Path) -> None:
+    kept = path.read_bytes()
+    shutil.copy(other, path)
+    other.write_bytes(kept)
+
+
+def link(path: Path, other: Path) -> None:
+    moved = path.rename(path.parent.parent / "moved")
+    path.symlink_to(moved)
+
+
+@pytest.mark.parametrize("harm", [cut, empty, lose, swap, link])
+def test_C9_a_file_that_is_cut_empty_gone_swapped_or_a_link_is_named(
+    target: Path, harm: Callable[[Path, Path], None]
+) -> None:
+    first, second = data_files(target)
+    harm(second, first)
+    message = refusal(target)
+    assert str(first) in message or str(second) in message
+
+
+def test_C9_a_file_of_an_older_step_is_no_file_of_this_one(target: Path) -> None:
+    save_one(target.parent, "global_step2", 2.0, size=2)
+    older, newer = data_files(target)[1], data_files(target.parent / "global_step2")[1]
+    assert older.stat().st_size == newer.stat().st_size
+    shutil.copy(older, newer)
+    assert f"{newer}: bytes 0 to" in refusal(target.parent / "global_step2")
+    assert value_of(target) == 1.0, "the one it was taken from is whole"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"\xff\x00garbage", b"global_step9", b"../global_step1", b"/etc", b"global_step1\0", b"x" * 2**20],
+)
+def test_C10_a_latest_that_names_no_checkpoint_is_refused_with_those_there_are(target: Path, content: bytes) -> None:
+    (target.parent / "latest").write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"complete tags here: {TAG}") as caught:
+        choose_checkpoint(target.parent, None, resume=None, missing_ok=True)
+    assert len(str(caught.value)) < 1000
+    assert choose_checkpoint(target.parent, TAG, resume=None, missing_ok=False) == target
+
+
+def test_C11_no_checkpoint_at_all_is_an_error_or_none_where_the_script_allows_it(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint here: there is no file `latest`"):
+        choose_checkpoint(tmp_path, None, resume=None, missing_ok=False)
+    assert choose_checkpoint(tmp_path, None, resume=None, missing_ok=True) is None
+
+
+@pytest.mark.parametrize("tag", ["../out", "/tmp/out", "a\0b", "a\nb", "a" * 300, "..", "", "latest"])
+def test_C12_a_tag_that_leaves_its_folder_is_refused_before_anything_is_written(tmp_path: Path, tag: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    with pytest.raises(CheckpointError, match="checkpoint tag is"):
+        save_one(run, tag, 1.0)
+    with pytest.raises(CheckpointError, match="checkpoint tag is"):
+        tag_to_load(run, tag)
+    assert [path.name for path in tmp_path.rglob("*")] == ["run"]
+
+
+def test_C12_a_tag_that_is_a_link_is_not_written_through(target: Path) -> None:
+    outside = target.parent / "outside"
+    outside.mkdir()
+    link_to = target.parent / "t"
+    link_to.symlink_to(outside)
+    with pytest.raises(CheckpointError, match="it is a link to"):
+        tag_to_save(target.parent, "t")
+    with pytest.raises(CheckpointError, match="it is a link to"):
+        save_one(target.parent, "t", 2.0)
+    assert not list(outside.iterdir())
+
+
+class Payload:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Callable[..., None], tuple[Path]]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("saved_by", ["pickle", "torch"])
+def test_C13_a_pickle_in_place_of_any_file_is_refused_and_not_run(target: Path, tmp_path: Path, saved_by: str) -> None:
+    mark = tmp_path / "it ran"
+    evil = tmp_path / "evil"
+    if saved_by == "pickle":
+        evil.write_bytes(pickle.dumps(Payload(mark)))
+    else:
+        torch.save(Payload(mark), evil)
+    for path in [*data_files(target), target / INDEX_FILE]:
+        content = path.read_bytes()
+        for payload in (evil.read_bytes(), evil.read_bytes().ljust(len(content), b"\0")):
+            path.write_bytes(payload)
+            assert str(path) in refusal(target)
+        path.write_bytes(content)
+    (target.parent / "latest").write_bytes(evil.read_bytes())
+    with pytest.raises(CheckpointError, match="which is no complete checkpoint"):
+        latest_tag(target.parent)
+    assert not mark.exists()
