@@ -32,6 +32,7 @@ from ..precision.policy import DTYPES, PrecisionPolicy
 from ..precision.traffic import find_light
 from ..zero.build import build_store, build_units
 from ..zero.frozen import join_frozen, place_frozen, whole_bytes
+from ..zero.grad_sums import SplitSums
 from ..zero.leaves import mark_leaves
 from ..zero.meta import has_meta, materialise
 from ..zero.plan import ZeroPlan
@@ -43,6 +44,7 @@ from ..zero.unit import ParamUnit
 from ..zero.units import find_units
 from .describe import hidden_size
 from .disk import file_of_parameters
+from .staying import Stays
 
 _STAYS_WITH_OPTIMIZER = (
     "dsrun: parameters in the optimizer's own dtype are what it updates, so with the optimizer on the device trained "
@@ -87,6 +89,7 @@ class CutModel:
         reducer: of the units' gradients.
         kept: what of a 16-bit model stays in fp32.
         settings: the config, with numbers for sizes that were `"auto"` and go by the model's width.
+        leaving: trained units that are stepped in host memory, in order; `away` and `disk` know them by their position.
         away: gradients on their way to the optimizer, where that steps in host memory; None: it steps on the device.
         disk: has masters and optimizer states; None: they lie in memory.
     """
@@ -102,6 +105,7 @@ class CutModel:
     reducer: GradReducer
     settings: Config
     kept: Kept
+    leaving: Sequence[ParamUnit] = ()
     away: HostGradients | None = None
     disk: DiskStates | None = None
 
@@ -143,7 +147,13 @@ class CutModel:
         if away is None:
             return None
         frames = None if self.disk is None else sum(memory.nbytes for memory in self.disk.buffers())
-        return HostOptimizer(away.travels, adds_up=away.accumulates, widens=away.widens, frame_bytes=frames)
+        return HostOptimizer(
+            away.travels,
+            adds_up=away.accumulates,
+            widens=away.widens,
+            frame_bytes=frames,
+            stays=[not unit.is_away for unit in self.units],
+        )
 
 
 def cut_model(
@@ -159,6 +169,7 @@ def cut_model(
     say: Say,
     masters_host: HostTier | None = None,
     masters_away: DiskStates | None = None,
+    stays: Stays | None = None,
 ) -> CutModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
 
@@ -176,6 +187,7 @@ def cut_model(
         say: told once what goes otherwise than the config asks.
         masters_host: host memory that masters go to, and the way there; None: they stay on the device.
         masters_away: takes them from there to a disk; None: they stay in host memory.
+        stays: whose masters stay on the device although there is a place for masters elsewhere; None: none.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one, or on the meta device with no method that gives it values.
@@ -206,12 +218,15 @@ def cut_model(
         tier=host if trained_leave else None,
         masters_host=None if masters_host is None else masters_host.pool_of(copied=not precision.has_separate_master),
         masters_away=masters_away,
+        stays=stays,
     )
+    leaving = [unit for unit in units if unit.is_away]
     if masters_away is not None:
-        masters_away.end()
-    if host is not None and units and trained_leave and updates and masters_host is None:
+        masters_away.end() if leaving else masters_away.close()
+    stepped_here = [unit for unit in units if updates and not unit.is_away]
+    if host is not None and any(unit.tier is not None for unit in stepped_here):
         in_memory = host.host if isinstance(host, DiskShards) else host
-        in_memory.reserve_leaving(max(unit.layout.shard_numel for unit in units), precision.compute)
+        in_memory.reserve_leaving(max(unit.layout.shard_numel for unit in stepped_here), precision.compute)
     hidden = hidden_size(model, units)
     resolved = settings if hidden is None else resolve_buckets(settings, hidden)
     budgets = gather_budgets(resolved)
@@ -227,18 +242,18 @@ def cut_model(
         tier=host,
         kept=kept.tensors,
     )
-    if host is not None and not trained_leave:
+    if host is not None and (not trained_leave or (units and all(unit.tier is None for unit in units))):
         say(_STAYS_WITH_OPTIMIZER + ("" if gathered.frozen else ", and nothing is frozen that could"))
     place_frozen(model, data_axis, precision=precision, device=mesh.device, cut=gathered.frozen, kept=kept.tensors)
     gathering = turns_of(gathered.acquired, budgets)
     store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
     wire = settings.communication_data_type
     divide_before = float(data_axis.size) if settings.prescale_gradients else settings.gradient_predivide_factor
-    away = None
-    if masters_host is not None:
+    away = sums = None
+    if masters_host is not None and leaving:
         assert settings.batch is not None, "the config was loaded with a world size"
         away = HostGradients(
-            [unit.owned[1] - unit.owned[0] for unit in units],
+            [unit.owned[1] - unit.owned[0] for unit in leaving],
             bus=masters_host.bus,
             device=mesh.device,
             travels=DTYPES[wire] if wire is not None and data_axis.size > 1 else precision.compute,
@@ -247,6 +262,8 @@ def cut_model(
             pool=masters_host.pool,
             memory=memory,
         )
+        positions = {unit.index: position for position, unit in enumerate(leaving)}
+        sums = away if len(leaving) == len(units) else SplitSums(units, away, positions)
     reducer = GradReducer(
         units,
         data_axis,
@@ -254,7 +271,7 @@ def cut_model(
         shard_gradients=plan.shard_gradients,
         divide_before=divide_before,
         wire=None if wire is None else DTYPES[wire],
-        sums=away,
+        sums=sums,
         memory=memory,
     )
     return CutModel(
@@ -269,8 +286,9 @@ def cut_model(
         reducer=reducer,
         settings=resolved,
         kept=kept,
+        leaving=leaving,
         away=away,
-        disk=masters_away,
+        disk=masters_away if leaving else None,
     )
 
 

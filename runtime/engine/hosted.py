@@ -1,6 +1,7 @@
 """An optimizer in host memory put together, as the config's `offload_optimizer` says: memory, the way there, the step.
 
-What each part does stands in `offload`; who waits for what, in `offloaded.py`.
+What each part does stands in `offload`; who waits for what, in `offloaded.py`; which units stay on the device all the
+same, in `staying.py`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,11 @@ from ..memory.host_pool import host_pool_for
 from ..mesh.collectives import Collectives
 from ..offload.block_step import block_step_for
 from ..offload.cpu_optimizer import CpuOptimizer, HostRange, share_of_cores
-from ..offload.disk_states import DiskStates
 from ..offload.params_on_disk import DiskShards
 from ..optim.sharded import ShardOptimizer
 from ..optim.structured import StructuredOptimizer
 from .cut import CutModel, HostTier
-from .offloaded import OffloadedUpdate, forward_order
+from .offloaded import OffloadedUpdate
 
 
 def host_tier(settings: Config, device: torch.device, bus: Bus, *, say: Callable[[str], None]) -> HostTier | None:
@@ -49,9 +49,8 @@ def update_on_host(
     *,
     settings: Config,
     memory: Arenas,
-    disk: DiskStates | None = None,
 ) -> OffloadedUpdate:
-    """Returns the update of a model whose masters lie in host memory.
+    """Returns the update of a model of which masters lie in host memory, of all units or some.
 
     Args:
         cut: the model, with its gradients on their way there.
@@ -60,7 +59,6 @@ def update_on_host(
         collectives: the axis that ranges are spread over.
         settings: the config.
         memory: where buffers are reserved.
-        disk: has the masters, and places for states; None: they are in host memory.
 
     Raises:
         ModelError: the optimizer needs whole tensors, which no rank's host memory has.
@@ -73,7 +71,7 @@ def update_on_host(
             "`zero_optimization.offload_optimizer` steps flat ranges in host memory",
             hint="choose an elementwise optimizer (AdamW, Lion, SGD), or set `offload_optimizer.device` to none",
         )
-    sinks = [unit.tier.sink_of(unit.index) if isinstance(unit.tier, DiskShards) else None for unit in cut.units]
+    sinks = [unit.tier.sink_of(unit.index) if isinstance(unit.tier, DiskShards) else None for unit in cut.leaving]
     ranges = [
         HostRange(
             label=unit.label,
@@ -83,7 +81,7 @@ def update_on_host(
             stays=unit.tier is not None and sink is None,
             sink=sink,
         )
-        for unit, sink in zip(cut.units, sinks, strict=True)
+        for unit, sink in zip(cut.leaving, sinks, strict=True)
     ]
     section = settings.zero_optimization.offload_optimizer
     steps = CpuOptimizer(
@@ -91,14 +89,16 @@ def update_on_host(
         optimizer,
         cut.away,
         block_step_for(optimizer.torch_optimizer),
-        order=forward_order(cut.units, ()),
+        order=range(len(ranges)),
         bus=host.bus,
         pool=host.pool,
         memory=memory,
         cores=share_of_cores(section.cpuadam_cores_perc),
-        keeper=disk,
+        keeper=cut.disk,
     )
-    update = OffloadedUpdate(cut.units, cut.plan, collectives, cut.reducer, cut.store, steps, overlaps=True)
+    update = OffloadedUpdate(
+        cut.units, cut.plan, collectives, cut.reducer, cut.store, steps, overlaps=True, leaving=cut.leaving
+    )
 
     def settle(*_: object) -> None:
         update.settle()

@@ -54,6 +54,7 @@ from .hosted import host_tier, update_on_host
 from .opening import open_run, records_path, say_once
 from .optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
 from .parts import SCRIPT_PHASE, EngineParts, Scheduler
+from .staying import stays_of
 from .step import StepParts
 from .wrapping import check_unwrapped
 
@@ -143,18 +144,21 @@ def initialize(
         say=say_once(info),
         masters_host=host,
         masters_away=disk,
+        stays=None if host is None else stays_of(settings),
     )
     shard_optimizer = ShardOptimizer(
         [unit.owned_range(assignment.group_of) for unit in cut.units],
         group_count=len(assignment.options),
         axis=data_axis if cut.plan.shard_optimizer else None,
+        stays=[not unit.is_away for unit in cut.units],
     )
     torch_optimizer = make_optimizer(optimizer, shard_optimizer, settings, assignment)
     away = None
     if torch_optimizer is not None:
-        shard_optimizer.house_states(memory, None if host is None else host.pool_of(copied=False), away=disk)
-        if host is not None:
-            away = update_on_host(cut, shard_optimizer, host, data_axis, settings=settings, memory=memory, disk=disk)
+        pool = host.pool_of(copied=False) if host is not None and cut.leaving else None
+        shard_optimizer.house_states(memory, pool, away=cut.disk)
+        if host is not None and cut.leaving:
+            away = update_on_host(cut, shard_optimizer, host, data_axis, settings=settings, memory=memory)
     scheduler = make_scheduler(lr_scheduler, torch_optimizer, settings)
     assert settings.batch is not None, "the config was loaded with a world size"
     loading = LoaderWishes(
@@ -241,7 +245,7 @@ def initialize(
             resume=resume_folder(),
             predicted_state_bytes=state_bytes,
             predicted_host_bytes=predicted.host_bytes(),
-            wear=wear_of(disk, cut.slices_on_disk, settings, records, rank=info.rank),
+            wear=wear_of(cut.disk, cut.slices_on_disk, settings, records, rank=info.rank),
             frozen_units=cut.frozen,
             saver=Saver(data_axis, noticeboard(), device=mesh.device, policy=policy_of_saving(settings.checkpoint)),
         )

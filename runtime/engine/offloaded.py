@@ -18,6 +18,7 @@ from torch import Tensor
 from ..mesh.collectives import Collectives, Pending
 from ..offload.cpu_optimizer import CpuOptimizer
 from ..zero.plan import ZeroPlan
+from ..zero.publisher import write_parameters
 from ..zero.reducer import GradReducer
 from ..zero.store import ParamStore
 from ..zero.unit import ParamUnit
@@ -34,6 +35,8 @@ class OffloadedUpdate:
         store: told that gathered copies are stale.
         host: steps their ranges.
         overlaps: let the update go on behind the step.
+        leaving: the units that `host` steps, by the position at which it knows them; the others are stepped on the
+            device, and there when `begin` returns: the next forward begins with these. None: all.
     """
 
     def __init__(
@@ -46,8 +49,13 @@ class OffloadedUpdate:
         host: CpuOptimizer,
         *,
         overlaps: bool,
+        leaving: Sequence[ParamUnit] | None = None,
     ) -> None:
         self._units = list(units)
+        self._leaving = list(units if leaving is None else leaving)
+        self._positions = {unit.index: position for position, unit in enumerate(self._leaving)}
+        self._staying = [unit for unit in units if unit.index not in self._positions]
+        self._plan = plan
         self._collectives = collectives
         self._reducer = reducer
         self._store = store
@@ -61,10 +69,12 @@ class OffloadedUpdate:
 
     def begin(self, coefficient: float) -> None:
         """See `UpdateAway`: one all-gather a unit at stages 1 and 2; at stage 3 of what is never dropped."""
-        self._host.follow(forward_order(self._units, self._reducer.canonical_order()))
+        order = forward_order(self._units, self._reducer.canonical_order())
+        self._host.follow([self._positions[index] for index in order if index in self._positions])
         if self._overlaps and not self._gathers:
             self._mark_stale()
         self._host.begin(coefficient)
+        write_parameters(self._staying, self._plan)
         if not self._overlaps and not self._gathers:
             self._publish()
         if not self._overlaps:
@@ -78,7 +88,8 @@ class OffloadedUpdate:
 
     def wait(self, index: int) -> None:
         """See `Arrival`."""
-        self._host.wait(index)
+        if index in self._positions:
+            self._host.wait(self._positions[index])
 
     def settle(self) -> None:
         """See `UpdateAway` and `Arrival`."""
@@ -98,11 +109,10 @@ class OffloadedUpdate:
                 self._host.close()
 
     def _publish(self) -> None:
-        """Gathers each unit when its range is there, on all ranks in one order."""
+        """Gathers each unit when its range is there, on all ranks in one order: first those that are there."""
         pending: list[Pending] = []
-        for index in self._host.order:
-            unit = self._units[index]
-            self._host.wait(index)
+        for unit in [*self._staying, *(self._leaving[position] for position in self._host.order)]:
+            self.wait(unit.index)
             pending.append(self._collectives.all_gather(unit.flat_param, unit.shard, of=unit.label))
         for work in pending:
             work.wait()
@@ -113,7 +123,7 @@ class OffloadedUpdate:
         Reads through the module wait for these. Who keeps a parameter and reads it between a step and the next forward
         would see values of before the step, or of both: it shows.
         """
-        for unit in self._units:
+        for unit in self._leaving:
             if unit.module is None:
                 continue
             if unit.index not in self._marks:

@@ -25,6 +25,9 @@ VIEW_ALIGN = 256
 #: Elements that are copied at once where a buffer moves onto itself.
 _MOVE_NUMEL = 1 << 20
 
+#: Behind the names of arenas on the device, where others of their kind are in host memory or on a disk.
+STAYING = " that stay"
+
 #: Where memory lies: on the device that computes, or on its host; where the device is the CPU, two parts of its RAM.
 #: What is on a disk has addresses alone, and takes no memory.
 Tier = Literal["device", "host", "disk"]

@@ -73,9 +73,9 @@ class Arenas:
         """Makes an arena of `numel` elements, see `arena.room_for`; where `zeros` is a collective, on every rank."""
         return self._add(Arena(name, zeros, numel=numel, tier=tier, leaves=leaves))
 
-    def growing(self, name: str, zeros: Zeros, *, tier: Tier = "device") -> Arena:
+    def growing(self, name: str, zeros: Zeros, *, tier: Tier = "device", leaves: bool = False) -> Arena:
         """Makes an arena for buffers that come and go; it has no memory until the first is wanted."""
-        return self._add(Arena(name, zeros, grows=True, tier=tier))
+        return self._add(Arena(name, zeros, grows=True, tier=tier, leaves=leaves))
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in one of the arenas."""

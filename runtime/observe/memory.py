@@ -31,12 +31,14 @@ class HostOptimizer:
         adds_up: micro steps are added up, in the masters' dtype, on the device.
         widens: gradients are multiplied in the masters' dtype on the host, for no power of two takes their mean.
         frame_bytes: masters and states lie on a disk, and pass through so much memory; None: they lie in memory.
+        stays: for each layout, whether its masters and states stay on the device; empty: none do.
     """
 
     travels: torch.dtype
     adds_up: bool
     widens: bool
     frame_bytes: int | None = None
+    stays: Sequence[bool] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +93,23 @@ class StatePrediction:
     def _slices_on_host(self) -> int:
         if self.slice_bytes is not None:
             return self.slice_bytes
-        trained = sum(layout.shard_numel for layout in self.layouts) if self.trained_on_host else 0
         frozen = sum(layout.shard_numel for layout in self.frozen_layouts) if self.frozen_on_host else 0
-        return (trained + frozen) * self.compute.itemsize
+        return (self._trained_off_device() + frozen) * self.compute.itemsize
+
+    def _trained_off_device(self) -> int:
+        """Elements of slices of trained parameters off the device: those that an optimizer there updates stay."""
+        if not self.trained_on_host:
+            return 0
+        leaving, _ = self._leaving_and_staying()
+        are_masters = self.host_optimizer is not None and self.compute == self.master
+        return sum(layout.shard_numel for layout in (leaving if are_masters else self.layouts))
+
+    def _leaving_and_staying(self) -> tuple[list[UnitLayout], list[UnitLayout]]:
+        """Returns the layouts whose masters are off the device, and the others."""
+        how = self.host_optimizer
+        stays = [how is None] * len(self.layouts) if how is None or not how.stays else how.stays
+        pairs = list(zip(self.layouts, stays, strict=True))
+        return [layout for layout, one in pairs if not one], [layout for layout, one in pairs if one]
 
     def total_bytes(self) -> int:
         """Returns the bytes of parameters, gradients, masters and optimizer states that a rank holds between steps."""
@@ -104,13 +120,16 @@ class StatePrediction:
         slots = self._slot_numel() if self.gathering is None else self.gathering.numel
         parameters = (shard + frozen + slots) if self.shard_parameters else full
         if self.slice_bytes is not None:
-            parameters -= (shard if self.trained_on_host else 0) + (frozen if self.frozen_on_host else 0)
+            parameters -= self._trained_off_device() + (frozen if self.frozen_on_host else 0)
         gradients = self._slot_numel() if self.shard_gradients else full
         compute_bytes = (parameters + gradients) * self.compute.itemsize + self.whole_frozen_bytes
         compute_bytes += self.slice_bytes or 0
         sums, states = self.sums or self.master, self.states or self.master
         if self.host_optimizer is not None:
-            on_device = owned * sums.itemsize if self.host_optimizer.adds_up else 0
+            leaving, staying = (sum(layout.shard_numel for layout in one) for one in self._leaving_and_staying())
+            on_device = leaving * sums.itemsize if self.host_optimizer.adds_up else 0
+            on_device += staying * (sums.itemsize + (self.master.itemsize if self.compute != self.master else 0))
+            on_device += round(staying * self.states_per_element) * states.itemsize
             return compute_bytes + on_device + self._optimizer_on_host()
         masters = (owned if self.compute != self.master else 0) * self.master.itemsize
         state_bytes = round(owned * self.states_per_element) * states.itemsize
@@ -130,8 +149,9 @@ class StatePrediction:
         how = self.host_optimizer
         if how is None:
             return 0
-        owned = sum(layout.shard_numel for layout in self.layouts)
-        largest = max((layout.shard_numel for layout in self.layouts), default=0)
+        leaving, _ = self._leaving_and_staying()
+        owned = sum(layout.shard_numel for layout in leaving)
+        largest = max((layout.shard_numel for layout in leaving), default=0)
         # Slices in the masters' dtype and in host memory are the masters.
         masters = 0 if self.trained_on_host and self.compute == self.master else owned * self.master.itemsize
         states = round(owned * self.states_per_element) * self.master.itemsize

@@ -179,7 +179,7 @@ class CpuOptimizer:
         """
         assert not self._under_way, "the last step was not settled"
         self._under_way = True
-        options = self._optimizer.begin_away()
+        options = self._optimizer.begin_away(coefficient)
         if self._keeper is not None:
             self._keeper.begin()
         self._gradients.prepare()

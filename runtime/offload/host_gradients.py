@@ -114,14 +114,14 @@ class HostGradients:
             return pool.zeros(numel, dtype=torch.float32)
 
         if accumulates:
-            self._sum_arena: Arena = memory.reserve("gradient sums", room_for(numels), sums)
+            self._sum_arena: Arena = memory.reserve("gradient sums", room_for(numels), sums, leaves=True)
             room = room_for([self._largest] * RING)
             self._ring_arena: Arena = memory.reserve("gradient ring", room, wide, tier="host")
             self._kept = [self._sum_arena.take(numel) for numel in numels]
             self._fill_ring()
             return
         self._kept = []
-        self._sum_arena = memory.growing("gradient sums", sums)
+        self._sum_arena = memory.growing("gradient sums", sums, leaves=True)
         self._ring_arena = memory.growing("gradient ring", wide, tier="host")
         arena = memory.reserve(
             "host gradients", room_for(numels), lambda numel: pool.zeros(numel, dtype=travels), tier="host"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..memory.arena import room_for
+from ..memory.arena import STAYING, room_for
 from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..memory.pages import fresh_zeros
@@ -33,8 +33,36 @@ class StatePlaces(Protocol):
         ...
 
 
+class Housing(Protocol):
+    """Places for states, as who makes states asks for them."""
+
+    def form_of(self, owned: OwnedRange) -> StateFormat:
+        """Returns how a range's states lie."""
+        ...
+
+    def place(self, owned: OwnedRange, name: str) -> Tensor | None:
+        """Returns the buffer of a state, or of its codes or scales, as large as the range asks for.
+
+        Args:
+            owned: the range.
+            name: of the tensor, see `StateFormat.part_of`.
+
+        Returns:
+            None where there are more states than expected.
+        """
+        ...
+
+    def buffers(self) -> list[Tensor]:
+        """Returns the buffers of all states, padding included."""
+        ...
+
+    def vacate(self) -> None:
+        """Forgets which state lies where: others will be placed."""
+        ...
+
+
 class StateHousing:
-    """Places for the states of all ranges.
+    """Places for the states of ranges that lie in one kind of memory.
 
     Args:
         counts: each range with the number of states of its elements.
@@ -42,6 +70,7 @@ class StateHousing:
         host: makes that memory where the masters lie in host memory apart from the device; None: they do not.
         away: has places of its own for states, by the number of the range; None: they are reserved here.
         form: how states lie there; fp32: in the dtype the optimizer computes in.
+        suffix: behind the name of the arena, where there are others of its kind.
     """
 
     def __init__(
@@ -51,6 +80,7 @@ class StateHousing:
         host: HostPool | None = None,
         *,
         away: StatePlaces | None = None,
+        suffix: str = "",
         form: StateFormat = FP32_STATES,
     ) -> None:
         self._form = form
@@ -69,7 +99,7 @@ class StateHousing:
             dtype = first.dtype if form is FP32_STATES else part.dtype
             numels = [form.place_numel(number, owned.master.numel()) for owned, _ in counts]
             arena = memory.reserve(
-                f"{'scales of ' if number else ''}optimizer states",
+                f"{'scales of ' if number else ''}optimizer states{suffix}",
                 sum(room_for([numel]) * count for numel, (_, count) in zip(numels, counts, strict=True)),
                 partial(_zeros, dtype=dtype, device=first.device, host=host),
                 tier="device" if host is None else "host",
@@ -81,19 +111,11 @@ class StateHousing:
         self.vacate()
 
     def form_of(self, owned: OwnedRange) -> StateFormat:
-        """Returns how a range's states lie."""
+        """See `Housing`."""
         return self._form
 
     def place(self, owned: OwnedRange, name: str) -> Tensor | None:
-        """Returns the buffer of a state, or of its codes or scales, as large as the range asks for.
-
-        Args:
-            owned: the range.
-            name: of the tensor, see `StateFormat.part_of`.
-
-        Returns:
-            None where there are more states than expected.
-        """
+        """See `Housing`."""
         names, places = self._names[id(owned)], self._places[id(owned)]
         state, part = self._form.part_of(name)
         if state not in names:
@@ -105,12 +127,65 @@ class StateHousing:
         return places[names.index(state)][part]
 
     def buffers(self) -> list[Tensor]:
-        """Returns the buffers of all states, padding included."""
+        """See `Housing`."""
         return [place for states in self._places.values() for parts in states for place in parts]
 
     def vacate(self) -> None:
-        """Forgets which state lies where: others will be placed."""
+        """See `Housing`."""
         self._names = {number: [] for number in self._places}
+
+
+class _SplitHousing:
+    """Places in several kinds of memory, each for ranges of its own."""
+
+    def __init__(self, parts: Sequence[tuple[Sequence[tuple[OwnedRange, int]], StateHousing]]) -> None:
+        self._parts = [housing for _, housing in parts]
+        self._by_range = {id(owned): housing for counts, housing in parts for owned, _ in counts}
+
+    def form_of(self, owned: OwnedRange) -> StateFormat:
+        return self._by_range[id(owned)].form_of(owned)
+
+    def place(self, owned: OwnedRange, name: str) -> Tensor | None:
+        return self._by_range[id(owned)].place(owned, name)
+
+    def buffers(self) -> list[Tensor]:
+        return [buffer for housing in self._parts for buffer in housing.buffers()]
+
+    def vacate(self) -> None:
+        for housing in self._parts:
+            housing.vacate()
+
+
+def house(
+    counts: Sequence[tuple[OwnedRange, int]],
+    memory: Arenas,
+    host: HostPool | None,
+    *,
+    away: StatePlaces | None,
+    staying: Sequence[OwnedRange],
+    form: StateFormat = FP32_STATES,
+) -> Housing:
+    """Returns the places for the states of all ranges, wherever their masters lie.
+
+    Args:
+        counts: each range with the number of states of its elements.
+        memory: where they are reserved.
+        host: makes memory where masters lie in host memory apart from the device; None: all stay.
+        away: has places of its own for states of ranges that leave, by their position among these.
+        staying: ranges whose masters stay on the device although there is such host memory.
+        form: how states lie that leave.
+    """
+    stay = {id(owned) for owned in staying}
+    if host is None or not stay:
+        return StateHousing(counts, memory, host, away=away, form=form)
+    there = [(owned, count) for owned, count in counts if id(owned) not in stay]
+    here = [(owned, count) for owned, count in counts if id(owned) in stay]
+    return _SplitHousing(
+        [
+            (there, StateHousing(there, memory, host, away=away, form=form)),
+            (here, StateHousing(here, memory, suffix=STAYING)),
+        ]
+    )
 
 
 def _zeros(numel: int, *, dtype: torch.dtype, device: torch.device, host: HostPool | None) -> Tensor:

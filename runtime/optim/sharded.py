@@ -19,7 +19,7 @@ from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
 from ..protocols import OwnedRange, StateEntry
-from .housing import StateHousing, StatePlaces, adam_state_names, adam_step_count
+from .housing import Housing, StatePlaces, adam_state_names, adam_step_count, house
 from .registry import adopt, check_range_by_range, states_of_group
 from .runs import Run, cut_runs
 from .structured import StructuredOptimizer, TensorInfo
@@ -36,20 +36,30 @@ class ShardOptimizer:
         ranges: what this rank owns of every unit.
         group_count: number of optimizer groups.
         axis: over which ranges are spread; None where this rank owns everything.
+        stays: for each range whether it is stepped here all the same where a step is taken elsewhere, see
+            `begin_away`; None: none is.
 
     Attributes:
         torch_optimizer: that holds the leaves.
         put_away: masters, states or sums are in host memory for a while, and must not be touched.
     """
 
-    def __init__(self, ranges: Sequence[OwnedRange], *, group_count: int, axis: Collectives | None = None) -> None:
+    def __init__(
+        self,
+        ranges: Sequence[OwnedRange],
+        *,
+        group_count: int,
+        axis: Collectives | None = None,
+        stays: Sequence[bool] | None = None,
+    ) -> None:
         self._ranges = ranges
+        self._staying = [owned for owned, one in zip(ranges, stays or [False] * len(ranges), strict=True) if one]
         self._runs = [run for owned in ranges for run in cut_runs(owned)]
         self._group_count = group_count
         self._axis = axis
         self.torch_optimizer: optim.Optimizer | None = None
         self.put_away = False
-        self._housing: StateHousing | None = None
+        self._housing: Housing | None = None
         self._is_housed = False
         self._stepping = False
         self._is_windowed = any(owned.window is not None for owned in ranges)
@@ -80,8 +90,8 @@ class ShardOptimizer:
 
         Args:
             memory: where it is reserved.
-            host: makes it, where masters lie in host memory apart from the device.
-            away: has places of its own, where masters are not always in memory.
+            host: makes it, where masters lie in host memory apart from the device; not of ranges that stay.
+            away: has places of its own, where masters are not always in memory; likewise.
         """
         assert self.torch_optimizer is not None, "drive() was not called"
         if self.torch_optimizer.state:
@@ -89,7 +99,7 @@ class ShardOptimizer:
         of_group = [states_of_group(self.torch_optimizer, group) for group in self.torch_optimizer.param_groups]
         counts = [(owned, max((of_group[group] for group in owned.groups), default=0)) for owned in self._ranges]
         if any(count for _, count in counts):
-            self._housing = StateHousing(counts, memory, host, away=away)
+            self._housing = house(counts, memory, host, away=away, staying=self._staying)
 
     def step(self, factor: float = 1.0) -> None:
         """Takes one optimizer step on the local ranges.
@@ -105,14 +115,7 @@ class ShardOptimizer:
                 return
             if factor != 1:
                 foreach_mul([owned.grad_sum for owned in self._ranges], factor)
-            for run in self._runs:
-                # A script's own optimizer.zero_grad() sets gradients to None; they are views and come back here.
-                if run.param.grad is None:
-                    run.param.grad = run.grad
-            if self._housing is not None and not self._is_housed:
-                self._first_step(self.torch_optimizer, self._housing)
-            else:
-                self.torch_optimizer.step()
+            self._step_runs(self.torch_optimizer, self._runs)
         finally:
             self._stepping = False
 
@@ -123,10 +126,14 @@ class ShardOptimizer:
         """Parts of the ranges that are in one group, in order."""
         return self._runs
 
-    def begin_away(self) -> list[dict[str, Any]]:
-        """Begins a step that others take: runs what hangs on the optimizer's own `step`, which finds no gradients.
+    def begin_away(self, factor: float = 1.0) -> list[dict[str, Any]]:
+        """Begins a step that others take, and takes it for the ranges that stay, if any do.
 
-        Those are hooks of scripts and profilers, and the mark by which a schedule knows that it comes after a step.
+        Runs what hangs on the optimizer's own `step`, which finds no gradients of the others: hooks of scripts and
+        profilers, and the mark by which a schedule knows that it comes after a step.
+
+        Args:
+            factor: gradients of the ranges that stay are multiplied by it first.
 
         Returns:
             each group's options, as the optimizer's own code would find them: behind all hooks, before it counts.
@@ -137,13 +144,17 @@ class ShardOptimizer:
         options: list[dict[str, Any]] = []
 
         def note(optimizer: optim.Optimizer, *_: object) -> None:
-            for group in optimizer.param_groups:
-                options.append({key: value for key, value in group.items() if key != "params"})
+            if not options:  # a first step may come in parts
+                for group in optimizer.param_groups:
+                    options.append({key: value for key, value in group.items() if key != "params"})
 
         last_hook = self.torch_optimizer.register_step_pre_hook(note)
         self._stepping = True
         try:
-            self.torch_optimizer.step()
+            if factor != 1 and self._staying:
+                foreach_mul([owned.grad_sum for owned in self._staying], factor)
+            stay = {id(owned) for owned in self._staying}
+            self._step_runs(self.torch_optimizer, [run for run in self._runs if id(run.owned) in stay])
         finally:
             self._stepping = False
             last_hook.remove()
@@ -268,13 +279,24 @@ class ShardOptimizer:
             for extent, group in zip(owned.layout.extents, owned.groups, strict=True)
         ]
 
-    def _first_step(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
+    def _step_runs(self, optimizer: optim.Optimizer, runs: Sequence[Run]) -> None:
+        """Takes one step of these runs; the leaves of others have no gradient."""
+        for run in runs:
+            # A script's own optimizer.zero_grad() sets gradients to None; they are views and come back here.
+            if run.param.grad is None:
+                run.param.grad = run.grad
+        if runs and self._housing is not None and not self._is_housed:
+            self._first_step(optimizer, runs, self._housing)
+        else:
+            optimizer.step()
+
+    def _first_step(self, optimizer: optim.Optimizer, runs: Sequence[Run], housing: Housing) -> None:
         """Takes the first step so that states lie where they belong, with torch's own values to the bit."""
         if isinstance(optimizer, optim.Adam | optim.AdamW):
-            self._place_zeros(optimizer, housing)
+            self._place_zeros(optimizer, runs, housing)
             optimizer.step()
         else:
-            self._step_and_house(optimizer, housing)
+            self._step_and_house(optimizer, runs, housing)
         self._is_housed = True
 
     def _step_through_window(self, optimizer: optim.Optimizer, factor: float) -> None:
@@ -284,39 +306,39 @@ class ShardOptimizer:
             step_range_by_range(self._runs, optimizer, factor=factor)
             return
         if isinstance(optimizer, optim.Adam | optim.AdamW):
-            self._place_zeros(optimizer, housing)
+            self._place_zeros(optimizer, self._runs, housing)
             step_range_by_range(self._runs, optimizer, factor=factor)
         else:
             step_range_by_range(self._runs, optimizer, factor=factor, after=lambda run: self._move_states(run, housing))
         self._is_housed = True
 
-    def _place_zeros(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
+    def _place_zeros(self, optimizer: optim.Optimizer, runs: Sequence[Run], housing: Housing) -> None:
         """Gives Adam's states their places, zeroed as torch begins with them."""
-        for run in self._runs:
+        for run in runs:
             options = optimizer.param_groups[run.group]
             states = {name: housing.place(run.owned, name) for name in adam_state_names(options)}
             housed = {name: _part(run, flat) for name, flat in states.items() if flat is not None}
             optimizer.state[run.param] = {"step": adam_step_count(options, run.grad.device), **housed}
 
-    def _step_and_house(self, optimizer: optim.Optimizer, housing: StateHousing) -> None:
+    def _step_and_house(self, optimizer: optim.Optimizer, runs: Sequence[Run], housing: Housing) -> None:
         """Takes the first step run by run, and moves the states that torch makes in it to where they belong.
 
         So no more than one run's states are there twice. Elementwise optimizers do the same for each run, whatever they
         do for others; leaves without a gradient are left out.
         """
-        for run in self._runs:
+        for run in runs:
             run.param.grad = None
         try:
-            for run in self._runs:
+            for run in runs:
                 run.param.grad = run.grad
                 optimizer.step()
                 run.param.grad = None
                 self._move_states(run, housing)
         finally:
-            for run in self._runs:
+            for run in runs:
                 run.param.grad = run.grad
 
-    def _move_states(self, run: Run, housing: StateHousing) -> None:
+    def _move_states(self, run: Run, housing: Housing) -> None:
         """Moves the states that torch has made for a run to where they belong."""
         state = self._state(run)
         for name, value in state.items():

@@ -5,14 +5,14 @@ Where first values come from is decided in `values.py`; slots and gradients are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ..memory.arena import Arena, room_for
+from ..memory.arena import STAYING, Arena, room_for
 from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..memory.pages import fresh_zeros
@@ -26,10 +26,13 @@ from .values import take_values
 
 
 class MasterPlaces(Protocol):
-    """Places for masters that are not always in memory. At stages 1 to 3: a rank has its slices."""
+    """Places for masters that are not always in memory. At stages 1 to 3: a rank has its slices.
+
+    Units have numbers: the position among those whose masters come here.
+    """
 
     def reserve(self, labels: Sequence[str], numels: Sequence[int], master: torch.dtype, state: torch.dtype) -> None:
-        """Makes room for the masters of all units, and for states in their own dtype beside them."""
+        """Makes room for the masters of units, and for states in their own dtype beside them."""
         ...
 
     def admit(self, index: int, values_N: Tensor) -> Tensor:
@@ -52,6 +55,7 @@ class UnitBuffers:
         masters_away: takes masters that are not always in memory, and has reserved room for them; None: they are.
         masters_host: memory for masters, where the optimizer steps on the host; None: they lie beside the parameters.
             Slices in a tier are the masters themselves where both have one dtype.
+        positions: of units whose masters leave for either, by their number: which one of all these it is.
     """
 
     def __init__(
@@ -67,35 +71,38 @@ class UnitBuffers:
         tier: ShardTier | None = None,
         masters_host: HostPool | None = None,
         masters_away: MasterPlaces | None = None,
+        positions: Mapping[int, int] | None = None,
     ) -> None:
         self._masters_away = masters_away
         self._units = units
-        self._tier = tier
-        self._masters_host = masters_host
+        self._positions = {} if positions is None else positions
+        self._going = [unit for unit in units if unit.is_away]
+        self._staying = [unit for unit in units if not unit.is_away]
+        self._suffix_of_staying = (STAYING if self._going else "") + suffix
         self._plan = plan
         self._collectives = collectives
         self._precision = precision
         self._device = device
         self._memory = memory
         self._suffix = suffix
-        padded = [unit.layout.padded_numel for unit in units]
-        shards = [unit.layout.shard_numel for unit in units]
-        self._owned_numel = sum(shards if plan.shard_optimizer else padded)
-        self._params: Arena | None = None
-        name, numels = ("parameter shards", shards) if plan.shard_parameters else ("parameters", padded)
-        if tier is None:
-            self._params = memory.reserve(name + suffix, sum(numels), self._shared)
-        else:
-            tier.reserve(name, numels, precision.compute)
+        # An optimizer on the device that updates the very parameters has them there.
+        in_tier = units if masters_host is None or precision.has_separate_master else self._going
+        self._in_tier = {unit.index for unit in in_tier} if tier is not None else set[int]()
+        self._tier = tier
+        self._has_masters_in_tier = tier is not None and not precision.has_separate_master
+        self._params = self._reserve_params()
         self._masters: Arena | None = None
-        if masters_away is None and masters_host is not None and (precision.has_separate_master or tier is None):
+        self._hosted: Arena | None = None
+        if masters_host is not None and masters_away is None and self._going and not self._has_masters_in_tier:
             zeros = partial(masters_host.zeros, dtype=precision.master)
-            self._masters = memory.reserve("masters" + suffix, self._owned_numel, zeros, tier="host")
-        elif masters_away is None and precision.has_separate_master:
-            self._masters = memory.reserve("masters" + suffix, self._owned_numel, self._own, leaves=True)
+            self._hosted = memory.reserve("masters" + suffix, self._owned_numel(self._going), zeros, tier="host")
+        if precision.has_separate_master and self._staying:
+            name = "masters" + self._suffix_of_staying
+            self._masters = memory.reserve(name, self._owned_numel(self._staying), self._own, leaves=True)
         # The first values of one unit, where no buffer of its own can take them whole and in fp32.
-        in_parameters = self._masters is None and masters_away is None
+        in_parameters = self._masters is None and self._hosted is None and not (masters_away and self._going)
         needs_scratch = plan.shard_parameters if in_parameters else plan.shard_optimizer
+        padded = (unit.layout.padded_numel for unit in units)
         self._scratch = self._own(max(padded, default=0) if needs_scratch else 0)
 
     def fill(self, unit: ParamUnit) -> None:
@@ -106,10 +113,10 @@ class UnitBuffers:
         mine = own_slice(whole, rank=rank, size=size)
         promised = take_values(unit, whole, self._collectives, device=self._device)
         if flat is None:
-            if self._tier is None:
-                unit.shard = self._take_params(layout.shard_numel).copy_(mine)
-            else:
+            if self._tier is not None and unit.index in self._in_tier:
                 unit.tier, unit.shard = self._tier, self._tier.admit(unit.index, mine)
+            else:
+                unit.shard = self._take_params(layout.shard_numel).copy_(mine)
             # The model's first tensors must not live on until the slots exist.
             for param in unit.params:
                 param.data = torch.empty(0, dtype=self._precision.compute, device=self._device)
@@ -121,36 +128,55 @@ class UnitBuffers:
             unit.shard = own_slice(flat, rank=rank, size=size)
             unit.bind_params(flat)
         unit.owned = layout.shard_range(rank) if self._plan.shard_optimizer else (0, layout.padded_numel)
-        if self._masters_away is not None:
-            unit.master = self._masters_away.admit(unit.index, mine)
-        elif self._masters is None:
+        masters = self._hosted if unit.is_away else self._masters
+        if unit.is_away and self._masters_away is not None:
+            unit.master = self._masters_away.admit(self._positions[unit.index], mine)
+        elif masters is None:
             unit.master = unit.shard if self._plan.shard_optimizer else unit.flat_param
         else:
-            unit.master = self._masters.take(layout.shard_numel).copy_(mine) if self._plan.shard_optimizer else whole
+            unit.master = masters.take(layout.shard_numel).copy_(mine) if self._plan.shard_optimizer else whole
 
     def add_sums(self) -> None:
-        """Gives every unit its gradient sum, where masters are; last, when the model's first tensors are gone."""
+        """Gives units whose masters stay their gradient sums; last, when the model's first tensors are gone."""
         self._scratch = self._own(0)  # as much as the largest unit takes in fp32
-        if self._masters_host is not None:
+        if self._going and not self._staying:
             return
         sums = self._precision.sums
-        name, zeros = "gradient sums" + self._suffix, partial(self._zeros, dtype=sums)
-        arena = self._memory.reserve(name, self._owned_numel, zeros, leaves=True)
+        name, zeros = "gradient sums" + self._suffix_of_staying, partial(self._zeros, dtype=sums)
+        arena = self._memory.reserve(name, self._owned_numel(self._staying), zeros, leaves=True)
         window = self._window()
-        for unit in self._units:
+        for unit in self._staying:
             unit.grad_sum = arena.take(unit.owned[1] - unit.owned[0])
             unit.window = window
 
     def _window(self) -> Window | None:
         """Reserves what the optimizer sees ranges of other dtypes through: as much as the longest of them."""
         count, states = self._precision.window_count, self._precision.states
-        if not count or not self._units:
+        if not count or not self._staying:
             return None
-        numel = max(unit.owned[1] - unit.owned[0] for unit in self._units)
+        numel = max(unit.owned[1] - unit.owned[0] for unit in self._staying)
         room = room_for([numel] * count)
         name = "optimizer window" + self._suffix
         arena = self._memory.reserve(name, room, lambda numel: self._zeros(numel, states))
         return Window(arena.take(numel), arena.take(numel) if count > 1 else None)
+
+    def _reserve_params(self) -> Arena | None:
+        """Makes room for parameters, in the tier and on the device; None where nothing of them is there."""
+        kind = "parameter shards" if self._plan.shard_parameters else "parameters"
+        if self._tier is not None:
+            numels = [unit.layout.shard_numel for unit in self._units if unit.index in self._in_tier]
+            if numels:
+                self._tier.reserve(kind, numels, self._precision.compute)
+        here = [unit.layout for unit in self._units if unit.index not in self._in_tier]
+        if self._tier is not None and not here:
+            return None
+        name = kind + (STAYING if self._in_tier else "") + self._suffix
+        numels = [layout.shard_numel if self._plan.shard_parameters else layout.padded_numel for layout in here]
+        return self._memory.reserve(name, sum(numels), self._shared)
+
+    def _owned_numel(self, units: Sequence[ParamUnit]) -> int:
+        whole = not self._plan.shard_optimizer
+        return sum(unit.layout.padded_numel if whole else unit.layout.shard_numel for unit in units)
 
     def _take_params(self, numel: int) -> Tensor:
         assert self._params is not None, "a tier holds the parameters"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -36,6 +36,7 @@ def build_units(
     tier: ShardTier | None = None,
     masters_host: HostPool | None = None,
     masters_away: MasterPlaces | None = None,
+    stays: Callable[[Sequence[ParamUnit]], Sequence[bool]] | None = None,
 ) -> list[ParamUnit]:
     """Takes the parameters' values into flat buffers on `device`; the parameters become views of them.
 
@@ -54,6 +55,8 @@ def build_units(
         tier: holds the slices of parameters at stage 3; None: the device does.
         masters_host: memory for masters, where the optimizer steps on the host.
         masters_away: takes masters that are not always in memory.
+        stays: says of units that are laid out, whether the masters of each stay on the device all the same, on every
+            rank alike; None: all leave for where masters are to be.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one.
@@ -65,9 +68,14 @@ def build_units(
         for index, spec in enumerate(specs)
     ]
     memory = memory or Arenas()
-    if masters_away is not None:
-        shards = [unit.layout.shard_numel for unit in units]
-        masters_away.reserve([unit.label for unit in units], shards, precision.master, precision.states)
+    has_place = masters_host is not None or masters_away is not None
+    staying = [not has_place] * len(units) if stays is None or not has_place else stays(units)
+    for unit, stays_here in zip(units, staying, strict=True):
+        unit.is_away = not stays_here
+    leaving = [unit for unit in units if unit.is_away]
+    if masters_away is not None and leaving:
+        shards = [unit.layout.shard_numel for unit in leaving]
+        masters_away.reserve([unit.label for unit in leaving], shards, precision.master, precision.states)
     filled: list[UnitBuffers] = []
     for dtype in dict.fromkeys(spec.dtype for spec in specs):
         members = [unit for unit, spec in zip(units, specs, strict=True) if spec.dtype == dtype]
@@ -82,6 +90,7 @@ def build_units(
             tier=tier if plan.shard_parameters else None,
             masters_host=masters_host,
             masters_away=masters_away,
+            positions={unit.index: position for position, unit in enumerate(leaving)},
         )
         for unit in members:
             buffers.fill(unit)

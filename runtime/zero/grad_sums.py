@@ -1,11 +1,13 @@
 """Where gradients go once they are reduced: what a micro step adds to, what the norm and the update are taken of.
 
+One place may have them all, or each unit one of two.
+
 How they are reduced, and when, is decided in `reducer.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -52,28 +54,73 @@ class ResidentSums:
     """Sums in a buffer a unit, beside the masters.
 
     Args:
-        units: all units; their `grad_sum`s are the buffers.
+        units: of which it is asked; their `grad_sum`s are the buffers.
     """
 
     def __init__(self, units: Sequence[ParamUnit]) -> None:
-        self._units = units
+        self._by_index = {unit.index: unit for unit in units}
 
     def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> None:
         """See `GradSums`: computed in fp32, where sums are fp32."""
-        (set_scaled if first else add_scaled)(self._units[index].grad_sum, reduced_N, factor)
+        (set_scaled if first else add_scaled)(self._by_index[index].grad_sum, reduced_N, factor)
 
     def clear(self) -> None:
         """See `GradSums`."""
-        foreach_zero([unit.grad_sum for unit in self._units])
+        foreach_zero([unit.grad_sum for unit in self._by_index.values()])
 
     def norms(self) -> list[Tensor]:
         """See `GradSums`."""
-        return [block_norms(unit.grad_sum) for unit in self._units]
+        return [block_norms(unit.grad_sum) for unit in self._by_index.values()]
 
     def read(self, index: int) -> Tensor:
         """See `GradSums`."""
-        return self._units[index].grad_sum
+        return self._by_index[index].grad_sum
 
     def edit(self, index: int) -> Tensor:
         """See `GradSums`."""
-        return self._units[index].grad_sum
+        return self._by_index[index].grad_sum
+
+
+class SplitSums:
+    """Sums of which some lie beside the masters, and the others elsewhere.
+
+    Args:
+        units: all units.
+        elsewhere: has the others.
+        leaving: numbers of these units, each to the number by which `elsewhere` knows it.
+    """
+
+    def __init__(self, units: Sequence[ParamUnit], elsewhere: GradSums, leaving: Mapping[int, int]) -> None:
+        self._indices = [unit.index for unit in units]
+        self._here = ResidentSums([unit for unit in units if unit.index not in leaving])
+        self._elsewhere = elsewhere
+        self._leaving = leaving
+
+    def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> None:
+        """See `GradSums`."""
+        sums, number = self._of(index)
+        sums.take(number, reduced_N, factor, first=first)
+
+    def clear(self) -> None:
+        """See `GradSums`."""
+        self._here.clear()
+        self._elsewhere.clear()
+
+    def norms(self) -> list[Tensor]:
+        """See `GradSums`."""
+        here, elsewhere = iter(self._here.norms()), self._elsewhere.norms()
+        return [elsewhere[self._leaving[index]] if index in self._leaving else next(here) for index in self._indices]
+
+    def read(self, index: int) -> Tensor:
+        """See `GradSums`."""
+        sums, number = self._of(index)
+        return sums.read(number)
+
+    def edit(self, index: int) -> Tensor:
+        """See `GradSums`."""
+        sums, number = self._of(index)
+        return sums.edit(number)
+
+    def _of(self, index: int) -> tuple[GradSums, int]:
+        number = self._leaving.get(index)
+        return (self._here, index) if number is None else (self._elsewhere, number)

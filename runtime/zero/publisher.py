@@ -22,14 +22,7 @@ def publish(units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives
         collectives: the axis the shards lie on.
         store: told that gathered copies are stale.
     """
-    for unit in units:
-        if unit.tier is not None:
-            if unit.master.data_ptr() != unit.shard.data_ptr():
-                unit.tier.write(unit.index, unit.master)
-            continue
-        target = unit.shard if plan.shard_optimizer else unit.flat_param
-        if target.data_ptr() != unit.master.data_ptr():
-            target.copy_(unit.master)
+    write_parameters(units, plan)
     if plan.shard_optimizer and not plan.shard_parameters:
         pending: list[Pending] = [collectives.all_gather(unit.flat_param, unit.shard, of=unit.label) for unit in units]
         for work in pending:
@@ -42,3 +35,20 @@ def publish(units: Sequence[ParamUnit], plan: ZeroPlan, collectives: Collectives
             if unit.module is None:
                 store.acquire(unit)
                 store.release(unit)
+
+
+def write_parameters(units: Sequence[ParamUnit], plan: ZeroPlan) -> None:
+    """Writes master shards into this rank's own part of the parameters, where these are not the masters themselves.
+
+    Args:
+        units: after the optimizer's step.
+        plan: what is sharded.
+    """
+    for unit in units:
+        if unit.tier is not None:
+            if unit.master.data_ptr() != unit.shard.data_ptr():
+                unit.tier.write(unit.index, unit.master)
+            continue
+        target = unit.shard if plan.shard_optimizer else unit.flat_param
+        if target.data_ptr() != unit.master.data_ptr():
+            target.copy_(unit.master)

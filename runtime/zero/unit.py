@@ -49,6 +49,7 @@ class ParamUnit:
             parameters if they have that dtype.
         grad_sum: the owned range of the gradient, reduced over ranks and summed over micro batches; likewise. Empty
             where the optimizer steps elsewhere, and `GradSums` of its own have the sum.
+        is_away: its masters are in host memory or on a disk, and stepped there.
         arrival: what brings the parameters new values, where an update may go on behind its step; None: they are there.
         window: through which the optimizer sees the owned range, where it computes in another dtype; shared by all.
         trains: False for a unit of frozen parameters, which has no gradients and no optimizer state.
@@ -74,6 +75,7 @@ class ParamUnit:
         self.flat_grad = empty
         self.shard = empty
         self.tier: ShardTier | None = None
+        self.is_away = False
         self.master = empty
         self.grad_sum = empty
         self.window: Window | None = None
@@ -98,7 +100,7 @@ class ParamUnit:
     def owned_range(self, group_of: Mapping[int, int]) -> OwnedRange:
         """Returns what this rank updates; `group_of` gives the optimizer group of each parameter by its id."""
         groups = tuple(group_of[id(param)] for param in self.params)
-        # Where the optimizer steps on the host its leaves have no gradient: one zero in the shape of all of them.
+        # Leaves that are stepped on the host have no gradient: one zero in the shape of all of them.
         sums = self.grad_sum if self.grad_sum.numel() else self.master.new_zeros(1).expand(self.master.numel())
         return OwnedRange(self.layout, self.owned[0], self.master, sums, groups, self.window)
 

@@ -67,10 +67,12 @@ class OffloadOptimizer(Section):
     ratio: Annotated[
         Fraction,
         knob(
-            "Share of the states that leave the GPU.",
-            status=Status.PLANNED,
-            why="keep a part of the states on the GPU",
+            "Share of the masters and optimizer states that leaves the GPU, in whole units; the first of the forward "
+            "stay.",
+            effect="what stays is stepped on the GPU, and takes 16 bytes of its memory per parameter of the shard, "
+            "crosses no bus and waits for no host memory",
             unit="fraction",
+            stages=(1, 2, 3),
             users=(1, 1),
         ),
     ] = 1.0

@@ -1,0 +1,185 @@
+"""A part of the optimizer stays on the device: the bits of all of it there, its bytes where they are said to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dsrun
+from support.models import loss_of
+from support.ranks import run_ranks
+from support.training import batches, config, full_parameters, make_engine, train
+
+STAGES = (1, 2, 3)
+Weights = dict[str, Tensor]
+
+CASES: dict[str, dict[str, Any]] = {
+    "fp32": {"micro": 2},
+    "bf16": {"micro": 2, "bf16": True},
+    "accumulation": {"micro": 1, "accumulation": 2, "bf16": True},
+    "accumulation-fp32": {"micro": 1, "accumulation": 2},
+    "fp16": {"micro": 2, "fp16": {"enabled": True, "initial_scale_power": 18, "hysteresis": 1}},
+    "lion": {"micro": 2, "bf16": True, "optimizer": "Lion"},
+    "rmsprop": {"micro": 2, "optimizer": "RMSprop"},
+}
+
+
+def mixed(stage: int, ratio: float, *, params: bool = False, path: Any = None, **more: Any) -> dict[str, Any]:
+    """A config with a share of the optimizer in host memory, or on a disk."""
+    settings = config(stage, **more)
+    where = {"device": "cpu"} if path is None else {"device": "nvme", "nvme_path": str(path)}
+    settings["zero_optimization"]["offload_optimizer"] = {**where, "ratio": ratio}
+    if params:
+        settings["zero_optimization"]["offload_param"] = {"device": "cpu"}
+    return settings
+
+
+def samples_of(case: dict[str, Any], engine: Any) -> int:
+    return case["micro"] * case.get("accumulation", 1) * engine.world_size
+
+
+def assert_same(found: Weights, expected: Weights) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        assert torch.equal(found[name], expected[name]), name
+
+
+def away_of(engine: Any) -> list[int]:
+    return [unit.index for unit in engine._parts.step.units if unit.is_away]
+
+
+def _compare(case: dict[str, Any], stages: tuple[int, ...], steps: int, path: Any = None) -> None:
+    plain = make_engine(config(1, **case))
+    samples = samples_of(case, plain)
+    losses = train(plain, range(steps), samples=samples)
+    expected = full_parameters(plain)
+    for stage in stages:
+        for params in (False, True) if stage == 3 else (False,):
+            engine = make_engine(mixed(stage, 0.5, params=params, path=path, **case))
+            assert 0 < len(away_of(engine)) < len(engine._parts.step.units)
+            if stage == 3:
+                engine._parts.step.store.poison = True
+            assert train(engine, range(steps), samples=samples) == losses, (stage, params)
+            assert_same(full_parameters(engine), expected)
+            _check_bytes(engine, case)
+            engine.destroy()
+
+
+def _check_bytes(engine: Any, case: dict[str, Any]) -> None:
+    """Held, reported and predicted are one number, in host memory and in all."""
+    report = engine.memory_arenas()
+    apart = ("wire staging", "parameters leaving")
+    state = [use for use in report.arenas if use.name not in apart and use.tier != "disk"]
+    assert sum(use.reserved_bytes for use in state) == engine._parts.predicted_state_bytes
+    in_host = sum(use.reserved_bytes for use in state if use.tier == "host")
+    assert in_host == engine._parts.predicted_host_bytes
+    counts = sum(t.nbytes for s in engine.optimizer.state.values() for t in s.values() if t.ndim == 0)
+    assert engine.model_state_bytes() == engine._parts.predicted_state_bytes + counts
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_rank_has_the_bits_of_a_step_on_the_device(case: str) -> None:
+    _compare(CASES[case], STAGES, 5)
+
+
+@pytest.mark.parametrize("case", ["fp32", "bf16", "accumulation"])
+def test_two_ranks_have_the_bits_of_a_step_on_the_device(case: str) -> None:
+    run_ranks(2, _compare, CASES[case], STAGES, 4)
+
+
+def test_three_ranks_have_the_bits_of_a_step_on_the_device() -> None:
+    run_ranks(3, _compare, CASES["bf16"], (2, 3), 4)
+
+
+@pytest.mark.parametrize("case", ["bf16", "fp32"])
+def test_the_others_may_be_on_a_disk(case: str, tmp_path: Any) -> None:
+    _compare(CASES[case], (1, 3), 4, tmp_path)
+
+
+# State that others read and write -------------------------------------------------------------------------------------
+
+
+def test_checkpoints_pass_between_shares(tmp_path: Any) -> None:
+    straight = make_engine(config(1, micro=2, bf16=True))
+    losses = train(straight, range(6), samples=2)
+    makes = (mixed(3, 0.5, micro=2, bf16=True), mixed(1, 0.8, micro=2, bf16=True), mixed(2, 1.0, micro=2, bf16=True))
+    for before, after in ((makes[0], makes[1]), (makes[1], makes[2]), (makes[2], makes[0])):
+        first = make_engine(before)
+        train(first, range(3), samples=2)
+        first.save_checkpoint(tmp_path, "here")
+        first.destroy()
+        second = make_engine(after, seed=11)
+        second.load_checkpoint(tmp_path, "here")
+        assert train(second, range(3, 6), samples=2) == losses[3:]
+        assert_same(full_parameters(second), full_parameters(straight))
+        second.destroy()
+
+
+def _fragments(engine: Any) -> list[Tensor]:
+    """Reads and writes parts of a unit that stays, and of one that leaves."""
+    found: list[Any] = []
+    inputs, targets = batches(0, samples=2)
+    for param in (engine.module.blocks[0].qkv.weight, engine.module.blocks[2].down.weight):
+        engine.backward(loss_of(engine(inputs), targets))
+        gradient: Any = dsrun.utils.safe_get_full_grad(param)
+        dsrun.utils.safe_set_full_grad(param, gradient * 0.5)
+        engine.step()
+        found += [gradient, dsrun.utils.safe_get_full_fp32_param(param)]
+        found.append(dsrun.utils.safe_get_full_optimizer_state(param, "exp_avg"))
+        dsrun.utils.safe_set_full_fp32_param(param, found[-2] + 0.125)
+        dsrun.utils.safe_set_full_optimizer_state(param, found[-1] * 2, "exp_avg")
+    engine.backward(loss_of(engine(inputs), targets))
+    engine.step()
+    found += [value.clone() for value in engine.optimizer.state_dict()["state"][0].values()]
+    with dsrun.zero.GatheredParameters(list(engine.module.parameters())):
+        found += [param.detach().clone() for param in engine.module.parameters()]
+    return found
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_fragments_are_read_and_written_as_on_the_device(stage: int) -> None:
+    plain = _fragments(make_engine(config(stage, micro=2, bf16=True)))
+    engine = make_engine(mixed(stage, 0.5, micro=2, bf16=True))
+    stay = {name for unit in engine._parts.step.units if not unit.is_away for name in [unit.name]}
+    assert "blocks.0" in stay
+    assert "blocks.2" not in stay
+    for one, other in zip(_fragments(engine), plain, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_what_stays_leaves_for_a_generation_phase_and_comes_back(accumulation: int) -> None:
+    case: dict[str, Any] = {"micro": 2, "bf16": True, "accumulation": accumulation}
+    plain = make_engine(config(2, **case))
+    losses = train(plain, range(4), samples=2 * accumulation)
+    engine = make_engine(mixed(2, 0.5, **case))
+    assert train(engine, range(2), samples=2 * accumulation) == losses[:2]
+    staying = sum(unit.master.numel() for unit in engine._parts.step.units if not unit.is_away)
+    leaving = sum(unit.master.numel() for unit in engine._parts.step.units if unit.is_away)
+    assert engine.offload_states() == 16 * staying + (4 * leaving if accumulation > 1 else 0)
+    engine.reload_states()
+    assert train(engine, range(2, 4), samples=2 * accumulation) == losses[2:]
+    assert_same(full_parameters(engine), full_parameters(plain))
+
+
+# Which units ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_share_of_none_is_an_optimizer_on_the_device() -> None:
+    engine = make_engine(mixed(2, 0.0, micro=2))
+    assert away_of(engine) == []
+    assert engine._parts.step.away is None
+    assert engine.memory_arenas().bytes_in("host") == 0
+
+
+def test_nothing_crosses_the_bus_of_what_stays() -> None:
+    engine = make_engine(mixed(2, 0.5, micro=2, bf16=True))
+    train(engine, range(3), samples=2)
+    full_parameters(engine)
+    leaving = sum(unit.layout.shard_numel for unit in engine._parts.step.units if unit.is_away)
+    counts = engine._parts.bus.counts
+    assert counts.out_bytes == 3 * 2 * leaving
+    assert counts.back_bytes == 3 * 2 * leaving
