@@ -48,14 +48,8 @@ class Staging:
             OSError: there is not so much memory.
         """
         copies = coalesce(plan, entries)
-        cuda = [tensor.device for _, tensor in copies if tensor.is_cuda]
-        image = self._reserve(plan.nbytes, locked=bool(cuda))
-        image[: len(plan.header)].copy_(torch.frombuffer(bytearray(plan.header), dtype=torch.uint8))
-        for first, values in copies:
-            data = values.detach().view(torch.uint8)
-            image[first : first + data.numel()].copy_(data, non_blocking=True)
-        for device in set(cuda):
-            torch.cuda.current_stream(device).synchronize()
+        image = self._reserve(plan.nbytes, locked=any(tensor.is_cuda for _, tensor in copies))
+        copy_into(image, plan, copies)
 
     def _reserve(self, nbytes: int, *, locked: bool) -> Tensor:
         if self._image is not None and nbytes <= self.nbytes:
@@ -68,7 +62,7 @@ class Staging:
         memory = mmap.mmap(self.descriptor, self.nbytes)
         self._image = torch.frombuffer(memory, dtype=torch.uint8)
         if locked:
-            _lock_pages(self._image)
+            lock_pages(self._image)
         return self._image
 
     def release(self) -> None:
@@ -76,6 +70,22 @@ class Staging:
         if self.descriptor >= 0:
             os.close(self.descriptor)
         self.descriptor, self.nbytes, self._image = -1, 0, None
+
+
+def copy_into(image: Tensor, plan: FilePlan, copies: Sequence[tuple[int, Tensor]]) -> None:
+    """Makes a rank's file in memory; returns when the values may change again.
+
+    Args:
+        image: flat uint8 in host memory, as long as the file or longer.
+        plan: of the file.
+        copies: what `coalesce` returns for it.
+    """
+    image[: len(plan.header)].copy_(torch.frombuffer(bytearray(plan.header), dtype=torch.uint8))
+    for first, values in copies:
+        data = values.detach().view(torch.uint8)
+        image[first : first + data.numel()].copy_(data, non_blocking=True)
+    for device in {tensor.device for _, tensor in copies if tensor.is_cuda}:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def pieces_of(plan: FilePlan, entries: Sequence[StateEntry]) -> Iterator[memoryview]:
@@ -91,7 +101,7 @@ def pieces_of(plan: FilePlan, entries: Sequence[StateEntry]) -> Iterator[memoryv
                 yield data[start : start + _CHUNK_BYTES].cpu().numpy().data
 
 
-def _lock_pages(image: Tensor) -> None:
+def lock_pages(image: Tensor) -> None:
     """Lets CUDA copy into memory at the speed of the bus; without it, it copies all the same."""
     runtime: Any = torch.cuda.cudart()
     if int(runtime.cudaHostRegister(image.data_ptr(), image.numel(), 0)) == 0:

@@ -206,13 +206,19 @@ def _index(publication: Publication, target: Place) -> Index:
             name = name_of(rank, publication.identity)
             index.files[name] = file
             try:
-                _add_boxes(index, target / name, file)
+                add_boxes(index, target / name, file)
             except DamageError as error:
                 raise CheckpointError(f"{target / name}: it is not what rank {rank} wrote: {error}") from error
     return index
 
 
-def _add_boxes(index: Index, path: Place, file: StoredFile) -> None:
+def add_boxes(index: Index, path: Place, file: StoredFile) -> None:
+    """Adds what a rank's file holds to an index, as the file's header says.
+
+    Raises:
+        DamageError: the header does not fit the file, or what other files say.
+        CheckpointError: it cannot be read.
+    """
     header = read_header(path)
     if header.nbytes != file.nbytes:
         raise DamageError(f"it has {header.nbytes} bytes, and {file.nbytes} were written")
