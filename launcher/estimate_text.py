@@ -97,6 +97,9 @@ def _recomputation_text(settings: RunSettings) -> str:
 def offload_text(settings: RunSettings) -> str:
     """Returns what is offloaded where: `none`, `optimizer to cpu`, `optimizer and parameters to nvme`."""
     optimizer, param = settings.offload_optimizer, settings.offload_param
+    if optimizer != "none" and settings.offload_ratio < 1:
+        share = f"{settings.offload_ratio:.0%} of the optimizer to {optimizer}"
+        return share if param == "none" else f"{share}, parameters to {param}"
     if optimizer == param:
         return "none" if optimizer == "none" else f"optimizer and parameters to {optimizer}"
     parts = [f"{name} to {tier}" for name, tier in (("optimizer", optimizer), ("parameters", param)) if tier != "none"]

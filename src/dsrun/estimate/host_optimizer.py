@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsrun.estimate.settings import RunSettings
-from dsrun.estimate.state import FP32_BYTES, PaddedUnit
+from dsrun.estimate.state import FP32_BYTES, PaddedUnit, split_units
 
 #: Buffers of a ring: one is worked on while another is copied.
 _RING = 2
@@ -24,7 +24,9 @@ class HostOptimizerBytes:
         states: fp32, in host memory.
         gradients: in host memory, as they come from the device: all of them in compute format, or a ring of fp32 sums.
         parameters: in host memory, on their way to the device, where they do not take the gradients' place.
-        device_sums: fp32, on the device, where micro steps are added up.
+        device_sums: fp32, on the device: of units that stay, and of all where micro steps are added up.
+        device_masters: of units that stay, on the device; 0 where the parameters are the masters.
+        device_states: of units that stay, on the device.
     """
 
     masters: int
@@ -32,6 +34,8 @@ class HostOptimizerBytes:
     gradients: int
     parameters: int
     device_sums: int
+    device_masters: int = 0
+    device_states: int = 0
 
     @property
     def host(self) -> int:
@@ -40,13 +44,14 @@ class HostOptimizerBytes:
 
 
 def host_optimizer_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> HostOptimizerBytes:
-    """Returns the bytes of an optimizer in host memory, at stage 1 or above.
+    """Returns the bytes of an optimizer of which all or a share is in host memory, at stage 1 or above.
 
     Args:
         units: of the model, padded for the ranks.
         settings: formats, states and accumulation.
     """
-    trained = [unit for unit in units if unit.trains]
+    split = split_units(units, settings)
+    trained, staying = split.leaving, split.staying_numel
     owned = sum(unit.shard for unit in trained)
     largest = max((unit.shard for unit in trained), default=0)
     adds_up = settings.accumulation_steps > 1
@@ -63,5 +68,7 @@ def host_optimizer_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> 
         states=settings.states_of(owned),
         gradients=ring if adds_up else owned * settings.compute_bytes + wide,
         parameters=_RING * settings.compute_bytes * largest if through_ring else 0,
-        device_sums=owned * FP32_BYTES if adds_up else 0,
+        device_sums=(staying + (owned if adds_up else 0)) * FP32_BYTES,
+        device_masters=staying * FP32_BYTES if settings.has_master else 0,
+        device_states=settings.states_of(staying),
     )

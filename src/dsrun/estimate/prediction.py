@@ -11,7 +11,15 @@ from dsrun.estimate.host_optimizer import host_optimizer_bytes
 from dsrun.estimate.machine import Machine
 from dsrun.estimate.model import ModelSize
 from dsrun.estimate.settings import RunSettings
-from dsrun.estimate.state import PaddedUnit, StateBytes, pad_units, slices_on_drives, state_bytes
+from dsrun.estimate.state import (
+    PaddedUnit,
+    StateBytes,
+    bytes_off_device,
+    pad_units,
+    slices_on_drives,
+    split_units,
+    state_bytes,
+)
 from dsrun.estimate.steps import Floor, StepFloor, StepTraffic, floors, step_floor, step_traffic
 from dsrun.gathering import LEAVING_COUNT, leaving_numel
 
@@ -186,22 +194,25 @@ def _device_lines(
 ) -> list[Line]:
     """What lies where the rank computes."""
     away = settings.offload_optimizer != "none"
-    sums = host_optimizer_bytes(units, settings).device_sums if away else state.gradient_sums
+    hosted = host_optimizer_bytes(units, settings) if away else None
     leaving = 0
-    if settings.trained_leave and not away:
-        largest = max((unit.shard for unit in units), default=0)
+    if settings.trained_leave and settings.has_master:
+        largest = max((unit.shard for unit in split_units(units, settings).staying), default=0)
         leaving = LEAVING_COUNT * leaving_numel(largest) * settings.compute_bytes
     return [
-        Line("parameters", 0 if settings.trained_leave else state.parameters),
+        Line("parameters", state.parameters - bytes_off_device(units, settings)),
         Line("frozen parameters", state.frozen - (state.frozen_slices if settings.frozen_leave else 0)),
         Line("gather slots", state.gather_slots),
         Line("parameters leaving", leaving),
         Line("gradients", state.gradients),
         Line("gradient buckets", state.gradient_slots),
-        Line("gradient sums fp32" if settings.sums_of(1) == 4 else "gradient sums", sums),
+        Line(
+            "gradient sums fp32" if settings.sums_of(1) == 4 else "gradient sums",
+            state.gradient_sums if hosted is None else hosted.device_sums,
+        ),
         Line("optimizer window", 0 if away else state.window),
-        Line("master weights", 0 if away else state.masters),
-        Line("optimizer states", 0 if away else state.states),
+        Line("master weights", state.masters if hosted is None else hosted.device_masters),
+        Line("optimizer states", state.states if hosted is None else hosted.device_states),
         Line("activations", None if kept is None else kept.layers),
         Line("logits and loss", None if kept is None else kept.logits),
     ]
@@ -217,14 +228,15 @@ def _host_lines(
 
     Source: ZeRO-Offload (Ren et al., 2021), section 4; ZeRO-Infinity (Rajbhandari et al., 2021), section 6.
     """
-    largest = max((unit.shard if settings.stage >= 1 else unit.padded for unit in units), default=0)
+    away = split_units(units, settings).leaving
+    largest = max((unit.shard if settings.stage >= 1 else unit.padded for unit in away), default=0)
     compute = settings.compute_bytes
     moved: list[Line] = []
     kept_there: list[Line] = []
     if settings.offload_optimizer != "none":
         hosted = host_optimizer_bytes(units, settings)
         moved.append(Line("gradients on their way", hosted.gradients))
-        ring = min(settings.state_buffers, len(units)) * (4 * largest + settings.states_of(largest))
+        ring = min(settings.state_buffers, len(away)) * (4 * largest + settings.states_of(largest))
         if settings.offload_optimizer == "nvme":
             moved.append(Line("states on their way", ring))
         else:
@@ -233,7 +245,7 @@ def _host_lines(
             kept_there.append(Line("optimizer states", hosted.states))
         moved.append(Line("parameters on their way", hosted.parameters))
     if settings.frozen_leave and settings.offload_param == "cpu":
-        moved.append(Line("parameters", state.parameters if settings.trained_leave else 0))
+        moved.append(Line("parameters", bytes_off_device(units, settings)))
         moved.append(Line("frozen parameters", state.frozen_slices))
     elif settings.frozen_leave:
         slices = slices_on_drives(units, settings)
@@ -247,7 +259,8 @@ def _host_lines(
 
 def _nvme_lines(units: list[PaddedUnit], settings: RunSettings, kept: ActivationBytes | None) -> list[Line]:
     def total(bytes_of: Callable[[int], int], *, whole: bool) -> int:
-        sizes = (bytes_of(unit.padded if whole else unit.shard) for unit in units)
+        away = split_units(units, settings).leaving
+        sizes = (bytes_of(unit.padded if whole else unit.shard) for unit in away)
         return sum(-(-size // _NVME_ALIGN) * _NVME_ALIGN for size in sizes)
 
     lines: list[Line] = []

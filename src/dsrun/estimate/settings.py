@@ -34,6 +34,7 @@ class RunSettings:
         states_per_element: optimizer states of each element, counted in values of `state_bytes`: 2 for Adam, 0.51 in 8
             bits.
         offload_optimizer: where masters and optimizer states live, `none` being with the rank's compute.
+        offload_ratio: share of masters and optimizer states that leaves for there, in whole units.
         offload_param: where parameter shards live between uses.
         state_buffers: units whose masters and states may be in host memory, where they live on NVMe.
         param_buffers: slices of parameters on their way through host memory, likewise.
@@ -66,6 +67,7 @@ class RunSettings:
     state_bytes: int | None = None
     states_per_element: float = _ADAM_STATES
     offload_optimizer: Tier = "none"
+    offload_ratio: float = 1.0
     offload_param: Tier = "none"
     state_buffers: int = 4
     param_buffers: int = 5
@@ -205,6 +207,7 @@ def read_settings(
         **_owned_bytes(config),
         states_per_element=_states(config, notes),
         offload_optimizer=zero.offload_optimizer.device,
+        offload_ratio=zero.offload_optimizer.ratio,
         offload_param=zero.offload_param.device,
         state_buffers=zero.offload_optimizer.buffer_count,
         param_buffers=zero.offload_param.buffer_count,

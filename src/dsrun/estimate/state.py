@@ -20,6 +20,7 @@ from dsrun.gathering import (
     plan_gathering,
     plan_slots,
 )
+from dsrun.placement import room_at_ratio, units_that_stay
 
 #: Slices are cut at multiples of this many elements.
 SHARD_ALIGN = 256
@@ -231,6 +232,68 @@ def _without_frozen(unit: PaddedUnit) -> PaddedUnit:
 
 
 @dataclass(frozen=True, slots=True)
+class SplitUnits:
+    """Trained units by where their masters and optimizer states lie, each list in order.
+
+    Attributes:
+        leaving: off the device.
+        staying: on it.
+    """
+
+    leaving: list[PaddedUnit]
+    staying: list[PaddedUnit]
+
+    @property
+    def leaving_numel(self) -> int:
+        """Elements of a rank's slices."""
+        return sum(unit.shard for unit in self.leaving)
+
+    @property
+    def staying_numel(self) -> int:
+        """Elements of a rank's slices."""
+        return sum(unit.shard for unit in self.staying)
+
+
+def split_units(units: Sequence[PaddedUnit], settings: RunSettings) -> SplitUnits:
+    """Returns which units leave the device with `offload_optimizer`, as the runtime decides it.
+
+    Args:
+        units: of the model.
+        settings: what lies off the device, and which share.
+    """
+    trained = [unit for unit in units if unit.trains]
+    if settings.offload_optimizer == "none":
+        return SplitUnits([], trained)
+    numels = [unit.shard for unit in trained]
+    room = room_at_ratio(numels, settings.offload_ratio)
+    stays = units_that_stay(numels, [unit.has_module for unit in trained], room)
+    pairs = list(zip(trained, stays, strict=True))
+    return SplitUnits([unit for unit, one in pairs if not one], [unit for unit, one in pairs if one])
+
+
+def slices_off_device(units: Sequence[PaddedUnit], settings: RunSettings) -> list[PaddedUnit]:
+    """Returns the units whose slices of trained parameters lie off the device, with `offload_param`.
+
+    What an optimizer on the device updates itself, in fp32, stays there.
+
+    Args:
+        units: of the model.
+        settings: what lies off the device.
+    """
+    if not settings.trained_leave:
+        return []
+    if settings.has_master or settings.offload_optimizer == "none":
+        return [unit for unit in units if unit.trains]
+    return split_units(units, settings).leaving
+
+
+def bytes_off_device(units: Sequence[PaddedUnit], settings: RunSettings) -> int:
+    """Returns the bytes of the slices of trained parameters that lie off the device, as `slices_off_device`."""
+    compute = settings.compute_bytes
+    return sum(unit.shard * (FP32_BYTES if unit.kept else compute) for unit in slices_off_device(units, settings))
+
+
+@dataclass(frozen=True, slots=True)
 class DriveSlices:
     """Slices of parameters where they lie on NVMe, in elements.
 
@@ -251,7 +314,7 @@ def slices_on_drives(units: Sequence[PaddedUnit], settings: RunSettings) -> Driv
         settings: what lies off the device, and how many elements may stay.
     """
     left, staying, away = settings.params_in_memory, 0, list[int]()
-    trained = [unit.shard for unit in units] if settings.trained_leave else []
+    trained = [unit.shard for unit in slices_off_device(units, settings)]
     for kind in (trained, [unit.frozen_shard for unit in units]):
         for number, size in enumerate(kind):
             if size > left:

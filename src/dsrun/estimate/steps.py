@@ -10,7 +10,7 @@ from dsrun.estimate.collectives import collective_bytes, gathered_numel, tensor_
 from dsrun.estimate.machine import Machine, Speeds
 from dsrun.estimate.model import ModelSize
 from dsrun.estimate.settings import RunSettings
-from dsrun.estimate.state import PaddedUnit, slices_on_drives
+from dsrun.estimate.state import PaddedUnit, slices_on_drives, split_units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +94,9 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
     owned = shard if settings.stage >= 1 else whole
     offloads = settings.offload_optimizer != "none"
     to_gpu = to_host = ddr = read = written = 0
+    # At stage 0, which the runtime refuses, all of it.
+    staying = split_units(units, settings).staying_numel if settings.stage >= 1 and offloads else 0
+    owned -= staying
     states = 4 * owned + settings.states_of(owned)
     if offloads:
         # Gradients leave in their own format, once, or as the fp32 sums of micro steps.
@@ -106,7 +109,8 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
         read, written = states, states
         ddr += 2 * states
     if settings.frozen_leave:
-        # This rank's slice of whatever is gathered: twice in every micro step, but for what a slot still holds.
+        # This rank's slice of whatever is gathered: twice in every micro step, but for what a slot still holds. In fp32
+        # with a share of the optimizer on the device, slices that stay there are counted too.
         streamed = compute * gathered_numel(
             units, settings.accumulation_steps, settings.gather, trained=settings.trained_leave
         )
@@ -116,9 +120,10 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
             to_gpu = streamed  # new parameters come with their next use, and not after the update
         else:
             to_gpu += streamed
-        if settings.trained_leave and not offloads:
-            to_host += shard * compute
-            ddr += shard * compute
+        stepped_here = staying if offloads else shard
+        if settings.trained_leave and settings.has_master:
+            to_host += stepped_here * compute
+            ddr += stepped_here * compute
         if settings.offload_param == "nvme":
             slices = slices_on_drives(units, settings)
             # Each slice streams as often as any other.
@@ -142,7 +147,7 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
         network += tensor_parallel_bytes(layers=shape.layers, hidden=shape.hidden, settings=settings)
     return StepTraffic(
         flops=model_flops(model, settings),
-        optimizer_bytes=0 if offloads else update_bytes(owned, settings),
+        optimizer_bytes=update_bytes(staying if offloads else owned, settings),
         network_bytes=network,
         pcie_to_gpu_bytes=to_gpu,
         pcie_to_host_bytes=to_host,

@@ -10,7 +10,8 @@ import torch
 from dsrun.estimate.host_optimizer import host_optimizer_bytes
 from dsrun.estimate.model import UnitGroup
 from dsrun.estimate.settings import RunSettings
-from dsrun.estimate.state import pad_units, state_bytes
+from dsrun.estimate.state import bytes_off_device, pad_units, state_bytes
+from dsrun.placement import room_at_ratio, units_that_stay
 from dsrun.runtime.layout.unit_layout import lay_out
 from dsrun.runtime.observe.memory import HostOptimizer, StatePrediction
 from dsrun.runtime.zero.plan import ZeroPlan
@@ -29,14 +30,18 @@ FP32 = RunSettings(compute_bytes=4, offload_optimizer="cpu")
 @pytest.mark.parametrize("settings", [BF16, FP32], ids=["bf16", "fp32"])
 @pytest.mark.parametrize("micro_steps", [1, 4])
 @pytest.mark.parametrize("params", ["none", "cpu"])
+@pytest.mark.parametrize("ratio", [1.0, 0.6, 0.2, 0.0])
 def test_the_estimate_is_the_runtimes_own(
-    ranks: int, stage: int, settings: RunSettings, micro_steps: int, params: str
+    ranks: int, stage: int, settings: RunSettings, micro_steps: int, params: str, ratio: float
 ) -> None:
     flat = [(unit.numel, unit.has_module) for unit in UNITS for _ in range(unit.count)]
+    units = pad_units(UNITS, ranks)
+    numels = [unit.shard for unit in units]
+    stays = units_that_stay(numels, [unit.has_module for unit in units], room_at_ratio(numels, ratio))
     plan = ZeroPlan.of_stage(stage)
     compute = torch.bfloat16 if settings.compute_bytes == 2 else torch.float32
     adds_up = micro_steps > 1
-    settings = replace(settings, stage=stage, accumulation_steps=micro_steps, offload_param=params)
+    settings = replace(settings, stage=stage, accumulation_steps=micro_steps, offload_param=params, offload_ratio=ratio)
     theirs = StatePrediction(
         layouts=[lay_out("unit", [("w", (numel,))], world_size=ranks) for numel, _ in flat],
         has_module=[has_module for _, has_module in flat],
@@ -48,15 +53,18 @@ def test_the_estimate_is_the_runtimes_own(
         shard_parameters=plan.shard_parameters,
         trained_on_host=settings.trained_leave,
         host_optimizer=HostOptimizer(
-            compute, adds_up=adds_up, widens=not adds_up and compute == torch.bfloat16 and ranks == 3
+            compute,
+            adds_up=adds_up,
+            widens=not adds_up and compute == torch.bfloat16 and ranks == 3,
+            stays=stays,
         ),
     )
-    units = pad_units(UNITS, ranks)
     away, state = host_optimizer_bytes(units, settings), state_bytes(units, settings)
-    slices = state.parameters if settings.trained_leave else 0
+    slices = bytes_off_device(units, settings)
     assert theirs.host_bytes() == away.host + slices
     on_device = state.parameters - slices + state.gather_slots + state.gradients + state.gradient_slots
-    assert theirs.total_bytes() == away.host + slices + on_device + away.device_sums
+    of_optimizer = away.device_sums + away.device_masters + away.device_states
+    assert theirs.total_bytes() == away.host + slices + on_device + of_optimizer
 
 
 def test_adam_in_bf16_takes_14_bytes_an_element_and_2_more_on_the_way_of_none() -> None:
