@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsrun.checkpoint_files.calls import FileCalls
+
+#: What a disk writes whole or not at all.
+_SECTOR = 512
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,31 @@ class Recorder(FileCalls):
 class _File:
     content: bytearray = field(default_factory=bytearray)
     durable: bytes = b""
+    since: list[Step] = field(default_factory=list)  # what was done to it after that
+
+    def do(self, step: Step) -> None:
+        self.content = _changed(self.content, step, len(step.data))
+        self.since.append(step)
+
+    def sync(self) -> None:
+        self.durable, self.since = bytes(self.content), []
+
+    def some(self, chance: random.Random) -> bytes:
+        """What a power cut may leave: any of the writes since, each of them to any sector."""
+        content = bytearray(self.durable)
+        for step in self.since:
+            if chance.random() < 0.5:
+                torn = chance.randrange(len(step.data) // _SECTOR + 1) * _SECTOR
+                content = _changed(content, step, chance.choice((len(step.data), torn)))
+        return bytes(content)
+
+
+def _changed(content: bytearray, step: Step, nbytes: int) -> bytearray:
+    if step.does == "cut":
+        return content[: step.offset] + bytes(max(0, step.offset - len(content)))
+    content = content + bytes(max(0, step.offset - len(content)))
+    content[step.offset : step.offset + nbytes] = step.data[:nbytes]
+    return content
 
 
 @dataclass
@@ -117,14 +146,11 @@ class Disk:
             case "create":
                 self.names[step.path] = _File()
             case "write":
-                file = self._file(step.path)
-                end = step.offset + len(step.data)
-                file.content.extend(bytes(max(0, end - len(file.content))))
-                file.content[step.offset : end] = step.data
+                self._file(step.path).do(step)
             case "cut":
-                del self._file(step.path).content[step.offset :]
+                self._file(step.path).do(step)
             case "sync":
-                self._file(step.path).durable = bytes(self._file(step.path).content)
+                self._file(step.path).sync()
             case "rename":
                 assert step.second is not None
                 self.names[step.second] = self.names.pop(step.path)
@@ -154,6 +180,19 @@ class Disk:
                 target.mkdir()
             else:
                 target.write_bytes(bytes(file.content) if bytes_kept else file.durable)
+
+    def leave_some(self, into: Path, chance: random.Random) -> None:
+        """Writes what a power cut may leave into an empty folder: of what was not synced, any part, in any order."""
+        lost = object()
+        for path in sorted({*self.names, *self.durable_names}):
+            file = chance.choice([self.names.get(path, lost), self.durable_names.get(path, lost)])
+            target = into / path.relative_to(self.root)
+            if file is lost or not target.parent.is_dir():
+                continue
+            if isinstance(file, _File):
+                target.write_bytes(file.some(chance))
+            else:
+                target.mkdir()
 
     def _file(self, path: Path) -> _File:
         file = self.names.get(path)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
@@ -98,17 +99,17 @@ class BlockReader:
         Raises:
             CheckpointError: see `blocks`.
         """
-        for number, result in self._poured(name, numbers, sink, shared=self._shared if shared is None else shared):
-            result.result()
+        for number, finish in self._poured(name, numbers, sink, shared=self._shared if shared is None else shared):
+            finish()
             yield number
 
     def check(self, name: str) -> Generator[str]:
         """Yields what is wrong with a file, reading all of it; goes on after a damaged block."""
         numbers = range(-(-self._index.files[name].nbytes // BLOCK_BYTES))
         try:
-            for _, result in self._poured(name, numbers, _Nobody(), shared=self._shared):
+            for _, finish in self._poured(name, numbers, _Nobody(), shared=self._shared):
                 try:
-                    result.result()
+                    finish()
                 except CheckpointError as error:
                     yield str(error)
         except CheckpointError as error:
@@ -116,7 +117,8 @@ class BlockReader:
 
     def _poured(
         self, name: str, numbers: Sequence[int], sink: Sink, *, shared: bool
-    ) -> Generator[tuple[int, Future[None]]]:
+    ) -> Generator[tuple[int, Callable[[], None]]]:
+        """Yields each block's number, and what returns when it was read and raises what is wrong with it."""
         path, known = self._folder / name, self._index.files[name]
         spares = [memoryview(mmap.mmap(-1, PIECE_BYTES)) for _ in range(min(_POURERS, len(numbers)))]
 
@@ -128,11 +130,15 @@ class BlockReader:
                 spares.append(spare)
 
         with _opened(path, known, direct=not shared) as file, ThreadPoolExecutor(_POURERS) as pool:
-            results = [(number, pool.submit(pour_one, number)) for number in numbers]
+            if len(numbers) == 1:  # not worth a thread
+                yield numbers[0], partial(pour_one, numbers[0])
+                return
+            results = [pool.submit(pour_one, number) for number in numbers]
             try:
-                yield from results
+                for number, result in zip(numbers, results, strict=True):
+                    yield number, result.result
             finally:
-                for _, result in results:
+                for result in results:
                     result.cancel()
 
     def _pour(self, file: OpenedFile, name: str, number: int, sink: Sink, spare: memoryview, *, direct: bool) -> None:

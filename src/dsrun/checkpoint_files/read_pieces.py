@@ -61,7 +61,7 @@ def read_pieces(
     for start in range(first, first + nbytes, PIECE_BYTES):
         count = min(PIECE_BYTES, first + nbytes - start)
         place = None if direct and count % DIRECT_BYTES else sink.place(start, count, alignment=alignment)
-        data = spare if place is None else place
+        data = spare[: -(-count // DIRECT_BYTES) * DIRECT_BYTES] if place is None else place
         fill(data, start, count)
         digest.update(data[:count])
         if place is None:

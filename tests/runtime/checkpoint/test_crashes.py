@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def left_of(folder: Path) -> dict[str, float]:
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize("repeated", [False, True])
-def test_a_crash_after_any_step_leaves_the_old_or_the_new(tmp_path: Path, repeated: bool, size: int) -> None:
+def test_C5_a_crash_after_any_step_leaves_the_old_or_the_new(tmp_path: Path, repeated: bool, size: int) -> None:
     run = tmp_path / "run"
     old_tag, new_tag = ("t", "t") if repeated else ("global_step1", "global_step2")
     save_one(run, old_tag, OLD, size=size)
@@ -62,6 +63,39 @@ def test_a_crash_after_any_step_leaves_the_old_or_the_new(tmp_path: Path, repeat
                 shutil.rmtree(crashed)
         if number < len(recorder.steps):
             disk.take(recorder.steps[number])
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_C4_a_power_cut_leaves_the_old_or_the_new_whatever_it_takes_of_what_was_not_synced(
+    tmp_path: Path, repeated: bool
+) -> None:
+    run = tmp_path / "run"
+    old_tag, new_tag = ("t", "t") if repeated else ("global_step1", "global_step2")
+    save_one(run, old_tag, OLD, size=2)
+    disk = Disk(run)
+    disk.load()
+    recorder = Recorder()
+    save_one(run, new_tag, NEW, size=2, calls=recorder)
+    chance = random.Random(4)
+    lost = 0
+    for number in range(len(recorder.steps) + 1):
+        for _ in range(20 if number == len(recorder.steps) else 4):
+            crashed = tmp_path / "crashed"
+            crashed.mkdir()
+            disk.leave_some(crashed, chance)
+            found = left_of(crashed)
+            assert latest_tag(crashed) in found
+            if number == len(recorder.steps):
+                assert found == ({"t": NEW} if repeated else {old_tag: OLD, new_tag: NEW})
+                assert latest_tag(crashed) == new_tag
+            else:
+                assert found[old_tag] in ((OLD, NEW) if repeated else (OLD,)), number
+                assert found.get(new_tag, NEW) in ((OLD, NEW) if repeated else (NEW,)), number
+                lost += NEW not in found.values()
+            shutil.rmtree(crashed)
+        if number < len(recorder.steps):
+            disk.take(recorder.steps[number])
+    assert lost > 10, "a power cut before the index was there took the new one"
 
 
 def test_a_crash_while_old_ones_are_removed_leaves_no_part_of_them(tmp_path: Path) -> None:
