@@ -26,6 +26,7 @@ from ..offload.params_on_disk import DiskShards
 from ..offload.params_on_host import HostShards
 from ..optim.groups import GroupAssignment
 from ..optim.registry import states_per_element
+from ..optim.state_format import STATE_FORMATS
 from ..precision.configured import autocast_of
 from ..precision.kept import Kept, find_kept
 from ..precision.policy import DTYPES, PrecisionPolicy
@@ -153,6 +154,7 @@ class CutModel:
             widens=away.widens,
             frame_bytes=frames,
             stays=[not unit.is_away for unit in self.units],
+            form=STATE_FORMATS[self.settings.zero_optimization.offload_optimizer.state_format],
         )
 
 

@@ -16,6 +16,7 @@ from ..observe.wear import DiskWear
 from ..offload.disk_states import DiskStates
 from ..offload.params_on_disk import DiskShards
 from ..optim.registry import factory_of, states_of_group
+from ..optim.state_format import STATE_FORMATS
 from .optimizer import OptimizerLike
 
 #: Where a script makes the optimizer by a function, which is not called before there are masters: room for Adam's.
@@ -47,6 +48,7 @@ def states_on_disk(settings: Config, given: OptimizerLike | None, memory: Arenas
         read_ahead=section.pipeline_read,
         write_behind=section.pipeline_write,
         writes_zeros=not section.fast_init,
+        form=STATE_FORMATS[section.state_format],
     )
 
 

@@ -35,6 +35,7 @@ from ..mesh.spec import DATA_AXIS, MeshSpec
 from ..observe.records import RecordWriter
 from ..optim.groups import assign_groups, check_trainable
 from ..optim.sharded import ShardOptimizer
+from ..optim.state_format import FP32_STATES, STATE_FORMATS
 from ..precision.configured import autocast_of, loss_scale_of, policy_of, skips_non_finite
 from ..precision.fp8 import use_fp8
 from ..precision.kept import cast_at_borders
@@ -156,7 +157,8 @@ def initialize(
     away = None
     if torch_optimizer is not None:
         pool = host.pool_of(copied=False) if host is not None and cut.leaving else None
-        shard_optimizer.house_states(memory, pool, away=cut.disk)
+        form = STATE_FORMATS[settings.zero_optimization.offload_optimizer.state_format]
+        shard_optimizer.house_states(memory, pool, away=cut.disk, form=form if cut.leaving else FP32_STATES)
         if host is not None and cut.leaving:
             away = update_on_host(cut, shard_optimizer, host, data_axis, settings=settings, memory=memory)
     scheduler = make_scheduler(lr_scheduler, torch_optimizer, settings)

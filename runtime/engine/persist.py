@@ -225,8 +225,16 @@ def _read_tensors(parts: EngineParts, index: Index, target: Path, *, states: boo
     )
     if states:
         entries += step.optimizer.loadable_entries(sorted(index.state_roles()), replicated=whole)
+
+    def fill() -> None:
+        fetch = partial(read, index, target, others=parts.collectives.size > 1, progress=parts.heartbeat.beat)
+        fetch(entries)
+        for change in step.optimizer.format_changes():  # one by one: each has memory of its own
+            fetch(change.begin())
+            change.end()
+
     failure = attempt(
-        lambda: read(index, target, entries, others=parts.collectives.size > 1, progress=parts.heartbeat.beat),
+        fill,
         parts.collectives,
         device=parts.mesh.device,
         of="load",

@@ -13,6 +13,7 @@ from torch import Tensor
 from dsrun.gathering import USUAL_SLOTS, GatherPlan, plan_slots
 
 from ..layout.unit_layout import UnitLayout
+from ..optim.state_format import FP32_STATES, StateFormat
 from ..precision.policy import PrecisionPolicy
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -32,6 +33,7 @@ class HostOptimizer:
         widens: gradients are multiplied in the masters' dtype on the host, for no power of two takes their mean.
         frame_bytes: masters and states lie on a disk, and pass through so much memory; None: they lie in memory.
         stays: for each layout, whether its masters and states stay on the device; empty: none do.
+        form: how states lie.
     """
 
     travels: torch.dtype
@@ -39,6 +41,7 @@ class HostOptimizer:
     widens: bool
     frame_bytes: int | None = None
     stays: Sequence[bool] = ()
+    form: StateFormat = FP32_STATES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +157,8 @@ class StatePrediction:
         largest = max((layout.shard_numel for layout in leaving), default=0)
         # Slices in the masters' dtype and in host memory are the masters.
         masters = 0 if self.trained_on_host and self.compute == self.master else owned * self.master.itemsize
-        states = round(owned * self.states_per_element) * self.master.itemsize
+        # Whole ones: those of optimizers whose states are no whole number an element need whole tensors.
+        states = sum(how.form.place_bytes(layout.shard_numel) for layout in leaving) * round(self.states_per_element)
         gradients = owned * how.travels.itemsize + how.widens * largest * self.master.itemsize
         if how.adds_up:
             gradients = _RING * largest * self.master.itemsize

@@ -31,6 +31,7 @@ from dsrun.errors import DsrunError, OffloadError
 from ..memory.arenas import Arenas
 from ..memory.bus import Bus, Event
 from ..memory.host_pool import HostPool
+from ..optim.coded_states import head_of
 from ..optim.runs import Run
 from ..optim.sharded import ShardOptimizer
 from .block_step import BlockStep, RangeWork
@@ -266,6 +267,7 @@ class CpuOptimizer:
                 self._keeper.expect(after)
         gradient = self._gradients.fetch(index)
         out_N, slot = self._place_of(index)
+        form = self._optimizer.form
         for run in item.runs:
             first = run.start - run.owned.start
             states, scalars = self._optimizer.split_state(run)
@@ -278,6 +280,8 @@ class CpuOptimizer:
                 grad_scale=coefficient * gradient.factor,
                 params_out_N=None if out_N is None else out_N.narrow(0, first, run.numel),
                 place=partial(self._optimizer.place_state, run),
+                form=form,
+                head=head_of(run) if form.is_coded else 0,
             )
             self._steps.step(work)
             self._optimizer.keep_state(run, states, scalars)

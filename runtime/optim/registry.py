@@ -44,6 +44,8 @@ _ELEMENTWISE: dict[type[optim.Optimizer], int] = {
     Lion: 1,
     UncorrectedAdam: 2,
 }
+#: Whose states are means that decay, so that rounding them once a step is forgotten too.
+_ROUNDED = (optim.Adam, optim.AdamW, FusedAdam, DeepSpeedCPUAdam, UncorrectedAdam, optim.SGD, Lion)
 #: Options that cost one state more, where an optimizer has them.
 _MORE_STATES = ("momentum", "amsgrad", "centered")
 
@@ -153,6 +155,22 @@ def check_range_by_range(optimizer: optim.Optimizer) -> None:
             "gradients are in another number format than it computes in",
             hint="leave `data_types.grad_accum_dtype` and 16-bit master weights out, or use one of torch's elementwise "
             "optimizers, such as AdamW",
+        )
+
+
+def check_rounded_states(optimizer: optim.Optimizer, form: str) -> None:
+    """Refuses an optimizer whose states are lost in fewer bits, or of which that is not known.
+
+    Adagrad's sums only grow: what is added is below their last place soon.
+
+    Raises:
+        ModelError: naming its class.
+    """
+    if type(optimizer) not in _ROUNDED:
+        raise ModelError(
+            f"optimizer: {type(optimizer).__name__} is not known to do with states in {form} "
+            "(`zero_optimization.offload_optimizer.state_format`)",
+            hint="use AdamW, Adam, Lion or SGD, whose states decay, or leave `state_format` out",
         )
 
 

@@ -19,9 +19,24 @@ from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
 from ..protocols import OwnedRange, StateEntry
+from .coded_states import CodedState
 from .housing import Housing, StatePlaces, adam_state_names, adam_step_count, house
-from .registry import adopt, check_range_by_range, states_of_group
+from .registry import adopt, check_range_by_range, check_rounded_states, states_of_group
+from .run_states import (
+    FormatChange,
+    code_piece,
+    coded_state,
+    copy_state,
+    decoded_piece,
+    is_elementwise,
+    is_scales,
+    part_of_place,
+    place_numel,
+    stored_states,
+    tensor_entries,
+)
 from .runs import Run, cut_runs
+from .state_format import CODES, FP32_STATES, StateFormat
 from .structured import StructuredOptimizer, TensorInfo
 from .windowed import step_range_by_range
 
@@ -42,6 +57,7 @@ class ShardOptimizer:
     Attributes:
         torch_optimizer: that holds the leaves.
         put_away: masters, states or sums are in host memory for a while, and must not be touched.
+        form: how states lie, where a step is taken elsewhere.
     """
 
     def __init__(
@@ -59,6 +75,8 @@ class ShardOptimizer:
         self._axis = axis
         self.torch_optimizer: optim.Optimizer | None = None
         self.put_away = False
+        self.form = FP32_STATES
+        self._changes: list[FormatChange] = []
         self._housing: Housing | None = None
         self._is_housed = False
         self._stepping = False
@@ -83,7 +101,14 @@ class ShardOptimizer:
             optimizer.bind(self._runs, self._tensors(), self._axis, device=self._ranges[0].seen_master.device)
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
 
-    def house_states(self, memory: Arenas, host: HostPool | None = None, *, away: StatePlaces | None = None) -> None:
+    def house_states(
+        self,
+        memory: Arenas,
+        host: HostPool | None = None,
+        *,
+        away: StatePlaces | None = None,
+        form: StateFormat = FP32_STATES,
+    ) -> None:
         """Reserves the memory of the optimizer's states, where their number is known before they exist.
 
         Those of other optimizers, and those made with the optimizer (Adagrad's), stay where torch has put them.
@@ -92,14 +117,22 @@ class ShardOptimizer:
             memory: where it is reserved.
             host: makes it, where masters lie in host memory apart from the device; not of ranges that stay.
             away: has places of its own, where masters are not always in memory; likewise.
+            form: how they lie there, whatever the optimizer computes in.
+
+        Raises:
+            ModelError: the optimizer's states cannot lie so.
         """
         assert self.torch_optimizer is not None, "drive() was not called"
+        if form is not FP32_STATES:
+            check_rounded_states(self.torch_optimizer, form.name)
+            self.form = form
+            self.torch_optimizer.register_load_state_dict_post_hook(lambda _: self._take_over_loaded())
         if self.torch_optimizer.state:
             return
         of_group = [states_of_group(self.torch_optimizer, group) for group in self.torch_optimizer.param_groups]
         counts = [(owned, max((of_group[group] for group in owned.groups), default=0)) for owned in self._ranges]
         if any(count for _, count in counts):
-            self._housing = house(counts, memory, host, away=away, staying=self._staying)
+            self._housing = house(counts, memory, host, away=away, staying=self._staying, form=form)
 
     def step(self, factor: float = 1.0) -> None:
         """Takes one optimizer step on the local ranges.
@@ -168,17 +201,19 @@ class ShardOptimizer:
         self._is_housed = True
 
     def split_state(self, run: Run) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns a run's states of one value an element, and all others; both by name."""
+        """Returns a run's states of one value an element, or their codes and scales, and all others; both by name."""
         state = self._state(run)
-        states = {k: v for k, v in state.items() if isinstance(v, Tensor) and _is_elementwise(run, v)}
+        states = {k: v for k, v in state.items() if is_elementwise(run, v) or is_scales(k, state)}
         return states, {name: value for name, value in state.items() if name not in states}
 
     def place_state(self, run: Run, name: str, dtype: torch.dtype) -> Tensor:
-        """Returns memory for a state that a run's first step makes: where states are housed, if it was foreseen."""
-        housed = None
-        if self._housing is not None and dtype == run.param.dtype:
-            housed = self._housing.place(run.owned, name)
-        return torch.empty(run.numel, dtype=dtype) if housed is None else _part(run, housed)
+        """Returns memory for a tensor of a state that a run's first step makes: where it is housed, if foreseen."""
+        _, part = self.form.part_of(name)
+        if dtype == (run.param.dtype if self.form is FP32_STATES else self.form.parts[part].dtype):
+            housed = self._housed(run, name)
+            if housed is not None:
+                return housed
+        return torch.empty(place_numel(run, self.form, part), dtype=dtype)
 
     def keep_state(self, run: Run, states: Mapping[str, Tensor], scalars: Mapping[str, Any]) -> None:
         """Takes over what a run's step has made of its state."""
@@ -235,16 +270,45 @@ class ShardOptimizer:
             first = next(_cut(run, run.grad), None)
             for role in roles:
                 name = role.removeprefix(_SCALAR)
-                if role == name:
-                    housed = None if self._housing is None else self._housing.place(run.owned, name)
-                    state[name] = torch.zeros_like(run.grad) if housed is None else _part(run, housed).zero_()
-                elif first is not None:
+                if role != name and first is not None:
                     state[name] = scalar = torch.zeros((), dtype=torch.float32, device=run.grad.device)
                     extent = first[0].extent
                     entries.append(StateEntry(extent.name, role, (), 0, 1, scalar.view(1), replicated))
             self.torch_optimizer.state[run.param] = state
-            entries += [e for e in self._entries(run, replicated=replicated) if not e.role.startswith(_SCALAR)]
+            for name, in_codes in stored_states([role for role in roles if not role.startswith(_SCALAR)]).items():
+                self._make_zeros(run, name, state)
+                if in_codes != (name + CODES in state):
+                    self._changes.append(FormatChange(run, name, in_codes, state, replicated))
+            entries += [e for e in tensor_entries(run, state, replicated=replicated) if e.role in roles]
         return entries
+
+    def format_changes(self) -> list[FormatChange]:
+        """Returns the states that a checkpoint has in another format, since `loadable_entries`; once."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def decoded_state(self, name: str, key: str) -> Tensor | None:
+        """Returns this rank's piece of a state that lies in codes, fp32 and a copy; None where there is none.
+
+        Args:
+            name: of the parameter.
+            key: the optimizer's name of the state.
+        """
+        found = self._coded_piece(name, key)
+        return None if found is None else decoded_piece(*found)
+
+    def code_state(self, name: str, key: str, values: Tensor) -> bool:
+        """Sets this rank's piece of a state that lies in codes; False where there is none.
+
+        Args:
+            name: of the parameter.
+            key: the optimizer's name of the state.
+            values: flat.
+        """
+        found = self._coded_piece(name, key)
+        if found is not None:
+            code_piece(*found, values)
+        return found is not None
 
     def options(self) -> list[dict[str, Any]]:
         """Returns each group's hyperparameters that JSON can hold (lr, betas, weight_decay, ...)."""
@@ -342,7 +406,7 @@ class ShardOptimizer:
         """Moves the states that torch has made for a run to where they belong."""
         state = self._state(run)
         for name, value in state.items():
-            if isinstance(value, Tensor) and _is_elementwise(run, value) and value.dtype == run.grad.dtype:
+            if isinstance(value, Tensor) and is_elementwise(run, value) and value.dtype == run.grad.dtype:
                 housed = housing.place(run.owned, name)
                 state[name] = value if housed is None else _part(run, housed).copy_(value)
 
@@ -359,22 +423,61 @@ class ShardOptimizer:
         return self.torch_optimizer.state.get(run.param, {})
 
     def _entries(self, run: Run, *, replicated: bool) -> Iterator[StateEntry]:
-        for role, value in self._state(run).items():
-            if not isinstance(value, Tensor):
-                continue
-            if _is_elementwise(run, value):
-                for piece, flat in _cut(run, value):
-                    extent = piece.extent
-                    yield StateEntry(extent.name, role, extent.shape, piece.start, piece.stop, flat, replicated)
-            else:
-                for piece, _ in _cut(run, run.grad):
+        state = self._state(run)
+        yield from tensor_entries(run, state, replicated=replicated)
+        for role, value in state.items():
+            if isinstance(value, Tensor) and not is_elementwise(run, value) and not is_scales(role, state):
+                for piece in run.pieces():
                     if piece.start == 0:
                         role_ = f"{_SCALAR}{role}"
                         yield StateEntry(piece.extent.name, role_, (), 0, 1, value.view(1), replicated)
 
+    def _housed(self, run: Run, name: str) -> Tensor | None:
+        """Returns a run's part of where a tensor of its state is housed; None where that was not foreseen."""
+        housed = None if self._housing is None else self._housing.place(run.owned, name)
+        if housed is None:
+            return None
+        before = sum(other.owned is run.owned and other.start < run.start for other in self._runs)
+        return part_of_place(run, housed, self.form, self.form.part_of(name)[1], before=before)
 
-def _is_elementwise(run: Run, state: Tensor) -> bool:
-    return state.shape == run.param.shape
+    def _make_zeros(self, run: Run, name: str, state: dict[str, Any]) -> None:
+        """Adds a state of zeros to a run's, where it belongs."""
+        for number, part in enumerate(self.form.parts):
+            dtype = run.grad.dtype if self.form is FP32_STATES else part.dtype
+            housed = self._housed(run, name + part.suffix)
+            numel = place_numel(run, self.form, number)
+            fresh = torch.zeros(numel, dtype=dtype, device=run.grad.device) if housed is None else housed.zero_()
+            state[name + part.suffix] = fresh
+        codes = coded_state(run, state, name)
+        if codes is not None:
+            codes.clear()
+
+    def _coded_piece(self, name: str, key: str) -> tuple[Run, ShardPiece, CodedState] | None:
+        for run in self._runs:
+            for piece in run.pieces():
+                if piece.extent.name == name:
+                    codes = coded_state(run, self._state(run), key)
+                    return None if codes is None else (run, piece, codes)
+        return None
+
+    def _take_over_loaded(self) -> None:
+        """Brings states that torch's `load_state_dict` has put into fp32 to where they belong, as they were saved."""
+        assert self.torch_optimizer is not None, "drive() was not called"
+        if self._housing is not None:
+            self._housing.vacate()
+        self._is_housed = True
+        for run in self._runs:
+            # They may be the very tensors that are to be set.
+            loaded = {k: v.clone() if isinstance(v, Tensor) else v for k, v in self._state(run).items()}
+            state = {
+                name: value
+                for name, value in loaded.items()
+                if not (is_elementwise(run, value) or is_scales(name, loaded))
+            }
+            for name in stored_states([name for name in loaded if name not in state]):
+                self._make_zeros(run, name, state)
+                copy_state(run, name, loaded, state)
+            self.torch_optimizer.state[run.param] = state
 
 
 def _part(run: Run, flat: Tensor) -> Tensor:

@@ -111,7 +111,8 @@ def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key:
         target = _state(home, optim_state_key)
         if target is None:
             _no_state(home, optim_state_key, who)
-        target.copy_(value.detach().reshape(-1).narrow(0, piece[0], piece[1].numel()))
+        mine = value.detach().reshape(-1).narrow(0, piece[0], piece[1].numel())
+        _set_state(home, optim_state_key, target, mine)
 
 
 def safe_set_local_fp32_param(param: Tensor, value: Tensor) -> None:
@@ -155,7 +156,7 @@ def safe_set_local_optimizer_state(param: Tensor, value: Tensor, optim_state_key
     target = _state(home, optim_state_key)
     if target is None:
         _no_state(home, optim_state_key, who)
-    target.copy_(value.detach().reshape(-1))
+    _set_state(home, optim_state_key, target, value.detach().reshape(-1))
 
 
 def _trained(param: Tensor) -> UnitHome | None:
@@ -255,11 +256,19 @@ def _whole(home: UnitHome, mine: Tensor | None) -> Tensor:
 
 
 def _state(home: UnitHome, key: str) -> Tensor | None:
-    """Returns this rank's piece of an optimizer state, flat; not a copy."""
+    """Returns this rank's piece of an optimizer state, flat; a copy only where it lies in codes."""
     access = home.access
     if access.optimizer.torch_optimizer is None:
         return None
     assert home.extent is not None, "a trainable parameter has a place"
     entries = access.optimizer.state_entries(replicated=not access.pieces.plan.shard_optimizer)
     mine = (e for e in entries if e.name == home.extent.name and e.role == key and e.shape == home.extent.shape)
-    return next((e.tensor for e in mine), None)
+    found = next((e.tensor for e in mine), None)
+    return access.optimizer.decoded_state(home.extent.name, key) if found is None else found
+
+
+def _set_state(home: UnitHome, key: str, target: Tensor, values: Tensor) -> None:
+    """Sets this rank's piece of an optimizer state: `target`, or the codes that it was made of."""
+    assert home.extent is not None, "a trainable parameter has a place"
+    if not home.access.optimizer.code_state(home.extent.name, key, values):
+        target.copy_(values)

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dsrun.config.findings import Code, Report
-from dsrun.config.sections.optimizer_params import SEES_WHOLE_TENSORS
+from dsrun.config.sections.optimizer_params import SEES_WHOLE_TENSORS, AdamParams, LionParams, SgdParams
 from dsrun.config.sections.training import Training
 from dsrun.config.tree import Position
 
-_OPTIMIZER = "zero_optimization.offload_optimizer.device"
+PlaceOf = Callable[[str], Position]
+
+_SECTION = "zero_optimization.offload_optimizer"
+_OPTIMIZER = f"{_SECTION}.device"
+_FORMAT = f"{_SECTION}.state_format"
+_EIGHT_BIT = ("adam8bit", "adamw8bit", "lion8bit")
 
 
-def check_host_step(config: Training, report: Report, place_of: Callable[[str], Position]) -> None:
+def check_host_step(config: Training, report: Report, place_of: PlaceOf) -> None:
     """Reports combinations that the runtime does not take.
 
     Args:
@@ -33,31 +38,61 @@ def check_host_step(config: Training, report: Report, place_of: Callable[[str], 
             "set `zero_optimization.stage` to 1, which cuts that into slices; on one rank it is the same",
         )
     if config.optimizer is not None and isinstance(config.optimizer.params, SEES_WHOLE_TENSORS):
+        hint = "take an elementwise one, such as AdamW, Adam, SGD, Adagrad or Lion"
+        if config.optimizer.type.lower() in _EIGHT_BIT:
+            plain = "Lion" if config.optimizer.type.lower().startswith("lion") else "AdamW"
+            hint = f'for states in 8 bits take "{plain}", and set `{_FORMAT}` to "int8"'
         report.error(
             Code.COMBINATION,
             _OPTIMIZER,
             f'`{_OPTIMIZER}` is {device}, which steps flat ranges, and optimizer type "{config.optimizer.type}" needs '
             "whole tensors",
             place_of(_OPTIMIZER),
-            "take an elementwise one, such as AdamW, Adam, SGD, Adagrad or Lion",
+            hint,
         )
-    key = _narrow_key(config)
-    if key is not None:
-        report.error(
-            Code.COMBINATION,
-            _OPTIMIZER,
-            f"`{_OPTIMIZER}` is {device}, and `{key}` keeps masters or sums in 16 bits, which the step in host memory "
-            "does not take",
-            place_of(_OPTIMIZER),
-            f"leave `{key}` out: in host memory fp32 masters cost the device nothing",
-        )
+    narrow = _narrow(config)
+    if narrow is not None:
+        key, why, hint = narrow
+        message = f"`{_OPTIMIZER}` is {device}, and `{key}` keeps masters or sums in 16 bits, {why}"
+        report.error(Code.COMBINATION, _OPTIMIZER, message, place_of(_OPTIMIZER), hint)
+    _state_format(config, report, place_of)
 
 
-def _narrow_key(config: Training) -> str | None:
-    if config.bf16.enabled and config.bf16.bf16_master_weights_and_grads:
-        return "bf16.bf16_master_weights_and_grads"
-    if config.fp16.enabled and config.fp16.fp16_master_weights_and_grads:
-        return "fp16.fp16_master_weights_and_grads"
+def _narrow(config: Training) -> tuple[str, str, str] | None:
+    """Returns the key that asks for 16 bits, why that is not done here, and the way out."""
+    masters = "where fp32 ones take no byte of the GPU and lose no update"
+    for name, on in (
+        ("bf16.bf16_master_weights_and_grads", config.bf16.enabled and config.bf16.bf16_master_weights_and_grads),
+        ("fp16.fp16_master_weights_and_grads", config.fp16.enabled and config.fp16.fp16_master_weights_and_grads),
+    ):
+        if on:
+            return name, masters, f'leave `{name}` out; `{_FORMAT}` "bf16" or "int8" halves or quarters the states'
     if config.data_types.grad_accum_dtype not in (None, "fp32"):
-        return "data_types.grad_accum_dtype"
+        key = "data_types.grad_accum_dtype"
+        why = "and sums leave the GPU as the fp32 numbers that their norm is taken of"
+        hint = f"leave `{key}` out; one large micro batch a step needs no sums at all"
+        return key, why, hint
     return None
+
+
+def _state_format(config: Training, report: Report, place_of: PlaceOf) -> None:
+    """States in fewer bits: for optimizers whose states decay, and all of them in one place."""
+    section = config.zero_optimization.offload_optimizer
+    if section.state_format == "fp32":
+        return
+    said = f'`{_FORMAT}` is "{section.state_format}"'
+    if section.ratio != 1:
+        message = f"{said}, and `ratio` beside it is {section.ratio:g}: states that stay on the GPU lie in fp32"
+        report.error(Code.COMBINATION, _FORMAT, message, place_of(_FORMAT), "leave out one of them")
+    if section.super_offload:
+        message = f"{said}, and `super_offload` beside it is true, which keeps all states twice in fp32"
+        report.error(Code.COMBINATION, _FORMAT, message, place_of(_FORMAT), "leave out one of them")
+    optimizer = config.optimizer
+    if optimizer is None or isinstance(optimizer.params, SEES_WHOLE_TENSORS):
+        return
+    if not isinstance(optimizer.params, (AdamParams, LionParams, SgdParams)):
+        message = (
+            f'{said}, and states of optimizer type "{optimizer.type}" do not all decay: what is rounded off adds up'
+        )
+        hint = "take AdamW, Adam, Lion or SGD, or leave it out"
+        report.error(Code.COMBINATION, _FORMAT, message, place_of(_FORMAT), hint)

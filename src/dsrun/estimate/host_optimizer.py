@@ -21,7 +21,7 @@ class HostOptimizerBytes:
 
     Attributes:
         masters: fp32, in host memory; 0 where slices of fp32 parameters lie there, which they are.
-        states: fp32, in host memory.
+        states: in their format, in host memory.
         gradients: in host memory, as they come from the device: all of them in compute format, or a ring of fp32 sums.
         parameters: in host memory, on their way to the device, where they do not take the gradients' place.
         device_sums: fp32, on the device: of units that stay, and of all where micro steps are added up.
@@ -65,7 +65,7 @@ def host_optimizer_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> 
     masters = 0 if settings.trained_leave and not settings.has_master else owned * FP32_BYTES
     return HostOptimizerBytes(
         masters=masters,
-        states=settings.states_of(owned),
+        states=sum(settings.away_states_of(unit.shard) for unit in trained),
         gradients=ring if adds_up else owned * settings.compute_bytes + wide,
         parameters=_RING * settings.compute_bytes * largest if through_ring else 0,
         device_sums=(staying + (owned if adds_up else 0)) * FP32_BYTES,

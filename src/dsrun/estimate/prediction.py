@@ -236,7 +236,7 @@ def _host_lines(
     if settings.offload_optimizer != "none":
         hosted = host_optimizer_bytes(units, settings)
         moved.append(Line("gradients on their way", hosted.gradients))
-        ring = min(settings.state_buffers, len(away)) * (4 * largest + settings.states_of(largest))
+        ring = min(settings.state_buffers, len(away)) * (4 * largest + settings.away_states_of(largest))
         if settings.offload_optimizer == "nvme":
             moved.append(Line("states on their way", ring))
         else:
@@ -265,7 +265,7 @@ def _nvme_lines(units: list[PaddedUnit], settings: RunSettings, kept: Activation
 
     lines: list[Line] = []
     if settings.offload_optimizer == "nvme":
-        size = total(lambda numel: 4 * numel + settings.states_of(numel), whole=settings.stage < 1)
+        size = total(lambda numel: 4 * numel + settings.away_states_of(numel), whole=settings.stage < 1)
         lines.append(Line("master weights and states", size))
     if settings.offload_param == "nvme" and settings.frozen_leave:
         sizes = (settings.compute_bytes * numel for numel in slices_on_drives(units, settings).away)

@@ -18,6 +18,8 @@ Tier = Literal["none", "cpu", "nvme"]
 Recompute = Literal["none", "blocks"]
 
 _ADAM_STATES = 2.0
+#: Elements of a block of codes; scales of blocks that two runs share; elements that places are multiples of.
+_CODE_BLOCK, _SHARED_SCALES, _PLACE_NUMEL = 256, 64, 256
 _SAMPLE_TOKENS = 4096
 
 
@@ -36,6 +38,7 @@ class RunSettings:
         offload_optimizer: where masters and optimizer states live, `none` being with the rank's compute.
         offload_ratio: share of masters and optimizer states that leaves for there, in whole units.
         offload_param: where parameter shards live between uses.
+        state_format: how optimizer states lie off the device.
         state_buffers: units whose masters and states may be in host memory, where they live on NVMe.
         param_buffers: slices of parameters on their way through host memory, likewise.
         params_in_memory: elements of slices that stay there, likewise.
@@ -69,6 +72,7 @@ class RunSettings:
     offload_optimizer: Tier = "none"
     offload_ratio: float = 1.0
     offload_param: Tier = "none"
+    state_format: Literal["fp32", "bf16", "int8"] = "fp32"
     state_buffers: int = 4
     param_buffers: int = 5
     params_in_memory: int = 0
@@ -100,6 +104,13 @@ class RunSettings:
     def states_of(self, numel: int) -> int:
         """Returns the bytes of all optimizer states of `numel` elements."""
         return round((self.state_bytes or self.master_bytes) * self.states_per_element * numel)
+
+    def away_states_of(self, numel: int) -> int:
+        """Returns the bytes of the optimizer states of a unit's slice of `numel` elements, off the device."""
+        if self.state_format == "int8":
+            scales = -(-(numel // _CODE_BLOCK + _SHARED_SCALES) // _PLACE_NUMEL) * _PLACE_NUMEL
+            return round(self.states_per_element * (numel + 4 * scales))
+        return self.states_of(numel) // (2 if self.state_format == "bf16" else 1)
 
     def sums_of(self, numel: int) -> int:
         """Returns the bytes of the gradient sums of `numel` elements."""
@@ -209,6 +220,7 @@ def read_settings(
         offload_optimizer=zero.offload_optimizer.device,
         offload_ratio=zero.offload_optimizer.ratio,
         offload_param=zero.offload_param.device,
+        state_format=zero.offload_optimizer.state_format,
         state_buffers=zero.offload_optimizer.buffer_count,
         param_buffers=zero.offload_param.buffer_count,
         params_in_memory=zero.offload_param.max_in_cpu,

@@ -95,9 +95,13 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
     offloads = settings.offload_optimizer != "none"
     to_gpu = to_host = ddr = read = written = 0
     # At stage 0, which the runtime refuses, all of it.
-    staying = split_units(units, settings).staying_numel if settings.stage >= 1 and offloads else 0
+    split = split_units(units, settings)
+    staying = split.staying_numel if settings.stage >= 1 and offloads else 0
     owned -= staying
-    states = 4 * owned + settings.states_of(owned)
+    states = 4 * owned + sum(
+        settings.away_states_of(unit.shard if settings.stage >= 1 else unit.padded)
+        for unit in (split.leaving if settings.stage >= 1 else units)
+    )
     if offloads:
         # Gradients leave in their own format, once, or as the fp32 sums of micro steps.
         gradient = 4 if settings.accumulation_steps > 1 else compute

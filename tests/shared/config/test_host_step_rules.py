@@ -16,6 +16,12 @@ def config(**more: Any) -> dict[str, Any]:
     return {"train_batch_size": 2, "zero_optimization": {"stage": 2, **AWAY}, **more}
 
 
+def narrow(form: str, **more: Any) -> dict[str, Any]:
+    """A config with states in fewer bits."""
+    section = {"device": "cpu", "state_format": form, **more}
+    return config(zero_optimization={"stage": 2, "offload_optimizer": section})
+
+
 @pytest.mark.parametrize(
     ("settings", "said", "hint"),
     [
@@ -27,12 +33,12 @@ def config(**more: Any) -> dict[str, Any]:
         (
             config(bf16={"enabled": True, "bf16_master_weights_and_grads": True}),
             "`bf16.bf16_master_weights_and_grads` keeps masters or sums in 16 bits",
-            "fp32 masters cost the device nothing",
+            "halves or quarters the states",
         ),
         (
             config(fp16={"enabled": True, "fp16_master_weights_and_grads": True}),
             "`fp16.fp16_master_weights_and_grads` keeps masters or sums in 16 bits",
-            "fp32 masters cost the device nothing",
+            "halves or quarters the states",
         ),
         (
             config(bf16={"enabled": True}, data_types={"grad_accum_dtype": "bf16"}),
@@ -43,6 +49,21 @@ def config(**more: Any) -> dict[str, Any]:
             config(optimizer={"type": "Muon"}),
             'optimizer type "Muon" needs whole tensors',
             "an elementwise one",
+        ),
+        (
+            config(optimizer={"type": "Adam8bit"}),
+            'optimizer type "Adam8bit" needs whole tensors',
+            'take "AdamW", and set `zero_optimization.offload_optimizer.state_format` to "int8"',
+        ),
+        (
+            narrow("int8", ratio=0.5),
+            'state_format` is "int8", and `ratio` beside it is 0.5: states that stay on the GPU lie in fp32',
+            "leave out one of them",
+        ),
+        (
+            {**narrow("bf16"), "optimizer": {"type": "Adagrad"}},
+            'states of optimizer type "Adagrad" do not all decay',
+            "take AdamW, Adam, Lion or SGD",
         ),
     ],
 )
@@ -58,5 +79,10 @@ def test_what_the_step_in_host_memory_does_not_take_is_refused_with_a_way_out(
 
 
 def test_what_it_takes_is_taken() -> None:
-    for settings in (config(), config(bf16={"enabled": True}), config(data_types={"grad_accum_dtype": "fp32"})):
+    for settings in (
+        config(),
+        config(bf16={"enabled": True}),
+        config(data_types={"grad_accum_dtype": "fp32"}),
+        narrow("int8"),
+    ):
         assert load(settings, world_size=1).zero_optimization.offload_optimizer.device == "cpu"

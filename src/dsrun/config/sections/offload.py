@@ -6,6 +6,7 @@ from dsrun.config.knob import Section, Status, knob
 from dsrun.config.values import Count, Flag, Fraction, Names, Positive, PositiveOrAuto
 
 Device = Literal["none", "cpu", "nvme"]
+StateFormat = Literal["fp32", "bf16", "int8"]
 
 
 class OffloadOptimizer(Section):
@@ -84,6 +85,16 @@ class OffloadOptimizer(Section):
             why="step on the CPU before the norm is known (it overlaps the step with the next forward instead)",
         ),
     ] = False
+    state_format: Annotated[
+        StateFormat,
+        knob(
+            "Format that optimizer states lie in off the GPU; an update is computed in fp32 all the same.",
+            effect="bytes per parameter of Adam in host memory or on the drive: fp32 8; bf16 4, rounded after each "
+            "step; int8 2.03, codes with a scale for each 256 values as `Adam8bit` has them, of small tensors too. "
+            "AdamW, Adam, Lion and SGD; `ratio` 1 and no `super_offload`",
+            stages=(1, 2, 3),
+        ),
+    ] = "fp32"
     cpuadam_cores_perc: Annotated[
         Fraction,
         knob(

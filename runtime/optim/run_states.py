@@ -1,0 +1,175 @@
+"""What an optimizer keeps for one run: values of its elements, codes and scales of such values, and single numbers.
+
+Reads and sets what is there; where it lies is `housing.py`'s business, and what it means the optimizer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layout.unit_layout import ShardPiece
+from ..protocols import StateEntry
+from .coded_states import CodedState, coded, coded_entries, head_of, scale_count
+from .codes import BLOCK
+from .runs import Run
+from .state_format import CODES, SCALES, StateFormat
+from .structured import elementwise_entries
+
+
+def is_elementwise(run: Run, value: object) -> bool:
+    """Whether a state has one value, or code, for each element of a run."""
+    return isinstance(value, Tensor) and value.shape == run.param.shape
+
+
+def is_scales(name: str, state: Mapping[str, Any]) -> bool:
+    """Whether a state's tensor of that name is the scales of codes beside it."""
+    return name.endswith(SCALES) and name.removesuffix(SCALES) + CODES in state
+
+
+def coded_state(run: Run, state: Mapping[str, Any], name: str) -> CodedState | None:
+    """Returns a state that lies in codes; None where there is none of that name that does."""
+    if name + CODES not in state:
+        return None
+    return coded(name, state[name + CODES], state[name + SCALES], head=head_of(run))
+
+
+def tensor_entries(run: Run, state: Mapping[str, Any], *, replicated: bool) -> Iterator[StateEntry]:
+    """Yields the pieces of all states of a run but single numbers."""
+    for role, value in state.items():
+        name = role.removesuffix(CODES)
+        codes = coded_state(run, state, name) if name != role else None
+        if codes is not None:
+            yield from coded_entries(run, name, codes, replicated=replicated)
+        elif is_elementwise(run, value):
+            yield from elementwise_entries(run, role, value, replicated=replicated)
+
+
+def stored_states(roles: Sequence[str]) -> dict[str, bool]:
+    """Returns the states of a checkpoint by their name, and whether they are in codes.
+
+    Args:
+        roles: of states of one value an element, or of their codes and scales.
+    """
+    coded_names = {role.removesuffix(CODES) for role in roles if role.endswith(CODES)}
+    coded_names = {name for name in coded_names if name + SCALES in roles}
+    parts = {name + suffix for name in coded_names for suffix in (CODES, SCALES)}
+    return dict.fromkeys(sorted(coded_names), True) | {role: False for role in roles if role not in parts}
+
+
+def place_numel(run: Run, form: StateFormat, part: int) -> int:
+    """Returns the elements of a part of a run's state."""
+    return scale_count(head_of(run), run.numel) if form.parts[part].suffix == SCALES else run.numel
+
+
+def part_of_place(run: Run, place: Tensor, form: StateFormat, part: int, *, before: int) -> Tensor | None:
+    """Returns a run's part of the memory for one tensor of a range's state.
+
+    Args:
+        run: of the range.
+        place: the memory.
+        form: how the state lies.
+        part: which of its tensors.
+        before: runs of the range before this one: each may share a block with the next, and has a scale of its own.
+
+    Returns:
+        None where the memory is too small, for more runs share blocks than was foreseen.
+    """
+    start, numel = run.start - run.owned.start, place_numel(run, form, part)
+    if form.parts[part].suffix == SCALES:
+        start = run.start // BLOCK - run.owned.start // BLOCK + before
+    return place.narrow(0, start, numel) if start + numel <= place.numel() else None
+
+
+def decoded_piece(run: Run, piece: ShardPiece, state: CodedState) -> Tensor:
+    """Returns the fp32 values of a piece of a tensor, a copy."""
+    first, last = _whole_blocks(run, piece)
+    values = state.decode(first, last)
+    return values.narrow(0, piece.shard_offset - first, piece.stop - piece.start)
+
+
+def code_piece(run: Run, piece: ShardPiece, state: CodedState, values: Tensor) -> None:
+    """Sets the values of a piece of a tensor; what shares a block with it is coded anew.
+
+    Args:
+        run: of the piece.
+        piece: which.
+        state: of the run.
+        values: flat, as many as the piece has elements.
+    """
+    first, last = _whole_blocks(run, piece)
+    whole = state.decode(first, last)
+    whole.narrow(0, piece.shard_offset - first, piece.stop - piece.start).copy_(values)
+    state.encode(first, whole)
+
+
+def _whole_blocks(run: Run, piece: ShardPiece) -> tuple[int, int]:
+    """Returns the elements of the run in the blocks that a piece has elements in."""
+    head = head_of(run)
+    first = (head + piece.shard_offset) // BLOCK * BLOCK - head
+    last = -(-(head + piece.shard_offset + piece.stop - piece.start) // BLOCK) * BLOCK - head
+    return max(0, first), min(run.numel, last)
+
+
+@dataclass(slots=True)
+class FormatChange:
+    """One state of a run that a checkpoint has in codes and the run as values, or the other way round.
+
+    Attributes:
+        run: whose state it is.
+        name: of the state.
+        from_codes: the checkpoint has codes.
+        state: what the optimizer keeps for the run.
+        replicated: every rank holds all of it.
+    """
+
+    run: Run
+    name: str
+    from_codes: bool
+    state: Mapping[str, Any]
+    replicated: bool
+    _values: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+
+    def begin(self) -> list[StateEntry]:
+        """Returns pieces in the checkpoint's format, to be filled from it; their memory is this object's."""
+        run = self.run
+        if self.from_codes:
+            self._values = {
+                self.name + CODES: torch.zeros(run.numel, dtype=torch.uint8),
+                self.name + SCALES: torch.zeros(scale_count(head_of(run), run.numel)),
+            }
+        else:
+            self._values = {self.name: torch.zeros(run.numel)}
+        return list(tensor_entries(run, self._values, replicated=self.replicated))
+
+    def end(self) -> None:
+        """Brings what has been read to where it belongs."""
+        copy_state(self.run, self.name, self._values, self.state)
+        self._values = {}
+
+
+def copy_state(run: Run, name: str, source: Mapping[str, Tensor], target: Mapping[str, Any]) -> None:
+    """Copies one state of a run to where it belongs, whatever the formats of both.
+
+    Args:
+        run: of both.
+        name: of the state.
+        source: its values, or codes and scales, in any dtype; left as they are.
+        target: likewise.
+    """
+    parts = (name + CODES, name + SCALES)
+    codes = coded_state(run, target, name)
+    if name in source and codes is not None:
+        codes.encode(0, source[name].to(torch.float32, copy=True))
+    elif name in source:
+        target[name].copy_(source[name])
+    elif codes is not None:
+        for part in parts:
+            target[part].copy_(source[part])
+    else:
+        whole = coded(name, source[parts[0]].to(torch.uint8), source[parts[1]].float(), head=head_of(run))
+        target[name].copy_(whole.decode(0, run.numel))
