@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from dsrun.checkpoint_files.compare import TensorDifference, ValueDifference, absent
 from dsrun.checkpoint_files.index import Index
 from dsrun.checkpoint_files.listing import Tag, TagState, step_of
+from dsrun.checkpoint_files.storage import Place
 from dsrun.checkpoint_files.summary import shares
 from dsrun.units import format_bytes, format_count
 
@@ -74,7 +74,7 @@ def notes(tags: Sequence[Tag]) -> list[str]:
     return [f"{tag.name}: {tag.state.value}: {tag.reason}" for tag in tags if tag.state is not TagState.COMPLETE]
 
 
-def index_json(path: Path, index: Index, *, saved: float, shared: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+def index_json(path: Place, index: Index, *, saved: float, shared: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """Returns everything that an index says, but for where each box lies; `shared` is as in `index_text`."""
     return {
         "path": str(path),
@@ -96,7 +96,9 @@ def index_json(path: Path, index: Index, *, saved: float, shared: Mapping[str, S
     }
 
 
-def index_text(path: Path, index: Index, *, saved: float, now: float, shared: Mapping[str, Sequence[str]]) -> list[str]:
+def index_text(
+    path: Place, index: Index, *, saved: float, now: float, shared: Mapping[str, Sequence[str]]
+) -> list[str]:
     """Returns lines about a checkpoint.
 
     Args:
@@ -145,7 +147,7 @@ def differences_text(tensors: Sequence[TensorDifference], values: Sequence[Value
 
 
 def differences_json(
-    paths: Sequence[Path], tensors: Sequence[TensorDifference], values: Sequence[ValueDifference]
+    paths: Sequence[Place], tensors: Sequence[TensorDifference], values: Sequence[ValueDifference]
 ) -> dict[str, Any]:
     """Returns the same for programs; a difference that is no number is null, and a value that one has not is absent."""
     return {

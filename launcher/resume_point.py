@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.contract import CHECKPOINT_EVENT, RECORDS_FILE
+from dsrun.errors import DsrunError
 
 from .hosts import HostSpec
 from .survey import Survey, Told, Unable
@@ -31,6 +32,8 @@ _MOST_ASKED = 100
 
 #: A folder without it is no complete checkpoint. See docs/internals/checkpoint-format.md.
 _INDEX_FILE = "index.json"
+#: Of an object store: `s3://bucket/run`. The runtime records paths as such.
+_ADDRESS = "://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,11 @@ def find_checkpoint(
         apart: it does not share the job's folder, so that what is here under the same path is something else.
     """
     newest_first = list(reversed(points))[:_MOST_ASKED]
+    while newest_first and _ADDRESS in newest_first[0].folder:
+        found = _find_in_store(newest_first.pop(0))
+        if found.point is not None:
+            return found
+    newest_first = [point for point in newest_first if _ADDRESS not in point.folder]
     if not newest_first:
         return Found(None)
     if not apart and is_complete(newest_first[0].folder):
@@ -104,6 +112,18 @@ def find_checkpoint(
     if here:
         return Found(here[0])
     return Found(newest_first[0], f"{host.name} could not be asked whether it is still there: {why}")
+
+
+def _find_in_store(point: ResumePoint) -> Found:
+    """Asks an object store, which is the same one from every host, for the index of a checkpoint."""
+    # Here, for few jobs are started again, and fewer from a store.
+    from dsrun.checkpoint_files.folder import is_complete as has_index
+    from dsrun.checkpoint_files.storage_registry import place_of
+
+    try:
+        return Found(point if has_index(place_of(point.folder)) else None)
+    except DsrunError as error:
+        return Found(point, f"the store could not be asked whether it is still there: {error}")
 
 
 def is_complete(folder: str) -> bool:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from dsrun.errors import CheckpointError, Problem, UsageError
 from dsrun.units import format_bytes
 
 from ..option_words import parse_path, parse_size
+
+if TYPE_CHECKING:  # loaded by the verb that uses it
+    from dsrun.checkpoint_files.storage import Place
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _PATH = click.argument("path", type=parse_path, metavar="PATH")
@@ -24,7 +28,7 @@ def command() -> None:
     """Look at checkpoints, check, compare, convert and remove them.
 
     PATH is the folder of one checkpoint (`checkpoints/global_step200`), or the one they are saved in
-    (`checkpoints`), whose latest is meant.
+    (`checkpoints`), whose latest is meant; or an address of either in an object store (`s3://bucket/run`).
     """
 
 
@@ -42,11 +46,12 @@ def ls(folder: str, as_json: bool) -> int:
     `dsrun checkpoint verify` reads every byte.
     """
     from dsrun.checkpoint_files.listing import list_tags, named_by_latest
+    from dsrun.checkpoint_files.storage_registry import place_of
 
     from ..checkpoint_text import notes, tag_json, tags_table
 
-    tags = list_tags(Path(folder))
-    latest = named_by_latest(Path(folder))
+    tags = list_tags(place_of(folder))
+    latest = named_by_latest(place_of(folder))
     if as_json:
         body = {"schema_version": 1, "folder": folder, "latest": latest, "tags": [tag_json(tag) for tag in tags]}
         click.echo(json.dumps(body, indent=2))
@@ -69,16 +74,17 @@ def ls(folder: str, as_json: bool) -> int:
 def show(path: str, as_json: bool, config_only: bool, tensors: bool) -> int:
     """Show what a checkpoint holds and which run it is of."""
     from dsrun.checkpoint_files.find import find_tag
-    from dsrun.checkpoint_files.index import INDEX_FILE
+    from dsrun.checkpoint_files.listing import saved_at
     from dsrun.checkpoint_files.parse import read_index
     from dsrun.checkpoint_files.reference import sharers
+    from dsrun.checkpoint_files.storage_registry import place_of
 
     from ..checkpoint_text import columns, index_json, index_text
 
-    target = find_tag(Path(path))
+    target = find_tag(place_of(path))
     index = read_index(target)
-    saved = (target / INDEX_FILE).stat().st_mtime
-    shared = sharers(target, index)
+    saved = saved_at(target)
+    shared = sharers(target, index) if isinstance(target, Path) else {}
     if config_only:
         click.echo(json.dumps(index.values.get("config"), indent=2, sort_keys=True))
     elif as_json:
@@ -105,8 +111,10 @@ def verify(path: str, every: bool, as_json: bool) -> int:
     """
     from dsrun.checkpoint_files.find import find_tag
     from dsrun.checkpoint_files.listing import list_tags
+    from dsrun.checkpoint_files.storage_registry import place_of
 
-    targets = [Path(path) / tag.name for tag in list_tags(Path(path))] if every else [find_tag(Path(path))]
+    place = place_of(path)
+    targets = [place / tag.name for tag in list_tags(place)] if every else [find_tag(place)]
     found = {target: _problems(target) for target in targets}
     if as_json:
         report = [{"path": str(target), "ok": not said, "problems": said} for target, said in found.items()]
@@ -136,16 +144,17 @@ def rm(paths: Sequence[str], keep_last: int | None, dry_run: bool) -> int:
     from dsrun.checkpoint_files.calls import FileCalls
     from dsrun.checkpoint_files.listing import list_tags
     from dsrun.checkpoint_files.remove import check_removable, outnumbered, remove
+    from dsrun.checkpoint_files.storage_registry import place_of
 
-    chosen = [Path(path) for path in paths]
+    chosen = [place_of(path) for path in paths]
     if keep_last is not None:
         if len(chosen) != 1:
             raise UsageError("`--keep-last` takes one folder of checkpoints")
         chosen = [chosen[0] / tag.name for tag in outnumbered(list_tags(chosen[0]), keep_last)]
     check_removable(chosen)
-    by_folder: dict[Path, set[str]] = {}
+    by_folder: dict[Place, set[str]] = {}
     for path in chosen:
-        resolved = path.resolve()
+        resolved = path.resolve() if isinstance(path, Path) else path
         by_folder.setdefault(resolved.parent, set()).add(resolved.name)
     for path in chosen:
         click.echo(str(path))
@@ -173,10 +182,11 @@ def diff(first: str, second: str, as_json: bool, values_only: bool) -> int:
     from dsrun.checkpoint_files.compare import comparable, tensor_differences, value_differences
     from dsrun.checkpoint_files.find import find_tag
     from dsrun.checkpoint_files.parse import read_index
+    from dsrun.checkpoint_files.storage_registry import place_of
 
     from ..checkpoint_text import differences_json, differences_text
 
-    targets = find_tag(Path(first)), find_tag(Path(second))
+    targets = find_tag(place_of(first)), find_tag(place_of(second))
     a, b = ((target, read_index(target)) for target in targets)
     values = list(value_differences(comparable(a[1]), comparable(b[1])))
     reading = "diff: reading {}"
@@ -213,10 +223,11 @@ def export(path: str, out: str, to: str, dtype: str, max_shard_size: int) -> int
     from dsrun.checkpoint_files.export import export as write
     from dsrun.checkpoint_files.find import find_tag
     from dsrun.checkpoint_files.parse import read_index
+    from dsrun.checkpoint_files.storage_registry import place_of
 
     from ..checkpoint_child import torch_file
 
-    target = find_tag(Path(path))
+    target = find_tag(place_of(path))
     index = read_index(target)
     kind = {"bf16": "BF16", "fp32": "F32", "stored": None}[dtype]
 
@@ -233,9 +244,9 @@ def export(path: str, out: str, to: str, dtype: str, max_shard_size: int) -> int
         )
 
     if to == "torch":
-        files = [torch_file(Path(out), lambda folder: write_to(folder, None)[0])]
+        files = [torch_file(_local(out, "OUT"), lambda folder: write_to(folder, None)[0])]
     else:
-        files = write_to(Path(out), max_shard_size)
+        files = write_to(_local(out, "OUT"), max_shard_size)
     for file in files:
         click.echo(f"{file}  {format_bytes(file.stat().st_size)}")
     return 0
@@ -274,6 +285,7 @@ def import_(
     """
     from ..checkpoint_child import import_checkpoint
 
+    _local(source, "SOURCE")
     words = [*(["--tag", tag] if tag is not None else []), *(["--trust-pickle"] if trust_pickle else [])]
     words += [word for name in ignore for word in ("--ignore", name)]
     words += [word for name in buffer for word in ("--buffer", name)]
@@ -282,7 +294,17 @@ def import_(
     return 0
 
 
-def _problems(target: Path) -> list[str]:
+def _local(text: str, what: str) -> Path:
+    """Returns the path that a word means, where an object store will not do."""
+    from dsrun.checkpoint_files.storage_registry import place_of
+
+    place = place_of(text)
+    if not isinstance(place, Path):
+        raise UsageError(f"{what} is {text}; expected a path", hint="name a folder, and copy from or to the store")
+    return place
+
+
+def _problems(target: Place) -> list[str]:
     """Returns everything that is wrong with a checkpoint, saying on a terminal which file it is at."""
     from dsrun.checkpoint_files.parse import read_index
     from dsrun.checkpoint_files.verify import verify as problems_of

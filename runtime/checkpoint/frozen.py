@@ -15,6 +15,7 @@ from pathlib import Path
 from dsrun.checkpoint_files.calls import FileCalls
 from dsrun.checkpoint_files.index import StoredFile
 from dsrun.checkpoint_files.reference import find_same, frozen_name, has_size, summed
+from dsrun.checkpoint_files.storage import Place
 from dsrun.checkpoint_files.write_file import WrittenFile, write_pieces
 from dsrun.errors import CheckpointError
 
@@ -57,7 +58,7 @@ class FrozenFile:
         written: the file where it was written; None where it is another name of an earlier one.
     """
 
-    def __init__(self, path: Path, stored: StoredFile, calls: FileCalls, written: WrittenFile | None) -> None:
+    def __init__(self, path: Place, stored: StoredFile, calls: FileCalls, written: WrittenFile | None) -> None:
         self.path = path
         self.stored = stored
         self._calls = calls
@@ -71,7 +72,7 @@ class FrozenFile:
         """
         if self._written is not None:
             self._written.release(remove=remove)
-        elif remove:
+        elif remove and isinstance(self.path, Path):
             self._calls.remove(self.path)
 
 
@@ -87,7 +88,7 @@ class FrozenParameters:
         self._planner = Planner()
         self._last: FrozenFile | None = None
 
-    def look(self, folder: Path, entries: Sequence[StateEntry], *, rank: int, size: int) -> FrozenWork | None:
+    def look(self, folder: Place, entries: Sequence[StateEntry], *, rank: int, size: int) -> FrozenWork | None:
         """Returns what is to be done; None where this rank has nothing. Reads all values, to be sure what they are.
 
         Args:
@@ -100,15 +101,17 @@ class FrozenParameters:
         if not plan.nbytes:
             return None
         stored = summed(pieces_of(plan, entries))
+        if not isinstance(folder, Path):  # an object has one name
+            return FrozenWork(plan, entries, stored, None)
         last = self._last
         # A look through the indexes only where the last save's file is gone, or is of other values.
         known = last is not None and last.stored == stored and last.path.parent.parent == folder
-        if last is not None and known and has_size(last.path, stored):
+        if last is not None and known and isinstance(last.path, Path) and has_size(last.path, stored):
             return FrozenWork(plan, entries, stored, last.path)
         return FrozenWork(plan, entries, stored, find_same(folder, stored))
 
     def put(
-        self, work: FrozenWork, target: Path, identity: str, *, rank: int, progress: Callable[[], None]
+        self, work: FrozenWork, target: Place, identity: str, *, rank: int, progress: Callable[[], None]
     ) -> FrozenFile:
         """Has the file in the folder of a save: another name of an earlier one, else written while the script waits.
 
@@ -124,7 +127,7 @@ class FrozenParameters:
             OSError: it cannot be written; likewise.
         """
         path = target / frozen_name(rank, identity)
-        if work.source is not None and self._link(work.source, path):
+        if work.source is not None and isinstance(path, Path) and self._link(work.source, path):
             return FrozenFile(path, work.stored, self._calls, None)
         written = write_pieces(path, pieces_of(work.plan, work.entries), calls=self._calls, progress=progress)
         if written.stored != work.stored:

@@ -9,6 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from dsrun.checkpoint_files.storage import Place
+from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.errors import CheckpointError, DsrunError, InputError
 from dsrun.units import format_bytes
 
@@ -24,7 +26,7 @@ def main() -> int:
     """Imports, and returns the exit status."""
     parser = argparse.ArgumentParser(prog="import_main", allow_abbrev=False)
     parser.add_argument("source", type=Path)
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out")
     parser.add_argument("--tag")
     parser.add_argument("--trust-pickle", action="store_true")
     parser.add_argument("--ignore", action="append", default=[])
@@ -34,7 +36,7 @@ def main() -> int:
     try:
         target, nbytes = import_checkpoint(
             words.source,
-            words.out,
+            place_of(words.out),
             tag=words.tag,
             trust_pickle=words.trust_pickle,
             ignored=words.ignore,
@@ -53,14 +55,14 @@ def main() -> int:
 
 def import_checkpoint(
     source: Path,
-    out: Path,
+    out: Place,
     *,
     tag: str | None,
     trust_pickle: bool,
     ignored: list[str],
     optimizer: str | None,
     buffers: list[str],
-) -> tuple[Path, int]:
+) -> tuple[Place, int]:
     """Reads a checkpoint and writes it as one of dsrun's; returns its folder and its bytes.
 
     Args:

@@ -6,6 +6,7 @@ import json
 import platform
 import secrets
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from dsrun import __version__
 from dsrun.checkpoint_files.calls import FileCalls
 from dsrun.checkpoint_files.folder import tag_to_save
 from dsrun.checkpoint_files.index import StoredFile
+from dsrun.checkpoint_files.listing import is_checkpoint
 from dsrun.checkpoint_files.publish import BOXES_KEY, Publication, file_name, publish
+from dsrun.checkpoint_files.storage import Place
 from dsrun.checkpoint_files.tensor_header import header_bytes
-from dsrun.checkpoint_files.write_file import write_pieces
+from dsrun.checkpoint_files.write_file import Repeatable, write_pieces
 from dsrun.errors import CheckpointError
 
 from .import_found import Found, FoundTensor
@@ -26,7 +29,7 @@ from .tensor_file import bytes_of, dtype_name
 _ALIGNED = 4096
 
 
-def write(found: Found, folder: Path, tag: str, *, progress: Callable[[], None] = lambda: None) -> int:
+def write(found: Found, folder: Place, tag: str, *, progress: Callable[[], None] = lambda: None) -> int:
     """Writes a checkpoint that `engine.load_checkpoint` loads, and lets `latest` name it; returns its bytes.
 
     Args:
@@ -40,16 +43,20 @@ def write(found: Found, folder: Path, tag: str, *, progress: Callable[[], None] 
         OSError: the file system refuses.
     """
     target = tag_to_save(folder, tag)
-    if target.exists():
+    if target.exists() if isinstance(target, Path) else is_checkpoint(target):
         raise CheckpointError(f"{target}: it is there already", hint="pass another `--tag`, or remove it")
     calls = FileCalls()
-    calls.make_folder(target)
+    if isinstance(target, Path):
+        calls.make_folder(target)
     identity = secrets.token_hex(4)
     ordered = sorted(found.tensors, key=lambda one: -one.dtype.itemsize)  # each at a multiple of its element's size
     published = False
     try:
         written = write_pieces(
-            target / file_name(0, identity), _pieces(_header(ordered), ordered), calls=calls, progress=progress
+            target / file_name(0, identity),
+            Repeatable(partial(_pieces, _header(ordered), ordered)),
+            calls=calls,
+            progress=progress,
         )
         try:
             nbytes = publish(_publication(found, folder, tag, identity, written.stored), calls=calls)
@@ -57,7 +64,7 @@ def write(found: Found, folder: Path, tag: str, *, progress: Callable[[], None] 
         finally:
             written.release(remove=not published)
     finally:
-        if not published:
+        if not published and isinstance(target, Path):
             calls.remove_folder(target)
     return nbytes
 
@@ -87,7 +94,7 @@ def _pieces(header: bytes, tensors: Sequence[FoundTensor]) -> Generator[memoryvi
             yield bytes_of(values)
 
 
-def _publication(found: Found, folder: Path, tag: str, identity: str, file: StoredFile) -> Publication:
+def _publication(found: Found, folder: Place, tag: str, identity: str, file: StoredFile) -> Publication:
     counters = {"micro_steps": 0, "global_steps": 0, "global_samples": 0, "skipped_steps": 0, **found.counters}
     values: dict[str, Any] = {
         "counters": counters,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from itertools import product
 from math import prod
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from dsrun.checkpoint_files.dtypes import ITEMSIZE
 from dsrun.checkpoint_files.index import BLOCK_BYTES, Index, StoredTensor
 from dsrun.checkpoint_files.read_blocks import BlockReader
 from dsrun.checkpoint_files.region import Region, regions_of_flat_range
+from dsrun.checkpoint_files.storage import Place
 from dsrun.errors import CheckpointError, Problem
 
 from ..protocols import StateEntry
@@ -31,7 +31,7 @@ _RUN_BYTES = BLOCK_BYTES
 _ALONE = 0.75
 
 
-def check_fit(index: Index, folder: Path, wanted: Iterable[tuple[str, str, tuple[int, ...]]], *, strict: bool) -> None:
+def check_fit(index: Index, folder: Place, wanted: Iterable[tuple[str, str, tuple[int, ...]]], *, strict: bool) -> None:
     """Compares the tensors a model wants with those a checkpoint has, before anything is overwritten.
 
     Args:
@@ -65,7 +65,7 @@ def check_fit(index: Index, folder: Path, wanted: Iterable[tuple[str, str, tuple
 
 def read(
     index: Index,
-    folder: Path,
+    folder: Place,
     entries: Sequence[StateEntry],
     *,
     others: bool = False,
@@ -153,7 +153,7 @@ def _flat(index: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> 
     return number
 
 
-def read_whole(index: Index, folder: Path, names: Iterable[str], *, role: str) -> dict[str, Tensor]:
+def read_whole(index: Index, folder: Place, names: Iterable[str], *, role: str) -> dict[str, Tensor]:
     """Returns whole tensors on the CPU, as they were stored.
 
     Args:

@@ -8,11 +8,15 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from dsrun.checkpoint_files.calls import FileCalls, free_bytes
+from dsrun.checkpoint_files.publish import remove_empty
+from dsrun.checkpoint_files.storage import Place, StorageError, small_content
+from dsrun.checkpoint_files.storage_registry import storage_of
 from dsrun.errors import CheckpointError, DsrunError
 from dsrun.units import format_bytes
 
@@ -34,9 +38,9 @@ class Readiness:
     def __init__(self, collectives: Collectives, *, device: torch.device) -> None:
         self._collectives = collectives
         self._device = device
-        self._shared: set[Path] = set()
+        self._shared: set[Place] = set()
 
-    def all(self, what: str, target: Path, work: Callable[[], None]) -> None:
+    def all(self, what: str, target: Place, work: Callable[[], None]) -> None:
         """Does each rank's part; one all-reduce of one number.
 
         Args:
@@ -68,8 +72,10 @@ class Readiness:
         self._collectives.broadcast(identity, source=0, of="checkpoint id").wait()
         return f"{int(identity.item()):08x}"
 
-    def make_folder(self, target: Path, nbytes: int, *, calls: FileCalls) -> None:
+    def make_folder(self, target: Place, nbytes: int, *, calls: FileCalls) -> None:
         """Makes a tag's folder, which has room for what all ranks write; two all-reduces.
+
+        An object store has no folders, and does not say how much room it has.
 
         Args:
             target: the tag's folder.
@@ -82,36 +88,51 @@ class Readiness:
         needed = self._reduce(nbytes, op="sum", of="checkpoint bytes") + _INDEX_BYTES
 
         def make() -> None:
-            calls.make_folder(target)
-            free = free_bytes(target)
+            if not isinstance(target, Path):
+                storage_of(target)  # raises where nothing knows it
+                return
+            free = free_bytes(next(place for place in (target, *target.parents) if place.is_dir()))
             if free < needed:
                 raise CheckpointError(
                     f"it has {format_bytes(needed)}, and {format_bytes(free)} are free there",
                     hint="remove older checkpoints, or let `checkpoint.keep_last` do it",
                 )
+            calls.make_folder(target)
 
-        self.all("make its folder", target, make)
+        try:
+            self.all("make its folder", target, make)
+        except CheckpointError:
+            remove_empty(target, calls=calls)  # which another rank has made
+            raise
 
-    def check_shared(self, folder: Path) -> None:
+    def check_shared(self, folder: Place) -> None:
         """Finds a rank that does not see what rank 0 writes, at the first save in a folder; two all-reduces.
+
+        In a store it finds a bucket that is not there, or what may not be done in it, too, so one rank asks as well.
 
         Raises:
             CheckpointError: naming its host.
         """
-        if self._collectives.size == 1 or folder in self._shared:
+        if folder in self._shared or (self._collectives.size == 1 and isinstance(folder, Path)):
             return
         mark = folder / f".shared-{self.new_identity()}"
         first = self._collectives.rank == 0
 
         def make() -> None:
-            if first:
+            if not first:
+                return
+            if isinstance(mark, Path):
                 mark.touch(exist_ok=False)
+            else:
+                storage_of(mark).write(mark, small_content(b"seen by all ranks?"), over=mark.name)
 
         def look() -> None:
-            if not mark.exists():
+            if not _is_there(mark):
                 raise CheckpointError(
                     f"{folder} on {socket.gethostname()} is not the folder that rank 0 writes to",
-                    hint="save to a folder that all hosts share",
+                    hint="save to a folder that all hosts share"
+                    if isinstance(folder, Path)
+                    else "set the same endpoint and credentials on all hosts",
                 )
 
         try:
@@ -119,10 +140,28 @@ class Readiness:
             self.all("see what rank 0 writes", folder, look)
         finally:
             if first:
-                mark.unlink(missing_ok=True)
+                _remove(mark)
         self._shared.add(folder)
 
     def _reduce(self, number: int, *, op: str, of: str) -> int:
         value = torch.tensor([number], dtype=torch.int64, device=self._device)
         self._collectives.all_reduce(value, op=op, of=of).wait()
         return int(value.item())
+
+
+def _is_there(mark: Place) -> bool:
+    if isinstance(mark, Path):
+        return mark.exists()
+    try:
+        with storage_of(mark).read(mark):
+            return True
+    except FileNotFoundError:
+        return False
+
+
+def _remove(mark: Place) -> None:
+    if isinstance(mark, Path):
+        mark.unlink(missing_ok=True)
+    else:
+        with suppress(StorageError):  # the other ranks go on; nobody mistakes what is left for a checkpoint
+            storage_of(mark).remove([mark])

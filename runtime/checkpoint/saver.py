@@ -19,13 +19,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
 from dsrun.checkpoint_files.calls import FileCalls
 from dsrun.checkpoint_files.folder import tag_to_save
-from dsrun.checkpoint_files.publish import file_name
+from dsrun.checkpoint_files.publish import file_name, remove_empty
+from dsrun.checkpoint_files.storage import Place
+from dsrun.checkpoint_files.storage_registry import check_writable_beside
 from dsrun.errors import CheckpointError
 
 from ..mesh.collectives import Collectives
@@ -77,11 +78,11 @@ class Saver:
         self._when_gone = weakref.finalize(self, _keep_for_the_end, self._last)
         self._when_gone.atexit = False
 
-    def save(self, folder: Path, tag: str, want: Callable[[], Wanted], *, progress: Callable[[], None]) -> None:
+    def save(self, folder: Place, tag: str, want: Callable[[], Wanted], *, progress: Callable[[], None]) -> None:
         """Writes one checkpoint; every rank must call. Enters up to ten collectives of one number.
 
         Args:
-            folder: of the run's checkpoints, the same shared one on every rank.
+            folder: of the run's checkpoints, the same shared one on every rank; or an address in an object store.
             tag: name of this one inside it.
             want: says what is to be saved; what it raises on one rank is raised on all. Unless the policy is
                 asynchronous, it is there when this returns.
@@ -96,6 +97,8 @@ class Saver:
 
         def prepare() -> None:
             tag_to_save(folder, tag)
+            if self.policy.asynchronous:
+                check_writable_beside(folder)
             wanted = want()
             frozen = None
             if wanted.frozen is not None:
@@ -118,6 +121,7 @@ class Saver:
             except CheckpointError:
                 if save.frozen is not None:
                     save.frozen.release(remove=True)
+                remove_empty(target, calls=self._calls)
                 raise
         if self.policy.asynchronous:
             self._last.save, self._last.is_told = save, False

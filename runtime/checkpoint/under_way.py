@@ -6,9 +6,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from dsrun.checkpoint_files.storage import Place
 from dsrun.errors import CheckpointError
 
 from ..protocols import StateEntry
@@ -54,7 +54,7 @@ class SaveUnderWay:
         path: of this rank's file in it.
     """
 
-    def __init__(self, wanted: Wanted, identity: str, plan: FilePlan, target: Path, path: Path) -> None:
+    def __init__(self, wanted: Wanted, identity: str, plan: FilePlan, target: Place, path: Place) -> None:
         self.wanted = wanted
         self.identity = identity
         self.plan = plan

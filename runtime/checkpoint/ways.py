@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from dsrun.checkpoint_files.calls import FileCalls
-from dsrun.checkpoint_files.publish import Publication, is_published, publish
-from dsrun.checkpoint_files.write_file import WrittenFile, write_pieces
+from dsrun.checkpoint_files.publish import Publication, is_published, publish, remove_empty
+from dsrun.checkpoint_files.storage_registry import storage_of
+from dsrun.checkpoint_files.write_file import Repeatable, WrittenFile, write_pieces
 from dsrun.errors import DsrunError
 
 from .conclusion import Part, Verdict
@@ -49,10 +51,10 @@ class WriteHere:
         written: WrittenFile | None = None
         try:
             if save.plan.nbytes:
-                pieces = pieces_of(save.plan, save.wanted.entries)
+                pieces = Repeatable(partial(pieces_of, save.plan, save.wanted.entries))
                 written = write_pieces(save.path, pieces, calls=self._calls, progress=progress)
                 part = replace(part, file=written.stored)
-        except OSError as error:
+        except (OSError, DsrunError) as error:
             part = replace(part, error=str(error))
 
         def publish_parts(parts: Sequence[Part]) -> Verdict:
@@ -65,6 +67,8 @@ class WriteHere:
         verdict = conclude(part, publish_parts)
         if written is not None:
             written.release(remove=not verdict.published)
+        if not verdict.published:
+            remove_empty(save.target, calls=self._calls)
         return verdict
 
 
@@ -118,12 +122,14 @@ class WriteBeside:
 
         verdict = conclude(part, publish_parts)
         try:
-            writer.release(remove=not verdict.published)
+            writer.release(str(save.target), remove=not verdict.published)
         except WriterError:
             # It is gone, and its locks with it. The verdict says so where it matters; the next save starts another.
             self._writer = None
             if not verdict.published:
-                save.path.unlink(missing_ok=True)
+                storage_of(save.path).remove([save.path])
+        if self._writer is None and not verdict.published:
+            remove_empty(save.target, calls=FileCalls())
         return verdict
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import optim
 
+from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.config.batch import BatchSizes
 from dsrun.config.sections.checkpoint import Checkpoint
 from dsrun.errors import InputError
@@ -66,7 +67,7 @@ class Checkpoints:
         `latest` names it once it is complete, and `wait_for_checkpoint` waits for that. The end of the script does too.
 
         Args:
-            save_dir: checkpoint folder, shared by all ranks.
+            save_dir: checkpoint folder, shared by all ranks, or an address such as `s3://bucket/run`.
             tag: name inside it; `global_step<N>` by default.
             client_state: JSON values and tensors that `load_checkpoint` returns; rank 0's are stored.
             save_latest: let `latest` name this tag.
@@ -76,13 +77,13 @@ class Checkpoints:
             True.
 
         Raises:
-            InputError: `save_dir` is empty, or an address.
+            InputError: `save_dir` is empty, or an address of nothing.
             CheckpointError: on every rank, if one rank could not save, or an earlier save has failed since; nothing
                 was published. What goes wrong later is raised by `step`, the next save or load, or `destroy`.
         """
         if not str(save_dir):
             raise InputError("save_checkpoint: save_dir is empty", hint="pass the folder to save checkpoints in")
-        _check_is_folder("save_checkpoint: save_dir", save_dir)
+        folder = place_of(save_dir)
         self._parts.heartbeat.beat(phase="save checkpoint")
         self._check_states_here("engine.save_checkpoint")
         if self._parts.step.away is not None:
@@ -90,7 +91,7 @@ class Checkpoints:
         save_engine(
             self._parts,
             self._counters,
-            Path(save_dir),
+            folder,
             tag=f"global_step{self._counters.global_steps}" if tag is None else str(tag),
             moment=self._moment_to_save(),
             client_state=client_state or {},
@@ -148,7 +149,7 @@ class Checkpoints:
         """Loads a checkpoint that any number of ranks saved at any stage; every rank must call.
 
         Args:
-            load_dir: checkpoint folder; may be left out in a job that was started again.
+            load_dir: checkpoint folder or address; may be left out in a job that was started again.
             tag: name inside it. By default the one that a job which was started again goes on from, if it lies in
                 `load_dir`, else the one that `latest` names.
             load_module_strict: tensors of the checkpoint that the model does not have are an error.
@@ -165,7 +166,7 @@ class Checkpoints:
 
         Raises:
             InputError: there is nothing to choose by: no `load_dir`, and the job was not started again; or it is an
-                address.
+                address of nothing.
             CheckpointError: there is none, it is damaged, or it is of another model; nothing was changed then, unless
                 a file turns out damaged while it is read.
         """
@@ -174,9 +175,8 @@ class Checkpoints:
                 "load_checkpoint: custom_load_fn is given, and parameters may lie in slices",
                 hint="read the weights yourself and pass them to engine.load_module_state_dict",
             )
-        _check_is_folder("load_checkpoint: load_dir", load_dir)
+        folder = None if load_dir is None else place_of(load_dir)
         self.wait_for_checkpoint()
-        folder = None if load_dir is None else Path(load_dir)
         target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
         if target is None:
             return None, None
@@ -203,11 +203,3 @@ class Checkpoints:
         self._parts.heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._parts.mesh.where.at(self._counters.global_steps + 1, 1)
         return str(target), client_state
-
-
-def _check_is_folder(what: str, given: object) -> None:
-    """Refuses `s3://bucket/run`, which would be a folder `s3:` beside the script."""
-    if "://" in str(given):
-        raise InputError(
-            f"{what} is {str(given)!r}; expected a folder", hint="mount the store, or copy checkpoints there"
-        )

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn, optim
 from torch.utils.data import Dataset
 
+from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.config.buckets import tell_auto
 from dsrun.config.load import load
 from dsrun.contract import resume_folder
@@ -244,7 +245,7 @@ def initialize(
             steps_per_print=settings.steps_per_print,
             records=records,
             heartbeat=heartbeat,
-            resume=resume_folder(),
+            resume=None if (resume := resume_folder()) is None else place_of(resume),
             predicted_state_bytes=state_bytes,
             predicted_host_bytes=predicted.host_bytes(),
             wear=wear_of(cut.disk, cut.slices_on_disk, settings, records, rank=info.rank),

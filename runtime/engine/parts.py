@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import nn, optim
 
+from dsrun.checkpoint_files.storage import Place
 from dsrun.config.batch import BatchSizes
 from dsrun.heartbeats import HeartbeatWriter
 
@@ -108,7 +108,7 @@ class EngineParts:
     steps_per_print: int | None
     records: RecordWriter
     heartbeat: HeartbeatWriter
-    resume: Path | None
+    resume: Place | None
     predicted_state_bytes: int
     predicted_host_bytes: int
     wear: DiskWear | None

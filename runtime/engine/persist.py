@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,8 @@ import torch
 from dsrun import __version__
 from dsrun.checkpoint_files.index import Index
 from dsrun.checkpoint_files.parse import read_index
+from dsrun.checkpoint_files.storage import Place
+from dsrun.checkpoint_files.storage_registry import absolute
 from dsrun.contract import CHECKPOINT_EVENT
 from dsrun.errors import CheckpointError, Problem
 from dsrun.units import format_bytes
@@ -33,7 +34,7 @@ from .state import Counters, frozen_entries, parameter_entries, tied_names, want
 def save_engine(
     parts: EngineParts,
     counters: Counters,
-    folder: Path,
+    folder: Place,
     *,
     tag: str,
     moment: Moment,
@@ -53,7 +54,7 @@ def save_engine(
 def _wanted(
     parts: EngineParts,
     counters: Counters,
-    target: Path,
+    target: Place,
     moment: Moment,
     client_state: Mapping[str, Any],
     *,
@@ -97,9 +98,9 @@ def _wanted(
     )
 
 
-def _tell(parts: EngineParts, target: Path, step: int, nbytes: int, seconds: float) -> None:
+def _tell(parts: EngineParts, target: Place, step: int, nbytes: int, seconds: float) -> None:
     """Records and prints on rank 0 that a checkpoint is there, in whatever thread has seen it."""
-    fields = {"path": str(target.absolute()), "tag": target.name, "step": step}
+    fields = {"path": absolute(target), "tag": target.name, "step": step}
     parts.records.write(CHECKPOINT_EVENT, {**fields, "seconds": round(seconds, 6), "bytes": nbytes})
     # In one piece: the script may print meanwhile, in its own thread.
     print(f"saved {target} ({format_bytes(nbytes)}, {seconds:.1f} s)\n", end="", flush=True)
@@ -108,7 +109,7 @@ def _tell(parts: EngineParts, target: Path, step: int, nbytes: int, seconds: flo
 def load_engine(
     parts: EngineParts,
     counters: Counters,
-    target: Path,
+    target: Place,
     *,
     strict: bool,
     optimizer: bool,
@@ -159,7 +160,7 @@ def load_engine(
     return dict(script_state.put_together(state, kept))
 
 
-def _go_on_with_random_numbers(parts: EngineParts, index: Index, target: Path) -> None:
+def _go_on_with_random_numbers(parts: EngineParts, index: Index, target: Place) -> None:
     rank, saved = parts.mesh.info.rank, index.world_size
     names = random_names(rank, saved)
     # Asked on every rank, of its own names: a checkpoint has the states of all ranks or of none.
@@ -188,7 +189,7 @@ def _schedule(scheduler: Scheduler) -> dict[str, Any]:
     return {"type": type(scheduler).__name__, "state": to_json(scheduler.state_dict())}
 
 
-def _check_optimizer(parts: EngineParts, index: Index, target: Path) -> None:
+def _check_optimizer(parts: EngineParts, index: Index, target: Place) -> None:
     saved, mine = index.values["optimizer"]["type"], type(parts.optimizer).__name__
     hint = "use the same optimizer, or pass load_optimizer_states=False"
     if saved != mine:
@@ -207,7 +208,7 @@ def _check_optimizer(parts: EngineParts, index: Index, target: Path) -> None:
         raise CheckpointError.of(problems)
 
 
-def _check_schedule(parts: EngineParts, saved: Mapping[str, Any], target: Path) -> None:
+def _check_schedule(parts: EngineParts, saved: Mapping[str, Any], target: Place) -> None:
     mine = type(parts.scheduler).__name__
     if saved["type"] != mine:
         raise CheckpointError(
@@ -216,7 +217,7 @@ def _check_schedule(parts: EngineParts, saved: Mapping[str, Any], target: Path) 
         )
 
 
-def _read_tensors(parts: EngineParts, index: Index, target: Path, *, states: bool, frozen: bool) -> None:
+def _read_tensors(parts: EngineParts, index: Index, target: Place, *, states: bool, frozen: bool) -> None:
     """Reads this rank's pieces, then makes parameters of them; raises on every rank where one could not read."""
     step = parts.step
     whole = not step.plan.shard_optimizer

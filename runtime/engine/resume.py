@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsrun.checkpoint_files.folder import latest_tag, tag_to_load
+from dsrun.checkpoint_files.storage import Place
 from dsrun.errors import CheckpointError, InputError
 
 
 def choose_checkpoint(
-    load_dir: Path | None, tag: str | int | None, *, resume: Path | None, missing_ok: bool
-) -> Path | None:
+    load_dir: Place | None, tag: str | int | None, *, resume: Place | None, missing_ok: bool
+) -> Place | None:
     """Returns the tag folder to load: the tag asked for, else the one to go on from, else the one `latest` names.
 
     Args:
@@ -35,7 +36,7 @@ def choose_checkpoint(
         return resume
     if tag is not None:
         return tag_to_load(load_dir, str(tag))
-    if resume is not None and resume.parent.resolve() == load_dir.resolve():
+    if resume is not None and _lies_in(resume, load_dir):
         return resume
     latest = latest_tag(load_dir)
     if latest is None and not missing_ok:
@@ -44,3 +45,9 @@ def choose_checkpoint(
             hint="check the folder, pass tag=, or pass missing_ok=True to start from scratch",
         )
     return None if latest is None else tag_to_load(load_dir, latest)
+
+
+def _lies_in(target: Place, folder: Place) -> bool:
+    if isinstance(target, Path) and isinstance(folder, Path):
+        return target.parent.resolve() == folder.resolve()
+    return target.parent == folder

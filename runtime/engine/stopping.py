@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
+from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.errors import InputError
 
 from ..mesh.groups import ProcessGroupMesh, leave
@@ -48,7 +49,7 @@ class Stopping:
     _last: StepResult | None
     _stop: StopSignals | None
     _at_stop: Departure
-    _stop_folder: Path
+    _stop_folder: str | Path
     _stop_client_state: ClientState | None
     save_checkpoint: Callable[..., bool]
     wait_for_checkpoint: Callable[[], None]
@@ -68,19 +69,21 @@ class Stopping:
         first one, or later, does what it did before this call: SIGTERM ends the process at once.
 
         Args:
-            save_dir: checkpoint folder, shared by all ranks.
+            save_dir: checkpoint folder, shared by all ranks, or an address such as `s3://bucket/run`.
             signals: which ones: SIGTERM, SIGUSR1, SIGUSR2.
             client_state: JSON values that `load_checkpoint` returns; or a function that returns them when it is time.
 
         Raises:
-            InputError: `save_dir` is empty, a signal is none of the three, or this is not the main thread.
+            InputError: `save_dir` is empty or no address, a signal is none of the three, or this is not the main
+                thread.
         """
         if not str(save_dir):
             raise InputError("save_on_signal: save_dir is empty", hint="pass the folder to save checkpoints in")
         self._forget_signals()
         me = ref(self)
         self._stop = StopSignals(signals, is_wanted=lambda: me() is not None)
-        self._stop_folder = Path(save_dir)
+        place_of(save_dir)  # what is wrong with it is said now
+        self._stop_folder = save_dir
         self._stop_client_state = client_state
         # Now, so that exit handlers of the script, which may talk to other ranks, run before.
         atexit.register(self._at_stop)

@@ -77,10 +77,12 @@ def store_nonce(environ: Mapping[str, str] | None = None) -> str | None:
     return nonce if nonce and env.get("TORCHELASTIC_RUN_ID") == env.get(JOB_ID_ENV) else None
 
 
-def resume_folder(environ: Mapping[str, str] | None = None) -> Path | None:
-    """Returns the checkpoint that a job which was started again goes on from, see [Note: resuming]; None at first."""
-    text = (os.environ if environ is None else environ).get(RESUME_ENV)
-    return Path(text) if text else None
+def resume_folder(environ: Mapping[str, str] | None = None) -> str | None:
+    """Returns the checkpoint that a job which was started again goes on from, see [Note: resuming]; None at first.
+
+    It is a folder, or an address of an object store.
+    """
+    return (os.environ if environ is None else environ).get(RESUME_ENV) or None
 
 
 def digest_of(words: Sequence[str]) -> str:

@@ -68,7 +68,7 @@ def test_the_nonce_counts_only_at_the_store_of_the_job_that_set_it() -> None:
 
 
 def test_a_job_that_was_started_again_names_the_checkpoint_it_goes_on_from() -> None:
-    assert resume_folder({"DSRUN_RESUME": "/ckpt/step4"}) == Path("/ckpt/step4")
+    assert resume_folder({"DSRUN_RESUME": "/ckpt/step4"}) == "/ckpt/step4"
     assert resume_folder({}) is None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dsrun.errors import InputError
+from dsrun.errors import CheckpointError, InputError
 
 from .calls import FileCalls
 from .storage import Address, Place, Storage
@@ -19,6 +19,8 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/.*", re.DOTALL)
 #: Its addresses are paths of this host.
 _FILE = "file"
+#: What is stored there is seen by the process that stored it alone.
+_MEMORY = "memory"
 
 
 def place_of(text: str | Path) -> Place:
@@ -43,9 +45,22 @@ def place_of(text: str | Path) -> Place:
     return Address(scheme, "/".join(parts))
 
 
-def is_address(text: str) -> bool:
-    """Whether a text means a place in an object store."""
-    return isinstance(place_of(text), Address)
+def absolute(place: Place) -> str:
+    """Returns the text that means a place whatever folder a process works in."""
+    return str(place.absolute()) if isinstance(place, Path) else str(place)
+
+
+def check_writable_beside(place: Place) -> None:
+    """Refuses a place that another process of this host cannot write to on behalf of this one.
+
+    Raises:
+        CheckpointError: it is such a place.
+    """
+    if isinstance(place, Address) and place.scheme == _MEMORY:
+        raise CheckpointError(
+            f"{place}: a process beside this one writes checkpoints, and does not see this one's memory",
+            hint="set `checkpoint.asynchronous` to false, or save to a folder",
+        )
 
 
 def storage_of(place: Place, calls: FileCalls | None = None) -> Storage:

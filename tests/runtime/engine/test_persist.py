@@ -437,15 +437,16 @@ def test_what_a_save_records_is_what_a_job_started_again_loads(tmp_path: Path, m
 def _addresses() -> list[str]:
     engine = make_engine(config(0, micro=1))
     texts: list[str] = []
-    for call in (engine.save_checkpoint, engine.load_checkpoint):
-        with pytest.raises(InputError) as caught:
-            call("s3://bucket/run")
-        texts.append(str(caught.value))
+    for call in (engine.save_checkpoint, engine.load_checkpoint, engine.save_on_signal):
+        for given in ("s3://", Path("s3://bucket/run")):
+            with pytest.raises(InputError) as caught:
+                call(given)
+            texts.append(caught.value.render())
     engine.destroy()
     return texts
 
 
-def test_an_address_is_no_folder() -> None:
-    saved, loaded = run_ranks(1, _addresses)[0]
-    assert "save_checkpoint: save_dir is 's3://bucket/run'; expected a folder" in saved
-    assert "load_checkpoint: load_dir is 's3://bucket/run'; expected a folder" in loaded
+def test_an_address_that_names_nothing_or_became_a_path_is_refused() -> None:
+    texts = run_ranks(1, _addresses)[0]
+    assert all("s3://: it names no bucket and no folder" in text for text in texts[::2])
+    assert all("an address was made a Path" in text and "pass it as a str" in text for text in texts[1::2])
