@@ -65,9 +65,9 @@ class WriterProcess:
         self._send({"do": "publish", **publication})
         return int(self._answer(lambda: None)["nbytes"])
 
-    def release(self, *, remove: bool) -> None:
-        """Has it let go of the file it wrote; see `WrittenFile`."""
-        self._send({"do": "release", "remove": remove})
+    def release(self, folder: str, *, remove: bool) -> None:
+        """Has it let go of the file it wrote, see `WrittenFile`, and of the folder where nothing else is in it."""
+        self._send({"do": "release", "remove": remove, "folder": folder})
 
     def close(self) -> None:
         """Ends it; what it is writing is given up."""

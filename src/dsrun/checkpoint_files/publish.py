@@ -138,6 +138,12 @@ def remove_tag(target: Place, *, calls: FileCalls) -> None:
     calls.sync_folder(target.parent)
 
 
+def remove_empty(target: Place, *, calls: FileCalls) -> None:
+    """Removes the folder of a save that has failed, if nothing is in it; every rank that wrote there comes by here."""
+    if isinstance(target, Path):
+        calls.remove_folder(target)
+
+
 def remove_unnamed(target: Path, *, calls: FileCalls) -> None:
     """Removes files of a tag that its index does not name and no save is writing.
 

@@ -23,7 +23,7 @@ from dsrun.errors import DsrunError
 from .calls import FileCalls
 from .index import StoredFile
 from .messages import is_gone, receive, send
-from .publish import Publication, publish
+from .publish import Publication, publish, remove_empty
 from .storage import WrittenFile
 from .storage_registry import place_of
 from .write_file import write_image
@@ -46,7 +46,7 @@ def serve(end: socket.socket) -> None:
 
     `image`: take memory over, of `nbytes`. `write`: its first `nbytes` to the file `path`; answers `blocks` again and
     again, then `done` or `error`. `publish`: see `Publication`; answers `done` or `error`. `release`: let go of the
-    file that was written, and `remove` it or not.
+    file that was written, and `remove` it or not, with its `folder` where nothing else is in it.
     """
     image: mmap.mmap | None = None
     written: WrittenFile | None = None
@@ -67,6 +67,8 @@ def serve(end: socket.socket) -> None:
                     if written is not None:
                         written.release(remove=order["remove"])
                     written = None
+                    if order["remove"]:
+                        remove_empty(place_of(order["folder"]), calls=FileCalls())
                 case other:
                     raise AssertionError(f"no such order: {other}")
         except _RankIsGoneError:
