@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from support.cli import clean_environment
 
 ROOT = Path(__file__).parents[2]
-SMALL = ["--width", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch", "24", "--save-every", "6"]
+SMALL = ["--width", "32", "--layers", "2", "--heads", "2", "--context", "16", "--batch", "24"]
 
 
 def run_example(folder: Path, ranks: int, stage: int, *args: str) -> tuple[list[float], str]:
@@ -40,29 +41,54 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_training_goes_on_where_it_was_on_any_number_of_ranks_and_stage(tmp_path: Path, text: Path) -> None:
-    checkpoints = str(tmp_path / "checkpoints")
-    data = ["--data", str(text)]
-    undisturbed, _ = run_example(tmp_path, 2, 3, *data, "--steps", "12")
-    before, _ = run_example(tmp_path, 2, 3, *data, "--steps", "6", "--checkpoint", checkpoints)
-    assert before == undisturbed[:6]
-    same, out = run_example(tmp_path, 2, 3, *data, "--steps", "12", "--checkpoint", checkpoints)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, text: Path) -> tuple[list[float], str]:
+    """Losses and output of a run of 12 steps on two ranks, which writes a sample in the end."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return run_example(folder, 2, 3, "--data", str(text), "--steps", "12", "--sample", "8")
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory, text: Path) -> tuple[list[float], Path]:
+    """Losses of a run of 6 steps on two ranks, and the folder of its checkpoints."""
+    folder = tmp_path_factory.mktemp("interrupted")
+    checkpoints = folder / "checkpoints"
+    losses, _ = run_example(
+        folder, 2, 3, "--data", str(text), "--steps", "6", "--checkpoint", str(checkpoints), "--save-every", "6"
+    )
+    return losses, checkpoints
+
+
+Ran = tuple[list[float], str]
+
+
+def go_on(folder: Path, text: Path, checkpoints: Path, ranks: int, stage: int, *, until: int) -> Ran:
+    """Goes on from a copy of the checkpoints."""
+    copied = folder / "checkpoints"
+    shutil.copytree(checkpoints, copied)
+    return run_example(folder, ranks, stage, "--data", str(text), "--steps", str(until), "--checkpoint", str(copied))
+
+
+def test_training_goes_on_where_it_was_on_any_number_of_ranks_and_stage(
+    tmp_path: Path, text: Path, undisturbed: Ran, interrupted: tuple[list[float], Path]
+) -> None:
+    before, checkpoints = interrupted
+    assert before == undisturbed[0][:6]
+    same, out = go_on(tmp_path, text, checkpoints, 2, 3, until=12)
     assert "going on from" in out
-    assert same == undisturbed[6:]
+    assert same == undisturbed[0][6:]
 
 
 @pytest.mark.parametrize(("ranks", "stage"), [(1, 1), (3, 2)])
-def test_a_checkpoint_of_two_ranks_is_continued_by_others(tmp_path: Path, text: Path, ranks: int, stage: int) -> None:
-    checkpoints = str(tmp_path / "checkpoints")
-    data = ["--data", str(text)]
-    undisturbed, _ = run_example(tmp_path, 2, 3, *data, "--steps", "10", "--checkpoint", checkpoints)
-    # Step 6 was saved, and then steps 7 to 10 were taken; from step 6 the others take them again.
-    (Path(checkpoints) / "latest").write_text("global_step6")
-    resumed, _ = run_example(tmp_path, ranks, stage, *data, "--steps", "10", "--checkpoint", checkpoints)
-    assert resumed == pytest.approx(undisturbed[6:], rel=1e-6)
+def test_a_checkpoint_of_two_ranks_is_continued_by_others(
+    tmp_path: Path, text: Path, undisturbed: Ran, interrupted: tuple[list[float], Path], ranks: int, stage: int
+) -> None:
+    _, checkpoints = interrupted
+    resumed, _ = go_on(tmp_path, text, checkpoints, ranks, stage, until=10)
+    assert resumed == pytest.approx(undisturbed[0][6:10], rel=1e-6)
 
 
-def test_the_example_writes_a_sample_that_rank_0_alone_prints(tmp_path: Path, text: Path) -> None:
-    _, out = run_example(tmp_path, 2, 3, "--data", str(text), "--steps", "2", "--sample", "8")
+def test_the_example_writes_a_sample_that_rank_0_alone_prints(undisturbed: Ran) -> None:
+    _, out = undisturbed
     assert out.count("a sample of 8 bytes") == 1
     assert "[0] def " in out
