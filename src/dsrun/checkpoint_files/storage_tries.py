@@ -92,6 +92,5 @@ def _told(what: str, place: Address, error: Exception, number: int) -> StorageEr
         )
     if not may_pass(error):
         return StorageError(text, hint="see whether the address is right")
-    return StorageError(
-        f"{text} (asked {number} times)", hint="see whether the store can be reached from this host, and try again"
-    )
+    times = f" (asked {number} times)" if number > 1 else ""
+    return StorageError(f"{text}{times}", hint="see whether the store can be reached from this host, and try again")
