@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from weakref import ref
 
+from dsrun.checkpoint_files.folder import why_not_saved_to
 from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.errors import InputError
 
@@ -74,15 +75,17 @@ class Stopping:
             client_state: JSON values that `load_checkpoint` returns; or a function that returns them when it is time.
 
         Raises:
-            InputError: `save_dir` is empty or no address, a signal is none of the three, or this is not the main
-                thread.
+            InputError: `save_dir` is empty, no address, or no folder that this rank could write to; a signal is none of
+                the three, or this is not the main thread.
         """
         if not str(save_dir):
             raise InputError("save_on_signal: save_dir is empty", hint="pass the folder to save checkpoints in")
+        place = place_of(save_dir)
+        if isinstance(place, Path) and (why := why_not_saved_to(place)) is not None:
+            raise InputError(f"save_on_signal: {save_dir}: {why}", hint="name a folder that all ranks can write to")
         self._forget_signals()
         me = ref(self)
         self._stop = StopSignals(signals, is_wanted=lambda: me() is not None)
-        place_of(save_dir)  # what is wrong with it is said now
         self._stop_folder = save_dir
         self._stop_client_state = client_state
         # Now, so that exit handlers of the script, which may talk to other ranks, run before.

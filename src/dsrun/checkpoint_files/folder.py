@@ -39,6 +39,14 @@ def check_tag(tag: str) -> str:
     return tag
 
 
+def why_not_saved_to(folder: Path) -> str | None:
+    """Returns why a folder, which may be missing, cannot be made or written to, as far as that shows; makes nothing."""
+    there = next(place for place in (folder, *folder.parents, Path()) if os.path.lexists(place))
+    if not there.is_dir():
+        return f"{there} is no folder"
+    return None if os.access(there, os.W_OK | os.X_OK) else f"{there} may not be written to"
+
+
 def tag_to_save(folder: Place, tag: str) -> Place:
     """Returns the folder of a tag that is to be written.
 

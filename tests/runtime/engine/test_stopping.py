@@ -116,7 +116,8 @@ def test_a_signal_means_what_it_did_once_the_engine_is_gone() -> None:
 def _refused() -> list[str]:
     engine = make_engine(config(1, micro=1))
     found: list[str] = []
-    for arguments in (("", ["SIGTERM"]), ("folder", ["SIGKILL"])):
+    # A folder below a file, which would be missed when the signal comes.
+    for arguments in (("", ["SIGTERM"]), ("folder", ["SIGKILL"]), (f"{__file__}/folder", ["SIGTERM"])):
         with pytest.raises(InputError) as caught:
             engine.save_on_signal(*arguments)
         found.append(str(caught.value))
@@ -124,7 +125,8 @@ def _refused() -> list[str]:
 
 
 def test_what_cannot_be_done_is_refused() -> None:
-    empty, unknown = run_ranks(1, _refused)[0]
+    empty, unknown, unusable = run_ranks(1, _refused)[0]
+    assert f"save_on_signal: {__file__}/folder: {__file__} is no folder" in unusable
     assert "save_on_signal: save_dir is empty" in empty
     assert "signals are ['SIGKILL']" in unknown
     for signals in ([], ["SIGKILL"], "SIGTERM"):

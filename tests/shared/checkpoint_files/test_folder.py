@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.checkpoint_files.folder import check_tag, complete_tags, is_plain_name, latest_tag, tag_to_load, tag_to_save
+from dsrun.checkpoint_files.folder import (
+    check_tag,
+    complete_tags,
+    is_plain_name,
+    latest_tag,
+    tag_to_load,
+    tag_to_save,
+    why_not_saved_to,
+)
 from dsrun.checkpoint_files.index import INDEX_FILE
 from dsrun.errors import CheckpointError
 
@@ -56,3 +64,17 @@ def test_links_are_not_written_through_and_not_followed_outside(tmp_path: Path) 
     for tag in ("best", "away"):
         with pytest.raises(CheckpointError, match="it is a link to"):
             tag_to_save(folder, tag)
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_it_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    (tmp_path / "broken").symlink_to(tmp_path / "nowhere")
+    monkeypatch.chdir(tmp_path)
+    for usable in (tmp_path, tmp_path / "a" / "b", Path("a/b"), Path(".")):
+        assert why_not_saved_to(usable) is None
+    assert why_not_saved_to(file / "a") == f"{file} is no folder"
+    assert why_not_saved_to(Path("broken/a")) == "broken is no folder"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "file"], "nothing was made"
