@@ -94,8 +94,13 @@ class Report:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """All findings, by line and column, in the order found where these are equal."""
-        return tuple(sorted(self._findings, key=lambda finding: finding.position[1:]))
+        """All findings, by line and column, in the order found where these are equal.
+
+        What is refused is not said to do nothing as well.
+        """
+        broken = self.broken_keys
+        told = [f for f in self._findings if not (f.code is Code.NO_EFFECT and f.key in broken)]
+        return tuple(sorted(told, key=lambda finding: finding.position[1:]))
 
     @property
     def broken_keys(self) -> frozenset[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dsrun.config.activation_rules import clashes
 from dsrun.config.findings import Code, Report
 from dsrun.config.host_step_rules import check_host_step
+from dsrun.config.offload_idle import check_idle_offload
 from dsrun.config.offload_rules import check_offload
 from dsrun.config.optimizer_rules import check_optimizer, check_scheduler
 from dsrun.config.precision_rules import check_precision
@@ -33,6 +34,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
     _clipping(report, place_of, is_given)
     _activations(config, report, place_of)
     check_offload(config, report, place_of)
+    check_idle_offload(config, report, place_of, is_given)
     if config.optimizer is not None:
         check_optimizer(config.optimizer, report, place_of, is_given)
     if config.scheduler is not None:

@@ -181,7 +181,7 @@ CORPUS: dict[str, tuple[dict[str, Any], Verdict]] = {
     ),
     "an SSD tuned by the documented, dead key": (
         {"train_batch_size": 8, "aio": {"thread_count": 1, "block_size": 1048576, "queue_depth": 8}},
-        {"aio.thread_count": (WARNING, Code.OLD_SPELLING)},
+        {"aio.thread_count": (WARNING, Code.OLD_SPELLING), "aio": (WARNING, Code.NO_EFFECT)},
     ),
 }
 
