@@ -155,6 +155,7 @@ class CutModel:
             frame_bytes=frames,
             stays=[not unit.is_away for unit in self.units],
             form=STATE_FORMATS[self.settings.zero_optimization.offload_optimizer.state_format],
+            ahead=away.ahead,
         )
 
 
@@ -263,6 +264,7 @@ def cut_model(
             factor=divide_before / data_axis.size,
             pool=masters_host.pool,
             memory=memory,
+            ahead=settings.zero_optimization.offload_optimizer.super_offload,
         )
         positions = {unit.index: position for position, unit in enumerate(leaving)}
         sums = away if len(leaving) == len(units) else SplitSums(units, away, positions)
@@ -274,6 +276,7 @@ def cut_model(
         divide_before=divide_before,
         wire=None if wire is None else DTYPES[wire],
         sums=sums,
+        sums_early=away is not None and away.ahead,
         memory=memory,
     )
     return CutModel(

@@ -163,6 +163,8 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, PutAway, 
     def _run_backward(self, scaled: Tensor, *, retain_graph: bool) -> None:
         if self._parts.step.away is not None:
             self._parts.step.away.settle()  # gradients go where the last update has taken them from
+            is_last = self.is_gradient_accumulation_boundary()
+            self._parts.step.away.expect(1.0 / self._parts.loss_scale.value if is_last else None)
         self._parts.hooks.before_backward(retain_graph=retain_graph, reduce=not self._without_sync)
         try:
             self._with_loss_scale(scaled).backward(retain_graph=retain_graph)

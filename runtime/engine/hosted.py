@@ -6,6 +6,7 @@ same, in `staying.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -18,8 +19,11 @@ from ..memory.bus import Bus
 from ..memory.host_pool import host_pool_for
 from ..mesh.collectives import Collectives
 from ..offload.block_step import block_step_for
-from ..offload.cpu_optimizer import CpuOptimizer, HostRange, share_of_cores
+from ..offload.cpu_optimizer import CpuOptimizer, share_of_cores
+from ..offload.host_range import HostRange
 from ..offload.params_on_disk import DiskShards
+from ..offload.second_set import SecondSet
+from ..optim.registry import states_per_element
 from ..optim.sharded import ShardOptimizer
 from ..optim.structured import StructuredOptimizer
 from .cut import CutModel, HostTier
@@ -49,6 +53,7 @@ def update_on_host(
     *,
     settings: Config,
     memory: Arenas,
+    say: Callable[[str], None],
 ) -> OffloadedUpdate:
     """Returns the update of a model of which masters lie in host memory, of all units or some.
 
@@ -59,6 +64,7 @@ def update_on_host(
         collectives: the axis that ranges are spread over.
         settings: the config.
         memory: where buffers are reserved.
+        say: says something once for the whole job.
 
     Raises:
         ModelError: the optimizer needs whole tensors, which no rank's host memory has.
@@ -84,6 +90,16 @@ def update_on_host(
         for unit, sink in zip(cut.leaving, sinks, strict=True)
     ]
     section = settings.zero_optimization.offload_optimizer
+    second = None
+    if section.super_offload:
+        second = SecondSet(
+            ranges,
+            [math.ceil(states_per_element(optimizer.torch_optimizer))] * len(ranges),
+            state_dtype=torch.float32,
+            copied=host.pool,
+            own=host.pool_of(copied=False),
+            memory=memory,
+        )
     steps = CpuOptimizer(
         ranges,
         optimizer,
@@ -95,6 +111,8 @@ def update_on_host(
         memory=memory,
         cores=share_of_cores(section.cpuadam_cores_perc),
         keeper=cut.disk,
+        second=second,
+        say=say,
     )
     update = OffloadedUpdate(
         cut.units, cut.plan, collectives, cut.reducer, cut.store, steps, overlaps=True, leaving=cut.leaving

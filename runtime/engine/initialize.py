@@ -161,7 +161,9 @@ def initialize(
         form = STATE_FORMATS[settings.zero_optimization.offload_optimizer.state_format]
         shard_optimizer.house_states(memory, pool, away=cut.disk, form=form if cut.leaving else FP32_STATES)
         if host is not None and cut.leaving:
-            away = update_on_host(cut, shard_optimizer, host, data_axis, settings=settings, memory=memory)
+            away = update_on_host(
+                cut, shard_optimizer, host, data_axis, settings=settings, memory=memory, say=say_once(info)
+            )
     scheduler = make_scheduler(lr_scheduler, torch_optimizer, settings)
     assert settings.batch is not None, "the config was loaded with a world size"
     loading = LoaderWishes(

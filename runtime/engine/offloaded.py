@@ -10,13 +10,14 @@ be left for later: `begin` returns with all of them there, and gathers each unit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from ..mesh.collectives import Collectives, Pending
 from ..offload.cpu_optimizer import CpuOptimizer
+from ..offload.speculation import AheadCounts
 from ..zero.plan import ZeroPlan
 from ..zero.publisher import write_parameters
 from ..zero.reducer import GradReducer
@@ -25,7 +26,7 @@ from ..zero.unit import ParamUnit
 
 
 class OffloadedUpdate:
-    """An `UpdateAway`, and the `Arrival` of its units; see [Note: what goes on behind a step].
+    """An `UpdateAway`, which brings its units their parameters; see [Note: what goes on behind a step].
 
     Args:
         units: all trained units.
@@ -65,7 +66,24 @@ class OffloadedUpdate:
         self._marks: dict[int, Tensor] = {}
         self._is_closed = False
         for unit in units:
-            unit.arrival = self
+            unit.arrival = _Arrival(host, self.wait)
+
+    def expect(self, coefficient: float | None) -> None:
+        """See `UpdateAway`."""
+        self._host.expect(coefficient)
+
+    def leave_out(self) -> None:
+        """See `UpdateAway`."""
+        self._host.leave_out()
+
+    def share_ahead(self) -> float | None:
+        """See `UpdateAway`."""
+        return None if self._host.ahead is None else self._host.ahead.last_share
+
+    @property
+    def ahead(self) -> AheadCounts | None:
+        """What came of updates that were begun during backward; None where none are."""
+        return self._host.ahead
 
     def begin(self, coefficient: float) -> None:
         """See `UpdateAway`: one all-gather a unit at stages 1 and 2; at stage 3 of what is never dropped."""
@@ -87,13 +105,13 @@ class OffloadedUpdate:
                 self._store.release(unit)
 
     def wait(self, index: int) -> None:
-        """See `Arrival`."""
+        """Returns when what the device is given next finds a unit's new parameters, see `Arrival`."""
         if index in self._positions:
             self._host.wait(self._positions[index])
 
     def settle(self) -> None:
-        """See `UpdateAway` and `Arrival`."""
-        self._host.settle()
+        """See `UpdateAway`; what was begun ahead does not count, for checkpoints write past what torch counts."""
+        self._host.keep_still()
 
     def buffers(self) -> list[Tensor]:
         """See `UpdateAway`."""
@@ -134,6 +152,22 @@ class OffloadedUpdate:
         if device.type != "cpu":
             # New values come over streams that know nothing of this one, if the script computes on one of its own.
             torch.get_device_module(device).current_stream(device).synchronize()
+
+
+class _Arrival:
+    """An `Arrival`: scripts that read or set masters and states let the update be done; see `seen_before.py`."""
+
+    def __init__(self, host: CpuOptimizer, wait: Callable[[int], None]) -> None:
+        self._host = host
+        self._wait = wait
+
+    def wait(self, index: int) -> None:
+        """See `Arrival`."""
+        self._wait(index)
+
+    def settle(self) -> None:
+        """See `Arrival`."""
+        self._host.settle()
 
 
 def forward_order(units: Sequence[ParamUnit], canonical: Sequence[ParamUnit]) -> list[int]:

@@ -103,6 +103,7 @@ class StepReport:
                 "memory_bytes": used_bytes(self._device),
                 **({"loss_scale": result.loss_scale} if result.loss_scale != 1.0 else {}),
                 **({"non_finite": result.non_finite} if result.non_finite is not None else {}),
+                **({"stepped_ahead": round(result.ahead, 4)} if result.ahead is not None else {}),
                 **({"total_steps": self._total_steps} if self._total_steps else {}),
                 **(self._wear.take_step() if self._wear is not None else {}),
                 **(_speed(tokens, self._model_numel, seconds) if tokens else {}),

@@ -31,6 +31,8 @@ class StepResult:
         non_finite: where the norm is inf or nan: the first parameter whose gradient is; None where only the sum of the
             squares has left fp32's range.
         loss_scale: that the losses of this step were multiplied by.
+        ahead: share of what this rank updates in host memory whose update was computed before the norm was known, and
+            counts; None: nothing is, as a rule.
         wish: sum over the ranks of what each wants after this step, see `stop_signals`; 0 where none wants anything.
     """
 
@@ -40,6 +42,7 @@ class StepResult:
     non_finite: str | None = None
     loss_scale: float = 1.0
     wish: float = 0.0
+    ahead: float | None = None
 
     @property
     def trouble(self) -> str:
@@ -52,12 +55,29 @@ class StepResult:
 class UpdateAway(Protocol):
     """An update that is taken elsewhere, and may go on behind the step that began it."""
 
+    def expect(self, coefficient: float | None) -> None:
+        """A backward begins, and the last update has settled.
+
+        Args:
+            coefficient: that `begin` will be called with after it, if neither clipping nor overflow acts; None: there
+                are more micro steps before the next update.
+        """
+        ...
+
+    def leave_out(self) -> None:
+        """There is no update from the accumulated gradients."""
+        ...
+
     def begin(self, coefficient: float) -> None:
         """Begins the update from the accumulated gradients; the last one has settled. Every rank must call.
 
         Args:
             coefficient: gradients are multiplied by it first, see `clip_factor`.
         """
+        ...
+
+    def share_ahead(self) -> float | None:
+        """Returns how much of the last update was computed before it was begun, and counts; None: none ever is."""
         ...
 
     def settle(self) -> None:
@@ -145,10 +165,13 @@ def take_step(
             publish(parts.units, parts.plan, parts.collectives, parts.store)
         else:
             parts.away.begin(factor)
+    elif parts.away is not None:
+        parts.away.leave_out()
 
     # 3. Room for the next global batch's gradients.
     parts.reducer.zero()
-    return StepResult(norm, applied, totals.sums[0], non_finite, loss_scale, totals.sums[1])
+    ahead = None if parts.away is None else parts.away.share_ahead()
+    return StepResult(norm, applied, totals.sums[0], non_finite, loss_scale, totals.sums[1], ahead)
 
 
 def _first_non_finite(parts: StepParts) -> str | None:

@@ -32,6 +32,7 @@ class HostOptimizer:
         adds_up: micro steps are added up, in the masters' dtype, on the device.
         widens: gradients are multiplied in the masters' dtype on the host, for no power of two takes their mean.
         frame_bytes: masters and states lie on a disk, and pass through so much memory; None: they lie in memory.
+        ahead: steps are taken before the norm is known, into a second set.
         stays: for each layout, whether its masters and states stay on the device; empty: none do.
         form: how states lie.
     """
@@ -40,6 +41,7 @@ class HostOptimizer:
     adds_up: bool
     widens: bool
     frame_bytes: int | None = None
+    ahead: bool = False
     stays: Sequence[bool] = ()
     form: StateFormat = FP32_STATES
 
@@ -162,6 +164,10 @@ class StatePrediction:
         gradients = owned * how.travels.itemsize + how.widens * largest * self.master.itemsize
         if how.adds_up:
             gradients = _RING * largest * self.master.itemsize
+        if how.ahead:
+            sums = owned * self.master.itemsize if how.adds_up else gradients
+            parameters = owned * self.compute.itemsize if self.compute != self.master else 0
+            return masters + sums + owned * self.master.itemsize + 2 * states + parameters
         stays = self.trained_on_host and self.slice_bytes is None
         in_place = stays or self.compute == self.master or how.travels == self.compute
         through_ring = not in_place or (how.adds_up and self.compute != self.master and not stays)

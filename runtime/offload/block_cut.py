@@ -64,6 +64,8 @@ class BlockCutter:
         stop = first
         while stop < last:
             start, stop = stop, min(last, stop + numel - (work.head + stop) % BLOCK)
+            for target, source in work.origins:
+                target[start:stop].copy_(source[start:stop])  # read by the step while it is in the cache
             master, put_back = self._master(work, start, stop)
             grad = self._grad(work.grads_N[start:stop], work.grad_scale)
             parts = tuple([state.open(start, stop, self.scratch, f"state {i}") for i, state in enumerate(states)])

@@ -54,7 +54,7 @@ class CompiledAdam:
 
     Args:
         call: what `load_pass` returns.
-        otherwise: for fp16, bf16 states, split masters and ranges with a vector's tail.
+        otherwise: for fp16, bf16 states, split masters, steps out of place and ranges with a vector's tail.
         threads: see `Lanes`.
     """
 
@@ -116,6 +116,7 @@ def _has_loop(work: RangeWork) -> bool:
         and all(state.dtype == torch.float32 for state in states)
         and (work.params_out_N is None or work.params_out_N.dtype == torch.bfloat16)
         and work.numel % _VECTOR == 0
+        and not work.origins  # copied block by block, which the loop does not do
     )
 
 

@@ -5,7 +5,7 @@ No arithmetic, and nothing of where ranges come from or when they are stepped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,6 +37,8 @@ class RangeWork:
             makes; None: torch's own memory.
         form: how states lie that the first step makes.
         head: elements of the first block of codes that lie before the range; 0 where no state is coded.
+        origins: (to, from) pairs of flat tensors, [N] each: a block of the first gets the block of the second before it
+            is stepped, and the second stays as it is. Masters and states of a step that may not count.
         changed: options that the optimizer's own code has set anew; the driver writes them to the group when all
             ranges of the step are done.
     """
@@ -49,6 +51,7 @@ class RangeWork:
     grad_scale: float = 1.0
     params_out_N: Tensor | None = None
     place: Callable[[str, torch.dtype], Tensor] | None = None
+    origins: Sequence[tuple[Tensor, Tensor]] = ()
     form: StateFormat = FP32_STATES
     head: int = 0
     changed: dict[str, Any] = field(default_factory=dict[str, Any])

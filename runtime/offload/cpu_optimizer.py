@@ -11,7 +11,8 @@ Options (rates, decays) are those at the beginning: a schedule may set new ones 
 
 [Note: in place] New parameters are written where the gradient they came of has been, block by block behind the reader,
 so that host memory holds 14 bytes an element of Adam in bf16 and no buffer beside. Where both have other dtypes, they
-go through a ring; where parameters are fp32, the masters themselves are what goes over the bus.
+go through a ring; where parameters are fp32, the masters themselves are what goes over the bus. Where ranges may be
+stepped ahead, gradients must outlive that, and parameters have a place of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -32,34 +32,15 @@ from ..memory.arenas import Arenas
 from ..memory.bus import Bus, Event
 from ..memory.host_pool import HostPool
 from ..optim.coded_states import head_of
-from ..optim.runs import Run
 from ..optim.sharded import ShardOptimizer
 from .block_step import BlockStep, RangeWork
 from .host_gradients import HostGradients
+from .host_range import HostRange, part_of
+from .second_set import SecondSet
+from .speculation import AheadCounts, RangeAhead, Speculation
 
 #: Host buffers for new parameters on their way to the device: one is written while another is read.
 RING = 2
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HostRange:
-    """What a rank updates of one unit, in host memory.
-
-    Attributes:
-        label: of the unit, for messages.
-        runs: parts of it in one optimizer group, in order.
-        master_N: flat, the whole range.
-        target_N: compute dtype, [N]: the parameters. On the device, to be reached over the bus, or `stays`.
-        stays: the parameters live in host memory, where the step writes them.
-        sink: takes the parameters from host memory, to where neither is; None: they are in one of both.
-    """
-
-    label: str
-    runs: Sequence[Run]
-    master_N: Tensor
-    target_N: Tensor
-    stays: bool = False
-    sink: Callable[[Tensor], None] | None = None
 
 
 class StateKeeper(Protocol):
@@ -116,6 +97,8 @@ class CpuOptimizer:
         memory: where it is reserved.
         cores: that the step may run on; None: all that the process may.
         keeper: has masters and states where they are not always in memory; None: they are.
+        second: where ranges are stepped ahead; None: none is before the norm is known.
+        say: says something once for the whole job.
     """
 
     def __init__(
@@ -131,7 +114,10 @@ class CpuOptimizer:
         memory: Arenas,
         cores: Sequence[int] | None = None,
         keeper: StateKeeper | None = None,
+        second: SecondSet | None = None,
+        say: Callable[[str], None] = print,
     ) -> None:
+        assert keeper is None or second is None, "what is stepped ahead is always in memory"
         self._keeper = keeper
         self._ranges = ranges
         self._optimizer = optimizer
@@ -141,6 +127,12 @@ class CpuOptimizer:
         self._thread = ThreadPoolExecutor(
             max_workers=1, thread_name_prefix="host-optimizer", initializer=partial(_move_to, cores)
         )
+        self._second = second
+        self._speculation: Speculation | None = None
+        if second is not None:
+            self._speculation = Speculation(
+                ranges, optimizer, gradients, steps, second, submit=self._thread.submit, say=say
+            )
         self._pending: dict[int, Future[Event | None]] = {}
         self._failure: DsrunError | None = None
         self._changed: dict[int, dict[str, Any]] = {}
@@ -149,7 +141,7 @@ class CpuOptimizer:
         self._ring_reads: list[Event | None] = [None] * RING
         self._turn = 0
         compute = ranges[0].target_N.dtype
-        largest = max(item.master_N.numel() for item in ranges)
+        largest = max(item.numel for item in ranges)
         self._ring_arena = memory.growing("parameter ring", lambda numel: pool.zeros(numel, dtype=compute), tier="host")
         if any(self._needs_ring(index) for index in range(len(ranges))):
             self._ring = [self._ring_arena.take(largest) for _ in range(RING)]
@@ -165,7 +157,34 @@ class CpuOptimizer:
     def buffers(self) -> list[Tensor]:
         """Returns what is held besides masters and states, on the device and on the host."""
         kept = [] if self._keeper is None else self._keeper.buffers()
-        return [*self._gradients.buffers(), *self._ring, *kept]
+        ahead = [] if self._second is None else self._second.buffers()
+        return [*self._gradients.buffers(), *self._ring, *kept, *ahead]
+
+    @property
+    def ahead(self) -> AheadCounts | None:
+        """What came of steps that were begun during backward; None where none are."""
+        return None if self._speculation is None else self._speculation.counts()
+
+    def expect(self, coefficient: float | None) -> None:
+        """A backward begins, and the last step has settled.
+
+        Args:
+            coefficient: `begin` will be called with, if neither clipping nor overflow acts; None: more micro steps
+                follow before it.
+        """
+        if self._speculation is not None:
+            self._speculation.assume(coefficient)
+
+    def leave_out(self) -> None:
+        """There will be no step from the present gradients: their norm is not finite."""
+        if self._speculation is not None:
+            self._speculation.give_up("not finite")
+
+    def keep_still(self) -> None:
+        """Settles; and a step that has been begun ahead is taken again, for somebody may set what it started from."""
+        self.settle()
+        if self._speculation is not None:
+            self._speculation.give_up("interrupted")
 
     @property
     def order(self) -> list[int]:
@@ -183,12 +202,18 @@ class CpuOptimizer:
         options = self._optimizer.begin_away(coefficient)
         if self._keeper is not None:
             self._keeper.begin()
+        ahead = {} if self._speculation is None else self._speculation.judge(coefficient, options)
         self._gradients.prepare()
         self._reserve_ring()
         following = [*self._order[1:], None]
         for index, after in zip(self._order, following, strict=True):
             self._pending[index] = self._thread.submit(
-                self._step_range, index, after=after, coefficient=coefficient, options=options
+                self._finish_range,
+                index,
+                ahead.get(index),
+                after=after,
+                coefficient=coefficient,
+                options=options,
             )
 
     def wait(self, index: int) -> None:
@@ -232,6 +257,8 @@ class CpuOptimizer:
 
     def close(self) -> None:
         """Waits for what is under way, whatever comes of it, and ends the thread."""
+        if self._speculation is not None:
+            self._speculation.give_up("interrupted")
         self._thread.shutdown(wait=True)
         if self._keeper is not None:
             self._keeper.close()
@@ -252,11 +279,31 @@ class CpuOptimizer:
         if event is not None:
             self._bus.wait(event)
 
+    def _finish_range(
+        self,
+        index: int,
+        ahead: Future[RangeAhead] | None,
+        *,
+        after: int | None,
+        coefficient: float,
+        options: Sequence[dict[str, Any]],
+    ) -> Event | None:
+        """Ends the step of one range; in the thread. Returns when its parameters are there: the event of their copy."""
+        if ahead is not None:
+            assert self._speculation is not None, "it was stepped ahead"
+            changed = self._speculation.adopt(index, ahead.result())
+            if changed is not None:
+                for group, values in changed.items():
+                    self._changed.setdefault(group, {}).update(values)
+                assert self._second is not None, "it was stepped there"
+                return self._send(self._ranges[index], self._second.parameters(index), None)
+        return self._step_range(index, after=after, coefficient=coefficient, options=options)
+
     @torch.no_grad()
     def _step_range(
         self, index: int, *, after: int | None, coefficient: float, options: Sequence[dict[str, Any]]
     ) -> Event | None:
-        """Steps one range; in the thread. Returns when its parameters are there: the event of their copy."""
+        """Steps one range in place."""
         item = self._ranges[index]
         if after is not None:
             self._gradients.start(index)
@@ -269,16 +316,15 @@ class CpuOptimizer:
         out_N, slot = self._place_of(index)
         form = self._optimizer.form
         for run in item.runs:
-            first = run.start - run.owned.start
             states, scalars = self._optimizer.split_state(run)
             work = RangeWork(
                 master_N=run.param.data,
-                grads_N=gradient.values_N.narrow(0, first, run.numel),
+                grads_N=part_of(run, gradient.values_N),
                 states=states,
                 scalars=scalars,
                 options=options[run.group],
                 grad_scale=coefficient * gradient.factor,
-                params_out_N=None if out_N is None else out_N.narrow(0, first, run.numel),
+                params_out_N=None if out_N is None else part_of(run, out_N),
                 place=partial(self._optimizer.place_state, run),
                 form=form,
                 head=head_of(run) if form.is_coded else 0,
@@ -286,9 +332,8 @@ class CpuOptimizer:
             self._steps.step(work)
             self._optimizer.keep_state(run, states, scalars)
             self._changed.setdefault(run.group, {}).update(work.changed)
-        end = max((run.start - run.owned.start + run.numel for run in item.runs), default=0)
         if out_N is not None:
-            out_N[end:].zero_()  # padding stays zeros, whatever the buffer held
+            out_N[item.end :].zero_()  # padding stays zeros, whatever the buffer held
         event = self._send(item, out_N, slot)
         if self._keeper is not None:
             if out_N is None and event is not None:
@@ -312,22 +357,24 @@ class CpuOptimizer:
     def _place_of(self, index: int) -> tuple[Tensor | None, int | None]:
         """Returns where a range's parameters are written, and the ring's slot if it is one; see [Note: in place]."""
         item = self._ranges[index]
-        if item.stays and item.master_N.data_ptr() != item.target_N.data_ptr():
-            return item.target_N, None
-        if item.stays or item.master_N.dtype == item.target_N.dtype:
+        if item.is_its_parameters:
             return None, None
+        if item.stays:
+            return item.target_N, None
         own = self._gradients.own_place(index)
         if own is not None and own.dtype == item.target_N.dtype:
             return own, None
+        if self._second is not None:
+            return self._second.parameters(index), None
         slot, self._turn = self._turn, (self._turn + 1) % RING
         read = self._ring_reads[slot]
         if read is not None:
             read.synchronize()
-        return self._ring[slot].narrow(0, 0, item.master_N.numel()), slot
+        return self._ring[slot].narrow(0, 0, item.numel), slot
 
     def _needs_ring(self, index: int) -> bool:
         item = self._ranges[index]
-        if item.stays or item.master_N.dtype == item.target_N.dtype:
+        if item.stays or item.is_its_parameters or self._second is not None:
             return False
         return self._gradients.place_dtype(index) != item.target_N.dtype
 

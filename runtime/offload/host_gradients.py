@@ -10,6 +10,8 @@ the device does it, in place.
 Where micro steps are added up, that happens in fp32 on the device, and the sums leave it when the step comes to them,
 through two buffers. A step that adds up though none was announced (`set_train_batch_size`, two backwards a step), or
 whose gradients a script edits, brings back what has left and goes on like that.
+Where ranges are stepped ahead (`speculation.py`), sums have host buffers of their own, and leave the device as soon as
+the last micro step has been added.
 
 [Note: same bits] Norms are taken of the very numbers that an optimizer on the device would have seen: piece by piece,
 in fp32 and divided by the ranks. A power of two is not taken out of the norm afterwards: squares may underflow.
@@ -20,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +62,18 @@ class HostGradient:
     factor: float
 
 
+class GradientListener(Protocol):
+    """Wants to know when gradients come, and go; called by the thread that trains."""
+
+    def arrives(self, index: int) -> None:
+        """A range's gradient will not change before its step, and is on its way to the host."""
+        ...
+
+    def changes(self, index: int) -> None:
+        """It will all the same: returns when nobody reads it."""
+        ...
+
+
 class HostGradients:
     """See [Note: once over the bus].
 
@@ -71,11 +86,15 @@ class HostGradients:
         factor: what reduced gradients are multiplied by.
         pool: makes host memory.
         memory: where it is reserved, and sums on the device.
+        ahead: sums leave the device as soon as they are final, into buffers of their own.
 
     Attributes:
         travels: as given.
         accumulates: as given.
+        ahead: as given.
         widens: gradients that have left are multiplied in fp32 on the host, before everything else.
+        is_last: the micro step that reduces gradients now is the last of its step.
+        listener: is told of gradients that are final; None: nobody is.
     """
 
     def __init__(
@@ -89,13 +108,17 @@ class HostGradients:
         factor: float,
         pool: HostPool,
         memory: Arenas,
+        ahead: bool = False,
     ) -> None:
+        self.is_last = False
+        self.listener: GradientListener | None = None
         self._numels = list(numels)
         self._largest = max(numels, default=0)
         self._bus = bus
         self._device = device
         self.travels = travels
         self.accumulates = accumulates
+        self.ahead = ahead
         self.widens = not (accumulates or travels == torch.float32 or is_power_of_two(factor))
         self._sent: dict[int, _Sent] = {}
         self._norms: dict[int, Tensor] = {}
@@ -115,9 +138,13 @@ class HostGradients:
 
         if accumulates:
             self._sum_arena: Arena = memory.reserve("gradient sums", room_for(numels), sums, leaves=True)
+            self._kept = [self._sum_arena.take(numel) for numel in numels]
+            if ahead:
+                arena = memory.reserve("host gradients", room_for(numels), wide, tier="host")
+                self._host = [arena.take(numel) for numel in numels]
+                return
             room = room_for([self._largest] * RING)
             self._ring_arena: Arena = memory.reserve("gradient ring", room, wide, tier="host")
-            self._kept = [self._sum_arena.take(numel) for numel in numels]
             self._fill_ring()
             return
         self._kept = []
@@ -135,15 +162,22 @@ class HostGradients:
 
     def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> None:
         """See `GradSums`."""
+        if first:
+            self._say_it_changes(index)
         if first and not self.accumulates:
             self._send(index, reduced_N, factor)
+            self._say_it_arrives(index)
             return
         sum_N = self._begin_sum(index) if first else self.edit(index)
         (set_scaled if first else add_scaled)(sum_N, reduced_N, factor)
+        if self.is_last and self.ahead and self.accumulates:
+            self.start(index)
+            self._say_it_arrives(index)
 
     def clear(self) -> None:
         """See `GradSums`."""
         for index, numel in enumerate(self._numels):
+            self._say_it_changes(index)
             if self.accumulates:
                 self._begin_sum(index).zero_()
             else:
@@ -172,6 +206,7 @@ class HostGradients:
 
     def edit(self, index: int) -> Tensor:
         """See `GradSums`: a gradient that has left the device comes back."""
+        self._say_it_changes(index)
         sent = self._sent.pop(index, None)
         if sent is None:
             return self._sums[index]
@@ -186,7 +221,7 @@ class HostGradients:
 
     def prepare(self) -> None:
         """A step begins: makes the room it needs; not from the thread that steps."""
-        if self._sums and not self._ring:
+        if self._sums and not self._ring and not self._has_places_of_sums:
             self._fill_ring()
         of_sums = [index for index in self._order if index in self._sums]
         self._turns = {index: turn % RING for turn, index in enumerate(of_sums)}
@@ -194,15 +229,15 @@ class HostGradients:
     def start(self, index: int) -> None:
         """Lets a range's sum leave the device, if it has not; at most `RING` of them may be on the host at once."""
         if index in self._sums and index not in self._leaving:
-            slot_N = self._ring[self._turns[index]].narrow(0, 0, self._numels[index])
-            self._leaving[index] = self._bus.start_out(self._sums[index], slot_N, kind="gradients")
+            place_N = self._place_of_sum(index)
+            self._leaving[index] = self._bus.start_out(self._sums[index], place_N, kind="gradients")
 
     def fetch(self, index: int) -> HostGradient:
         """Returns a range's gradient when it is in host memory."""
         if index in self._sums:
             self.start(index)
             self._leaving[index].synchronize()
-            return HostGradient(self._ring[self._turns[index]].narrow(0, 0, self._numels[index]), 1.0)
+            return HostGradient(self._place_of_sum(index), 1.0)
         self._wait_until_there(index)
         sent, values_N = self._sent[index], self._host[index]
         if is_power_of_two(sent.factor):
@@ -251,6 +286,27 @@ class HostGradients:
         event = self._bus.start_out(reduced_N, self._host[index], kind="gradients")
         self._bus.wait(event)  # the next unit's gradient comes into the same memory
         self._sent[index] = _Sent(event, factor)
+
+    @property
+    def _has_places_of_sums(self) -> bool:
+        return self.ahead and self.accumulates
+
+    def _place_of_sum(self, index: int) -> Tensor:
+        if self._has_places_of_sums:
+            return self._host[index]
+        return self._ring[self._turns[index]].narrow(0, 0, self._numels[index])
+
+    def _say_it_arrives(self, index: int) -> None:
+        if self.is_last and self.listener is not None:
+            self.listener.arrives(index)
+
+    def _say_it_changes(self, index: int) -> None:
+        """A gradient is about to be written, on the device or on the host: nobody steps on it ahead."""
+        if self.listener is not None:
+            self.listener.changes(index)
+        left = self._leaving.pop(index, None)
+        if left is not None:
+            self._bus.wait(left)  # reads the sum
 
     def _begin_sum(self, index: int) -> Tensor:
         if self._kept:

@@ -99,6 +99,8 @@ class GradReducer:
             None for that of parameters. Another one costs two buffers of the size of the largest such unit, and a copy;
             there is one other at most.
         sums: where reduced gradients go; None: to the units' `grad_sum`s.
+        sums_early: they go there as soon as they are reduced and the next reduction has begun, for what is done with
+            them meanwhile; else when the memory is wanted, at the latest at the end.
         memory: where buffers are reserved; None: in arenas of their own.
 
     Attributes:
@@ -118,6 +120,7 @@ class GradReducer:
         divide_before: float = 1.0,
         wire: torch.dtype | None = None,
         sums: GradSums | None = None,
+        sums_early: bool = False,
         memory: Arenas | None = None,
     ) -> None:
         self.sums: GradSums = ResidentSums(units) if sums is None else sums
@@ -166,6 +169,8 @@ class GradReducer:
         self._stayed: set[int] = set()  # units whose buffer holds gradients of earlier micro steps
         self._used: set[int] = set()
         self._cursor = 0
+        self._summed = 0  # how many units of the canonical order are known to be added, where that is done early
+        self._sums_early = sums_early
         self._holder: dict[int, ParamUnit] = {}
         self.has_sums = False
         self.takes_strays = True
@@ -259,7 +264,7 @@ class GradReducer:
             self.has_sums = True
         for progress in self._progress:
             progress.phase = _Phase.IDLE
-        self._cursor = 0
+        self._cursor = self._summed = 0
         self._holder.clear()
         for unit in self._canonical:
             if unit.has_grads:
@@ -282,7 +287,7 @@ class GradReducer:
             unit.drop_grads()
             progress.phase = _Phase.IDLE
         self._used.clear()
-        self._cursor = 0
+        self._cursor = self._summed = 0
         self._holder.clear()
 
     def zero(self) -> None:
@@ -321,6 +326,15 @@ class GradReducer:
             progress.pending = reduce(progress.sent, of=unit.label)
             progress.phase = _Phase.REDUCING
             self._cursor += 1
+            if self._sums_early:
+                self._sum_early()
+
+    def _sum_early(self) -> None:
+        """Adds what is reduced; with several ranks, one reduction stays under way beside the backward."""
+        last = self._cursor if self._collectives.size == 1 else self._cursor - 1
+        while self._summed < last:
+            self._accumulate(self._canonical[self._summed])
+            self._summed += 1
 
     def _to_send(self, unit: ParamUnit, flat_N: Tensor) -> Tensor:
         """Returns the gradient as it travels, divided as far as it is to be before; may overwrite `flat_N`."""

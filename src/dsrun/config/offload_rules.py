@@ -25,6 +25,13 @@ def check_offload(config: Training, report: Report, place_of: Callable[[str], Po
             report.error(
                 Code.COMBINATION, key, message, place_of(key), "a list of folders on several drives is striped over"
             )
+    ahead = "zero_optimization.offload_optimizer.super_offload"
+    if zero.offload_optimizer.super_offload and zero.offload_optimizer.device == "nvme":
+        message = (
+            f'`{ahead}` is true and `device` beside it is "nvme": a step that may not count would be written to the '
+            "drive all the same, beside the masters and states that it began with"
+        )
+        report.error(Code.COMBINATION, ahead, message, place_of(ahead), "leave it out, or set `device` to cpu")
     is_narrow = config.bf16.enabled or config.fp16.enabled
     if (
         zero.stage == 3

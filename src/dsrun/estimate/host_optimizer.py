@@ -6,7 +6,7 @@ As the runtime reserves it, to the byte: `offload/host_gradients.py` and `offloa
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsrun.estimate.settings import RunSettings
 from dsrun.estimate.state import FP32_BYTES, PaddedUnit, split_units
@@ -27,6 +27,8 @@ class HostOptimizerBytes:
         device_sums: fp32, on the device: of units that stay, and of all where micro steps are added up.
         device_masters: of units that stay, on the device; 0 where the parameters are the masters.
         device_states: of units that stay, on the device.
+        second_masters: in host memory, of steps that are taken before the norm is known.
+        second_states: likewise.
     """
 
     masters: int
@@ -36,11 +38,13 @@ class HostOptimizerBytes:
     device_sums: int
     device_masters: int = 0
     device_states: int = 0
+    second_masters: int = 0
+    second_states: int = 0
 
     @property
     def host(self) -> int:
         """All that lies in host memory."""
-        return self.masters + self.states + self.gradients + self.parameters
+        return self.masters + self.states + self.gradients + self.parameters + self.second_masters + self.second_states
 
 
 def host_optimizer_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> HostOptimizerBytes:
@@ -63,7 +67,7 @@ def host_optimizer_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> 
     through_ring = adds_up and sixteen and not settings.trained_leave
     # In fp32, slices in host memory are the masters.
     masters = 0 if settings.trained_leave and not settings.has_master else owned * FP32_BYTES
-    return HostOptimizerBytes(
+    found = HostOptimizerBytes(
         masters=masters,
         states=sum(settings.away_states_of(unit.shard) for unit in trained),
         gradients=ring if adds_up else owned * settings.compute_bytes + wide,
@@ -71,4 +75,14 @@ def host_optimizer_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> 
         device_sums=(staying + (owned if adds_up else 0)) * FP32_BYTES,
         device_masters=staying * FP32_BYTES if settings.has_master else 0,
         device_states=settings.states_of(staying),
+    )
+    if not settings.steps_ahead or settings.offload_optimizer != "cpu":
+        return found
+    # Gradients outlive a step that may not count, so parameters have a place of their own.
+    return replace(
+        found,
+        gradients=owned * FP32_BYTES if adds_up else found.gradients,
+        parameters=owned * settings.compute_bytes if sixteen else 0,
+        second_masters=owned * FP32_BYTES,
+        second_states=found.states,
     )

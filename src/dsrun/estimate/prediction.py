@@ -243,6 +243,8 @@ def _host_lines(
             # In fp32 the masters themselves are copied to the GPU.
             (kept_there if settings.has_master else moved).append(Line("master weights", hosted.masters))
             kept_there.append(Line("optimizer states", hosted.states))
+            (kept_there if settings.has_master else moved).append(Line("second master weights", hosted.second_masters))
+            kept_there.append(Line("second optimizer states", hosted.second_states))
         moved.append(Line("parameters on their way", hosted.parameters))
     if settings.frozen_leave and settings.offload_param == "cpu":
         moved.append(Line("parameters", bytes_off_device(units, settings)))

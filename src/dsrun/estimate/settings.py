@@ -38,6 +38,7 @@ class RunSettings:
         offload_optimizer: where masters and optimizer states live, `none` being with the rank's compute.
         offload_ratio: share of masters and optimizer states that leaves for there, in whole units.
         offload_param: where parameter shards live between uses.
+        steps_ahead: the optimizer in host memory steps before the norm is known, into a second set of states.
         state_format: how optimizer states lie off the device.
         state_buffers: units whose masters and states may be in host memory, where they live on NVMe.
         param_buffers: slices of parameters on their way through host memory, likewise.
@@ -72,6 +73,7 @@ class RunSettings:
     offload_optimizer: Tier = "none"
     offload_ratio: float = 1.0
     offload_param: Tier = "none"
+    steps_ahead: bool = False
     state_format: Literal["fp32", "bf16", "int8"] = "fp32"
     state_buffers: int = 4
     param_buffers: int = 5
@@ -220,6 +222,7 @@ def read_settings(
         offload_optimizer=zero.offload_optimizer.device,
         offload_ratio=zero.offload_optimizer.ratio,
         offload_param=zero.offload_param.device,
+        steps_ahead=zero.offload_optimizer.super_offload and zero.offload_optimizer.device == "cpu",
         state_format=zero.offload_optimizer.state_format,
         state_buffers=zero.offload_optimizer.buffer_count,
         param_buffers=zero.offload_param.buffer_count,

@@ -177,11 +177,6 @@ def test_batch_misfit_is_found_for_the_given_world_size(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "super_offload": True}}},
-            "`zero_optimization.offload_optimizer.super_offload` is true; this version does not step on the CPU before "
-            "the norm is known (it overlaps the step with the next forward instead) yet",
-        ),
-        (
             {"zero_optimization": {"zenflow": {"topk_ratio": 0.1}}},
             "`zero_optimization.zenflow` is set; this version does not update gradients selectively (ZenFlow) yet",
         ),

@@ -43,3 +43,10 @@ def test_parameters_on_a_drive_are_no_masters_in_host_memory() -> None:
     (message,) = errors_of({"zero_optimization": zero})
     assert 'is "nvme" in fp32 training with the optimizer in host memory' in message
     assert errors_of({"zero_optimization": zero, "bf16": {"enabled": True}}) == []
+
+
+def test_a_step_that_may_not_count_is_not_written_to_a_drive() -> None:
+    section = {"device": "nvme", "nvme_path": "/nvme", "super_offload": True}
+    (message,) = errors_of({"zero_optimization": {"stage": 2, "offload_optimizer": section}})
+    assert '`zero_optimization.offload_optimizer.super_offload` is true and `device` beside it is "nvme"' in message
+    assert errors_of({"zero_optimization": {"stage": 2, "offload_optimizer": {**section, "device": "cpu"}}}) == []

@@ -31,8 +31,9 @@ FP32 = RunSettings(compute_bytes=4, offload_optimizer="cpu")
 @pytest.mark.parametrize("micro_steps", [1, 4])
 @pytest.mark.parametrize("params", ["none", "cpu"])
 @pytest.mark.parametrize("ratio", [1.0, 0.6, 0.2, 0.0])
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
 def test_the_estimate_is_the_runtimes_own(
-    ranks: int, stage: int, settings: RunSettings, micro_steps: int, params: str, ratio: float
+    ranks: int, stage: int, settings: RunSettings, micro_steps: int, params: str, ratio: float, ahead: bool
 ) -> None:
     flat = [(unit.numel, unit.has_module) for unit in UNITS for _ in range(unit.count)]
     units = pad_units(UNITS, ranks)
@@ -42,6 +43,7 @@ def test_the_estimate_is_the_runtimes_own(
     compute = torch.bfloat16 if settings.compute_bytes == 2 else torch.float32
     adds_up = micro_steps > 1
     settings = replace(settings, stage=stage, accumulation_steps=micro_steps, offload_param=params, offload_ratio=ratio)
+    settings = replace(settings, steps_ahead=ahead)
     theirs = StatePrediction(
         layouts=[lay_out("unit", [("w", (numel,))], world_size=ranks) for numel, _ in flat],
         has_module=[has_module for _, has_module in flat],
@@ -57,6 +59,7 @@ def test_the_estimate_is_the_runtimes_own(
             adds_up=adds_up,
             widens=not adds_up and compute == torch.bfloat16 and ranks == 3,
             stays=stays,
+            ahead=ahead,
         ),
     )
     away, state = host_optimizer_bytes(units, settings), state_bytes(units, settings)
@@ -72,3 +75,12 @@ def test_adam_in_bf16_takes_14_bytes_an_element_and_2_more_on_the_way_of_none() 
     away = host_optimizer_bytes(units, replace(BF16, stage=1))
     assert away.host == 14 * (8 << 20)
     assert away.device_sums == 0
+
+
+def test_a_second_set_takes_as_many_bytes_again() -> None:
+    units = pad_units([UnitGroup("w", 1 << 20, count=8)], 1)
+    ahead = replace(BF16, stage=1, steps_ahead=True)
+    assert host_optimizer_bytes(units, ahead).host == 28 * (8 << 20)
+    assert host_optimizer_bytes(units, replace(ahead, accumulation_steps=4)).host == 30 * (8 << 20)
+    assert host_optimizer_bytes(units, replace(FP32, stage=1, steps_ahead=True)).host == 28 * (8 << 20)
+    assert host_optimizer_bytes(units, replace(ahead, offload_optimizer="nvme")).second_states == 0
