@@ -61,7 +61,9 @@ def clean(target: Address, *, replaced: Collection[str]) -> None:
     named = named_files(target)
     if not named:  # another job is removing it
         return
-    entries = storage.list(target)
+    entries: Sequence[Entry] = ()
+    with suppress(FileNotFoundError):  # a listing that is late shows nothing yet
+        entries = storage.list(target)
     gone = sorted({*abandoned(entries, named), *replaced} - named)
     storage.remove([target / name for name in gone])
 

@@ -24,7 +24,7 @@ from .calls import FileCalls
 from .index import StoredFile
 from .messages import is_gone, receive, send
 from .publish import Publication, publish, remove_empty
-from .storage import WrittenFile
+from .storage import StorageError, WrittenFile
 from .storage_registry import place_of
 from .write_file import write_image
 
@@ -65,7 +65,8 @@ def serve(end: socket.socket) -> None:
                     send(end, {"done": {"nbytes": publish(_publication(order), calls=FileCalls())}})
                 case "release":
                     if written is not None:
-                        written.release(remove=order["remove"])
+                        with suppress(OSError, StorageError):  # nobody waits for an answer, and no index names it
+                            written.release(remove=order["remove"])
                     written = None
                     if order["remove"]:
                         remove_empty(place_of(order["folder"]), calls=FileCalls())
