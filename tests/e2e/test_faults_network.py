@@ -20,7 +20,7 @@ import pytest
 
 from support.bad_networks import far_away, loss, narrow
 from support.faults import HARD_LIMIT_S, Bound, Gate
-from support.faults_training import TRAIN, losses_said, true_losses
+from support.faults_training import TRAIN, UNDISTURBED, losses_said, undisturbed_losses
 from support.many_hosts import launched_on_hosts, left_on
 from support.namespaces import NetHost, Rig, hosts, why_no_hosts
 
@@ -36,7 +36,6 @@ CUT_OFF = Bound(20, 70)
 HUNG = Bound(20, 80)
 #: No false hang may be seen on a slow network.
 ON_HANG = ("--hang-timeout", "60s", "--on-hang", "stop")
-UNDISTURBED = TRAIN.replace("CRASH", "pass")
 #: Waits before its fourth step until the test lets it go on; says where the ranks have met.
 PAUSES = TRAIN.replace(
     "CRASH",
@@ -84,14 +83,9 @@ def gate(work: Path) -> Generator[Gate]:
 
 
 @pytest.fixture(scope="module")
-def expected(rig: Rig) -> dict[int, list[float]]:
+def expected() -> dict[int, list[float]]:
     """The losses on a network that nothing befalls."""
-    with launched_on_hosts(rig, new_folder(rig), UNDISTURBED, words=["-"]) as job:
-        ended = job.end()
-    assert ended.exit_code == 0, ended.text
-    losses = losses_said(ended.out)
-    assert losses == {step: [pytest.approx(loss, abs=1e-6) for loss in said] for step, said in true_losses().items()}
-    return losses
+    return undisturbed_losses()
 
 
 @contextmanager

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import sys
+from contextlib import redirect_stdout
 
+import pytest
 import torch
 from torch import nn
+
+from support.ranks import run_ranks
 
 STEPS = 8
 #: Ranks of the run.
@@ -47,6 +54,9 @@ while engine.global_steps < {STEPS}:
 engine.destroy()
 """
 
+#: The run that nothing befalls.
+UNDISTURBED = TRAIN.replace("CRASH", "pass")
+
 
 def losses_said(lines: list[str]) -> dict[int, list[float]]:
     """Every loss that rank 0 said, by step; a step that was taken again after a restart has several."""
@@ -72,3 +82,25 @@ def true_losses() -> dict[int, list[float]]:
         optimizer.step()
         losses[step] = [loss.item()]
     return losses
+
+
+def undisturbed_losses() -> dict[int, list[float]]:
+    """The losses of `UNDISTURBED`, to the last bit, on ranks that no launcher started and no network is between.
+
+    Raises:
+        AssertionError: they are not those of plain PyTorch.
+    """
+    losses = losses_said(run_ranks(WORLD_SIZE, _train_undisturbed)[0])
+    true = {step: [pytest.approx(loss, abs=1e-6) for loss in said] for step, said in true_losses().items()}
+    assert losses == true
+    return losses
+
+
+def _train_undisturbed() -> list[str]:
+    """Runs the script as it stands, and returns what rank 0 said as the launcher would show it."""
+    sys.argv = ["train.py", "-"]
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
+    out = io.StringIO()
+    with redirect_stdout(out):
+        exec(compile(UNDISTURBED, "train.py", "exec"), {"__name__": "__main__"})
+    return [f"[0] {line}" for line in out.getvalue().splitlines()]
