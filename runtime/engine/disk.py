@@ -9,8 +9,10 @@ from dsrun.config.config import Config
 from dsrun.direct_io.configured import io_settings
 from dsrun.direct_io.counts import IoCounts, added_up
 from dsrun.direct_io.extent_file import ExtentFile
+from dsrun.direct_io.memory_folders import memory_file_system
 
 from ..memory.arenas import Arenas
+from ..memory.host_pool import Say
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
 from ..offload.disk_states import DiskStates
@@ -50,6 +52,25 @@ def states_on_disk(settings: Config, given: OptimizerLike | None, memory: Arenas
         writes_zeros=not section.fast_init,
         form=STATE_FORMATS[section.state_format],
     )
+
+
+def tell_of_memory(settings: Config, say: Say) -> None:
+    """Warns of folders for drives whose files are memory: the state would lie in the RAM that it is to leave.
+
+    Args:
+        settings: the config.
+        say: says something once for the whole job.
+    """
+    zero, inputs = settings.zero_optimization, settings.activation_checkpointing.nvme_path
+    asked = {
+        f"zero_optimization.{name}.nvme_path": section.nvme_path if section.device == "nvme" else None
+        for name, section in (("offload_optimizer", zero.offload_optimizer), ("offload_param", zero.offload_param))
+    }
+    for key, folders in {**asked, "activation_checkpointing.nvme_path": inputs}.items():
+        for folder in folders or ():
+            kind = memory_file_system(folder)
+            if kind is not None:
+                say(f"dsrun: `{key}`: {folder} is {kind}, memory of this host and no drive: what goes there takes RAM")
 
 
 def file_of_parameters(settings: Config, *, rank: int) -> ExtentFile:

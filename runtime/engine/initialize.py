@@ -49,7 +49,7 @@ from .arguments import check_parallelism, config_source
 from .checkpoints import policy_of_saving
 from .comparison import check_same_everywhere
 from .cut import cut_model
-from .disk import states_on_disk, wear_of
+from .disk import states_on_disk, tell_of_memory, wear_of
 from .distributed import init_distributed
 from .engine import Engine
 from .hosted import host_tier, update_on_host
@@ -133,6 +133,7 @@ def initialize(
     memory = Arenas()
     bus = bus_for(mesh.device)
     host = host_tier(settings, mesh.device, bus, say=say_once(info))
+    tell_of_memory(settings, say_once(info))
     disk = states_on_disk(settings, optimizer, memory, rank=info.rank)
     cut = cut_model(
         model,

@@ -1,4 +1,4 @@
-"""How many states a drive has room for, before there is an optimizer."""
+"""How many states a drive has room for, before there is an optimizer; and what is said of a drive that is memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import nn, optim
 
 from dsrun.config.load import load
-from dsrun.runtime.engine.disk import foreseen_states
+from dsrun.direct_io.memory_folders import memory_file_system
+from dsrun.runtime.engine.disk import foreseen_states, tell_of_memory
 
 
 def settings_of(kind: str | None, **params: Any) -> Any:
@@ -35,3 +36,22 @@ def test_a_function_that_makes_it_is_not_called() -> None:
         raise AssertionError("there are no parameters yet")
 
     assert foreseen_states(settings_of(None), make) == 2
+
+
+@pytest.mark.parametrize("device", ["cpu", "nvme"])
+def test_a_folder_in_memory_is_told_where_it_is_to_be_a_drive(device: str) -> None:
+    sections = {
+        name: {"device": device, "nvme_path": ["/dev/shm/a", "/"]} for name in ("offload_optimizer", "offload_param")
+    }
+    zero = {"stage": 3, **sections}
+    settings = load({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}, world_size=1)
+    said: list[str] = []
+    tell_of_memory(settings, said.append)
+    kind = memory_file_system("/dev/shm/a")
+    expected = [
+        f"dsrun: `zero_optimization.{name}.nvme_path`: /dev/shm/a is {kind}, memory of this host and no drive: what "
+        "goes there takes RAM"
+        for name in sections
+    ]
+    root = [line for line in said if ": / is " in line]  # of a host that runs from memory
+    assert [line for line in said if line not in root] == (expected if device == "nvme" and kind else [])
