@@ -14,6 +14,7 @@ from dsrun.launcher.resume_point import Found, ResumePoint, find_checkpoint, rec
 from dsrun.launcher.transport.base import Channel
 from dsrun.launcher.transport.local import LocalTransport
 from support.channels import RememberingChannels
+from support.stores import registered
 
 HERE = HostSpec(name="here", slots=1, source="test")
 
@@ -47,10 +48,14 @@ def save(folder: Path, tag: str, *, complete: bool = True, time: float = 1.0) ->
     target.mkdir(parents=True, exist_ok=True)
     if complete:
         (target / "index.json").write_text("{}")
+    note(folder, str(target), time=time)
+    return str(target)
+
+
+def note(folder: Path, path: str, *, time: float) -> None:
     with (folder / RECORDS_FILE).open("a") as file:
         file.write(json.dumps({"event": "step", "time": time, "step": 3}) + "\n")
-        file.write(json.dumps({"event": CHECKPOINT_EVENT, "time": time, "path": str(target), "step": 3}) + "\n")
-    return str(target)
+        file.write(json.dumps({"event": CHECKPOINT_EVENT, "time": time, "path": path, "step": 3}) + "\n")
 
 
 def test_a_job_without_records_has_nowhere_to_go_on_from(tmp_path: Path) -> None:
@@ -118,3 +123,28 @@ def test_a_line_that_was_cut_off_or_makes_no_sense_is_passed_over(tmp_path: Path
     found = newest_checkpoint(str(tmp_path))
     assert found is not None
     assert found.folder == whole
+
+
+def test_a_store_is_asked_itself_whether_a_checkpoint_is_still_there(tmp_path: Path) -> None:
+    with registered() as held:
+        for step in (10, 20, 30):
+            note(tmp_path, f"shaky://bucket/run/step{step}", time=float(step))
+            if step < 30:
+                held.put(f"bucket/run/step{step}/index.json", b"{}")
+        assert newest_checkpoint(str(tmp_path)) == ResumePoint(
+            "shaky://bucket/run/step20", "shaky://bucket/run/step20@20.0"
+        )
+        held.fails = lambda what, name: PermissionError("Access Denied")
+        found = find(tmp_path)
+        assert found.point is not None
+        assert found.point.folder == "shaky://bucket/run/step30"
+        assert "the store could not be asked whether it is still there" in (found.doubt or "")
+        assert "Access Denied" in (found.doubt or "")
+        held.fails = lambda what, name: None
+        held.files.clear()
+        assert newest_checkpoint(str(tmp_path)) is None
+        here = save(tmp_path, "step5")
+        note(tmp_path, "shaky://bucket/run/step40", time=40.0)
+        found = find(tmp_path, reachable=True)
+        assert found.point is not None
+        assert found.point.folder == here, "the newest that is there, wherever it is"

@@ -442,11 +442,15 @@ def _addresses() -> list[str]:
             with pytest.raises(InputError) as caught:
                 call(given)
             texts.append(caught.value.render())
+    engine.save_checkpoint("memory://run", client_state={"epoch": 3})
+    assert engine.load_checkpoint("memory://run") == ("memory://run/global_step0", {"epoch": 3})
+    with pytest.raises(CheckpointError, match="memory://run/other: no complete checkpoint"):
+        engine.load_checkpoint("memory://run", tag="other")
     engine.destroy()
     return texts
 
 
-def test_an_address_that_names_nothing_or_became_a_path_is_refused() -> None:
+def test_an_address_is_saved_to_and_loaded_from_unless_it_names_nothing_or_became_a_path() -> None:
     texts = run_ranks(1, _addresses)[0]
     assert all("s3://: it names no bucket and no folder" in text for text in texts[::2])
     assert all("an address was made a Path" in text and "pass it as a str" in text for text in texts[1::2])
