@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -28,6 +29,7 @@ __all__ = [
     "is_compiled",
     "memory_trace",
     "reduce_scatter_single",
+    "set_own_threads",
     "start_memory_history",
     "stop_memory_history",
     "store_of",
@@ -93,6 +95,22 @@ def fused_adam(options: Mapping[str, Any], count: Tensor) -> Callable[[Tensor, T
         kernel([param_N], [grad_N], [first], [second], largest, counts, **fixed)
 
     return step
+
+
+def set_own_threads(count: int) -> None:
+    """Lets operations of the calling thread use `count` threads; all others keep theirs, those to come too.
+
+    torch reads the number of each thread from OpenMP. `torch.set_num_threads` sets it there, and for threads that begin
+    later as well: the script's, autograd's. So OpenMP is told alone, in the library that this torch has loaded. A torch
+    without OpenMP has one number for all, which is set then.
+    """
+    torch.get_num_threads()  # a thread takes the number for threads to come when it first asks
+    try:
+        tell: Callable[[int], object] = ctypes.CDLL(torch._C.__file__).omp_set_num_threads  # pyright: ignore[reportPrivateUsage]
+    except AttributeError:
+        torch.set_num_threads(count)
+        return
+    tell(count)
 
 
 def in_backward() -> bool:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from dsrun.errors import DsrunError, OffloadError
 
+from ..compat import set_own_threads
 from ..memory.arenas import Arenas
 from ..memory.bus import Bus, Event
 from ..memory.host_pool import HostPool
@@ -394,4 +395,4 @@ def _move_to(cores: Sequence[int] | None) -> None:
     """Runs in the thread: it, and those that its operations start, stay on these cores, one thread on each."""
     if cores is not None:
         os.sched_setaffinity(0, cores)
-        torch.set_num_threads(len(cores))
+        set_own_threads(len(cores))

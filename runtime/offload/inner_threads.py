@@ -7,13 +7,12 @@ from contextlib import contextmanager
 
 import torch
 
+from ..compat import set_own_threads
+
 
 @contextmanager
 def inner_threads(count: int | None) -> Generator[None]:
     """Lets operations of this thread use `count` threads; operations of other threads keep theirs.
-
-    torch keeps the number for each thread, and gives the last one set to threads that begin: one that begins meanwhile
-    takes `count` too.
 
     Args:
         count: at least 1; None: as many as they use now.
@@ -22,8 +21,8 @@ def inner_threads(count: int | None) -> Generator[None]:
     if count is None:
         yield
         return
-    torch.set_num_threads(count)
+    set_own_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        set_own_threads(before)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from functools import partial
 
 import torch
 
+from ..compat import set_own_threads
 from .inner_threads import inner_threads
 
 #: Elements that ranges are cut by: whole pages of every tensor, whole vectors, and worth the call to another thread.
@@ -59,19 +60,5 @@ class Lanes:
 
 
 def _single_threaded(count: int) -> ThreadPoolExecutor:
-    """Returns threads in which torch's operations use one thread; all of them run when this returns.
-
-    torch notes a number that is set for threads to come: the caller's `inner_threads` puts it back behind them.
-    """
-    met = Barrier(count + 1)
-
-    def begin() -> None:
-        torch.get_num_threads()  # a thread takes the number for threads to come when it first asks
-        torch.set_num_threads(1)
-        met.wait()
-
-    pool = ThreadPoolExecutor(count, thread_name_prefix="dsrun host step", initializer=begin)
-    for _ in range(count):
-        pool.submit(int)
-    met.wait()
-    return pool
+    """Returns threads in which torch's operations use one thread."""
+    return ThreadPoolExecutor(count, thread_name_prefix="dsrun host step", initializer=partial(set_own_threads, 1))
