@@ -17,6 +17,7 @@ class SavePolicy:
         keep_every: likewise.
         timeout_s: how long a rank whose part is written waits for the others.
         frozen_by_reference: frozen parameters are written once; later checkpoints refer to that file.
+        where_tags_differ: what a save does where ranks were given different tags, see `one_tag`.
     """
 
     asynchronous: bool = True
@@ -25,3 +26,4 @@ class SavePolicy:
     keep_every: int | None = None
     timeout_s: float = 1800.0
     frozen_by_reference: bool = False
+    where_tags_differ: Literal["Ignore", "Warn", "Fail"] = "Warn"

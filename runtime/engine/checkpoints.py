@@ -18,6 +18,7 @@ from dsrun.errors import InputError
 
 from ..activation.configured import named_generators
 from ..checkpoint.policy import SavePolicy
+from ..checkpoint.tags import one_tag
 from .going_on import Moment, present_moment
 from .parts import SCRIPT_PHASE, EngineParts
 from .persist import load_engine, save_engine
@@ -34,6 +35,7 @@ def policy_of_saving(section: Checkpoint) -> SavePolicy:
         keep_last=section.keep_last,
         keep_every=section.keep_every,
         timeout_s=section.timeout,
+        where_tags_differ=section.tag_validation,
         frozen_by_reference=section.frozen_parameters == "reference",
     )
 
@@ -68,7 +70,8 @@ class Checkpoints:
 
         Args:
             save_dir: checkpoint folder, shared by all ranks, or an address such as `s3://bucket/run`.
-            tag: name inside it; `global_step<N>` by default.
+            tag: name inside it; `global_step<N>` by default. Where ranks give different ones, rank 0's is taken, see
+                `checkpoint.tag_validation`.
             client_state: JSON values and tensors that `load_checkpoint` returns; rank 0's are stored.
             save_latest: let `latest` name this tag.
             exclude_frozen_parameters: leave parameters out that are not trained.
@@ -92,7 +95,12 @@ class Checkpoints:
             self._parts,
             self._counters,
             folder,
-            tag=f"global_step{self._counters.global_steps}" if tag is None else str(tag),
+            tag=one_tag(
+                f"global_step{self._counters.global_steps}" if tag is None else str(tag),
+                self._parts.collectives,
+                device=self._parts.mesh.device,
+                where_they_differ=self._parts.saver.policy.where_tags_differ,
+            ),
             moment=self._moment_to_save(),
             client_state=client_state or {},
             save_latest=save_latest,

@@ -99,11 +99,8 @@ class Checkpoint(Section):
         Literal["Ignore", "Warn", "Fail"],
         BeforeValidator(_capitalised),
         knob(
-            "What to do where the ranks give different tags.",
-            status=Status.PLANNED,
-            why="compare the tags of the ranks",
-            harmless=True,
-            idle=("Warn",),
+            "What to do where the ranks give different tags: save under rank 0's, in silence or with a line that names "
+            "the others, or fail on every rank before anything is written.",
         ),
     ] = "Warn"
     load_universal: Annotated[
