@@ -1,4 +1,4 @@
-"""What docs/guides/plan.md shows is what the command prints."""
+"""What the guides show of `dsrun plan` is what the command prints."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import pytest
 from support.cli import invoke
 
 ROOT = Path(__file__).parents[3]
-EXAMPLES = re.findall(
-    r"```console\n\$ dsrun (?P<words>[^\n]+)\n(?P<output>.*?)```", (ROOT / "docs/guides/plan.md").read_text(), re.S
-)
+GUIDES = ("plan", "offload")
+EXAMPLES = [
+    example
+    for guide in GUIDES
+    for example in re.findall(
+        r"```console\n\$ dsrun (?P<words>plan [^\n]+)\n(?P<output>.*?)```",
+        (ROOT / f"docs/guides/{guide}.md").read_text(),
+        re.S,
+    )
+]
 
 
-def test_the_guide_has_examples() -> None:
-    assert len(EXAMPLES) >= 2
+def test_the_guides_have_examples() -> None:
+    assert len(EXAMPLES) >= 3
 
 
 @pytest.mark.parametrize(("words", "output"), EXAMPLES, ids=[words for words, _ in EXAMPLES])
