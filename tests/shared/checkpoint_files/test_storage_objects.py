@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator
 from itertools import count
 
@@ -218,7 +219,7 @@ def test_an_unknown_store_and_a_missing_package_are_told_with_the_way_out(monkey
     with pytest.raises(StorageError, match="nowhere://: no such store is known") as caught:
         storage_of(Address("nowhere", "x"))
     assert "s3://" in (caught.value.hint or "")
-    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    with pytest.raises(StorageError, match="s3://: what is needed for it cannot be imported") as caught:
-        storage_of(Address("s3", "bucket"))
-    assert caught.value.hint == "pip install 'dsrun[s3]', on every host"
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(StorageError, match="gs://: what is needed for it cannot be imported") as caught:
+        storage_of(Address("gs", "bucket"))
+    assert caught.value.hint == "pip install 'dsrun[gcs]', on every host"
