@@ -13,6 +13,8 @@ from dsrun.checkpoint_files.folder import complete_tags, latest_tag
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.verify import verify
 from support.faults import HARD_LIMIT_S, launched
+from support.many_hosts import launched_on_hosts
+from support.namespaces import hosts, why_no_hosts
 
 pytestmark = pytest.mark.timeout(HARD_LIMIT_S + 30)
 
@@ -98,3 +100,65 @@ def test_C6_training_goes_on_after_a_checkpoint_that_failed(tmp_path: Path) -> N
     assert ended.exit_code == 0, ended.text
     assert len([line for line in ended.out if "met" in line and "rank 1: [Errno 27] File too large" in line]) == 2
     assert whole_tags(tmp_path / "checkpoints") == ["global_step2", "global_step6"]
+
+
+#: Every block that rank 0 writes takes 6 s, longer in all than a rank may be silent; 72 MiB a rank.
+SLOW = """
+import os, sys, threading, dsrun
+dsrun.heartbeat(phase="start")
+from dsrun.checkpoint_files.calls import FileCalls
+import torch
+from torch import nn
+if os.environ["RANK"] == "0":
+    write = FileCalls.write
+    FileCalls.write = lambda *args: (threading.Event().wait(6), write(*args))[1]
+engine, *_ = dsrun.initialize(model=nn.Linear(3072, 4096), config={
+    "train_micro_batch_size_per_gpu": 1,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+    "checkpoint": {"asynchronous": False},
+})
+engine.backward(engine(torch.randn(1, 3072)).square().mean())
+engine.step()
+engine.save_checkpoint(sys.argv[1])
+"""
+
+
+def test_C21_a_disk_that_takes_longer_than_a_rank_may_be_silent_is_no_hang(tmp_path: Path) -> None:
+    words = ("-n", "2", "--hang-timeout", "15s", "--on-hang", "stop")
+    with launched(tmp_path, SLOW, *words, words=[str(tmp_path / "checkpoints")]) as job:
+        ended = job.end()
+    assert ended.exit_code == 0, ended.text
+    assert job.events("hang") == []
+    (saved,) = [line for line in ended.out if "saved" in line]
+    assert float(saved.rpartition(", ")[2].split()[0]) > 15, "it was as slow as that"
+    assert whole_tags(tmp_path / "checkpoints") == ["global_step1"]
+
+
+#: The process that writes for rank 1 stands still from the second save on, and then rank 1 is killed.
+LEAVES_A_SAVE_PENDING = PROGRAM.replace(
+    "    engine.save_checkpoint(sys.argv[1])",
+    """    if step == 2 and rank == 1:
+        engine.wait_for_checkpoint()
+        (writer,) = [p for p in psutil.Process().children() if "writer_main" in " ".join(p.cmdline())]
+        writer.suspend()
+    engine.save_checkpoint(sys.argv[1])""",
+).replace(
+    "THEN",
+    """if step == 2:
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        engine.wait_for_checkpoint()""",
+)
+
+
+@pytest.mark.skipif(why_no_hosts() is not None, reason=str(why_no_hosts()))
+def test_C3_a_rank_of_another_host_killed_while_its_part_is_pending_ends_the_job_and_publishes_nothing(
+    tmp_path: Path,
+) -> None:
+    with hosts(2, tmp_path) as rig:
+        folder = rig.folder / "checkpoints"
+        with launched_on_hosts(rig, rig.folder, LEAVES_A_SAVE_PENDING, words=[str(folder)]) as job:
+            ended = job.end()
+        assert ended.exit_code == 137, ended.text
+        assert whole_tags(folder) == ["global_step1"]
+        assert latest_tag(folder) == "global_step1"
