@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
-from threading import Lock
+from threading import local
 from typing import Any, TypeVar
 
 from xxhash import xxh3_64_hexdigest
@@ -31,7 +31,7 @@ T = TypeVar("T")
 _MOST_PARTS = 10_000
 #: Parts of a file whose size is not known before: 625 GiB of it at most.
 _LARGE_PART = 4 * BLOCK_BYTES
-#: What is read at least, and kept for the next small read: headers and rows come in bits.
+#: What is asked for at least where a file is read in order: headers and rows come in bits.
 _WINDOW_BYTES = 1 << 20
 #: Where fsspec's file systems say when a file was written, each in its way.
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
@@ -104,13 +104,12 @@ class ObjectStorage:
 
     @contextmanager
     def read(self, place: Place, how: Reading = Reading.IN_ORDER) -> Generator[ObjectOpenedFile]:
-        """See `Storage`; however it is read, ranges are asked for one by one."""
-        del how
+        """See `Storage`."""
         address = _address(place)
         known = self._ask("read", address, lambda: self._system.info(str(address)))
         if known["type"] != "file":
             raise FileNotFoundError(f"{address}: there is nothing of that name")
-        yield ObjectOpenedFile(int(known["size"]), partial(self._range, address))
+        yield ObjectOpenedFile(int(known["size"]), partial(self._range, address), how)
 
     def list(self, folder: Place) -> Sequence[Entry]:
         """See `Storage`; what was left unfinished counts as a file without bytes."""
@@ -189,34 +188,39 @@ class ObjectStorage:
 
 
 class ObjectOpenedFile:
-    """See `OpenedFile`.
+    """See `OpenedFile`. Asks for more than is wanted where the rest will be wanted next, once for each thread.
 
     Args:
         nbytes: its size.
         fetch: (first byte, how many) -> all of them.
+        how: a thread that reads by blocks reads each of them to its end.
     """
 
-    def __init__(self, nbytes: int, fetch: Callable[[int, int], bytes]) -> None:
+    def __init__(self, nbytes: int, fetch: Callable[[int, int], bytes], how: Reading) -> None:
         self.nbytes = nbytes
         self._fetch = fetch
-        self._lock = Lock()
-        self._window = (0, b"")
+        self._how = how
+        self._mine = _Window()
 
     def read_into(self, buffer: memoryview, first: int) -> int:
         """See `OpenedFile`."""
         count = min(len(buffer), self.nbytes - first)
         if count <= 0:
             return 0
-        buffer[:count] = self._fetch(first, count) if count >= _WINDOW_BYTES else self._from_window(first, count)
+        mine = self._mine
+        if not mine.first <= first <= first + count <= mine.first + len(mine.data):
+            ahead = _WINDOW_BYTES if self._how is Reading.IN_ORDER else BLOCK_BYTES - first % BLOCK_BYTES
+            mine.data = b""  # before as much again is there
+            mine.first, mine.data = first, self._fetch(first, min(max(count, ahead), self.nbytes - first))
+        buffer[:count] = memoryview(mine.data)[first - mine.first :][:count]
         return count
 
-    def _from_window(self, first: int, count: int) -> bytes:
-        with self._lock:
-            start, data = self._window
-            if not start <= first <= first + count <= start + len(data):
-                start, data = first, self._fetch(first, min(_WINDOW_BYTES, self.nbytes - first))
-                self._window = start, data
-            return data[first - start : first - start + count]
+
+class _Window(local):
+    """What a thread has asked for last."""
+
+    first = 0
+    data = b""
 
 
 class _CallerEndsItError(BaseException):

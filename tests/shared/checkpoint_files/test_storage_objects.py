@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import fsspec
@@ -16,6 +17,7 @@ from dsrun.checkpoint_files.storage import (
     Blocks,
     Content,
     OpenedFile,
+    Reading,
     StorageError,
     read_range,
     small_content,
@@ -185,6 +187,20 @@ def test_ranges_are_read_by_ranges(held: Held) -> None:
     small = opened(lambda file: read_range(file, 0, 8) + read_range(file, 8, 100) + read_range(file, 300, 1))
     assert small == CONTENT[:108] + CONTENT[300:301]
     assert [what for what, _ in held.asked] == ["info", "cat"], "small ranges beside each other are one request"
+
+
+def test_a_block_is_one_request_whatever_pieces_it_is_read_in(held: Held) -> None:
+    held.put(FILE.path, CONTENT)
+    with storage().read(FILE, Reading.DIRECT) as file, ThreadPoolExecutor(2) as pool:
+        piece = BLOCK_BYTES // 8
+
+        def read_block(number: int) -> bytes:
+            first = number * BLOCK_BYTES
+            last = min(first + BLOCK_BYTES, len(CONTENT))
+            return b"".join(read_range(file, start, min(piece, last - start)) for start in range(first, last, piece))
+
+        assert b"".join(pool.map(read_block, range(3))) == CONTENT
+        assert [what for what, _ in held.asked].count("cat") == 3
 
 
 def test_a_read_that_comes_short_is_asked_again_and_then_told_of(held: Held) -> None:
