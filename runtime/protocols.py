@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -77,3 +78,30 @@ class StateEntry:
     stop: int
     tensor: Tensor
     replicated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FileStretch:
+    """Bytes of an open file.
+
+    Attributes:
+        descriptor: of the file.
+        at: byte at which they begin.
+        nbytes: how many.
+    """
+
+    descriptor: int
+    at: int
+    nbytes: int
+
+
+class ChangeFence(Protocol):
+    """Holds up who is about to change state of which a save has no copy yet; see `checkpoint/fence.py`."""
+
+    def wait(self, unit: int) -> None:
+        """Returns when masters and states of a unit may change; at once but while a checkpoint is being copied."""
+        ...
+
+    def wait_all(self) -> None:
+        """Returns when any state may change."""
+        ...

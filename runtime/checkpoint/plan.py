@@ -117,22 +117,39 @@ def coalesce(plan: FilePlan, entries: Sequence[StateEntry]) -> list[tuple[int, T
 
     Pieces of a unit lie beside each other in memory as in the file, so thousands of parameters are a few copies.
     """
-    runs: list[tuple[int, Tensor, int]] = []  # with the elements so far
+    return [(first, values) for first, values, _ in coalesce_by_unit(plan, entries, [None] * len(entries))]
+
+
+def coalesce_by_unit(
+    plan: FilePlan, entries: Sequence[StateEntry], units: Sequence[int | None]
+) -> list[tuple[int, Tensor, int | None]]:
+    """Does what `coalesce` does, and lets only what has the same number into one copy.
+
+    Args:
+        plan: of the file.
+        entries: what it was planned for.
+        units: a number for each of them.
+    """
+    runs: list[tuple[int, Tensor, int | None, int]] = []  # with the elements so far
     for piece in plan.pieces:
         tensor = entries[piece.entry].tensor
+        unit = units[piece.entry]
         start, count = tensor.storage_offset() + piece.start, piece.stop - piece.start
         if runs:
-            first, before, numel = runs[-1]
+            first, before, of, numel = runs[-1]
             if (
-                before.dtype == tensor.dtype
+                of == unit
+                and before.dtype == tensor.dtype
                 and before.device == tensor.device
                 and before.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
                 and before.storage_offset() + numel == start
             ):
-                runs[-1] = (first, before, numel + count)
+                runs[-1] = (first, before, unit, numel + count)
                 continue
-        runs.append((piece.first, tensor.narrow(0, piece.start, count), count))
-    return [(first, tensor.as_strided((numel,), (1,), tensor.storage_offset())) for first, tensor, numel in runs]
+        runs.append((piece.first, tensor.narrow(0, piece.start, count), unit, count))
+    return [
+        (first, tensor.as_strided((numel,), (1,), tensor.storage_offset()), unit) for first, tensor, unit, numel in runs
+    ]
 
 
 def _own(entries: Sequence[StateEntry]) -> list[tuple[int, int, int]]:

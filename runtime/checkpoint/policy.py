@@ -12,6 +12,7 @@ class SavePolicy:
 
     Attributes:
         asynchronous: write while training goes on; False: `save_checkpoint` returns when the checkpoint is there.
+        later: copy what only updates change behind training, where saves are asynchronous.
         when_busy: what a save does while another is being written: wait for it, or refuse.
         keep_last: see `Publication`.
         keep_every: likewise.
@@ -21,6 +22,7 @@ class SavePolicy:
     """
 
     asynchronous: bool = True
+    later: bool = False
     when_busy: Literal["wait", "refuse"] = "wait"
     keep_last: int | None = None
     keep_every: int | None = None

@@ -1,8 +1,8 @@
 """Saving: every rank writes its pieces to one file, rank 0 publishes the index. Knows no feature, only StateEntries.
 
 [Note: one copy] An asynchronous save stops training for one copy of this rank's state into memory that every save uses
-again. From there a process of its own writes, and a thread waits for it and for the other ranks. What has gone wrong is
-raised where the script next saves, loads, steps or ends.
+again; or not even for that, see `fence.py`. From there a process of its own writes, and a thread waits for it and for
+the other ranks. What has gone wrong is raised where the script next saves, loads, steps or ends.
 
 [Note: the last save] The interpreter waits for the thread of a save before it ends. A script that ends without
 `engine.destroy()` hears of a failure then: nothing can be raised any more, so its exit code becomes 1. That holds of an
@@ -32,11 +32,13 @@ from dsrun.errors import CheckpointError
 from ..mesh.collectives import Collectives
 from ..mesh.noticeboard import Noticeboard
 from .conclusion import Part, Verdict, conclude
+from .fence import Fence
 from .frozen import FrozenParameters, FrozenWork
 from .plan import FilePlan, Planner
 from .policy import SavePolicy
 from .presence import Presence
 from .readiness import Readiness
+from .sources import in_memory
 from .under_way import SaveUnderWay, Wanted
 from .ways import Conclude, Keep, WriteBeside, WriteHere
 from .writer_process import WriterError
@@ -51,6 +53,7 @@ class Saver:
         device: where collectives' tensors live.
         policy: what the config says.
         calls: the file system of a save that is not asynchronous.
+        fence: asked by who changes state, see `fence.py`; None: nobody asks, and nothing may be copied later.
     """
 
     def __init__(
@@ -61,8 +64,11 @@ class Saver:
         device: torch.device,
         policy: SavePolicy,
         calls: FileCalls | None = None,
+        fence: Fence | None = None,
     ) -> None:
+        assert fence is not None or not policy.later, "what is copied later has somebody who waits"
         self.policy = policy
+        self.fence = Fence() if fence is None else fence
         self._collectives = collectives
         self._board = board
         self._calls = FileCalls() if calls is None else calls
@@ -71,7 +77,7 @@ class Saver:
         self._frozen = FrozenParameters(self._calls)
         keep = Keep(policy.keep_last, policy.keep_every)
         self._here = WriteHere(self._calls, keep)
-        self._beside = WriteBeside(keep)
+        self._beside = WriteBeside(keep, fence=self.fence, later=policy.later)
         self._last = _LastSave()
         self._at_exit = partial(_tell_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -100,6 +106,8 @@ class Saver:
             if self.policy.asynchronous:
                 check_writable_beside(folder)
             wanted = want()
+            if self.policy.later or wanted.on_drive is not in_memory:
+                wanted = wanted.by_update()
             frozen = None
             if wanted.frozen is not None:
                 frozen = self._frozen.look(folder, wanted.frozen, rank=rank, size=size)
@@ -118,7 +126,8 @@ class Saver:
         if self.policy.asynchronous or wanted.frozen is not None:
             try:
                 self._readiness.all("copy its part", target, lambda: self._stage(save, frozen, progress))
-            except CheckpointError:
+            except BaseException:
+                self.fence.open_all()
                 if save.frozen is not None:
                     save.frozen.release(remove=True)
                 remove_empty(target, calls=self._calls)

@@ -1,12 +1,11 @@
 """Memory in which a rank's file takes shape, shared with the process that writes it, and used again by every save.
 
-Fresh pages cost several times what the copy costs, so the first save pays for them, and the later ones do not.
+Fresh pages cost several times what the copy costs, so the first save pays for them, and the later ones do not. What
+the memory is made of stands in `staging_memory.py`; what is copied when, in `sources.py`.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,9 +14,11 @@ import torch
 from torch import Tensor
 
 from ..protocols import StateEntry
+from .host_copy import copy_bytes
 from .plan import FilePlan, coalesce
+from .sources import Copy
+from .staging_memory import StagingMemory
 
-_PAGE_BYTES = 2 << 20
 #: What goes from a device to the host at a time, where there is no staging memory.
 _CHUNK_BYTES = 32 << 20
 
@@ -26,50 +27,83 @@ class Staging:
     """Shared memory of one rank, page-locked where tensors lie on CUDA; grows, and never shrinks.
 
     Attributes:
-        descriptor: of the memory, to be handed to the writer.
-        nbytes: its size.
         generation: another number whenever it is other memory.
     """
 
     def __init__(self) -> None:
-        self.descriptor = -1
-        self.nbytes = 0
         self.generation = 0
-        self._image: Tensor | None = None
+        self._memory: StagingMemory | None = None
+        self._streams: dict[torch.device, Any] = {}
+        self._begun: dict[torch.device, Any] = {}
 
-    def fill(self, plan: FilePlan, entries: Sequence[StateEntry]) -> None:
-        """Copies a rank's file into the memory; returns when the entries may change again.
+    @property
+    def descriptor(self) -> int:
+        """Of the memory, to be handed to the writer."""
+        assert self._memory is not None, "memory is reserved before it is handed over"
+        return self._memory.descriptor
+
+    @property
+    def nbytes(self) -> int:
+        """Its size; 0 before the first save."""
+        return 0 if self._memory is None else self._memory.nbytes
+
+    def begin(self, header: bytes, nbytes: int, copies: Sequence[Copy]) -> None:
+        """Reserves memory, and puts the header there; values are copied as they are now, or stay so until they are.
 
         Args:
-            plan: of the file.
-            entries: what it was planned for.
+            header: of the file.
+            nbytes: of the image.
+            copies: what will be copied.
 
         Raises:
             OSError: there is not so much memory.
         """
-        copies = coalesce(plan, entries)
-        image = self._reserve(plan.nbytes, locked=any(tensor.is_cuda for _, tensor in copies))
-        copy_into(image, plan, copies)
+        devices = {copy.values.device for copy in copies if copy.values.device.type != "cpu"}
+        if self._memory is None or nbytes > self._memory.nbytes:
+            self.release()
+            self._memory = StagingMemory(nbytes)
+            self.generation += 1
+            if any(device.type == "cuda" for device in devices):
+                lock_pages(self._memory.image)
+        self._image[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
+        # Copies on a stream of their own begin behind what the script's has been given by now.
+        self._begun = {device: _module(device).current_stream(device).record_event() for device in devices}
 
-    def _reserve(self, nbytes: int, *, locked: bool) -> Tensor:
-        if self._image is not None and nbytes <= self.nbytes:
-            return self._image
-        self.release()
-        self.nbytes = -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES
-        self.generation += 1
-        self.descriptor = os.memfd_create("dsrun-staging", os.MFD_CLOEXEC)
-        os.ftruncate(self.descriptor, self.nbytes)
-        memory = mmap.mmap(self.descriptor, self.nbytes)
-        self._image = torch.frombuffer(memory, dtype=torch.uint8)
-        if locked:
-            lock_pages(self._image)
-        return self._image
+    def touch(self) -> None:
+        """Has the kernel find the memory's pages; see `StagingMemory`."""
+        assert self._memory is not None, "memory is reserved before it is touched"
+        self._memory.touch()
+
+    def copy(self, copies: Sequence[Copy], *, threads: int) -> None:
+        """Copies values to the memory; returns when they may change. In any thread.
+
+        Args:
+            copies: what to copy.
+            threads: of the host that copy what is in its memory.
+        """
+        image = self._image
+        copy_bytes([(image[c.at :], c.values) for c in copies if c.values.device.type == "cpu"], threads=threads)
+        for device in {copy.values.device for copy in copies if copy.values.device.type != "cpu"}:
+            module = _module(device)
+            stream = self._streams.setdefault(device, module.Stream(device))
+            stream.wait_event(self._begun[device])
+            with module.stream(stream):
+                for copy in copies:
+                    if copy.values.device == device:
+                        data = copy.values.detach().view(torch.uint8)
+                        image[copy.at : copy.at + data.numel()].copy_(data, non_blocking=True)
+            stream.record_event().synchronize()
 
     def release(self) -> None:
         """Gives the memory back."""
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-        self.descriptor, self.nbytes, self._image = -1, 0, None
+        if self._memory is not None:
+            self._memory.close()
+        self._memory = None
+
+    @property
+    def _image(self) -> Tensor:
+        assert self._memory is not None, "memory is reserved before anything is copied to it"
+        return self._memory.image
 
 
 def copy_into(image: Tensor, plan: FilePlan, copies: Sequence[tuple[int, Tensor]]) -> None:
@@ -99,6 +133,10 @@ def pieces_of(plan: FilePlan, entries: Sequence[StateEntry]) -> Iterator[memoryv
         else:
             for start in range(0, data.numel(), _CHUNK_BYTES):
                 yield data[start : start + _CHUNK_BYTES].cpu().numpy().data
+
+
+def _module(device: torch.device) -> Any:
+    return torch.get_device_module(device)
 
 
 def lock_pages(image: Tensor) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from dsrun.checkpoint_files.storage import Place
 from dsrun.errors import CheckpointError
@@ -15,6 +17,7 @@ from ..protocols import StateEntry
 from .conclusion import Part, Verdict
 from .frozen import FrozenFile
 from .plan import FilePlan
+from .sources import OnDrive, Sources, in_memory, in_order_of_updates
 
 #: How often who waits looks for blocks that were written meanwhile.
 _LOOK_S = 0.01
@@ -32,6 +35,11 @@ class Wanted:
         aliases: names of tied parameters to the names they are stored under.
         save_latest: let `latest` name this tag afterwards.
         when_saved: called once it is published, with its bytes and the seconds it took; on rank 0, in any thread.
+        units: for each entry the number of the unit whose update changes it; None: who changes it does not ask, so it
+            is copied at once. Empty: that holds of all.
+        order: in which units are updated next.
+        watched: (name, tensor) of what the script may write to while it is copied.
+        on_drive: finds what lies on a drive, and so is not copied.
     """
 
     entries: Sequence[StateEntry]
@@ -41,6 +49,17 @@ class Wanted:
     save_latest: bool
     when_saved: Callable[[int, float], None]
     frozen: Sequence[StateEntry] | None = None
+    units: Sequence[int | None] = ()
+    order: Sequence[int] = ()
+    watched: Sequence[tuple[str, Tensor]] = ()
+    on_drive: OnDrive = in_memory
+
+    def by_update(self) -> Wanted:
+        """Returns the same with entries in the order of the next updates: what is waited for first is copied first."""
+        if not self.units:
+            return self
+        numbers = in_order_of_updates(self.units, self.order)
+        return replace(self, entries=[self.entries[n] for n in numbers], units=[self.units[n] for n in numbers])
 
 
 class SaveUnderWay:
@@ -63,6 +82,7 @@ class SaveUnderWay:
         self.started = time.perf_counter()
         self.blocks = 0
         self.frozen: FrozenFile | None = None
+        self.sources: Sources | None = None  # once it is staged, if this rank has anything to write
         self._verdict: Verdict | None = None
         self._broken: BaseException | None = None
         self._thread: threading.Thread | None = None

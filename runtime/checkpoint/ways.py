@@ -11,14 +11,19 @@ from functools import partial
 from typing import Any
 
 from dsrun.checkpoint_files.calls import FileCalls
+from dsrun.checkpoint_files.index import BLOCK_BYTES
 from dsrun.checkpoint_files.publish import Publication, is_published, publish, remove_empty
 from dsrun.checkpoint_files.storage_registry import storage_of
 from dsrun.checkpoint_files.write_file import Repeatable, WrittenFile, write_pieces
 from dsrun.errors import DsrunError
 
 from .conclusion import Part, Verdict
+from .fence import Fence
+from .host_copy import idle_threads
+from .sources import Copy, Sources, sources_of
 from .staging import Staging, pieces_of
 from .under_way import SaveUnderWay
+from .watch import StateChangedError, Watch
 from .writer_process import WriterError, WriterProcess
 
 #: (this rank's part, what publishes all ranks' parts) -> verdict; see `conclude`.
@@ -73,20 +78,30 @@ class WriteHere:
 
 
 class WriteBeside:
-    """Copies values into memory that a process of its own writes from.
+    """Copies values into memory that a process of its own writes from, at once or behind training.
 
     Args:
         keep: which older checkpoints stay.
+        fence: keeps what is not copied yet as it is.
+        later: copy what belongs to units behind training.
     """
 
-    def __init__(self, keep: Keep) -> None:
+    def __init__(self, keep: Keep, *, fence: Fence, later: bool = False) -> None:
         self._keep = keep
+        self._fence = fence
+        self._later = later
         self._staging = Staging()
         self._writer: WriterProcess | None = None
         self._taken = 0  # generation of the memory that the process has
+        self._watch = Watch((), ())
+
+    @property
+    def staged_bytes(self) -> int:
+        """Host memory that copies of state have."""
+        return self._staging.nbytes
 
     def stage(self, save: SaveUnderWay) -> None:
-        """Copies this rank's part; afterwards the values may change.
+        """Takes this rank's part; afterwards only what the fence is closed for must stay as it is.
 
         Raises:
             OSError: there is no memory for it, or no process.
@@ -96,10 +111,20 @@ class WriteBeside:
             self._writer, self._taken = WriterProcess(), 0
         if not save.plan.nbytes:
             return
-        self._staging.fill(save.plan, save.wanted.entries)
+        wanted = save.wanted
+        sources = save.sources = sources_of(
+            save.plan, wanted.entries, wanted.units, later=self._later, on_drive=wanted.on_drive
+        )
+        self._staging.begin(save.plan.header, sources.image_bytes, sources.copies)
         if self._staging.generation != self._taken:
             self._writer.take_memory(self._staging.descriptor, self._staging.nbytes)
             self._taken = self._staging.generation
+        self._writer.take_files(sources.segments)
+        if not self._later:
+            self._staging.touch()
+        self._staging.copy([copy for copy in sources.copies if copy.unit is None], threads=idle_threads())
+        self._watch = Watch(wanted.watched, [copy for copy in sources.copies if copy.unit is not None])
+        self._fence.close(sources.units)
 
     def write(self, save: SaveUnderWay, conclude: Conclude) -> Verdict:
         """Has the part written that was staged, and returns what became of all of them; may run in a thread."""
@@ -107,11 +132,16 @@ class WriteBeside:
         assert writer is not None, "a part is staged before it is written"
         part = save.own_part()
         try:
-            if save.plan.nbytes:
-                writer.write(str(save.path), save.plan.nbytes)
-                part = replace(part, file=writer.written(progress=save.count))
-        except WriterError as error:
+            if save.sources is not None:
+                self._copy_rest(save.sources)
+                for unit in save.sources.last_byte:
+                    self._fence.pace(unit)
+                writer.write(str(save.path), save.plan.nbytes, save.sources.segments)
+                part = replace(part, file=writer.written(progress=self._noting(save, save.sources)))
+        except (WriterError, OSError, StateChangedError) as error:
             part = replace(part, error=str(error))
+        finally:
+            self._fence.open_all()
 
         def publish_parts(parts: Sequence[Part]) -> Verdict:
             try:
@@ -131,6 +161,45 @@ class WriteBeside:
         if self._writer is None and not verdict.published:
             remove_empty(save.target, calls=FileCalls())
         return verdict
+
+    def _copy_rest(self, sources: Sources) -> None:
+        """Copies what was left for later, unit by unit, and opens the fence behind each.
+
+        Raises:
+            StateChangedError: the script has changed a parameter meanwhile.
+            OSError: there is not so much memory.
+        """
+        by_unit: dict[int, list[Copy]] = {}
+        for copy in sources.copies:
+            if copy.unit is not None:
+                by_unit.setdefault(copy.unit, []).append(copy)
+        if not by_unit:
+            return
+        self._staging.touch()
+        last = list(by_unit)[-1]
+        for unit, copies in by_unit.items():
+            self._fence.pace(unit)
+            # One thread: the others are forward's and backward's.
+            self._staging.copy(copies, threads=1)
+            if unit == last:
+                self._watch.check()  # before anybody who has waited for all of it
+            if unit not in sources.last_byte:
+                self._fence.open(unit)
+
+    def _noting(self, save: SaveUnderWay, sources: Sources) -> Callable[[], None]:
+        """Returns what takes note of a block that was written, and opens the fence where drives were read so far."""
+        left = dict(sources.last_byte)
+        written = 0
+
+        def note() -> None:
+            nonlocal written
+            save.count()
+            written += BLOCK_BYTES
+            for unit in [unit for unit, last in left.items() if last <= written]:
+                del left[unit]
+                self._fence.open(unit)
+
+        return note
 
     def close(self) -> None:
         """Ends the process and gives the memory back; nothing must be under way."""

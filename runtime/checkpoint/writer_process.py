@@ -11,11 +11,13 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dsrun.checkpoint_files.index import StoredFile
-from dsrun.checkpoint_files.messages import receive, send
+from dsrun.checkpoint_files.messages import MOST_DESCRIPTORS, receive, send
+
+from .sources import Segment
 
 #: Modules are found as here, but the standard library's first: a script's own `json.py` is not meant.
 _PROGRAM = "import sys; sys.path += sys.argv[2:]; from dsrun.checkpoint_files.writer_main import main; main()"
@@ -29,6 +31,7 @@ class WriterProcess:
     """One process; its methods are called by one thread at a time."""
 
     def __init__(self) -> None:
+        self._files: list[int] = []
         self._end, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-I", "-c", _PROGRAM, str(theirs.fileno()), *filter(None, sys.path)]
@@ -40,9 +43,24 @@ class WriterProcess:
         """Shares memory with it, from which files are written from now on."""
         self._send({"do": "image", "nbytes": nbytes}, descriptors=(descriptor,))
 
-    def write(self, path: str, nbytes: int) -> None:
-        """Has it begin to write the first `nbytes` of the memory to a new file; see `written`."""
-        self._send({"do": "write", "path": path, "nbytes": nbytes})
+    def take_files(self, segments: Sequence[Segment]) -> None:
+        """Shares the files that segments come from, until `release`; they may be closed here meanwhile."""
+        self._files = sorted({s.descriptor for s in segments if s.descriptor is not None})
+        assert len(self._files) <= MOST_DESCRIPTORS, f"{len(self._files)} files that state is offloaded to"
+        if self._files:
+            self._send({"do": "files"}, descriptors=tuple(self._files))
+
+    def write(self, path: str, nbytes: int, segments: Sequence[Segment] = ()) -> None:
+        """Has it begin to write a new file; see `written`.
+
+        Args:
+            path: of the file.
+            nbytes: of the file: the memory's first ones, where there are no segments.
+            segments: what it is put together of; their files were taken.
+        """
+        numbers = {descriptor: number for number, descriptor in enumerate(self._files)}
+        parts = [(s.at, s.nbytes, None if s.descriptor is None else numbers[s.descriptor]) for s in segments]
+        self._send({"do": "write", "path": path, "nbytes": nbytes, "segments": parts})
 
     def written(self, *, progress: Callable[[], None]) -> StoredFile:
         """Waits for the file to be durable.

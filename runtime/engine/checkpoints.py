@@ -31,6 +31,7 @@ def policy_of_saving(section: Checkpoint) -> SavePolicy:
     """Returns what a config's section says of saving."""
     return SavePolicy(
         asynchronous=section.asynchronous,
+        later=section.asynchronous and section.when_copied == "behind",
         when_busy=section.when_busy,
         keep_last=section.keep_last,
         keep_every=section.keep_every,

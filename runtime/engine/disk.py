@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 from dsrun.config.config import Config
 from dsrun.direct_io.configured import io_settings
@@ -11,6 +13,7 @@ from dsrun.direct_io.counts import IoCounts, added_up
 from dsrun.direct_io.extent_file import ExtentFile
 from dsrun.direct_io.memory_folders import memory_file_system
 
+from ..checkpoint.sources import OnDrive, in_memory
 from ..memory.arenas import Arenas
 from ..memory.host_pool import Say
 from ..observe.records import RecordWriter
@@ -19,6 +22,7 @@ from ..offload.disk_states import DiskStates
 from ..offload.params_on_disk import DiskShards
 from ..optim.registry import factory_of, states_of_group
 from ..optim.state_format import STATE_FORMATS
+from ..protocols import FileStretch
 from .optimizer import OptimizerLike
 
 #: Where a script makes the optimizer by a function, which is not called before there are masters: room for Adam's.
@@ -82,6 +86,23 @@ def file_of_parameters(settings: Config, *, rank: int) -> ExtentFile:
     section = settings.zero_optimization.offload_param
     assert section.nvme_path, "the config was checked"
     return ExtentFile(section.nvme_path, io_settings(settings.aio), what=f"parameters of rank {rank}")
+
+
+def finder_of(states: DiskStates | None, slices: DiskShards | None) -> OnDrive:
+    """Returns what finds tensors of a checkpoint on a drive.
+
+    Args:
+        states: masters and optimizer states on a disk.
+        slices: slices of parameters there.
+    """
+    files = [*([] if states is None else states.addresses()), *([] if slices is None else slices.addresses())]
+    if not files:
+        return in_memory
+
+    def find(values: Tensor) -> Sequence[FileStretch] | None:
+        return next((found for file in files if (found := file.find(values)) is not None), None)
+
+    return find
 
 
 def wear_of(

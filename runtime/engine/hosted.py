@@ -26,6 +26,7 @@ from ..offload.second_set import SecondSet
 from ..optim.registry import states_per_element
 from ..optim.sharded import ShardOptimizer
 from ..optim.structured import StructuredOptimizer
+from ..protocols import ChangeFence
 from .cut import CutModel, HostTier
 from .offloaded import OffloadedUpdate
 
@@ -54,6 +55,7 @@ def update_on_host(
     settings: Config,
     memory: Arenas,
     say: Callable[[str], None],
+    fence: ChangeFence | None = None,
 ) -> OffloadedUpdate:
     """Returns the update of a model of which masters lie in host memory, of all units or some.
 
@@ -65,6 +67,7 @@ def update_on_host(
         settings: the config.
         memory: where buffers are reserved.
         say: says something once for the whole job.
+        fence: keeps ranges as they are while a checkpoint copies them; None: nothing does.
 
     Raises:
         ModelError: the optimizer needs whole tensors, which no rank's host memory has.
@@ -113,6 +116,7 @@ def update_on_host(
         keeper=cut.disk,
         second=second,
         say=say,
+        before_change=None if fence is None else lambda position: fence.wait(cut.leaving[position].index),
     )
     update = OffloadedUpdate(
         cut.units, cut.plan, collectives, cut.reducer, cut.store, steps, overlaps=True, leaving=cut.leaving

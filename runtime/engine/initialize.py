@@ -24,6 +24,7 @@ from dsrun.heartbeats import process_writer
 
 from ..activation.activate import activate
 from ..activation.configured import is_configured, named_generators
+from ..checkpoint.fence import Fence
 from ..checkpoint.saver import Saver
 from ..data.loader import LoaderWishes, TrainingLoader
 from ..memory.arenas import Arenas
@@ -49,7 +50,7 @@ from .arguments import check_parallelism, config_source
 from .checkpoints import policy_of_saving
 from .comparison import check_same_everywhere
 from .cut import cut_model
-from .disk import states_on_disk, tell_of_memory, wear_of
+from .disk import finder_of, states_on_disk, tell_of_memory, wear_of
 from .distributed import init_distributed
 from .engine import Engine
 from .hosted import host_tier, update_on_host
@@ -134,6 +135,7 @@ def initialize(
     bus = bus_for(mesh.device)
     host = host_tier(settings, mesh.device, bus, say=say_once(info))
     tell_of_memory(settings, say_once(info))
+    fence = Fence()
     disk = states_on_disk(settings, optimizer, memory, rank=info.rank)
     cut = cut_model(
         model,
@@ -154,6 +156,7 @@ def initialize(
         group_count=len(assignment.options),
         axis=data_axis if cut.plan.shard_optimizer else None,
         stays=[not unit.is_away for unit in cut.units],
+        fence=fence,
     )
     torch_optimizer = make_optimizer(optimizer, shard_optimizer, settings, assignment)
     away = None
@@ -163,7 +166,14 @@ def initialize(
         shard_optimizer.house_states(memory, pool, away=cut.disk, form=form if cut.leaving else FP32_STATES)
         if host is not None and cut.leaving:
             away = update_on_host(
-                cut, shard_optimizer, host, data_axis, settings=settings, memory=memory, say=say_once(info)
+                cut,
+                shard_optimizer,
+                host,
+                data_axis,
+                settings=settings,
+                memory=memory,
+                say=say_once(info),
+                fence=fence,
             )
     scheduler = make_scheduler(lr_scheduler, torch_optimizer, settings)
     assert settings.batch is not None, "the config was loaded with a world size"
@@ -209,6 +219,7 @@ def initialize(
         reducer=cut.reducer,
         optimizer=shard_optimizer,
         running=hooks.running_unit,
+        fence=fence,
     )
     access.settle(model)
     watch_state_dicts(model)
@@ -253,7 +264,14 @@ def initialize(
             predicted_host_bytes=predicted.host_bytes(),
             wear=wear_of(cut.disk, cut.slices_on_disk, settings, records, rank=info.rank),
             frozen_units=cut.frozen,
-            saver=Saver(data_axis, noticeboard(), device=mesh.device, policy=policy_of_saving(settings.checkpoint)),
+            saver=Saver(
+                data_axis,
+                noticeboard(),
+                device=mesh.device,
+                policy=policy_of_saving(settings.checkpoint),
+                fence=fence,
+            ),
+            on_drive=finder_of(cut.disk, cut.slices_on_disk),
         )
     )
     engine.mpu = mpu

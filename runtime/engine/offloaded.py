@@ -104,6 +104,11 @@ class OffloadedUpdate:
                 self._store.acquire(unit)
                 self._store.release(unit)
 
+    @property
+    def order(self) -> Sequence[int]:
+        """See `UpdateAway`."""
+        return [*(unit.index for unit in self._staying), *(self._leaving[n].index for n in self._host.order)]
+
     def wait(self, index: int) -> None:
         """Returns when what the device is given next finds a unit's new parameters, see `Arrival`."""
         if index in self._positions:

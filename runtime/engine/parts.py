@@ -15,6 +15,7 @@ from dsrun.heartbeats import HeartbeatWriter
 
 from ..activation.activate import Activations
 from ..checkpoint.saver import Saver
+from ..checkpoint.sources import OnDrive
 from ..data.loader import LoaderWishes, TrainingLoader
 from ..memory.arenas import Arenas
 from ..memory.bus import Bus
@@ -82,6 +83,7 @@ class EngineParts:
         predicted_host_bytes: what of it lies in host memory, apart from the device's.
         frozen_units: units of frozen parameters; empty where every rank has them whole.
         saver: writes checkpoints, beside training or in it.
+        on_drive: finds state that lies on a drive, which checkpoints take from there.
     """
 
     module: nn.Module
@@ -114,3 +116,4 @@ class EngineParts:
     wear: DiskWear | None
     frozen_units: Sequence[ParamUnit]
     saver: Saver
+    on_drive: OnDrive

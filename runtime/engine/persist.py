@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,13 +22,18 @@ from ..activation.configured import named_generators
 from ..checkpoint import client_state as script_state
 from ..checkpoint.json_values import check_json, from_json, to_json
 from ..checkpoint.load import check_fit, read, read_whole
+from ..checkpoint.sources import AT_ONCE_BYTES, NO_UNIT
 from ..checkpoint.under_way import Wanted
 from ..mesh.agreement import attempt
+from ..protocols import StateEntry
 from ..zero.publisher import publish
 from .git_state import git_state
 from .going_on import RNG_ROLE, Moment, random_entries, random_names, take_over_random
 from .parts import EngineParts, Scheduler
 from .state import Counters, frozen_entries, parameter_entries, tied_names, wanted_tensors
+
+#: Roles of what is copied at once: forward and the script change it.
+_AT_ONCE = {"buffer", RNG_ROLE, script_state.ROLE}
 
 
 def save_engine(
@@ -87,15 +92,37 @@ def _wanted(
         "git": git_state() if rank == 0 else None,
     }
     check_json(values)
+    entries += tensors
     return Wanted(
-        entries=[*entries, *tensors],
+        entries=entries,
         values=values,
         rank_values={},
         aliases=tied_names(parts.module, frozen=frozen),
         save_latest=save_latest,
         when_saved=partial(_tell, parts, target, counters.global_steps),
         frozen=frozen_entries(parts.module, replicated=whole, frozen_units=parts.frozen_units) if apart else None,
+        units=_units_of(parts, entries),
+        order=[*_next_updates(parts), *(unit.index for unit in parts.frozen_units)],
+        watched=list(parts.module.named_parameters()),
+        on_drive=parts.on_drive,
     )
+
+
+def _units_of(parts: EngineParts, entries: Sequence[StateEntry]) -> list[int | None]:
+    """Returns for each entry the number of the unit whose update changes it; see `Wanted`."""
+    units = {e.name: unit.index for unit in (*parts.step.units, *parts.frozen_units) for e in unit.layout.extents}
+    return [
+        # Forward changes buffers, and what is small is not worth a wait.
+        None
+        if entry.role in _AT_ONCE
+        else units.get(entry.name, NO_UNIT if entry.tensor.nbytes >= AT_ONCE_BYTES else None)
+        for entry in entries
+    ]
+
+
+def _next_updates(parts: EngineParts) -> Sequence[int]:
+    """Returns the numbers of units in the order in which the next step will update them."""
+    return range(len(parts.step.units)) if parts.step.away is None else parts.step.away.order
 
 
 def _tell(parts: EngineParts, target: Place, step: int, nbytes: int, seconds: float) -> None:

@@ -89,6 +89,7 @@ class PutAway:
         parts = self._parts
         if parts.step.away is not None:
             parts.step.away.settle()
+        parts.saver.fence.wait_all()
         pool = host_pool_for(parts.mesh.device, pin=pin_memory, say=print)
         away = _Away(parts, pool, waits=not non_blocking)
         for name in sorted(wanted):

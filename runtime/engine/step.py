@@ -55,6 +55,11 @@ class StepResult:
 class UpdateAway(Protocol):
     """An update that is taken elsewhere, and may go on behind the step that began it."""
 
+    @property
+    def order(self) -> Sequence[int]:
+        """Numbers of the units, as the last step has updated them."""
+        ...
+
     def expect(self, coefficient: float | None) -> None:
         """A backward begins, and the last update has settled.
 

@@ -100,6 +100,7 @@ class CpuOptimizer:
         keeper: has masters and states where they are not always in memory; None: they are.
         second: where ranges are stepped ahead; None: none is before the norm is known.
         say: says something once for the whole job.
+        before_change: called in the thread with the number of a range whose masters and states are about to change.
     """
 
     def __init__(
@@ -117,9 +118,11 @@ class CpuOptimizer:
         keeper: StateKeeper | None = None,
         second: SecondSet | None = None,
         say: Callable[[str], None] = print,
+        before_change: Callable[[int], None] | None = None,
     ) -> None:
         assert keeper is None or second is None, "what is stepped ahead is always in memory"
         self._keeper = keeper
+        self._before_change = before_change
         self._ranges = ranges
         self._optimizer = optimizer
         self._gradients = gradients
@@ -290,6 +293,8 @@ class CpuOptimizer:
         options: Sequence[dict[str, Any]],
     ) -> Event | None:
         """Ends the step of one range; in the thread. Returns when its parameters are there: the event of their copy."""
+        if self._before_change is not None:
+            self._before_change(index)
         if ahead is not None:
             assert self._speculation is not None, "it was stepped ahead"
             changed = self._speculation.adopt(index, ahead.result())

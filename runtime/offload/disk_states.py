@@ -17,6 +17,7 @@ from dsrun.direct_io.settings import round_up
 from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..optim.state_format import FP32_STATES, StateFormat
+from .file_addresses import FileAddresses
 from .on_disk import DiskRecords
 
 _MASTERS, _STATES = 0, 1
@@ -139,6 +140,10 @@ class DiskStates:
         self._reserved.show()
 
     # ------------------------------------------------------------------------------------------------------------------
+
+    def addresses(self) -> list[FileAddresses]:
+        """Returns where in files masters and states lie, for checkpoints."""
+        return [self._reserved.addresses()]
 
     def counts(self) -> IoCounts:
         """Returns what was moved past the page cache so far."""

@@ -27,6 +27,7 @@ from dsrun.direct_io.pending import Pending
 from dsrun.direct_io.settings import ALIGN, round_up
 from dsrun.errors import OffloadError
 
+from .file_addresses import FileAddresses
 from .pages_that_move import HUGE_BYTES, AddressSpace, Frame, cut_frames, room_for_frames
 
 _EMPTY = torch.empty(0, dtype=torch.uint8)
@@ -138,6 +139,10 @@ class DiskRecords:
             return torch.empty(0, dtype=dtype)
         memory = self._records[index].parts[part].memory
         return torch.frombuffer(memory[start : start + numel * dtype.itemsize], dtype=dtype)
+
+    def addresses(self) -> FileAddresses:
+        """Returns where in files the records' bytes lie."""
+        return FileAddresses(self._space.address, self._file)
 
     def expect(self, index: int) -> None:
         """Begins to read a record that will be wanted soon, if there is a frame for it that nobody needs."""

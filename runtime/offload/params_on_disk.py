@@ -22,6 +22,7 @@ from ..memory.arenas import Arenas
 from ..memory.bus import Bus, Event
 from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives, Pending, own_slice
+from .file_addresses import FileAddresses
 from .on_disk import bytes_of
 from .pages_that_move import AddressSpace
 from .params_on_host import HostShards
@@ -141,6 +142,10 @@ class DiskShards:
         """Returns the bytes of host memory that slices lie in, or pass through."""
         return self._staying_bytes + sum(slices.buffer_bytes for slices in self._slices)
 
+    def addresses(self) -> list[FileAddresses]:
+        """Returns where in files slices lie, for checkpoints: those of frozen parameters are there and nowhere else."""
+        return [slices.addresses for slices in self._slices]
+
     def counts(self) -> list[IoCounts]:
         """Returns what each file has moved past the page cache."""
         return [slices.file.counts() for slices in self._slices]
@@ -169,6 +174,7 @@ class _Slices:
         self._space = AddressSpace(file.reserved_bytes)
         for fd, piece in file.layout():
             self._space.show_file(piece.start, piece.nbytes, fd, piece.at)
+        self.addresses = FileAddresses(self._space.address, file)
         self._coming = deque(extents)
         self._extents: dict[int, Extent] = {}
         self._free = list(buffers)

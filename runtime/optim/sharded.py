@@ -18,7 +18,7 @@ from ..layout.unit_layout import ShardPiece
 from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
-from ..protocols import OwnedRange, StateEntry
+from ..protocols import ChangeFence, OwnedRange, StateEntry
 from .coded_states import CodedState
 from .housing import Housing, StatePlaces, adam_state_names, adam_step_count, house
 from .registry import adopt, check_range_by_range, check_rounded_states, states_of_group
@@ -53,6 +53,7 @@ class ShardOptimizer:
         axis: over which ranges are spread; None where this rank owns everything.
         stays: for each range whether it is stepped here all the same where a step is taken elsewhere, see
             `begin_away`; None: none is.
+        fence: keeps ranges as they are while a checkpoint copies them, by their number; None: nothing does.
 
     Attributes:
         torch_optimizer: that holds the leaves.
@@ -67,7 +68,9 @@ class ShardOptimizer:
         group_count: int,
         axis: Collectives | None = None,
         stays: Sequence[bool] | None = None,
+        fence: ChangeFence | None = None,
     ) -> None:
+        self._fence = fence
         self._ranges = ranges
         self._staying = [owned for owned, one in zip(ranges, stays or [False] * len(ranges), strict=True) if one]
         self._runs = [run for owned in ranges for run in cut_runs(owned)]
@@ -141,6 +144,8 @@ class ShardOptimizer:
             factor: gradients are multiplied by it first, in the dtype the optimizer computes in.
         """
         assert self.torch_optimizer is not None, "drive() was not called"
+        if self._fence is not None:
+            self._fence.wait_all()
         self._stepping = True
         try:
             if self._is_windowed:
@@ -181,6 +186,8 @@ class ShardOptimizer:
                 for group in optimizer.param_groups:
                     options.append({key: value for key, value in group.items() if key != "params"})
 
+        if self._staying and self._fence is not None:
+            self._fence.wait_all()
         last_hook = self.torch_optimizer.register_step_pre_hook(note)
         self._stepping = True
         try:

@@ -22,6 +22,7 @@ from dsrun.errors import ModelError
 from ..compat import in_backward
 from ..mesh.collectives import Collectives, Pending
 from ..optim.sharded import ShardOptimizer
+from ..protocols import ChangeFence
 from .partition_parameters import Keeper, settle
 from .pieces import Pieces, UnitHome
 from .plan import ZeroPlan
@@ -43,6 +44,7 @@ class ParamAccess(Keeper):
         reducer: asked whether there are gradients.
         optimizer: asked for its states.
         running: returns a unit that is inside its forward now.
+        fence: keeps state as it is while a checkpoint copies it; None: nothing does.
     """
 
     def __init__(
@@ -56,10 +58,11 @@ class ParamAccess(Keeper):
         reducer: GradReducer,
         optimizer: ShardOptimizer,
         running: Callable[[], ParamUnit | None],
+        fence: ChangeFence | None = None,
     ) -> None:
         self.units = units
         self.device = device
-        self.pieces = Pieces(plan, collectives, store)
+        self.pieces = Pieces(plan, collectives, store, fence)
         self.reducer = reducer
         self.optimizer = optimizer
         self._running = running
@@ -93,6 +96,7 @@ class ParamAccess(Keeper):
         settle_all(homes)
         if writes:
             self.check_states("GatheredParameters")
+            self.pieces.before_change()
         wanted = [home for home in homes if home.full is None and (writes or self._is_elsewhere(home))]
         for home in homes:
             home.opened += 1

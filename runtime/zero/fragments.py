@@ -270,5 +270,6 @@ def _state(home: UnitHome, key: str) -> Tensor | None:
 def _set_state(home: UnitHome, key: str, target: Tensor, values: Tensor) -> None:
     """Sets this rank's piece of an optimizer state: `target`, or the codes that it was made of."""
     assert home.extent is not None, "a trainable parameter has a place"
+    home.access.pieces.before_change(_unit(home))
     if not home.access.optimizer.code_state(home.extent.name, key, values):
         target.copy_(values)

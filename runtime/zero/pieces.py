@@ -15,6 +15,7 @@ from dsrun.errors import ModelError
 
 from ..layout.unit_layout import TensorExtent
 from ..mesh.collectives import Collectives, Pending
+from ..protocols import ChangeFence
 from .partition_parameters import Home, ZeroParamStatus
 from .plan import ZeroPlan
 from .store import ParamStore
@@ -118,12 +119,25 @@ class Pieces:
         plan: what is sharded.
         collectives: the axis the shards lie on.
         store: asked where a unit is, and told of new values.
+        fence: keeps masters and states as they are while a checkpoint copies them; None: nothing does.
     """
 
-    def __init__(self, plan: ZeroPlan, collectives: Collectives, store: ParamStore) -> None:
+    def __init__(
+        self, plan: ZeroPlan, collectives: Collectives, store: ParamStore, fence: ChangeFence | None = None
+    ) -> None:
+        self.fence = fence
         self.plan = plan
         self.collectives = collectives
         self.store = store
+
+    def before_change(self, unit: ParamUnit | None = None) -> None:
+        """Returns when masters and states of a unit may change, or None: all state; see `ChangeFence`."""
+        if self.fence is None:
+            return
+        if unit is None:
+            self.fence.wait_all()
+        else:
+            self.fence.wait(unit.index)
 
     def set_piece(self, home: UnitHome, read: Callable[[int, int], Tensor]) -> None:
         """Sets what this rank owns of a parameter in a unit; `spread` afterwards, once for all parameters.
@@ -139,6 +153,7 @@ class Pieces:
             return
         if unit.tier is not None:
             unit.tier.settle()
+        self.before_change(unit)
         first, master = piece
         master.copy_(read(first, first + master.numel()))
         compute = unit.shard if self.plan.shard_optimizer else unit.flat_param
@@ -172,6 +187,7 @@ class Pieces:
         piece = self.own_piece(home, unit.master, start=unit.owned[0])
         if unit.tier is not None:
             unit.tier.settle()
+        self.before_change(unit)
         if piece is not None:
             first, master = piece
             new = flat.narrow(0, first, master.numel())

@@ -174,6 +174,8 @@ def _set(param: nn.Parameter, source: Source, *, number: int) -> None:
         unsettle(param)
         settle(param, StoredHome(param, source, number=number), sharded=False)
     else:
+        if isinstance(home, UnitHome):
+            home.access.pieces.before_change()
         param.detach().copy_(source.read(0, param.numel()).view(param.shape))
 
 

@@ -9,7 +9,7 @@ import socket
 from typing import Any
 
 #: What a rank may hand over with one message.
-_MOST_DESCRIPTORS = 4
+MOST_DESCRIPTORS = 64
 _LENGTH_BYTES = 8
 
 
@@ -33,7 +33,7 @@ def receive(end: socket.socket) -> tuple[Any, list[int]] | None:
     start = b""
     while len(start) < _LENGTH_BYTES:
         try:
-            part, came, _, _ = socket.recv_fds(end, _LENGTH_BYTES - len(start), _MOST_DESCRIPTORS)
+            part, came, _, _ = socket.recv_fds(end, _LENGTH_BYTES - len(start), MOST_DESCRIPTORS)
         except ConnectionError:
             part, came = b"", []
         descriptors += came

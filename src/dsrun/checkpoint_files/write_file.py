@@ -1,16 +1,18 @@
 """One rank's file of a checkpoint: bytes to where it is to lie, with checksums on the way.
 
-Either from pieces in any memory, or from one image of the file in aligned memory; on a disk past the page cache, by two
-threads: measured 2 to 8 times as fast as through it, and a slow disk shows progress block by block.
+From pieces in any memory, from one image of the file in aligned memory, or put together of parts of memory and files;
+on a disk past the page cache, by two threads: measured 2 to 8 times as fast as through it, and a slow disk shows
+progress block by block.
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from .calls import FileCalls
 from .index import BLOCK_BYTES
+from .segments import FileSegment, blocks_of
 from .storage import Blocks, Content, Place, WrittenFile
 from .storage_posix import WRITERS
 from .storage_registry import storage_of
@@ -90,3 +92,32 @@ def write_image(
             yield image[first : first + BLOCK_BYTES], min(BLOCK_BYTES, nbytes - first)
 
     return storage_of(path, calls).write(path, Content(blocks, nbytes), over=None, progress=progress)
+
+
+def write_segments(
+    path: Place,
+    image: memoryview,
+    segments: Sequence[FileSegment],
+    *,
+    calls: FileCalls,
+    progress: Callable[[], None],
+) -> WrittenFile:
+    """Writes a new file that is put together of parts of `image` and of other files, and makes it durable.
+
+    Args:
+        path: the file; it must not exist.
+        image: memory.
+        segments: what the file is made of, in order.
+        calls: the file system, where it lies in one.
+        progress: called after each block, of which nothing is read any more; what it raises ends the writing.
+
+    Raises:
+        OSError: the file cannot be written, or another one not be read; nothing is left of it.
+        StorageError: likewise, of a store.
+    """
+    ring = [memoryview(mmap.mmap(-1, BLOCK_BYTES)) for _ in range(_RING_BLOCKS)]
+    # Other files may change behind what was read of them.
+    content = Content(
+        lambda: blocks_of(image, segments, ring=ring), sum(part.nbytes for part in segments), is_repeatable=False
+    )
+    return storage_of(path, calls).write(path, content, over=None, progress=progress)

@@ -24,9 +24,10 @@ from .calls import FileCalls
 from .index import StoredFile
 from .messages import is_gone, receive, send
 from .publish import Publication, publish, remove_empty
+from .segments import FileSegment
 from .storage import StorageError, WrittenFile
 from .storage_registry import place_of
-from .write_file import write_image
+from .write_file import write_image, write_segments
 
 
 class _RankIsGoneError(Exception):
@@ -44,11 +45,13 @@ def main() -> None:
 def serve(end: socket.socket) -> None:
     """Does what the other end asks for until it is gone.
 
-    `image`: take memory over, of `nbytes`. `write`: its first `nbytes` to the file `path`; answers `blocks` again and
-    again, then `done` or `error`. `publish`: see `Publication`; answers `done` or `error`. `release`: let go of the
-    file that was written, and `remove` it or not, with its `folder` where nothing else is in it.
+    `image`: take memory over, of `nbytes`. `files`: take files over, from which parts come. `write`: the memory's first
+    `nbytes` to the file `path`, or its `segments`, each (byte, bytes, number of the file or null); answers `blocks`
+    again and again, then `done` or `error`. `publish`: see `Publication`; answers `done` or `error`. `release`: let go
+    of the file that was written, and `remove` it or not, with its `folder` where nothing else is in it.
     """
     image: mmap.mmap | None = None
+    files: list[int] = []
     written: WrittenFile | None = None
     while (came := receive(end)) is not None:
         order, descriptors = came
@@ -57,9 +60,12 @@ def serve(end: socket.socket) -> None:
                 case "image":
                     image = mmap.mmap(descriptors[0], order["nbytes"])
                     os.close(descriptors[0])
+                case "files":
+                    _close(files)
+                    files = descriptors
                 case "write":
                     assert image is not None, "there is memory before anything is to be written"
-                    written = _write(end, memoryview(image), order)
+                    written = _write(end, memoryview(image), files, order)
                     send(end, {"done": {"nbytes": written.stored.nbytes, "sums": written.stored.sums}})
                 case "publish":
                     send(end, {"done": {"nbytes": publish(_publication(order), calls=FileCalls())}})
@@ -68,6 +74,7 @@ def serve(end: socket.socket) -> None:
                         with suppress(OSError, StorageError):  # nobody waits for an answer, and no index names it
                             written.release(remove=order["remove"])
                     written = None
+                    _close(files)
                     if order["remove"]:
                         remove_empty(place_of(order["folder"]), calls=FileCalls())
                 case other:
@@ -79,7 +86,12 @@ def serve(end: socket.socket) -> None:
                 send(end, {"error": str(error)})
 
 
-def _write(end: socket.socket, image: memoryview, order: dict[str, Any]) -> WrittenFile:
+def _close(files: list[int]) -> None:
+    while files:
+        os.close(files.pop())
+
+
+def _write(end: socket.socket, image: memoryview, files: list[int], order: dict[str, Any]) -> WrittenFile:
     blocks = 0
 
     def progress() -> None:
@@ -90,7 +102,14 @@ def _write(end: socket.socket, image: memoryview, order: dict[str, Any]) -> Writ
         with suppress(OSError):  # told by the next message that is waited for
             send(end, {"blocks": blocks})
 
-    return write_image(place_of(order["path"]), image, order["nbytes"], calls=FileCalls(), progress=progress)
+    place = place_of(order["path"])
+    if order["segments"]:
+        segments = [
+            FileSegment(at, nbytes, None if number is None else files[number])
+            for at, nbytes, number in order["segments"]
+        ]
+        return write_segments(place, image, segments, calls=FileCalls(), progress=progress)
+    return write_image(place, image, order["nbytes"], calls=FileCalls(), progress=progress)
 
 
 def _publication(order: dict[str, Any]) -> Publication:

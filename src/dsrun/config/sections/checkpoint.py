@@ -51,6 +51,15 @@ class Checkpoint(Section):
             differs="writes before it returns",
         ),
     ] = True
+    when_copied: Annotated[
+        Literal["at_once", "behind"],
+        knob(
+            "When an asynchronous save copies this rank's state: before `save_checkpoint` returns, or behind the next "
+            "forward and backward.",
+            effect='"behind" does not stop training for the copy; the next step of each unit waits until its copy is '
+            "done, and a save fails whose parameters the script changes by itself before that",
+        ),
+    ] = "at_once"
     when_busy: Annotated[
         Literal["wait", "refuse"],
         knob("What `save_checkpoint` does while an earlier checkpoint is still being written: wait, or raise."),
