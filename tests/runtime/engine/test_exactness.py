@@ -100,6 +100,8 @@ def assert_close(found: Result, expected: Result, tolerance: float = 1e-5) -> No
 
 #: Sizes that no vector width divides, and units of their own for embedding and head.
 SMALL = {"width": 68, "layers": 2}
+#: Bits that differ do so in the weights of the first step already; a few more have moments, and an odd and an even one.
+MATRIX_STEPS = 5
 
 
 def _train_matrix() -> dict[tuple[int, bool, bool], list[Result]]:
@@ -113,7 +115,7 @@ def _train_matrix() -> dict[tuple[int, bool, bool], list[Result]]:
             ],
             steps * size,
             SMALL,
-            STEPS,
+            MATRIX_STEPS,
         )
         for steps, clips, bf16 in product((1, 3), (False, True), (False, True))
     }
