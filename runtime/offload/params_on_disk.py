@@ -68,7 +68,7 @@ class DiskShards:
         self._slices: list[_Slices] = []
         self._of: dict[int, _Slices] = {}
 
-    def reserve(self, name: str, numels: Sequence[int], dtype: torch.dtype) -> None:
+    def reserve(self, name: str, numels: Sequence[int], dtype: torch.dtype, *, labels: Sequence[str]) -> None:
         """See `zero.tier.ShardTier`: the first slices stay in memory, for they are wanted first and last.
 
         Raises:
@@ -81,7 +81,7 @@ class DiskShards:
             self._stays.append(stays)
             staying += [numel] if stays else []
         if staying:
-            self.host.reserve(name, staying, dtype)
+            self.host.reserve(name, staying, dtype, labels=labels[: len(staying)])
             self._staying_bytes += sum(staying) * dtype.itemsize
         leaving = numels[len(staying) :]
         if leaving:
@@ -92,7 +92,8 @@ class DiskShards:
                 tier="host",
             )
             buffers = [ring.take(max(leaving)) for _ in range(min(self._buffers, len(leaving)))]
-            slices = _Slices(self, self._open_file(), name, leaving, buffers)
+            names = [f"{name} of {label}" for label in labels[len(staying) :]]
+            slices = _Slices(self, self._open_file(), names, leaving, buffers)
             self._memory.reserve(f"{name} on a drive", slices.nbytes, slices.everything, tier="disk").take(
                 slices.nbytes
             )
@@ -157,19 +158,19 @@ class _Slices:
     Args:
         tier: theirs.
         file: gets an extent a slice.
-        name: what they are.
+        names: of the slices, as errors call them.
         numels: elements of each slice, in the order in which they are admitted.
         buffers: of the host, as long as the longest slice.
     """
 
     def __init__(
-        self, tier: DiskShards, file: ExtentFile, name: str, numels: Sequence[int], buffers: Sequence[Tensor]
+        self, tier: DiskShards, file: ExtentFile, names: Sequence[str], numels: Sequence[int], buffers: Sequence[Tensor]
     ) -> None:
         self.file = file
         self._tier = tier
         self._dtype = buffers[0].dtype
         itemsize = self._dtype.itemsize
-        extents = [file.reserve(f"{name}, slice {at}", numel * itemsize) for at, numel in enumerate(numels)]
+        extents = [file.reserve(name, numel * itemsize) for name, numel in zip(names, numels, strict=True)]
         file.allocate()
         self._space = AddressSpace(file.reserved_bytes)
         for fd, piece in file.layout():

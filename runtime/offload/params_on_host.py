@@ -69,7 +69,7 @@ class HostShards:
         self._written_by: dict[int, Event] = {}  # a copy of new values to the host, until it has been waited for
         self._leaving: list[_Leaving] = []
 
-    def reserve(self, name: str, numels: Sequence[int], dtype: torch.dtype) -> None:
+    def reserve(self, name: str, numels: Sequence[int], dtype: torch.dtype, *, labels: Sequence[str]) -> None:
         """See `zero.tier.ShardTier`."""
         self._arena = self._memory.reserve(
             name, room_for(numels), lambda numel: self._pool.zeros(numel, dtype=dtype), tier="host"

@@ -164,9 +164,10 @@ class UnitBuffers:
         """Makes room for parameters, in the tier and on the device; None where nothing of them is there."""
         kind = "parameter shards" if self._plan.shard_parameters else "parameters"
         if self._tier is not None:
-            numels = [unit.layout.shard_numel for unit in self._units if unit.index in self._in_tier]
+            inside = [unit for unit in self._units if unit.index in self._in_tier]
+            numels, labels = [unit.layout.shard_numel for unit in inside], [unit.label for unit in inside]
             if numels:
-                self._tier.reserve(kind, numels, self._precision.compute)
+                self._tier.reserve(kind, numels, self._precision.compute, labels=labels)
         here = [unit.layout for unit in self._units if unit.index not in self._in_tier]
         if self._tier is not None and not here:
             return None

@@ -186,7 +186,7 @@ def _fill(
             lambda numel: collectives.zeros(numel, dtype=precision.compute, device=device),
         )
     else:
-        tier.reserve("frozen shards", numels, precision.compute)
+        tier.reserve("frozen shards", numels, precision.compute, labels=[unit.label for unit in units])
     scratch = torch.empty(max(unit.layout.padded_numel for unit in units), dtype=precision.compute, device=device)
     for unit in units:
         whole = scratch.narrow(0, 0, unit.layout.padded_numel).zero_()

@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 class ShardTier(Protocol):
     """Holds this rank's slices of units, by the units' index."""
 
-    def reserve(self, name: str, numels: Sequence[int], dtype: torch.dtype) -> None:
+    def reserve(self, name: str, numels: Sequence[int], dtype: torch.dtype, *, labels: Sequence[str]) -> None:
         """Makes room for slices of these sizes, which `admit` fills; every rank must call.
 
         Args:
             name: of the arena, as the device would call it.
             numels: elements of each slice.
             dtype: of their elements.
+            labels: of their units, for errors.
         """
         ...
 

@@ -160,5 +160,5 @@ def test_a_slice_that_cannot_be_read_ends_the_forward_by_name(tmp_path: Path, mo
     engine = make_engine(away(str(tmp_path), optimizer="none", micro=2, bf16=True))
     train(engine, range(1), samples=2)
     disk.on_read = lambda at, nbytes: failure(errno.EIO)
-    with pytest.raises(OffloadError, match=r"parameter shards, slice [0-9]+, byte 0 .* cannot be read: Input/output"):
+    with pytest.raises(OffloadError, match=r"shards of unit [0-9]+ `.*`, byte 0 .* cannot be read: Input/output"):
         train(engine, range(1, 2), samples=2)

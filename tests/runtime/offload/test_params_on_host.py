@@ -47,7 +47,7 @@ def make(
     axis = AloneCollectives() if collectives is None else collectives
     arenas = Arenas()
     shards = HostShards(axis, ThreadBus() if bus is None else bus, arenas, pool=HostPool(None, say=silent), device=CPU)
-    shards.reserve("parameter shards", [SHARD] * count, torch.bfloat16)
+    shards.reserve("parameter shards", [SHARD] * count, torch.bfloat16, labels=[f"unit {i}" for i in range(count)])
     for index in range(count):
         shards.admit(index, torch.full((SHARD,), 10.0 * axis.rank + index))
     if leaving is not None:
@@ -164,7 +164,7 @@ def test_settled_slices_may_be_read_where_they_lie() -> None:
     gate = Gate()
     axis = AloneCollectives()
     shards = HostShards(axis, ThreadBus(out_pace=gate), Arenas(), pool=HostPool(None, say=silent), device=CPU)
-    shards.reserve("parameter shards", [SHARD], torch.bfloat16)
+    shards.reserve("parameter shards", [SHARD], torch.bfloat16, labels=["unit 0"])
     slice_S = shards.admit(0, torch.zeros(SHARD))
     shards.reserve_leaving(SHARD, torch.bfloat16)
     shards.write(0, torch.full((SHARD,), 5.0))

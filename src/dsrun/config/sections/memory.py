@@ -47,7 +47,8 @@ class Aio(Section):
         knob(
             "Move data between NVMe and GPU without host memory.",
             status=Status.PLANNED,
-            why="let an optimizer step on the GPU with states on NVMe",
+            why="read a drive into GPU memory: states on NVMe are stepped by the CPU, in host memory, and parameters "
+            "come over the bus from there; it would need CUDA, NVIDIA's GDS driver (nvidia-fs) and torch.cuda.gds",
         ),
     ] = False
     verify: Annotated[
