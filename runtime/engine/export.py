@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from dsrun.atomic import sync_folder
+from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.errors import CheckpointError, InputError
 
 from ..checkpoint.streamed_model import StreamedModel
@@ -84,12 +85,18 @@ class WholeWeights:
             True.
 
         Raises:
-            InputError: `save_dir` is empty, or shards make no sense.
+            InputError: `save_dir` is empty or an address, or shards make no sense.
             CheckpointError: on every rank, if rank 0 could not write; nothing was left or replaced.
         """
         if not str(save_dir):
             raise InputError("save_16bit_model: save_dir is empty", hint="pass the folder to save the weights in")
-        parts, path = self._parts, Path(save_dir) / save_filename
+        folder = place_of(save_dir)
+        if not isinstance(folder, Path):
+            raise InputError(
+                f"save_16bit_model: save_dir is {save_dir}; expected a folder",
+                hint="save in a folder and copy it there; save_checkpoint takes an address",
+            )
+        parts, path = self._parts, folder / save_filename
         if max_shard_bytes is not None and (max_shard_bytes < 1 or path.suffix != ".safetensors"):
             raise InputError(
                 f"save_16bit_model: max_shard_bytes is {max_shard_bytes}, for {save_filename}",

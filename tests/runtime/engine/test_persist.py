@@ -446,6 +446,8 @@ def _addresses() -> list[str]:
     assert engine.load_checkpoint("memory://run") == ("memory://run/global_step0", {"epoch": 3})
     with pytest.raises(CheckpointError, match="memory://run/other: no complete checkpoint"):
         engine.load_checkpoint("memory://run", tag="other")
+    with pytest.raises(InputError, match="save_16bit_model: save_dir is s3://bucket/run; expected a folder"):
+        engine.save_16bit_model("s3://bucket/run")
     engine.destroy()
     return texts
 
