@@ -50,14 +50,14 @@ from .arguments import check_parallelism, config_source
 from .checkpoints import policy_of_saving
 from .comparison import check_same_everywhere
 from .cut import cut_model
-from .disk import finder_of, states_on_disk, tell_of_memory, wear_of
+from .disk import finder_of, foreseen_states, states_on_disk, tell_of_memory, wear_of
 from .distributed import init_distributed
 from .engine import Engine
 from .hosted import host_tier, update_on_host
 from .opening import open_run, records_path, say_once
 from .optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
 from .parts import SCRIPT_PHASE, EngineParts, Scheduler
-from .staying import stays_of
+from .staying import Staying
 from .step import StepParts
 from .wrapping import check_unwrapped
 
@@ -137,6 +137,18 @@ def initialize(
     tell_of_memory(settings, say_once(info))
     fence = Fence()
     disk = states_on_disk(settings, optimizer, memory, rank=info.rank)
+    staying = None
+    if host is not None:
+        staying = Staying(
+            model,
+            settings,
+            mesh,
+            precision=precision,
+            states=foreseen_states(settings, optimizer),
+            bus=bus,
+            pool=host.pool,
+            say=say_once(info),
+        )
     cut = cut_model(
         model,
         settings,
@@ -149,7 +161,7 @@ def initialize(
         say=say_once(info),
         masters_host=host,
         masters_away=disk,
-        stays=None if host is None else stays_of(settings),
+        stays=staying,
     )
     shard_optimizer = ShardOptimizer(
         [unit.owned_range(assignment.group_of) for unit in cut.units],

@@ -82,7 +82,7 @@ def _state_format(config: Training, report: Report, place_of: PlaceOf) -> None:
         return
     said = f'`{_FORMAT}` is "{section.state_format}"'
     if section.ratio != 1:
-        message = f"{said}, and `ratio` beside it is {section.ratio:g}: states that stay on the GPU lie in fp32"
+        message = f"{said}, and `ratio` beside it is {section.ratio}: states that stay on the GPU lie in fp32"
         report.error(Code.COMBINATION, _FORMAT, message, place_of(_FORMAT), "leave out one of them")
     if section.super_offload:
         message = f"{said}, and `super_offload` beside it is true, which keeps all states twice in fp32"

@@ -10,6 +10,7 @@ from dsrun.config.host_step_rules import check_host_step
 from dsrun.config.offload_idle import check_idle_offload
 from dsrun.config.offload_rules import check_offload
 from dsrun.config.optimizer_rules import check_optimizer, check_scheduler
+from dsrun.config.placement_rules import check_placement
 from dsrun.config.precision_rules import check_precision
 from dsrun.config.sections.training import Training
 from dsrun.config.tree import Position
@@ -35,6 +36,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
     _activations(config, report, place_of)
     check_offload(config, report, place_of)
     check_idle_offload(config, report, place_of, is_given)
+    check_placement(config, report, place_of)
     if config.optimizer is not None:
         check_optimizer(config.optimizer, report, place_of, is_given)
     if config.scheduler is not None:

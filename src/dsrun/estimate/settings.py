@@ -220,7 +220,7 @@ def read_settings(
         **_owned_bytes(config),
         states_per_element=_states(config, notes),
         offload_optimizer=zero.offload_optimizer.device,
-        offload_ratio=zero.offload_optimizer.ratio,
+        offload_ratio=_offload_ratio(config, notes),
         offload_param=zero.offload_param.device,
         steps_ahead=zero.offload_optimizer.super_offload and zero.offload_optimizer.device == "cpu",
         state_format=zero.offload_optimizer.state_format,
@@ -248,6 +248,16 @@ def read_settings(
         planned=planned,
         notes=tuple(notes),
     )
+
+
+def _offload_ratio(config: Config, notes: list[str]) -> float:
+    """Returns the share that leaves; the largest where only a run can tell what is free."""
+    optimizer = config.zero_optimization.offload_optimizer
+    if optimizer.ratio != "auto":
+        return optimizer.ratio
+    if optimizer.device != "none":
+        notes.append('`offload_optimizer.ratio` is "auto", which a run decides by free memory: counted as 1')
+    return 1.0
 
 
 def _owned_bytes(config: Config) -> dict[str, int]:

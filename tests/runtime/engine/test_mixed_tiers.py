@@ -183,3 +183,57 @@ def test_nothing_crosses_the_bus_of_what_stays() -> None:
     counts = engine._parts.bus.counts
     assert counts.out_bytes == 3 * 2 * leaving
     assert counts.back_bytes == 3 * 2 * leaving
+
+
+# Room that decides ----------------------------------------------------------------------------------------------------
+
+
+def roomy(stage: int, nbytes: int | None, *, params: bool = False, **more: Any) -> dict[str, Any]:
+    """A config whose device has so many bytes for model state."""
+    settings = mixed(stage, 1.0, params=params, **more)
+    settings["zero_optimization"]["offload_optimizer"]["ratio"] = "auto"
+    settings["zero_optimization"]["offload_placement"] = {"device_memory": nbytes}
+    return settings
+
+
+def _filled(case: dict[str, Any], stages: tuple[int, ...], rooms: tuple[int, ...]) -> None:
+    plain = make_engine(config(1, **case))
+    samples = samples_of(case, plain)
+    losses = train(plain, range(2), samples=samples)
+    for stage in stages:
+        for params in (False, True) if stage == 3 else (False,):
+            counts: list[int] = []
+            for nbytes in (0, *rooms, 1 << 40):
+                engine = make_engine(roomy(stage, nbytes, params=params, **case))
+                on_device = [use for use in engine.memory_arenas().arenas if use.tier == "device"]
+                held = sum(use.reserved_bytes for use in on_device)
+                counts.append(len(away_of(engine)))
+                if nbytes and counts[-1] < counts[0]:
+                    assert held <= nbytes, "what stays fits"
+                if counts[-1] not in counts[:-1]:
+                    assert train(engine, range(2), samples=samples) == losses
+                engine.destroy()
+            assert counts == sorted(counts, reverse=True)
+            assert counts[0] == len(plain._parts.step.units)
+            assert counts[-1] == 0
+
+
+@pytest.mark.parametrize("case", ["bf16", "accumulation-fp32"])
+def test_the_device_is_filled_as_far_as_it_has_room(case: str) -> None:
+    _filled(CASES[case], (2, 3), (900_000, 1_300_000))
+
+
+def test_two_ranks_fill_their_devices_alike() -> None:
+    run_ranks(2, _filled, CASES["bf16"], (3,), (900_000,))
+
+
+def test_the_placement_and_what_was_measured_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    make_engine(roomy(2, 2_000_000, micro=2, bf16=True)).destroy()
+    told = capsys.readouterr().out
+    assert "of masters and optimizer states leave the device" in told
+    assert "blocks.1 .. blocks.2 (2)" in told
+    assert "measured: to the host" in told
+    make_engine(roomy(2, None, micro=2, bf16=True)).destroy()
+    assert "ranks on the CPU have no memory of their own to fill" in capsys.readouterr().out
+    make_engine(mixed(2, 1.0, micro=2, bf16=True)).destroy()
+    assert "leave the device" not in capsys.readouterr().out

@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from dsrun.config.knob import Section, Status, knob
-from dsrun.config.values import Count, Flag, Fraction, Names, Positive, PositiveOrAuto
+from dsrun.config.values import Count, Flag, Fraction, FractionOrAuto, Names, Positive, PositiveOrAuto
 
 Device = Literal["none", "cpu", "nvme"]
 StateFormat = Literal["fp32", "bf16", "int8"]
@@ -66,10 +66,10 @@ class OffloadOptimizer(Section):
         knob("Write a unit's updated states to NVMe while the next is updated.", differs="false"),
     ] = True
     ratio: Annotated[
-        Fraction,
+        FractionOrAuto,
         knob(
             "Share of the masters and optimizer states that leaves the GPU, in whole units; the first of the forward "
-            "stay.",
+            'stay. "auto": the smallest for which what stays has room, see `offload_placement`.',
             effect="what stays is stepped on the GPU, and takes 16 bytes of its memory per parameter of the shard, "
             "crosses no bus and waits for no host memory",
             unit="fraction",
@@ -165,3 +165,27 @@ class OffloadParam(Section):
             unit="elements",
         ),
     ] = 1_000_000_000
+
+
+class OffloadPlacement(Section):
+    """Room for optimizer states on the GPU, where `offload_optimizer.ratio` is "auto"."""
+
+    device_memory: Annotated[
+        Count | None,
+        knob(
+            "Bytes of a GPU that model state may take: parameters, gradients, and masters and optimizer states that "
+            "stay. null: what is free when the engine is made, less `activation_share`.",
+            effect="ranks on the CPU have no such memory of their own: with null all states leave",
+            unit="bytes",
+            stages=(1, 2, 3),
+        ),
+    ] = None
+    activation_share: Annotated[
+        Fraction,
+        knob(
+            "Share of the free GPU memory that is left to activations and the allocator, where `device_memory` is "
+            "null.",
+            unit="fraction",
+            stages=(1, 2, 3),
+        ),
+    ] = 0.5

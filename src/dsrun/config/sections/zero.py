@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator
 
 from dsrun.config.knob import Auto, Section, Status, knob, unset
-from dsrun.config.sections.offload import OffloadOptimizer, OffloadParam
+from dsrun.config.sections.offload import OffloadOptimizer, OffloadParam, OffloadPlacement
 from dsrun.config.values import Count, CountOrAuto, Flag, Fraction, Names, Positive, as_whole
 
 _MICS = "use `zero_hpz_partition_size` for shards inside a node"
@@ -421,6 +421,9 @@ class ZeroOptimization(Section):
     leaf_module: Annotated[LeafModule, knob("Modules gathered as one.")] = unset(LeafModule)
     offload_optimizer: Annotated[OffloadOptimizer, knob("Optimizer states outside the GPU.")] = unset(OffloadOptimizer)
     offload_param: Annotated[OffloadParam, knob("Parameters outside the GPU.")] = unset(OffloadParam)
+    offload_placement: Annotated[
+        OffloadPlacement, knob("What decides which optimizer states stay on the GPU, where that is left open.")
+    ] = unset(OffloadPlacement)
     zenflow: Annotated[
         ZenFlow | None, knob("Selective updates.", status=Status.PLANNED, why="update gradients selectively (ZenFlow)")
     ] = None
