@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, default_collate
 
-from dsrun.errors import ModelError
+from dsrun.errors import CheckpointError, ModelError
 
 from .order import EpochEnd, sample_seed
 from .sampler import DEFAULT_SEED, ShardedSampler
@@ -129,6 +129,18 @@ class TrainingLoader:
     def state_dict(self) -> dict[str, int]:
         """Returns the position, which does not depend on the number of ranks."""
         return self._sampler.state_dict()
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raises where a position cannot be taken over; changes nothing.
+
+        Raises:
+            CheckpointError: it is the place in a stream.
+        """
+        if "stream" in state:
+            raise CheckpointError(
+                f"training_data: the place was saved with a stream, and {type(self.dataset).__name__} is none",
+                hint="train on the data it was saved with, or take the model over alone by load_module_only=True",
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over a position that `state_dict` returned on any number of ranks, and its seed."""

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..activation.rng import RngTracker
 from ..data.loader import TrainingLoader
+from ..data.stream import StreamLoader
 from ..protocols import StateEntry
 from .randomness import RandomState, adapted, capture, restore, sources
 
@@ -35,12 +37,12 @@ class Moment:
     """
 
     random: RandomState
-    data: dict[str, int] | None
+    data: dict[str, Any] | None
     micro_steps: int
 
 
 def present_moment(
-    device: torch.device, named: RngTracker, loader: TrainingLoader | None, *, micro_steps: int
+    device: torch.device, named: RngTracker, loader: TrainingLoader | StreamLoader | None, *, micro_steps: int
 ) -> Moment:
     """Returns this one; 30 us."""
     return Moment(capture(device, named), None if loader is None else loader.state_dict(), micro_steps)

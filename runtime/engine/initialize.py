@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn, optim
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.config.buckets import tell_auto
@@ -27,6 +27,7 @@ from ..activation.configured import is_configured, named_generators
 from ..checkpoint.fence import Fence
 from ..checkpoint.saver import Saver
 from ..data.loader import LoaderWishes, TrainingLoader
+from ..data.stream import StreamLoader
 from ..memory.arenas import Arenas
 from ..memory.bus import bus_for
 from ..memory.pages import give_freed_pages_back
@@ -76,7 +77,7 @@ def initialize(
     config: str | Path | Mapping[str, Any] | None = None,
     mesh_param: Sequence[int] | None = None,
     config_params: str | Path | Mapping[str, Any] | None = None,
-) -> tuple[Engine, optim.Optimizer | None, TrainingLoader | None, Scheduler | None]:
+) -> tuple[Engine, optim.Optimizer | None, TrainingLoader | StreamLoader | None, Scheduler | None]:
     """Makes an engine that trains `model`; every rank must call with the same model and config.
 
     Without an optimizer it evaluates: a reference or reward model, which may be frozen as a whole, is cut at stage 3
@@ -91,7 +92,7 @@ def initialize(
         optimizer: a torch optimizer over the model's parameters, or a function that makes one of group dicts; goes
             before the config's.
         model_parameters: parameters or group dicts for the optimizer; all trainable ones by default.
-        training_data: a map-style dataset to make a loader of.
+        training_data: a map-style dataset to make a loader of; or a stream, whose order is kept.
         lr_scheduler: a schedule, or a function that makes one of the optimizer; goes before the config's.
         distributed_port: without effect, for DeepSpeed's calls: ranks meet where the environment says.
         mpu: groups of a script that has other parallelism; taken where that has size 1, and kept as `engine.mpu`.
@@ -195,7 +196,16 @@ def initialize(
         workers=settings.dataloader_num_workers,
     )
     loader = None
-    if training_data is not None:
+    if isinstance(training_data, IterableDataset):
+        loader = StreamLoader(
+            training_data,
+            micro_batch=settings.batch.micro_batch,
+            rank=data_axis.rank,
+            size=data_axis.size,
+            collate_fn=collate_fn,
+            wishes=loading,
+        )
+    elif training_data is not None:
         loader = TrainingLoader(
             training_data,
             micro_batch=settings.batch.micro_batch,

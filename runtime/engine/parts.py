@@ -17,6 +17,7 @@ from ..activation.activate import Activations
 from ..checkpoint.saver import Saver
 from ..checkpoint.sources import OnDrive
 from ..data.loader import LoaderWishes, TrainingLoader
+from ..data.stream import StreamLoader
 from ..memory.arenas import Arenas
 from ..memory.bus import Bus
 from ..mesh.collectives import Collectives
@@ -96,7 +97,7 @@ class EngineParts:
     bus: Bus
     optimizer: optim.Optimizer | None
     scheduler: Scheduler | None
-    loader: TrainingLoader | None
+    loader: TrainingLoader | StreamLoader | None
     loading: LoaderWishes
     batch: BatchSizes
     config: dict[str, Any]

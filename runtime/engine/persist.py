@@ -170,6 +170,9 @@ def load_engine(
         _check_optimizer(parts, index, target)
     if schedule is not None:
         _check_schedule(parts, schedule, target)
+    position: dict[str, Any] | None = values["data"] if progress and parts.loader is not None else None
+    if position is not None and parts.loader is not None:
+        parts.loader.check_state(position)
     _read_tensors(parts, index, target, states=with_states, frozen=frozen)
     if with_states:
         parts.step.optimizer.set_options(values["optimizer"]["groups"])
@@ -178,8 +181,8 @@ def load_engine(
         parts.scheduler.load_state_dict(from_json(schedule["state"]))
     if progress:
         counters.load(values["counters"])
-        if parts.loader is not None and values["data"] is not None:
-            parts.loader.load_state_dict(values["data"])
+        if position is not None and parts.loader is not None:
+            parts.loader.load_state_dict(position)
     if random:
         _go_on_with_random_numbers(parts, index, target)
     state = values["client_state"]
