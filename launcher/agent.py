@@ -17,10 +17,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dsrun.contract import CONFIG_ENV, HEARTBEAT_ENV
+from dsrun.contract import CONFIG_ENV, HEARTBEAT_ENV, MEMORY_COPY_ENV
 from dsrun.heartbeats import HeartbeatTable
 
 from . import processes
+from .copy_folder import HeldCopies, copy_folder_of, remove_abandoned
 from .gathering_run import Gathered, Gathering, Waiting
 from .host_descent import HostDescent
 from .host_folder import HostFolder, find_or_make
@@ -136,6 +137,7 @@ class Agent:
         self._news = HostNews(self._ranks, self._relay, self._heartbeats, folder)
         self._lifeline = Lifeline(self._plan.lease_s, time.monotonic())
         self._listens = True
+        self._copies: HeldCopies | None = None
         self._descent = HostDescent(self._ranks, self._relay, grace_s=plan.grace_s)
 
     def run(self, messages: Sequence[Message]) -> None:
@@ -163,6 +165,7 @@ class Agent:
         self._relay.close_streams()
         self._news.tell_rest()
         self._remove_folder()
+        self._end_copies()
         self._relay.send(Finished(unkillable=self._descent.unkillable))
         while self._relay.unsent:
             # As long as it takes: only this process is left, and it ends with the front end.
@@ -180,6 +183,30 @@ class Agent:
             self._folder.remove()
         except OSError as error:
             self._relay.send(Note(text=f"the job's files are not removed: {refusal_of(error)}"))
+
+    def _hold_copies(self) -> None:
+        """Gives ranks a place for copies in memory, where there may be a further attempt or was one before."""
+        path = copy_folder_of(self._plan.job_id, self._node_rank) if self._plan.max_restarts else None
+        if path is None:
+            return
+        for refusal in remove_abandoned():
+            self._relay.send(
+                Note(text=f"copies in memory of a job that is over are not removed: {refusal_of(refusal)}")
+            )
+        try:
+            self._copies = HeldCopies(path)
+        except OSError as error:
+            self._relay.send(Note(text=f"there is no place for copies in memory: {refusal_of(error)}"))
+
+    def _end_copies(self) -> None:
+        """Removes them, unless a further attempt may follow; see [Note: copies in memory] in copy_folder."""
+        if self._copies is None:
+            return
+        may_follow = self._listens and self._ranks.has_failed and self._plan.attempt < self._plan.max_restarts
+        try:
+            self._copies.end(remove=not may_follow)
+        except OSError as error:
+            self._relay.send(Note(text=f"copies in memory are not removed: {refusal_of(error)}"))
 
     def _last_step(self, local_rank: int) -> int | None:
         beat = self._heartbeats.read(local_rank)
@@ -218,7 +245,9 @@ class Agent:
         if self._descent.is_killing or not self._ranks.spawner_ended:
             return
         try:
-            self._ranks.start({**os.environ, HEARTBEAT_ENV: self._heartbeats.path}, rendezvous)
+            self._hold_copies()
+            copies = {} if self._copies is None else {MEMORY_COPY_ENV: self._copies.path}
+            self._ranks.start({**os.environ, HEARTBEAT_ENV: self._heartbeats.path, **copies}, rendezvous)
         except OSError as error:
             self._fail(f"cannot start the ranks: {refusal_of(error)}")
 

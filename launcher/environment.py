@@ -15,6 +15,7 @@ from dsrun.contract import (
     ERROR_FILE_ENV,
     HEARTBEAT_ENV,
     JOB_ID_ENV,
+    MEMORY_COPY_ENV,
     NONCE_ENV,
     RESUME_ENV,
     RUN_DIR_ENV,
@@ -31,7 +32,7 @@ RESERVED = frozenset(
     {
         *RankInfo().to_env(),
         *(CONFIG_ENV, BACKEND_ENV, JOB_ID_ENV, RUN_DIR_ENV, ERROR_FILE_ENV),
-        *(RESUME_ENV, NONCE_ENV, HEARTBEAT_ENV, STACKS_ENV),
+        *(RESUME_ENV, NONCE_ENV, HEARTBEAT_ENV, STACKS_ENV, MEMORY_COPY_ENV),
     }
 )
 #: Of the environment here, what ranks of other hosts get too: settings of the libraries that ranks talk and compute
@@ -57,6 +58,7 @@ _INSTEAD = {
     BACKEND_ENV: "use `--backend nccl` or `--backend gloo`",
     RUN_DIR_ENV: "`--log-dir DIR` says where the folders of jobs are",
     RESUME_ENV: "a job that is started again gets it (`--max-restarts N`); name a checkpoint in the script's words",
+    MEMORY_COPY_ENV: "ranks get it where the job may be started again (`--max-restarts N`)",
     HEARTBEAT_ENV: "`--hang-timeout TIME` says when ranks that make no progress hang",
 }
 

@@ -69,6 +69,8 @@ class HostRanks:
         self._rank_of: dict[int, int] = {}
         self._live: dict[int, LiveRank] = {}
         self._ended: set[int] = set()
+        #: A rank has ended otherwise than with 0.
+        self.has_failed = False
         #: Ranks that ended below a dying spawner: pid -> status; unknown pids until it has told the ranks'.
         self._orphans: dict[int, int] = {}
         self._last_words = LastWords(plan.run_dir, plan.grace_s)
@@ -248,6 +250,7 @@ class HostRanks:
 
     def _report_exit(self, rank: int, status: int, time_s: float) -> None:
         self._ended.add(rank)
+        self.has_failed = self.has_failed or status != 0
         if rank in self._ended_for and status == -signal.SIGKILL:
             # What its interpreter would have returned; the signal was only ours.
             status = 1

@@ -19,9 +19,11 @@ from .failures import FailureReport, UserStop
 from .hang import HangPolicy, OnHang
 from .plan import LaunchPlan
 from .restarts import AttemptEnd, GiveUp, Restart, Restarts
-from .resume_point import Found, ResumePoint, find_checkpoint, recorded_checkpoints
+from .resume_point import Found, ResumePoint, find_checkpoint, has_memory_copies, recorded_checkpoints
 from .session import Session
 from .sink import Sink
+from .sweep import sweep_command
+from .sweeping import sweep_hosts
 from .tally import Outcome
 from .transport.base import Transport
 
@@ -216,7 +218,16 @@ class JobRun:
         assert self._stop is not None, "a stop was asked for"
         return replace(outcome, exit_code=128 + self._stop.signal, report=None)
 
+    def _forget_copies(self, outcome: Outcome) -> None:
+        """Has copies in memory removed that agents have left for an attempt that does not follow."""
+        plan = self._session.plan
+        may_have_followed = outcome.exit_code != 0 and plan.attempt < self._policies.max_restarts
+        if may_have_followed and has_memory_copies(plan.run_dir):
+            hosts = [node.host for node in plan.nodes]
+            sweep_hosts(hosts, lambda host: sweep_command(host.python or self._python, plan.job_id), self._transport)
+
     def _ended(self, outcome: Outcome) -> Outcome:
+        self._forget_copies(outcome)
         kind = "done" if outcome.exit_code == 0 else "stopped" if outcome.report is None else "failed"
         self._sink.event("end", outcome=kind, exit_code=outcome.exit_code, attempts=outcome.attempts)
         return outcome

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.contract import CHECKPOINT_EVENT, RECORDS_FILE
+from dsrun.contract import CHECKPOINT_EVENT, MEMORY_COPY_EVENT, RECORDS_FILE
 from dsrun.errors import DsrunError
 
 from .hosts import HostSpec
@@ -68,12 +68,21 @@ def recorded_checkpoints(run_dir: str) -> list[ResumePoint]:
     Args:
         run_dir: the job's folder.
     """
-    records = _checkpoint_records(Path(run_dir) / RECORDS_FILE)
+    records = _records(Path(run_dir) / RECORDS_FILE, CHECKPOINT_EVENT)
     return [
         ResumePoint(folder, f"{folder}@{record.get('time')}")
         for record in records
         if isinstance(folder := record.get("path"), str)
     ]
+
+
+def has_memory_copies(run_dir: str) -> bool:
+    """Whether an attempt at the job has copied its state to memory.
+
+    Args:
+        run_dir: the job's folder.
+    """
+    return bool(_records(Path(run_dir) / RECORDS_FILE, MEMORY_COPY_EVENT))
 
 
 def find_checkpoint(
@@ -136,7 +145,7 @@ def complete_folders(arguments: dict[str, Any], keep: ExitStack) -> list[str]:
     return [folder for folder in arguments["folders"] if is_complete(folder)]
 
 
-def _checkpoint_records(path: Path) -> list[dict[str, Any]]:
+def _records(path: Path, kind: str) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().splitlines()
     except FileNotFoundError:
@@ -144,7 +153,7 @@ def _checkpoint_records(path: Path) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for line in lines:
         # Cheap first: of a long run nearly all records are about steps.
-        if CHECKPOINT_EVENT.encode() not in line:
+        if kind.encode() not in line:
             continue
         try:
             record = json.loads(line)
@@ -152,7 +161,7 @@ def _checkpoint_records(path: Path) -> list[dict[str, Any]]:
             # The rank died in the middle of its last line.
             continue
         match record:
-            case {"event": event} if event == CHECKPOINT_EVENT:
+            case {"event": event} if event == kind:
                 records.append(record)
             case _:
                 pass

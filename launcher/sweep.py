@@ -25,6 +25,7 @@ import psutil
 from dsrun.contract import JOB_ID_ENV, NONCE_ENV, digest_of
 
 from . import processes
+from .copy_folder import remove_copies
 from .host_folder import remove_left
 from .scope import job_of_scope, left_scopes, remove_empty_scopes
 from .worker import isolated_command
@@ -64,7 +65,8 @@ def main() -> None:
     if not agents:
         for scope in left_scopes(job_id):
             scope.remove()
-        for refusal in remove_left(job_id):
+        # A lost attempt's copies are the next one's to find; with no attempt named, the job is over.
+        for refusal in [*remove_left(job_id), *(remove_copies(job_id) if mark is None else [])]:
             print(refusal, file=sys.stderr)
     remove_empty_scopes()
     gone = [{"pid": process.pid, "name": name} for process, name in ended.items() if process.pid not in left]

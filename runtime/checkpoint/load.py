@@ -87,7 +87,11 @@ def read(
     alone: dict[str, int] = {}
     for entry in entries:
         stored = index.find(entry.name, entry.role)
-        assert stored is not None, f"{entry.role} of `{entry.name}` was compared before"
+        if stored is None or stored.shape != entry.shape:  # else compared before: a copy in memory is of one host
+            raise CheckpointError(
+                f"{folder}: no {entry.role} of `{entry.name}` of shape {entry.shape}",
+                hint="this is a state of another model; build the model it was saved from",
+            )
         for file, run in _runs(entry, stored):
             runs.setdefault(file, []).append(run)
             alone[file] = alone.get(file, 0) + (0 if entry.replicated else run.last - run.first)

@@ -96,12 +96,23 @@ class MemoryCopies:
         self._whole: int | None = None  # generation that all ranks have
         self._made: int | None = None  # the one that was begun last
         self._is_roomy = False
+        self._state_bytes = 0
         self._skips_told = False
 
     @property
     def held_bytes(self) -> int:
         """Host memory that this rank's copies, and those it keeps for a neighbour, have."""
         return self._files.held_bytes()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of this rank's last copy."""
+        return self._state_bytes
+
+    @property
+    def has_neighbours(self) -> bool:
+        """Whether there is a second copy on another host."""
+        return self._mail is not None
 
     def take(self, step: int, want: Callable[[], Wanted]) -> bool:
         """Copies this rank's state; afterwards it may change. Enters up to three all-reduces of a few numbers.
@@ -167,7 +178,7 @@ class MemoryCopies:
             filled.append(image)
 
         self._all("copy its state in memory", fill)
-        self._is_roomy = True
+        self._is_roomy, self._state_bytes = True, plan.nbytes
         self._made = generation
         self._thread = threading.Thread(
             target=self._finish, args=(label, generation, filled[0]), name=f"memory copy {step}"

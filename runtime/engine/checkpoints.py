@@ -11,12 +11,14 @@ from typing import Any
 
 from torch import optim
 
+from dsrun.checkpoint_files.storage import Place
 from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.config.batch import BatchSizes
 from dsrun.config.sections.checkpoint import Checkpoint
 from dsrun.errors import InputError
 
 from ..activation.configured import named_generators
+from ..checkpoint.memory_copy import Restored
 from ..checkpoint.policy import SavePolicy
 from ..checkpoint.tags import one_tag
 from .going_on import Moment, present_moment
@@ -49,6 +51,7 @@ class Checkpoints:
     _counters: Counters
     _micro_steps_done: int
     _boundary: bool | None
+    _find_copy: Callable[[Place | None], Restored | None]
     _moment: Moment | None
     _batch: BatchSizes
     optimizer: optim.Optimizer | None
@@ -170,8 +173,11 @@ class Checkpoints:
             load_random_state: have this process's random numbers go on as well, see `going_on.py`; the last thing
                 before training, then. On more ranks than there were, new ones draw numbers of their own.
 
+        Where a job that was started again has a copy in memory (`checkpoint.memory_copy`) that is newer than what
+        would be loaded, the first call without `tag` and `load_module_only` goes on from that.
+
         Returns:
-            the tag's folder, and the client state it was saved with.
+            the tag's folder, or that of the copy in memory, and the client state it was saved with.
 
         Raises:
             InputError: there is nothing to choose by: no `load_dir`, and the job was not started again; or it is an
@@ -186,7 +192,13 @@ class Checkpoints:
             )
         folder = None if load_dir is None else place_of(load_dir)
         self.wait_for_checkpoint()
-        target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
+        copy = None
+        if tag is None and not load_module_only:
+            copy = self._find_copy(choose_checkpoint(folder, None, resume=self._parts.resume, missing_ok=True))
+        if copy is not None:
+            target: Place | None = copy.folder
+        else:
+            target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
         if target is None:
             return None, None
         self._parts.heartbeat.beat(phase="load checkpoint")
@@ -206,6 +218,7 @@ class Checkpoints:
             scheduler=load_lr_scheduler_states and not load_module_only,
             progress=not load_module_only,
             random=load_random_state and not load_module_only,
+            copy=None if copy is None else copy.index,
         )
         self._note_moment()
         note_outcome(self.optimizer, overflow=False, loss_scale=self._parts.loss_scale.value)

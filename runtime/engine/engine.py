@@ -28,6 +28,7 @@ from .checkpoints import Checkpoints
 from .deepspeed_calls import DeepSpeedCalls
 from .export import WholeWeights
 from .held import HeldMemory
+from .memory_copies import CopiesInMemory
 from .parts import SCRIPT_PHASE, EngineParts
 from .put_away import PutAway
 from .report import StepReport
@@ -38,7 +39,7 @@ from .taken import Taken
 from .wrapping import let_go, note_outcome, take_over
 
 
-class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, PutAway, DeepSpeedCalls):
+class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldMemory, PutAway, DeepSpeedCalls):
     """Trains one model; every rank calls the same methods in the same order.
 
     Attributes that an engine does not have are looked up in the module, as DeepSpeed's engine does.
@@ -69,6 +70,8 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, PutAway, 
         self._heartbeat = parts.heartbeat
         self._stop = None
         self._at_stop = Departure()
+        self._copies_told = False
+        self._copy_client_state = None
         self._say_where()
         self._note_moment()
         parts.hooks.follow(parts.module)
@@ -209,6 +212,7 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, PutAway, 
         if boundary:
             self._note_moment()
             self._parts.saver.check()
+            self._copy_to_memory()
             self._end_if_asked()
 
     def is_gradient_accumulation_boundary(self) -> bool:
@@ -348,6 +352,8 @@ class Engine(Answers, WholeWeights, Checkpoints, Stopping, HeldMemory, PutAway, 
                 self._wear_at_end()
             self._parts.saver.close(self._heartbeat.beat)
         finally:
+            if self._parts.copies is not None:
+                self._parts.copies.close()
             self._quiet_at_end()
             self._let_go()
 

@@ -55,6 +55,7 @@ from .disk import finder_of, foreseen_states, states_on_disk, tell_of_memory, we
 from .distributed import init_distributed
 from .engine import Engine
 from .hosted import host_tier, update_on_host
+from .memory_copies import memory_copies_of
 from .opening import open_run, records_path, say_once
 from .optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
 from .parts import SCRIPT_PHASE, EngineParts, Scheduler
@@ -294,6 +295,7 @@ def initialize(
                 fence=fence,
             ),
             on_drive=finder_of(cut.disk, cut.slices_on_disk),
+            copies=memory_copies_of(settings.checkpoint.memory_copy.every, mesh, data_axis),
         )
     )
     engine.mpu = mpu

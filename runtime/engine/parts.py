@@ -14,6 +14,7 @@ from dsrun.config.batch import BatchSizes
 from dsrun.heartbeats import HeartbeatWriter
 
 from ..activation.activate import Activations
+from ..checkpoint.memory_copy import MemoryCopies
 from ..checkpoint.saver import Saver
 from ..checkpoint.sources import OnDrive
 from ..data.loader import LoaderWishes, TrainingLoader
@@ -85,6 +86,7 @@ class EngineParts:
         frozen_units: units of frozen parameters; empty where every rank has them whole.
         saver: writes checkpoints, beside training or in it.
         on_drive: finds state that lies on a drive, which checkpoints take from there.
+        copies: makes copies in memory; None where none are wanted, or of use.
     """
 
     module: nn.Module
@@ -118,3 +120,4 @@ class EngineParts:
     frozen_units: Sequence[ParamUnit]
     saver: Saver
     on_drive: OnDrive
+    copies: MemoryCopies | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -66,16 +67,41 @@ def _wanted(
     save_latest: bool,
     frozen: bool,
 ) -> Wanted:
+    apart = frozen and parts.saver.policy.frozen_by_reference
+    stores = parts.mesh.info.rank == 0
+    wanted = _state(parts, counters, moment, client_state, frozen=frozen, apart=apart, stores=stores)
+    return replace(wanted, save_latest=save_latest, when_saved=partial(_tell, parts, target, counters.global_steps))
+
+
+def state_for_memory(parts: EngineParts, counters: Counters, moment: Moment, client_state: Mapping[str, Any]) -> Wanted:
+    """Returns what a copy in memory holds: all that a checkpoint does; tensors of the client state once a host."""
+    stores = parts.mesh.info.local_rank == 0
+    wanted = _state(parts, counters, moment, client_state, frozen=True, apart=False, stores=stores)
+    if parts.optimizer is None:
+        return wanted
+    whole = not parts.step.plan.shard_optimizer
+    return replace(wanted, entries=[*wanted.entries, *parts.step.optimizer.leading_scalars(replicated=whole)])
+
+
+def _state(
+    parts: EngineParts,
+    counters: Counters,
+    moment: Moment,
+    client_state: Mapping[str, Any],
+    *,
+    frozen: bool,
+    apart: bool,
+    stores: bool,
+) -> Wanted:
     step = parts.step
     rank = parts.mesh.info.rank
     whole = not step.plan.shard_optimizer
-    apart = frozen and parts.saver.policy.frozen_by_reference
     entries = parameter_entries(
         parts.module, step.units, replicated=whole, frozen=frozen and not apart, frozen_units=parts.frozen_units
     )
     entries += [] if parts.optimizer is None else step.optimizer.state_entries(replicated=whole)
     entries += random_entries(moment.random, rank)
-    state, tensors = script_state.take_apart(client_state, stores=rank == 0)
+    state, tensors = script_state.take_apart(client_state, stores=stores)
     values = {
         "counters": {**counters.to_json(), "micro_steps": moment.micro_steps},
         "optimizer": {
@@ -98,8 +124,8 @@ def _wanted(
         values=values,
         rank_values={},
         aliases=tied_names(parts.module, frozen=frozen),
-        save_latest=save_latest,
-        when_saved=partial(_tell, parts, target, counters.global_steps),
+        save_latest=False,
+        when_saved=_nobody,
         frozen=frozen_entries(parts.module, replicated=whole, frozen_units=parts.frozen_units) if apart else None,
         units=_units_of(parts, entries),
         order=[*_next_updates(parts), *(unit.index for unit in parts.frozen_units)],
@@ -125,6 +151,10 @@ def _next_updates(parts: EngineParts) -> Sequence[int]:
     return range(len(parts.step.units)) if parts.step.away is None else parts.step.away.order
 
 
+def _nobody(nbytes: int, seconds: float) -> None:
+    """Hears of a copy that is in memory alone."""
+
+
 def _tell(parts: EngineParts, target: Place, step: int, nbytes: int, seconds: float) -> None:
     """Records and prints on rank 0 that a checkpoint is there, in whatever thread has seen it."""
     fields = {"path": absolute(target), "tag": target.name, "step": step}
@@ -143,6 +173,7 @@ def load_engine(
     scheduler: bool,
     progress: bool,
     random: bool,
+    copy: Index | None = None,
 ) -> dict[str, Any]:
     """Loads; see `Engine.load_checkpoint`.
 
@@ -155,19 +186,21 @@ def load_engine(
         scheduler: take over the schedule.
         progress: take over counters and data position.
         random: have random numbers go on; a checkpoint of an earlier version has none to go on with.
+        copy: the index of what this host has of a copy in memory, in `target`; None: a checkpoint is read there.
 
     Returns:
         the client state.
     """
-    index = read_index(target)
+    index = read_index(target) if copy is None else copy
     values = index.values
     # A checkpoint without frozen parameters leaves those of the model as they are.
     frozen = bool(values.get("frozen", True))
     with_states = optimizer and parts.optimizer is not None
     schedule: dict[str, Any] | None = values["scheduler"] if scheduler and parts.scheduler is not None else None
-    check_fit(index, target, wanted_tensors(parts.module, frozen=frozen), strict=strict)
+    if copy is None:
+        check_fit(index, target, wanted_tensors(parts.module, frozen=frozen), strict=strict)
     if with_states:
-        _check_optimizer(parts, index, target)
+        _check_optimizer(parts, index, target, whole=copy is None)
     if schedule is not None:
         _check_schedule(parts, schedule, target)
     position: dict[str, Any] | None = values["data"] if progress and parts.loader is not None else None
@@ -219,7 +252,7 @@ def _schedule(scheduler: Scheduler) -> dict[str, Any]:
     return {"type": type(scheduler).__name__, "state": to_json(scheduler.state_dict())}
 
 
-def _check_optimizer(parts: EngineParts, index: Index, target: Place) -> None:
+def _check_optimizer(parts: EngineParts, index: Index, target: Place, *, whole: bool) -> None:
     saved, mine = index.values["optimizer"]["type"], type(parts.optimizer).__name__
     hint = "use the same optimizer, or pass load_optimizer_states=False"
     if saved != mine:
@@ -229,10 +262,11 @@ def _check_optimizer(parts: EngineParts, index: Index, target: Place) -> None:
     groups, here = len(index.values["optimizer"]["groups"]), len(parts.step.optimizer.options())
     if groups != here:
         raise CheckpointError(f"{target}: its optimizer has {groups} groups; this run's has {here}", hint=hint)
+    # Of a copy in memory this host has what its ranks need, which who reads it compares.
     problems = [
         Problem(f"{target}: no {role} of `{name}`, which was not trained then", hint)
         for name, role in parts.step.optimizer.wanted_states(index.state_roles())
-        if index.find(name, role) is None
+        if whole and index.find(name, role) is None
     ]
     if problems:
         raise CheckpointError.of(problems)

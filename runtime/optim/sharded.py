@@ -242,6 +242,26 @@ class ShardOptimizer:
             return list(self.torch_optimizer.entries(replicated=replicated))
         return [entry for run in self._runs for entry in self._entries(run, replicated=replicated)]
 
+    def leading_scalars(self, *, replicated: bool) -> list[StateEntry]:
+        """Returns one-number states that runs would ask for in `loadable_entries`, and other ranks have in theirs.
+
+        For a copy of the state that is to be loaded without the other ranks'.
+
+        Args:
+            replicated: every rank owns everything (stage 0).
+        """
+        entries: list[StateEntry] = []
+        for run in [] if isinstance(self.torch_optimizer, StructuredOptimizer) else self._runs:
+            first = next(_cut(run, run.grad), None)
+            if first is None or first[0].start == 0:
+                continue
+            state = self._state(run)
+            for name, value in state.items():
+                if isinstance(value, Tensor) and not is_elementwise(run, value) and not is_scales(name, state):
+                    role = f"{_SCALAR}{name}"
+                    entries.append(StateEntry(first[0].extent.name, role, (), 0, 1, value.view(1), replicated))
+        return entries
+
     def wanted_states(self, roles: Collection[str]) -> list[tuple[str, str]]:
         """Returns (name, role) of every state that a checkpoint must have for this optimizer, on whichever rank.
 

@@ -43,6 +43,11 @@ HEARTBEAT_ENV = "DSRUN_HEARTBEAT"
 NONCE_ENV = "DSRUN_NONCE"
 #: Folder of the newest complete checkpoint, set when a job is started again; absent on a first start.
 RESUME_ENV = "DSRUN_RESUME"
+#: Folder below shared memory in which this host keeps copies of its ranks' state for when the job is started again; set
+#: where it may be. The agent removes it, see [Note: copies in memory] in launcher/copy_folder.py.
+MEMORY_COPY_ENV = "DSRUN_MEMORY_COPY"
+#: torch elastic's variable: how often the job was started before.
+RESTART_COUNT_ENV = "TORCHELASTIC_RESTART_COUNT"
 #: File to which `faulthandler` writes the rank's stacks when the agent sends `STACKS_SIGNAL`.
 STACKS_ENV = "DSRUN_STACKS"
 #: Set where rank 0 shall record which lines of code allocate (`--memory-history`).
@@ -60,6 +65,8 @@ RECORDS_FILE = "records.jsonl"
 #: Event of a saved checkpoint, written when it is complete and durable, see [Note: resuming]. Fields: `path` (absolute,
 #: the tag's folder), `tag`, `step` (optimizer steps it holds), `seconds`, `bytes`.
 CHECKPOINT_EVENT = "checkpoint"
+#: Event of the first copy of the state in memory that an attempt makes. Fields: `step`, `bytes` (of rank 0's copies).
+MEMORY_COPY_EVENT = "memory_copy"
 #: Event of an optimizer step. Fields: `step`, `loss`, `lr`, `grad_norm`, `applied`, `samples`, `seconds`,
 #: `memory_bytes` (of rank 0: most of GPU memory so far, or resident now); where they are known, `tokens_per_s` and
 #: `tflops` (of the whole job; the latter is an estimate of the model's own, 6 operations a parameter and token) and
@@ -83,6 +90,17 @@ def resume_folder(environ: Mapping[str, str] | None = None) -> str | None:
     It is a folder, or an address of an object store.
     """
     return (os.environ if environ is None else environ).get(RESUME_ENV) or None
+
+
+def memory_copy_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Returns where this host keeps copies in memory; None where nobody would start the job again, or remove them."""
+    text = (os.environ if environ is None else environ).get(MEMORY_COPY_ENV)
+    return Path(text) if text else None
+
+
+def was_started_again(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this is a further attempt at a job."""
+    return (os.environ if environ is None else environ).get(RESTART_COUNT_ENV, "0") != "0"
 
 
 def digest_of(words: Sequence[str]) -> str:

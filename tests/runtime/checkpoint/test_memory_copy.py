@@ -85,7 +85,11 @@ def restored(rank: Rank, *, newer_than: int = -1) -> tuple[int, tuple[int, ...]]
 
 
 def take_steps(*steps: int) -> Callable[[Rank], None]:
-    return lambda rank: [rank.take(step) for step in steps][0]
+    def body(rank: Rank) -> None:
+        for step in steps:
+            rank.take(step)
+
+    return body
 
 
 @pytest.mark.parametrize("node_of", [[0], ONE_HOST, TWO_HOSTS, UNEVEN, [1, 0]])

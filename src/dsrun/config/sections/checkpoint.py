@@ -40,6 +40,21 @@ class Writer(Section):
     decoupled: Annotated[Flag, knob("Write while training goes on.")] = False
 
 
+class MemoryCopy(Section):
+    """Copies of the state in memory, for a job that is started again."""
+
+    every: Annotated[
+        Positive | None,
+        knob(
+            "Copy the state to the host's shared memory, and on several hosts to that of the next one, so often; null: "
+            "never. A job that `dsrun --max-restarts` starts again goes on from there, if it is newer than the disk.",
+            unit="steps",
+            effect="host memory for two copies of a host's state, four where there are several hosts; what training "
+            "stops for is one copy",
+        ),
+    ] = None
+
+
 class Checkpoint(Section):
     """Saving and loading."""
 
@@ -88,6 +103,7 @@ class Checkpoint(Section):
         PositiveNumber,
         knob("How long a rank whose part of a checkpoint is written waits for the others' parts.", unit="seconds"),
     ] = 1800.0
+    memory_copy: Annotated[MemoryCopy, knob("Copies in memory, for a job that is started again.")] = unset(MemoryCopy)
     save_on_signal: Annotated[
         str | None,
         knob(
