@@ -63,4 +63,6 @@ class HeldMemory:
         report = self.memory_arenas()
         counted = ("device", "host") if self._parts.mesh.device.type == "cpu" else ("device",)
         inside = [(use.name, use.reserved_bytes) for use in report.arenas if use.tier in counted]
-        return (*inside, *((use.name, use.used_bytes) for use in report.outside))
+        copies = 0 if self._parts.copies is None or "host" not in counted else self._parts.copies.held_bytes
+        kept = [("copies in memory", copies)] if copies else []
+        return (*inside, *((use.name, use.used_bytes) for use in report.outside), *kept)

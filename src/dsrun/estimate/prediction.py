@@ -9,6 +9,7 @@ from dsrun.estimate.activations import ActivationBytes, activation_bytes
 from dsrun.estimate.attention import AttentionEstimate, attention_estimate
 from dsrun.estimate.host_optimizer import host_optimizer_bytes
 from dsrun.estimate.machine import Machine
+from dsrun.estimate.memory_copies import memory_copy_bytes
 from dsrun.estimate.model import ModelSize
 from dsrun.estimate.settings import RunSettings
 from dsrun.estimate.state import (
@@ -161,6 +162,8 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
     pinned, pageable = _host_lines(state, kept, units, settings)
     drives = _nvme_lines(units, settings, kept)
     share = machine.ranks_per_host
+    copies = memory_copy_bytes(state, units, settings, ranks_per_host=share, hosts=machine.hosts)
+    pageable.append(Line("copies in memory", copies))
     if machine.on_cpu:
         process = [Line("Python and torch", CPU_PROCESS_BYTES)]
         tiers = [_tier("CPU", [*device, *pinned, *pageable, *process], _part(machine.host_memory_bytes, share))]

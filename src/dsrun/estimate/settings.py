@@ -60,6 +60,7 @@ class RunSettings:
         accumulation_steps: forwards of one rank in one optimizer step.
         sequence: tokens of a sample.
         gather: what stage 3 may keep gathered.
+        memory_copies: the state is copied to host memory every few steps.
         planned: keys of the config that this version refuses, because it does not do them yet.
         notes: what was assumed.
     """
@@ -95,6 +96,7 @@ class RunSettings:
     accumulation_steps: int = 1
     sequence: int = _SAMPLE_TOKENS
     gather: GatherBudgets = field(default_factory=GatherBudgets)
+    memory_copies: bool = False
     planned: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -245,6 +247,7 @@ def read_settings(
         accumulation_steps=batch.accumulation_steps,
         sequence=sequence,
         gather=gather_budgets(config),
+        memory_copies=config.checkpoint.memory_copy.every is not None,
         planned=planned,
         notes=tuple(notes),
     )
