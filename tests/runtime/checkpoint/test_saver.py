@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
@@ -68,14 +69,15 @@ def test_values_may_change_as_soon_as_a_save_returns(tmp_path: Path) -> None:
 class Gate(FileCalls):
     """A disk that waits before it makes a file, and fails where it is told to."""
 
-    def __init__(self, *, fails: str = "", rank: int = 1) -> None:
+    def __init__(self, *, fails: str = "", rank: int = 1, number: int = errno.EIO) -> None:
         self.fails = fails
+        self.number = number
         self.rank = f"rank-{rank:05d}"
         self._paths: dict[int, str] = {}
 
     def _fail(self, what: str, path: str) -> None:
         if what == self.fails and (what == "rename" or self.rank in path):
-            raise OSError(5, f"Input/output error in {what}")
+            raise OSError(self.number, f"{os.strerror(self.number)} in {what}", path)
 
     def create(self, path: Path, *, direct: bool = False) -> int:
         self._fail("create", path.name)
@@ -96,8 +98,11 @@ class Gate(FileCalls):
         super().rename(old, new)
 
 
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("fails", ["create", "write", "sync", "rename"])
-def test_a_disk_that_fails_one_rank_fails_all_and_leaves_the_old_one(tmp_path: Path, fails: str) -> None:
+def test_C6_C7_a_disk_that_fails_one_rank_fails_all_and_leaves_the_old_one(
+    tmp_path: Path, fails: str, number: int
+) -> None:
     with_savers(2, lambda saver, rank: save(saver, tmp_path, "t", 1.0, rank, 2), asynchronous=False)
 
     def body(saver: Saver, rank: int) -> str:
@@ -105,8 +110,8 @@ def test_a_disk_that_fails_one_rank_fails_all_and_leaves_the_old_one(tmp_path: P
             save(saver, tmp_path, "t", 2.0, rank, 2)
         return str(caught.value)
 
-    texts = with_savers(2, body, calls=Gate(fails=fails), asynchronous=False)
-    assert all(f"Input/output error in {fails}" in text for text in texts)
+    texts = with_savers(2, body, calls=Gate(fails=fails, number=number), asynchronous=False)
+    assert all(f"{os.strerror(number)} in {fails}" in text for text in texts)
     assert fails == "rename" or all("rank 1: " in text for text in texts)
     assert value_of(tmp_path / "t") == 1.0
     assert latest_tag(tmp_path) == "t"
