@@ -276,7 +276,7 @@ def cut_model(
         divide_before=divide_before,
         wire=None if wire is None else DTYPES[wire],
         sums=sums,
-        sums_early=away is not None and away.ahead,
+        sums_early=away is not None,  # they leave the device beside the backward
         memory=memory,
     )
     return CutModel(

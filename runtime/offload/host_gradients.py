@@ -32,6 +32,7 @@ from ..memory.arenas import Arenas
 from ..memory.bus import Bus, Event
 from ..memory.host_pool import HostPool
 from ..memory.pages import fresh_zeros
+from ..mesh.collectives import Pending
 from ..mesh.sums import add_scaled, set_scaled
 from ..optim.norm import block_norms
 
@@ -47,6 +48,18 @@ class _Sent:
 
     event: Event | None
     factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """A copy that reads a gradient, for who wants its memory."""
+
+    bus: Bus
+    event: Event
+
+    def wait(self) -> None:
+        """See `Pending`."""
+        self.bus.wait(self.event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,19 +173,20 @@ class HostGradients:
 
     # What zero asks for: `GradSums` -----------------------------------------------------------------------------------
 
-    def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> None:
+    def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> Pending | None:
         """See `GradSums`."""
         if first:
             self._say_it_changes(index)
         if first and not self.accumulates:
-            self._send(index, reduced_N, factor)
+            copying = self._send(index, reduced_N, factor)
             self._say_it_arrives(index)
-            return
+            return copying
         sum_N = self._begin_sum(index) if first else self.edit(index)
         (set_scaled if first else add_scaled)(sum_N, reduced_N, factor)
         if self.is_last and self.ahead and self.accumulates:
             self.start(index)
             self._say_it_arrives(index)
+        return None
 
     def clear(self) -> None:
         """See `GradSums`."""
@@ -275,7 +289,7 @@ class HostGradients:
             for index in list(self._sums):
                 self._drop_sum(index)
 
-    def _send(self, index: int, reduced_N: Tensor, factor: float) -> None:
+    def _send(self, index: int, reduced_N: Tensor, factor: float) -> Pending:
         if reduced_N.dtype == torch.float32:
             if factor != 1:
                 reduced_N.mul_(factor)
@@ -284,8 +298,8 @@ class HostGradients:
             self._norms[index] = _norms_of_scaled(reduced_N, factor)
         self._drop_sum(index)  # of a step that was left out
         event = self._bus.start_out(reduced_N, self._host[index], kind="gradients")
-        self._bus.wait(event)  # the next unit's gradient comes into the same memory
         self._sent[index] = _Sent(event, factor)
+        return _Copying(self._bus, event)
 
     @property
     def _has_places_of_sums(self) -> bool:

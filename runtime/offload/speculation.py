@@ -161,17 +161,15 @@ class Speculation:
         self._last_share = 0.0
         if assumption is None:
             return {}
-        if coefficient != assumption.coefficient:
-            self.give_up("clipped")
-            return {}
-        if not same(assumption.options, options):
-            self.give_up("options changed")
-            return {}
         self._assumption = None
         self._gradients.is_last = False
-        # What has not begun goes on in place, in a better order.
+        # What has not begun is stepped in place, in a better order, and what is under way ends before that begins.
         found = {index: future for index, future in self._futures.items() if not future.cancel()}
-        self._futures.clear()
+        began, self._futures = bool(self._futures), {}
+        if coefficient != assumption.coefficient or not same(assumption.options, options):
+            if began:
+                self._note("clipped" if coefficient != assumption.coefficient else "options changed")
+            return {}
         ahead = sum(self._ranges[index].numel for index in found)
         total = sum(item.numel for item in self._ranges)
         self._elements[0] += ahead

@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ..compat import foreach_zero
+from ..mesh.collectives import Pending
 from ..mesh.sums import add_scaled, set_scaled
 from ..optim.norm import block_norms
 from .unit import ParamUnit
@@ -21,15 +22,18 @@ from .unit import ParamUnit
 class GradSums(Protocol):
     """The sums over micro steps of what this rank owns of each unit's gradient; units by their index."""
 
-    def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> None:
+    def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> Pending | None:
         """Adds `factor * reduced_N` to a unit's sum.
 
         Args:
             index: of the unit.
-            reduced_N: its owned range, in the dtype that has travelled; may be overwritten, and is by whoever uses the
-                current stream next.
+            reduced_N: its owned range, in the dtype that has travelled; may be overwritten.
             factor: 1 / ranks, for sums over ranks become means.
             first: the sum begins with it.
+
+        Returns:
+            what still reads `reduced_N`: to be waited for before anybody writes there. None: nothing does, for whoever
+            uses the current stream next.
         """
         ...
 
@@ -60,7 +64,7 @@ class ResidentSums:
     def __init__(self, units: Sequence[ParamUnit]) -> None:
         self._by_index = {unit.index: unit for unit in units}
 
-    def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> None:
+    def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> Pending | None:
         """See `GradSums`: computed in fp32, where sums are fp32."""
         (set_scaled if first else add_scaled)(self._by_index[index].grad_sum, reduced_N, factor)
 
@@ -96,10 +100,10 @@ class SplitSums:
         self._elsewhere = elsewhere
         self._leaving = leaving
 
-    def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> None:
+    def take(self, index: int, reduced_N: Tensor, factor: float, *, first: bool) -> Pending | None:
         """See `GradSums`."""
         sums, number = self._of(index)
-        sums.take(number, reduced_N, factor, first=first)
+        return sums.take(number, reduced_N, factor, first=first)
 
     def clear(self) -> None:
         """See `GradSums`."""

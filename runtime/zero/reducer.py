@@ -172,6 +172,7 @@ class GradReducer:
         self._summed = 0  # how many units of the canonical order are known to be added, where that is done early
         self._sums_early = sums_early
         self._holder: dict[int, ParamUnit] = {}
+        self._readers: dict[int, Pending] = {}  # of slots: what their last gradient is being read by
         self.has_sums = False
         self.takes_strays = True
 
@@ -205,6 +206,7 @@ class GradReducer:
     def lend(self, unit: ParamUnit) -> None:
         """Lets a backward that does not count put its gradients into the unit's buffer, until they are dropped."""
         if unit.trains and unit.index not in self._stayed:
+            self._let_read(self._progress[unit.index].slot)
             unit.attach_grads()
 
     def open(self, unit: ParamUnit) -> None:
@@ -222,6 +224,7 @@ class GradReducer:
             holder = self._holder.get(progress.slot)
             if holder is not None:
                 self._vacate(holder)
+            self._let_read(progress.slot)
             if unit.index not in self._stayed:
                 unit.flat_grad.zero_()
             self._holder[progress.slot] = unit
@@ -376,6 +379,7 @@ class GradReducer:
             self._accumulate(holder)
         if holder is None or self._progress[holder.index].phase is _Phase.DONE:
             self._holder[progress.slot] = unit
+            self._let_read(progress.slot)
             progress.home.zero_()
         else:
             self._move_out(unit).zero_()
@@ -411,9 +415,19 @@ class GradReducer:
         progress.pending = None
         summed = progress.own if progress.sent is progress.home else self._own(progress.sent)
         factor = self._divide_before / self._collectives.size
-        self.sums.take(unit.index, summed, factor, first=not self.has_sums)
+        reader = self.sums.take(unit.index, summed, factor, first=not self.has_sums)
+        if reader is not None:
+            self._readers[progress.slot] = reader
+            if progress.sent is not progress.home:
+                self._let_read(progress.slot)  # staging, or memory elsewhere: others take it without asking
         self._move_home(unit)
         progress.phase = _Phase.DONE
+
+    def _let_read(self, slot: int) -> None:
+        """Returns when nothing reads a slot any more; its next gradient may be written."""
+        reader = self._readers.pop(slot, None)
+        if reader is not None:
+            reader.wait()
 
 
 def _refuse_stray(unit: ParamUnit, where: str) -> NoReturn:

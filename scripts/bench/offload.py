@@ -6,6 +6,7 @@ Parts, each a module of offload_parts that says what it measures:
     step      the optimizer's step on the host: bf16 gradient to bf16 parameter
     nvme      a drive read and written, and a step whose states are on it
     cpu       the step beside the next forward, over a bus held to a pace
+    exposed   how much of the step a run waits for, stepped behind the norm and ahead of it, at every stage
     params    parameters streamed from host memory while blocks compute, over a bus held to a pace
 
 Contenders take turns within a round, so that ratios are of neighbours in time. DeepSpeed belongs into an environment of
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from offload_parts import cpu, nvme, params, step
+from offload_parts import cpu, exposed, nvme, params, step
 from offload_parts.options import Options
 from sections import measure
 from zero_peers.figures import Figures
@@ -31,6 +32,7 @@ PARTS: dict[str, Callable[[Options], list[Figures]]] = {
     "step": step.measure,
     "nvme": nvme.measure,
     "cpu": cpu.measure,
+    "exposed": exposed.measure,
     "params": params.measure,
 }
 

@@ -21,8 +21,9 @@ from dsrun.runtime.memory.bus import SteadyPace, ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.offload.block_step import RangeWork
-from dsrun.runtime.offload.cpu_optimizer import CpuOptimizer, HostRange
+from dsrun.runtime.offload.cpu_optimizer import CpuOptimizer
 from dsrun.runtime.offload.host_gradients import HostGradients
+from dsrun.runtime.offload.host_range import HostRange
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import BF16

@@ -41,7 +41,8 @@ PLACES: dict[str, tuple[Place, ...]] = {
 
 
 def plain(stage: int, **more: Any) -> dict[str, Any]:
-    return config(stage, **{"gradient_clipping": CLIPPING, **more})
+    settings: dict[str, Any] = {"gradient_clipping": CLIPPING, **more}
+    return config(stage, **settings)
 
 
 def ahead(stage: int, *, slices: bool = False, **more: Any) -> dict[str, Any]:
@@ -92,7 +93,8 @@ def train(engine: Any, steps: range, between: Between = nothing) -> list[float]:
 
 def states_of(engine: Any) -> list[Tensor]:
     """Returns copies of this rank's states, in order."""
-    engine._parts.step.away and engine._parts.step.away.settle()
+    if engine._parts.step.away is not None:
+        engine._parts.step.away.settle()
     found = [value for run in engine._parts.step.optimizer.runs for value in engine.optimizer.state[run.param].values()]
     return [value.detach().clone() for value in found if isinstance(value, Tensor)]
 
@@ -199,8 +201,12 @@ class Halving(optim.Optimizer):
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad", "own"])
 def test_any_elementwise_optimizer_is_stepped_ahead_with_whatever_it_counts(kind: str) -> None:
     results: list[tuple[list[float], list[Tensor]]] = []
-    case = {"micro": 2, "optimizer": "AdamW" if kind == "own" else kind, "zero_allow_untested_optimizer": True}
-    own = {"optimizer": Halving} if kind == "own" else {}
+    case: dict[str, Any] = {
+        "micro": 2,
+        "optimizer": "AdamW" if kind == "own" else kind,
+        "zero_allow_untested_optimizer": True,
+    }
+    own: dict[str, Any] = {"optimizer": Halving} if kind == "own" else {}
     case["gradient_clipping"] = clipping_of(case, **own)
     for settings in (plain(2, **case), ahead(2, **case)):
         engine = make_engine(without_section(settings, own), **own)
@@ -312,7 +318,7 @@ def _saved(engine: Any, step: int) -> None:
     ],
 )
 def test_what_a_script_changes_before_the_step_counts(between: Between, why: str | None) -> None:
-    more = {"micro": 2, "bf16": True, "gradient_clipping": 0.0}
+    more: dict[str, Any] = {"micro": 2, "bf16": True, "gradient_clipping": 0.0}
     for stage in (2, 3):
         reference = make_engine(plain(stage, **more))
         losses = train(reference, range(4), between)

@@ -18,8 +18,9 @@ from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.offload.block_step import block_step_for
 from dsrun.runtime.offload.block_work import BlockStep, RangeWork
-from dsrun.runtime.offload.cpu_optimizer import CpuOptimizer, HostRange, share_of_cores
+from dsrun.runtime.offload.cpu_optimizer import CpuOptimizer, share_of_cores
 from dsrun.runtime.offload.host_gradients import HostGradients
+from dsrun.runtime.offload.host_range import HostRange
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import BF16, FP32, PrecisionPolicy
 from dsrun.runtime.zero.build import build_store, build_units
