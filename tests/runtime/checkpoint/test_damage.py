@@ -6,15 +6,22 @@ import pickle
 import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dsrun.checkpoint_files.folder import latest_tag, tag_to_load, tag_to_save
 from dsrun.checkpoint_files.index import INDEX_FILE
+from dsrun.checkpoint_files.parse import parse_index, read_index
+from dsrun.checkpoint_files.region import Region
 from dsrun.errors import CheckpointError
+from dsrun.runtime.checkpoint.load import read_whole
 from dsrun.runtime.engine.resume import choose_checkpoint
+from support.checkpoints import write_two_files
 from support.savers import save_one, value_of
 
 TAG = "global_step1"
@@ -162,3 +169,33 @@ def test_C13_a_pickle_in_place_of_any_file_is_refused_and_not_run(target: Path, 
     with pytest.raises(CheckpointError, match="which is no complete checkpoint"):
         latest_tag(target.parent)
     assert not mark.exists()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_C18_any_index_that_is_accepted_is_loaded_or_refused_and_nothing_else(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    target = tmp_path_factory.getbasetemp() / "changed" / "t"
+    index = write_two_files(target) if not target.exists() else read_index(target)
+    stored = index.tensors["w", "param"]
+    number = data.draw(st.integers(0, len(stored.boxes) - 1))
+    box = stored.boxes[number]
+    small = st.integers(0, 6)
+    region = Region(data.draw(st.tuples(small, small)), data.draw(st.tuples(small, small)))
+    first = data.draw(st.integers(0, 200))
+    changes = {
+        "region": region,
+        "first": first,
+        "last": first + data.draw(st.sampled_from([16, 32, 48])),
+        "file": data.draw(st.sampled_from([*index.files, "rank-00002-0a0a0a0a.safetensors"])),
+    }
+    kept = data.draw(st.sets(st.sampled_from(sorted(changes)), min_size=1))
+    stored.boxes[number] = replace(box, **{key: changes[key] for key in kept})
+    stored.dtype = data.draw(st.sampled_from(["F32", "F32", "BF16", "I64"]))
+    stored.shape = data.draw(st.just(stored.shape) | st.tuples(small, small))
+    try:
+        found = read_whole(parse_index(index.to_bytes(), target), target, ["w"], role="param")["w"]
+    except CheckpointError:
+        return
+    assert tuple(found.shape) == stored.shape

@@ -210,3 +210,22 @@ def test_any_change_of_an_index_is_read_as_it_is_or_refused(
 def test_any_bytes_are_refused(text: bytes) -> None:
     with pytest.raises(CheckpointError):
         parse_index(text, FOLDER)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), st.booleans())
+def test_any_splice_of_an_indexs_bytes_is_read_as_it_is_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, summed: bool
+) -> None:
+    tag = tmp_path_factory.getbasetemp() / "spliced-index"
+    good = (write_two_files(tag) if not tag.exists() else read_index(tag)).to_bytes()
+    first = data.draw(st.integers(0, len(good)))
+    last = data.draw(st.integers(first, min(len(good), first + 20)))
+    other = data.draw(st.binary(max_size=8) | st.sampled_from([b"[", b"}", b"-", b"e9", b"null", b'"', good[40:60]]))
+    text = good[:first] + other + good[last:]
+    try:
+        read = parse_index(with_sum(text) if summed else text, tag)
+    except CheckpointError:
+        return
+    assert parse_index(read.to_bytes(), tag) == read or "nan" in repr(read.values) + repr(read.ranks)
+    assert summed or text == good, "without a new sum nothing else is taken"
