@@ -24,6 +24,7 @@ from ..offload.disk_states import DiskStates
 from ..offload.host_gradients import HostGradients
 from ..offload.params_on_disk import DiskShards
 from ..offload.params_on_host import HostShards
+from ..offload.split_masters import SplitMasters
 from ..optim.groups import GroupAssignment
 from ..optim.registry import states_per_element
 from ..optim.state_format import STATE_FORMATS
@@ -155,6 +156,7 @@ class CutModel:
             frame_bytes=frames,
             stays=[not unit.is_away for unit in self.units],
             form=STATE_FORMATS[self.settings.zero_optimization.offload_optimizer.state_format],
+            splits=any(unit.halves is not None for unit in self.units),
             ahead=away.ahead,
         )
 
@@ -172,6 +174,7 @@ def cut_model(
     say: Say,
     masters_host: HostTier | None = None,
     masters_away: DiskStates | None = None,
+    masters_split: SplitMasters | None = None,
     stays: Stays | None = None,
 ) -> CutModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
@@ -190,6 +193,8 @@ def cut_model(
         say: told once what goes otherwise than the config asks.
         masters_host: host memory that masters go to, and the way there; None: they stay on the device.
         masters_away: takes them from there to a disk; None: they stay in host memory.
+        masters_split: takes their lower halves, where the upper ones are parameters in host memory; None: they are
+            whole.
         stays: whose masters stay on the device although there is a place for masters elsewhere; None: none.
 
     Raises:
@@ -220,10 +225,13 @@ def cut_model(
         memory=memory,
         tier=host if trained_leave else None,
         masters_host=None if masters_host is None else masters_host.pool_of(copied=not precision.has_separate_master),
-        masters_away=masters_away,
+        masters_away=masters_away or masters_split,
         stays=stays,
     )
     leaving = [unit for unit in units if unit.is_away]
+    if masters_split is not None:
+        for position, unit in enumerate(leaving):
+            unit.halves = masters_split.halves(position, unit.shard)
     if masters_away is not None:
         masters_away.end() if leaving else masters_away.close()
     stepped_here = [unit for unit in units if updates and not unit.is_away]

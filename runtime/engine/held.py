@@ -22,7 +22,8 @@ class HeldMemory:
     def model_state_bytes(self) -> int:
         """Bytes of parameters, gradients, masters and optimizer states that this rank holds in memory now."""
         units = [*self._parts.step.units, *self._parts.frozen_units]
-        buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.master, u.grad_sum)]
+        buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.grad_sum)]
+        buffers += [t for u in units for t in ([u.master] if u.halves is None else u.halves.buffers())]
         windows = {id(u.window): u.window for u in units if u.window is not None}.values()
         buffers += [t for window in windows for t in (window.grad, window.master) if t is not None]
         buffers += [param.data for param in self.module.parameters() if not param.requires_grad]

@@ -23,6 +23,7 @@ from ..offload.cpu_optimizer import CpuOptimizer, share_of_cores
 from ..offload.host_range import HostRange
 from ..offload.params_on_disk import DiskShards
 from ..offload.second_set import SecondSet
+from ..offload.split_masters import UnitHalves
 from ..optim.registry import states_per_element
 from ..optim.sharded import ShardOptimizer
 from ..optim.structured import StructuredOptimizer
@@ -86,6 +87,7 @@ def update_on_host(
             label=unit.label,
             runs=[run for run in optimizer.runs if run.owned.layout is unit.layout],
             master_N=unit.master,
+            halves=unit.halves if isinstance(unit.halves, UnitHalves) else None,
             target_N=unit.shard,
             stays=unit.tier is not None and sink is None,
             sink=sink,

@@ -36,6 +36,7 @@ from ..mesh.groups import choose_device, make_mesh, present_backend
 from ..mesh.noticeboard import noticeboard
 from ..mesh.spec import DATA_AXIS, MeshSpec
 from ..observe.records import RecordWriter
+from ..offload.split_masters import SplitMasters
 from ..optim.groups import assign_groups, check_trainable
 from ..optim.sharded import ShardOptimizer
 from ..optim.state_format import FP32_STATES, STATE_FORMATS
@@ -138,6 +139,7 @@ def initialize(
     host = host_tier(settings, mesh.device, bus, say=say_once(info))
     tell_of_memory(settings, say_once(info))
     fence = Fence()
+    splits = stage == 3 and settings.zero_optimization.offload_optimizer.split_master
     disk = states_on_disk(settings, optimizer, memory, rank=info.rank)
     staying = None
     if host is not None:
@@ -163,6 +165,7 @@ def initialize(
         say=say_once(info),
         masters_host=host,
         masters_away=disk,
+        masters_split=None if host is None or not splits else SplitMasters(memory, host.pool_of(copied=False)),
         stays=staying,
     )
     shard_optimizer = ShardOptimizer(

@@ -31,7 +31,7 @@ from ..zero.publisher import publish
 from .git_state import git_state
 from .going_on import RNG_ROLE, Moment, random_entries, random_names, take_over_random
 from .parts import EngineParts, Scheduler
-from .state import Counters, frozen_entries, parameter_entries, tied_names, wanted_tensors
+from .state import Counters, frozen_entries, parameter_entries, tied_names, unit_entries, wanted_tensors
 
 #: Roles of what is copied at once: forward and the script change it.
 _AT_ONCE = {"buffer", RNG_ROLE, script_state.ROLE}
@@ -285,8 +285,13 @@ def _read_tensors(parts: EngineParts, index: Index, target: Place, *, states: bo
     """Reads this rank's pieces, then makes parameters of them; raises on every rank where one could not read."""
     step = parts.step
     whole = not step.plan.shard_optimizer
+    split = [unit for unit in step.units if unit.halves is not None]
     entries = parameter_entries(
-        parts.module, step.units, replicated=whole, frozen=frozen, frozen_units=parts.frozen_units
+        parts.module,
+        [unit for unit in step.units if unit.halves is None],
+        replicated=whole,
+        frozen=frozen,
+        frozen_units=parts.frozen_units,
     )
     if states:
         entries += step.optimizer.loadable_entries(sorted(index.state_roles()), replicated=whole)
@@ -294,7 +299,13 @@ def _read_tensors(parts: EngineParts, index: Index, target: Place, *, states: bo
     def fill() -> None:
         fetch = partial(read, index, target, others=parts.collectives.size > 1, progress=parts.heartbeat.beat)
         fetch(entries)
-        for change in step.optimizer.format_changes():  # one by one: each has memory of its own
+        # What has memory of its own for as long as it is read comes one by one.
+        for unit in split:
+            master_N = unit.whole_master()
+            fetch(unit_entries(unit, master_N, replicated=whole))
+            assert unit.halves is not None, "it was asked"
+            unit.halves.part(master_N)
+        for change in step.optimizer.format_changes():
             fetch(change.begin())
             change.end()
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..protocols import StateEntry
 from ..zero.pretrained import persistent_buffers
@@ -58,7 +58,7 @@ def parameter_entries(
     """
     entries: list[StateEntry] = []
     for unit in units:
-        entries += _pieces(unit, replicated=replicated)
+        entries += unit_entries(unit, unit.whole_master(), replicated=replicated)
     if frozen:
         entries += frozen_entries(model, replicated=replicated, frozen_units=frozen_units)
     entries += [_whole(name, "buffer", buffer.data) for name, buffer in persistent_buffers(model).items()]
@@ -67,7 +67,7 @@ def parameter_entries(
 
 def frozen_entries(model: nn.Module, *, replicated: bool, frozen_units: Sequence[ParamUnit]) -> list[StateEntry]:
     """Returns this rank's pieces of the parameters that are not trained; see `parameter_entries`."""
-    entries = [entry for unit in frozen_units for entry in _pieces(unit, replicated=replicated)]
+    entries = [entry for unit in frozen_units for entry in unit_entries(unit, unit.master, replicated=replicated)]
     cut = {id(param) for unit in frozen_units for param in unit.params}
     for name, param in model.named_parameters():
         if not param.requires_grad and id(param) not in cut:
@@ -103,15 +103,22 @@ def tied_names(model: nn.Module, *, frozen: bool = True) -> dict[str, str]:
     }
 
 
-def _pieces(unit: ParamUnit, *, replicated: bool) -> list[StateEntry]:
+def unit_entries(unit: ParamUnit, master_N: Tensor, *, replicated: bool) -> list[StateEntry]:
+    """Returns this rank's pieces of a unit's parameters.
+
+    Args:
+        unit: of them.
+        master_N: the values, see `ParamUnit.whole_master`.
+        replicated: every rank owns the unit whole.
+    """
     entries: list[StateEntry] = []
     for piece in unit.layout.pieces(*unit.owned):
-        flat = unit.master.narrow(0, piece.shard_offset, piece.stop - piece.start)
+        flat = master_N.narrow(0, piece.shard_offset, piece.stop - piece.start)
         extent = piece.extent
         entries.append(StateEntry(extent.name, "param", extent.shape, piece.start, piece.stop, flat, replicated))
     for extent in unit.layout.extents:
         if extent.numel == 0:  # in no rank's range, yet a part of the model
-            entries.append(StateEntry(extent.name, "param", extent.shape, 0, 0, unit.master.narrow(0, 0, 0), True))
+            entries.append(StateEntry(extent.name, "param", extent.shape, 0, 0, master_N.narrow(0, 0, 0), True))
     return entries
 
 

@@ -35,6 +35,7 @@ class HostOptimizer:
         ahead: steps are taken before the norm is known, into a second set.
         stays: for each layout, whether its masters and states stay on the device; empty: none do.
         form: how states lie.
+        splits: masters lie in halves, of which the upper one is the parameter.
     """
 
     travels: torch.dtype
@@ -44,6 +45,7 @@ class HostOptimizer:
     ahead: bool = False
     stays: Sequence[bool] = ()
     form: StateFormat = FP32_STATES
+    splits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +161,8 @@ class StatePrediction:
         largest = max((layout.shard_numel for layout in leaving), default=0)
         # Slices in the masters' dtype and in host memory are the masters.
         masters = 0 if self.trained_on_host and self.compute == self.master else owned * self.master.itemsize
+        if how.splits:
+            masters = owned * torch.int16.itemsize
         # Whole ones: those of optimizers whose states are no whole number an element need whole tensors.
         states = sum(how.form.place_bytes(layout.shard_numel) for layout in leaving) * round(self.states_per_element)
         gradients = owned * how.travels.itemsize + how.widens * largest * self.master.itemsize

@@ -323,8 +323,10 @@ class CpuOptimizer:
         form = self._optimizer.form
         for run in item.runs:
             states, scalars = self._optimizer.split_state(run)
+            first = run.start - run.owned.start
+            halves = None if item.halves is None else item.halves.of(first, first + run.numel)
             work = RangeWork(
-                master_N=run.param.data,
+                master_N=run.param.data if halves is None else halves,
                 grads_N=part_of(run, gradient.values_N),
                 states=states,
                 scalars=scalars,
@@ -336,6 +338,8 @@ class CpuOptimizer:
                 head=head_of(run) if form.is_coded else 0,
             )
             self._steps.step(work)
+            if item.halves is not None and halves is not None:
+                item.halves.keep(first, halves)
             self._optimizer.keep_state(run, states, scalars)
             self._changed.setdefault(run.group, {}).update(work.changed)
         if out_N is not None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..optim.runs import Run
+from .split_masters import UnitHalves
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,6 +24,7 @@ class HostRange:
         master_N: flat, the whole range.
         target_N: compute dtype, [N]: the parameters. On the device, to be reached over the bus, or `stays`.
         stays: the parameters live in host memory, where the step writes them.
+        halves: has the masters, in two halves of which the upper is `target_N`; None: `master_N` has them.
         sink: takes the parameters from host memory, to where neither is; None: they are in one of both.
     """
 
@@ -32,6 +34,7 @@ class HostRange:
     target_N: Tensor
     stays: bool = False
     sink: Callable[[Tensor], None] | None = None
+    halves: UnitHalves | None = None
 
     @property
     def numel(self) -> int:
@@ -41,6 +44,8 @@ class HostRange:
     @property
     def is_its_parameters(self) -> bool:
         """Whether the masters are what goes to the device, or lies where parameters are: nothing is rounded."""
+        if self.halves is not None:
+            return True
         if self.stays:
             return self.master_N.data_ptr() == self.target_N.data_ptr()
         return self.master_N.dtype == self.target_N.dtype

@@ -28,7 +28,7 @@ from .unit import ParamUnit
 def safe_get_full_fp32_param(param: Tensor) -> Tensor | None:
     """Returns the whole fp32 master, a copy; see [Note: who gets what]."""
     home = _trained(param)
-    return None if home is None else _full(home, _unit(home).master)
+    return None if home is None else _full(home, _unit(home).whole_master())
 
 
 def safe_get_full_grad(param: Tensor) -> Tensor | None:
@@ -58,7 +58,7 @@ def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor
 def safe_get_local_fp32_param(param: Tensor) -> Tensor | None:
     """Returns this rank's piece of the fp32 master; see [Note: who gets what]."""
     home = _trained(param)
-    return None if home is None else _local(home, _unit(home).master)
+    return None if home is None else _local(home, _unit(home).whole_master())
 
 
 def safe_get_local_grad(param: Tensor) -> Tensor | None:

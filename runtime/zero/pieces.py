@@ -148,7 +148,8 @@ class Pieces:
         """
         unit = home.unit
         assert unit is not None, "a parameter in no unit has no pieces"
-        piece = self.own_piece(home, unit.master, start=unit.owned[0])
+        whole_N = unit.whole_master()
+        piece = self.own_piece(home, whole_N, start=unit.owned[0])
         if piece is None:
             return
         if unit.tier is not None:
@@ -156,6 +157,9 @@ class Pieces:
         self.before_change(unit)
         first, master = piece
         master.copy_(read(first, first + master.numel()))
+        if unit.halves is not None:
+            unit.halves.part(whole_N)
+            return
         compute = unit.shard if self.plan.shard_optimizer else unit.flat_param
         read_by_forward = self.own_piece(home, compute, start=unit.owned[0])
         assert read_by_forward is not None, "whoever owns a piece of the master owns the parameter's"
@@ -184,7 +188,8 @@ class Pieces:
         assert extent is not None, "a parameter in a unit has a place"
         flat = value.detach().reshape(-1)
         whole = unit.flat_param.narrow(0, extent.offset, extent.numel)
-        piece = self.own_piece(home, unit.master, start=unit.owned[0])
+        whole_N = unit.whole_master()
+        piece = self.own_piece(home, whole_N, start=unit.owned[0])
         if unit.tier is not None:
             unit.tier.settle()
         self.before_change(unit)
@@ -202,6 +207,8 @@ class Pieces:
                 here = new.to(master.device)
                 master.copy_(torch.where(here.to(old.dtype) != old.to(master.device), here.to(master.dtype), master))
             old.copy_(new)
+            if unit.halves is not None:
+                unit.halves.part(whole_N)
         if not self.plan.shard_parameters:
             whole.copy_(flat)
 
@@ -278,7 +285,7 @@ class Pieces:
             )
         self.collectives = collectives
         home.unit.settle()
-        piece = self.own_piece(home, home.unit.master, start=home.unit.owned[0])
+        piece = self.own_piece(home, home.unit.whole_master(), start=home.unit.owned[0])
         whole, pending = self.assemble(home, None if piece is None else piece[1], dtype=home.unit.master.dtype)
         for work in pending:
             work.wait()

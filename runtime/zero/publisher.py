@@ -46,7 +46,7 @@ def write_parameters(units: Sequence[ParamUnit], plan: ZeroPlan) -> None:
     """
     for unit in units:
         if unit.tier is not None:
-            if unit.master.data_ptr() != unit.shard.data_ptr():
+            if unit.halves is None and unit.master.data_ptr() != unit.shard.data_ptr():
                 unit.tier.write(unit.index, unit.master)
             continue
         target = unit.shard if plan.shard_optimizer else unit.flat_param

@@ -29,6 +29,22 @@ class Arrival(Protocol):
         ...
 
 
+class MasterHalves(Protocol):
+    """Masters that lie in two halves, the upper one in `shard`: whole for a while where somebody asks."""
+
+    def joined(self) -> Tensor:
+        """Returns the masters in fp32, a copy."""
+        ...
+
+    def part(self, values_N: Tensor) -> None:
+        """Takes new masters, fp32; `shard` has them rounded from here on."""
+        ...
+
+    def buffers(self) -> list[Tensor]:
+        """Returns the memory of the lower halves."""
+        ...
+
+
 class ParamUnit:
     """Parameters that are gathered, reduced and updated together.
 
@@ -47,6 +63,7 @@ class ParamUnit:
         tier: what holds `shard`, where that is not on the device.
         master: the owned range as the optimizer updates it, fp32 or as the config says; shares memory with the
             parameters if they have that dtype.
+        halves: has the values of `master` where that lies in two halves, and is a shape alone; None: it has them.
         grad_sum: the owned range of the gradient, reduced over ranks and summed over micro batches; likewise. Empty
             where the optimizer steps elsewhere, and `GradSums` of its own have the sum.
         is_away: its masters are in host memory or on a disk, and stepped there.
@@ -77,6 +94,7 @@ class ParamUnit:
         self.tier: ShardTier | None = None
         self.is_away = False
         self.master = empty
+        self.halves: MasterHalves | None = None
         self.grad_sum = empty
         self.window: Window | None = None
         self.arrival: Arrival | None = None
@@ -103,6 +121,10 @@ class ParamUnit:
         # Leaves that are stepped on the host have no gradient: one zero in the shape of all of them.
         sums = self.grad_sum if self.grad_sum.numel() else self.master.new_zeros(1).expand(self.master.numel())
         return OwnedRange(self.layout, self.owned[0], self.master, sums, groups, self.window)
+
+    def whole_master(self) -> Tensor:
+        """Returns the values of `master`: itself, or a copy where it lies in halves, to be put back by `part`."""
+        return self.master if self.halves is None else self.halves.joined()
 
     def arrive(self) -> None:
         """Returns when the parameters may be read where they lie; see `Arrival`."""

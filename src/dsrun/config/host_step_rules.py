@@ -14,6 +14,7 @@ PlaceOf = Callable[[str], Position]
 _SECTION = "zero_optimization.offload_optimizer"
 _OPTIMIZER = f"{_SECTION}.device"
 _FORMAT = f"{_SECTION}.state_format"
+_SPLIT = f"{_SECTION}.split_master"
 _EIGHT_BIT = ("adam8bit", "adamw8bit", "lion8bit")
 
 
@@ -56,6 +57,7 @@ def check_host_step(config: Training, report: Report, place_of: PlaceOf) -> None
         message = f"`{_OPTIMIZER}` is {device}, and `{key}` keeps masters or sums in 16 bits, {why}"
         report.error(Code.COMBINATION, _OPTIMIZER, message, place_of(_OPTIMIZER), hint)
     _state_format(config, report, place_of)
+    _split_master(config, report, place_of)
 
 
 def _narrow(config: Training) -> tuple[str, str, str] | None:
@@ -96,3 +98,25 @@ def _state_format(config: Training, report: Report, place_of: PlaceOf) -> None:
         )
         hint = "take AdamW, Adam, Lion or SGD, or leave it out"
         report.error(Code.COMBINATION, _FORMAT, message, place_of(_FORMAT), hint)
+
+
+def _split_master(config: Training, report: Report, place_of: PlaceOf) -> None:
+    """The upper half of a master is a bf16 parameter beside it in host memory, and nowhere else."""
+    zero, section = config.zero_optimization, config.zero_optimization.offload_optimizer
+    if not section.split_master or zero.stage != 3:
+        return
+    device = zero.offload_param.device
+    reasons = {
+        f"`device` beside it is {section.device}: on a drive a master is one stretch with its states": (
+            section.device != "cpu"
+        ),
+        f"`zero_optimization.offload_param.device` is {device}: without parameters in host memory both halves lie "
+        "there, as many bytes as a master": device != "cpu",
+        "`bf16.enabled` is not: the upper half of an fp32 number is a bf16 one": not config.bf16.enabled,
+        f"`ratio` beside it is {section.ratio:g}: masters that stay on the GPU are whole": section.ratio != 1,
+        "`super_offload` beside it is true, which keeps whole masters twice": section.super_offload,
+    }
+    for why, holds in reasons.items():
+        if holds:
+            message = f"`{_SPLIT}` is true, and {why}"
+            report.error(Code.COMBINATION, _SPLIT, message, place_of(_SPLIT), "leave out one of them")

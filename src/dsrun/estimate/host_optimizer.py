@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from dsrun.estimate.settings import RunSettings
 from dsrun.estimate.state import FP32_BYTES, PaddedUnit, split_units
 
+#: Of the lower half of a master, where the upper one is the parameter.
+_HALF_BYTES = 2
 #: Buffers of a ring: one is worked on while another is copied.
 _RING = 2
 
@@ -20,7 +22,8 @@ class HostOptimizerBytes:
     """What a rank holds.
 
     Attributes:
-        masters: fp32, in host memory; 0 where slices of fp32 parameters lie there, which they are.
+        masters: fp32, in host memory, or lower halves of them; 0 where slices of fp32 parameters lie there, which they
+            are.
         states: in their format, in host memory.
         gradients: in host memory, as they come from the device: all of them in compute format, or a ring of fp32 sums.
         parameters: in host memory, on their way to the device, where they do not take the gradients' place.
@@ -67,6 +70,8 @@ def host_optimizer_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> 
     through_ring = adds_up and sixteen and not settings.trained_leave
     # In fp32, slices in host memory are the masters.
     masters = 0 if settings.trained_leave and not settings.has_master else owned * FP32_BYTES
+    if settings.split_master:
+        masters = owned * _HALF_BYTES
     found = HostOptimizerBytes(
         masters=masters,
         states=sum(settings.away_states_of(unit.shard) for unit in trained),

@@ -40,6 +40,7 @@ class RunSettings:
         offload_param: where parameter shards live between uses.
         steps_ahead: the optimizer in host memory steps before the norm is known, into a second set of states.
         state_format: how optimizer states lie off the device.
+        split_master: masters lie in halves there, of which the upper one is the parameter.
         state_buffers: units whose masters and states may be in host memory, where they live on NVMe.
         param_buffers: slices of parameters on their way through host memory, likewise.
         params_in_memory: elements of slices that stay there, likewise.
@@ -76,6 +77,7 @@ class RunSettings:
     offload_param: Tier = "none"
     steps_ahead: bool = False
     state_format: Literal["fp32", "bf16", "int8"] = "fp32"
+    split_master: bool = False
     state_buffers: int = 4
     param_buffers: int = 5
     params_in_memory: int = 0
@@ -226,6 +228,7 @@ def read_settings(
         offload_param=zero.offload_param.device,
         steps_ahead=zero.offload_optimizer.super_offload and zero.offload_optimizer.device == "cpu",
         state_format=zero.offload_optimizer.state_format,
+        split_master=zero.stage == 3 and zero.offload_optimizer.split_master,
         state_buffers=zero.offload_optimizer.buffer_count,
         param_buffers=zero.offload_param.buffer_count,
         params_in_memory=zero.offload_param.max_in_cpu,

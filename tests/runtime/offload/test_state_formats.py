@@ -262,7 +262,7 @@ def test_memory_and_bytes_to_the_disk_are_those_of_the_format(form: str, tmp_pat
 
 @pytest.mark.parametrize("saved", [None, *NARROW])
 def test_a_checkpoint_loads_into_every_other_format(saved: str | None, tmp_path: Path) -> None:
-    engine = made(away(2, saved))
+    engine = made(away(2, saved, str(tmp_path) if saved == "int8" else None))
     same_on_all(engine, range(2))
     engine.save_checkpoint(str(tmp_path / "c"), tag="t")
     there = state_of(engine)

@@ -86,3 +86,27 @@ def test_what_it_takes_is_taken() -> None:
         narrow("int8"),
     ):
         assert load(settings, world_size=1).zero_optimization.offload_optimizer.device == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("section", "more", "why"),
+    [
+        ({"device": "nvme", "nvme_path": "/a"}, {}, "on a drive a master is one stretch with its states"),
+        ({"ratio": 0.5}, {}, "masters that stay on the GPU are whole"),
+        ({"super_offload": True}, {}, "keeps whole masters twice"),
+        ({}, {"bf16": {"enabled": False}}, "the upper half of an fp32 number is a bf16 one"),
+        ({}, {"param": "none"}, "without parameters in host memory both halves lie there"),
+    ],
+)
+def test_a_master_in_halves_needs_its_upper_half_beside_it(section: Any, more: dict[str, Any], why: str) -> None:
+    def settings(section: dict[str, Any], *, param: str = "cpu", **more: Any) -> dict[str, Any]:
+        away = {"device": "cpu", "split_master": True, **section}
+        zero = {"stage": 3, "offload_optimizer": away, "offload_param": {"device": param}}
+        return {"train_batch_size": 2, "bf16": {"enabled": True}, "zero_optimization": zero, **more}
+
+    with pytest.raises(ConfigError) as caught:
+        load(settings(section, **more), world_size=1)
+    (problem,) = caught.value.problems
+    assert problem.message.startswith("<dict>: `zero_optimization.offload_optimizer.split_master` is true, and ")
+    assert why in problem.message
+    assert load(settings({}), world_size=1).zero_optimization.offload_optimizer.split_master

@@ -96,6 +96,15 @@ class OffloadOptimizer(Section):
             stages=(1, 2, 3),
         ),
     ] = "fp32"
+    split_master: Annotated[
+        Flag,
+        knob(
+            "Keep fp32 masters in two halves, of which the upper one is the bf16 parameter in host memory.",
+            effect="2 bytes of host memory less per parameter of the shard, with the same bits; needs `device` cpu, "
+            "`offload_param.device` cpu and bf16. A save joins them for a moment",
+            stages=(3,),
+        ),
+    ] = False
     cpuadam_cores_perc: Annotated[
         Fraction,
         knob(
