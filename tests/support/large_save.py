@@ -1,0 +1,49 @@
+"""One save of many GiB in one file, and every byte of it loaded again; for scripts/soak, as it takes a disk its time."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from dsrun.checkpoint_files.parse import read_index
+from dsrun.checkpoint_files.verify import verify
+from dsrun.runtime.checkpoint.load import read
+from dsrun.runtime.checkpoint.saver import Saver
+from dsrun.runtime.protocols import StateEntry
+from support.savers import nothing, wanted, with_savers
+from support.traces import peak_memory_of
+
+_SLICE_NUMEL = 1 << 26
+
+
+def save_and_load(folder: Path, gib: float) -> str:
+    """Saves one tensor of so many GiB in training, checks the file, and loads it slice by slice.
+
+    Args:
+        folder: for the checkpoint; needs the room.
+        gib: how many; the process holds them once.
+
+    Raises:
+        AssertionError: a byte is another, or saving and loading took memory for more than some blocks.
+    """
+    numel = int(gib * (1 << 28))
+    state = torch.arange(numel, dtype=torch.int32)
+    entry = StateEntry("w", "param", (numel,), 0, numel, state, False)
+
+    def body(saver: Saver, rank: int) -> None:
+        saver.save(folder, "t", lambda: wanted(1.0, rank=0, size=1, entries=[entry]), progress=nothing)
+
+    before = peak_memory_of(os.getpid())
+    with_savers(1, body, asynchronous=False)
+    index = read_index(folder / "t")
+    assert list(verify(folder / "t", index)) == []
+    found = torch.empty(_SLICE_NUMEL, dtype=torch.int32)
+    for start in range(0, numel, _SLICE_NUMEL):
+        stop = min(numel, start + _SLICE_NUMEL)
+        read(index, folder / "t", [StateEntry("w", "param", (numel,), start, stop, found[: stop - start], False)])
+        assert torch.equal(found[: stop - start], state[start:stop]), f"elements {start} to {stop}"
+    grown = (peak_memory_of(os.getpid()) - before) / (1 << 20)
+    assert grown < 4 * _SLICE_NUMEL / (1 << 20) + 150, f"{grown:.0f} MiB more than the state"
+    return f"{gib:g} GiB saved, checked and loaded, with {grown:.0f} MiB beside them"
