@@ -1,4 +1,4 @@
-"""One save of many GiB in one file, and every byte of it loaded again; for scripts/soak, as it takes a disk its time."""
+"""One save of many GiB in one file, and every byte of it loaded again; for scripts/soak, as a disk takes its time."""
 
 from __future__ import annotations
 
