@@ -165,10 +165,15 @@ def _host_lines(prediction: Prediction) -> list[str]:
     machine = prediction.machine
     limit = machine.host_memory_bytes
     room = "unknown, see `--host-memory`" if limit is None else f"{format_bytes(limit)}"
-    return [
+    lines = [
         f"host memory of {machine.ranks_per_host} rank{'s' if machine.ranks_per_host > 1 else ''}: "
         f"{format_bytes(prediction.host_bytes)} of {room}"
     ]
+    if prediction.save_bytes:
+        lines.append(f"from the first checkpoint on: {format_bytes(prediction.save_bytes)} more, for its copy")
+        if prediction.save_fits is False:
+            lines[-1] += ", which does not fit; `checkpoint.asynchronous` false needs none"
+    return lines
 
 
 def _step_lines(prediction: Prediction) -> list[str]:
@@ -290,6 +295,7 @@ def prediction_json(prediction: Prediction) -> dict[str, Any]:
         ],
         "attention": attention_json(prediction.attention),
         "host_bytes": prediction.host_bytes,
+        "save_bytes": prediction.save_bytes,
         "host_limit_bytes": machine.host_memory_bytes,
         "step": {
             **asdict(prediction.traffic),

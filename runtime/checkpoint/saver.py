@@ -150,6 +150,11 @@ class Saver:
             self._last.save.wait(progress)
         self.check()
 
+    @property
+    def staged_bytes(self) -> int:
+        """Host memory that copies of state take, from the first asynchronous save on."""
+        return self._beside.staged_bytes
+
     def check(self) -> None:
         """Raises what has gone wrong with a save that has come to its end, once; enters no collective.
 

@@ -10,6 +10,9 @@ from ..observe.memory_report import MemoryReport
 from ..observe.memory_watch import MemoryWatch
 from .parts import EngineParts
 
+#: What asynchronous saves copy state to; in host memory, wherever the model computes.
+_COPY = "copy of a checkpoint"
+
 
 class HeldMemory:
     """What an engine says of memory; enters no collective."""
@@ -35,7 +38,7 @@ class HeldMemory:
         """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.
 
         What lies outside of them comes with it: frozen parameters and the module's buffers, which are the model's own,
-        and optimizer states that nobody could foresee.
+        optimizer states that nobody could foresee, and the copy of state that the last asynchronous save has written.
         """
         memory = self._parts.memory
         held = {
@@ -44,6 +47,7 @@ class HeldMemory:
             "other optimizer states": [] if self.optimizer is None else self._parts.step.optimizer.tensors(),
         }
         outside = {name: measure(t for t in tensors if not memory.holds(t)) for name, tensors in held.items()}
+        outside[_COPY] = self._parts.saver.staged_bytes
         return memory.report([OutsideUse(name, nbytes) for name, nbytes in outside.items() if nbytes])
 
     def memory_report(self) -> MemoryReport:
@@ -62,8 +66,10 @@ class HeldMemory:
     def _memory_kinds(self) -> tuple[tuple[str, int], ...]:
         """Returns names and bytes of what is held for long where the model computes: on a CPU, the host's part too."""
         report = self.memory_arenas()
-        counted = ("device", "host") if self._parts.mesh.device.type == "cpu" else ("device",)
+        on_cpu = self._parts.mesh.device.type == "cpu"
+        counted = ("device", "host") if on_cpu else ("device",)
         inside = [(use.name, use.reserved_bytes) for use in report.arenas if use.tier in counted]
-        copies = 0 if self._parts.copies is None or "host" not in counted else self._parts.copies.held_bytes
+        outside = [(use.name, use.used_bytes) for use in report.outside if on_cpu or use.name != _COPY]
+        copies = 0 if self._parts.copies is None or not on_cpu else self._parts.copies.held_bytes
         kept = [("copies in memory", copies)] if copies else []
-        return (*inside, *((use.name, use.used_bytes) for use in report.outside), *kept)
+        return (*inside, *outside, *kept)

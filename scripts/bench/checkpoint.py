@@ -6,10 +6,10 @@
 
 Everything is measured in one run, one after the other in each round, on the same state and the same folder, so that a
 busy machine is busy for all: the floors (a copy into memory that has been written before; the disk's write and read
-bandwidth through one file of the same size a rank, at once), dsrun beside training and in it, torch's distributed
-checkpoint in both ways, and DeepSpeed's default: `torch.save` of a rank's shard, then fsync, which it leaves out, and
-`torch.load` of it. Before each load the system forgets the files' pages. Loads on 1 and 4 ranks are done by the ranks
-there are: the first one does all of it, or each of two does what two ranks would do.
+bandwidth through one file of the same size a rank, at once), dsrun beside training, with its copy behind training, and
+in it, torch's distributed checkpoint in both ways, and DeepSpeed's default: `torch.save` of a rank's shard, then fsync,
+which it leaves out, and `torch.load` of it. Before each load the system forgets the files' pages. Loads on 1 and 4
+ranks are done by the ranks there are: the first one does all of it, or each of two does what two ranks would do.
 Prints median and smallest of each over the rounds. Run it on a quiet machine; on a busy one look at the ratios.
 """
 
@@ -118,6 +118,17 @@ def measure_floors(state: State, folder: Path, rounds: Rounds, staging: torch.Te
             offset += data.numel()
 
     rounds.add("floor: copy", timed(copy))
+
+    def copy_by_threads() -> None:
+        from dsrun.runtime.checkpoint.host_copy import copy_bytes, idle_threads
+
+        copies, offset = [], 0
+        for flat in state.flat.values():
+            copies.append((staging[offset:], flat))
+            offset += flat.nbytes
+        copy_bytes(copies, threads=idle_threads())
+
+    rounds.add("floor: copy by idle cores", timed(copy_by_threads))
     path = folder / f"floor-{state.rank}"
 
     def write() -> None:
@@ -149,8 +160,10 @@ def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, 
     from dsrun.runtime.protocols import StateEntry
 
     def want() -> Wanted:
-        return Wanted(entries=state.entries(), values={}, rank_values={}, aliases={}, save_latest=True,
-                      when_saved=lambda nbytes, seconds: None)  # fmt: skip
+        entries = state.entries()
+        return Wanted(entries=entries, values={}, rank_values={}, aliases={}, save_latest=True,
+                      when_saved=lambda nbytes, seconds: None, units=[int(e.name[1:]) for e in entries],
+                      order=range(PARAMETERS))  # fmt: skip
 
     for name, saver in savers.items():
 
@@ -159,6 +172,9 @@ def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, 
 
         began = time.perf_counter()
         rounds.add(f"dsrun {name}: stall", timed(save))
+        if saver.policy.later:
+            # What a step that came at once would wait for; behind forward and backward it is less, or nothing.
+            rounds.add(f"dsrun {name}: a step at once waits", timed(saver.fence.wait_all))
         saver.finish(lambda: None)
         dist.barrier()
         rounds.add(f"dsrun {name}: total", time.perf_counter() - began)
@@ -244,9 +260,15 @@ def run_rank(args: argparse.Namespace) -> None:
         world = dist.group.WORLD
         assert world is not None
         collectives = GlooCollectives(world, None, reductions=world, where=Where())
-        for name, asynchronous in (("beside", True), ("in training", False)):
-            policy = SavePolicy(asynchronous=asynchronous)
-            savers[name] = Saver(collectives, noticeboard(), device=torch.device("cpu"), policy=policy)
+        from dsrun.runtime.checkpoint.fence import Fence
+
+        for name, asynchronous, later in (
+            ("beside", True, False),
+            ("behind", True, True),
+            ("in training", False, False),
+        ):
+            policy = SavePolicy(asynchronous=asynchronous, later=later)
+            savers[name] = Saver(collectives, noticeboard(), device=torch.device("cpu"), policy=policy, fence=Fence())
     for number in range(args.rounds + 1):
         here = Rounds() if number == 0 else rounds  # the first one writes pages for the first time
         if args.only is None:
@@ -285,6 +307,7 @@ def tell(figures: dict[str, Any]) -> None:
         print(f"{name:44}{statistics.median(values):10.3f}{min(values):10.3f}{rate:8.2f}")
     bars = [
         ("stall / copy", least["dsrun beside: stall"] / least["floor: copy"], 1.3),
+        ("stall behind / copy", least["dsrun behind: stall"] / least["floor: copy"], 1.3),
         ("stall / DCP async_save", least["dsrun beside: stall"] / least["torch DCP async_save: stall"], 0.4),
         ("total / disk write", least["dsrun beside: total"] / least["floor: disk write"], 1.2),
         *(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dsrun.estimate.activations import ActivationBytes, activation_bytes
 from dsrun.estimate.attention import AttentionEstimate, attention_estimate
+from dsrun.estimate.checkpoint_copy import checkpoint_copy_bytes
 from dsrun.estimate.host_optimizer import host_optimizer_bytes
 from dsrun.estimate.machine import Machine
 from dsrun.estimate.memory_copies import memory_copy_bytes
@@ -92,6 +93,7 @@ class Prediction:
         state: model state, wherever it lies.
         tiers: memory of one rank.
         host_bytes: host memory of all ranks of one host.
+        save_bytes: what they take more of it from their first save on.
         traffic: of one step.
         paths: shortest time of each path.
         step: shortest time of a step.
@@ -104,6 +106,7 @@ class Prediction:
     state: StateBytes
     tiers: tuple[Tier, ...]
     host_bytes: int
+    save_bytes: int
     traffic: StepTraffic
     paths: tuple[Floor, ...]
     step: StepFloor
@@ -132,6 +135,12 @@ class Prediction:
         if limit is None:
             return None
         return self.host_bytes <= limit
+
+    @property
+    def save_fits(self) -> bool | None:
+        """Whether a save's copies fit into a host's memory, too; None where that cannot be told."""
+        limit = self.machine.host_memory_bytes
+        return None if limit is None else self.host_bytes + self.save_bytes <= limit
 
     @property
     def tokens_per_step(self) -> int:
@@ -176,6 +185,12 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
             _tier("CPU", [*pageable, *process], _part(machine.host_memory_bytes, share)),
         ]
     tiers.append(_tier("NVMe", drives, _part(machine.nvme_bytes, share)))
+    copied = checkpoint_copy_bytes(
+        units,
+        settings,
+        frozen_numel=-(-model.frozen_numel // settings.tensor_parallel),
+        ranks=machine.ranks // settings.tensor_parallel,
+    )
     traffic = step_traffic(model, units, settings, machine)
     paths = floors(traffic, settings, machine)
     return Prediction(
@@ -185,6 +200,7 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
         state=state,
         tiers=tuple(tiers),
         host_bytes=share * sum(tier.total_bytes for tier in tiers if tier.name.startswith("CPU")),
+        save_bytes=share * copied,
         traffic=traffic,
         paths=paths,
         step=step_floor(paths),

@@ -62,6 +62,7 @@ class RunSettings:
         sequence: tokens of a sample.
         gather: what stage 3 may keep gathered.
         memory_copies: the state is copied to host memory every few steps.
+        saves_beside: checkpoints are written from a copy, while training goes on.
         planned: keys of the config that this version refuses, because it does not do them yet.
         notes: what was assumed.
     """
@@ -99,6 +100,7 @@ class RunSettings:
     sequence: int = _SAMPLE_TOKENS
     gather: GatherBudgets = field(default_factory=GatherBudgets)
     memory_copies: bool = False
+    saves_beside: bool = False
     planned: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -251,6 +253,7 @@ def read_settings(
         sequence=sequence,
         gather=gather_budgets(config),
         memory_copies=config.checkpoint.memory_copy.every is not None,
+        saves_beside=config.checkpoint.asynchronous,
         planned=planned,
         notes=tuple(notes),
     )

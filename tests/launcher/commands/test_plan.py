@@ -48,6 +48,7 @@ CPU of a rank                  GiB
   total                       1.50
 
 host memory of 8 ranks: 12.0 GiB of unknown, see `--host-memory`
+from the first checkpoint on: 78.2 GiB more, for its copy
 
 attention of a block             kept    forward   backward  MiB
   flash                          64.2       16.2       80.2  <- taken
