@@ -17,7 +17,7 @@ from dsrun.units import format_bytes, format_count
 from .job_text import short_duration
 
 #: Values that have lines or tables of their own, or are told by `--json` alone.
-_APART = frozenset({"counters", "optimizer", "scheduler", "config", "versions", "git", "torch", "frozen"})
+_APART = frozenset({"counters", "optimizer", "scheduler", "config", "versions", "git", "torch", "frozen", "latest"})
 
 
 def columns(table: Sequence[Sequence[str]], *, right: frozenset[int] = frozenset()) -> list[str]:

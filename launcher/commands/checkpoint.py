@@ -45,6 +45,7 @@ def ls(folder: str, as_json: bool) -> int:
       damaged   the index cannot be read, or a file is missing or cut off
     `dsrun checkpoint verify` reads every byte.
     """
+    from dsrun.checkpoint_files.latest import doubt_of_latest
     from dsrun.checkpoint_files.listing import list_tags, named_by_latest
     from dsrun.checkpoint_files.storage_registry import place_of
 
@@ -63,6 +64,8 @@ def ls(folder: str, as_json: bool) -> int:
         _say(f"no checkpoints in {folder}")
     elif latest is not None and latest not in {tag.name for tag in tags}:
         _say(f"`latest` names {latest!r}, which is not there")
+    elif latest is not None and (doubt := doubt_of_latest(place_of(folder), latest)) is not None:
+        _say(doubt)
     return 0
 
 

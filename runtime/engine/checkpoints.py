@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import optim
 
+from dsrun.checkpoint_files.latest import doubt_of_latest
 from dsrun.checkpoint_files.storage import Place
 from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.config.batch import BatchSizes
@@ -135,6 +136,12 @@ class Checkpoints:
             self._parts.mesh.device, named_generators(), parts.loader, micro_steps=self._counters.micro_steps
         )
 
+    def _tell_doubt(self, folder: Place, tag: str) -> None:
+        """Says on rank 0 where `latest` may not name what it was set to."""
+        doubt = doubt_of_latest(folder, tag) if self._parts.mesh.info.rank == 0 else None
+        if doubt is not None:
+            print(f"dsrun: {doubt}; `tag=` loads another one", flush=True)
+
     def wait_for_checkpoint(self) -> None:
         """Returns when no checkpoint is being written any more; enters no collective.
 
@@ -193,7 +200,7 @@ class Checkpoints:
         folder = None if load_dir is None else place_of(load_dir)
         self.wait_for_checkpoint()
         copy = None
-        if tag is None and not load_module_only:
+        if tag is None and not load_module_only and self._parts.copies is not None:
             copy = self._find_copy(choose_checkpoint(folder, None, resume=self._parts.resume, missing_ok=True))
         if copy is not None:
             target: Place | None = copy.folder
@@ -202,6 +209,8 @@ class Checkpoints:
         if target is None:
             return None, None
         self._parts.heartbeat.beat(phase="load checkpoint")
+        if copy is None and folder is not None and tag is None and target != self._parts.resume:
+            self._tell_doubt(folder, target.name)
         self._check_states_here("engine.load_checkpoint")
         if self._parts.step.away is not None:
             self._parts.step.away.settle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,15 +61,25 @@ def test_a_job_whose_rank_was_killed_goes_on_from_memory_and_leaves_nothing_ther
     assert not folder.exists(), "no disk was needed"
 
 
-def test_a_job_that_is_given_up_leaves_nothing_in_memory_either(tmp_path: Path) -> None:
-    """Its agents cannot know that no attempt follows: the script's mistake ends a job whatever restarts are left."""
-    program = PROGRAM.replace(
-        "    CRASH\n", "    import dsrun.errors\n    if step == 5: raise dsrun.errors.InputError('not so')\n"
-    )
+#: Waits for its end when it has copies.
+STAYS = """
+    if step == 5:
+        engine._parts.copies._thread.join()
+        print("ready", os.getpid(), flush=True)
+        __import__("threading").Event().wait()
+"""
+
+
+def test_a_job_that_is_stopped_leaves_nothing_in_memory_either(tmp_path: Path) -> None:
+    """Its agents end ranks that have failed, as where another attempt follows; the front end knows that none does."""
+    program = PROGRAM.replace("    CRASH\n", STAYS.lstrip("\n"))
     with launched(tmp_path, program, "-n", "2", "--max-restarts", "2", words=["-"]) as job:
+        job.wait_ready(2)
+        assert list(Path("/dev/shm").glob(f"dsrun-copies-{job.folder.name}-0/rank-*"))
+        job.process.send_signal(signal.SIGINT)
         ended = job.end()
-    assert ended.exit_code != 0
-    assert [event["attempt"] for event in job.events("start")] == [0]
+    assert ended.exit_code == 130, ended.text
+    assert not list(Path("/dev/shm").glob(f"dsrun-copies-{job.folder.name}-*"))
 
 
 @pytest.fixture(scope="module")

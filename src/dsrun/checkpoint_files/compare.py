@@ -20,6 +20,7 @@ from dsrun.errors import CheckpointError
 from .damage import DamageError
 from .dtypes import ITEMSIZE
 from .index import Index, StoredTensor
+from .latest import VALUE
 from .rounding import convert
 from .runs import runs_of
 from .storage import OpenedFile, Place, read_range
@@ -214,4 +215,5 @@ class _Files:
 
 def comparable(index: Index) -> Mapping[str, Any]:
     """Returns what `value_differences` compares of a checkpoint: everything but its tensors and files."""
-    return {"world_size": index.world_size, **index.values, "aliases": index.aliases}
+    values = {name: value for name, value in index.values.items() if name != VALUE}  # which differs in any two
+    return {"world_size": index.world_size, **values, "aliases": index.aliases}

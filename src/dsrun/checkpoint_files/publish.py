@@ -23,6 +23,7 @@ from .calls import FileCalls, try_lock
 from .damage import DamageError, a_list, a_member, a_text, an_object, some_numbers
 from .folder import LATEST_FILE, complete_tags, is_complete, read_latest
 from .index import INDEX_FILE, Index, StoredBox, StoredFile, StoredTensor
+from .latest import VALUE, next_number
 from .parse import parse_index, read_index
 from .reference import frozen_name, is_frozen_name
 from .region import Region
@@ -201,7 +202,7 @@ def _index(publication: Publication, target: Place) -> Index:
     index = Index(
         len(publication.files),
         {},
-        dict(publication.values),
+        {**publication.values, **({VALUE: next_number(publication.folder)} if publication.save_latest else {})},
         ranks=[dict(values) for values in publication.ranks],
         aliases=dict(publication.aliases),
     )

@@ -50,7 +50,7 @@ def test_what_is_published_is_read(tmp_path: Path) -> None:
     nbytes = publish(publication(tmp_path, "t", "0a0a0a0a"), calls=FileCalls())
     index = read_index(tmp_path / "t")
     assert index.tensors["w", "param"].shape == (4, 3)
-    assert index.values == {"a": 1}
+    assert index.values == {"a": 1, "latest": 1}
     assert nbytes == sum(path.stat().st_size for path in (tmp_path / "t").iterdir())
     assert (tmp_path / LATEST_FILE).read_text() == "t"
     assert is_published(tmp_path / "t", "0a0a0a0a")
