@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -16,6 +17,8 @@ from .parse import read_index
 from .storage import Address, Entry, Place, StorageError
 from .storage_leftovers import is_data_file
 from .storage_registry import storage_of
+
+_ASKED_AT_ONCE = 16
 
 
 class TagState(Enum):
@@ -72,7 +75,13 @@ def list_tags(folder: Place) -> list[Tag]:
             hint="name the folder that checkpoints were saved in",
         ) from error
     latest = named_by_latest(folder)
-    tags = [_tag(path, is_latest=path.name == latest) for path in entries if is_checkpoint(path)]
+
+    def look(path: Place) -> Tag | None:
+        return _tag(path, is_latest=path.name == latest) if is_checkpoint(path) else None
+
+    # Of a store each tag is some requests, which it answers side by side.
+    with ThreadPoolExecutor(_ASKED_AT_ONCE if isinstance(folder, Address) else 1) as pool:
+        tags = [tag for tag in pool.map(look, entries) if tag is not None]
     return sorted(tags, key=lambda tag: (tag.saved, tag.name))
 
 

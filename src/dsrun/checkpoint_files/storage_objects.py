@@ -127,9 +127,15 @@ class ObjectStorage:
 
     def remove(self, places: Sequence[Place]) -> None:
         """See `Storage`."""
-        for place in places:
-            address = _address(place)
-            self._ask("removed", address, partial(self._forget, address))
+        addresses = [_address(place) for place in places]
+        for folder in dict.fromkeys(address.parent for address in addresses):
+            for upload in self._ask("listed", folder, partial(uploads_below, self._system, folder)):
+                if folder / upload.entry.name in addresses:
+                    with suppress(FileNotFoundError):  # it has ended meanwhile
+                        self._ask("removed", folder / upload.entry.name, upload.give_up)
+        for address in addresses:
+            with suppress(FileNotFoundError):
+                self._ask("removed", address, partial(self._system.rm_file, str(address)))
 
     def _ask(self, what: str, address: Address, work: Callable[[], T]) -> T:
         return self._tries.do(what, address, work)
@@ -178,13 +184,6 @@ class ObjectStorage:
             return data
 
         return self._ask("read", address, fetch)
-
-    def _forget(self, address: Address) -> None:
-        for upload in uploads_below(self._system, address.parent):
-            if upload.entry.name == address.name:
-                upload.give_up()
-        with suppress(FileNotFoundError):
-            self._system.rm_file(str(address))
 
 
 class ObjectOpenedFile:
