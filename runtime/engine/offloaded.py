@@ -88,6 +88,9 @@ class OffloadedUpdate:
     def begin(self, coefficient: float) -> None:
         """See `UpdateAway`: one all-gather a unit at stages 1 and 2; at stage 3 of what is never dropped."""
         order = forward_order(self._units, self._reducer.canonical_order())
+        if not self._overlaps and self._host.ahead is not None:
+            # All are waited for here: what backward has let be stepped crosses the bus while the rest is stepped.
+            order.reverse()
         self._host.follow([self._positions[index] for index in order if index in self._positions])
         if self._overlaps and not self._gathers:
             self._mark_stale()

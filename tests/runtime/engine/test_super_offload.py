@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import wait
@@ -13,8 +14,9 @@ from torch import Tensor, optim
 
 import dsrun
 from dsrun.errors import ConfigError, OffloadError
+from dsrun.runtime.engine.offloaded import forward_order
 from dsrun.runtime.offload.speculation import AheadCounts
-from support.models import loss_of
+from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine
 
@@ -140,9 +142,18 @@ def _compare(names: tuple[str, ...]) -> None:
             assert counts.redone["clipped"] > 0, (name, counts)
             assert counts.redone.get("not finite", 0) == engine.skipped_steps == skipped
             assert counts.accepted + sum(counts.redone.values()) == STEPS
+            _check_order(engine, stage)
             owned = sum(unit.layout.shard_numel for unit in engine._parts.step.units)
             assert (counts.elements_ahead, counts.elements_behind) == (counts.accepted * owned, 0)
             engine.destroy()
+
+
+def _check_order(engine: Any, stage: int) -> None:
+    """The next forward's, or, where the step waits for all of them, that in which gradients have come."""
+    parts = engine._parts.step
+    order = forward_order(parts.units, parts.reducer.canonical_order())
+    waits_for_all = stage < 3 and engine.world_size > 1
+    assert parts.away._host.order == (order[::-1] if waits_for_all else order)
 
 
 def _check_held_and_moved(engine: Any, losses: list[float]) -> None:
@@ -329,6 +340,57 @@ def test_what_a_script_changes_before_the_step_counts(between: Between, why: str
             assert torch.equal(one, other)
         if why is not None:
             assert counts_of(engine).redone.keys() >= {why}
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_gradients_that_stay_behind_are_no_last_ones(stage: int) -> None:
+    results: list[dict[str, Tensor]] = []
+    for make in (plain, ahead):
+        engine = make_engine(make(stage, micro=2, accumulation=2, gradient_clipping=0.0))
+        for step in range(3):
+            inputs, targets = batches(step, samples=4)
+            with engine.no_sync():
+                engine.backward(loss_of(engine(inputs[:2]), targets[:2]))
+                engine.step()
+            engine.backward(loss_of(engine(inputs[2:]), targets[2:]))
+            let_it_step_ahead(engine)
+            engine.step()
+        results.append(full_parameters(engine))
+    assert counts_of(engine).accepted == 3
+    assert_same(results[1], results[0])
+
+
+def test_evaluation_between_backward_and_step_reads_the_parameters_of_before() -> None:
+    results: list[Tensor] = []
+    for make in (plain, ahead):
+        engine = make_engine(make(2, micro=2, gradient_clipping=0.0))
+        train(engine, range(2))
+        inputs, targets = batches(7, samples=2)
+        engine.backward(loss_of(engine(inputs), targets))
+        let_it_step_ahead(engine)
+        with torch.no_grad():
+            results.append(engine(inputs).clone())
+        engine.step()
+    assert torch.equal(results[0], results[1])
+    assert counts_of(engine).accepted == 3, "a forward sets nothing"
+
+
+def _dropped() -> None:
+    model: Any = TinyGPT()
+    engine = make_engine(ahead(1, micro=2), model=model)
+    train(engine, range(2))
+    inputs, targets = batches(7, samples=2)
+    engine.backward(loss_of(engine(inputs), targets))
+    expected = {name: value.clone() for name, value in engine.module.state_dict().items()}
+    del engine
+    gc.collect()
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("host-opt")]
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+
+
+def test_an_engine_that_is_dropped_before_its_step_leaves_no_thread_and_no_half_a_step() -> None:
+    run_ranks(1, _dropped)
 
 
 def test_checkpoints_have_the_set_that_counts(tmp_path: Any) -> None:
