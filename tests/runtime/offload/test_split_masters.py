@@ -102,7 +102,7 @@ def _compare(cases: list[dict[str, Any]], folder: str) -> None:
 
 
 def test_bits_memory_and_checkpoints_of_one_rank(tmp_path: Path) -> None:
-    cases = [{}, {"accumulation": 2}, {"optimizer": "SGD"}]
+    cases = [{}, {"accumulation": 2, "optimizer": "SGD"}]
     run_ranks(1, _compare, cases, str(tmp_path))
 
 

@@ -61,6 +61,11 @@ def narrow(form: str, **more: Any) -> dict[str, Any]:
             "leave out one of them",
         ),
         (
+            narrow("bf16", super_offload=True),
+            'state_format` is "bf16", and `super_offload` beside it is true, which keeps all states twice in fp32',
+            "leave out one of them",
+        ),
+        (
             {**narrow("bf16"), "optimizer": {"type": "Adagrad"}},
             'states of optimizer type "Adagrad" do not all decay',
             "take AdamW, Adam, Lion or SGD",
