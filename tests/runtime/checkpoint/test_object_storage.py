@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 
 import pytest
+import torch
 
 from dsrun.checkpoint_files.calls import FileCalls
 from dsrun.checkpoint_files.find import find_tag
@@ -18,7 +19,12 @@ from dsrun.checkpoint_files.storage import Place, StorageError
 from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.checkpoint_files.verify import verify
 from dsrun.errors import CheckpointError
+from dsrun.runtime.checkpoint.import_found import Found
+from dsrun.runtime.checkpoint.import_found import held as held_tensor
+from dsrun.runtime.checkpoint.import_write import write
+from dsrun.runtime.checkpoint.load import read_whole
 from dsrun.runtime.checkpoint.saver import Saver
+from dsrun.runtime.protocols import StateEntry
 from support.savers import nothing, value_of, wanted, with_savers
 from support.stores import Held, registered
 
@@ -182,6 +188,33 @@ def test_a_rank_that_sees_another_store_is_found() -> None:
         texts = with_savers(2, body, asynchronous=False)
         assert "shaky://bucket/other on " in texts[1], "it says which host"
         assert not held.names()
+
+
+def test_another_tool_s_checkpoint_is_imported_to_an_address(held: Held) -> None:
+    found = Found([held_tensor("w", "param", torch.arange(6.0).view(2, 3))], origin="a test")
+    nbytes = write(found, RUN, "t")
+    assert nbytes == sum(len(data) for data, _ in held.files.values()) - len("t")
+    assert read_whole(read_index(RUN / "t"), RUN / "t", ["w"], role="param")["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(CheckpointError, match="t: it is there already"):
+        write(found, RUN, "t")
+    held.fails = forbidden("pipe", at=INDEX_FILE)
+    before = held.names()
+    with pytest.raises(StorageError, match="Access Denied"):
+        write(found, RUN, "other")
+    assert held.names() == before
+
+
+def test_frozen_parameters_are_written_to_each_checkpoint_of_a_store(held: Held) -> None:
+    frozen = StateEntry("base", "param", (3,), 0, 3, torch.tensor([1.0, 2.0, 3.0]), True)
+
+    def body(saver: Saver, rank: int) -> None:
+        for tag in ("a", "b"):
+            saver.save(RUN, tag, lambda: wanted(1.0, rank=rank, size=1, frozen=[frozen]), progress=nothing)
+
+    with_savers(1, body, asynchronous=False)
+    assert len([name for name in held.names() if "-frozen-" in name]) == 2
+    remove(RUN, ["a"], calls=FileCalls())
+    assert read_whole(read_index(RUN / "b"), RUN / "b", ["base"], role="param")["base"].tolist() == [1, 2, 3]
 
 
 def test_memory_of_one_process_is_not_saved_to_from_another(held: Held) -> None:
