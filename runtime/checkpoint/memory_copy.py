@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,6 +99,8 @@ class MemoryCopies:
         self._is_roomy = False
         self._state_bytes = 0
         self._skips_told = False
+        # Few scripts end an engine. The interpreter joins threads before, and one that copies keeps this object.
+        self._at_end = weakref.finalize(self, _close, mail)
 
     @property
     def held_bytes(self) -> int:
@@ -233,14 +236,16 @@ class MemoryCopies:
         self._whole = self._made = generation
         return found[0]
 
-    def close(self) -> None:
-        """Waits for what is on its way; the copies stay, for whoever is started next."""
+    def wait(self) -> None:
+        """Returns when nothing of this rank's is on its way any more; enters no collective."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
-        if self._mail is not None:
-            self._mail.close()
-            self._mail = None
+
+    def close(self) -> None:
+        """Waits for what is on its way; the copies stay, for whoever is started next."""
+        self.wait()
+        self._at_end()
+        self._mail = None
 
     # Taking -----------------------------------------------------------------------------------------------------------
 
@@ -369,6 +374,11 @@ class MemoryCopies:
             if label.nbytes:
                 add_boxes(index, self._files.folder / name, label.stored)
         return index
+
+
+def _close(mail: Mail | None) -> None:
+    if mail is not None:
+        mail.close()
 
 
 def newest_common(own: Sequence[Sequence[int]], kept: Sequence[Sequence[int]]) -> tuple[int, int] | None:

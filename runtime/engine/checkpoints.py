@@ -143,13 +143,15 @@ class Checkpoints:
             print(f"dsrun: {doubt}; `tag=` loads another one", flush=True)
 
     def wait_for_checkpoint(self) -> None:
-        """Returns when no checkpoint is being written any more; enters no collective.
+        """Returns when no checkpoint is being written any more, nor a copy in memory; enters no collective.
 
         Raises:
             CheckpointError: the last one could not be saved, and the script was not told so far.
         """
         self._parts.heartbeat.beat(phase="save checkpoint")
         self._parts.saver.finish(self._parts.heartbeat.beat)
+        if self._parts.copies is not None:
+            self._parts.copies.wait()
         self._parts.heartbeat.beat(phase=SCRIPT_PHASE)
 
     def load_checkpoint(

@@ -49,8 +49,10 @@ def _train(folder: str, stage: int, hosts: int) -> tuple[list[float], dict[str, 
     engine.set_memory_copy_client_state(
         lambda: {"step": engine.global_steps, "of": torch.tensor([engine.global_steps])}
     )
-    losses = train(engine, range(STEPS), samples=6)
-    engine._parts.copies.close()
+    losses = train(engine, range(EVERY), samples=6)
+    engine.wait_for_checkpoint()  # on a slow machine the next one would be left out
+    losses += train(engine, range(EVERY, STEPS), samples=6)
+    engine.wait_for_checkpoint()
     return losses, facts(engine), ""
 
 
@@ -64,7 +66,7 @@ def _go_on(folder: str, stage: int, hosts: int) -> tuple[list[float], dict[str, 
     return losses, facts(engine), path
 
 
-@pytest.mark.parametrize(("stage", "hosts", "lost"), [(0, 2, 1), (1, 1, None), (3, 1, None), (3, 2, None), (3, 2, 0)])
+@pytest.mark.parametrize(("stage", "hosts", "lost"), [(0, 2, 1), (1, 1, None), (3, 2, 0)])
 def test_a_run_goes_on_from_memory_as_if_it_had_not_stopped(
     tmp_path: Path, stage: int, hosts: int, lost: int | None
 ) -> None:
@@ -86,8 +88,9 @@ def _choose(folder: str) -> list[int]:
     engine = make(folder, 1, hosts=1, attempt=0)
     train(engine, range(3), samples=6)
     engine.save_checkpoint(f"{folder}/run", tag="three")
+    engine.wait_for_checkpoint()
     train(engine, range(3, 6), samples=6)
-    engine._parts.copies.close()
+    engine.wait_for_checkpoint()
     os.environ[RESTART_COUNT_ENV] = "1"
     again = make_engine(config(1, micro=3, checkpoint=SECTION), model=engine_model(), seed=9)
     steps: list[int] = []
@@ -100,7 +103,7 @@ def _choose(folder: str) -> list[int]:
     steps.append(again.global_steps)
     train(again, range(3, 6), samples=6)
     again.save_checkpoint(f"{folder}/run")
-    again._parts.copies.close()
+    again.wait_for_checkpoint()
     last = make_engine(config(1, micro=3, checkpoint=SECTION), model=engine_model(), seed=11)
     path, _ = last.load_checkpoint(f"{folder}/run")
     assert path == f"{folder}/run/global_step6", "the disk is as new"
