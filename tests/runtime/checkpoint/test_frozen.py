@@ -197,11 +197,7 @@ def test_a_frozen_parameter_that_changes_while_it_is_written_fails_the_save_on_e
     texts = with_savers(2, body, calls=Meddling())
     assert "a frozen parameter was changed while it was being saved" in texts[1]
     assert "rank 1 could not copy its part" in texts[0]
-<<<<<<< HEAD
     assert not list(tmp_path.glob("t/*")), "neither rank leaves its file"
-=======
-    assert not (tmp_path / "t").exists(), "neither rank leaves its file"
->>>>>>> 1f63bcb (wip)
 
 
 def test_a_second_name_stays_while_its_save_is_under_way_and_goes_after_a_killed_one(tmp_path: Path) -> None:
