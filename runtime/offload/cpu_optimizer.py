@@ -21,7 +21,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,49 +39,10 @@ from .host_gradients import HostGradients
 from .host_range import HostRange, part_of
 from .second_set import SecondSet
 from .speculation import AheadCounts, RangeAhead, Speculation
+from .state_keeper import StateKeeper
 
 #: Host buffers for new parameters on their way to the device: one is written while another is read.
 RING = 2
-
-
-class StateKeeper(Protocol):
-    """Has masters and states that are not always in memory: in a step, while they are brought; else all of them."""
-
-    def begin(self) -> None:
-        """A step begins; not from the thread that steps, as `end` is not."""
-        ...
-
-    def expect(self, index: int) -> None:
-        """A range will be wanted soon."""
-        ...
-
-    def bring(self, index: int) -> None:
-        """Returns when a range's masters and states are there, until `put_away`.
-
-        Raises:
-            OffloadError: they cannot be read, or are not what was written.
-        """
-        ...
-
-    def put_away(self, index: int) -> None:
-        """A range has been stepped."""
-        ...
-
-    def end(self) -> None:
-        """Returns when all ranges may be read and set, until `begin`.
-
-        Raises:
-            OffloadError: a range could not be written.
-        """
-        ...
-
-    def buffers(self) -> list[Tensor]:
-        """Returns the memory that ranges come into."""
-        ...
-
-    def close(self) -> None:
-        """No step will follow."""
-        ...
 
 
 class CpuOptimizer:

@@ -342,6 +342,24 @@ def test_what_a_script_changes_before_the_step_counts(between: Between, why: str
             assert counts_of(engine).redone.keys() >= {why}
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_units_that_stay_on_the_device_are_stepped_there_when_the_norm_is_known(stage: int) -> None:
+    case = {**CASES["bf16"], "gradient_clipping": clipping_of(CASES["bf16"])}
+    reference = make_engine(plain(stage, **case))
+    losses = train(reference, range(STEPS))
+    settings = ahead(stage, **case)
+    settings["zero_optimization"]["offload_optimizer"]["ratio"] = 0.5
+    engine = make_engine(settings)
+    assert train(engine, range(STEPS)) == losses
+    assert_same(full_parameters(engine), full_parameters(reference))
+    counts, parts = counts_of(engine), engine._parts.step
+    leaving = sum(unit.layout.shard_numel for unit in parts.units if unit.is_away)
+    assert 0 < leaving < sum(unit.layout.shard_numel for unit in parts.units)
+    assert counts.accepted > 0
+    assert counts.elements_ahead == counts.accepted * leaving
+    assert engine.memory_arenas().reserved_bytes == engine._parts.predicted_state_bytes
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_gradients_that_stay_behind_are_no_last_ones(stage: int) -> None:
     results: list[dict[str, Tensor]] = []
