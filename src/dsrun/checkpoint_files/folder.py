@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 from dsrun.errors import CheckpointError
 
 from .index import INDEX_FILE
-from .storage import Address, Place, read_range
+from .storage import ASKED_AT_ONCE, Address, Entry, Place, read_range
 from .storage_registry import storage_of
 
 LATEST_FILE = "latest"
@@ -150,11 +152,14 @@ def tags_hint(folder: Place) -> str:
 
 def _complete_in_store(folder: Address) -> list[str]:
     storage = storage_of(folder)
-    found: list[tuple[float, str]] = []
-    with suppress(FileNotFoundError):
-        for tag in storage.list(folder):
-            if tag.is_folder:
-                with suppress(FileNotFoundError):  # removed meanwhile
-                    entries = storage.list(folder / tag.name)
-                    found += [(entry.modified, tag.name) for entry in entries if entry.name == INDEX_FILE]
+
+    def entries(place: Address) -> Sequence[Entry]:
+        with suppress(FileNotFoundError):
+            return storage.list(place)
+        return ()
+
+    names = [entry.name for entry in entries(folder) if entry.is_folder]
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        tags = zip(names, pool.map(entries, [folder / name for name in names]), strict=True)
+        found = [(entry.modified, name) for name, inside in tags for entry in inside if entry.name == INDEX_FILE]
     return [name for _, name in sorted(found)]

@@ -14,11 +14,9 @@ from dsrun.errors import CheckpointError
 from .folder import is_complete, read_latest
 from .index import INDEX_FILE, Index
 from .parse import read_index
-from .storage import Address, Entry, Place, StorageError
+from .storage import ASKED_AT_ONCE, Address, Entry, Place, StorageError
 from .storage_leftovers import is_data_file
 from .storage_registry import storage_of
-
-_ASKED_AT_ONCE = 16
 
 
 class TagState(Enum):
@@ -80,7 +78,7 @@ def list_tags(folder: Place) -> list[Tag]:
         return _tag(path, is_latest=path.name == latest) if is_checkpoint(path) else None
 
     # Of a store each tag is some requests, which it answers side by side.
-    with ThreadPoolExecutor(_ASKED_AT_ONCE if isinstance(folder, Address) else 1) as pool:
+    with ThreadPoolExecutor(ASKED_AT_ONCE if isinstance(folder, Address) else 1) as pool:
         tags = [tag for tag in pool.map(look, entries) if tag is not None]
     return sorted(tags, key=lambda tag: (tag.saved, tag.name))
 

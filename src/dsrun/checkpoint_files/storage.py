@@ -27,6 +27,10 @@ from .index import StoredFile
 Blocks: TypeAlias = Iterator[tuple[memoryview, int]]
 
 
+#: Requests to a store that wait for each other nowhere: it answers them side by side.
+ASKED_AT_ONCE = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Content:
     """The bytes of a file.
