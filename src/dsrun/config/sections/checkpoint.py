@@ -107,7 +107,7 @@ class Checkpoint(Section):
     save_on_signal: Annotated[
         str | None,
         knob(
-            "Folder in which a run saves a checkpoint when a signal asks it to end; none ends it without.",
+            "Folder or address in which a run saves a checkpoint when a signal asks it to end; null ends it without.",
             effect="the optimizer step under way is finished and saved, then the run ends with 128 + the signal's "
             "number; the launcher's grace has to cover both",
         ),
