@@ -109,6 +109,8 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
         to_host += owned * gradient
         # One pass over memory (gradient and state in, state and parameter out), and what the copies themselves move.
         ddr += 2 * states + owned * (2 * gradient + 2 * compute)
+        if settings.steps_ahead and settings.offload_optimizer == "cpu":
+            ddr += states  # what is written elsewhere than it was read is brought into the cache first
     if settings.offload_optimizer == "nvme":
         read, written = states, states
         ddr += 2 * states

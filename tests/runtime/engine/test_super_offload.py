@@ -411,13 +411,15 @@ def test_an_engine_that_is_dropped_before_its_step_leaves_no_thread_and_no_half_
     run_ranks(1, _dropped)
 
 
-def test_checkpoints_have_the_set_that_counts(tmp_path: Any) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_checkpoints_have_the_set_that_counts(tmp_path: Any, asynchronous: bool) -> None:
     straight = make_engine(plain(1, micro=2, bf16=True))
     losses = train(straight, range(6))
-    engine = make_engine(ahead(2, micro=2, bf16=True))
+    engine = make_engine(ahead(2, micro=2, bf16=True, checkpoint={"asynchronous": asynchronous}))
     assert train(engine, range(3)) == losses[:3]
     engine.save_checkpoint(str(tmp_path))
     assert train(engine, range(3, 6)) == losses[3:]
+    engine.wait_for_checkpoint()
     for settings in (plain(3, micro=2, bf16=True), ahead(3, micro=2, bf16=True)):
         engine = make_engine(settings)
         train(engine, range(1))  # in some set or other

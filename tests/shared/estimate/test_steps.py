@@ -87,6 +87,9 @@ def test_an_offloaded_optimizer_crosses_pcie_once_each_way() -> None:
     # One pass of 28 bytes an element over states, gradient and parameter, and the copies' own 4; of both ranks.
     assert traffic.ddr_bytes == 32 * owned * 2
     assert traffic.optimizer_bytes == 0
+    ahead = step_traffic(from_count(10**6), UNITS, replace(settings, steps_ahead=True), machine(2))
+    assert ahead.ddr_bytes == (32 + 12) * owned * 2, "out of place, into memory that is read before it is written"
+    assert ahead.pcie_to_gpu_bytes == traffic.pcie_to_gpu_bytes
 
 
 def test_inputs_on_a_disk_are_written_but_for_two_and_read_but_for_those_in_memory_in_every_micro_step() -> None:
