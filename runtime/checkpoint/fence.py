@@ -5,13 +5,14 @@ Knows numbers of units, and no tensors. Who changes what, and so waits where, st
 [Note: who changes state]
 What a save copies behind training (`checkpoint.when_copied`), or has read from a drive, is the state of one moment.
 Until its copy is done it is changed by nobody:
-- the optimizer's step waits for each unit before it, here (`optim/sharded.py`) as in host memory
-  (`offload/cpu_optimizer.py`); so does who sets masters or states: `safe_set_*`, `GatheredParameters`,
+- the optimizer's step waits: in host memory for each unit (`offload/cpu_optimizer.py`), on the device for all, which
+  torch steps in one go (`optim/sharded.py`); so does who sets masters or states: `safe_set_*`, `GatheredParameters`,
   `load_module_state_dict` (`zero/pieces.py`), and who moves them (`offload_states`);
 - another load or save, and `destroy`, wait for the save as a whole;
 - counters, rates, the loss scale, random numbers, positions in the data and buffers are copied at once;
-- a script that writes to a parameter by itself waits for nobody. Where it goes through the parameter, torch counts it,
-  and the save fails; where it goes through `.data` or another view of the memory, nobody can know.
+- a script that writes to a parameter by itself waits for nobody, whether its engine is still there or not. Where it
+  goes through the parameter, torch counts it, and the save fails; where it goes through `.data` or another view of the
+  memory, nobody can know.
 Forward and backward change nothing of it, so they go on.
 """
 

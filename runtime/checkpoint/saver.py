@@ -134,7 +134,11 @@ class Saver:
                 raise
         if self.policy.asynchronous:
             self._last.save, self._last.is_told = save, False
-            save.run_beside(self._write_beside)
+            try:
+                save.run_beside(self._write_beside)
+            except BaseException:  # no thread, so nobody will copy
+                self.fence.open_all()
+                raise
         else:
             self._last.save, self._last.is_told = save, False
             save.run(lambda save: self._here.write(save, self._concluding(save, waiting=progress), progress=progress))

@@ -105,9 +105,6 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
         self._settled_at_end = None if parts.step.away is None else weakref.finalize(self, parts.step.away.close)
         if self._settled_at_end is not None:
             self._settled_at_end.atexit = False  # nobody reads it then, and threads it needs have ended
-        # A module whose engine is gone is the script's to change.
-        self._copied_at_end = weakref.finalize(self, parts.saver.fence.wait_all)
-        self._copied_at_end.atexit = False  # the thread that copies is waited for anyway
         # Units may have been fetched ahead and never used: their copies must not outlive the memory they read.
         self._quiet_at_end = weakref.finalize(self, parts.bus.finish)
 
