@@ -7,11 +7,13 @@ progress block by block.
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from .calls import FileCalls
 from .index import BLOCK_BYTES
+from .read_pieces import DIRECT_MEMORY_BYTES
 from .segments import FileSegment, blocks_of
 from .storage import Blocks, Content, Place, WrittenFile
 from .storage_posix import WRITERS
@@ -42,7 +44,8 @@ def write_pieces(
 
     Args:
         path: the file; it must not exist.
-        pieces: flat bytes, which are copied to a few aligned blocks.
+        pieces: flat bytes, which are copied to a few aligned blocks, but for whole blocks that are aligned as they lie:
+            these must stay as they are until this returns.
         calls: the file system, where it lies in one.
         progress: called after each block; what it raises ends the writing.
 
@@ -57,6 +60,10 @@ def write_pieces(
         for piece in pieces:
             start = 0
             while start < len(piece):
+                if not filled and len(piece) - start >= BLOCK_BYTES and _is_aligned(piece[start:]):
+                    yield piece[start : start + BLOCK_BYTES], BLOCK_BYTES
+                    start += BLOCK_BYTES
+                    continue
                 count = min(len(piece) - start, BLOCK_BYTES - filled)
                 ring[number % len(ring)][filled : filled + count] = piece[start : start + count]
                 start, filled = start + count, filled + count
@@ -68,6 +75,11 @@ def write_pieces(
 
     content = Content(blocks, None, is_repeatable=iter(pieces) is not pieces)
     return storage_of(path, calls).write(path, content, over=None, progress=progress)
+
+
+def _is_aligned(data: memoryview) -> bool:
+    """Whether memory may be written from past the page cache."""
+    return not data.readonly and ctypes.addressof(ctypes.c_char.from_buffer(data)) % DIRECT_MEMORY_BYTES == 0
 
 
 def write_image(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 from pathlib import Path
@@ -120,3 +121,29 @@ def test_progress_that_raises_ends_the_writing(tmp_path: Path) -> None:
     with pytest.raises(InterruptedError):
         write_image(tmp_path / "x", memoryview(memory), len(content), calls=FileCalls(), progress=gone)
     assert not list(tmp_path.iterdir())
+
+
+class Addresses(FileCalls):
+    """Notes where in memory each write is from."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, int] = {}
+
+    def write(self, descriptor: int, data: memoryview, offset: int) -> None:
+        self.seen[offset] = ctypes.addressof(ctypes.c_char.from_buffer(data))
+        super().write(descriptor, data, offset)
+
+
+@pytest.mark.parametrize("after", [0, 64])
+def test_whole_blocks_that_are_aligned_are_written_from_where_they_lie(tmp_path: Path, after: int) -> None:
+    memory = memoryview(mmap.mmap(-1, 3 * BLOCK_BYTES + 4096))
+    memory[:] = os.urandom(1 << 12) * (len(memory) >> 12)
+    piece = memory[after : after + 3 * BLOCK_BYTES - 4096]
+    first = ctypes.addressof(ctypes.c_char.from_buffer(piece))
+    header, calls = os.urandom(4096), Addresses()
+    written = write_pieces(tmp_path / "file", [memoryview(header), piece], calls=calls, progress=lambda: None)
+    written.release(remove=False)
+    assert (tmp_path / "file").read_bytes() == header + piece
+    in_place = [offset for offset, address in calls.seen.items() if address == first + offset - 4096]
+    assert sorted(in_place) == ([BLOCK_BYTES, 2 * BLOCK_BYTES] if after == 0 else [])
+    assert written.stored.sums == sums(header + bytes(piece))
