@@ -5,8 +5,8 @@ No hook is placed and no optimizer made here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from torch import nn, optim
 
@@ -34,7 +34,7 @@ from ..precision.policy import DTYPES, PrecisionPolicy
 from ..precision.traffic import find_light
 from ..zero.build import build_store, build_units
 from ..zero.frozen import join_frozen, place_frozen, whole_bytes
-from ..zero.grad_sums import SplitSums
+from ..zero.grad_sums import GradSums, ResidentSums, SplitSums
 from ..zero.leaves import mark_leaves
 from ..zero.meta import has_meta, materialise
 from ..zero.plan import ZeroPlan
@@ -46,7 +46,7 @@ from ..zero.unit import ParamUnit
 from ..zero.units import find_units
 from .describe import hidden_size
 from .disk import file_of_parameters
-from .staying import Stays
+from .staying import Stays, looks_again
 
 _STAYS_WITH_OPTIMIZER = (
     "dsrun: parameters in the optimizer's own dtype are what it updates, so with the optimizer on the device trained "
@@ -56,6 +56,10 @@ _STAYS_WITH_OPTIMIZER = (
 
 def _say_nothing(line: str) -> None:
     """For memory of which there is nothing to say."""
+
+
+def _no_gradients(units: Sequence[ParamUnit]) -> None:
+    """For an optimizer that steps on the device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,7 @@ class CutModel:
         kept: what of a 16-bit model stays in fp32.
         settings: the config, with numbers for sizes that were `"auto"` and go by the model's width.
         leaving: trained units that are stepped in host memory, in order; `away` and `disk` know them by their position.
+        gradients_of: makes `away` for other units.
         away: gradients on their way to the optimizer, where that steps in host memory; None: it steps on the device.
         disk: has masters and optimizer states; None: they lie in memory.
     """
@@ -108,8 +113,20 @@ class CutModel:
     settings: Config
     kept: Kept
     leaving: Sequence[ParamUnit] = ()
+    gradients_of: Callable[[Sequence[ParamUnit]], HostGradients | None] = _no_gradients
     away: HostGradients | None = None
     disk: DiskStates | None = None
+
+    def without(self, moved: Collection[int]) -> CutModel:
+        """Returns the cut with fewer units that leave; gradients go where they are wanted from now on.
+
+        Args:
+            moved: numbers of units whose masters are on the device now; between steps.
+        """
+        leaving = [unit for unit in self.leaving if unit.index not in moved]
+        away = self.gradients_of(leaving)
+        self.reducer.sums = ResidentSums(self.units) if away is None else _sums_of(self.units, leaving, away)
+        return replace(self, leaving=leaving, away=away)
 
     def prediction(self, optimizer: optim.Optimizer | None) -> StatePrediction:
         """Predicts the model state that a rank holds between steps.
@@ -227,6 +244,7 @@ def cut_model(
         masters_host=None if masters_host is None else masters_host.pool_of(copied=not precision.has_separate_master),
         masters_away=masters_away or masters_split,
         stays=stays,
+        moves=looks_again(settings),
     )
     leaving = [unit for unit in units if unit.is_away]
     if masters_split is not None:
@@ -260,11 +278,13 @@ def cut_model(
     store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
     wire = settings.communication_data_type
     divide_before = float(data_axis.size) if settings.prescale_gradients else settings.gradient_predivide_factor
-    away = sums = None
-    if masters_host is not None and leaving:
+
+    def gradients_of(going: Sequence[ParamUnit]) -> HostGradients | None:
+        if masters_host is None or not going:
+            return None
         assert settings.batch is not None, "the config was loaded with a world size"
-        away = HostGradients(
-            [unit.owned[1] - unit.owned[0] for unit in leaving],
+        return HostGradients(
+            [unit.owned[1] - unit.owned[0] for unit in going],
             bus=masters_host.bus,
             device=mesh.device,
             travels=DTYPES[wire] if wire is not None and data_axis.size > 1 else precision.compute,
@@ -274,8 +294,8 @@ def cut_model(
             memory=memory,
             ahead=settings.zero_optimization.offload_optimizer.super_offload,
         )
-        positions = {unit.index: position for position, unit in enumerate(leaving)}
-        sums = away if len(leaving) == len(units) else SplitSums(units, away, positions)
+
+    away = gradients_of(leaving)
     reducer = GradReducer(
         units,
         data_axis,
@@ -283,7 +303,7 @@ def cut_model(
         shard_gradients=plan.shard_gradients,
         divide_before=divide_before,
         wire=None if wire is None else DTYPES[wire],
-        sums=sums,
+        sums=None if away is None else _sums_of(units, leaving, away),
         sums_early=away is not None,  # they leave the device beside the backward
         memory=memory,
     )
@@ -300,9 +320,16 @@ def cut_model(
         settings=resolved,
         kept=kept,
         leaving=leaving,
+        gradients_of=gradients_of,
         away=away,
         disk=masters_away if leaving else None,
     )
+
+
+def _sums_of(units: Sequence[ParamUnit], leaving: Sequence[ParamUnit], away: HostGradients) -> GradSums:
+    """Returns where all units' sums go."""
+    positions = {unit.index: position for position, unit in enumerate(leaving)}
+    return away if len(leaving) == len(units) else SplitSums(units, away, positions)
 
 
 def _host_shards(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import nn, optim
 
 from ..memory.arenas import ArenaReport, OutsideUse
@@ -33,6 +35,10 @@ class HeldMemory:
         states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
         away = [] if self._parts.step.away is None else self._parts.step.away.buffers()
         return measure(t for t in (*buffers, *states, *away) if self._parts.memory.takes_memory(t))
+
+    def expect_state_bytes(self, total: int, host: int) -> None:
+        """Says how many bytes of model state there are from now on, and how many of them in host memory."""
+        self._parts = replace(self._parts, predicted_state_bytes=total, predicted_host_bytes=host)
 
     def memory_arenas(self) -> ArenaReport:
         """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.

@@ -18,7 +18,7 @@ from ..memory.arenas import Arenas
 from ..memory.bus import Bus
 from ..memory.host_pool import host_pool_for
 from ..mesh.collectives import Collectives
-from ..offload.block_step import block_step_for
+from ..offload.block_step import BlockStep, block_step_for
 from ..offload.cpu_optimizer import CpuOptimizer, share_of_cores
 from ..offload.host_range import HostRange
 from ..offload.params_on_disk import DiskShards
@@ -57,6 +57,7 @@ def update_on_host(
     memory: Arenas,
     say: Callable[[str], None],
     fence: ChangeFence | None = None,
+    timed: Callable[[BlockStep], BlockStep] | None = None,
 ) -> OffloadedUpdate:
     """Returns the update of a model of which masters lie in host memory, of all units or some.
 
@@ -69,6 +70,7 @@ def update_on_host(
         memory: where buffers are reserved.
         say: says something once for the whole job.
         fence: keeps ranges as they are while a checkpoint copies them; None: nothing does.
+        timed: returns what counts the time of each range's step; None: nobody does.
 
     Raises:
         ModelError: the optimizer needs whole tensors, which no rank's host memory has.
@@ -105,11 +107,12 @@ def update_on_host(
             own=host.pool_of(copied=False),
             memory=memory,
         )
+    block_step = block_step_for(optimizer.torch_optimizer)
     steps = CpuOptimizer(
         ranges,
         optimizer,
         cut.away,
-        block_step_for(optimizer.torch_optimizer),
+        block_step if timed is None else timed(block_step),
         order=range(len(ranges)),
         bus=host.bus,
         pool=host.pool,

@@ -57,10 +57,11 @@ from .distributed import init_distributed
 from .engine import Engine
 from .hosted import host_tier, update_on_host
 from .memory_copies import memory_copies_of
+from .moving import MovingUpdate, moving_update, tell_prediction
 from .opening import open_run, records_path, say_once
 from .optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
 from .parts import SCRIPT_PHASE, EngineParts, Scheduler
-from .staying import Staying
+from .staying import Staying, looks_again
 from .step import StepParts
 from .wrapping import check_unwrapped
 
@@ -180,18 +181,22 @@ def initialize(
     if torch_optimizer is not None:
         pool = host.pool_of(copied=False) if host is not None and cut.leaving else None
         form = STATE_FORMATS[settings.zero_optimization.offload_optimizer.state_format]
-        shard_optimizer.house_states(memory, pool, away=cut.disk, form=form if cut.leaving else FP32_STATES)
-        if host is not None and cut.leaving:
-            away = update_on_host(
-                cut,
-                shard_optimizer,
-                host,
-                data_axis,
+        shard_optimizer.house_states(
+            memory, pool, away=cut.disk, form=form if cut.leaving else FP32_STATES, moves=looks_again(settings)
+        )
+        if host is not None and staying is not None and cut.leaving:
+            on_host = partial(
+                update_on_host,
+                optimizer=shard_optimizer,
+                host=host,
+                collectives=data_axis,
                 settings=settings,
                 memory=memory,
                 say=say_once(info),
                 fence=fence,
             )
+            moves = looks_again(settings)
+            away = moving_update(cut, staying, shard_optimizer, memory, bus, on_host) if moves else on_host(cut)
     scheduler = make_scheduler(lr_scheduler, torch_optimizer, settings)
     assert settings.batch is not None, "the config was loaded with a world size"
     loading = LoaderWishes(
@@ -302,6 +307,8 @@ def initialize(
         )
     )
     engine.mpu = mpu
+    if isinstance(away, MovingUpdate):
+        away.moved = tell_prediction(engine, torch_optimizer)
     if settings.checkpoint.save_on_signal is not None:
         engine.save_on_signal(settings.checkpoint.save_on_signal, settings.checkpoint.signals)
     told = tell_auto(settings, cut.settings)

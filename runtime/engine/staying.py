@@ -7,6 +7,7 @@ business.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -16,11 +17,12 @@ from dsrun.config.config import Config
 from dsrun.direct_io.configured import io_settings
 from dsrun.gathering import LEAVING_COUNT, leaving_numel
 from dsrun.placement import room_at_ratio, units_that_stay
-from dsrun.units import format_bytes
+from dsrun.units import format_bytes, format_count, format_duration
 
 from ..memory.bus import Bus
 from ..memory.host_pool import HostPool, available_bytes
 from ..mesh.agreement import largest
+from ..mesh.collectives import Collectives
 from ..mesh.groups import ProcessGroupMesh
 from ..mesh.spec import DATA_AXIS
 from ..observe.memory import HostOptimizer, StatePrediction
@@ -31,7 +33,10 @@ from ..zero.plan import ZeroPlan
 from ..zero.slots import turns_of
 from ..zero.unit import ParamUnit
 from .describe import hidden_size
+from .step_watch import ObservedSteps
 
+#: Share of what was free at the peak of some steps that is filled then: later ones may need a little more.
+_FILLED = 0.9
 #: Says of units that are laid out whether each stays; alike on every rank.
 Stays = Callable[[Sequence[ParamUnit]], Sequence[bool]]
 Say = Callable[[str], None]
@@ -40,6 +45,12 @@ _NO_BUDGET = (
     'dsrun: `offload_optimizer.ratio` is "auto", and ranks on the CPU have no memory of their own to fill: all masters '
     "and optimizer states leave; `offload_placement.device_memory` says how much may stay"
 )
+
+
+def looks_again(settings: Config) -> bool:
+    """Whether units may come to the device after some steps, see `Staying.reconsider`."""
+    zero = settings.zero_optimization
+    return zero.offload_optimizer.ratio == "auto" and zero.offload_placement.remeasure_after is not None
 
 
 class Staying:
@@ -76,7 +87,13 @@ class Staying:
         self._bus = bus
         self._pool = pool
         self._say = say
+        self._buses = Buses()
         self._plan = ZeroPlan.of_stage(settings.zero_optimization.stage)
+
+    @property
+    def collectives(self) -> Collectives:
+        """The axis that the optimizer is sharded over."""
+        return self._mesh.axes[DATA_AXIS]
 
     def __call__(self, units: Sequence[ParamUnit]) -> Sequence[bool]:
         """See `Stays`; with "auto" one all-reduce of a few numbers, after measuring.
@@ -93,9 +110,68 @@ class Staying:
         else:
             buses = Buses()
             stays = units_that_stay(numels, modules, room_at_ratio(numels, ratio))
+        self._buses = buses
         if ratio == "auto" or any(stays) != all(stays):
-            self._tell(units, stays, buses)
+            self._tell(units, stays, f"placement of {len(units)} units")
         return stays
+
+    def reconsider(self, units: Sequence[ParamUnit], observed: ObservedSteps, *, held_bytes: int) -> Sequence[bool]:
+        """Decides anew after some steps, and says what was observed: units come to the device as far as there is room.
+
+        One all-reduce of a few numbers; every rank must call, between steps.
+
+        Args:
+            units: all units.
+            observed: of the steps so far.
+            held_bytes: of arenas on the device.
+        """
+        mine = int(self._free_bytes(held_bytes) * _FILLED // self._each)
+        least, seconds, waited, stepping = largest(
+            [-mine, observed.seconds, observed.waited, observed.stepping],
+            collectives=self.collectives,
+            device=self._mesh.device,
+            of="room and seconds of steps",
+        )
+        room = -int(least)
+        self._say(
+            f"dsrun: after {observed.steps} updates: {format_duration(seconds)} each, of which "
+            f"{format_duration(waited)} waited for the update; the host stepped for {format_duration(stepping)}"
+        )
+        before = [not unit.is_away for unit in units]
+        leaving = [unit for unit in units if unit.is_away]
+        come = units_that_stay(
+            [unit.layout.shard_numel for unit in leaving], [unit.module is not None for unit in leaving], room
+        )
+        names = [unit.name for unit, one in zip(leaving, come, strict=True) if one]
+        coming = {unit.index for unit, one in zip(leaving, come, strict=True) if one}
+        after = [stays or unit.index in coming for unit, stays in zip(units, before, strict=True)]
+        if not names:
+            self._say(f"dsrun: no unit comes to the device: there was room for {format_count(room)} elements")
+            return after
+        moved = names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]} ({len(names)})"
+        numel = sum(unit.layout.shard_numel for unit in leaving)
+        if stepping:
+            self._buses = replace(self._buses, host=numel * self._bytes_of().host_pass / stepping)
+        self._tell(
+            units,
+            after,
+            f"{moved} come to the device, where {format_count(room)} elements have room",
+            compute_s=max(0.0, seconds - waited),
+        )
+        return after
+
+    def _free_bytes(self, held_bytes: int) -> int:
+        """Returns what was free on the device at the peak; of a budget, what nothing was reserved of."""
+        budget = self._settings.zero_optimization.offload_placement.device_memory
+        if budget is not None:
+            return max(0, budget - held_bytes)
+        device = self._mesh.device
+        if device.type == "cpu":
+            return 0
+        module = torch.get_device_module(device)
+        free, _ = module.mem_get_info(device)
+        # What the allocator holds and has not needed at its peak is free to it.
+        return free + max(0, module.memory_reserved(device) - module.max_memory_allocated(device))
 
     def _agreed(self, room: int, buses: Buses) -> tuple[int, Buses]:
         """Returns the least room of any rank, and the slowest buses."""
@@ -123,10 +199,12 @@ class Staying:
         if budget is None:
             self._say(_NO_BUDGET)
             return 0
-        each = self._bytes_of().owned
-        # In fp32 what stays is its own master, in the slices that would leave.
-        each += self._precision.compute.itemsize if self._masters_in_slices else 0
-        return max(0, int((budget - self._needed(units)) // each))
+        return max(0, int((budget - self._needed(units)) // self._each))
+
+    @property
+    def _each(self) -> float:
+        """Bytes of an element that stays; in fp32 it is its own master, in the slices that would leave."""
+        return self._bytes_of().owned + (self._precision.compute.itemsize if self._masters_in_slices else 0)
 
     def _device_bytes(self) -> int | None:
         section = self._settings.zero_optimization.offload_placement
@@ -155,7 +233,11 @@ class Staying:
             shard_gradients=self._plan.shard_gradients,
             shard_parameters=self._plan.shard_parameters,
             gathering=turns_of(units, gather_budgets(resolved)),
-            whole_frozen_bytes=sum(p.nbytes for p in self._model.parameters() if not p.requires_grad),
+            whole_frozen_bytes=sum(
+                p.numel() * min(p.itemsize, policy.compute.itemsize)
+                for p in self._model.parameters()
+                if not p.requires_grad
+            ),
             trained_on_host=self._plan.shard_parameters and zero.offload_param.device != "none",
             host_optimizer=HostOptimizer(self._travels, adds_up=self._adds_up, widens=False),
         )
@@ -194,7 +276,9 @@ class Staying:
             adds_up=self._adds_up,
         )
 
-    def _tell(self, units: Sequence[ParamUnit], stays: Sequence[bool], buses: Buses) -> None:
+    def _tell(
+        self, units: Sequence[ParamUnit], stays: Sequence[bool], title: str, *, compute_s: float | None = None
+    ) -> None:
         """Says where units live, what they take, and what a step takes as far as buses are known."""
         assert self._settings.batch is not None, "the config was loaded with a world size"
         zero = self._settings.zero_optimization
@@ -205,16 +289,17 @@ class Staying:
             sizes,
             self._bytes_of(),
             Budgets(device=None),
-            buses,
+            self._buses,
             allowed=Allowed((parameters,), ("device", tiers[zero.offload_optimizer.device])),
             micro_batches=self._settings.batch.accumulation_steps,
             staying=stays,
+            compute_s=compute_s,
         )
         away = placement.bytes_in("host")
         lines = [
-            f"placement of {len(units)} units: {placement.ratio:.0%} of masters and optimizer states leave the device",
+            f"{title}: {placement.ratio:.0%} of masters and optimizer states leave the device",
             *(f"  {line}" for line in placement.lines()),
-            *([f"  measured: {buses.line()}"] if buses.line() else []),
+            *([f"  measured: {self._buses.line()}"] if self._buses.line() else []),
         ]
         free = available_bytes()
         if away > free:

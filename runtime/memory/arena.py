@@ -27,6 +27,8 @@ _MOVE_NUMEL = 1 << 20
 
 #: Behind the names of arenas on the device, where others of their kind are in host memory or on a disk.
 STAYING = " that stay"
+#: Likewise, of those that have come from there.
+MOVED = " that came back"
 
 #: Where memory lies: on the device that computes, or on its host; where the device is the CPU, two parts of its RAM.
 #: What is on a disk has addresses alone, and takes no memory.
@@ -166,6 +168,10 @@ class Arena:
                 self._used -= room_for([lease.numel])
                 return
         raise AssertionError(f"{self.name}: a buffer of {view.numel()} elements was given back that lies elsewhere")
+
+    def release(self) -> None:
+        """Gives back the allocations in which nothing is out."""
+        self._blocks = [block for block in self._blocks if block.leases]
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in this arena."""

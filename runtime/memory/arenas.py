@@ -69,13 +69,37 @@ class Arenas:
     def __init__(self) -> None:
         self._arenas: dict[str, Arena] = {}
 
-    def reserve(self, name: str, numel: int, zeros: Zeros, *, tier: Tier = "device", leaves: bool = False) -> Arena:
-        """Makes an arena of `numel` elements, see `arena.room_for`; where `zeros` is a collective, on every rank."""
+    def reserve(
+        self,
+        name: str,
+        numel: int,
+        zeros: Zeros,
+        *,
+        tier: Tier = "device",
+        leaves: bool = False,
+        apart: bool = False,
+    ) -> Arena:
+        """Makes an arena of `numel` elements, see `arena.room_for`; where `zeros` is a collective, on every rank.
+
+        Args:
+            name: what it is for.
+            numel: elements.
+            zeros: see `Arena`.
+            tier: see `Arena`.
+            leaves: see `Arena`.
+            apart: every view is an allocation of its own, made when it is taken, which `Arena.release` gives back.
+        """
+        if apart:
+            return self._add(Arena(name, zeros, grows=True, tier=tier, leaves=leaves))
         return self._add(Arena(name, zeros, numel=numel, tier=tier, leaves=leaves))
 
     def growing(self, name: str, zeros: Zeros, *, tier: Tier = "device", leaves: bool = False) -> Arena:
         """Makes an arena for buffers that come and go; it has no memory until the first is wanted."""
         return self._add(Arena(name, zeros, grows=True, tier=tier, leaves=leaves))
+
+    def drop(self, name: str) -> None:
+        """Forgets an arena, whose memory goes with the last of its views; nothing where there is none of this name."""
+        self._arenas.pop(name, None)
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in one of the arenas."""

@@ -6,14 +6,14 @@ ranges moves and saves states alike. What they hold at first is the optimizer's 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from ..memory.arena import STAYING, room_for
+from ..memory.arena import MOVED, STAYING, Arena, room_for
 from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..memory.pages import fresh_zeros
@@ -71,6 +71,7 @@ class StateHousing:
         away: has places of its own for states, by the number of the range; None: they are reserved here.
         form: how states lie there; fp32: in the dtype the optimizer computes in.
         suffix: behind the name of the arena, where there are others of its kind.
+        moves: ranges may be taken out, see `give_up`.
     """
 
     def __init__(
@@ -82,8 +83,10 @@ class StateHousing:
         away: StatePlaces | None = None,
         suffix: str = "",
         form: StateFormat = FP32_STATES,
+        moves: bool = False,
     ) -> None:
         self._form = form
+        self._arenas: list[Arena] = []
         self._away = away
         self._numbers = {id(owned): number for number, (owned, _) in enumerate(counts)}
         self._names: dict[int, list[str]] = {}
@@ -104,7 +107,9 @@ class StateHousing:
                 partial(_zeros, dtype=dtype, device=first.device, host=host),
                 tier="device" if host is None else "host",
                 leaves=host is None,
+                apart=moves,
             )
+            self._arenas.append(arena)
             for numel, (owned, _) in zip(numels, counts, strict=True):
                 for parts in self._places[id(owned)]:
                     parts.append(arena.take(numel))
@@ -129,6 +134,19 @@ class StateHousing:
     def buffers(self) -> list[Tensor]:
         """See `Housing`."""
         return [place for states in self._places.values() for parts in states for place in parts]
+
+    def give_up(self, owned: OwnedRange) -> None:
+        """Gives the memory of a range's states back: they are elsewhere now."""
+        self._names.pop(id(owned))
+        for parts in self._places.pop(id(owned)):
+            for arena, place in zip(self._arenas, parts, strict=True):
+                arena.give_back(place)
+        for arena in self._arenas:
+            arena.release()
+
+    def count_of(self, owned: OwnedRange) -> int:
+        """Returns how many states of a range there is room for."""
+        return len(self._places[id(owned)])
 
     def vacate(self) -> None:
         """See `Housing`."""
@@ -155,6 +173,37 @@ class _SplitHousing:
         for housing in self._parts:
             housing.vacate()
 
+    def bring_in(self, moved: Sequence[OwnedRange], memory: Arenas) -> Callable[[], None]:
+        """Gives ranges whose masters are on the device now places there, empty; see `move_here`."""
+        counts = [(owned, self._by_range[id(owned)].count_of(owned)) for owned in moved]
+        housing = StateHousing(counts, memory, suffix=MOVED)
+        left = {id(owned): self._by_range[id(owned)] for owned in moved}
+        self._parts.append(housing)
+        self._by_range |= {id(owned): housing for owned in moved}
+
+        def give_up() -> None:
+            for owned in moved:
+                left[id(owned)].give_up(owned)
+
+        return give_up
+
+
+def move_here(housing: Housing | None, moved: Sequence[OwnedRange], memory: Arenas) -> Callable[[], None]:
+    """Gives ranges whose masters have come from host memory to the device places for states there, empty.
+
+    Args:
+        housing: that `house` has made with `moves`; None: states lie where torch has put them.
+        moved: the ranges.
+        memory: where places are reserved.
+
+    Returns:
+        what gives the places in host memory back, once the states have left them.
+    """
+    if isinstance(housing, _SplitHousing):
+        return housing.bring_in(moved, memory)
+    assert housing is None, "it was made for states that stay where they are"
+    return lambda: None
+
 
 def house(
     counts: Sequence[tuple[OwnedRange, int]],
@@ -164,6 +213,7 @@ def house(
     away: StatePlaces | None,
     staying: Sequence[OwnedRange],
     form: StateFormat = FP32_STATES,
+    moves: bool = False,
 ) -> Housing:
     """Returns the places for the states of all ranges, wherever their masters lie.
 
@@ -174,15 +224,18 @@ def house(
         away: has places of its own for states of ranges that leave, by their position among these.
         staying: ranges whose masters stay on the device although there is such host memory.
         form: how states lie that leave.
+        moves: states in host memory may come to the device later.
     """
     stay = {id(owned) for owned in staying}
+    if moves and not stay:
+        return _SplitHousing([(counts, StateHousing(counts, memory, host, away=away, form=form, moves=True))])
     if host is None or not stay:
         return StateHousing(counts, memory, host, away=away, form=form)
     there = [(owned, count) for owned, count in counts if id(owned) not in stay]
     here = [(owned, count) for owned, count in counts if id(owned) in stay]
     return _SplitHousing(
         [
-            (there, StateHousing(there, memory, host, away=away, form=form)),
+            (there, StateHousing(there, memory, host, away=away, form=form, moves=moves)),
             (here, StateHousing(here, memory, suffix=STAYING)),
         ]
     )

@@ -5,7 +5,7 @@ It steps; it neither reduces gradients nor publishes parameters.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
 from ..protocols import ChangeFence, OwnedRange, StateEntry
 from .coded_states import CodedState
-from .housing import Housing, StatePlaces, adam_state_names, adam_step_count, house
+from .housing import Housing, StatePlaces, adam_state_names, adam_step_count, house, move_here
 from .registry import adopt, check_range_by_range, check_rounded_states, states_of_group
 from .run_states import (
     FormatChange,
@@ -111,6 +111,7 @@ class ShardOptimizer:
         *,
         away: StatePlaces | None = None,
         form: StateFormat = FP32_STATES,
+        moves: bool = False,
     ) -> None:
         """Reserves the memory of the optimizer's states, where their number is known before they exist.
 
@@ -121,6 +122,7 @@ class ShardOptimizer:
             host: makes it, where masters lie in host memory apart from the device; not of ranges that stay.
             away: has places of its own, where masters are not always in memory; likewise.
             form: how they lie there, whatever the optimizer computes in.
+            moves: ranges in host memory may come to the device later, see `take_over`.
 
         Raises:
             ModelError: the optimizer's states cannot lie so.
@@ -135,7 +137,7 @@ class ShardOptimizer:
         of_group = [states_of_group(self.torch_optimizer, group) for group in self.torch_optimizer.param_groups]
         counts = [(owned, max((of_group[group] for group in owned.groups), default=0)) for owned in self._ranges]
         if any(count for _, count in counts):
-            self._housing = house(counts, memory, host, away=away, staying=self._staying, form=form)
+            self._housing = house(counts, memory, host, away=away, staying=self._staying, form=form, moves=moves)
 
     def step(self, factor: float = 1.0) -> None:
         """Takes one optimizer step on the local ranges.
@@ -199,6 +201,45 @@ class ShardOptimizer:
             self._stepping = False
             last_hook.remove()
         return options
+
+    def take_over(
+        self, moved: Mapping[int, tuple[Tensor, Tensor]], memory: Arenas, copy: Callable[[Tensor, Tensor], None]
+    ) -> None:
+        """Steps ranges here from now on that others have stepped; between steps. All tensors keep their identity.
+
+        Args:
+            moved: numbers of the ranges, each with its masters and its gradient sums on the device.
+            memory: where places for their states are reserved.
+            copy: copies a state, its first argument, from host memory to the device.
+        """
+        assert self.torch_optimizer is not None, "drive() was not called"
+        for number, (master_N, sum_N) in moved.items():
+            owned = self._ranges[number]
+            owned.master.data, owned.grad_sum.data = master_N, sum_N
+            for run in self._runs:
+                if run.owned is owned:
+                    first = run.start - owned.start
+                    run.param.grad = None
+                    run.param.data = master_N.narrow(0, first, run.numel)
+                    run.grad.data = sum_N.narrow(0, first, run.numel)
+        ranges = [self._ranges[number] for number in moved]
+        give_up = move_here(self._housing, ranges, memory)
+        for run in self._runs:
+            if any(run.owned is owned for owned in ranges):
+                states, scalars = self.split_state(run)
+                for name, value in states.items():
+                    housed = self._housed(run, name)
+                    states[name] = torch.empty_like(value, device=run.param.device) if housed is None else housed
+                    copy(value, states[name])
+                options = self.torch_optimizer.param_groups[run.group]
+                on_device = bool(options.get("fused") or options.get("capturable"))
+                counts = {
+                    k: v.to(run.param.device) if on_device and isinstance(v, Tensor) else v for k, v in scalars.items()
+                }
+                if states or counts:
+                    self.torch_optimizer.state[run.param] = {**counts, **states}
+        give_up()
+        self._staying += ranges
 
     def end_away(self, changed: Mapping[int, Mapping[str, Any]]) -> None:
         """Takes over options that the step has set anew, by group; states are housed from here on."""

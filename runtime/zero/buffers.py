@@ -56,6 +56,7 @@ class UnitBuffers:
         masters_host: memory for masters, where the optimizer steps on the host; None: they lie beside the parameters.
             Slices in a tier are the masters themselves where both have one dtype.
         positions: of units whose masters leave for either, by their number: which one of all these it is.
+        moves: masters in host memory may come to the device later, and then give it back.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class UnitBuffers:
         masters_host: HostPool | None = None,
         masters_away: MasterPlaces | None = None,
         positions: Mapping[int, int] | None = None,
+        moves: bool = False,
     ) -> None:
         self._masters_away = masters_away
         self._units = units
@@ -95,7 +97,8 @@ class UnitBuffers:
         self._hosted: Arena | None = None
         if masters_host is not None and masters_away is None and self._going and not self._has_masters_in_tier:
             zeros = partial(masters_host.zeros, dtype=precision.master)
-            self._hosted = memory.reserve("masters" + suffix, self._owned_numel(self._going), zeros, tier="host")
+            numel = self._owned_numel(self._going)
+            self._hosted = memory.reserve("masters" + suffix, numel, zeros, tier="host", apart=moves)
         if precision.has_separate_master and self._staying:
             name = "masters" + self._suffix_of_staying
             self._masters = memory.reserve(name, self._owned_numel(self._staying), self._own, leaves=True)

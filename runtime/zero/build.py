@@ -37,6 +37,7 @@ def build_units(
     masters_host: HostPool | None = None,
     masters_away: MasterPlaces | None = None,
     stays: Callable[[Sequence[ParamUnit]], Sequence[bool]] | None = None,
+    moves: bool = False,
 ) -> list[ParamUnit]:
     """Takes the parameters' values into flat buffers on `device`; the parameters become views of them.
 
@@ -57,6 +58,7 @@ def build_units(
         masters_away: takes masters that are not always in memory.
         stays: says of units that are laid out, whether the masters of each stay on the device all the same, on every
             rank alike; None: all leave for where masters are to be.
+        moves: masters in host memory may come to the device later.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one.
@@ -91,6 +93,7 @@ def build_units(
             masters_host=masters_host,
             masters_away=masters_away,
             positions={unit.index: position for position, unit in enumerate(leaving)},
+            moves=moves,
         )
         for unit in members:
             buffers.fill(unit)

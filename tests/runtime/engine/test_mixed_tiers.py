@@ -237,3 +237,83 @@ def test_the_placement_and_what_was_measured_are_told(capsys: pytest.CaptureFixt
     assert "ranks on the CPU have no memory of their own to fill" in capsys.readouterr().out
     make_engine(mixed(2, 1.0, micro=2, bf16=True)).destroy()
     assert "leave the device" not in capsys.readouterr().out
+
+
+# Coming back ----------------------------------------------------------------------------------------------------------
+
+
+def looking_again(stage: int, nbytes: int, **more: Any) -> dict[str, Any]:
+    """A config that looks again after two updates."""
+    settings = roomy(stage, nbytes, **more)
+    settings["zero_optimization"]["offload_placement"]["remeasure_after"] = 2
+    return settings
+
+
+def _coming(case: dict[str, Any], stages: tuple[int, ...], folder: str) -> None:
+    plain = make_engine(config(1, **case))
+    samples = samples_of(case, plain)
+    losses = train(plain, range(8), samples=samples)
+    for stage in stages:
+        for free in (1_000_000, 1 << 40):
+            engine = make_engine(looking_again(stage, 700_000, **case))
+            if stage == 3:
+                engine._parts.step.store.poison = True
+            update = engine._parts.step.away
+            before = away_of(engine)
+            assert train(engine, range(4), samples=samples) == losses[:4]
+            assert away_of(engine) == before, "there was no room that the first look had not seen"
+            update.settle()
+            in_host = engine.memory_arenas().bytes_in("host")
+            update.look_again(held_bytes=700_000 - free)
+            after = away_of(engine)
+            assert len(after) < len(before)
+            assert (after == []) == (free == 1 << 40)
+            assert engine.memory_arenas().bytes_in("host") < in_host, "host memory is given back"
+            _check_bytes(engine, case)
+            assert train(engine, range(4, 6), samples=samples) == losses[4:6]
+            engine.offload_states()
+            engine.reload_states()
+            engine.save_checkpoint(folder, "here")
+            assert train(engine, range(6, 8), samples=samples) == losses[6:]
+            assert_same(full_parameters(engine), full_parameters(plain))
+            engine.destroy()
+        other = make_engine(config(stage, **case), seed=11)
+        other.load_checkpoint(folder, "here")
+        assert train(other, range(6, 8), samples=samples) == losses[6:]
+        other.destroy()
+
+
+@pytest.mark.parametrize("case", ["bf16", "fp32", "accumulation", "lion"])
+def test_units_come_to_the_device_with_their_bits(case: str, tmp_path: Any) -> None:
+    _coming(CASES[case], (2, 3), str(tmp_path))
+
+
+def test_units_of_two_ranks_come_to_their_devices_alike(tmp_path: Any) -> None:
+    run_ranks(2, _coming, CASES["bf16"], (1,), str(tmp_path))
+
+
+def test_what_was_observed_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = make_engine(looking_again(2, 1_100_000, micro=2, bf16=True))
+    train(engine, range(5), samples=2)
+    told = capsys.readouterr().out
+    assert "dsrun: after 2 updates: " in told
+    assert "dsrun: no unit comes to the device" in told
+    engine._parts.step.away.settle()
+    engine._parts.step.away.look_again(held_bytes=0)
+    told = capsys.readouterr().out
+    assert "come to the device, where" in told
+    assert " predicted (computing " in told
+    engine.destroy()
+
+
+def test_a_step_ahead_of_the_norm_is_for_what_leaves() -> None:
+    plain = make_engine(config(1, micro=2, bf16=True))
+    losses = train(plain, range(5), samples=2)
+    for stage in (1, 3):
+        settings = mixed(stage, 0.5, micro=2, bf16=True)
+        settings["zero_optimization"]["offload_optimizer"]["super_offload"] = True
+        engine = make_engine(settings)
+        assert train(engine, range(5), samples=2) == losses
+        assert_same(full_parameters(engine), full_parameters(plain))
+        _check_bytes(engine, {})
+        engine.destroy()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dsrun.config.findings import Code
+from dsrun.config.findings import Code, Severity
 from dsrun.config.load import inspect
 
 
@@ -27,3 +27,24 @@ def test_room_without_anything_to_decide_has_no_effect(optimizer: dict[str, Any]
 
 def test_room_decides_where_the_ratio_is_left_open() -> None:
     assert warned({"device": "cpu", "ratio": "auto"}, {"device_memory": 10**9, "activation_share": 0.2}) == []
+
+
+@pytest.mark.parametrize(
+    ("zero", "why"),
+    [
+        ({"offload_optimizer": {"device": "nvme", "nvme_path": "/nvme"}}, "states have their places on a drive"),
+        ({"offload_param": {"device": "cpu"}}, "keeps parameters off the GPU"),
+        ({"offload_optimizer": {"super_offload": True}}, "keeps a second set of states"),
+    ],
+)
+def test_states_that_cannot_move_are_not_looked_at_again(zero: dict[str, Any], why: str) -> None:
+    optimizer = {"device": "cpu", "ratio": "auto", **zero.pop("offload_optimizer", {})}
+    placement = {"remeasure_after": 10}
+    config = {
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "offload_optimizer": optimizer, "offload_placement": placement, **zero},
+    }
+    found = [f.message for f in inspect(config).findings if f.severity is Severity.ERROR]
+    (message,) = found
+    assert "`zero_optimization.offload_placement.remeasure_after` is set, and" in message
+    assert why in message

@@ -198,3 +198,14 @@ class OffloadPlacement(Section):
             stages=(1, 2, 3),
         ),
     ] = 0.5
+    remeasure_after: Annotated[
+        Positive | None,
+        knob(
+            "Look again after so many updates: say what a step took beside what was predicted, and bring units to the "
+            "GPU for whose states memory was free all the time. null: the first placement stays.",
+            effect="with the same bits; 9/10 of what was free at the peak is filled. With all parameters on the GPU, "
+            "`device` cpu, fp32 states and no `super_offload`",
+            unit="steps",
+            stages=(1, 2, 3),
+        ),
+    ] = None
