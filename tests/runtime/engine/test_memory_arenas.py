@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 import weakref
 from typing import Any
 
@@ -135,7 +136,11 @@ def _held(stage: int, bf16: bool, optimizer: str | None) -> None:
     places = {param.data_ptr() for unit in in_slots for param in unit.params}
     places_of_marks = 8 * len(places)  # where values are that a step makes stale
     told = report.reserved_bytes + sum(use.used_bytes for use in report.outside) + losses_and_wish + places_of_marks
-    assert held_bytes() - before == told
+    # A thread of Gloo's lets go of the last loss a moment after it has told that its sum is there.
+    deadline_s = time.monotonic() + 30
+    while (held := held_bytes() - before) != told and time.monotonic() < deadline_s:
+        pass
+    assert held == told
 
 
 def _flat(stage: int, steps: int, bf16: bool) -> None:
