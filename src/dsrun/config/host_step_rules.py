@@ -113,7 +113,7 @@ def _split_master(config: Training, report: Report, place_of: PlaceOf) -> None:
         f"`zero_optimization.offload_param.device` is {device}: without parameters in host memory both halves lie "
         "there, as many bytes as a master": device != "cpu",
         "`bf16.enabled` is not: the upper half of an fp32 number is a bf16 one": not config.bf16.enabled,
-        f"`ratio` beside it is {section.ratio:g}: masters that stay on the GPU are whole": section.ratio != 1,
+        f"`ratio` beside it is {section.ratio}: masters that stay on the GPU are whole": section.ratio != 1,
         "`super_offload` beside it is true, which keeps whole masters twice": section.super_offload,
     }
     for why, holds in reasons.items():

@@ -98,6 +98,7 @@ def test_what_it_takes_is_taken() -> None:
     [
         ({"device": "nvme", "nvme_path": "/a"}, {}, "on a drive a master is one stretch with its states"),
         ({"ratio": 0.5}, {}, "masters that stay on the GPU are whole"),
+        ({"ratio": "auto"}, {}, "`ratio` beside it is auto: masters that stay"),
         ({"super_offload": True}, {}, "keeps whole masters twice"),
         ({}, {"bf16": {"enabled": False}}, "the upper half of an fp32 number is a bf16 one"),
         ({}, {"param": "none"}, "without parameters in host memory both halves lie there"),
