@@ -13,15 +13,29 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
+from dsrun.contract import RankInfo
+
 #: What a thread copies at a time.
 _CHUNK_BYTES = 8 << 20
 #: More threads than these fill no memory's bandwidth any better.
 _MOST_THREADS = 4
 
 
-def idle_threads() -> int:
-    """Returns how many threads may copy while this process does nothing else."""
-    return min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+def idle_threads(cores: int, *, all_cores: int, ranks: int) -> int:
+    """Returns how many threads may copy while this process does nothing else.
+
+    Args:
+        cores: that the process may use.
+        all_cores: of the host; where the process may use all of them, the other ranks may, too.
+        ranks: of the host.
+    """
+    return max(1, min(_MOST_THREADS, cores if cores < all_cores else cores // ranks))
+
+
+def own_idle_threads() -> int:
+    """Returns the same for this process, whose environment says how many ranks its host has."""
+    ranks = RankInfo.from_env().local_world_size
+    return idle_threads(len(os.sched_getaffinity(0)), all_cores=os.cpu_count() or 1, ranks=ranks)
 
 
 def copy_bytes(copies: Sequence[tuple[Tensor, Tensor]], *, threads: int) -> None:

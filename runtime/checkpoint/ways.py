@@ -19,7 +19,7 @@ from dsrun.errors import DsrunError
 
 from .conclusion import Part, Verdict
 from .fence import Fence
-from .host_copy import idle_threads
+from .host_copy import own_idle_threads
 from .sources import Copy, Sources, sources_of
 from .staging import Staging, pieces_of
 from .under_way import SaveUnderWay
@@ -122,7 +122,7 @@ class WriteBeside:
         self._writer.take_files(sources.segments)
         if not self._later:
             self._staging.touch()
-        self._staging.copy([copy for copy in sources.copies if copy.unit is None], threads=idle_threads())
+        self._staging.copy([copy for copy in sources.copies if copy.unit is None], threads=own_idle_threads())
         self._watch = Watch(wanted.watched, [copy for copy in sources.copies if copy.unit is not None])
         self._fence.close(sources.units)
 

@@ -120,13 +120,13 @@ def measure_floors(state: State, folder: Path, rounds: Rounds, staging: torch.Te
     rounds.add("floor: copy", timed(copy))
 
     def copy_by_threads() -> None:
-        from dsrun.runtime.checkpoint.host_copy import copy_bytes, idle_threads
+        from dsrun.runtime.checkpoint.host_copy import copy_bytes, own_idle_threads
 
         copies, offset = [], 0
         for flat in state.flat.values():
             copies.append((staging[offset:], flat))
             offset += flat.nbytes
-        copy_bytes(copies, threads=idle_threads())
+        copy_bytes(copies, threads=own_idle_threads())
 
     rounds.add("floor: copy by idle cores", timed(copy_by_threads))
     path = folder / f"floor-{state.rank}"

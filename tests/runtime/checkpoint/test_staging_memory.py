@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from dsrun.runtime.checkpoint.host_copy import copy_bytes
+from dsrun.runtime.checkpoint.host_copy import copy_bytes, idle_threads
 from dsrun.runtime.checkpoint.staging_memory import HUGE_BYTES, StagingMemory
 
 POPULATE_WRITE = 23
@@ -88,3 +88,9 @@ def test_threads_copy_every_byte_and_no_more(threads: int) -> None:
     assert torch.equal(into[values.numel() + 9 : values.numel() + 29], more.view(torch.uint8))
     assert not into[values.numel() : values.numel() + 9].any()
     assert not into[values.numel() + 29 :].any()
+
+
+def test_ranks_that_share_all_cores_share_the_threads_that_copy() -> None:
+    assert [idle_threads(cores, all_cores=8, ranks=4) for cores in (1, 2, 8)] == [1, 2, 2]
+    assert idle_threads(64, all_cores=64, ranks=1) == 4
+    assert idle_threads(2, all_cores=2, ranks=8) == 1
