@@ -5,13 +5,10 @@ For rows C1 and C2 of the fault matrix, and for scripts/soak.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -56,10 +53,11 @@ def kill_while_saving(folder: Path, *, seed: str, repeated: bool, asynchronous: 
     try:
         assert ours.poll(60), "it never saved"
         wait([process.sentinel], timeout=chance.uniform(0, LATEST_MOMENT_S))
-        _kill(process.pid, victim)
+        writers = _kill(psutil.Process(process.pid), victim)
         # Writers that were killed between two saves are replaced, and saving goes on.
         wait([process.sentinel], timeout=chance.uniform(0, LATEST_MOMENT_S))
-        process.kill()
+        if process.is_alive():
+            writers += _kill(psutil.Process(process.pid), "rank")
         said = 0.0
         with suppress(EOFError):
             while ours.poll(60):
@@ -69,18 +67,27 @@ def kill_while_saving(folder: Path, *, seed: str, repeated: bool, asynchronous: 
         process.kill()
         process.join()
         ours.close()
+    # A writer goes when its rank does, but not at the same moment, and has its file locked until then.
+    _, left = psutil.wait_procs(writers, timeout=60)
+    assert not left, f"writers outlive their rank: {left}"
     _check(folder, said)
     return f"{victim}, {'the same tag' if repeated else 'new tags'}, {'beside' if asynchronous else 'in'} training"
 
 
-def _kill(pid: Any, victim: str) -> None:
-    rank = psutil.Process(pid)
-    writers = rank.children()
-    if victim in ("rank", "all"):
-        os.kill(pid, signal.SIGKILL)
-    for writer in writers[:1] if victim == "a writer" else writers if victim in ("writers", "all") else ():
-        with suppress(psutil.NoSuchProcess):
-            writer.kill()
+def _kill(rank: psutil.Process, victim: str) -> list[psutil.Process]:
+    """Kills a rank, writers of it, or both; returns its writers."""
+    with suppress(psutil.NoSuchProcess):
+        rank.suspend()  # so that it starts no writer meanwhile
+        writers = rank.children()
+        for writer in writers[:1] if victim == "a writer" else writers if victim in ("writers", "all") else ():
+            with suppress(psutil.NoSuchProcess):
+                writer.kill()
+        if victim in ("rank", "all"):
+            rank.kill()
+        else:
+            rank.resume()
+        return writers
+    return []
 
 
 def _check(folder: Path, said: float) -> None:
