@@ -120,13 +120,13 @@ def test_state_moves_to_another_number_of_ranks(name: str, before: int, after: i
         source.step(random_values(step + 1))
     stored: dict[tuple[str, str], Tensor] = {}
     for optimizer in source.optimizers:
-        for entry in optimizer.state_entries(replicated=False):
+        for entry in optimizer.saved.state_entries(replicated=False):
             whole = stored.setdefault((entry.name, entry.role), torch.full((max(1, *entry.shape, 2000),), torch.nan))
             whole[entry.start : entry.stop] = entry.tensor
     target = Shards(after, MAKERS[name], source.values())
     roles = sorted({role for _, role in stored})
     for optimizer in target.optimizers:
-        for entry in optimizer.loadable_entries(roles, replicated=False):
+        for entry in optimizer.saved.loadable_entries(roles, replicated=False):
             entry.tensor.copy_(stored[entry.name, entry.role][entry.start : entry.stop])
     for step in range(2, 4):
         grads = random_values(step + 1)
@@ -138,10 +138,10 @@ def test_state_moves_to_another_number_of_ranks(name: str, before: int, after: i
 
 def test_options_go_through_json_and_keep_their_types() -> None:
     shards = Shards(1, MAKERS["AdamW"], random_values(0)).optimizers[0]
-    options = shards.options()
+    options = shards.saved.options()
     assert [group["weight_decay"] for group in options] == [0.1, 0.0]
     assert shards.torch_optimizer is not None
-    shards.set_options([{**group, "betas": [0.5, 0.6], "lr": 7.0, "unknown": 1} for group in options])
+    shards.saved.set_options([{**group, "betas": [0.5, 0.6], "lr": 7.0, "unknown": 1} for group in options])
     for group in shards.torch_optimizer.param_groups:
         assert (group["betas"], group["lr"]) == ((0.5, 0.6), 7.0)
         assert "unknown" not in group
@@ -171,7 +171,7 @@ def _states(shards: Shards) -> dict[tuple[int, str, str, int], Tensor]:
     return {
         (rank, entry.name, entry.role, entry.start): entry.tensor.clone()
         for rank, optimizer in enumerate(shards.optimizers)
-        for entry in optimizer.state_entries(replicated=False)
+        for entry in optimizer.saved.state_entries(replicated=False)
     }
 
 
@@ -207,7 +207,9 @@ def test_loaded_states_take_the_places_of_those_before_them() -> None:
     optimizer, memory = shards.optimizers[0], shards.memory[0]
     shards.step(random_values(1))
     for roles in (["exp_avg", "exp_avg_sq", "scalar:step"], ["first", "second", "third"]):
-        entries = [e for e in optimizer.loadable_entries(roles, replicated=False) if not e.role.startswith("scalar:")]
+        entries = [
+            e for e in optimizer.saved.loadable_entries(roles, replicated=False) if not e.role.startswith("scalar:")
+        ]
         assert not any(bool(entry.tensor.any()) for entry in entries)
         outside = {entry.role for entry in entries if not memory.holds(entry.tensor)}
         assert outside == ({"third"} if "third" in roles else set()), "no more than were expected"
@@ -221,6 +223,25 @@ class Coupled(optim.SGD):
     def step(self, closure: Any = None) -> Any:
         self.steps += 1
         return super().step(closure)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+@pytest.mark.parametrize("steps_before", [0, 1])
+def test_a_checkpoint_without_states_has_the_next_step_make_them_in_their_places(name: str, steps_before: int) -> None:
+    """As of a run that was saved before its first step."""
+    shards = Shards(1, MAKERS[name], random_values(0))
+    optimizer, memory = shards.optimizers[0], shards.memory[0]
+    for step in range(steps_before):
+        shards.step(random_values(step + 2))
+    assert optimizer.saved.loadable_entries([], replicated=False) == []
+    for param_name, values in shards.values().items():
+        values.copy_(random_values(0)[param_name])
+    shards.step(random_values(1))
+    states = [state for state in optimizer.tensors() if state.ndim]
+    assert states
+    assert all(memory.holds(state) for state in states)
+    for key, value in whole_tensors(MAKERS[name], 1).items():
+        assert torch.equal(shards.values()[key], value), key
 
 
 def test_an_unknown_optimizer_steps_once_and_keeps_its_states() -> None:
