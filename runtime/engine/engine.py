@@ -239,7 +239,9 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
             self._without_sync -= 1
 
     def zero_grad(self) -> None:
-        """Forgets the gradients accumulated so far."""
+        """Forgets the gradients accumulated so far; after a backward that failed, the global batch begins again."""
+        if self._parts.step.reducer.is_torn:
+            self._micro_steps_done = 0
         self._parts.step.reducer.zero()
 
     def was_step_applied(self) -> bool:

@@ -174,6 +174,7 @@ class GradReducer:
         self._holder: dict[int, ParamUnit] = {}
         self._readers: dict[int, Pending] = {}  # of slots: what their last gradient is being read by
         self.has_sums = False
+        self.is_torn = False  # sums have a part of a micro step that failed, or lack one that did not; see `abandon`
         self.takes_strays = True
 
     def canonical_order(self) -> list[ParamUnit]:
@@ -194,7 +195,16 @@ class GradReducer:
             order: gives units by their first forward on this rank; called the first time. Frozen ones are left out.
             used: units that can get gradients on this rank.
             reduce: False: the gradients may stay where they are until a later reduction; on all ranks alike.
+
+        Raises:
+            ModelError: see `abandon`.
         """
+        if self.is_torn:
+            raise ModelError(
+                "engine.backward: the last one failed in the middle of a global batch, and left the gradients of "
+                "earlier micro batches with a part of its own, or without theirs",
+                hint="call engine.zero_grad() and take the global batch from its first micro batch again",
+            )
         self._stays = not reduce and self._may_stay
         if not self._canonical:
             self._canonical = self._agree_on_order([unit for unit in order() if unit.trains])
@@ -279,7 +289,13 @@ class GradReducer:
         self.finish()
 
     def abandon(self) -> None:
-        """Ends a micro step whose backward raised: reductions under way are waited for, and nothing is accumulated."""
+        """Ends a micro step whose backward raised: reductions under way are waited for, and nothing more is added.
+
+        What the micro step has added to gradients of earlier ones cannot be told from them any more, and what was
+        to be reduced with it is lost: then nothing but `zero` helps.
+        """
+        added = any(progress.phase is _Phase.DONE for progress in self._progress)
+        self.is_torn = self.is_torn or (self.has_sums and added) or bool(self._stayed)
         self._stayed.clear()
         for unit, progress in zip(self._units, self._progress, strict=True):
             if progress.pending is not None:
@@ -295,6 +311,7 @@ class GradReducer:
 
     def zero(self) -> None:
         """Forgets the accumulated gradients: the next micro step writes over the sums, see `settle`."""
+        self.is_torn = False
         self._stayed.clear()
         self.has_sums = False
 

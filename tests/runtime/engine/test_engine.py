@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -40,6 +41,43 @@ def test_backward_returns_the_loss_divided_by_the_accumulation_steps() -> None:
     engine.step()
     loss = loss_of(engine(inputs), targets)
     assert engine.backward(loss, scale_wrt_gas=False).item() == loss.item()
+
+
+def _fail(gradient: torch.Tensor) -> torch.Tensor:
+    raise ArithmeticError("no such gradient")
+
+
+@pytest.mark.parametrize("of", ["reduced", "unreduced"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_backward_that_fails_in_a_global_batch_leaves_no_part_of_its_gradients(stage: int, of: str) -> None:
+    def train_one(engine: Any, *, fails: bool) -> dict[str, torch.Tensor]:
+        def first() -> None:
+            with engine.no_sync() if of == "unreduced" else nullcontext():
+                engine.backward(loss_of(engine(batches(0, samples=2)[0]), batches(0, samples=2)[1]))
+                engine.step()
+
+        first()
+        inputs, targets = batches(1, samples=2)
+        if fails:
+            found = loss_of(engine(inputs), targets)
+            handle = engine.module.blocks[0].down.weight.register_hook(_fail)
+            with pytest.raises(ArithmeticError):
+                engine.backward(found)
+            handle.remove()
+            # Where gradients are added as they come, or wait for others, nothing tells the two apart any more.
+            if stage >= 2 or of == "unreduced":
+                with pytest.raises(ModelError, match="failed in the middle of a global batch"):
+                    engine.backward(loss_of(engine(inputs), targets))
+                engine.zero_grad()
+                first()
+        engine.backward(loss_of(engine(inputs), targets))
+        engine.step()
+        assert engine.global_steps == 1
+        return full_parameters(engine)
+
+    undisturbed = train_one(make_engine(config(stage, micro=2, accumulation=2)), fails=False)
+    found = train_one(make_engine(config(stage, micro=2, accumulation=2)), fails=True)
+    assert all(torch.equal(found[name], value) for name, value in undisturbed.items())
 
 
 def test_steps_off_the_boundary_only_count() -> None:
