@@ -111,15 +111,22 @@ class WriteBeside:
             self._writer, self._taken = WriterProcess(), 0
         if not save.plan.nbytes:
             return
+        try:
+            self._stage(save, self._writer)
+        except WriterError:
+            self._writer = None  # it is gone, and the next save starts another
+            raise
+
+    def _stage(self, save: SaveUnderWay, writer: WriterProcess) -> None:
         wanted = save.wanted
         sources = save.sources = sources_of(
             save.plan, wanted.entries, wanted.units, later=self._later, on_drive=wanted.on_drive
         )
         self._staging.begin(save.plan.header, sources.image_bytes, sources.copies)
         if self._staging.generation != self._taken:
-            self._writer.take_memory(self._staging.descriptor, self._staging.nbytes)
+            writer.take_memory(self._staging.descriptor, self._staging.nbytes)
             self._taken = self._staging.generation
-        self._writer.take_files(sources.segments)
+        writer.take_files(sources.segments)
         if not self._later:
             self._staging.touch()
         self._staging.copy([copy for copy in sources.copies if copy.unit is None], threads=own_idle_threads())

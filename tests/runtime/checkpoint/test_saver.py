@@ -23,6 +23,7 @@ from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.load import read
 from dsrun.runtime.checkpoint.plan import coalesce, plan_file
 from dsrun.runtime.checkpoint.saver import Saver
+from dsrun.runtime.checkpoint.under_way import Wanted
 from dsrun.runtime.protocols import StateEntry
 from support.savers import nothing, value_of, wanted, with_savers
 
@@ -190,6 +191,27 @@ def test_a_writer_that_is_killed_is_named_and_publishes_nothing(tmp_path: Path) 
     assert complete_tags(tmp_path) == ["a", "c"]
     assert not (tmp_path / "b").exists()
     assert value_of(tmp_path / "c") == 3.0
+
+
+def test_a_writer_that_was_killed_while_it_had_nothing_to_do_fails_one_save_and_no_more(tmp_path: Path) -> None:
+    numel = 1 << 20  # more memory than before, which the writer would have to be given
+
+    def larger() -> Wanted:
+        entry = StateEntry("w", "param", (numel,), 0, numel, torch.ones(numel), True)
+        return wanted(0.0, rank=0, size=1, entries=[entry])
+
+    def body(saver: Saver, rank: int) -> None:
+        save(saver, tmp_path, "a", 1.0, rank, 1)
+        saver.finish(nothing)
+        writer_of(saver).kill()
+        writer_of(saver).wait()
+        with pytest.raises(CheckpointError, match="was killed by signal 9"):
+            saver.save(tmp_path, "b", larger, progress=nothing)
+        saver.save(tmp_path, "c", larger, progress=nothing)
+        saver.finish(nothing)
+
+    with_savers(1, body)
+    assert complete_tags(tmp_path) == ["a", "c"]
 
 
 def test_a_rank_that_never_comes_is_named_after_the_time_out(tmp_path: Path) -> None:
