@@ -80,7 +80,7 @@ def state_for_memory(parts: EngineParts, counters: Counters, moment: Moment, cli
     if parts.optimizer is None:
         return wanted
     whole = not parts.step.plan.shard_optimizer
-    return replace(wanted, entries=[*wanted.entries, *parts.step.optimizer.leading_scalars(replicated=whole)])
+    return replace(wanted, entries=[*wanted.entries, *parts.step.optimizer.saved.leading_scalars(replicated=whole)])
 
 
 def _state(
@@ -99,14 +99,14 @@ def _state(
     entries = parameter_entries(
         parts.module, step.units, replicated=whole, frozen=frozen and not apart, frozen_units=parts.frozen_units
     )
-    entries += [] if parts.optimizer is None else step.optimizer.state_entries(replicated=whole)
+    entries += [] if parts.optimizer is None else step.optimizer.saved.state_entries(replicated=whole)
     entries += random_entries(moment.random, rank)
     state, tensors = script_state.take_apart(client_state, stores=stores)
     values = {
         "counters": {**counters.to_json(), "micro_steps": moment.micro_steps},
         "optimizer": {
             "type": type(parts.optimizer).__name__,
-            "groups": [] if parts.optimizer is None else step.optimizer.options(),
+            "groups": [] if parts.optimizer is None else step.optimizer.saved.options(),
         },
         "scheduler": None if parts.scheduler is None else _schedule(parts.scheduler),
         "loss_scale": parts.loss_scale.to_json(),
@@ -208,7 +208,7 @@ def load_engine(
         parts.loader.check_state(position)
     _read_tensors(parts, index, target, states=with_states, frozen=frozen)
     if with_states:
-        parts.step.optimizer.set_options(values["optimizer"]["groups"])
+        parts.step.optimizer.saved.set_options(values["optimizer"]["groups"])
         parts.loss_scale.load(values.get("loss_scale"))
     if schedule is not None and parts.scheduler is not None:
         parts.scheduler.load_state_dict(from_json(schedule["state"]))
@@ -259,13 +259,13 @@ def _check_optimizer(parts: EngineParts, index: Index, target: Place, *, whole: 
         raise CheckpointError(
             f"{target}: its optimizer states are {saved}'s; this run's optimizer is {mine}", hint=hint
         )
-    groups, here = len(index.values["optimizer"]["groups"]), len(parts.step.optimizer.options())
+    groups, here = len(index.values["optimizer"]["groups"]), len(parts.step.optimizer.saved.options())
     if groups != here:
         raise CheckpointError(f"{target}: its optimizer has {groups} groups; this run's has {here}", hint=hint)
     # Of a copy in memory this host has what its ranks need, which who reads it compares.
     problems = [
         Problem(f"{target}: no {role} of `{name}`, which was not trained then", hint)
-        for name, role in parts.step.optimizer.wanted_states(index.state_roles())
+        for name, role in parts.step.optimizer.saved.wanted_states(index.state_roles())
         if whole and index.find(name, role) is None
     ]
     if problems:
@@ -294,7 +294,7 @@ def _read_tensors(parts: EngineParts, index: Index, target: Place, *, states: bo
         frozen_units=parts.frozen_units,
     )
     if states:
-        entries += step.optimizer.loadable_entries(sorted(index.state_roles()), replicated=whole)
+        entries += step.optimizer.saved.loadable_entries(sorted(index.state_roles()), replicated=whole)
 
     def fill() -> None:
         fetch = partial(read, index, target, others=parts.collectives.size > 1, progress=parts.heartbeat.beat)
@@ -305,7 +305,7 @@ def _read_tensors(parts: EngineParts, index: Index, target: Place, *, states: bo
             fetch(unit_entries(unit, master_N, replicated=whole))
             assert unit.halves is not None, "it was asked"
             unit.halves.part(master_N)
-        for change in step.optimizer.format_changes():
+        for change in step.optimizer.saved.format_changes():
             fetch(change.begin())
             change.end()
 

@@ -281,9 +281,9 @@ class CpuOptimizer:
                 self._keeper.expect(after)
         gradient = self._gradients.fetch(index)
         out_N, slot = self._place_of(index)
-        form = self._optimizer.form
+        form = self._optimizer.states.form
         for run in item.runs:
-            states, scalars = self._optimizer.split_state(run)
+            states, scalars = self._optimizer.states.split(run)
             first = run.start - run.owned.start
             halves = None if item.halves is None else item.halves.of(first, first + run.numel)
             work = RangeWork(
@@ -294,14 +294,14 @@ class CpuOptimizer:
                 options=options[run.group],
                 grad_scale=coefficient * gradient.factor,
                 params_out_N=None if out_N is None else part_of(run, out_N),
-                place=partial(self._optimizer.place_state, run),
+                place=partial(self._optimizer.states.place, run),
                 form=form,
                 head=head_of(run) if form.is_coded else 0,
             )
             self._steps.step(work)
             if item.halves is not None and halves is not None:
                 item.halves.keep(first, halves)
-            self._optimizer.keep_state(run, states, scalars)
+            self._optimizer.states.keep(run, states, scalars)
             self._changed.setdefault(run.group, {}).update(work.changed)
         if out_N is not None:
             out_N[item.end :].zero_()  # padding stays zeros, whatever the buffer held

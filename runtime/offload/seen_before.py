@@ -39,7 +39,7 @@ class RunBefore:
 
     def is_now(self, item: HostRange, run: Run, optimizer: ShardOptimizer) -> bool:
         """Whether nobody has set any of it since."""
-        states, scalars = optimizer.split_state(run)
+        states, scalars = optimizer.states.split(run)
         return (
             self.versions == _versions(item, run)
             and states.keys() == self.states.keys()

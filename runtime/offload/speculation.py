@@ -201,9 +201,9 @@ class Speculation:
                 if name in before.states:
                     states[name] = before.states[name][0]
                     states[name].data = then
-            now = self._optimizer.split_state(run)[1]
+            now = self._optimizer.states.split(run)[1]
             scalars = {name: taken_over(now.get(name), value) for name, value in work.scalars.items()}
-            self._optimizer.keep_state(run, states, scalars)
+            self._optimizer.states.keep(run, states, scalars)
             changed.setdefault(run.group, {}).update(work.changed)
         return changed
 
@@ -215,7 +215,7 @@ class Speculation:
         out_N = self._second.parameters(index)
         done: list[tuple[Run, RunBefore, RangeWork]] = []
         for run in item.runs:
-            states, scalars = self._optimizer.split_state(run)
+            states, scalars = self._optimizer.states.split(run)
             before = run_before(item, run, states, scalars, self._optimizer)
             master_N = part_of(run, self._second.master(index))
             targets = {name: self._second.state(run, name, now_N) for name, now_N in states.items()}
@@ -227,7 +227,7 @@ class Speculation:
                 options=kept_options([assumption.options[run.group]])[0],
                 grad_scale=assumption.coefficient * gradient.factor,
                 params_out_N=None if out_N is None else part_of(run, out_N),
-                place=partial(self._optimizer.place_state, run),
+                place=partial(self._optimizer.states.place, run),
                 origins=[(master_N, run.param.data), *((targets[name], states[name]) for name in states)],
             )
             self._steps.step(work)

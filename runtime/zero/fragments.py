@@ -261,15 +261,15 @@ def _state(home: UnitHome, key: str) -> Tensor | None:
     if access.optimizer.torch_optimizer is None:
         return None
     assert home.extent is not None, "a trainable parameter has a place"
-    entries = access.optimizer.state_entries(replicated=not access.pieces.plan.shard_optimizer)
+    entries = access.optimizer.saved.state_entries(replicated=not access.pieces.plan.shard_optimizer)
     mine = (e for e in entries if e.name == home.extent.name and e.role == key and e.shape == home.extent.shape)
     found = next((e.tensor for e in mine), None)
-    return access.optimizer.decoded_state(home.extent.name, key) if found is None else found
+    return access.optimizer.saved.decoded_state(home.extent.name, key) if found is None else found
 
 
 def _set_state(home: UnitHome, key: str, target: Tensor, values: Tensor) -> None:
     """Sets this rank's piece of an optimizer state: `target`, or the codes that it was made of."""
     assert home.extent is not None, "a trainable parameter has a place"
     home.access.pieces.before_change(_unit(home))
-    if not home.access.optimizer.code_state(home.extent.name, key, values):
+    if not home.access.optimizer.saved.code_state(home.extent.name, key, values):
         target.copy_(values)

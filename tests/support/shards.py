@@ -93,7 +93,7 @@ def train_shards(
             shards.step()
         if axis.rank == 0:
             traffic.append(axis.traffic)
-        return shards.state_entries(replicated=not sharded), shards.options()
+        return shards.saved.state_entries(replicated=not sharded), shards.saved.options()
 
     found = world.run(body)
     values: Values = {}
@@ -118,11 +118,11 @@ def load(shards: ShardOptimizer, saved: Trained, *, sharded: bool) -> None:
         whole = stored.setdefault((entry.name, entry.role), torch.zeros(entry.shape, dtype=entry.tensor.dtype).view(-1))
         whole[entry.start : entry.stop] = entry.tensor
     roles = sorted({role for _, role in stored})
-    for name, role in shards.wanted_states(roles):
+    for name, role in shards.saved.wanted_states(roles):
         assert (name, role) in stored, f"no {role} of {name}"
-    for entry in shards.loadable_entries(roles, replicated=not sharded):
+    for entry in shards.saved.loadable_entries(roles, replicated=not sharded):
         entry.tensor.copy_(stored[entry.name, entry.role][entry.start : entry.stop])
-    shards.set_options(saved.options)
+    shards.saved.set_options(saved.options)
 
 
 def train_whole(

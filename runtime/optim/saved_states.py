@@ -1,0 +1,196 @@
+"""An optimizer's states as checkpoints name them: pieces of the parameters they belong to, for any number of ranks.
+
+Says what there is to save and what a checkpoint must have, and makes room for what comes from one. Reads and writes no
+file, takes no step, and leaves where states lie to `housed_states.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layout.unit_layout import ShardPiece
+from ..protocols import StateEntry
+from .coded_states import CodedState
+from .housed_states import HousedStates
+from .run_states import (
+    FormatChange,
+    code_piece,
+    coded_state,
+    decoded_piece,
+    is_elementwise,
+    is_scales,
+    stored_states,
+    tensor_entries,
+)
+from .runs import Run
+from .state_format import CODES
+from .structured import StructuredOptimizer, TensorInfo
+
+#: Prefix of the role of a state that is one number for a whole run of elements.
+_SCALAR = "scalar:"
+
+
+class SavedStates:
+    """What a checkpoint has of an optimizer, and what it gets back.
+
+    Args:
+        states: of all runs of this rank.
+        tensors: all that are trained, whether or not this rank holds a piece of them.
+    """
+
+    def __init__(self, states: HousedStates, tensors: Sequence[TensorInfo]) -> None:
+        self._states = states
+        self._tensors = tensors
+        self._changes: list[FormatChange] = []
+        self._structured = states.optimizer if isinstance(states.optimizer, StructuredOptimizer) else None
+
+    def state_entries(self, *, replicated: bool) -> list[StateEntry]:
+        """Returns the optimizer's state as pieces of the parameters it belongs to.
+
+        One-number states (Adam's `step`) have the role `scalar:<name>` and the shape (), once a parameter: with the
+        piece that holds the parameter's first element.
+
+        Args:
+            replicated: every rank owns everything (stage 0).
+        """
+        if self._structured is not None:
+            return list(self._structured.entries(replicated=replicated))
+        return [entry for run in self._states.runs for entry in self._entries(run, replicated=replicated)]
+
+    def leading_scalars(self, *, replicated: bool) -> list[StateEntry]:
+        """Returns one-number states that runs would ask for in `loadable_entries`, and other ranks have in theirs.
+
+        For a copy of the state that is to be loaded without the other ranks'.
+
+        Args:
+            replicated: every rank owns everything (stage 0).
+        """
+        entries: list[StateEntry] = []
+        for run in [] if self._structured is not None else self._states.runs:
+            first = next(iter(run.pieces()), None)
+            if first is not None and first.start != 0:
+                for name, value in _numbers(run, self._states.of(run)):
+                    entries.append(_number_entry(first, name, value, replicated=replicated))
+        return entries
+
+    def wanted_states(self, roles: Collection[str]) -> list[tuple[str, str]]:
+        """Returns (name, role) of every state that a checkpoint must have for this optimizer, on whichever rank.
+
+        Args:
+            roles: those that the checkpoint has of any tensor.
+        """
+        known, wanted = self._structured, list[tuple[str, str]]()
+        for info in self._tensors:
+            if info.numel:
+                of_tensor = sorted(roles) if known is None else known.state_roles(info.name, info.shape)
+                wanted += [(info.name, role) for role in of_tensor]
+        return wanted
+
+    def loadable_entries(self, roles: Collection[str], *, replicated: bool) -> list[StateEntry]:
+        """Allocates zeroed state for `roles`, as a checkpoint names them, and returns it as pieces to fill.
+
+        In contrast to `state_entries`, each run asks for its one-number states, from the first parameter it holds.
+
+        Args:
+            roles: elementwise ones by their name, one-number ones as `scalar:<name>`.
+            replicated: every rank owns everything (stage 0).
+        """
+        if self._structured is not None:
+            return self.state_entries(replicated=replicated)
+        self._states.vacate(anew=bool(roles))
+        numbers = [role.removeprefix(_SCALAR) for role in roles if role.startswith(_SCALAR)]
+        stored = stored_states([role for role in roles if not role.startswith(_SCALAR)])
+        entries: list[StateEntry] = []
+        for run in self._states.runs:
+            state = self._states.renew(run)
+            entries += _number_room(run, numbers, state, replicated=replicated)
+            for name, in_codes in stored.items():
+                self._states.make_zeros(run, name, state)
+                if in_codes != (name + CODES in state):
+                    self._changes.append(FormatChange(run, name, in_codes, state, replicated))
+            entries += [e for e in tensor_entries(run, state, replicated=replicated) if e.role in roles]
+        return entries
+
+    def format_changes(self) -> list[FormatChange]:
+        """Returns the states that a checkpoint has in another format, since `loadable_entries`; once."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def decoded_state(self, name: str, key: str) -> Tensor | None:
+        """Returns this rank's piece of a state that lies in codes, fp32 and a copy; None where there is none.
+
+        Args:
+            name: of the parameter.
+            key: the optimizer's name of the state.
+        """
+        found = self._coded_piece(name, key)
+        return None if found is None else decoded_piece(*found)
+
+    def code_state(self, name: str, key: str, values: Tensor) -> bool:
+        """Sets this rank's piece of a state that lies in codes; False where there is none.
+
+        Args:
+            name: of the parameter.
+            key: the optimizer's name of the state.
+            values: flat.
+        """
+        found = self._coded_piece(name, key)
+        if found is not None:
+            code_piece(*found, values)
+        return found is not None
+
+    def options(self) -> list[dict[str, Any]]:
+        """Returns each group's hyperparameters that JSON can hold (lr, betas, weight_decay, ...)."""
+        return [
+            {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple | None)}
+            for group in self._states.optimizer.param_groups
+        ]
+
+    def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Takes over hyperparameters that `options` returned, where the number of groups is the same."""
+        groups = self._states.optimizer.param_groups
+        if len(groups) == len(options):
+            for group, saved in zip(groups, options, strict=True):
+                # JSON has no tuples.
+                group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items() if k in group})
+
+    def _entries(self, run: Run, *, replicated: bool) -> Iterator[StateEntry]:
+        state = self._states.of(run)
+        yield from tensor_entries(run, state, replicated=replicated)
+        for name, value in _numbers(run, state):
+            for piece in run.pieces():
+                if piece.start == 0:
+                    yield _number_entry(piece, name, value, replicated=replicated)
+
+    def _coded_piece(self, name: str, key: str) -> tuple[Run, ShardPiece, CodedState] | None:
+        for run in self._states.runs:
+            for piece in run.pieces():
+                if piece.extent.name == name:
+                    codes = coded_state(run, self._states.of(run), key)
+                    return None if codes is None else (run, piece, codes)
+        return None
+
+
+def _numbers(run: Run, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the states of a run that are one number each, by name."""
+    for name, value in state.items():
+        if isinstance(value, Tensor) and not is_elementwise(run, value) and not is_scales(name, state):
+            yield name, value
+
+
+def _number_entry(piece: ShardPiece, name: str, value: Tensor, *, replicated: bool) -> StateEntry:
+    """Returns a one-number state as that of the parameter that a piece is of."""
+    return StateEntry(piece.extent.name, f"{_SCALAR}{name}", (), 0, 1, value.view(1), replicated)
+
+
+def _number_room(run: Run, names: Sequence[str], state: dict[str, Any], *, replicated: bool) -> list[StateEntry]:
+    """Adds zeros to a run's state for its one-number states, and returns them to be filled."""
+    first = next(iter(run.pieces()), None)
+    if first is None:
+        return []
+    state |= {name: torch.zeros((), dtype=torch.float32, device=run.grad.device) for name in names}
+    return [_number_entry(first, name, state[name], replicated=replicated) for name in names]
