@@ -116,7 +116,8 @@ class ShardOptimizer:
     ) -> None:
         """Reserves the memory of the optimizer's states, where their number is known before they exist.
 
-        Those of other optimizers, and those made with the optimizer (Adagrad's), stay where torch has put them.
+        Those of other optimizers stay where torch has put them, and so do those made with the optimizer (Adagrad's),
+        unless they shall not stay in memory.
 
         Args:
             memory: where it is reserved.
@@ -132,12 +133,16 @@ class ShardOptimizer:
         if form is not FP32_STATES:
             check_rounded_states(optimizer, form.name)
             states.lie_as(form)
-        if optimizer.state:
+        if optimizer.state and away is None:
             return
         of_group = [states_of_group(optimizer, group) for group in optimizer.param_groups]
         counts = [(owned, max((of_group[group] for group in owned.groups), default=0)) for owned in self._ranges]
         if any(count for _, count in counts):
             states.housing = house(counts, memory, host, away=away, staying=self._staying, form=form, moves=moves)
+            if optimizer.state:
+                for run in self._runs:
+                    states.move_in(run)
+                states.end_first_step()
 
     def step(self, factor: float = 1.0) -> None:
         """Takes one optimizer step on the local ranges.

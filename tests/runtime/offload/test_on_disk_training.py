@@ -172,6 +172,22 @@ def _counts_memory(path: str) -> None:
         engine.destroy()
 
 
+def test_states_made_with_the_optimizer_lie_on_the_disk_too(tmp_path: Path) -> None:
+    """Adagrad's are there before the first step."""
+    found: list[dict[str, Tensor]] = []
+    for settings in (config(3, micro=2), on_disk(3, str(tmp_path), micro=2)):
+        settings["optimizer"] = {"type": "Adagrad", "params": {"lr": 1e-2}}
+        engine = make_engine(settings)
+        train(engine, range(3), samples=2)
+        found.append(full_parameters(engine))
+        if len(found) == 2:
+            states = [t for state in engine.optimizer.state.values() for t in state.values() if t.ndim]
+            assert states
+            assert not any(engine._parts.memory.takes_memory(state) for state in states)
+        engine.destroy()
+    assert_same(found[1], found[0])
+
+
 # Between steps --------------------------------------------------------------------------------------------------------
 
 
