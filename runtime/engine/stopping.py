@@ -6,6 +6,7 @@ Which signals those are and how ranks tell each other of them is `stop_signals.p
 from __future__ import annotations
 
 import atexit
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from weakref import ref
 
 from dsrun.checkpoint_files.folder import why_not_saved_to
 from dsrun.checkpoint_files.storage_registry import place_of
-from dsrun.errors import InputError
+from dsrun.errors import CheckpointError, InputError
 
 from ..mesh.groups import ProcessGroupMesh, leave
 from .parts import EngineParts
@@ -125,8 +126,16 @@ class Stopping:
         if self._parts.mesh.info.rank == 0:
             steps = self._counters.global_steps
             print(f"dsrun: {wanted.name}: saving after step {steps}, then ending with code {code}", flush=True)
+        self._end_the_save_before()
         state = self._stop_client_state
         self.save_checkpoint(self._stop_folder, client_state=state() if callable(state) else state)
         self.wait_for_checkpoint()
         self._at_stop.mesh = self._parts.mesh
         raise SystemExit(code)
+
+    def _end_the_save_before(self) -> None:
+        """Waits for a save that is under way: this one is wanted, whatever `when_busy` says and became of that."""
+        try:
+            self.wait_for_checkpoint()
+        except CheckpointError as error:
+            print(error.render(), file=sys.stderr, flush=True)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dsrun
+from dsrun.checkpoint_files.folder import complete_tags
 from dsrun.config.load import load
 from dsrun.errors import ConfigError, InputError
 from support.ranks import run_ranks
@@ -86,6 +88,44 @@ def test_all_ranks_save_after_the_same_step_and_the_run_goes_on_from_there(
     assert client_state == ({} if by_config else {"at": steps})
     assert losses == expected[steps:]
     assert all((resumed[name] == weight).all() for name, weight in weights.items())
+
+
+def _stopped_while_saving(folder: str, fails: bool) -> tuple[int, list[str]]:
+    """A signal comes while a checkpoint is being written, whose next one would be refused."""
+    section = {"when_busy": "refuse", "save_on_signal": folder}
+    engine = make_engine(config(1, micro=1, checkpoint=section))
+    train(engine, range(2), samples=1)
+    waited_for = threading.Event()
+    write, wait = engine._parts.saver._beside.write, engine.wait_for_checkpoint
+
+    def write_once_it_is_waited_for(*arguments: Any) -> Any:
+        assert waited_for.wait(60)
+        if fails:
+            raise OSError("no disk")
+        return write(*arguments)
+
+    def wait_for_it() -> None:
+        waited_for.set()
+        try:
+            wait()
+        finally:
+            engine._parts.saver._beside.write = write
+
+    engine._parts.saver._beside.write = write_once_it_is_waited_for
+    engine.wait_for_checkpoint = wait_for_it
+    engine.save_checkpoint(folder)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        train(engine, range(2, 3), samples=1)
+    engine.destroy()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, complete_tags(Path(folder))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_signal_saves_whatever_became_of_a_save_that_is_under_way(tmp_path: Path, fails: bool) -> None:
+    tags = ["global_step3"] if fails else ["global_step2", "global_step3"]
+    assert run_ranks(1, _stopped_while_saving, str(tmp_path), fails) == [(143, tags)]
 
 
 def _given_back() -> list[bool]:
