@@ -10,6 +10,7 @@ from ..memory.arenas import ArenaReport, OutsideUse
 from ..observe.memory import measure
 from ..observe.memory_report import MemoryReport
 from ..observe.memory_watch import MemoryWatch
+from ..offload.params_on_disk import DiskShards
 from .parts import EngineParts
 
 #: What asynchronous saves copy state to; in host memory, wherever the model computes.
@@ -29,6 +30,8 @@ class HeldMemory:
         units = [*self._parts.step.units, *self._parts.frozen_units]
         buffers = [t for u in units for t in (u.flat_param, u.flat_grad, u.shard, u.grad_sum)]
         buffers += [t for u in units for t in ([u.master] if u.halves is None else u.halves.buffers())]
+        tiers = {id(u.tier): u.tier for u in units if isinstance(u.tier, DiskShards)}.values()
+        buffers += [t for tier in tiers for t in tier.buffers()]
         windows = {id(u.window): u.window for u in units if u.window is not None}.values()
         buffers += [t for window in windows for t in (window.grad, window.master) if t is not None]
         buffers += [param.data for param in self.module.parameters() if not param.requires_grad]

@@ -141,7 +141,11 @@ class DiskShards:
 
     def host_bytes(self) -> int:
         """Returns the bytes of host memory that slices lie in, or pass through."""
-        return self._staying_bytes + sum(slices.buffer_bytes for slices in self._slices)
+        return self._staying_bytes + sum(buffer.nbytes for buffer in self.buffers())
+
+    def buffers(self) -> list[Tensor]:
+        """Returns the host memory that slices pass through."""
+        return [buffer for slices in self._slices for buffer in slices.buffers]
 
     def addresses(self) -> list[FileAddresses]:
         """Returns where in files slices lie, for checkpoints: those of frozen parameters are there and nowhere else."""
@@ -178,6 +182,7 @@ class _Slices:
         self.addresses = FileAddresses(self._space.address, file)
         self._coming = deque(extents)
         self._extents: dict[int, Extent] = {}
+        self.buffers = buffers
         self._free = list(buffers)
         self._busy: deque[tuple[Tensor, Event]] = deque()
         self._late: deque[_FromDisk] = deque()
@@ -192,11 +197,6 @@ class _Slices:
     def nbytes(self) -> int:
         """Of the file."""
         return self.file.reserved_bytes
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Of the buffers."""
-        return sum(buffer.nbytes for buffer in (*self._free, *(buffer for buffer, _ in self._busy)))
 
     def everything(self, nbytes: int) -> Tensor:
         """Returns the first bytes of all slices, where they are mapped."""

@@ -116,6 +116,8 @@ def _counts_memory(path: str) -> None:
         assert uses["parameter shards on their way"].tier == "host"
         assert ("parameter shards" in uses) == ("most" in more)
         assert report.bytes_in("host") == engine._parts.predicted_host_bytes, more
+        counts = sum(t.nbytes for state in engine.optimizer.state.values() for t in state.values() if t.ndim == 0)
+        assert engine.model_state_bytes() == engine._parts.predicted_state_bytes + counts, more
         engine.destroy()
 
 
