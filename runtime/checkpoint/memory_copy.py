@@ -236,6 +236,19 @@ class MemoryCopies:
         self._whole = self._made = generation
         return found[0]
 
+    def forget(self) -> None:
+        """Has no copy count that was made so far: the run has gone back behind them; newer ones have fewer steps."""
+        self.wait()
+        for other in (self._collectives.rank, *self._near.kept):
+            for generation in range(GENERATIONS):
+                self._files.unlabel(other, generation)
+        self._whole = self._made = None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._at_end.alive
+
     def wait(self) -> None:
         """Returns when nothing of this rank's is on its way any more; enters no collective."""
         if self._thread is not None:

@@ -27,6 +27,7 @@ from .parts import SCRIPT_PHASE, EngineParts
 from .persist import load_engine, save_engine
 from .resume import choose_checkpoint
 from .state import Counters
+from .step import StepResult
 from .wrapping import note_outcome
 
 
@@ -52,6 +53,7 @@ class Checkpoints:
     _counters: Counters
     _micro_steps_done: int
     _boundary: bool | None
+    _last: StepResult | None
     _find_copy: Callable[[Place | None], Restored | None]
     _moment: Moment | None
     _batch: BatchSizes
@@ -231,6 +233,8 @@ class Checkpoints:
             random=load_random_state and not load_module_only,
             copy=None if copy is None else copy.index,
         )
+        if self._parts.copies is not None and self._last is not None and copy is None and not load_module_only:
+            self._parts.copies.forget()
         self._note_moment()
         note_outcome(self.optimizer, overflow=False, loss_scale=self._parts.loss_scale.value)
         self._parts.heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -29,12 +30,15 @@ from .stopping import ClientState
 
 #: How long a copy on its way waits for another rank: less than training itself does.
 _MAIL_TIMEOUT_S = 600.0
+#: Of the engines of this process that are not over yet. Each has a folder of its own, or one would go on from another's
+#: state; a script that is started again makes them in the same order.
+_PRESENT: WeakValueDictionary[int, MemoryCopies] = WeakValueDictionary()
 
 
 def memory_copies_of(every: int | None, mesh: ProcessGroupMesh, collectives: Collectives) -> MemoryCopies | None:
     """Returns what makes copies in memory, where they are wanted and of use; every rank must call.
 
-    Enters an all-reduce of a number a rank; on several hosts, makes a group of all ranks.
+    Enters an all-reduce of two numbers a rank; on several hosts, makes a group of all ranks.
 
     Args:
         every: optimizer steps between two copies; None for no copies.
@@ -54,12 +58,19 @@ def memory_copies_of(every: int | None, mesh: ProcessGroupMesh, collectives: Col
                 flush=True,
             )
         return None
-    nodes = torch.zeros(collectives.size, dtype=torch.int64, device=mesh.device)
-    nodes[collectives.rank] = mesh.info.node_rank
-    collectives.all_reduce(nodes, of="hosts of the ranks").wait()
-    node_of = [int(node) for node in nodes.tolist()]
+    taken = [number for number, one in _PRESENT.items() if not one.is_closed]
+    told = torch.zeros((2, collectives.size), dtype=torch.int64, device=mesh.device)
+    told[0, collectives.rank], told[1, collectives.rank] = mesh.info.node_rank, max(taken, default=-1) + 1
+    collectives.all_reduce(told.view(-1), of="hosts of the ranks").wait()
+    node_of, free = told.tolist()
+    number = max(free)
     mail = GlooMail(timeout_s=_MAIL_TIMEOUT_S) if len(set(node_of)) > 1 else None
-    return MemoryCopies(CopyFiles(Path(folder)), collectives, mail, node_of=node_of, device=mesh.device, every=every)
+    files = CopyFiles(Path(folder))
+    if number:
+        files = CopyFiles(files.folder / f"engine-{number}")
+    copies = MemoryCopies(files, collectives, mail, node_of=node_of, device=mesh.device, every=every)
+    _PRESENT[number] = copies
+    return copies
 
 
 class CopiesInMemory:

@@ -90,7 +90,7 @@ def _choose(folder: str) -> list[int]:
     engine.save_checkpoint(f"{folder}/run", tag="three")
     engine.wait_for_checkpoint()
     train(engine, range(3, 6), samples=6)
-    engine.wait_for_checkpoint()
+    engine.destroy()
     os.environ[RESTART_COUNT_ENV] = "1"
     again = make_engine(config(1, micro=3, checkpoint=SECTION), model=engine_model(), seed=9)
     steps: list[int] = []
@@ -103,7 +103,7 @@ def _choose(folder: str) -> list[int]:
     steps.append(again.global_steps)
     train(again, range(3, 6), samples=6)
     again.save_checkpoint(f"{folder}/run")
-    again.wait_for_checkpoint()
+    again.destroy()
     last = make_engine(config(1, micro=3, checkpoint=SECTION), model=engine_model(), seed=11)
     path, _ = last.load_checkpoint(f"{folder}/run")
     assert path == f"{folder}/run/global_step6", "the disk is as new"
@@ -119,6 +119,57 @@ def engine_model() -> TinyGPT:
 
 def test_memory_is_meant_where_it_is_newer_no_tag_is_asked_for_and_training_has_not_begun(tmp_path: Path) -> None:
     assert run_ranks(2, _choose, str(tmp_path)) == [[6, 3, 3, 3, 6]] * 2
+
+
+def _goes_back(folder: str) -> tuple[int, list[bool]]:
+    """A script goes back to a checkpoint, trains on another way from there, and is started again."""
+    engine = make(folder, 1, hosts=1, attempt=0)
+    train(engine, range(2), samples=6)
+    engine.save_checkpoint(f"{folder}/run")
+    train(engine, range(2, 7), samples=6)  # there are copies of steps 3 and 6
+    engine.load_checkpoint(f"{folder}/run")
+    train(engine, range(20, 22), samples=6)
+    engine.wait_for_checkpoint()
+    newest = full_parameters(engine)
+    engine.destroy()
+    os.environ[RESTART_COUNT_ENV] = "1"
+    again = make_engine(config(1, micro=3, checkpoint=SECTION), model=engine_model(), seed=9)
+    path, _ = again.load_checkpoint(f"{folder}/run")
+    assert path == folder + "/host0", "the copy that was made on the way that the script went"
+    train(again, range(21, 22), samples=6)
+    return again.global_steps, [torch.equal(value, newest[name]) for name, value in full_parameters(again).items()]
+
+
+def test_what_a_script_has_gone_back_from_is_not_gone_on_with(tmp_path: Path) -> None:
+    steps, same = run_ranks(2, _goes_back, str(tmp_path))[0]
+    assert steps == 4
+    assert all(same)
+
+
+def _two_engines(folder: str) -> list[bool]:
+    """Two engines of one kind of model, each of which goes on from its own state."""
+    settings = config(1, micro=3, checkpoint=SECTION)
+    engines = [make(folder, 1, hosts=1, attempt=0), make_engine(settings, model=engine_model(), seed=9)]
+    for number, engine in enumerate(engines):
+        train(engine, range(number, EVERY + number), samples=6)
+    for engine in engines:
+        engine.wait_for_checkpoint()
+    weights = [full_parameters(engine) for engine in engines]
+    for engine in engines:
+        engine.destroy()
+    os.environ[RESTART_COUNT_ENV] = "1"
+    again = [make_engine(settings, model=engine_model(), seed=seed) for seed in (11, 12)]
+    for engine in again:
+        engine.load_checkpoint(f"{folder}/none", missing_ok=True)
+    return [
+        engine.global_steps == EVERY
+        and all(torch.equal(value, before[name]) for name, value in full_parameters(engine).items())
+        for engine, before in zip(again, weights, strict=True)
+    ]
+
+
+def test_each_of_two_engines_goes_on_from_its_own_state(tmp_path: Path) -> None:
+    assert run_ranks(2, _two_engines, str(tmp_path)) == [[True, True]] * 2
 
 
 def _without_launcher(folder: str) -> bool:
