@@ -17,11 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from xxhash import xxh3_64_hexdigest
 
-from dsrun.checkpoint_files.index import StoredFile
+from dsrun.checkpoint_files.index import Index, StoredFile
+from dsrun.checkpoint_files.publish import add_boxes
 from dsrun.checkpoint_files.reference import summed
 from dsrun.errors import CheckpointError
 
@@ -128,6 +130,12 @@ class CopyFiles:
         """Returns the memory of all copies of this host, whoever made them."""
         return sum(path.stat().st_size for path in self.folder.glob("rank-*.[01]"))
 
+    def free_bytes(self) -> int:
+        """Returns the memory that copies may take: what is free, and copies there that are written over."""
+        disk = os.statvfs(self.folder)
+        free = min(disk.f_bavail * disk.f_frsize, int(psutil.virtual_memory().available))
+        return free + self.bytes_there()
+
     def label(self, rank: int, generation: int, label: Label) -> None:
         """Has a copy count from now on.
 
@@ -172,6 +180,26 @@ class CopyFiles:
         finally:
             os.close(descriptor)
         return label if summed([memoryview(memory)]) == label.stored else None
+
+    def index(self, labels: Sequence[Label], generation: int, *, rank: int, size: int) -> Index:
+        """Returns the index of what whole copies hold together.
+
+        Args:
+            labels: of them.
+            generation: of them.
+            rank: whose values it has, of those that are no tensors.
+            size: number of ranks.
+        """
+        index = Index(size, {}, {})
+        for label in labels:
+            name = self.name(label.rank, generation)
+            index.files[name] = label.stored
+            index.aliases.update(label.aliases)
+            if label.rank == rank:
+                index.values.update(label.values)
+            if label.nbytes:
+                add_boxes(index, self.folder / name, label.stored)
+        return index
 
     def _label_path(self, rank: int, generation: int) -> Path:
         return self.folder / f"{self.name(rank, generation)}.json"

@@ -19,7 +19,7 @@ from dsrun.config.sections.checkpoint import Checkpoint
 from dsrun.errors import InputError
 
 from ..activation.configured import named_generators
-from ..checkpoint.memory_copy import Restored
+from ..checkpoint.memory_copy_restore import Restored
 from ..checkpoint.policy import SavePolicy
 from ..checkpoint.tags import one_tag
 from .going_on import Moment, present_moment

@@ -16,8 +16,9 @@ from dsrun.contract import MEMORY_COPY_EVENT, memory_copy_folder, was_started_ag
 from dsrun.errors import CheckpointError
 from dsrun.units import format_bytes
 
-from ..checkpoint.memory_copy import MemoryCopies, Restored
+from ..checkpoint.memory_copy import MemoryCopies
 from ..checkpoint.memory_copy_files import CopyFiles
+from ..checkpoint.memory_copy_restore import Restored
 from ..mesh.collectives import Collectives
 from ..mesh.groups import ProcessGroupMesh
 from ..mesh.mail import GlooMail

@@ -14,8 +14,9 @@ import torch
 
 from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.load import read
-from dsrun.runtime.checkpoint.memory_copy import MemoryCopies, newest_common
+from dsrun.runtime.checkpoint.memory_copy import MemoryCopies
 from dsrun.runtime.checkpoint.memory_copy_files import CopyFiles
+from dsrun.runtime.checkpoint.memory_copy_moments import newest_common
 from dsrun.runtime.checkpoint.under_way import Wanted
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.protocols import StateEntry
