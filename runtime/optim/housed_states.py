@@ -17,7 +17,7 @@ from ..protocols import OwnedRange
 from .housing import Housing, adam_state_names, adam_step_count, move_here
 from .run_states import coded_state, copy_state, is_elementwise, is_scales, part_of_place, place_numel, stored_states
 from .runs import Run
-from .state_format import FP32_STATES, StateFormat
+from .state_format import FP32_STATES
 
 
 class HousedStates:
@@ -132,10 +132,13 @@ class HousedStates:
         if codes is not None:
             codes.clear()
 
-    def lie_as(self, form: StateFormat) -> None:
-        """Has states lie so, also those that torch's `load_state_dict` brings."""
-        self.form = form
-        self.optimizer.register_load_state_dict_post_hook(lambda _: self._take_over_loaded())
+    def take_loaded(self, before_change: Callable[[], None]) -> None:
+        """Has states that torch's `load_state_dict` brings lie where they belong from here on.
+
+        Args:
+            before_change: called before they are written there.
+        """
+        self.optimizer.register_load_state_dict_post_hook(lambda _: self._take_over_loaded(before_change))
 
     def move_here(self, ranges: Sequence[OwnedRange], memory: Arenas, copy: Callable[[Tensor, Tensor], None]) -> None:
         """Brings the states of ranges whose masters have come to the device there.
@@ -163,9 +166,10 @@ class HousedStates:
         if states or counts:
             self.keep(run, states, counts)
 
-    def _take_over_loaded(self) -> None:
+    def _take_over_loaded(self, before_change: Callable[[], None]) -> None:
         """Brings states that torch's `load_state_dict` has put into fp32 to where they belong, as they were saved."""
-        self.vacate(anew=True)
+        before_change()
+        self.vacate(anew=any(self.of(run) for run in self.runs))
         for run in self.runs:
             # They may be the very tensors that are to be set.
             loaded = {k: v.clone() if isinstance(v, Tensor) else v for k, v in self.of(run).items()}

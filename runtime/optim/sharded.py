@@ -132,7 +132,9 @@ class ShardOptimizer:
         states, optimizer = self.states, self.states.optimizer
         if form is not FP32_STATES:
             check_rounded_states(optimizer, form.name)
-            states.lie_as(form)
+            states.form = form
+        if form is not FP32_STATES or away is not None:
+            states.take_loaded(self._wait_for_copies)
         if optimizer.state and away is None:
             return
         of_group = [states_of_group(optimizer, group) for group in optimizer.param_groups]
@@ -151,8 +153,7 @@ class ShardOptimizer:
             factor: gradients are multiplied by it first, in the dtype the optimizer computes in.
         """
         states = self.states
-        if self._fence is not None:
-            self._fence.wait_all()
+        self._wait_for_copies()
         self._stepping = True
         try:
             if self._is_windowed:
@@ -188,8 +189,8 @@ class ShardOptimizer:
                 for group in optimizer.param_groups:
                     options.append({key: value for key, value in group.items() if key != "params"})
 
-        if self._staying and self._fence is not None:
-            self._fence.wait_all()
+        if self._staying:
+            self._wait_for_copies()
         last_hook = states.optimizer.register_step_pre_hook(note)
         self._stepping = True
         try:
@@ -246,6 +247,10 @@ class ShardOptimizer:
             for owned in self._ranges
             for extent, group in zip(owned.layout.extents, owned.groups, strict=True)
         ]
+
+    def _wait_for_copies(self) -> None:
+        if self._fence is not None:
+            self._fence.wait_all()
 
     def _step_runs(self, states: HousedStates, runs: Sequence[Run]) -> None:
         """Takes one step of these runs; the leaves of others have no gradient."""

@@ -172,6 +172,23 @@ def _counts_memory(path: str) -> None:
         engine.destroy()
 
 
+def test_states_that_the_optimizer_loads_go_to_the_disk(tmp_path: Path) -> None:
+    found: list[dict[str, Tensor]] = []
+    for settings in (config(3, micro=2), on_disk(3, str(tmp_path), micro=2)):
+        engine = make_engine(settings)
+        train(engine, range(1), samples=2)
+        earlier = copy.deepcopy(engine.optimizer.state_dict())
+        train(engine, range(1, 3), samples=2)
+        engine.optimizer.load_state_dict(earlier)
+        states = [t for state in engine.optimizer.state.values() for t in state.values() if t.ndim]
+        if len(found) == 1:
+            assert not any(engine._parts.memory.takes_memory(state) for state in states)
+        train(engine, range(3, 5), samples=2)
+        found.append(full_parameters(engine))
+        engine.destroy()
+    assert_same(found[1], found[0])
+
+
 def test_states_made_with_the_optimizer_lie_on_the_disk_too(tmp_path: Path) -> None:
     """Adagrad's are there before the first step."""
     found: list[dict[str, Tensor]] = []

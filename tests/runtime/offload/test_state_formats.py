@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -258,6 +259,32 @@ def test_memory_and_bytes_to_the_disk_are_those_of_the_format(form: str, tmp_pat
 
 
 # Checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", NARROW)
+def test_a_save_has_the_states_of_its_moment_whatever_is_loaded_behind_it(form: str, tmp_path: Path) -> None:
+    settings = config(3, micro=2, bf16=True)
+    settings["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "state_format": form}
+    settings["checkpoint"] = {"when_copied": "behind"}
+    engine = make_engine(settings)
+    train(engine, range(1), samples=2)
+    earlier = copy.deepcopy(engine.optimizer.state_dict())
+    train(engine, range(1, 3), samples=2)
+
+    def states(engine: Any) -> list[Tensor | None]:
+        return [dsrun.utils.safe_get_full_optimizer_state(p, "exp_avg") for p in engine.module.parameters()]
+
+    expected = states(engine)
+    engine.save_checkpoint(str(tmp_path), tag="t")
+    engine.optimizer.load_state_dict(earlier)
+    train(engine, range(3, 4), samples=2)
+    engine.wait_for_checkpoint()
+    engine.load_checkpoint(str(tmp_path), tag="t")
+    for found, value in zip(states(engine), expected, strict=True):
+        assert found is not None
+        assert value is not None
+        assert torch.equal(found, value)
+    engine.destroy()
 
 
 @pytest.mark.parametrize("saved", [None, *NARROW])
