@@ -59,8 +59,8 @@ class WriteHere:
                 pieces = Repeatable(partial(pieces_of, save.plan, save.wanted.entries))
                 written = write_pieces(save.path, pieces, calls=self._calls, progress=progress)
                 part = replace(part, file=written.stored)
-        except (OSError, DsrunError) as error:
-            part = replace(part, error=str(error))
+        except Exception as error:  # whatever it is: the other ranks wait for this part
+            part = replace(part, error=_text_of(error))
 
         def publish_parts(parts: Sequence[Part]) -> Verdict:
             try:
@@ -145,8 +145,8 @@ class WriteBeside:
                     self._fence.pace(unit)
                 writer.write(str(save.path), save.plan.nbytes, save.sources.segments)
                 part = replace(part, file=writer.written(progress=self._noting(save, save.sources)))
-        except (WriterError, OSError, StateChangedError) as error:
-            part = replace(part, error=str(error))
+        except Exception as error:  # whatever it is: the other ranks wait for this part
+            part = replace(part, error=_text_of(error))
         finally:
             self._fence.open_all()
 
@@ -231,6 +231,12 @@ def _publication(save: SaveUnderWay, parts: Sequence[Part], keep: Keep) -> Publi
         keep_last=keep.last,
         keep_every=keep.every,
     )
+
+
+def _text_of(error: Exception) -> str:
+    """Returns what went wrong; of what nobody foresaw, its kind too."""
+    foreseen = isinstance(error, WriterError | StateChangedError | OSError | DsrunError)
+    return str(error) if foreseen else f"{type(error).__name__}: {error}"
 
 
 def _order(publication: Publication) -> dict[str, Any]:

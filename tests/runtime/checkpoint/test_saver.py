@@ -214,6 +214,30 @@ def test_a_writer_that_was_killed_while_it_had_nothing_to_do_fails_one_save_and_
     assert complete_tags(tmp_path) == ["a", "c"]
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_nobody_waits_for_a_part_that_failed_in_a_way_that_nobody_foresaw(tmp_path: Path, asynchronous: bool) -> None:
+    def broken(*arguments: Any) -> None:
+        raise NotImplementedError("Cannot copy out of meta tensor; no data!")
+
+    def body(saver: Saver, rank: int) -> str:
+        changes: dict[str, Any] = {}
+        if rank == 1 and asynchronous:
+            saver._beside._copy_rest = broken  # type: ignore[method-assign]
+        elif rank == 1:
+            values = torch.zeros(4, device="meta")  # whose bytes cannot be had
+            changes["entries"] = [StateEntry("b", "buffer", (4,), 0, 4, values, False)]
+        try:
+            save(saver, tmp_path, "t", 1.0, rank, 2, **changes)
+            saver.finish(nothing)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    for text in with_savers(2, body, asynchronous=asynchronous, timeout_s=10.0):
+        assert "rank 1: NotImplementedError: Cannot copy out of meta tensor" in text
+    assert not (tmp_path / "t").exists()
+
+
 def test_a_rank_that_never_comes_is_named_after_the_time_out(tmp_path: Path) -> None:
     def body(saver: Saver, rank: int) -> str:
         if rank == 1:
