@@ -45,11 +45,11 @@ _log = logging.getLogger(__name__)
 
 
 class _Last(IntEnum):
-    """What became of a rank's last copy; the worst of all ranks decides."""
+    """What became of a rank's last copy; the largest of all ranks decides."""
 
     HERE = 0
-    ON_ITS_WAY = 1
-    LOST = 2
+    LOST = 1
+    ON_ITS_WAY = 2  # comes first: whoever still sends must not be overtaken, whatever others have lost
 
 
 class MemoryCopies:

@@ -211,6 +211,39 @@ def test_a_copy_that_is_not_there_yet_has_the_next_one_left_out_on_every_rank(
     assert with_ranks(tmp_path, [0, 1], restored) == [(3, ()), (3, ())]
 
 
+def test_a_copy_that_failed_on_one_rank_does_not_hide_that_anothers_is_on_its_way(tmp_path: Path) -> None:
+    office = PostOffice(2)
+    gate = threading.Event()
+
+    def run(collectives: LoopbackCollectives) -> list[bool]:
+        rank = collectives.rank
+        mail = LoopbackMail(office, rank)
+        exchange = mail.exchange
+
+        def fail(sends: Any, receives: Any) -> None:
+            assert rank == 0 or gate.wait(60)
+            raise RuntimeError("the neighbour is gone")
+
+        mail.exchange = fail  # type: ignore[method-assign]
+        copies = MemoryCopies(
+            CopyFiles(tmp_path / f"host{rank}"), collectives, mail, node_of=[0, 1], device=CPU, every=1
+        )
+        took = [copies.take(1, lambda: wanted(1.0, rank=rank, size=2))]
+        if rank == 0:
+            copies.wait()
+        took.append(copies.take(2, lambda: wanted(2.0, rank=rank, size=2)))
+        gate.set()
+        copies.wait()
+        mail.exchange = exchange  # type: ignore[method-assign]
+        took.append(copies.take(3, lambda: wanted(3.0, rank=rank, size=2)))
+        Rank(copies, rank, 2, mail).join()
+        copies.close()
+        return took
+
+    assert LoopbackWorld(2).run(run) == [[True, False, True]] * 2
+    assert with_ranks(tmp_path, [0, 1], restored) == [(3, ()), (3, ())]
+
+
 def test_every_host_holds_what_all_ranks_hold_once_and_sends_each_state_once(tmp_path: Path) -> None:
     def body(rank: Rank) -> tuple[int, int]:
         entries = [StateEntry("w", "param", (1 << 20,), 0, 1 << 20, torch.ones(1 << 20), True)]
