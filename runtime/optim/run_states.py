@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsrun.errors import CheckpointError
+
 from ..layout.unit_layout import ShardPiece
 from ..protocols import StateEntry
 from .coded_states import CodedState, coded, coded_entries, head_of, scale_count
@@ -19,6 +21,11 @@ from .codes import BLOCK
 from .runs import Run
 from .state_format import CODES, SCALES, StateFormat
 from .structured import elementwise_entries
+
+#: Prefix of the role of a state that is one number for a whole run of elements, and a tensor.
+SCALAR = "scalar:"
+#: Prefixes of roles of states that are numbers of Python's, without the colon, and how a checkpoint has them.
+PYTHON_NUMBERS = {"bool": torch.bool, "int": torch.int64, "float": torch.float64}
 
 
 def is_elementwise(run: Run, value: object) -> bool:
@@ -150,6 +157,71 @@ class FormatChange:
         """Brings what has been read to where it belongs."""
         copy_state(self.run, self.name, self._values, self.state)
         self._values = {}
+
+
+@dataclass(slots=True)
+class PythonNumber:
+    """One state of a run that is a number of Python's, which no tensor that is read can be.
+
+    Attributes:
+        run: whose state it is.
+        role: as the checkpoint has it.
+        state: what the optimizer keeps for the run.
+    """
+
+    run: Run
+    role: str
+    state: dict[str, Any]
+    _value: Tensor | None = None
+
+    def begin(self) -> list[StateEntry]:
+        """Returns what is to be filled from the checkpoint: one number of the first parameter that the run is of."""
+        first = next(iter(self.run.pieces()), None)
+        if first is None:
+            return []
+        self._value = torch.zeros((), dtype=PYTHON_NUMBERS[_kind_of(self.role)])
+        return [number_entry(first, self.role, self._value, replicated=False)]
+
+    def end(self) -> None:
+        """Sets the state to what has been read."""
+        if self._value is not None:
+            self.state[self.role.partition(":")[2]] = self._value.item()
+
+
+def is_python_number(role: str) -> bool:
+    """Whether a checkpoint's role is that of a number of Python's."""
+    return _kind_of(role) in PYTHON_NUMBERS
+
+
+def _kind_of(role: str) -> str:
+    return role.partition(":")[0]
+
+
+def numbers(run: Run, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the roles and values of the states of a run that are one number each.
+
+    Raises:
+        CheckpointError: a state is neither that nor of one value an element.
+    """
+    for name, value in state.items():
+        kind = type(value).__name__
+        if isinstance(value, Tensor) and value.numel() == 1 and not is_elementwise(run, value):
+            if not is_scales(name, state):
+                yield SCALAR + name, value
+        elif kind in PYTHON_NUMBERS and not (kind == "int" and abs(value) >> 63):
+            yield f"{kind}:{name}", torch.tensor(value, dtype=PYTHON_NUMBERS[kind])
+        elif value is not None and not is_elementwise(run, value) and not is_scales(name, state):
+            what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"of type {kind}"
+            raise CheckpointError(
+                f"optimizer state `{name}` is {what}; a checkpoint has tensors of the parameter's elements, and "
+                "numbers (bool, int of 64 bits, float, or a tensor of one element)",
+                hint="keep it in one of these forms, or in the client state",
+            )
+
+
+def number_entry(piece: ShardPiece, role: str, value: Tensor, *, replicated: bool) -> StateEntry:
+    """Returns a one-number state as that of the parameter that a piece is of."""
+    return StateEntry(piece.extent.name, role, (), 0, 1, value.view(1), replicated)
 
 
 def copy_state(run: Run, name: str, source: Mapping[str, Tensor], target: Mapping[str, Any]) -> None:

@@ -17,21 +17,21 @@ from ..protocols import StateEntry
 from .coded_states import CodedState
 from .housed_states import HousedStates
 from .run_states import (
+    SCALAR,
     FormatChange,
+    PythonNumber,
     code_piece,
     coded_state,
     decoded_piece,
-    is_elementwise,
-    is_scales,
+    is_python_number,
+    number_entry,
+    numbers,
     stored_states,
     tensor_entries,
 )
 from .runs import Run
 from .state_format import CODES
 from .structured import StructuredOptimizer, TensorInfo
-
-#: Prefix of the role of a state that is one number for a whole run of elements.
-_SCALAR = "scalar:"
 
 
 class SavedStates:
@@ -45,17 +45,20 @@ class SavedStates:
     def __init__(self, states: HousedStates, tensors: Sequence[TensorInfo]) -> None:
         self._states = states
         self._tensors = tensors
-        self._changes: list[FormatChange] = []
+        self._changes: list[FormatChange | PythonNumber] = []
         self._structured = states.optimizer if isinstance(states.optimizer, StructuredOptimizer) else None
 
     def state_entries(self, *, replicated: bool) -> list[StateEntry]:
         """Returns the optimizer's state as pieces of the parameters it belongs to.
 
         One-number states (Adam's `step`) have the role `scalar:<name>` and the shape (), once a parameter: with the
-        piece that holds the parameter's first element.
+        piece that holds the parameter's first element. Numbers of Python's have the name of their type for `scalar`.
 
         Args:
             replicated: every rank owns everything (stage 0).
+
+        Raises:
+            CheckpointError: a state is of a form that no checkpoint has.
         """
         if self._structured is not None:
             return list(self._structured.entries(replicated=replicated))
@@ -73,8 +76,8 @@ class SavedStates:
         for run in [] if self._structured is not None else self._states.runs:
             first = next(iter(run.pieces()), None)
             if first is not None and first.start != 0:
-                for name, value in _numbers(run, self._states.of(run)):
-                    entries.append(_number_entry(first, name, value, replicated=replicated))
+                for role, value in numbers(run, self._states.of(run)):
+                    entries.append(number_entry(first, role, value, replicated=replicated))
         return entries
 
     def wanted_states(self, roles: Collection[str]) -> list[tuple[str, str]]:
@@ -102,12 +105,14 @@ class SavedStates:
         if self._structured is not None:
             return self.state_entries(replicated=replicated)
         self._states.vacate(anew=bool(roles))
-        numbers = [role.removeprefix(_SCALAR) for role in roles if role.startswith(_SCALAR)]
-        stored = stored_states([role for role in roles if not role.startswith(_SCALAR)])
+        scalars = [role.removeprefix(SCALAR) for role in roles if role.startswith(SCALAR)]
+        of_python = [role for role in roles if is_python_number(role)]
+        stored = stored_states([role for role in roles if not role.startswith(SCALAR) and role not in of_python])
         entries: list[StateEntry] = []
         for run in self._states.runs:
             state = self._states.renew(run)
-            entries += _number_room(run, numbers, state, replicated=replicated)
+            entries += _number_room(run, scalars, state, replicated=replicated)
+            self._changes += [PythonNumber(run, role, state) for role in of_python]
             for name, in_codes in stored.items():
                 self._states.make_zeros(run, name, state)
                 if in_codes != (name + CODES in state):
@@ -115,8 +120,8 @@ class SavedStates:
             entries += [e for e in tensor_entries(run, state, replicated=replicated) if e.role in roles]
         return entries
 
-    def format_changes(self) -> list[FormatChange]:
-        """Returns the states that a checkpoint has in another format, since `loadable_entries`; once."""
+    def format_changes(self) -> list[FormatChange | PythonNumber]:
+        """Returns the states that a checkpoint has in another form, since `loadable_entries`; once."""
         changes, self._changes = self._changes, []
         return changes
 
@@ -161,10 +166,10 @@ class SavedStates:
     def _entries(self, run: Run, *, replicated: bool) -> Iterator[StateEntry]:
         state = self._states.of(run)
         yield from tensor_entries(run, state, replicated=replicated)
-        for name, value in _numbers(run, state):
+        for role, value in numbers(run, state):
             for piece in run.pieces():
                 if piece.start == 0:
-                    yield _number_entry(piece, name, value, replicated=replicated)
+                    yield number_entry(piece, role, value, replicated=replicated)
 
     def _coded_piece(self, name: str, key: str) -> tuple[Run, ShardPiece, CodedState] | None:
         for run in self._states.runs:
@@ -175,22 +180,10 @@ class SavedStates:
         return None
 
 
-def _numbers(run: Run, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yields the states of a run that are one number each, by name."""
-    for name, value in state.items():
-        if isinstance(value, Tensor) and not is_elementwise(run, value) and not is_scales(name, state):
-            yield name, value
-
-
-def _number_entry(piece: ShardPiece, name: str, value: Tensor, *, replicated: bool) -> StateEntry:
-    """Returns a one-number state as that of the parameter that a piece is of."""
-    return StateEntry(piece.extent.name, f"{_SCALAR}{name}", (), 0, 1, value.view(1), replicated)
-
-
 def _number_room(run: Run, names: Sequence[str], state: dict[str, Any], *, replicated: bool) -> list[StateEntry]:
     """Adds zeros to a run's state for its one-number states, and returns them to be filled."""
     first = next(iter(run.pieces()), None)
     if first is None:
         return []
     state |= {name: torch.zeros((), dtype=torch.float32, device=run.grad.device) for name in names}
-    return [_number_entry(first, name, state[name], replicated=replicated) for name in names]
+    return [number_entry(first, SCALAR + name, state[name], replicated=replicated) for name in names]
