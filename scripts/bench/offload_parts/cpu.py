@@ -12,32 +12,15 @@ from __future__ import annotations
 import time
 
 import torch
-from torch import nn, optim
 from zero_peers.figures import Figures
 
-from dsrun.runtime.engine.offloaded import OffloadedUpdate, forward_order
-from dsrun.runtime.memory.arenas import Arenas
-from dsrun.runtime.memory.bus import SteadyPace, ThreadBus
-from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.alone import AloneCollectives
-from dsrun.runtime.offload.block_step import RangeWork
-from dsrun.runtime.offload.cpu_optimizer import CpuOptimizer
-from dsrun.runtime.offload.host_gradients import HostGradients
-from dsrun.runtime.offload.host_range import HostRange
-from dsrun.runtime.optim.groups import assign_groups
-from dsrun.runtime.optim.sharded import ShardOptimizer
-from dsrun.runtime.precision.policy import BF16
-from dsrun.runtime.zero.build import build_store, build_units
-from dsrun.runtime.zero.plan import ZeroPlan
-from dsrun.runtime.zero.reducer import GradReducer
-from dsrun.runtime.zero.units import find_units
 
 from .options import Options
+from .slow_bus import BlocksOnHost
 
-_CPU = torch.device("cpu")
 _BLOCKS, _COMPUTE_S = 12, 0.02
 _QUICK_BLOCKS, _QUICK_COMPUTE_S = 4, 0.002
-_WIDTH = 256
 #: Seconds of a range's step by seconds of its block's forward.
 _SHARES = (0.5, 0.9, 2.0)
 #: Seconds of the bus, each way, by seconds of a block's forward.
@@ -75,20 +58,8 @@ def _schedule(options: Options, count: int, compute_s: float, share: float) -> F
     return table
 
 
-class _LettingTimePass:
-    """Steps a range in so many seconds, and gives it the parameters it had."""
-
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
-
-    def step(self, work: RangeWork) -> None:
-        time.sleep(self._step_s)
-        if work.params_out_N is not None:
-            work.params_out_N.copy_(work.master_N)
-
-
 class _Run:
-    """Blocks whose masters lie in host memory, and the update that steps them.
+    """Blocks of one rank whose gradients are there, passed through.
 
     Args:
         count: blocks.
@@ -100,66 +71,19 @@ class _Run:
     def __init__(self, count: int, compute_s: float, step_s: float, *, overlaps: bool | None) -> None:
         self._compute_s = compute_s
         self._steps = overlaps is not None
-        axis, plan, memory, pool = AloneCollectives(), ZeroPlan.of_stage(2), Arenas(), HostPool(None, say=print)
-        pace = 2 * _WIDTH * _WIDTH / (_BUS_SHARE * compute_s)
-        bus = ThreadBus(out_pace=SteadyPace(pace), back_pace=SteadyPace(pace))
-        model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(count)))
-        groups = assign_groups(model, None).group_of
-        self._units = build_units(
-            find_units(model),
-            plan,
-            axis,
-            precision=BF16,
-            device=_CPU,
-            group_of=groups,
-            memory=memory,
-            masters_host=pool,
-        )
-        self._gradients = HostGradients(
-            [unit.layout.shard_numel for unit in self._units],
-            bus=bus,
-            device=_CPU,
-            travels=torch.bfloat16,
-            accumulates=False,
-            factor=1.0,
-            pool=pool,
-            memory=memory,
-        )
-        reducer = GradReducer(
-            self._units, axis, shard_optimizer=True, shard_gradients=True, sums=self._gradients, memory=memory
-        )
-        self._store = build_store(self._units, plan, axis, memory=memory)
-        optimizer = ShardOptimizer([unit.owned_range(groups) for unit in self._units], group_count=1)
-        optimizer.drive(optim.SGD(optimizer.shards_by_group()[0], lr=0.1))
-        ranges = [
-            HostRange(unit.label, [run for run in optimizer.runs if run.layout is unit.layout], unit.master, unit.shard)
-            for unit in self._units
-        ]
-        host = CpuOptimizer(
-            ranges,
-            optimizer,
-            self._gradients,
-            _LettingTimePass(step_s),
-            order=forward_order(self._units, ()),
-            bus=bus,
-            pool=pool,
-            memory=memory,
-        )
-        self._update = OffloadedUpdate(self._units, plan, axis, reducer, self._store, host, overlaps=bool(overlaps))
+        bus_s = _BUS_SHARE * compute_s
+        self._blocks = BlocksOnHost(2, AloneCollectives(), count, bus_s=bus_s, step_s=step_s, overlaps=bool(overlaps))
 
     def take(self) -> float:
         """Takes a step and the forward and backward behind it; returns their seconds."""
-        reduced = [torch.ones_like(unit.shard) for unit in self._units]
-        for unit, grad_N in zip(self._units, reduced, strict=True):
-            self._gradients.take(unit.index, grad_N, 1.0, first=True)
+        blocks = self._blocks
+        for unit in blocks.units:
+            blocks.gradients.take(unit.index, torch.ones_like(unit.shard), 1.0, first=True)
         started_s = time.perf_counter()
         if self._steps:
-            self._update.begin(1.0)
-        for unit in self._units:
-            self._store.acquire(unit)
-            time.sleep(self._compute_s)
-            self._store.release(unit)
-        self._update.settle()
-        for _ in self._units:
+            blocks.update.begin(1.0)
+        blocks.forward(self._compute_s)
+        blocks.update.settle()
+        for _ in blocks.units:
             time.sleep(2 * self._compute_s)
         return time.perf_counter() - started_s
