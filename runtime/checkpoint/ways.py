@@ -6,6 +6,7 @@ Both end with the ranks' verdict, see `conclusion.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -164,7 +165,8 @@ class WriteBeside:
             # It is gone, and its locks with it. The verdict says so where it matters; the next save starts another.
             self._writer = None
             if not verdict.published:
-                storage_of(save.path).remove([save.path])
+                with suppress(FileNotFoundError):  # another rank was last in the folder, and has removed it
+                    storage_of(save.path).remove([save.path])
         if self._writer is None and not verdict.published:
             remove_empty(save.target, calls=FileCalls())
         return verdict

@@ -305,7 +305,7 @@ def _read_tensors(parts: EngineParts, index: Index, target: Place, *, states: bo
             fetch(unit_entries(unit, master_N, replicated=whole))
             assert unit.halves is not None, "it was asked"
             unit.halves.part(master_N)
-        for change in step.optimizer.saved.format_changes():
+        for change in step.optimizer.saved.format_changes() if states else []:
             fetch(change.begin())
             change.end()
 

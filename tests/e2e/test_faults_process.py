@@ -86,7 +86,10 @@ NO_CORE = "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
 def test_A3_a_crash_in_native_code_gives_128_and_the_signal_and_names_it(
     tmp_path: Path, start: str, crash: str, code: int, name: str
 ) -> None:
-    program = f"{READY}{NO_CORE}if os.environ['RANK'] == '1': {crash}\n{WAIT}"
+    # Behind the other rank's word: who dies at once may have it stopped before it has said that it is there.
+    there = "import pathlib, time\nwhile not pathlib.Path('there').exists(): time.sleep(0.01)\nos.unlink('there')\n"
+    crashes = f"if os.environ['RANK'] == '1':\n    exec({there!r})\n    {crash}\n"
+    program = f"{READY}{NO_CORE}{crashes}open('there', 'w').close()\n{WAIT}"
     with launched(tmp_path, program, "-n", "2", "--start", start, grace_s=GRACE_S) as job:
         pids = job.wait_ready(2)
         with DEAD_RANK.on("the end of all ranks"):

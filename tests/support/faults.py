@@ -245,6 +245,10 @@ class Gate:
         os.unlink(self.path)
 
 
+#: Copies in memory of a job, whose number stands in the name.
+_COPIES = re.compile(r"/dev/shm/dsrun-copies-(\d+-\d+-\w+)-")
+
+
 @dataclass(frozen=True, slots=True)
 class Places:
     """The folders of one test, made below one folder; jobs of a test share them."""
@@ -271,7 +275,11 @@ class Places:
         # Of this process's own tests: others that run beside it plant files to see that they are found.
         planted = {path for path in shared if re.fullmatch(r".*/fault-matrix\d+", path)}
         theirs = planted - {f"/dev/shm/fault-matrix{os.getpid()}"}
+        theirs |= {path for path in found if (copies := _COPIES.match(path)) and not self._is_ours(copies[1])}
         return {path for path in found - theirs if "/torchinductor_" not in path}
+
+    def _is_ours(self, job: str) -> bool:
+        return (self.state / "dsrun" / "jobs" / job).exists()
 
 
 @contextmanager
