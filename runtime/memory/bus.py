@@ -79,6 +79,11 @@ class Bus(Protocol):
         """What was copied so far."""
         ...
 
+    @property
+    def is_instant(self) -> bool:
+        """Whether each copy is done when its start returns, so that the source may change at once."""
+        ...
+
     def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """Starts a copy to host memory, after all that the current stream has been given.
 
@@ -161,6 +166,11 @@ class InstantBus:
         """See `Bus`."""
         return self._counter.counts
 
+    @property
+    def is_instant(self) -> bool:
+        """See `Bus`."""
+        return True
+
     def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """See `Bus`."""
         _copy(*self._counter.out(source_N, host_N, kind))
@@ -199,6 +209,11 @@ class ThreadBus:
     def counts(self) -> BusCounts:
         """See `Bus`."""
         return self._counter.counts
+
+    @property
+    def is_instant(self) -> bool:
+        """See `Bus`."""
+        return False
 
     def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """See `Bus`."""
@@ -245,6 +260,11 @@ class StreamBus:
     def counts(self) -> BusCounts:
         """See `Bus`."""
         return self._counter.counts
+
+    @property
+    def is_instant(self) -> bool:
+        """See `Bus`."""
+        return False
 
     def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
         """See `Bus`."""

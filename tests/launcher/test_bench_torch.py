@@ -14,7 +14,7 @@ def test_products_of_both_dtypes_are_measured_on_the_cpu() -> None:
     assert all(one.unit == "FLOP/s" and one.low > 0 for one in figures)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_each_gpu_is_measured_both_ways_and_multiplies() -> None:
     count = torch.cuda.device_count()
     figures = list(gpu_figures(copy_bytes=1 << 20, side=256, repetition_s=0.001))

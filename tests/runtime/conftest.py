@@ -18,3 +18,10 @@ def alone() -> Iterator[None]:
     torch.set_num_threads(threads)
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The CPU, and on a machine that has one a CUDA GPU: what holds on both is one test."""
+    name: str = request.param
+    return torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)

@@ -198,7 +198,7 @@ def test_the_bus_of_a_cpu_overlaps_unless_an_instant_one_is_asked_for() -> None:
     assert isinstance(instant_bus_for(CPU), InstantBus)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator with streams")
+@pytest.mark.cuda
 def test_streams_order_copies_behind_computation_and_computation_behind_copies() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     bus = bus_for(device)

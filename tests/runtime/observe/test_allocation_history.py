@@ -85,7 +85,7 @@ def test_on_a_gpu_rank_0_records(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="torch records allocations on GPUs only")
+@pytest.mark.cuda
 def test_a_tensor_is_named_by_the_line_that_made_it() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     history = wanted_history(device=device, rank=0, environ={"DSRUN_MEMORY_HISTORY": "1"})
