@@ -6,6 +6,7 @@ Calls and bytes are counted as on any axis, so what a step would send can be pro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -67,6 +68,11 @@ class AloneCollectives:
     def barrier(self) -> None:
         """See `Collectives`."""
         self.traffic.calls["barrier"] += 1
+
+    def reading(self, of: str) -> AbstractContextManager[None]:
+        """See `Collectives`: nobody is waited for."""
+        del of
+        return nullcontext()
 
     def close(self) -> None:
         """See `Collectives`: there is nothing to let go of."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +18,22 @@ from ..compat import all_gather_single, reduce_scatter_single, store_of
 from .collectives import Pending, Traffic, Unobserved, WaitObserver, own_slice, part_numels, wait_name
 from .where import Where
 from .whereabouts import Whereabouts
+
+#: Longest name of a read: as much as a heartbeat keeps.
+_READ_BYTES = 112
+
+
+@dataclass(slots=True)
+class _Begun:
+    """The collective that was begun last on a communicator; no work of torch's is kept for it.
+
+    Attributes:
+        name: of it.
+        waited: `wait` has been called, so a later read by the host ends behind it.
+    """
+
+    name: str
+    waited: bool = False
 
 
 class _Works:
@@ -63,6 +81,21 @@ class _Works:
         self._ended()
 
 
+def _read_name(of: str, last_begun: Sequence[str]) -> str:
+    """Returns how a read by the host is called; long names of collectives lose their middle, so that each is told."""
+    name = f"results of {of}"
+    if not last_begun:
+        return name
+    name = f"{name}, last begun "
+    room = (_READ_BYTES - len(name) - len(" and ") * (len(last_begun) - 1)) // len(last_begun)
+    return name + " and ".join(_cut_middle(each, max(room, 16)) for each in last_begun)
+
+
+def _cut_middle(name: str, room: int) -> str:
+    half = (room - 3) // 2
+    return name if len(name) <= room else f"{name[:half]}...{name[-half:]}"
+
+
 _REDUCE_OPS: dict[str, Callable[[], dist.ReduceOp.RedOpType]] = {
     "sum": lambda: dist.ReduceOp.SUM,
     "max": lambda: dist.ReduceOp.MAX,
@@ -85,6 +118,7 @@ class C10dCollectives:
         observer: hears of waits.
         reductions: another group of the same ranks, for what is summed up; None: the same one.
         where: the step this rank is in, for errors.
+        blocks_host: whether `wait` stops the thread that calls it; None: as the group's backend does.
     """
 
     def __init__(
@@ -94,14 +128,17 @@ class C10dCollectives:
         *,
         reductions: dist.ProcessGroup | None = None,
         where: Where | None = None,
+        blocks_host: bool | None = None,
     ) -> None:
         self.group = group
         self._reductions = group if reductions is None else reductions
         self._observer = Unobserved() if observer is None else observer
         self._where = Where() if where is None else where
         self._ranks = dist.get_process_group_ranks(group)
-        self._blocks_host = dist.get_backend(group) != "nccl"
+        self._blocks_host = dist.get_backend(group) != "nccl" if blocks_host is None else blocks_host
         self._under_way = 0
+        #: Of gathers, and of what goes through `_reductions`.
+        self._last_begun: list[_Begun | None] = [None, None]
         self.rank = group.rank()
         self.size = group.size()
         self.traffic = Traffic()
@@ -125,6 +162,7 @@ class C10dCollectives:
             "reduce_scatter",
             of,
             lambda: _works(reduce_scatter_single(shard, buffer_N, group=self._reductions, async_op=True)),
+            reduces=True,
         )
 
     def all_reduce(self, buffer_N: Tensor, *, op: str = "sum", of: str = "") -> Pending:
@@ -134,6 +172,7 @@ class C10dCollectives:
             "all_reduce",
             of,
             lambda: _works(dist.all_reduce(buffer_N, op=_REDUCE_OPS[op](), group=self._reductions, async_op=True)),
+            reduces=True,
         )
 
     def broadcast(self, buffer_N: Tensor, *, source: int, of: str = "") -> Pending:
@@ -166,7 +205,16 @@ class C10dCollectives:
         """See `Collectives`: an all-reduce of one number, which unlike c10d's barrier needs no device to be named."""
         self.traffic.calls["barrier"] += 1
         token = torch.zeros(1, device="cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
-        self._start("barrier", "", lambda: _works(dist.all_reduce(token, group=self._reductions, async_op=True))).wait()
+        self._start(
+            "barrier",
+            "",
+            lambda: _works(dist.all_reduce(token, group=self._reductions, async_op=True)),
+            reduces=True,
+        ).wait()
+
+    def reading(self, of: str) -> AbstractContextManager[None]:
+        """See `Collectives`; after an error inside, the name stays with the observer."""
+        return nullcontext() if self._blocks_host else self._observe_read(of)
 
     def close(self) -> None:
         """Leaves word that this rank has left, and lets go of the groups; no collective may follow."""
@@ -183,25 +231,51 @@ class C10dCollectives:
         """Whether every collective that was begun here has been waited for."""
         return not self._under_way
 
-    def _start(self, collective: str, of: str, begin: Callable[[], Sequence[dist.Work | None]]) -> Pending:
+    @contextmanager
+    def _observe_read(self, of: str) -> Generator[None]:
+        last_begun = list(self._last_begun)
+        ahead = [begun if begun is not None and begun.waited else None for begun in last_begun]
+        self._observer.enter(_read_name(of, [begun.name for begun in last_begun if begun is not None]))
+        started_s = time.perf_counter()
+        yield
+        self._observer.leave(time.perf_counter() - started_s)
+        # What this thread's stream waited for before the read is over; others may still be under way.
+        for lane, begun in enumerate(ahead):
+            if begun is not None and self._last_begun[lane] is begun:
+                self._last_begun[lane] = None
+
+    def _start(
+        self, collective: str, of: str, begin: Callable[[], Sequence[dist.Work | None]], *, reduces: bool = False
+    ) -> Pending:
+        """Begins a collective.
+
+        Args:
+            collective: what it is.
+            of: what it moves.
+            begin: starts it.
+            reduces: it goes through the group for reductions.
+        """
         name = wait_name(collective, of)
         self._under_way += 1
+        begun = self._last_begun[reduces and self._reductions is not self.group] = _Begun(name)
         try:
             works = begin()
         except (dist.DistError, RuntimeError) as error:
             # What torch finds at once: a connection that has failed before.
             raise self._failure(name, error) from error
+
+        def end() -> None:
+            begun.waited = True
+            self._under_way -= 1
+
         return _Works(
             works,
             name,
             self._observer,
             blocks_host=self._blocks_host,
-            ended=self._end,
+            ended=end,
             failed=self._failure,
         )
-
-    def _end(self) -> None:
-        self._under_way -= 1
 
     def _failure(self, name: str, error: Exception) -> DsrunError:
         """Returns the error of a collective that failed or was not joined in time, with where the others are."""
@@ -245,5 +319,8 @@ class GlooCollectives(C10dCollectives):
         """See `Collectives`: one all_reduce, of which a rank uses its slice."""
         self.traffic.count("reduce_scatter", buffer_N)
         return self._start(
-            "reduce_scatter", of, lambda: _works(dist.all_reduce(buffer_N, group=self._reductions, async_op=True))
+            "reduce_scatter",
+            of,
+            lambda: _works(dist.all_reduce(buffer_N, group=self._reductions, async_op=True)),
+            reduces=True,
         )

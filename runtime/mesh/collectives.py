@@ -5,14 +5,16 @@ make the same calls in the same order. Calls and bytes are counted, so tests can
 
 [Note: named waits] A rank that blocks in a collective says so, by what it moves (`all_gather of unit 12`): when others
 never come, that is the answer to where it hangs. A collective that is only under way is no wait; it becomes one in
-`wait`. On CUDA, `wait` blocks the stream and not the host, so no seconds are counted there, and a hang shows where the
-host reads a result next.
+`wait`. On CUDA, `wait` blocks the stream and not the host: no seconds are counted there, and the host stands still
+where it reads a result next. So who reads one does it inside `reading`, which says what is read, counts the seconds,
+and names the collectives that were begun last: one of them is what the others have not joined.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -118,6 +120,17 @@ class Collectives(Protocol):
 
     def barrier(self) -> None:
         """Returns when every rank has entered."""
+        ...
+
+    def reading(self, of: str) -> AbstractContextManager[None]:
+        """Stands around a read by the host of what collectives of this axis gave, behind their `wait`.
+
+        Says what is waited for where `wait` itself blocks no host, and does nothing elsewhere; see [Note: named waits].
+        No collective may be begun or waited for inside.
+
+        Args:
+            of: what is read, for who watches.
+        """
         ...
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -158,6 +159,11 @@ class LoopbackCollectives:
         """See `Collectives`."""
         self.traffic.calls["barrier"] += 1
         self._world.exchange(self.rank, torch.zeros(()), lambda _: None, name="barrier")
+
+    def reading(self, of: str) -> AbstractContextManager[None]:
+        """See `Collectives`: `wait` has blocked."""
+        del of
+        return nullcontext()
 
     def close(self) -> None:
         """See `Collectives`: there is nothing to let go of."""

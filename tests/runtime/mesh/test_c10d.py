@@ -78,3 +78,88 @@ def _two_groups() -> list[str]:
 
 def test_gathers_and_reductions_do_not_wait_for_each_other() -> None:
     assert run_ranks(2, _two_groups) == [["[5.0, 6.0]", "[3.0, 3.0]"]] * 2
+
+
+class _Heard:
+    """Notes what an observer is told."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.waited_s: list[float] = []
+
+    def enter(self, collective: str) -> None:
+        self.words.append(collective)
+
+    def leave(self, waited_s: float) -> None:
+        self.words.append("over")
+        self.waited_s.append(waited_s)
+
+
+def _alone(heard: _Heard, *, blocks_host: bool, two_groups: bool = True) -> C10dCollectives:
+    """One rank over Gloo; where it does not block the host, as NCCL."""
+    join(RankInfo(), backend="gloo", device=torch.device("cpu"), timeout_s=5)
+    group, other = dist.group.WORLD, dist.new_group([0]) if two_groups else None
+    assert isinstance(group, dist.ProcessGroup)
+    assert other is None or isinstance(other, dist.ProcessGroup)
+    return C10dCollectives(group, heard, reductions=other, blocks_host=blocks_host)
+
+
+def test_a_read_names_what_was_begun_last_where_waits_do_not_block_the_host() -> None:
+    heard = _Heard()
+    axis = _alone(heard, blocks_host=False)
+    axis.all_gather(torch.zeros(4), torch.zeros(4), of="unit 11")
+    gather = axis.all_gather(torch.zeros(4), torch.zeros(4), of="unit 12")
+    axis.reduce_scatter(torch.zeros(4), of="unit 3").wait()
+    heard.words.clear()
+    with axis.reading("gradient norm"):
+        assert heard.words == [
+            "results of gradient norm, last begun all_gather of unit 12 and reduce_scatter of unit 3"
+        ]
+    assert heard.words[1:] == ["over"]
+    assert heard.waited_s[-1] > 0
+    # The reduction was over when the read was; the gather was not waited for.
+    heard.words.clear()
+    with axis.reading("mean loss"):
+        assert heard.words == ["results of mean loss, last begun all_gather of unit 12"]
+    gather.wait()
+    with axis.reading("mean loss"):
+        pass
+    heard.words.clear()
+    with axis.reading("mean loss"):
+        assert heard.words == ["results of mean loss"]
+
+
+def test_the_name_of_a_read_that_failed_stays() -> None:
+    heard = _Heard()
+    axis = _alone(heard, blocks_host=False, two_groups=False)
+    axis.all_gather(torch.zeros(4), torch.zeros(4), of="unit 1")
+    axis.all_reduce(torch.zeros(4), of="unit 2").wait()
+    heard.words.clear()
+    with pytest.raises(ValueError, match="no"), axis.reading("gradient norm"):
+        raise ValueError("no")
+    # One communicator has one order, so one name.
+    assert heard.words == ["results of gradient norm, last begun all_reduce of unit 2"]
+
+
+def test_the_name_of_a_read_fits_a_heartbeat() -> None:
+    heard = _Heard()
+    axis = _alone(heard, blocks_host=False)
+    axis.all_gather(torch.zeros(4), torch.zeros(4), of="unit model." + 20 * "language_model.").wait()
+    axis.reduce_scatter(torch.zeros(4), of="unit model.decoder.layers.31").wait()
+    heard.words.clear()
+    with axis.reading("gradient norm and mean loss"):
+        pass
+    assert heard.words[0] == (
+        "results of gradient norm and mean loss, last begun all_gather o...guage_model. and reduce_scatt...er.layers.31"
+    )
+    assert len(heard.words[0]) <= 112
+
+
+def test_a_read_says_nothing_where_waits_block_the_host() -> None:
+    heard = _Heard()
+    axis = _alone(heard, blocks_host=True)
+    axis.all_reduce(torch.zeros(4), of="unit 1").wait()
+    heard.words.clear()
+    with axis.reading("gradient norm"):
+        pass
+    assert heard.words == []
