@@ -24,7 +24,22 @@ from ..layout.unit_layout import TENSOR_ALIGN
 from ..mesh.collectives import Collectives
 
 _FP64_DIGITS = 53
+_FP64_STORED_DIGITS = 52
+_FP64_BIAS = 1023
 _EXPONENT_LIMIT = 1000
+
+
+def power_of_two(exponents: Tensor) -> Tensor:
+    """Returns 2 to the power of each exponent: fp64, exact on every device, for it is made of its bits.
+
+    `torch.ldexp` is a product with `pow(2, n)` on some devices and in some versions, and nobody promises that CUDA's
+    `pow` is exact there. An exact sum must not rest on it.
+
+    Args:
+        exponents: whole numbers. What lies outside of [-1022, 1023], fp64's normal numbers, counts as the nearest end.
+    """
+    bounded = exponents.long().clamp(1 - _FP64_BIAS, _FP64_BIAS)
+    return ((bounded + _FP64_BIAS) << _FP64_STORED_DIGITS).view(torch.float64)
 
 
 def agree(largest_K: Tensor, counts_K: Tensor, axis: Collectives | None, *, of: str) -> Tensor:
@@ -43,7 +58,7 @@ def agree(largest_K: Tensor, counts_K: Tensor, axis: Collectives | None, *, of: 
     # Every term is below 2^exponent, their sum below count * 2^exponent: leave room for it in 53 digits.
     digits = torch.frexp(counts_K.double())[1]
     shifts = (_FP64_DIGITS - 1 - digits - exponents).clamp(-_EXPONENT_LIMIT, _EXPONENT_LIMIT)
-    return torch.ldexp(torch.ones_like(largest_K), shifts)
+    return power_of_two(shifts)
 
 
 def rounded(terms: Tensor, scales: Tensor) -> Tensor:

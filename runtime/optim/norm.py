@@ -4,6 +4,13 @@
 Partial sums of squares are taken over fixed blocks of 256 elements, which no shard boundary cuts. They are rounded to
 multiples of one power of two, chosen from the largest block so that the sum of all blocks is exact in fp64. An exact
 sum does not depend on its order, hence not on how blocks are spread over ranks.
+
+[Note: rows of one shape]
+A block's own sum must have the same bits wherever it is computed. torch's kernel for CUDA adds up a row in an order
+that depends on two things beside the row: whether there are 16 rows or more (fewer rows get more threads each), and
+whether the row begins at a multiple of the widest load. So it is never given fewer than 16 rows, and ranges begin where
+`Arena` puts them. Huge inputs are split between rows, never inside of one. The kernel for the CPU takes row after row.
+Source: `setReduceConfig` and `input_vectorized_thread_reduce_impl` in torch's ATen/native/cuda/Reduce.cuh, 2.13, 2.14.
 """
 
 from __future__ import annotations
@@ -16,8 +23,12 @@ from torch import Tensor
 
 from ..layout.unit_layout import SHARD_ALIGN
 from ..mesh.collectives import Collectives
+from .exact_sums import power_of_two
 
 _FP64_DIGITS = 53
+#: See [Note: rows of one shape].
+_FEWEST_ROWS = 16
+_ROW_ALIGN_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +49,20 @@ class Totals:
 
 
 def block_norms(grads_N: Tensor) -> Tensor:
-    """Returns the L2 norm of each block of 256 elements: fp32, [N / 256]. Writes nothing of the gradients' size.
+    """Returns the L2 norm of each block of 256 elements: fp32, [N / 256]; the same bits for every N.
+
+    Writes nothing of the gradients' size on CUDA. See [Note: rows of one shape].
 
     Args:
-        grads_N: fp32 or bf16, flat, N a multiple of 256.
+        grads_N: fp32, bf16 or fp16, flat, N a multiple of 256; on CUDA beginning at a multiple of 64 bytes.
     """
-    return torch.linalg.vector_norm(grads_N.view(-1, SHARD_ALIGN), dim=1, dtype=torch.float32)
+    aligned = not grads_N.is_cuda or grads_N.data_ptr() % _ROW_ALIGN_BYTES == 0
+    assert aligned, f"gradients begin at {grads_N.data_ptr():#x}, no multiple of {_ROW_ALIGN_BYTES} bytes"
+    rows = grads_N.view(-1, SHARD_ALIGN)
+    count = len(rows)
+    if count < _FEWEST_ROWS:
+        rows = torch.cat([rows, rows.new_zeros(_FEWEST_ROWS - count, SHARD_ALIGN)])
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32)[:count]
 
 
 def global_totals(
@@ -79,7 +98,7 @@ def global_totals(
     _, exponent = torch.frexp(largest)
     # Every block is below 2^exponent, the sum below count * 2^exponent: leave room for it in 53 digits.
     shift = _FP64_DIGITS - 1 - count.bit_length() - exponent
-    total = torch.ldexp(torch.round(torch.ldexp(blocks, shift)), -shift).sum().reshape(1)
+    total = (torch.round(blocks * power_of_two(shift)) * power_of_two(-shift)).sum().reshape(1)
     if spread:
         sums = torch.cat([total, extra_N])
         collectives.all_reduce(sums, of="gradient norm and mean loss").wait()

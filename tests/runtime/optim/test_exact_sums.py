@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dsrun.runtime.mesh.loopback import LoopbackWorld
-from dsrun.runtime.optim.exact_sums import agree, cell_squares, finish, rounded
+from dsrun.runtime.optim.exact_sums import agree, cell_squares, finish, power_of_two, rounded
 
 COUNT = 1000
 
@@ -23,7 +23,7 @@ def terms() -> Tensor:
 
 def summed(parts_KN: Tensor, axis: Any = None, *, counts: int = COUNT) -> Tensor:
     largest = parts_KN.amax(dim=1).double() if parts_KN.shape[1] else torch.zeros(len(parts_KN), dtype=torch.float64)
-    scales = agree(largest, torch.full((len(parts_KN),), counts), axis, of="terms")
+    scales = agree(largest, torch.full((len(parts_KN),), counts, device=parts_KN.device), axis, of="terms")
     totals = rounded(parts_KN, scales.unsqueeze(1)).sum(dim=1)
     return finish(totals, largest, scales, axis, of="terms")
 
@@ -72,12 +72,27 @@ def test_rounding_leaves_its_terms_alone() -> None:
     assert float(values) == 1.25
 
 
-def test_cells_have_the_same_bits_wherever_they_are_cut() -> None:
-    values = torch.randn(64 * 40, generator=torch.Generator().manual_seed(1))
+def test_cells_have_the_same_bits_wherever_they_are_cut(device: torch.device) -> None:
+    values = torch.randn(64 * 40, generator=torch.Generator().manual_seed(1)).to(device)
     whole = cell_squares(values)
     assert whole.tolist() == pytest.approx(values.square().view(-1, 64).sum(dim=1).tolist())
     for first in range(0, 40, 3):
         for stop in range(first + 1, 41):
             assert torch.equal(cell_squares(values[64 * first : 64 * stop]), whole[first:stop])
-    assert cell_squares(torch.ones(70)).tolist() == [64.0, 6.0]
-    assert cell_squares(torch.ones(8), 2).tolist() == [2.0] * 4
+    assert cell_squares(torch.ones(70, device=device)).tolist() == [64.0, 6.0]
+    assert cell_squares(torch.ones(8, device=device), 2).tolist() == [2.0] * 4
+
+
+def test_powers_of_two_are_exact_to_the_ends_of_fp64s_normal_numbers(device: torch.device) -> None:
+    for dtype in (torch.int32, torch.int64):
+        exponents = torch.arange(-1022, 1024, dtype=dtype, device=device)
+        assert power_of_two(exponents).tolist() == [math.ldexp(1.0, n) for n in range(-1022, 1024)]
+    beyond = torch.tensor([-(2**31), -1023, 1024, 2**31 - 1], dtype=torch.int32, device=device)
+    assert power_of_two(beyond).tolist() == [2.0**-1022, 2.0**-1022, 2.0**1023, 2.0**1023]
+    assert float(power_of_two(torch.tensor(3, device=device))) == 8.0, "a single number, too"
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-300, 1e-90, 1e-38, 1.0, 1e80])
+def test_sums_have_the_same_bits_on_every_device(device: torch.device, value: float) -> None:
+    whole = terms().double() * value
+    assert torch.equal(summed(whole.to(device)).cpu(), summed(whole))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsrun.runtime.layout.unit_layout import SHARD_ALIGN
 from dsrun.runtime.mesh.alone import AloneCollectives
@@ -121,3 +122,94 @@ def test_a_gradient_that_is_not_finite_leaves_sums_and_marks_alone() -> None:
     totals = global_totals(norms, AloneCollectives(), spread=True, total_numel=SHARD_ALIGN, mark=9, extra_N=extra)
     assert math.isnan(totals.norm)
     assert (totals.largest, totals.smallest, totals.sums) == (9, 9, [0.5])
+
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def many_blocks(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Gradients whose squares add up to other bits in other orders."""
+    generator = torch.Generator().manual_seed(count)
+    return torch.randn(count * SHARD_ALIGN, generator=generator).to(device, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_blocks_norm_does_not_depend_on_how_many_a_rank_owns(
+    device: torch.device, dtype: torch.dtype, threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    whole = many_blocks(3000, dtype, device)
+    norms = block_norms(whole)
+    for count in [*range(1, 41), 127, 128, 129, 511, 512, 513, 2047]:
+        for first in (0, 1, 2, 3, 7, 16, 900):
+            piece = whole[SHARD_ALIGN * first : SHARD_ALIGN * (first + count)]
+            assert torch.equal(block_norms(piece), norms[first : first + count]), (count, first)
+
+
+@pytest.mark.cuda
+def test_a_range_that_torch_splits_for_its_size_has_the_norms_of_its_parts(device: torch.device) -> None:
+    count = (1 << 21) + 17  # just above 2^31 bytes, from where torch's kernels take an input in parts
+    whole = torch.randn(count * SHARD_ALIGN, device=device)
+    norms = block_norms(whole)
+    for first, stop in ((0, 5), (count // 2 - 9, count // 2 + 9), (count - 1, count), (count - 70_000, count)):
+        assert torch.equal(block_norms(whole[SHARD_ALIGN * first : SHARD_ALIGN * stop]), norms[first:stop])
+
+
+class Kernels(TorchDispatchMode):
+    """Notes what the kernel for norms is given, and what is allocated beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[int] = []
+        self.others: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.linalg_vector_norm.default:
+            self.rows.append(args[0].shape[0])
+        elif isinstance(result, Tensor) and not func.is_view:
+            self.others.append(result.numel())
+        return result
+
+
+@pytest.mark.parametrize("count", [0, 1, 8, 15, 16, 17, 64])
+def test_the_kernel_never_sees_fewer_than_16_blocks_and_nothing_large_is_copied(count: int) -> None:
+    grads = many_blocks(count, torch.float32, torch.device("cpu"))
+    with Kernels() as kernels:
+        norms = block_norms(grads)
+    assert norms.shape == (count,)
+    assert kernels.rows == [max(16, count)]
+    assert sum(kernels.others) <= (0 if count >= 16 else 2 * 16 * SHARD_ALIGN)
+
+
+def exact_norm(norms: list[float], numel: int) -> float:
+    """See [Note: exact norm], in Python's numbers."""
+    squares = [norm * norm for norm in norms]
+    shift = 52 - (numel // SHARD_ALIGN).bit_length() - math.frexp(max(squares))[1]
+    return math.sqrt(sum(math.ldexp(round(math.ldexp(square, shift)), -shift) for square in squares))
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 1e-30, 1e-15, 1.0, 1e15, 1e38])
+def test_the_sum_has_the_bits_of_the_rule(device: torch.device, size: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    norms = torch.rand(1000, generator=generator) * size
+    norms[3] = size
+    found = global_totals(
+        [norms.to(device)],
+        AloneCollectives(),
+        spread=True,
+        total_numel=1000 * SHARD_ALIGN,
+        mark=1,
+        extra_N=NOTHING.to(device),
+    )
+    assert found.norm == exact_norm(norms.double().tolist(), 1000 * SHARD_ALIGN)
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_norms_of_blocks_that_are_not_finite_make_the_norm_so(device: torch.device, value: float) -> None:
+    norms = torch.tensor([1.0, value, 0.0], device=device)
+    found = global_totals(
+        [norms], AloneCollectives(), spread=False, total_numel=768, mark=1, extra_N=NOTHING.to(device)
+    )
+    assert found.norm == value or (math.isnan(value) and math.isnan(found.norm))
