@@ -8,33 +8,31 @@ part of its time on page tables; pages come into being where the thread that wri
 bound to the cores of one NUMA node have their memory there. Page-locking is what lets an accelerator copy beside its
 computing: a mapping is registered with the driver after it is made, which takes as many bytes as there are, where
 torch's own pinned memory takes the next power of two.
+What is page-locked is not inherited by a fork (a DataLoader's worker): the kernel would copy all of it at the fork, for
+pages under copies must stay the parent's, or give the parent other pages while copies go on to the old ones. A fork
+that reads it ends by a signal, and not with wrong numbers.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import resource
 import weakref
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsrun.units import format_bytes
 
+from .page_lock import CannotLock, CudaLock, Lock
+
 #: Says something once for the whole job.
 Say = Callable[[str], None]
 
-
-class CannotLock(Exception):
-    """The system refuses to page-lock memory; why is its text."""
-
-
-#: Page-locks bytes from an address on, and returns what ends it. Raises CannotLock.
-Lock = Callable[[int, int], Callable[[], object]]
+_EFFECT = "copies do not overlap with compute. Raise `ulimit -l`, or set `pin_memory` to false to be told no more."
 
 
 class HostPool:
@@ -70,13 +68,15 @@ class HostPool:
         # What the tensor's storage holds on to, and the last of it to go: the finalizer has the mapping itself.
         held = (ctypes.c_char * nbytes).from_buffer(pages)
         memory = torch.frombuffer(held, dtype=dtype)
+        pages.madvise(mmap.MADV_DONTFORK)
         try:
             unlock = self._lock(memory.data_ptr(), nbytes)
         except CannotLock as reason:
+            pages.madvise(mmap.MADV_DOFORK)
             self._lock = None
-            self._say(_why_pageable(nbytes, str(reason)))
+            self._say(why_pageable(nbytes, str(reason), effect=_EFFECT))
         else:
-            weakref.finalize(held, _let_go, unlock, pages)
+            weakref.finalize(held, _let_go, unlock, pages, os.getpid())
         return memory
 
 
@@ -88,30 +88,22 @@ def host_pool_for(device: torch.device, *, pin: bool, say: Say) -> HostPool:
         pin: page-lock what is reserved, where that works.
         say: told once why memory is pageable after all.
     """
-    return HostPool(_lock_with_cuda if pin and device.type == "cuda" else None, say=say)
+    return HostPool(CudaLock(device) if pin and device.type == "cuda" else None, say=say)
 
 
-def _lock_with_cuda(address: int, nbytes: int) -> Callable[[], object]:
-    runtime: Any = torch.cuda.cudart()
-    status = runtime.cudaHostRegister(address, nbytes, 0)
-    if int(status) != 0:
-        raise CannotLock(f"cudaHostRegister: {runtime.cudaGetErrorString(status)}")
-    return partial(runtime.cudaHostUnregister, address)
+def why_pageable(nbytes: int, failure: str, *, effect: str) -> str:
+    """Returns a warning: what could not be page-locked, why, and what limits there are.
 
-
-def _let_go(unlock: Callable[[], object], pages: mmap.mmap) -> None:
-    """Unlocks first: the mapping, an argument of this call, goes with its end."""
-    unlock()
-
-
-def _why_pageable(nbytes: int, failure: str) -> str:
-    """Returns a warning: what could not be page-locked, why, what limits there are, and what to do."""
+    Args:
+        nbytes: that could not be.
+        failure: the system's reason.
+        effect: what comes of it, and what to do.
+    """
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     limit = "unlimited" if soft == resource.RLIM_INFINITY else format_bytes(soft)
     return (
         f"dsrun: {format_bytes(nbytes)} of host memory could not be page-locked ({failure}; locked memory may be "
-        f"{limit}, free is {format_bytes(available_bytes())}): copies do not overlap with compute. Raise `ulimit -l`, "
-        "or set `pin_memory` to false to be told no more."
+        f"{limit}, free is {format_bytes(available_bytes())}): {effect}"
     )
 
 
@@ -122,3 +114,12 @@ def available_bytes() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
     return 0
+
+
+def _let_go(unlock: Callable[[], object], pages: mmap.mmap, process: int) -> None:
+    """Unlocks first: the mapping, an argument of this call, goes with its end."""
+    if os.getpid() == process:
+        unlock()
+    else:
+        # A fork has not inherited it, and has something else at its addresses by now, which must not be unmapped.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pages))

@@ -1,0 +1,128 @@
+"""Memory is locked and unlocked once, and a refusal leaves no error behind for the next kernel."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dsrun.runtime.memory.host_pool import HostPool
+from dsrun.runtime.memory.page_lock import CannotLock, CudaLock, lock_until_gone
+
+CPU = torch.device("cpu")
+
+
+class Cuda:
+    """Remembers the last error until it is asked for it, as CUDA does."""
+
+    def __init__(self, *, refuses: int = 0) -> None:
+        self.refuses = refuses
+        self.last_error = 0
+        self.locked: dict[int, int] = {}
+
+    def register(self, address: int, nbytes: int) -> int:
+        self.last_error = self.refuses
+        if not self.refuses:
+            self.locked[address] = nbytes
+        return self.refuses
+
+    def unregister(self, address: int) -> int:
+        self.last_error = 0 if self.locked.pop(address, None) else 713
+        return self.last_error
+
+    def text(self, status: int) -> str:
+        return {2: "out of memory", 713: "not registered"}[status]
+
+    def forget(self, status: int) -> None:
+        assert status == self.last_error
+        self.last_error = 0
+
+
+def test_a_refusal_is_taken_back_and_memory_stays_pageable() -> None:
+    cuda, said = Cuda(refuses=2), list[str]()
+    pool = HostPool(CudaLock(CPU, calls=cuda), say=said.append)
+    assert bool((pool.zeros(1000, dtype=torch.float32).fill_(2) == 2).all())
+    assert cuda.last_error == 0, "the next launch of a kernel would fail with it"
+    assert not pool.pins
+    assert ["cudaHostRegister: out of memory" in line for line in said] == [True]
+
+
+def test_memory_is_unlocked_once_when_its_owner_says_so_or_is_gone() -> None:
+    cuda = Cuda()
+    lock = CudaLock(CPU, calls=cuda)
+    first, second = torch.zeros(256), torch.zeros(512)
+    end = lock_until_gone(first, lock)
+    lock_until_gone(second, lock)
+    assert sorted(cuda.locked.values()) == [1024, 2048]
+    end()
+    end()
+    assert list(cuda.locked.values()) == [2048]
+    del first, second
+    gc.collect()
+    assert cuda.locked == {}
+    assert cuda.last_error == 0
+
+
+def test_memory_that_cannot_be_unlocked_leaves_no_error_either() -> None:
+    cuda = Cuda()
+    unlock = CudaLock(CPU, calls=cuda)(4096, 100)
+    cuda.locked.clear()
+    unlock()
+    assert cuda.last_error == 0
+
+
+def test_a_refused_lock_is_raised_to_who_can_go_on_without() -> None:
+    with pytest.raises(CannotLock, match=r"^cudaHostRegister: out of memory$"):
+        lock_until_gone(torch.zeros(8), CudaLock(CPU, calls=Cuda(refuses=2)))
+
+
+_REFUSED = """
+import torch
+from dsrun.runtime.memory import page_lock
+from dsrun.runtime.memory.page_lock import CannotLock, CudaLock
+{before}
+device = torch.device("cuda", 0)
+assert bool((torch.zeros(8, device=device) + 1 == 1).all())
+lock = CudaLock(device)
+memory = torch.zeros(1 << 20)
+unlock = lock(memory.data_ptr(), memory.nbytes)
+for address, nbytes in ((memory.data_ptr(), memory.nbytes), (1, 4096)):
+    try:
+        lock(address, nbytes)
+    except CannotLock as error:
+        print(error)
+    else:
+        raise AssertionError("CUDA has locked it twice, or what is not there")
+    assert bool((torch.zeros(8, device=device) + 1 == 1).all())
+unlock()
+unlock()  # refused
+assert bool((torch.zeros(8, device=device) + 1 == 1).all())
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "before",
+    ["", "page_lock._last_error = lambda: None"],
+    ids=["the runtime is asked", "a launch takes it"],
+)
+def test_kernels_run_behind_a_refused_lock(before: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSED.format(before=before)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("cudaHostRegister: ") == 2
+
+
+@pytest.mark.cuda
+def test_without_taking_it_back_the_next_kernel_fails() -> None:
+    """What the others rest on: CUDA's error outlives the call, as they presume."""
+    before = "page_lock._CudaCalls.forget = lambda self, status: None"
+    done = subprocess.run(
+        [sys.executable, "-c", _REFUSED.format(before=before)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode != 0
+    assert "CUDA error" in done.stderr
