@@ -108,7 +108,9 @@ def global_totals(
         sums = torch.cat([total, extra_N])
     # frexp of inf or nan gives no useful exponent; the norm is then what the largest block is.
     norm = torch.where(torch.isfinite(largest), sums[:1], largest).sqrt()
-    read = torch.cat([norm, extremes[1:], sums[1:]]).tolist()
+    results = torch.cat([norm, extremes[1:], sums[1:]])
+    with collectives.reading("gradient norm and mean loss"):
+        read = results.tolist()
     return Totals(read[0], read[1], -read[2], read[3:])
 
 

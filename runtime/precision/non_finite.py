@@ -37,7 +37,8 @@ def first_non_finite(
         # The largest of negative numbers is the first of places.
         place = torch.full((1,), float(-len(names) if found is None else -found), dtype=torch.float64, device=device)
         collectives.all_reduce(place, op="max", of="non-finite gradient").wait()
-        found = round(-float(place))
+        with collectives.reading("non-finite gradient"):
+            found = round(-float(place))
     return None if found is None or found == len(names) else names[found]
 
 

@@ -209,7 +209,9 @@ class ParamAccess(Keeper):
                 f"it is {tuple(home.full.shape)}",
                 hint="change shapes before dsrun.initialize",
             )
-        if int(gave_up.item()):
+        with self.pieces.collectives.reading("GatheredParameters outcome"):
+            others_gave_up = bool(gave_up.item())
+        if others_gave_up:
             return
         for home in homes:
             assert home.full is not None, "chosen so"

@@ -50,7 +50,9 @@ def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor
     there = torch.tensor([int(mine is not None)], device=_unit(home).device)
     if access.pieces.plan.shard_optimizer:
         access.pieces.collectives.all_reduce(there, op="max", of="optimizer states").wait()
-    if not int(there.item()):
+    with access.pieces.collectives.reading("optimizer states"):
+        found = bool(there.item())
+    if not found:
         return None
     return _whole(home, mine)
 

@@ -96,7 +96,8 @@ class GatherLog:
         table[rank] = torch.tensor(list(mine), dtype=torch.int64)
         flat = table.view(-1).to(self._device)
         self._collectives.all_reduce(flat, of="gather log").wait()
-        return flat.view(size, -1).tolist()
+        with self._collectives.reading("gather log"):
+            return flat.view(size, -1).tolist()
 
 
 def first_difference(notes: Sequence[Sequence[int]]) -> tuple[int, int] | None:

@@ -326,7 +326,9 @@ class GradReducer:
         mine = [unit.index for unit in [*reversed(forward_order), *last]]
         order = torch.tensor(mine, dtype=torch.int64, device=self._units[0].device)
         self._collectives.broadcast(order, source=0, of="reduction order").wait()
-        return [self._units[index] for index in order.tolist()]
+        with self._collectives.reading("reduction order"):
+            agreed = order.tolist()
+        return [self._units[index] for index in agreed]
 
     def _advance(self) -> None:
         """Starts reductions in canonical order as far as units are complete or cannot get a gradient."""

@@ -185,7 +185,8 @@ class Nursery(Keeper):
     def _gave_up(self, failed: bool) -> bool:
         outcome = torch.tensor([int(failed)], device=self.device)
         self.collectives.all_reduce(outcome, op="max", of="GatheredParameters outcome").wait()
-        return bool(outcome.item())
+        with self.collectives.reading("GatheredParameters outcome"):
+            return bool(outcome.item())
 
 
 def _placeholder(param: Tensor) -> Tensor:

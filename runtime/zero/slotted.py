@@ -274,7 +274,8 @@ class SlottedStore:
         taken = self.take_fingerprint()
         bounds = torch.tensor([taken, -taken], device=self._device)
         self._collectives.all_reduce(bounds, op="max", of="gather order").wait()
-        largest, negated_smallest = bounds.tolist()
+        with self._collectives.reading("gather order"):
+            largest, negated_smallest = bounds.tolist()
         if largest != -negated_smallest:
             self._log.refuse()
 

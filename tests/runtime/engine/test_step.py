@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn, optim
+from torch.overrides import TorchFunctionMode
 
 from dsrun.errors import ModelError
+from dsrun.heartbeats import Beat, HeartbeatTable, HeartbeatWriter
 from dsrun.runtime.engine.step import StepParts, take_step
-from dsrun.runtime.mesh.collectives import Pending
+from dsrun.runtime.mesh.c10d import C10dCollectives
+from dsrun.runtime.mesh.collectives import Collectives, Pending
+from dsrun.runtime.mesh.groups import RankInfo, join
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import FP32
@@ -30,7 +40,7 @@ class Blind(LoopbackCollectives):
         return super().all_gather(output_N, shard_S)
 
 
-def parts_of(collectives: LoopbackCollectives, stage: int) -> StepParts:
+def parts_of(collectives: Collectives, stage: int) -> StepParts:
     """Three blocks of one size, all ones, under SGD with a rate of 1."""
     plan = ZeroPlan.of_stage(stage)
     specs = [
@@ -96,3 +106,97 @@ def test_ranks_that_gathered_other_blocks_are_refused_by_name_and_nothing_is_upd
 
     for said in LoopbackWorld(2).run(body):
         assert "gather 2 at step 5, micro step 2 is of `blocks.1` on rank 0 and of `blocks.2` on rank 1" in said
+
+
+#: Calls by which a host reads what a device has computed, and waits for it.
+READS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "is_nonzero", "equal"}
+
+
+class Reading(LoopbackCollectives):
+    """Notes what the host says it reads."""
+
+    def __init__(self, of: LoopbackCollectives) -> None:
+        super().__init__(of._world, of.rank)
+        self.present: str | None = None
+
+    @contextmanager
+    def reading(self, of: str) -> Generator[None]:
+        self.present = of
+        yield
+        self.present = None
+
+
+class HostReads(TorchFunctionMode):
+    """Notes every read of the host, and what it was said to be of; None where nothing was said."""
+
+    def __init__(self, collectives: Reading) -> None:
+        super().__init__()
+        self.of: list[str | None] = []
+        self._collectives = collectives
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in READS:
+            self.of.append(self._collectives.present)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_step_has_one_host_read_which_says_what_it_is_of(stage: int) -> None:
+    def body(collectives: LoopbackCollectives) -> None:
+        reading = Reading(collectives)
+        parts = parts_of(reading, stage)
+        with HostReads(reading) as reads:
+            take_step(parts, at="", told_2=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
+        assert reads.of == ["gradient norm and mean loss"]
+
+    LoopbackWorld(2).run(body)
+
+
+def test_the_search_for_a_gradient_that_is_not_finite_says_what_it_waits_for() -> None:
+    def body(collectives: LoopbackCollectives) -> None:
+        reading = Reading(collectives)
+        parts = parts_of(reading, 2)
+        if reading.rank == 1:
+            parts.units[1].grad_sum[0] = math.nan
+        with HostReads(reading) as reads:
+            result = take_step(parts, at="", told_2=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
+        assert result.non_finite == "blocks.1.w"
+        # Looks at the rank's own gradients wait for no other rank.
+        assert [of for of in reads.of if of is not None] == ["gradient norm and mean loss", "non-finite gradient"]
+
+    LoopbackWorld(2).run(body)
+
+
+class AtRead(TorchFunctionMode):
+    """Looks at what an agent sees while the host reads."""
+
+    def __init__(self, table: HeartbeatTable) -> None:
+        super().__init__()
+        self.seen: list[Beat | None] = []
+        self._table = table
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in READS:
+            self.seen.append(self._table.read(0))
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_agent_sees_what_a_rank_waits_for_where_waits_do_not_block_the_host() -> None:
+    join(RankInfo(), backend="gloo", device=torch.device("cpu"), timeout_s=5)
+    group = dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    table = HeartbeatTable(1)
+    heartbeat = HeartbeatWriter(table.path)
+    parts = parts_of(C10dCollectives(group, heartbeat, blocks_host=False), 1)
+    heartbeat.beat(step=4, phase="step")
+    with AtRead(table) as reads:
+        take_step(parts, at="", told_2=told_by(0), clipping=1.0, skip_non_finite=True)
+    [during] = reads.seen
+    after = table.read(0)
+    table.close()
+    assert during is not None
+    assert after is not None
+    assert (during.step, during.phase, after.step, after.phase) == (4, "step", 4, "step")
+    assert during.collective.startswith("results of gradient norm and mean loss, last begun all_reduce of gradient")
+    assert after.collective == ""
+    assert after.waited_s > during.waited_s
