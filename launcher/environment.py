@@ -13,6 +13,7 @@ from dsrun.contract import (
     BACKEND_ENV,
     CONFIG_ENV,
     ERROR_FILE_ENV,
+    GROUP_TIMEOUT_ENV,
     HEARTBEAT_ENV,
     JOB_ID_ENV,
     MEMORY_COPY_ENV,
@@ -32,7 +33,7 @@ RESERVED = frozenset(
     {
         *RankInfo().to_env(),
         *(CONFIG_ENV, BACKEND_ENV, JOB_ID_ENV, RUN_DIR_ENV, ERROR_FILE_ENV),
-        *(RESUME_ENV, NONCE_ENV, HEARTBEAT_ENV, STACKS_ENV, MEMORY_COPY_ENV),
+        *(RESUME_ENV, NONCE_ENV, HEARTBEAT_ENV, STACKS_ENV, MEMORY_COPY_ENV, GROUP_TIMEOUT_ENV),
     }
 )
 #: Of the environment here, what ranks of other hosts get too: settings of the libraries that ranks talk and compute
@@ -59,6 +60,7 @@ _INSTEAD = {
     RUN_DIR_ENV: "`--log-dir DIR` says where the folders of jobs are",
     RESUME_ENV: "a job that is started again gets it (`--max-restarts N`); name a checkpoint in the script's words",
     MEMORY_COPY_ENV: "ranks get it where the job may be started again (`--max-restarts N`)",
+    GROUP_TIMEOUT_ENV: "`dsrun.init_distributed(timeout_s=...)` says how long ranks wait for each other",
     HEARTBEAT_ENV: "`--hang-timeout TIME` says when ranks that make no progress hang",
 }
 

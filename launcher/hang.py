@@ -12,13 +12,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dsrun.contract import DEFAULT_HANG_TIMEOUT_S
+
 from .lifeline import Lifeline
 from .protocol import RankPulse, RankStack
 
 #: What becomes of a job that hangs: it is told, ended, or started again.
 OnHang = Literal["report", "stop", "restart"]
-#: Without progress for this long, a rank that beats hangs, where the user named no time.
-DEFAULT_TIMEOUT_S = 1800.0
 #: For all hosts to say where their ranks are; each takes 3 s at most.
 STACKS_PATIENCE_S = 6.0
 
@@ -46,7 +46,7 @@ class HangTracker:
 
     def __init__(self, timeout_s: float | None, *, now_s: float) -> None:
         self._judges_silence = timeout_s is not None
-        self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        self._timeout_s = DEFAULT_HANG_TIMEOUT_S if timeout_s is None else timeout_s
         self._job = Lifeline(self._timeout_s, now_s)
         self._beats: dict[int, int] = {}
         self._idle_s: dict[int, float] = {}

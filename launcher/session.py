@@ -14,10 +14,10 @@ import signal
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsrun.contract import CONFIG_ENV
+from dsrun.contract import CONFIG_ENV, DEFAULT_HANG_TIMEOUT_S, GROUP_TIMEOUT_ENV, group_timeout_after
 
 from .attempt import Attempt
 from .causes import signal_name
@@ -86,7 +86,8 @@ class Session:
         room = max(4, min(_ROOM_OF_ONE, _ROOM_OF_ALL // len(plan.nodes)))
         self._links = [Link(node, self._events.put, room=room, lease_s=plan.lease_s) for node in plan.nodes]
         self._keepalive = Keepalive(self._links, lease_s=plan.lease_s)
-        self._attempt = Attempt(plan, self._links, sink, hang or HangPolicy())
+        self._hang = hang or HangPolicy()
+        self._attempt = Attempt(plan, self._links, sink, self._hang)
         self._look_at_s = 0.0
 
     @property
@@ -167,7 +168,8 @@ class Session:
 
     def _open(self, mark: str) -> None:
         gate = threading.Semaphore(_OPEN_AT_ONCE)
-        frame = start_frame(self.plan, mark=mark, config=_config_of(self.plan))
+        plan = _with_group_timeout(self.plan, self._hang)
+        frame = start_frame(plan, mark=mark, config=_config_of(plan))
         for link in self._links:
             link.open(lambda link=link: self._connect(link), frame(link.node.node_rank), gate)
         self._keepalive.start()
@@ -229,6 +231,12 @@ class Session:
                 self._attempt.on_ended(event)
             case _Wake():
                 pass
+
+
+def _with_group_timeout(plan: LaunchPlan, hang: HangPolicy) -> LaunchPlan:
+    """Tells ranks how long to wait for each other; see [Note: who speaks first] in `dsrun.contract`."""
+    hang_timeout_s = DEFAULT_HANG_TIMEOUT_S if hang.timeout_s is None else hang.timeout_s
+    return replace(plan, env={**plan.env, GROUP_TIMEOUT_ENV: f"{group_timeout_after(hang_timeout_s):g}"})
 
 
 def _config_of(plan: LaunchPlan) -> str | None:

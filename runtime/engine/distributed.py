@@ -8,12 +8,10 @@ from __future__ import annotations
 import os
 from datetime import timedelta
 
-from dsrun.contract import BACKEND_ENV, RankInfo, store_nonce
+from dsrun.contract import BACKEND_ENV, RankInfo, group_timeout_s, store_nonce
 
 from ..mesh.groups import choose_backend, choose_device, join
 from .arguments import check_joined, check_place
-
-_TIMEOUT_S = 1800.0
 
 
 def init_distributed(
@@ -43,7 +41,8 @@ def init_distributed(
         config: without effect.
         rank: -1, or what the environment says.
         world_size: -1, or what the environment says.
-        timeout_s: how long to wait for the other ranks, here and in each later collective; 30 minutes by default.
+        timeout_s: how long to wait for the other ranks, here and in each later collective; by default a third longer
+            than `--hang-timeout`, and 40 minutes at least, so that the launcher says first who hangs.
 
     Returns:
         this process's place in the job.
@@ -57,7 +56,7 @@ def init_distributed(
     check_place(info, init_method=init_method, rank=rank, world_size=world_size)
     check_joined(dist_init_required)
     if timeout_s is None:
-        timeout_s = _TIMEOUT_S if timeout is None else timeout.total_seconds()
+        timeout_s = group_timeout_s() if timeout is None else timeout.total_seconds()
     backend = choose_backend(dist_backend or os.environ.get(BACKEND_ENV))
     join(info, backend=backend, device=choose_device(backend, info), timeout_s=timeout_s, nonce=store_nonce())
     return info

@@ -10,12 +10,19 @@ durable. A launcher that starts the job again puts the `path` of the newest one 
 
 [Note: nonce] Who serves the rendezvous store sets `NONCE_KEY` in it and `NONCE_ENV` in the ranks. A rank that finds
 another value there, or none, has reached another job's store, and ends.
+
+[Note: who speaks first] When ranks wait for one that hangs, two may end it: the launcher, which sees that nobody makes
+progress and says who is where, and torch's time-out of the process group, which raises in Gloo and aborts the process
+in NCCL, and knows one rank only. The launcher's comes first: groups that dsrun makes wait a good while longer, and the
+launcher tells ranks how long in `GROUP_TIMEOUT_ENV`. It never makes that time shorter than the default: a job that is
+to be told of a hang after a minute must not lose a barrier that takes five.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import signal
 import time
@@ -56,6 +63,10 @@ MEMORY_HISTORY_ENV = "DSRUN_MEMORY_HISTORY"
 NONCE_KEY = "dsrun/nonce"
 #: Sent to ranks that catch it, for their Python stacks; a real-time signal, so that USR1 and USR2 stay the user's.
 STACKS_SIGNAL = signal.SIGRTMIN + 9
+#: Seconds that groups which dsrun makes wait for other ranks, see [Note: who speaks first]; absent means the default.
+GROUP_TIMEOUT_ENV = "DSRUN_GROUP_TIMEOUT"
+#: Without progress for this long, a rank that beats hangs, where the user named no time.
+DEFAULT_HANG_TIMEOUT_S = 1800.0
 #: torch elastic's variable: where a failing worker writes its traceback as JSON.
 ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
 
@@ -101,6 +112,37 @@ def memory_copy_folder(environ: Mapping[str, str] | None = None) -> Path | None:
 def was_started_again(environ: Mapping[str, str] | None = None) -> bool:
     """Whether this is a further attempt at a job."""
     return (os.environ if environ is None else environ).get(RESTART_COUNT_ENV, "0") != "0"
+
+
+def group_timeout_after(hang_timeout_s: float) -> float:
+    """Returns how long groups wait for other ranks so that the launcher speaks first, see [Note: who speaks first].
+
+    A third more, and five minutes at least: under NCCL a collective's time begins when it is queued, which may be a
+    step before the last heartbeat.
+
+    Args:
+        hang_timeout_s: longest time without progress.
+    """
+    longest_s = max(hang_timeout_s, DEFAULT_HANG_TIMEOUT_S)
+    return longest_s + max(300.0, longest_s / 3)
+
+
+def group_timeout_s(environ: Mapping[str, str] | None = None) -> float:
+    """Returns how long groups that dsrun makes in this process wait for other ranks, where the script names no time.
+
+    Raises:
+        InputError: the variable holds no time.
+    """
+    text = (os.environ if environ is None else environ).get(GROUP_TIMEOUT_ENV)
+    if not text:
+        return group_timeout_after(DEFAULT_HANG_TIMEOUT_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(f"environment: {GROUP_TIMEOUT_ENV} is {text!r}; expected seconds above 0")
+    return seconds
 
 
 def digest_of(words: Sequence[str]) -> str:

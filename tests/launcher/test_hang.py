@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.launcher.hang import DEFAULT_TIMEOUT_S, HangTracker, StackRound
+from dsrun.contract import DEFAULT_HANG_TIMEOUT_S
+from dsrun.launcher.hang import HangTracker, StackRound
 from dsrun.launcher.protocol import RankPulse, RankStack
 
 
@@ -48,13 +49,13 @@ def test_a_hang_that_moved_on_and_came_back_is_told_again() -> None:
 def test_without_a_time_the_default_judges_ranks_that_beat_and_no_others() -> None:
     silent = HangTracker(None, now_s=0)
     silent.started([0, 1])
-    assert not any(looks(silent, range(4 * int(DEFAULT_TIMEOUT_S))))
+    assert not any(looks(silent, range(4 * int(DEFAULT_HANG_TIMEOUT_S))))
     beating = HangTracker(None, now_s=0)
     beating.started([0])
-    beating.pulse([pulse(0, beats=1, idle_s=DEFAULT_TIMEOUT_S - 1)])
+    beating.pulse([pulse(0, beats=1, idle_s=DEFAULT_HANG_TIMEOUT_S - 1)])
     assert beating.look(1) is None
-    beating.pulse([pulse(0, beats=1, idle_s=DEFAULT_TIMEOUT_S)])
-    assert beating.look(2) == DEFAULT_TIMEOUT_S
+    beating.pulse([pulse(0, beats=1, idle_s=DEFAULT_HANG_TIMEOUT_S)])
+    assert beating.look(2) == DEFAULT_HANG_TIMEOUT_S
 
 
 def test_ranks_that_never_beat_hang_when_nobody_prints() -> None:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract import CONFIG_ENV, RECORDS_FILE
+from dsrun.contract import CONFIG_ENV, GROUP_TIMEOUT_ENV, RECORDS_FILE
 from dsrun.errors import LaunchError
+from dsrun.launcher.hang import HangPolicy
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.job_output import JobOutput
 from dsrun.launcher.log_reader import read_log
@@ -562,3 +563,17 @@ def test_1024_hosts_cost_the_front_end_no_more_than_20_ms_of_processor_time_each
     assert session.run().exit_code == 0
     assert time.process_time() - before_s < 0.020 * len(hosts)
     assert sink.events == 1 + 2 * 2 * len(hosts)
+
+
+@pytest.mark.parametrize(
+    ("hang", "waits_s"), [(None, 2400), (HangPolicy(timeout_s=60), 2400), (HangPolicy(timeout_s=7200), 9600)]
+)
+def test_ranks_are_told_to_wait_for_each_other_longer_than_a_hang_takes_to_be_found(
+    tmp_path: Path, hang: HangPolicy | None, waits_s: float
+) -> None:
+    transport, sink = FakeTransport({"box": [*BEGIN, exited(0, 0), exited(1, 0), DONE]}), RecordingSink()
+    plan = plan_for(tmp_path)
+    assert Session(plan, transport, JobOutput(plan, sink), python="python3", hang=hang).run().exit_code == 0
+    (start,) = transport.channels["box"].received
+    assert isinstance(start, Start)
+    assert float(start.plan["env"][GROUP_TIMEOUT_ENV]) == waits_s

@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from dsrun.contract import (
+    DEFAULT_HANG_TIMEOUT_S,
+    GROUP_TIMEOUT_ENV,
     RankInfo,
     WorkerError,
+    group_timeout_after,
+    group_timeout_s,
     read_error_file,
     resume_folder,
     store_nonce,
@@ -70,6 +74,25 @@ def test_the_nonce_counts_only_at_the_store_of_the_job_that_set_it() -> None:
 def test_a_job_that_was_started_again_names_the_checkpoint_it_goes_on_from() -> None:
     assert resume_folder({"DSRUN_RESUME": "/ckpt/step4"}) == "/ckpt/step4"
     assert resume_folder({}) is None
+
+
+@pytest.mark.parametrize("hang_timeout_s", [1.0, 60.0, DEFAULT_HANG_TIMEOUT_S, 4 * 3600.0])
+def test_groups_wait_well_longer_than_a_hang_takes_to_be_told_and_never_less_than_by_default(
+    hang_timeout_s: float,
+) -> None:
+    waits_s = group_timeout_after(hang_timeout_s)
+    assert waits_s >= hang_timeout_s + 300
+    assert waits_s >= group_timeout_s({}) == 2400
+
+
+def test_ranks_wait_as_long_as_the_launcher_says() -> None:
+    assert group_timeout_s({GROUP_TIMEOUT_ENV: "9600.5"}) == 9600.5
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-1", "nan", "inf"])
+def test_a_wait_that_is_no_time_is_refused_by_name(text: str) -> None:
+    with pytest.raises(InputError, match=f"DSRUN_GROUP_TIMEOUT is '{text}'"):
+        group_timeout_s({GROUP_TIMEOUT_ENV: text})
 
 
 def test_an_error_file_says_what_was_raised_and_where(tmp_path: Path) -> None:
