@@ -55,7 +55,8 @@ class TrainingLoader:
         collate_fn: makes a batch of samples; torch's default if None.
         wishes: ends of epochs, seed and worker processes.
         shuffle: False: each epoch is the dataset's own order.
-        pin_memory: make batches in page-locked memory, where there is an accelerator.
+        pin_for: device that batches will be copied to: for any but the CPU they are made in page-locked memory. None:
+            they are not, whatever there is.
 
     Raises:
         ModelError: the dataset has no length, or too few samples.
@@ -72,7 +73,7 @@ class TrainingLoader:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         wishes: LoaderWishes = _NO_WISHES,
         shuffle: bool = True,
-        pin_memory: bool = False,
+        pin_for: torch.device | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
             raise ModelError(
@@ -100,7 +101,8 @@ class TrainingLoader:
             generator=torch.Generator(),
             num_workers=wishes.workers,
             persistent_workers=wishes.workers > 0,
-            pin_memory=pin_memory and torch.accelerator.is_available(),
+            # Not where there merely is an accelerator: ranks that train on the CPU would each take memory of the first.
+            pin_memory=pin_for is not None and pin_for.type != "cpu",
             worker_init_fn=leave_signals_to_rank if wishes.workers else None,
         )
         # Workers that still live when the interpreter ends would be ended by a signal, and leave their files behind:

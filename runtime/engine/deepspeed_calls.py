@@ -77,7 +77,7 @@ class DeepSpeedCalls:
             dataset: the same on every rank.
             batch_size: samples of a rank in a batch; the micro batch by default.
             route: "eval" or "predict": every iteration is the whole dataset, in its own order; else as for training.
-            pin_memory: make batches in page-locked memory, where there is an accelerator.
+            pin_memory: make batches in page-locked memory, where the engine computes on a GPU.
             data_sampler: not taken: the loader shares samples out itself.
             collate_fn: makes a batch of samples.
             num_local_io_workers: processes that make batches ahead; `dataloader_num_workers` of the config by default.
@@ -105,7 +105,7 @@ class DeepSpeedCalls:
                 workers=wishes.workers if num_local_io_workers is None else num_local_io_workers,
             ),
             shuffle=not only_looks,
-            pin_memory=pin_memory,
+            pin_for=self._parts.mesh.device if pin_memory else None,
         )
 
     def empty_partition_cache(self) -> None:

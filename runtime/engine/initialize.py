@@ -222,7 +222,7 @@ def initialize(
             size=data_axis.size,
             collate_fn=collate_fn,
             wishes=loading,
-            pin_memory=True,
+            pin_for=mesh.device,
         )
     predicted = cut.prediction(torch_optimizer)
     state_bytes = predicted.total_bytes()

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
 
+import dsrun
 from dsrun.errors import ModelError
 from dsrun.runtime.data.loader import LoaderWishes, TrainingLoader
 from dsrun.runtime.data.order import EpochEnd
+from support.training import config
 
 
 class Numbers(Dataset[int]):
@@ -164,3 +166,32 @@ class Unsized(Dataset[int]):
 def test_a_dataset_without_length_is_refused(dataset: Dataset[int]) -> None:
     with pytest.raises(ModelError, match=f"{type(dataset).__name__} has no length"):
         TrainingLoader(dataset, micro_batch=1, rank=0, size=1)
+
+
+def test_batches_for_the_cpu_are_not_page_locked_where_there_is_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As under `--backend gloo` on a machine with GPUs: page-locking would make a context on GPU 0 in every rank.
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda check_available=False: True)
+    engine, _, loader, _ = dsrun.initialize(
+        model=nn.Linear(1, 1), config=config(1, micro=2), training_data=Numbers(4), collate_fn=torch.tensor
+    )
+    assert loader is not None
+    assert sorted(torch.cat(list(loader)).tolist()) == [0, 1, 2, 3]
+    assert sorted(torch.cat(list(engine.deepspeed_io(Numbers(4), collate_fn=torch.tensor))).tolist()) == [0, 1, 2, 3]
+    loader = TrainingLoader(Numbers(2), micro_batch=2, collate_fn=torch.tensor, pin_for=torch.device("cpu"))
+    assert not next(iter(loader)).is_pinned()
+
+
+@pytest.mark.cuda
+def test_batches_for_a_gpu_are_page_locked() -> None:
+    loader = TrainingLoader(
+        Numbers(4),
+        micro_batch=2,
+        rank=0,
+        size=1,
+        collate_fn=torch.tensor,
+        pin_for=torch.device("cuda", 0),
+    )
+    batches = list(loader)
+    assert [batch.is_pinned() for batch in batches] == [True, True]
+    plain = TrainingLoader(Numbers(4), micro_batch=2, rank=0, size=1, collate_fn=torch.tensor)
+    assert [batch.is_pinned() for batch in plain] == [False, False]
