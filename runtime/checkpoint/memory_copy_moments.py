@@ -54,7 +54,8 @@ def agree_on_next(state: int, collectives: Collectives, *, device: torch.device)
     drawn = secrets.randbits(_IDENTITY_BITS) if collectives.rank == 0 else 0
     told = torch.tensor([state, drawn], dtype=torch.int64, device=device)
     collectives.all_reduce(told, op="max", of="copies in memory").wait()
-    worst, identity = told.tolist()
+    with collectives.reading("copies in memory"):
+        worst, identity = told.tolist()
     return int(worst), int(identity)
 
 
@@ -80,7 +81,8 @@ def tell_held(
     word = torch.tensor([disk_step if rank == 0 else _NONE], dtype=torch.int64)
     everyone = torch.cat([told.view(-1), word]).to(device)
     collectives.all_reduce(everyone, op="max", of="copies in memory").wait()
-    numbers = everyone.cpu()
+    with collectives.reading("copies in memory"):
+        numbers = everyone.cpu()
     own, kept = numbers[:-1].view(2, size, GENERATIONS).tolist()
     return Held(own, kept, int(numbers[-1]))
 

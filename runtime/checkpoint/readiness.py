@@ -70,7 +70,8 @@ class Readiness:
         """Returns an id that every rank has, and no other save; one broadcast."""
         identity = torch.tensor([secrets.randbits(32)], dtype=torch.int64, device=self._device)
         self._collectives.broadcast(identity, source=0, of="checkpoint id").wait()
-        return f"{int(identity.item()):08x}"
+        with self._collectives.reading("checkpoint id"):
+            return f"{int(identity.item()):08x}"
 
     def make_folder(self, target: Place, nbytes: int, *, calls: FileCalls) -> None:
         """Makes a tag's folder, which has room for what all ranks write; two all-reduces.
@@ -146,7 +147,8 @@ class Readiness:
     def _reduce(self, number: int, *, op: str, of: str) -> int:
         value = torch.tensor([number], dtype=torch.int64, device=self._device)
         self._collectives.all_reduce(value, op=op, of=of).wait()
-        return int(value.item())
+        with self._collectives.reading(of):
+            return int(value.item())
 
 
 def _is_there(mark: Place) -> bool:

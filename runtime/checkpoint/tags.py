@@ -50,5 +50,6 @@ def _gather(mine: str, collectives: Collectives, *, device: torch.device) -> lis
     shard = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
     everyone = torch.empty(_TOLD_BYTES * collectives.size, dtype=torch.uint8, device=device)
     collectives.all_gather(everyone, shard, of="checkpoint tags").wait()
-    rows = everyone.view(collectives.size, _TOLD_BYTES).tolist()
+    with collectives.reading("checkpoint tags"):
+        rows = everyone.view(collectives.size, _TOLD_BYTES).tolist()
     return [bytes(row).rstrip(b"\0").decode("utf-8", "replace") for row in rows]

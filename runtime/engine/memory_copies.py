@@ -63,7 +63,8 @@ def memory_copies_of(every: int | None, mesh: ProcessGroupMesh, collectives: Col
     told = torch.zeros((2, collectives.size), dtype=torch.int64, device=mesh.device)
     told[0, collectives.rank], told[1, collectives.rank] = mesh.info.node_rank, max(taken, default=-1) + 1
     collectives.all_reduce(told.view(-1), of="hosts of the ranks").wait()
-    node_of, free = told.tolist()
+    with collectives.reading("hosts of the ranks"):
+        node_of, free = told.tolist()
     number = max(free)
     mail = GlooMail(timeout_s=_MAIL_TIMEOUT_S) if len(set(node_of)) > 1 else None
     files = CopyFiles(Path(folder))
