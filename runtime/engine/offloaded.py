@@ -156,10 +156,6 @@ class OffloadedUpdate:
                 firsts = [extent.offset for extent in unit.layout.extents if extent.numel]
                 self._marks[unit.index] = torch.tensor(firsts, dtype=torch.int64, device=unit.flat_param.device)
             unit.flat_param.index_fill_(0, self._marks[unit.index], float("nan"))
-        device = self._units[0].device
-        if device.type != "cpu":
-            # New values come over streams that know nothing of this one, if the script computes on one of its own.
-            torch.get_device_module(device).current_stream(device).synchronize()
 
 
 class _Arrival:

@@ -8,6 +8,11 @@ the device is the CPU itself. There "device" and "host" are two pools of the sam
 keep the schedule of an accelerator, so that it can be tested. Copies of one lane run in the order in which they were
 started; between lanes only events tell what comes first.
 
+A copy begins behind what the current stream has been given by then, unless it is told a mark: a point of a compute
+stream that lies further back. So a copy that a thread starts late, while the next forward has been enqueued already,
+runs beside that forward. Who gives a mark knows that nothing enqueued behind it uses what the copy reads or writes; and
+a thread's own current stream is no script's, so without a mark it orders nothing.
+
 Autograd is told nothing: a copy changes no version of the tensor it writes, as a kernel that fills a slot does not.
 """
 
@@ -15,9 +20,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
@@ -60,7 +65,7 @@ class BusCounts:
 
 
 class Event(Protocol):
-    """The end of one copy; a `torch.cuda.Event` is one."""
+    """The end of one copy, or a point of a compute stream; a `torch.cuda.Event` is one."""
 
     def query(self) -> bool:
         """Whether the copy is done."""
@@ -84,25 +89,36 @@ class Bus(Protocol):
         """Whether each copy is done when its start returns, so that the source may change at once."""
         ...
 
-    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
-        """Starts a copy to host memory, after all that the current stream has been given.
+    def mark(self) -> Event:
+        """Returns the point that the current stream has come to: done when all that it was given so far is done."""
+        ...
+
+    def start_out(
+        self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = (), mark: Event | None = None
+    ) -> Event:
+        """Starts a copy to host memory.
 
         Args:
             source_N: on the device, [N], contiguous; lives, and stays what it is, until the event has been waited for.
             host_N: of host memory, [N], same dtype: a bus converts nothing.
             kind: what the elements are.
             after: copies of this bus that must be done before: they read or wrote the same memory.
+            mark: what computes `source_N` lies before it; None: all that the current stream has been given does.
         """
         ...
 
-    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
-        """Starts a copy to the device, after all that the current stream has been given.
+    def start_back(
+        self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = (), mark: Event | None = None
+    ) -> Event:
+        """Starts a copy to the device.
 
         Args:
             host_N: of host memory, [N], contiguous; stays what it is until the event is done.
             target_N: on the device, [N], same dtype; allocated before the call, read after `wait`.
             kind: what the elements are.
             after: copies of this bus that must be done before, as one that brings `host_N` its values.
+            mark: what uses the present values of `target_N` lies before it; None: all that the current stream has been
+                given does.
         """
         ...
 
@@ -171,12 +187,20 @@ class InstantBus:
         """See `Bus`."""
         return True
 
-    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
+    def mark(self) -> Event:
+        """See `Bus`: the CPU's stream is the thread that calls."""
+        return _DONE
+
+    def start_out(
+        self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = (), mark: Event | None = None
+    ) -> Event:
         """See `Bus`."""
         _copy(*self._counter.out(source_N, host_N, kind))
         return _DONE
 
-    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
+    def start_back(
+        self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = (), mark: Event | None = None
+    ) -> Event:
         """See `Bus`."""
         _copy(*self._counter.back(host_N, target_N, kind))
         return _DONE
@@ -215,11 +239,19 @@ class ThreadBus:
         """See `Bus`."""
         return False
 
-    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
+    def mark(self) -> Event:
+        """See `Bus`: the CPU's stream is the thread that calls."""
+        return _DONE
+
+    def start_out(
+        self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = (), mark: Event | None = None
+    ) -> Event:
         """See `Bus`."""
         return self._out.start(*self._counter.out(source_N, host_N, kind), after=after)
 
-    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
+    def start_back(
+        self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = (), mark: Event | None = None
+    ) -> Event:
         """See `Bus`."""
         return self._back.start(*self._counter.back(host_N, target_N, kind), after=after)
 
@@ -246,12 +278,13 @@ class StreamBus:
 
     Args:
         device: the accelerator.
+        module: torch's for its kind; None: that.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, *, module: Any = None) -> None:
         self._counter = _Counter()
         self._device = device
-        self._module: Any = torch.get_device_module(device)
+        self._module: Any = torch.get_device_module(device) if module is None else module
         self._out: Any = self._module.Stream(device=device)
         self._back: Any = self._module.Stream(device=device)
         self._beside: Any = self._module.Stream(device=device)
@@ -266,18 +299,26 @@ class StreamBus:
         """See `Bus`."""
         return False
 
-    def start_out(self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
+    def mark(self) -> Event:
         """See `Bus`."""
-        return self._start(self._out, *self._counter.out(source_N, host_N, kind), after=after)
+        return self._module.current_stream(self._device).record_event()
 
-    def start_back(self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = ()) -> Event:
+    def start_out(
+        self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = (), mark: Event | None = None
+    ) -> Event:
         """See `Bus`."""
-        return self._start(self._back, *self._counter.back(host_N, target_N, kind), after=after)
+        return self._start(self._out, *self._counter.out(source_N, host_N, kind), after=[mark or self.mark(), *after])
+
+    def start_back(
+        self, host_N: Tensor, target_N: Tensor, *, kind: Kind, after: Sequence[Event] = (), mark: Event | None = None
+    ) -> Event:
+        """See `Bus`."""
+        return self._start(self._back, *self._counter.back(host_N, target_N, kind), after=[mark or self.mark(), *after])
 
     def behind(self, event: Event) -> AbstractContextManager[None] | None:
         """See `Bus`."""
         self._beside.wait_event(event)
-        return self._module.stream(self._beside)
+        return self._on(self._beside)
 
     def wait(self, event: Event) -> None:
         """See `Bus`."""
@@ -289,12 +330,30 @@ class StreamBus:
         self._back.synchronize()
 
     def _start(self, lane: Any, source_N: Tensor, target_N: Tensor, *, after: Sequence[Event]) -> Any:
-        lane.wait_stream(self._module.current_stream(self._device))
         for event in after:
             lane.wait_event(event)
-        with self._module.stream(lane):
+        with self._on(lane):
             target_N.copy_(source_N, non_blocking=True)
         return lane.record_event()
+
+    @contextmanager
+    def _on(self, stream: Any) -> Generator[None]:
+        """Gives the device work on a stream.
+
+        At its end a stream's context goes back to the stream that was current, of the current device. In a new thread
+        that is device 0's, and going back to it would make this process a context there, of half a GB.
+        """
+        with self._module.device(self._device), self._module.stream(stream):
+            yield
+
+
+def make_current(device: torch.device) -> None:
+    """Makes a device the calling thread's current one, as the thread that trains has it.
+
+    Belongs at the head of each thread that starts copies: a new thread begins with device 0, whichever its process's
+    is, and what it first does there would make a context on it.
+    """
+    torch.get_device_module(device).set_device(device)
 
 
 def bus_for(device: torch.device) -> Bus:

@@ -8,6 +8,10 @@ A step begins when the norm is known, so that clipping and skipping are exact. O
 in which the next forward wants them; each one's new parameters start over the bus when it is done. Who needs a range
 waits for that range alone; who reads state, or changes what the step reads, lets it settle first.
 Options (rates, decays) are those at the beginning: a schedule may set new ones at once.
+Copies are started by that thread while the device has much of the next forward already. They begin behind the point of
+the compute stream at which the step has begun: the last uses of old parameters and the last additions to sums lie
+before it, and what comes behind it waits for each range (`wait`) before it touches either. So a unit's parameters cross
+the bus beside the compute of the unit before.
 
 [Note: in place] New parameters are written where the gradient they came of has been, block by block behind the reader,
 so that host memory holds 14 bytes an element of Adam in bf16 and no buffer beside. Where both have other dtypes, they
@@ -30,7 +34,7 @@ from dsrun.errors import DsrunError, OffloadError
 
 from ..compat import set_own_threads
 from ..memory.arenas import Arenas
-from ..memory.bus import Bus, Event
+from ..memory.bus import Bus, Event, make_current
 from ..memory.host_pool import HostPool
 from ..optim.coded_states import head_of
 from ..optim.sharded import ShardOptimizer
@@ -90,7 +94,7 @@ class CpuOptimizer:
         self._steps = steps
         self._bus = bus
         self._thread = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix="host-optimizer", initializer=partial(_move_to, cores)
+            max_workers=1, thread_name_prefix="host-optimizer", initializer=partial(_move_to, cores, gradients.device)
         )
         self._second = second
         self._speculation: Speculation | None = None
@@ -102,6 +106,7 @@ class CpuOptimizer:
         self._failure: DsrunError | None = None
         self._changed: dict[int, dict[str, Any]] = {}
         self._under_way = False
+        self._begun: Event | None = None  # where the compute stream was when the step began
         self._ring: list[Tensor] = []
         self._ring_reads: list[Event | None] = [None] * RING
         self._turn = 0
@@ -168,7 +173,8 @@ class CpuOptimizer:
         if self._keeper is not None:
             self._keeper.begin()
         ahead = {} if self._speculation is None else self._speculation.judge(coefficient, options)
-        self._gradients.prepare()
+        self._begun = self._bus.mark()
+        self._gradients.prepare(self._begun)
         self._reserve_ring()
         following = [*self._order[1:], None]
         for index, after in zip(self._order, following, strict=True):
@@ -320,7 +326,7 @@ class CpuOptimizer:
         if item.sink is not None:
             item.sink(source_N)
             return None
-        event = self._bus.start_back(source_N, item.target_N, kind="parameters")
+        event = self._bus.start_back(source_N, item.target_N, kind="parameters", mark=self._begun)
         if slot is not None:
             self._ring_reads[slot] = event
         return event
@@ -361,8 +367,9 @@ def share_of_cores(share: float) -> list[int] | None:
     return None if count == len(mine) else mine[-count:]
 
 
-def _move_to(cores: Sequence[int] | None) -> None:
+def _move_to(cores: Sequence[int] | None, device: torch.device) -> None:
     """Runs in the thread: it, and those that its operations start, stay on these cores, one thread on each."""
+    make_current(device)
     if cores is not None:
         os.sched_setaffinity(0, cores)
         set_own_threads(len(cores))

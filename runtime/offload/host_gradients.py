@@ -102,6 +102,7 @@ class HostGradients:
         ahead: sums leave the device as soon as they are final, into buffers of their own.
 
     Attributes:
+        device: as given.
         travels: as given.
         accumulates: as given.
         ahead: as given.
@@ -128,7 +129,7 @@ class HostGradients:
         self._numels = list(numels)
         self._largest = max(numels, default=0)
         self._bus = bus
-        self._device = device
+        self.device = device
         self.travels = travels
         self.accumulates = accumulates
         self.ahead = ahead
@@ -142,6 +143,7 @@ class HostGradients:
         self._order: list[int] = list(range(len(numels)))
         self._turns: dict[int, int] = {}
         self._leaving: dict[int, Event] = {}
+        self._final: Event | None = None
 
         def sums(numel: int) -> Tensor:
             return fresh_zeros(numel, dtype=torch.float32, device=device)
@@ -199,7 +201,7 @@ class HostGradients:
                 self._drop_sum(index)
                 self._host[index].zero_()
                 self._sent[index] = _Sent(None, 1.0)
-                self._norms[index] = block_norms(torch.zeros(numel, device=self._device))
+                self._norms[index] = block_norms(torch.zeros(numel, device=self.device))
 
     def norms(self) -> list[Tensor]:
         """See `GradSums`."""
@@ -224,7 +226,7 @@ class HostGradients:
         sent = self._sent.pop(index, None)
         if sent is None:
             return self._sums[index]
-        here_N = torch.empty(self._numels[index], dtype=self.travels, device=self._device)
+        here_N = torch.empty(self._numels[index], dtype=self.travels, device=self.device)
         after = [] if sent.event is None else [sent.event]
         self._bus.wait(self._bus.start_back(self._host[index], here_N, kind="gradients", after=after))
         sum_N = self._begin_sum(index)
@@ -233,8 +235,13 @@ class HostGradients:
 
     # What the step on the host asks for -------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """A step begins: makes the room it needs; not from the thread that steps."""
+    def prepare(self, final: Event) -> None:
+        """A step begins: makes the room it needs; not from the thread that steps.
+
+        Args:
+            final: the point of the compute stream at which sums are what will be stepped on.
+        """
+        self._final = final
         if self._sums and not self._ring and not self._has_places_of_sums:
             self._fill_ring()
         of_sums = [index for index in self._order if index in self._sums]
@@ -244,7 +251,7 @@ class HostGradients:
         """Lets a range's sum leave the device, if it has not; at most `RING` of them may be on the host at once."""
         if index in self._sums and index not in self._leaving:
             place_N = self._place_of_sum(index)
-            self._leaving[index] = self._bus.start_out(self._sums[index], place_N, kind="gradients")
+            self._leaving[index] = self._bus.start_out(self._sums[index], place_N, kind="gradients", mark=self._final)
 
     def fetch(self, index: int) -> HostGradient:
         """Returns a range's gradient when it is in host memory."""
@@ -285,6 +292,7 @@ class HostGradients:
         """The step is over; not from the thread that stepped."""
         self._sent.clear()
         self._leaving.clear()
+        self._final = None
         if not self.accumulates:
             for index in list(self._sums):
                 self._drop_sum(index)

@@ -13,8 +13,8 @@ from torch import nn, optim
 from dsrun.errors import OffloadError
 from dsrun.runtime.engine.offloaded import OffloadedUpdate, forward_order
 from dsrun.runtime.memory.arenas import Arenas
-from dsrun.runtime.memory.bus import ThreadBus
-from dsrun.runtime.memory.host_pool import HostPool
+from dsrun.runtime.memory.bus import Bus, Event, StreamBus, ThreadBus, bus_for
+from dsrun.runtime.memory.host_pool import host_pool_for
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.offload.block_step import block_step_for
 from dsrun.runtime.offload.block_work import BlockStep, RangeWork
@@ -65,29 +65,35 @@ class Parts:
         """Hands in gradients of ones, as a reduction does; the copies out may pass."""
         self.out.open(len(NUMELS))
         for unit in self.units:
-            self.gradients.take(
-                unit.index, torch.ones(unit.layout.shard_numel, dtype=unit.shard.dtype), 1.0, first=True
-            )
+            self.gradients.take(unit.index, torch.ones_like(unit.shard), 1.0, first=True)
 
 
-def make(stage: int = 3, precision: PrecisionPolicy = BF16, *, steps: BlockStep | None = None) -> Parts:
+def make(
+    stage: int = 3,
+    precision: PrecisionPolicy = BF16,
+    *,
+    steps: BlockStep | None = None,
+    device: torch.device = CPU,
+    bus: Bus | None = None,
+    accumulates: bool = False,
+) -> Parts:
     plan, alone, memory = ZeroPlan.of_stage(stage), AloneCollectives(), Arenas()
-    pool, out, back = HostPool(None, say=print), Gate(), Gate()
-    bus = ThreadBus(out_pace=out, back_pace=back)
+    pool, out, back = host_pool_for(device, pin=True, say=pytest.fail), Gate(), Gate()
+    bus = ThreadBus(out_pace=out, back_pace=back) if bus is None else bus
     specs = [
         UnitSpec(f"blocks.{i}", nn.Identity(), ((f"blocks.{i}.w", nn.Parameter(torch.ones(numel))),))
         for i, numel in enumerate(NUMELS)
     ]
     group_of = {id(param): 0 for spec in specs for _, param in spec.params}
     units = build_units(
-        specs, plan, alone, precision=precision, device=CPU, group_of=group_of, memory=memory, masters_host=pool
+        specs, plan, alone, precision=precision, device=device, group_of=group_of, memory=memory, masters_host=pool
     )
     gradients = HostGradients(
         [unit.layout.shard_numel for unit in units],
         bus=bus,
-        device=CPU,
+        device=device,
         travels=precision.compute,
-        accumulates=False,
+        accumulates=accumulates,
         factor=1.0,
         pool=pool,
         memory=memory,
@@ -225,6 +231,83 @@ def test_padding_stays_zero() -> None:
         numel = sum(extent.numel for extent in unit.layout.extents)
         assert not bool(unit.flat_param[numel:].any())
     parts.update.close()
+
+
+class MarkedBus(ThreadBus):
+    """Notes where marks are set, and which copies begin behind one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marked_by: list[str] = []
+        self.copies: list[tuple[str, str, Event | None]] = []
+
+    def mark(self) -> Event:
+        self.marked_by.append(threading.current_thread().name)
+        return super().mark()
+
+    def start_out(self, *args: Any, mark: Event | None = None, **options: Any) -> Event:
+        self.copies.append((threading.current_thread().name, options["kind"], mark))
+        return super().start_out(*args, mark=mark, **options)
+
+    def start_back(self, *args: Any, mark: Event | None = None, **options: Any) -> Event:
+        self.copies.append((threading.current_thread().name, options["kind"], mark))
+        return super().start_back(*args, mark=mark, **options)
+
+
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_copies_of_a_step_begin_behind_the_point_where_it_began_and_others_behind_their_own_stream(
+    accumulates: bool,
+) -> None:
+    bus, here = MarkedBus(), threading.current_thread().name
+    parts = make(1, bus=bus, accumulates=accumulates)
+    for step in range(2):
+        parts.put_gradients()
+        assert bus.marked_by == [here] * step
+        parts.update.begin(1.0)
+        parts.update.settle()
+    parts.update.close()
+    assert bus.marked_by == [here] * 2, "once a step, by who trains"
+    started = {(thread != here, kind, mark is not None) for thread, kind, mark in bus.copies}
+    sums = (True, "gradients", True) if accumulates else (False, "gradients", False)
+    assert started == {sums, (True, "parameters", True)}
+    assert all(bool((unit.params[0] == 0.5).all()) for unit in parts.units)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_parameters_cross_the_bus_beside_what_was_computed_behind_the_step(accumulates: bool) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    bus = StreamBus(device)
+    parts = make(1, device=device, bus=bus, accumulates=accumulates)
+    for _ in range(2):  # the first step makes states, and loads kernels
+        parts.put_gradients()
+        parts.update.begin(1.0)
+        ends = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        torch.cuda._sleep(1 << 30)  # the first unit computes
+        ends[1].record()
+        for future in list(parts.host._pending.values()):
+            future.result(DEADLINE_S)
+        with torch.cuda.stream(bus._back):
+            ends[0].record()
+        parts.update.settle()
+        torch.cuda.synchronize()
+    assert ends[0].elapsed_time(ends[1]) > 0, "copies have waited for the next forward"
+    assert all(bool((unit.params[0] == 0.5).all()) for unit in parts.units)
+    parts.update.close()
+
+
+def test_the_thread_that_steps_uses_the_device_that_trains(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[str, torch.device]] = []
+    module = torch.get_device_module(device)
+    monkeypatch.setattr(module, "set_device", lambda to: given.append((threading.current_thread().name, to)))
+    parts = make(device=device, bus=bus_for(device))
+    parts.put_gradients()
+    parts.update.begin(1.0)
+    parts.update.settle()
+    parts.update.close()
+    assert given == [("host-optimizer_0", device)]
 
 
 def test_a_share_of_the_cores_is_the_last_of_them() -> None:
