@@ -56,8 +56,8 @@ class StepReport:
         self._started = time.perf_counter()
 
     def add_loss(self, loss: Tensor) -> None:
-        """Takes one micro batch's mean loss, a detached scalar."""
-        self.told_2[:1] += loss
+        """Takes one micro batch's mean loss, detached, [1]; on any device: a script may compute it beside the model's."""
+        self.told_2[:1] += loss.to(self._device)
         self._losses += 1
 
     def wish(self, number: float) -> None:

@@ -8,9 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from dsrun.contract import RECORDS_FILE, RUN_DIR_ENV, STEP_EVENT
+from dsrun.runtime.engine.report import StepReport
+from dsrun.runtime.mesh.alone import AloneCollectives
+from dsrun.runtime.observe.records import RecordWriter
 from support.models import CONTEXT
 from support.training import config, make_engine, train
 
@@ -57,3 +61,72 @@ def test_what_is_not_known_is_left_out(steps: Any) -> None:
     [record] = steps()
     assert not {"tokens_per_s", "tflops", "total_steps"} & record.keys()
     assert record["samples"] == 2
+
+
+class OneDevice(TorchFunctionMode):
+    """Adds nothing across two devices, as torch on CUDA; where one of them is `meta`, torch itself does not look."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ in ("add_", "__iadd__", "add", "__add__"):
+            devices = {arg.device for arg in args if isinstance(arg, Tensor) and arg.dim()}
+            assert len(devices) == 1, f"expected all tensors to be on the same device, found {devices}"
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_loss_may_lie_on_another_device_than_the_engine() -> None:
+    elsewhere = torch.device("meta")
+    report = StepReport(
+        AloneCollectives(),
+        RecordWriter(None),
+        steps_per_print=None,
+        device=elsewhere,
+        model_numel=1,
+        total_steps=None,
+    )
+    with OneDevice():
+        report.add_loss(torch.tensor([0.5]))
+    assert report.told_2.device == elsewhere
+
+
+class Layers(nn.Module):
+    """Residual layers, whose kernels have one order of sums."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        for layer in self.layers:
+            x_BD = x_BD + torch.tanh(layer(x_BD))
+        return x_BD
+
+
+FP16 = {"fp16": {"enabled": True, "initial_scale_power": 8}}
+
+
+def trained(stage: int, more: dict[str, Any], *, loss_on: str) -> tuple[list[float], list[Tensor]]:
+    """Returns the losses that backward gave, and the masters, after two steps of two micro batches."""
+    engine = make_engine(config(stage, micro=4, accumulation=2, **more), model=Layers())
+    assert engine.device.type == "cuda"
+    given: list[float] = []
+    for number in range(4):
+        generator = torch.Generator().manual_seed(number)
+        x_BD = torch.randn(4, 64, generator=generator).to(engine.device, next(engine.module.parameters()).dtype)
+        loss = engine(x_BD).float().square().mean().to(loss_on)
+        given.append(float(engine.backward(loss)))
+        engine.step()
+    masters = [unit.master.detach().cpu().clone() for unit in engine._parts.step.units]
+    engine.destroy()
+    return given, masters
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("more", [{}, {"bf16": True}, FP16], ids=["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_loss_on_the_cpu_trains_as_one_on_the_gpu(stage: int, more: dict[str, Any], steps: Any) -> None:
+    for_cpu = trained(stage, more, loss_on="cpu")
+    on_gpu = trained(stage, more, loss_on="cuda")
+    assert for_cpu[0] == on_gpu[0]
+    assert all(torch.equal(first, second) for first, second in zip(for_cpu[1], on_gpu[1], strict=True))
+    losses = [record["loss"] for record in steps()]
+    assert losses[:2] == losses[2:]
