@@ -56,7 +56,7 @@ class StepReport:
         self._started = time.perf_counter()
 
     def add_loss(self, loss: Tensor) -> None:
-        """Takes one micro batch's mean loss, detached, [1]; on any device: a script may compute it beside the model's."""
+        """Takes one micro batch's mean loss, detached, [1], on any device: scripts move what the model returns."""
         self.told_2[:1] += loss.to(self._device)
         self._losses += 1
 

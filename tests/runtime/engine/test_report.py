@@ -113,7 +113,7 @@ def trained(stage: int, more: dict[str, Any], *, loss_on: str) -> tuple[list[flo
         generator = torch.Generator().manual_seed(number)
         x_BD = torch.randn(4, 64, generator=generator).to(engine.device, next(engine.module.parameters()).dtype)
         loss = engine(x_BD).float().square().mean().to(loss_on)
-        given.append(float(engine.backward(loss)))
+        given.append(float(engine.backward(loss).detach()))
         engine.step()
     masters = [unit.master.detach().cpu().clone() for unit in engine._parts.step.units]
     engine.destroy()
