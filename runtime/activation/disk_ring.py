@@ -15,6 +15,7 @@ that fails is not waited for while its values are still in memory.
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator
@@ -32,6 +33,7 @@ from dsrun.direct_io.settings import round_up
 from dsrun.errors import OffloadError
 
 from ..memory.bus import Bus, Event
+from .copy_source import CopySource, CopySources
 from .disk_room import DiskRoom
 from .flat import Form, as_line
 from .host_ring import IN_FLIGHT
@@ -72,7 +74,7 @@ class DiskRing:
 
     Args:
         device: where the tensors come from.
-        bus: between that device and the host.
+        bus: between that device and the host; of this ring alone.
         open_file: makes the file, with the first tensor.
         buffers: tensors that host memory has room for, at least `FEWEST_BUFFERS`.
         memory: makes so many bytes of host memory that begin at a page.
@@ -93,6 +95,7 @@ class DiskRing:
         self._memory = memory
         self._limit = buffers
         self._room = DiskRoom(open_file)
+        self._sources = CopySources(instant=bus.is_instant)
         self._buffers: list[_Buffer] = []
         self._idle: list[_Buffer] = []
         self._serial = 0
@@ -100,9 +103,9 @@ class DiskRing:
         self._leaving: deque[int] = deque()
         self._arriving_bytes = 0
         self._small = AsItIs()
-        # The memory that the disk reads and writes lives until it has ended.
-        ending = weakref.finalize(self, _end, self._room, self._buffers)
-        ending.atexit = False  # a process that ends waits for no disk
+        # The memory that copies and the disk read and write lives until they have ended.
+        ending = weakref.finalize(self, _end, os.getpid(), bus, self._room, self._buffers)
+        ending.atexit = False  # a process that ends waits for no disk and no device
 
     @property
     def device_bytes(self) -> int:
@@ -131,16 +134,20 @@ class DiskRing:
             OffloadError: a block's values cannot be written.
         """
         assert tensor.device == self._device, f"{tensor.device} is not the ring's {self._device}"
-        line_N, form = as_line(tensor)
-        if not form.nbytes:
+        if not tensor.nbytes:
             return self._small.put(tensor, of=of)
         if not self._out:
+            self._sources.begin_round()
             self._room.begin()
+        self._look()
+        line_N, form = as_line(tensor)
         # What was put first is wanted last.
         buffer = self._buffer(form.nbytes, lambda away: away.serial)
-        event = self._bus.start_out(line_N, buffer.memory[: form.nbytes].view(form.dtype), kind="activations")
-        buffer.event = event
-        away = _Away(self, self._serial, of, form, buffer, line_N)
+        source = self._sources.source_of(tensor, line_N, form, label=of)
+        assert source.line_N is not None, "it is leaving"
+        slot_N = buffer.memory[: form.nbytes].view(form.dtype)
+        buffer.event = self._bus.start_out(source.line_N, slot_N, kind="activations")
+        away = _Away(self, self._serial, of, form, buffer, source)
         self._out[self._serial] = weakref.ref(away)
         self._leaving.append(self._serial)
         self._serial += 1
@@ -155,10 +162,12 @@ class DiskRing:
 
         Raises:
             OffloadError: it does not come back.
+            ModelError: it was changed while it was copied.
         """
-        if away.line_N is not None and away.line_N._version == away.version:
-            line_N = away.line_N
-        else:
+        self._look()
+        away.source.check()
+        line_N = away.source.still_here()
+        if line_N is None:
             if away.arriving is None:
                 self._start_back(away)
             assert away.arriving is not None, "it has begun to come"
@@ -172,14 +181,17 @@ class DiskRing:
     def forget(self, away: _Away) -> None:
         """A tensor is wanted no more."""
         del self._out[away.serial]
-        if away.arriving is not None:
+        if away.arriving is not None:  # a backward that ended early has not taken it
+            # Who drops a graph may be on another stream than the one that this memory is free for then.
+            away.arriving[1].synchronize()
             self._arriving_bytes -= away.form.nbytes
             self._bus.wait(away.arriving[1])
-        if away.line_N is not None:
+        if away.is_leaving:
             self._leaving.remove(away.serial)
             assert away.buffer is not None
             assert away.buffer.event is not None
             self._bus.wait(away.buffer.event)
+            away.source.end(away.buffer.event)
         under_way = [pending for pending in (away.writing, away.reading) if pending is not None]
         if away.extent is not None:
             self._room.give_back(away.extent, under_way)
@@ -189,13 +201,19 @@ class DiskRing:
 
     # ------------------------------------------------------------------------------------------------------------------
 
+    def _look(self) -> None:
+        for serial in self._leaving:
+            away = self._out[serial]()
+            if away is not None and away.buffer is not None and away.buffer.event is not None:
+                away.source.look(away.buffer.event)
+
     def _write(self, away: _Away) -> None:
         """Begins to write what is in a buffer; it is on the device no more."""
         buffer = away.buffer
         assert buffer is not None
         assert buffer.event is not None, "it was copied out"
         buffer.event.synchronize()  # the disk's threads know no streams
-        away.line_N = None
+        away.source.end(buffer.event)
         self._leaving.remove(away.serial)
         with _errors_of(away.of):
             away.extent = self._room.take(away.form.nbytes)
@@ -212,7 +230,7 @@ class DiskRing:
             with _errors_of(away.of):
                 away.reading.wait()
             away.reading = None
-        if away.line_N is not None and buffer.event is not None:
+        if away.is_leaving and buffer.event is not None:
             self._bus.wait(buffer.event)  # it has changed since, so what was put must be there before it comes back
         slot_N = buffer.memory[: away.form.nbytes].view(away.form.dtype)
         arriving_N = torch.empty_like(slot_N, device=self._device)
@@ -239,7 +257,7 @@ class DiskRing:
                     return
                 self._start_read(away, buffer)
             is_here = away.reading is None or away.reading.is_done
-            if not position and is_here and away.line_N is None and away.arriving is None:
+            if not position and is_here and not away.is_leaving and away.arriving is None:
                 self._start_back(away)
 
     def _buffer(self, nbytes: int, order: Callable[[_Away], int]) -> _Buffer:
@@ -264,7 +282,7 @@ class DiskRing:
 
     def _vacate(self, away: _Away) -> None:
         """Takes the buffer of a tensor, after its values are on the disk."""
-        if away.line_N is not None:
+        if away.is_leaving:
             self._write(away)
         assert away.buffer is not None
         assert away.writing is not None
@@ -298,8 +316,7 @@ class _Away:
         of: the block that wants it again.
         form: what its line lacks.
         buffer: where it is in host memory, or comes to; None while it is on the disk alone.
-        line_N: on the device, while it is not known to have left.
-        version: of the line, when it was put.
+        source: what its copy reads, while it is not known to have left.
         extent: its place on the disk.
         writing: under way there, or done.
         reading: under way from there.
@@ -313,26 +330,29 @@ class _Away:
         "buffer",
         "extent",
         "form",
-        "line_N",
         "of",
         "reading",
         "serial",
-        "version",
+        "source",
         "writing",
     )
 
-    def __init__(self, ring: DiskRing, serial: int, of: str, form: Form, buffer: _Buffer, line_N: Tensor) -> None:
+    def __init__(self, ring: DiskRing, serial: int, of: str, form: Form, buffer: _Buffer, source: CopySource) -> None:
         self._ring = ring
         self.serial = serial
         self.of = of
         self.form = form
         self.buffer: _Buffer | None = buffer
-        self.line_N: Tensor | None = line_N
-        self.version = line_N._version
+        self.source = source
         self.extent: Extent | None = None
         self.writing: Pending | None = None
         self.reading: Pending | None = None
         self.arriving: tuple[Tensor, Event] | None = None
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its copy to host memory is not known to be done."""
+        return self.source.line_N is not None
 
     def __del__(self) -> None:
         self._ring.forget(self)
@@ -352,6 +372,8 @@ def _errors_of(block: str) -> Generator[None]:
         raise OffloadError(f"activations of `{block}`: {error}", hint=error.hint) from plain
 
 
-def _end(room: DiskRoom, buffers: list[_Buffer]) -> None:
-    """Ends what is under way on the disk; the buffers, arguments of this call, go with its end."""
-    room.close()
+def _end(process: int, bus: Bus, room: DiskRoom, buffers: list[_Buffer]) -> None:
+    """Ends what is under way on the bus and the disk; the buffers, arguments of this call, go with its end."""
+    if os.getpid() == process:  # a fork has nothing under way, and none of the threads
+        bus.finish()
+        room.close()

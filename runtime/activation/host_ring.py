@@ -1,14 +1,16 @@
-"""Keeps tensors in a ring of pinned host memory, and brings them back before backward wants them.
+"""Keeps tensors in a ring of page-locked host memory, and brings them back before backward wants them.
 
 [Note: the ring]
-Forward puts tensors out one after another; backward takes them in the opposite order. Slots come from a growing arena,
-so after the first step nothing is allocated or pinned any more. The last `IN_FLIGHT` tensors put out stay on the
-device until their copy is done, and if backward begins now, they need not come back at all. When a tensor is taken, the
-copy of the one put before it starts, and has that block's recomputation and backward to hide behind.
+Forward puts tensors out one after another; backward takes them in the opposite order. Slots come from memory that grows
+in the first step, after which nothing is allocated or page-locked any more (host_room.py). The last `IN_FLIGHT` tensors
+put out stay on the device until their copy is done, and if backward begins now, they need not come back at all. When a
+tensor is taken, the copy of the one put before it starts, and has that block's recomputation and backward to hide
+behind. What a copy out reads, copy_source.py decides.
 """
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections import deque
 from dataclasses import dataclass
@@ -16,9 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..memory.arena import Arena
 from ..memory.bus import Bus, Event
+from ..memory.host_pool import HostPool
+from .copy_source import CopySource, CopySources
 from .flat import Form, as_line
+from .host_room import HostRoom
 from .keeping import Ticket
 
 #: Tensors that may be on the device because their copy to the host is not known to be done.
@@ -27,11 +31,10 @@ IN_FLIGHT = 2
 
 @dataclass(slots=True, eq=False)
 class _Leaving:
-    """A tensor on its way out: its elements in a line, their version, and the event of the copy."""
+    """A tensor on its way out: what its copy reads, and the end of that."""
 
     serial: int
-    line_N: Tensor
-    version: int
+    source: CopySource
     event: Event
 
 
@@ -39,65 +42,72 @@ class HostRing:
     """A keeper of one device, see [Note: the ring] and keeping.[Note: keepers].
 
     Args:
-        device: where the tensors come from; elsewhere they are kept as they are told.
-        bus: between that device and the host.
+        device: where the tensors come from.
+        bus: between that device and the host; of this ring alone.
+        pool: of the host's memory.
     """
 
-    def __init__(self, device: torch.device, bus: Bus) -> None:
+    def __init__(self, device: torch.device, bus: Bus, *, pool: HostPool) -> None:
         self._device = device
         self._bus = bus
-        pinned = device.type != "cpu"
-        self._arena = Arena(
-            "activations in host memory",
-            lambda nbytes: torch.zeros(nbytes, dtype=torch.uint8, pin_memory=pinned),
-            grows=True,
-        )
+        self._room = HostRoom(pool)
+        self._sources = CopySources(instant=bus.is_instant)
         self._serial = 0
         self._out: dict[int, weakref.ref[_Slot]] = {}
         self._leaving: deque[_Leaving] = deque()
         self._arriving_bytes = 0
+        # The memory that copies read and write lives until they have ended.
+        ending = weakref.finalize(self, _end, os.getpid(), bus, self._room)
+        ending.atexit = False  # a process that ends waits for no device
 
     @property
     def device_bytes(self) -> int:
         """See `Keeper`: on the way out and on the way in."""
-        return sum(leaving.line_N.nbytes for leaving in self._leaving) + self._arriving_bytes
+        lines = [leaving.source.line_N for leaving in self._leaving]
+        return sum(line_N.nbytes for line_N in lines if line_N is not None) + self._arriving_bytes
 
     @property
     def host_bytes(self) -> int:
         """Bytes of the ring."""
-        return self._arena.use().reserved_bytes
+        return self._room.nbytes
 
     def put(self, tensor: Tensor, *, of: str = "") -> Ticket:
         """See `Keeper`."""
         assert tensor.device == self._device, f"{tensor.device} is not the ring's {self._device}"
-        if not self._out and self._arena.use().reserved_bytes:
-            self._bus.finish()
-            self._arena.compact()  # after the first step: one block of many
+        if not self._out:
+            self._sources.begin_round()
+            self._room.begin_round(self._bus.finish)
+        self._look()
         line_N, form = as_line(tensor)
-        memory = self._arena.take(form.nbytes)
+        source = self._sources.source_of(tensor, line_N, form, label=of)
+        assert source.line_N is not None, "it is leaving"
+        memory = self._room.take(form.nbytes)
         slot_N = memory.view(form.dtype)
-        event = self._bus.start_out(line_N, slot_N, kind="activations")
-        serial = self._serial
+        event = self._bus.start_out(source.line_N, slot_N, kind="activations")
+        leaving = _Leaving(self._serial, source, event)
         self._serial += 1
-        self._leaving.append(_Leaving(serial, line_N, line_N._version, event))
+        self._leaving.append(leaving)
         while len(self._leaving) > IN_FLIGHT:
-            self._bus.wait(self._leaving.popleft().event)
-        ticket = _Slot(self, serial, memory, slot_N, form)
-        self._out[serial] = weakref.ref(ticket)
+            self._has_left(self._leaving.popleft())
+        ticket = _Slot(self, leaving, memory, slot_N, form)
+        self._out[leaving.serial] = weakref.ref(ticket)
         return ticket
 
-    def still_here(self, serial: int) -> Tensor | None:
-        """Returns the line of a tensor that has not left the device, if it is what it was."""
-        for leaving in self._leaving:
-            if leaving.serial == serial and leaving.line_N._version == leaving.version:
-                return leaving.line_N
-        return None
+    def check(self, leaving: _Leaving) -> None:
+        """Returns if a tensor is in the ring with the values that were put.
 
-    def start_back(self, serial: int, slot_N: Tensor) -> tuple[Tensor, Event]:
+        Raises:
+            ModelError: it was changed while it was copied.
+        """
+        self._look()
+        leaving.source.check()
+
+    def start_back(self, leaving: _Leaving, slot_N: Tensor) -> tuple[Tensor, Event]:
         """Starts to bring a slot back: the new tensor, and what to wait for before it is read."""
-        for leaving in self._leaving:
-            if leaving.serial == serial:  # it has changed since, so what was put must be there before it comes back
-                self._bus.wait(leaving.event)
+        if (
+            leaving.source.line_N is not None
+        ):  # it has changed since, so what was put must be there before it comes back
+            self._bus.wait(leaving.event)
         self._arriving_bytes += slot_N.nbytes
         arriving_N = torch.empty_like(slot_N, device=self._device)
         return arriving_N, self._bus.start_back(slot_N, arriving_N, kind="activations")
@@ -114,41 +124,58 @@ class HostRing:
         if ticket is not None:
             ticket.prefetch()
 
-    def forget(self, serial: int, memory: Tensor) -> None:
+    def forget(self, leaving: _Leaving, memory: Tensor) -> None:
         """A ticket is gone: its slot is free for what is put later, which is copied after whatever it waits for."""
-        del self._out[serial]
-        for leaving in [leaving for leaving in self._leaving if leaving.serial == serial]:
-            self._bus.wait(leaving.event)
+        del self._out[leaving.serial]
+        if leaving.source.line_N is not None:
             self._leaving.remove(leaving)
-        self._arena.give_back(memory)
+            self._has_left(leaving)
+        self._room.give_back(memory)
+
+    def _look(self) -> None:
+        for leaving in self._leaving:
+            leaving.source.look(leaving.event)
+
+    def _has_left(self, leaving: _Leaving) -> None:
+        self._bus.wait(leaving.event)
+        leaving.source.end(leaving.event)
 
 
 class _Slot:
     """A tensor in the ring."""
 
-    def __init__(self, ring: HostRing, serial: int, memory: Tensor, slot_N: Tensor, form: Form) -> None:
+    def __init__(self, ring: HostRing, leaving: _Leaving, memory: Tensor, slot_N: Tensor, form: Form) -> None:
         self._ring = ring
-        self._serial = serial
+        self._leaving = leaving
         self._memory = memory
         self._slot_N = slot_N
         self._form = form
         self._arriving: tuple[Tensor, Event] | None = None
 
     def __del__(self) -> None:
-        if self._arriving is not None:
+        if self._arriving is not None:  # a backward that ended early has not taken it
+            # Who drops a graph may be on another stream than the one that this memory is free for then.
+            self._arriving[1].synchronize()
             self._ring.arrived(*self._arriving)
-        self._ring.forget(self._serial, self._memory)
+        self._ring.forget(self._leaving, self._memory)
 
     def take(self) -> Tensor:
-        line_N = self._ring.still_here(self._serial)
+        self._ring.check(self._leaving)
+        line_N = self._leaving.source.still_here()
         if line_N is None:
-            line_N, event = self._arriving or self._ring.start_back(self._serial, self._slot_N)
+            line_N, event = self._arriving or self._ring.start_back(self._leaving, self._slot_N)
             self._arriving = None
             self._ring.arrived(line_N, event)
-        self._ring.prefetch_before(self._serial)
+        self._ring.prefetch_before(self._leaving.serial)
         return self._form.of(line_N)
 
     def prefetch(self) -> None:
         """Starts to come back, unless that has happened or it is there."""
-        if self._arriving is None and self._ring.still_here(self._serial) is None:
-            self._arriving = self._ring.start_back(self._serial, self._slot_N)
+        if self._arriving is None and self._leaving.source.still_here() is None:
+            self._arriving = self._ring.start_back(self._leaving, self._slot_N)
+
+
+def _end(process: int, bus: Bus, room: HostRoom) -> None:
+    """Ends the copies under way; the memory, an argument of this call, goes with its end."""
+    if os.getpid() == process:  # a fork has no copies under way
+        bus.finish()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 
 import torch
 
@@ -13,7 +14,7 @@ from dsrun.direct_io.counts import IoCounts, added_up
 from dsrun.direct_io.extent_file import ExtentFile
 from dsrun.direct_io.settings import IoSettings
 
-from ..memory.bus import instant_bus_for
+from ..memory.bus import Bus, instant_bus_for
 from ..memory.host_pool import host_pool_for
 from .disk_ring import DiskRing
 from .host_ring import HostRing
@@ -30,14 +31,22 @@ class Rings:
         io: how files are read and written; None: as usual.
         rank: of this process, for errors.
         calls: of the operating system; tests give some that fail.
+        bus_of: makes the bus of a ring; tests give one whose copies are late.
 
     Raises:
         OffloadError: no file can be made in one of the paths.
     """
 
     def __init__(
-        self, section: ActivationCheckpointing, *, io: IoSettings | None, rank: int, calls: DiskCalls | None = None
+        self,
+        section: ActivationCheckpointing,
+        *,
+        io: IoSettings | None,
+        rank: int,
+        calls: DiskCalls | None = None,
+        bus_of: Callable[[torch.device], Bus] = instant_bus_for,
     ) -> None:
+        self._bus_of = bus_of
         self._paths = section.nvme_path
         self._buffers = section.nvme_buffer_count
         self._io = io or IoSettings()
@@ -49,10 +58,10 @@ class Rings:
 
     def ring_of(self, device: torch.device) -> Keeper:
         """Returns a new ring of a device."""
-        bus = instant_bus_for(device)
-        if not self._paths:
-            return HostRing(device, bus)
+        bus = self._bus_of(device)
         pool = host_pool_for(device, pin=True, say=_log.warning)
+        if not self._paths:
+            return HostRing(device, bus, pool=pool)
         ring = DiskRing(
             device,
             bus,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,11 @@ from torch import Tensor, nn
 from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.errors import ModelError
 from dsrun.runtime.activation.activate import Activations, activate
+from dsrun.runtime.activation.blocks import choose_stacks
+from dsrun.runtime.activation.rings import Rings
 from dsrun.runtime.activation.rng import RngTracker
+from dsrun.runtime.memory.bus import Bus, instant_bus_for
+from tests.support.slow_lanes import late_bus
 
 WIDTH = 16
 
@@ -126,6 +131,74 @@ def test_what_a_model_does_between_blocks_costs_memory_and_no_bits(
     loss.backward()
     model.zero_grad()
     assert all(torch.equal(a, b) for a, b in zip(gradients(model), expected, strict=True))
+
+
+class Adding(nn.Module):
+    """Adds what a block gives to the block's own input, in place: no operation of the block saves that input.
+
+    Args:
+        width: of its vectors.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.ReLU(), nn.Linear(width, width), nn.ReLU()) for _ in range(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * 1.0
+        for block in self.blocks:
+            x += block(x)
+        return x
+
+
+def made_for(build: Callable[[], nn.Module], device: torch.device) -> nn.Module:
+    torch.manual_seed(1)
+    return build().to(device)
+
+
+def trained(model: nn.Module, x: Tensor, *, steps: int) -> list[Tensor]:
+    """Gradients of several steps, of which the later ones know what the first one did."""
+    found: list[Tensor] = []
+    for step in range(steps):
+        leaf = (x + step).requires_grad_()
+        model.zero_grad()
+        model(leaf).square().mean().backward()
+        assert leaf.grad is not None
+        found += [leaf.grad, *(param.grad for param in model.parameters() if param.grad is not None)]
+    return found
+
+
+def switch_on_in_host_memory(
+    model: nn.Module, bus_of: Callable[[torch.device], Bus] = instant_bus_for, **keys: Any
+) -> None:
+    section = ActivationCheckpointing.model_validate({"cpu_checkpointing": True, **keys})
+    stacks = choose_stacks(model, [], skip=lambda module: False)
+    rings = Rings(section, io=None, rank=0, bus_of=bus_of)
+    Activations(section, stacks, tracker=RngTracker(), rings=rings, say=lambda text: None)
+
+
+@pytest.mark.parametrize("nvme", [False, True])
+@pytest.mark.parametrize("policy", ["every_block", "sqrt", "hierarchical"])
+@pytest.mark.parametrize("build", [lambda: Adding(WIDTH), lambda: Model(between=scaled_in_place)])
+def test_inputs_that_change_in_place_behind_their_blocks_leave_as_they_were(
+    build: Callable[[], nn.Module], policy: str, device: torch.device, tmp_path: Path, *, nvme: bool
+) -> None:
+    x = sample().detach().to(device)
+    expected = trained(made_for(build, device), x, steps=3)
+    model = made_for(build, device)
+    disk: dict[str, Any] = {"nvme_path": str(tmp_path)} if nvme else {}
+    switch_on_in_host_memory(model, late_bus, policy=policy, **disk)
+    assert all(torch.equal(a, b) for a, b in zip(trained(model, x, steps=3), expected, strict=True))
+
+
+@pytest.mark.cuda
+def test_large_inputs_on_a_gpu_that_change_in_place_leave_as_they_were() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    x = torch.randn(16384, 512, device=device, generator=torch.Generator(device).manual_seed(2))  # 32 MiB
+    expected = trained(made_for(lambda: Adding(512), device), x, steps=3)
+    model = made_for(lambda: Adding(512), device)
+    switch_on_in_host_memory(model, policy="every_block")
+    assert all(torch.equal(a, b) for a, b in zip(trained(model, x, steps=3), expected, strict=True))
 
 
 def test_the_model_stays_what_it_is_and_hooks_come_off() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from dsrun.runtime.activation.host_ring import IN_FLIGHT, HostRing
 from dsrun.runtime.memory.bus import InstantBus
+from dsrun.runtime.memory.host_pool import HostPool
 
 CPU = torch.device("cpu")
 NUMEL = 1024
@@ -19,7 +22,7 @@ def tensors(count: int) -> list[Tensor]:
 
 def make() -> tuple[HostRing, InstantBus]:
     bus = InstantBus()
-    return HostRing(CPU, bus), bus
+    return HostRing(CPU, bus, pool=HostPool(None, say=print)), bus
 
 
 def test_all_leave_and_all_but_the_last_come_back_one_ahead() -> None:
@@ -88,3 +91,33 @@ def test_taking_twice_gives_the_same_twice() -> None:
     ring, _ = make()
     tickets = [ring.put(tensor) for tensor in tensors(4)]
     assert torch.equal(tickets[0].take(), tickets[0].take())
+
+
+def test_memory_that_a_copy_still_writes_is_let_go_when_the_copy_is_done_whatever_stream_lets_it_go() -> None:
+    waited: list[int] = []
+
+    class Back:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def query(self) -> bool:
+            return False
+
+        def synchronize(self) -> None:
+            waited.append(self.number)
+
+    class Bus(InstantBus):
+        started = 0
+
+        def start_back(self, host_N: Tensor, target_N: Tensor, **more: Any) -> Back:
+            super().start_back(host_N, target_N, **more)
+            self.started += 1
+            return Back(self.started)
+
+    ring = HostRing(CPU, Bus(), pool=HostPool(None, say=print))
+    tickets = [ring.put(tensor) for tensor in tensors(6)]
+    tickets[3].take()  # and with it the copy of the one before begins
+    assert waited == []
+    tickets.clear()
+    assert waited == [2]
+    assert ring.device_bytes == 0

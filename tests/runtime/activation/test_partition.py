@@ -9,6 +9,7 @@ from dsrun.runtime.activation.host_ring import HostRing
 from dsrun.runtime.activation.keeping import AsItIs, Keeper
 from dsrun.runtime.activation.partition import Partitioned
 from dsrun.runtime.memory.bus import InstantBus
+from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.collectives import Collectives
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 
@@ -43,7 +44,7 @@ def test_slices_may_wait_in_the_ring() -> None:
     tensors = [torch.randn(10, 3) for _ in range(5)]
 
     def body(axis: Collectives) -> bool:
-        ring: Keeper = HostRing(torch.device("cpu"), InstantBus())
+        ring: Keeper = HostRing(torch.device("cpu"), InstantBus(), pool=HostPool(None, say=print))
         tickets = [Partitioned(axis, ring).put(tensor) for tensor in tensors]
         return all(
             torch.equal(ticket.take(), tensor) for ticket, tensor in zip(tickets[::-1], tensors[::-1], strict=True)
