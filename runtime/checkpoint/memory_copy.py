@@ -244,8 +244,8 @@ class MemoryCopies:
 
         def fill() -> None:
             copies = coalesce(plan, wanted.entries)
-            locked = any(tensor.is_cuda for _, tensor in copies)
-            image = self._files.image(self._collectives.rank, generation, plan.nbytes, locked=locked)
+            device = next((tensor.device for _, tensor in copies if tensor.is_cuda), None)
+            image = self._files.image(self._collectives.rank, generation, plan.nbytes, device=device)
             copy_into(image, plan, copies)
             filled.append(image)
 

@@ -27,7 +27,7 @@ from dsrun.checkpoint_files.publish import add_boxes
 from dsrun.checkpoint_files.reference import summed
 from dsrun.errors import CheckpointError
 
-from .staging import lock_pages
+from .staging import PageLocks
 
 GENERATIONS = 2
 
@@ -83,14 +83,16 @@ class CopyFiles:
 
     Args:
         folder: below a file system in memory; made if it is not there.
+        locks: of copies from CUDA.
 
     Raises:
         CheckpointError: it is somebody else's.
         OSError: it cannot be made.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, locks: PageLocks | None = None) -> None:
         self.folder = folder
+        self._locks = PageLocks() if locks is None else locks
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.stat(follow_symlinks=False)
         if folder.is_symlink() or found.st_uid != os.getuid():
@@ -101,14 +103,14 @@ class CopyFiles:
         """Returns the name of a copy's file."""
         return f"rank-{rank:05d}.{generation}"
 
-    def image(self, rank: int, generation: int, nbytes: int, *, locked: bool = False) -> Tensor:
+    def image(self, rank: int, generation: int, nbytes: int, *, device: torch.device | None = None) -> Tensor:
         """Returns the memory of a copy, which has no label any more: flat uint8, of `nbytes`.
 
         Args:
             rank: whose state it is, or will be.
             generation: which of its copies.
             nbytes: of the copy; some.
-            locked: page-locked, for copies from CUDA.
+            device: of CUDA, that the memory is page-locked for; None: values come from elsewhere.
 
         Raises:
             OSError: there is not so much memory.
@@ -118,8 +120,8 @@ class CopyFiles:
         if known is None or known.numel() != nbytes:
             self._images.pop((rank, generation), None)
             known = self._images[rank, generation] = self._mapped(self.folder / self.name(rank, generation), nbytes)
-            if locked:
-                lock_pages(known)
+            if device is not None:
+                self._locks.lock(known, device)
         return known
 
     def held_bytes(self) -> int:

@@ -50,7 +50,7 @@ class Saver:
     Args:
         collectives: all ranks that hold pieces.
         board: their noticeboard.
-        device: where collectives' tensors live.
+        device: where collectives' tensors live, and state on a device does.
         policy: what the config says.
         calls: the file system of a save that is not asynchronous.
         fence: asked by who changes state, see `fence.py`; None: nobody asks, and nothing may be copied later.
@@ -77,7 +77,7 @@ class Saver:
         self._frozen = FrozenParameters(self._calls)
         keep = Keep(policy.keep_last, policy.keep_every)
         self._here = WriteHere(self._calls, keep)
-        self._beside = WriteBeside(keep, fence=self.fence, later=policy.later)
+        self._beside = WriteBeside(keep, device=device, fence=self.fence, later=policy.later)
         self._last = _LastSave()
         self._at_exit = partial(_tell_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)

@@ -6,13 +6,15 @@ the memory is made of stands in `staging_memory.py`; what is copied when, in `so
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..memory.host_pool import Say, why_pageable
+from ..memory.page_lock import CannotLock, CudaLock, Lock, lock_until_gone
 from ..protocols import StateEntry
 from .host_copy import copy_bytes
 from .plan import FilePlan, coalesce
@@ -22,17 +24,65 @@ from .staging_memory import StagingMemory
 #: What goes from a device to the host at a time, where there is no staging memory.
 _CHUNK_BYTES = 32 << 20
 
+_log = logging.getLogger(__name__)
+
+
+class PageLocks:
+    """Page-locks images of tensors on CUDA, and says once why they stay pageable after all.
+
+    Args:
+        lock_for: locks for a device.
+        say: told why; each rank for itself, for their limits may differ.
+    """
+
+    def __init__(self, lock_for: Callable[[torch.device], Lock] = CudaLock, *, say: Say = _log.warning) -> None:
+        self._lock_for = lock_for
+        self._say = say
+        self._was_refused = False
+
+    def lock(self, image: Tensor, device: torch.device) -> Callable[[], object]:
+        """Lets a device copy into memory at the speed of the bus; without it, it copies all the same.
+
+        Args:
+            image: all of the memory; it is unlocked when this tensor goes.
+            device: that copies.
+
+        Returns:
+            unlocks before, once.
+        """
+        if not self._was_refused:
+            try:
+                return lock_until_gone(image, self._lock_for(device))
+            except CannotLock as reason:
+                self._was_refused = True
+                effect = "copies for checkpoints go at less than the bus's speed. Raise `ulimit -l`."
+                self._say(why_pageable(image.nbytes, str(reason), effect=effect))
+        return _nothing_to_unlock
+
 
 class Staging:
     """Shared memory of one rank, page-locked where tensors lie on CUDA; grows, and never shrinks.
+
+    Args:
+        locks: of its memory.
+        module_of: returns what torch has for a device's kind.
 
     Attributes:
         generation: another number whenever it is other memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        locks: PageLocks | None = None,
+        *,
+        module_of: Callable[[torch.device], Any] = torch.get_device_module,
+    ) -> None:
         self.generation = 0
+        self._module_of = module_of
+        self._locks = PageLocks() if locks is None else locks
         self._memory: StagingMemory | None = None
+        self._unlock: Callable[[], object] | None = None  # of the present memory, once it has been locked
+        self._device: torch.device | None = None  # CUDA's, that copies to it
         self._streams: dict[torch.device, Any] = {}
         self._begun: dict[torch.device, Any] = {}
 
@@ -63,16 +113,20 @@ class Staging:
             self.release()
             self._memory = StagingMemory(nbytes)
             self.generation += 1
-            if any(device.type == "cuda" for device in devices):
-                lock_pages(self._memory.image)
+        self._device = next((device for device in devices if device.type == "cuda"), None)
         self._image[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
         # Copies on a stream of their own begin behind what the script's has been given by now.
-        self._begun = {device: _module(device).current_stream(device).record_event() for device in devices}
+        self._begun = {device: self._module_of(device).current_stream(device).record_event() for device in devices}
 
     def touch(self) -> None:
-        """Has the kernel find the memory's pages; see `StagingMemory`."""
+        """Has the kernel find the memory's pages, see `StagingMemory`, and page-locks them; each takes s a 10 GB, once.
+
+        In any thread: where values are copied later, training goes on meanwhile.
+        """
         assert self._memory is not None, "memory is reserved before it is touched"
         self._memory.touch()
+        if self._device is not None and self._unlock is None:
+            self._unlock = self._locks.lock(self._memory.image, self._device)
 
     def copy(self, copies: Sequence[Copy], *, threads: int) -> None:
         """Copies values to the memory; returns when they may change. In any thread.
@@ -84,10 +138,13 @@ class Staging:
         image = self._image
         copy_bytes([(image[c.at :], c.values) for c in copies if c.values.device.type == "cpu"], threads=threads)
         for device in {copy.values.device for copy in copies if copy.values.device.type != "cpu"}:
-            module = _module(device)
-            stream = self._streams.setdefault(device, module.Stream(device))
+            module = self._module_of(device)
+            if device not in self._streams:
+                self._streams[device] = module.Stream(device)
+            stream = self._streams[device]
             stream.wait_event(self._begun[device])
-            with module.stream(stream):
+            # The device first: a stream's context goes back to the one of the thread's current device, which it makes.
+            with module.device(device), module.stream(stream):
                 for copy in copies:
                     if copy.values.device == device:
                         data = copy.values.detach().view(torch.uint8)
@@ -95,7 +152,10 @@ class Staging:
             stream.record_event().synchronize()
 
     def release(self) -> None:
-        """Gives the memory back."""
+        """Gives the memory back, unlocked."""
+        if self._unlock is not None:
+            self._unlock()
+        self._unlock = None
         if self._memory is not None:
             self._memory.close()
         self._memory = None
@@ -135,12 +195,5 @@ def pieces_of(plan: FilePlan, entries: Sequence[StateEntry]) -> Iterator[memoryv
                 yield data[start : start + _CHUNK_BYTES].cpu().numpy().data
 
 
-def _module(device: torch.device) -> Any:
-    return torch.get_device_module(device)
-
-
-def lock_pages(image: Tensor) -> None:
-    """Lets CUDA copy into memory at the speed of the bus; without it, it copies all the same."""
-    runtime: Any = torch.cuda.cudart()
-    if int(runtime.cudaHostRegister(image.data_ptr(), image.numel(), 0)) == 0:
-        weakref.finalize(image, runtime.cudaHostUnregister, image.data_ptr()).atexit = False
+def _nothing_to_unlock() -> None:
+    """Of memory that stays pageable."""

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from dsrun.checkpoint_files.calls import FileCalls
 from dsrun.checkpoint_files.index import BLOCK_BYTES
 from dsrun.checkpoint_files.publish import Publication, is_published, publish, remove_empty
@@ -18,6 +20,7 @@ from dsrun.checkpoint_files.storage_registry import storage_of
 from dsrun.checkpoint_files.write_file import Repeatable, WrittenFile, write_pieces
 from dsrun.errors import DsrunError
 
+from ..memory.bus import make_current
 from .conclusion import Part, Verdict
 from .fence import Fence
 from .host_copy import own_idle_threads
@@ -83,12 +86,14 @@ class WriteBeside:
 
     Args:
         keep: which older checkpoints stay.
+        device: that values on a device are on.
         fence: keeps what is not copied yet as it is.
         later: copy what belongs to units behind training.
     """
 
-    def __init__(self, keep: Keep, *, fence: Fence, later: bool = False) -> None:
+    def __init__(self, keep: Keep, *, device: torch.device, fence: Fence, later: bool = False) -> None:
         self._keep = keep
+        self._device = device
         self._fence = fence
         self._later = later
         self._staging = Staging()
@@ -140,6 +145,7 @@ class WriteBeside:
         assert writer is not None, "a part is staged before it is written"
         part = save.own_part()
         try:
+            make_current(self._device)
             if save.sources is not None:
                 self._copy_rest(save.sources)
                 for unit in save.sources.last_byte:

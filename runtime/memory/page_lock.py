@@ -83,7 +83,7 @@ class CudaLock:
 
 
 def lock_until_gone(memory: Tensor, lock: Lock) -> Callable[[], object]:
-    """Page-locks the memory of a tensor until the tensor goes; returns what ends it before.
+    """Page-locks the memory of a tensor until the tensor goes; returns what ends it before, once.
 
     At the end of the process nobody unlocks: a thread may still copy, and the driver does it.
 

@@ -11,38 +11,13 @@ import torch
 
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.memory.page_lock import CannotLock, CudaLock, lock_until_gone
+from support.fake_cuda import FakeCuda
 
 CPU = torch.device("cpu")
 
 
-class Cuda:
-    """Remembers the last error until it is asked for it, as CUDA does."""
-
-    def __init__(self, *, refuses: int = 0) -> None:
-        self.refuses = refuses
-        self.last_error = 0
-        self.locked: dict[int, int] = {}
-
-    def register(self, address: int, nbytes: int) -> int:
-        self.last_error = self.refuses
-        if not self.refuses:
-            self.locked[address] = nbytes
-        return self.refuses
-
-    def unregister(self, address: int) -> int:
-        self.last_error = 0 if self.locked.pop(address, None) else 713
-        return self.last_error
-
-    def text(self, status: int) -> str:
-        return {2: "out of memory", 713: "not registered"}[status]
-
-    def forget(self, status: int) -> None:
-        assert status == self.last_error
-        self.last_error = 0
-
-
 def test_a_refusal_is_taken_back_and_memory_stays_pageable() -> None:
-    cuda, said = Cuda(refuses=2), list[str]()
+    cuda, said = FakeCuda(refuses=2), list[str]()
     pool = HostPool(CudaLock(CPU, calls=cuda), say=said.append)
     assert bool((pool.zeros(1000, dtype=torch.float32).fill_(2) == 2).all())
     assert cuda.last_error == 0, "the next launch of a kernel would fail with it"
@@ -51,7 +26,7 @@ def test_a_refusal_is_taken_back_and_memory_stays_pageable() -> None:
 
 
 def test_memory_is_unlocked_once_when_its_owner_says_so_or_is_gone() -> None:
-    cuda = Cuda()
+    cuda = FakeCuda()
     lock = CudaLock(CPU, calls=cuda)
     first, second = torch.zeros(256), torch.zeros(512)
     end = lock_until_gone(first, lock)
@@ -67,7 +42,7 @@ def test_memory_is_unlocked_once_when_its_owner_says_so_or_is_gone() -> None:
 
 
 def test_memory_that_cannot_be_unlocked_leaves_no_error_either() -> None:
-    cuda = Cuda()
+    cuda = FakeCuda()
     unlock = CudaLock(CPU, calls=cuda)(4096, 100)
     cuda.locked.clear()
     unlock()
@@ -76,7 +51,7 @@ def test_memory_that_cannot_be_unlocked_leaves_no_error_either() -> None:
 
 def test_a_refused_lock_is_raised_to_who_can_go_on_without() -> None:
     with pytest.raises(CannotLock, match=r"^cudaHostRegister: out of memory$"):
-        lock_until_gone(torch.zeros(8), CudaLock(CPU, calls=Cuda(refuses=2)))
+        lock_until_gone(torch.zeros(8), CudaLock(CPU, calls=FakeCuda(refuses=2)))
 
 
 _REFUSED = """
