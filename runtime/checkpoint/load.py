@@ -95,6 +95,7 @@ def read(
         for file, run in _runs(entry, stored):
             runs.setdefault(file, []).append(run)
             alone[file] = alone.get(file, 0) + (0 if entry.replicated else run.last - run.first)
+    _end_what_reads(entries)
     reader = BlockReader(folder, index)
     for file in sorted(runs):
         pouring = Pouring(runs[file])
@@ -103,6 +104,15 @@ def read(
             progress()
     # Bytes were written behind torch's back: what autograd may have kept of these tensors is no more.
     increment_version([entry.tensor for entry in entries])
+
+
+def _end_what_reads(entries: Sequence[StateEntry]) -> None:
+    """Returns when the current streams have done what they were given.
+
+    Threads copy to devices on streams of their own, which know of no stream that a script computes on.
+    """
+    for device in {entry.tensor.device for entry in entries if entry.tensor.device.type not in ("cpu", "meta")}:
+        torch.get_device_module(device).current_stream(device).synchronize()
 
 
 def _runs(entry: StateEntry, stored: StoredTensor) -> Generator[tuple[str, Run]]:

@@ -153,3 +153,19 @@ def test_a_rank_holds_its_own_state_and_a_few_blocks(tmp_path: Path) -> None:
     ((own, growth),) = run_ranks(1, _load_much, str(tmp_path / "t"))
     assert own == 40
     assert growth < 4 * BLOCK_BYTES / _MIB + 8, "the model has 160 MiB"
+
+
+@pytest.mark.cuda
+def test_what_a_script_reads_on_a_stream_of_its_own_is_of_before_the_load(tmp_path: Path) -> None:
+    whole = torch.arange(1 << 16, dtype=torch.float32).view(4, 1 << 14)
+    index = written(tmp_path, whole, [Region((0, 0), (4, 1 << 14))])
+    target = torch.full((whole.numel(),), -1.0, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(1 << 29)
+        before = target.clone()
+        read(index, tmp_path, [StateEntry("w", "param", (4, 1 << 14), 0, whole.numel(), target, False)])
+        after = target.clone()
+    torch.cuda.synchronize()
+    assert bool((before == -1).all())
+    assert torch.equal(after.cpu(), whole.view(-1))
