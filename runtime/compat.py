@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.autograd import Variable
+from torch.nn import attention
+from torch.nn.attention import SDPBackend
 
 __all__ = [
     "HashStore",
@@ -21,6 +23,7 @@ __all__ = [
     "Store",
     "TCPStore",
     "all_gather_single",
+    "attention_kernels",
     "compiler_memory_budget",
     "foreach_mul",
     "foreach_zero",
@@ -111,6 +114,11 @@ def set_own_threads(count: int) -> None:
         torch.set_num_threads(count)
         return
     tell(count)
+
+
+def attention_kernels() -> list[SDPBackend]:
+    """Returns the kernels that `scaled_dot_product_attention` may choose from now, in their order."""
+    return attention._cur_sdpa_kernel_backends(with_priority=True)  # pyright: ignore
 
 
 def in_backward() -> bool:

@@ -1,4 +1,7 @@
-"""What a call ran in, noted before its first run and put back for the second: generators, autocast, default device.
+"""What a call ran in, noted before its first run and put back for the second.
+
+These are generators, autocast, the default device, and the kernels of attention: which of those runs decides what is
+saved.
 
 Not the hooks and contexts that treat what the call saves: these are the call's own, see `recompute.py`.
 """
@@ -12,7 +15,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 
+from ..compat import attention_kernels
 from .rng import RngState, RngTracker, capture, replayed
 
 
@@ -48,6 +53,7 @@ class Surroundings:
         self._rng: RngState | None = capture(tensors, tracker) if preserve_rng else None
         self._autocast = _Autocast.now({tensor.device.type for tensor in tensors} | {"cpu"})
         self._device = torch.get_default_device()
+        self._kernels = attention_kernels()
 
     @contextmanager
     def again(self) -> Generator[None]:
@@ -60,4 +66,6 @@ class Surroundings:
                     stack.enter_context(then.again())
             if self._device != torch.get_default_device():
                 stack.enter_context(self._device)
+            if self._kernels != attention_kernels():
+                stack.enter_context(sdpa_kernel(self._kernels, set_priority=True))
             yield

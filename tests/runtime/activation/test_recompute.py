@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsrun.errors import ModelError
@@ -91,6 +92,24 @@ def test_dropout_is_drawn_the_same_and_later_draws_are_not_disturbed() -> None:
     expected = gradients(lambda module, x: run(module, x, recompute=False))
     assert_same(gradients(lambda module, x: run(module, x, recompute=True)), expected)
     assert torch.equal(drawn[0], drawn[1])
+
+
+@pytest.mark.parametrize("outside", ["forward", "backward"])
+def test_attention_takes_the_kernel_of_the_first_run_in_the_second(device: torch.device, outside: str) -> None:
+    def attend(x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x)
+
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16  # flash attention needs it there
+    x = torch.randn(2, 4, 64, 32, generator=torch.Generator().manual_seed(0)).to(device, dtype).requires_grad_()
+    one, two = [SDPBackend.MATH], [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    first, second = (two, one) if outside == "forward" else (one, two)
+    found: list[Tensor] = []
+    for recompute in (False, True):
+        with sdpa_kernel(first):
+            y = call_recomputed("attend", attend, (x * 1,), {}, options=options()) if recompute else attend(x * 1)
+        with sdpa_kernel(second):
+            found += torch.autograd.grad(y.float().square().sum(), x)
+    assert torch.allclose(found[0], found[1])
 
 
 def test_without_the_state_of_generators_dropout_differs() -> None:

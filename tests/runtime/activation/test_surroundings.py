@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dsrun.runtime.activation.rng import RngTracker
 from dsrun.runtime.activation.surroundings import Surroundings
+from dsrun.runtime.compat import attention_kernels
 
 
 def note(*, preserve_rng: bool = True, tracker: RngTracker | None = None) -> Surroundings:
@@ -74,6 +76,27 @@ def test_tensors_without_a_device_come_to_the_device_of_then() -> None:
     with then.again():
         assert torch.empty(1).device.type == "meta"
     assert torch.empty(1).device.type == "cpu"
+
+
+def test_attention_chooses_among_the_kernels_of_then_in_their_order() -> None:
+    chosen = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]
+    before = attention_kernels()
+    with sdpa_kernel(chosen, set_priority=True):
+        then = note()
+    with then.again():
+        assert attention_kernels() == chosen
+        assert torch.backends.cuda.math_sdp_enabled()
+        assert not torch.backends.cuda.mem_efficient_sdp_enabled()
+    assert attention_kernels() == before
+
+
+def test_kernels_that_were_chosen_later_are_not_those_of_the_call() -> None:
+    before = attention_kernels()
+    then = note()
+    with sdpa_kernel(SDPBackend.MATH):
+        with then.again():
+            assert attention_kernels() == before
+        assert attention_kernels() == [SDPBackend.MATH]
 
 
 def test_all_is_put_back_where_the_second_run_fails() -> None:
