@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dsrun.contract import RankInfo
+from dsrun.runtime.activation.rings import Rings
 from dsrun.runtime.memory.bus import Bus
 from dsrun.runtime.mesh.groups import ProcessGroupMesh
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
@@ -29,7 +31,7 @@ from support.training import batches
 MakeBus = Callable[[torch.device], Bus]
 
 _INITIALIZE = "dsrun.runtime.engine.initialize"
-_RINGS = "dsrun.runtime.activation.rings"
+_ACTIVATE = "dsrun.runtime.activation.activate"
 
 
 @dataclass(slots=True)
@@ -117,7 +119,7 @@ def train_in(
         if bus is not None:
             patch.setattr(importlib.import_module(_INITIALIZE), "bus_for", bus)
         if ring_bus is not None:
-            patch.setattr(importlib.import_module(_RINGS), "instant_bus_for", ring_bus)
+            patch.setattr(importlib.import_module(_ACTIVATE), "Rings", partial(Rings, bus_of=ring_bus))
         return world.run(body)
 
 
