@@ -171,6 +171,7 @@ class RecomputedCall:
     def end(self, output: Any) -> None:
         """The first run has ended with this output."""
         self._ended = True
+        self._then.settle()
         if self._chain is not None:
             self._chain.add(self, output)
             self._chain = None

@@ -54,6 +54,15 @@ class Surroundings:
         self._autocast = _Autocast.now({tensor.device.type for tensor in tensors} | {"cpu"})
         self._device = torch.get_default_device()
         self._kernels = attention_kernels()
+        self._in_order = False
+
+    def settle(self) -> None:
+        """The first run is over: the order of attention's kernels counts from here on, too.
+
+        torch settles that order when attention first runs on a GPU, so before the run it may not be what the run had.
+        """
+        self._kernels = attention_kernels()
+        self._in_order = True
 
     @contextmanager
     def again(self) -> Generator[None]:
@@ -66,6 +75,7 @@ class Surroundings:
                     stack.enter_context(then.again())
             if self._device != torch.get_default_device():
                 stack.enter_context(self._device)
-            if self._kernels != attention_kernels():
-                stack.enter_context(sdpa_kernel(self._kernels, set_priority=True))
+            now = attention_kernels()
+            if self._kernels != now if self._in_order else set(self._kernels) != set(now):
+                stack.enter_context(sdpa_kernel(self._kernels, set_priority=self._in_order))
             yield

@@ -83,11 +83,26 @@ def test_attention_chooses_among_the_kernels_of_then_in_their_order() -> None:
     before = attention_kernels()
     with sdpa_kernel(chosen, set_priority=True):
         then = note()
+        then.settle()
     with then.again():
         assert attention_kernels() == chosen
         assert torch.backends.cuda.math_sdp_enabled()
         assert not torch.backends.cuda.mem_efficient_sdp_enabled()
     assert attention_kernels() == before
+
+
+def test_an_order_that_torch_settles_in_the_first_run_is_that_of_the_second() -> None:
+    settled = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(settled[::-1], set_priority=True):
+        then = note()
+        with sdpa_kernel(settled, set_priority=True):  # as a GPU's first attention does, for good
+            then.settle()
+            with then.again():
+                assert attention_kernels() == settled
+    unsettled = note()
+    with sdpa_kernel(settled, set_priority=True), unsettled.again():
+        assert attention_kernels()[:1] == settled[:1]
+        assert set(attention_kernels()) > set(settled)
 
 
 def test_kernels_that_were_chosen_later_are_not_those_of_the_call() -> None:
