@@ -67,6 +67,8 @@ STACKS_SIGNAL = signal.SIGRTMIN + 9
 GROUP_TIMEOUT_ENV = "DSRUN_GROUP_TIMEOUT"
 #: Without progress for this long, a rank that beats hangs, where the user named no time.
 DEFAULT_HANG_TIMEOUT_S = 1800.0
+#: Name of the launcher's thread in a rank whose program has ended well, which will leave its process groups.
+LEAVING_THREAD = "dsrun-leaving"
 #: torch elastic's variable: where a failing worker writes its traceback as JSON.
 ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
 
