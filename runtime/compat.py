@@ -24,6 +24,7 @@ __all__ = [
     "TCPStore",
     "all_gather_single",
     "attention_kernels",
+    "backends_of",
     "compiler_memory_budget",
     "foreach_mul",
     "foreach_zero",
@@ -53,9 +54,21 @@ all_gather_single = _newest("all_gather_single", "all_gather_into_tensor")
 reduce_scatter_single = _newest("reduce_scatter_single", "reduce_scatter_tensor")
 
 
+def backends_of(group: dist.ProcessGroup | None = None) -> dict[str, str]:
+    """Returns which backend a group has for which type of device, like {"cpu": "gloo", "cuda": "nccl"}.
+
+    Args:
+        group: None: the default group.
+    """
+    # Up to torch 2.15 the text has every part; a name alone would be no part of any device.
+    parts = (part.rpartition(":") for part in dist.get_backend_config(group).split(","))
+    return {device: backend for device, _, backend in parts}
+
+
 def timeout_of(group: dist.ProcessGroup) -> float:
     """Returns how long a collective of a group waits for the other ranks, in seconds."""
-    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    # All parts of a group have one time-out.
+    device = torch.device("cpu" if "cpu" in backends_of(group) else "cuda")
     backend: Any = group._get_backend(device)  # pyright: ignore[reportPrivateUsage]
     return backend.options._timeout.total_seconds()
 

@@ -26,6 +26,8 @@ def check_same_everywhere(
     assignment: GroupAssignment,
     training_data: Dataset[Any] | None,
     mesh: ProcessGroupMesh,
+    *,
+    updates: bool,
 ) -> None:
     """Refuses a model, config or dataset that is not the same on every rank; enters the collectives of the agreement.
 
@@ -35,6 +37,7 @@ def check_same_everywhere(
         assignment: optimizer groups of its parameters.
         training_data: of which the length is compared, if it has one.
         mesh: whose data axis is compared.
+        updates: there is an optimizer; ranks with one enter collectives that others do not.
 
     Raises:
         ModelError: naming what differs, the ranks that differ in it, and both values.
@@ -50,6 +53,7 @@ def check_same_everywhere(
         ],
         "the model's buffers": [(name, {"shape": list(b.shape), "dtype": str(b.dtype)}) for name, b in buffers],
         "the optimizer's groups": [(name, {"group": assignment.group_of.get(id(p))}) for name, p in params],
+        "whether there is an optimizer": updates,
         "the length of training_data": len(training_data) if isinstance(training_data, Sized) else None,
         "the config": settings.raw,
     }

@@ -14,7 +14,8 @@ from torch import nn
 from dsrun.config.source import read_source
 from dsrun.errors import InputError
 
-from ..mesh.groups import choose_device, make_mesh, present_backend
+from ..mesh.gpus import choose_device
+from ..mesh.groups import make_mesh, present_backend
 from ..mesh.spec import DATA_AXIS, MeshSpec
 from ..zero.construct import ConstructionBySlices
 from ..zero.seeds import Nursery

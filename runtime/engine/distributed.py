@@ -1,6 +1,6 @@
 """Joining the job's process group, at the place that the environment says; DeepSpeed's words for it are taken too.
 
-Nothing is built here. Groups and devices are made in `mesh/groups.py`.
+Nothing is built here. Groups are made in `mesh/groups.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from datetime import timedelta
 
 from dsrun.contract import BACKEND_ENV, RankInfo, group_timeout_s, store_nonce
 
-from ..mesh.groups import choose_backend, choose_device, join
+from ..mesh.backends import choose_backend
+from ..mesh.gpus import choose_device
+from ..mesh.groups import has_joined, join, present_backend
 from .arguments import check_joined, check_place
 
 
@@ -31,7 +33,8 @@ def init_distributed(
     """Joins the job's process group, unless that has happened; every rank must call.
 
     Args:
-        dist_backend: `nccl` or `gloo`; None: what `dsrun --backend` said, else NCCL where there is a GPU.
+        dist_backend: `nccl` or `gloo`; None: what `dsrun --backend` said, else NCCL where there is a GPU. Without
+            effect where the script has joined.
         auto_mpi_discovery: without effect, for DeepSpeed's calls: below mpirun and srun, ranks find their place always.
         distributed_port: without effect: ranks meet where the environment says.
         verbose: without effect.
@@ -57,6 +60,6 @@ def init_distributed(
     check_joined(dist_init_required)
     if timeout_s is None:
         timeout_s = group_timeout_s() if timeout is None else timeout.total_seconds()
-    backend = choose_backend(dist_backend or os.environ.get(BACKEND_ENV))
+    backend = present_backend() if has_joined() else choose_backend(dist_backend or os.environ.get(BACKEND_ENV))
     join(info, backend=backend, device=choose_device(backend, info), timeout_s=timeout_s, nonce=store_nonce())
     return info

@@ -32,7 +32,8 @@ from ..memory.arenas import Arenas
 from ..memory.bus import bus_for
 from ..memory.pages import give_freed_pages_back
 from ..mesh.agreement import largest
-from ..mesh.groups import choose_device, make_mesh, present_backend
+from ..mesh.gpus import choose_device
+from ..mesh.groups import make_mesh, present_backend, separate_reductions
 from ..mesh.noticeboard import noticeboard
 from ..mesh.spec import DATA_AXIS, MeshSpec
 from ..observe.records import RecordWriter
@@ -124,11 +125,14 @@ def initialize(
     info = init_distributed(dist_init_required=dist_init_required)
     check_parallelism(mpu, mesh_param, world_size=info.world_size)
     settings = load(source, world_size=info.world_size)
-    if optimizer is not None or settings.optimizer is not None:
+    updates = optimizer is not None or settings.optimizer is not None
+    if updates:
         check_trainable(model)
     device = choose_device(present_backend(), info)
     mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device, observer=heartbeat)
-    check_same_everywhere(model, settings, assignment, training_data, mesh)
+    check_same_everywhere(model, settings, assignment, training_data, mesh, updates=updates)
+    if updates:
+        separate_reductions(mesh)
 
     stage = settings.zero_optimization.stage
     if settings.fp8.enabled:
@@ -162,7 +166,7 @@ def initialize(
         precision=precision,
         memory=memory,
         bus=bus,
-        updates=optimizer is not None or settings.optimizer is not None,
+        updates=updates,
         say=say_once(info),
         masters_host=host,
         masters_away=disk,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dsrun.errors import DsrunError
 
-from ..compat import all_gather_single, reduce_scatter_single, store_of
+from ..compat import all_gather_single, backends_of, reduce_scatter_single, store_of
 from .collectives import Pending, Traffic, Unobserved, WaitObserver, own_slice, part_numels, wait_name
 from .where import Where
 from .whereabouts import Whereabouts
@@ -81,6 +81,11 @@ class _Works:
         self._ended()
 
 
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    on_gpu = backends_of(group).get("cuda") == "nccl" and torch.cuda.is_available()
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+
 def _read_name(of: str, last_begun: Sequence[str]) -> str:
     """Returns how a read by the host is called; long names of collectives lose their middle, so that each is told."""
     name = f"results of {of}"
@@ -118,7 +123,8 @@ class C10dCollectives:
         observer: hears of waits.
         reductions: another group of the same ranks, for what is summed up; None: the same one.
         where: the step this rank is in, for errors.
-        blocks_host: whether `wait` stops the thread that calls it; None: as the group's backend does.
+        device: where the tensors live; None: on the GPU if the group has NCCL for that, else on the CPU.
+        blocks_host: whether `wait` stops the thread that calls it; None: as for tensors on that device.
     """
 
     def __init__(
@@ -128,16 +134,18 @@ class C10dCollectives:
         *,
         reductions: dist.ProcessGroup | None = None,
         where: Where | None = None,
+        device: torch.device | None = None,
         blocks_host: bool | None = None,
     ) -> None:
         self.group = group
-        self._reductions = group if reductions is None else reductions
+        self.reductions = group if reductions is None else reductions
         self._observer = Unobserved() if observer is None else observer
         self._where = Where() if where is None else where
         self._ranks = dist.get_process_group_ranks(group)
-        self._blocks_host = dist.get_backend(group) != "nccl" if blocks_host is None else blocks_host
+        self._device = _device_of(group) if device is None else device
+        self._blocks_host = self._device.type != "cuda" if blocks_host is None else blocks_host
         self._under_way = 0
-        #: Of gathers, and of what goes through `_reductions`.
+        #: Of gathers, and of what goes through `reductions`.
         self._last_begun: list[_Begun | None] = [None, None]
         self.rank = group.rank()
         self.size = group.size()
@@ -161,7 +169,7 @@ class C10dCollectives:
         return self._start(
             "reduce_scatter",
             of,
-            lambda: _works(reduce_scatter_single(shard, buffer_N, group=self._reductions, async_op=True)),
+            lambda: _works(reduce_scatter_single(shard, buffer_N, group=self.reductions, async_op=True)),
             reduces=True,
         )
 
@@ -171,7 +179,7 @@ class C10dCollectives:
         return self._start(
             "all_reduce",
             of,
-            lambda: _works(dist.all_reduce(buffer_N, op=_REDUCE_OPS[op](), group=self._reductions, async_op=True)),
+            lambda: _works(dist.all_reduce(buffer_N, op=_REDUCE_OPS[op](), group=self.reductions, async_op=True)),
             reduces=True,
         )
 
@@ -204,13 +212,20 @@ class C10dCollectives:
     def barrier(self) -> None:
         """See `Collectives`: an all-reduce of one number, which unlike c10d's barrier needs no device to be named."""
         self.traffic.calls["barrier"] += 1
-        token = torch.zeros(1, device="cuda" if dist.get_backend(self.group) == "nccl" else "cpu")
+        token = torch.zeros(1, device=self._device)
         self._start(
             "barrier",
             "",
-            lambda: _works(dist.all_reduce(token, group=self._reductions, async_op=True)),
+            lambda: _works(dist.all_reduce(token, group=self.reductions, async_op=True)),
             reduces=True,
         ).wait()
+        # On CUDA the stream alone has waited so far.
+        with self.reading("barrier"):
+            token.item()
+
+    def reduce_over(self, group: dist.ProcessGroup) -> None:
+        """From now on sums up in another group of the same ranks; between two steps, on every rank alike."""
+        self.reductions = group
 
     def reading(self, of: str) -> AbstractContextManager[None]:
         """See `Collectives`; after an error inside, the name stays with the observer."""
@@ -224,7 +239,7 @@ class C10dCollectives:
 
     def _drop_groups(self) -> None:
         """Lets go of the groups, whose threads end with the last reference."""
-        del self.group, self._reductions
+        del self.group, self.reductions
 
     @property
     def is_idle(self) -> bool:
@@ -257,7 +272,7 @@ class C10dCollectives:
         """
         name = wait_name(collective, of)
         self._under_way += 1
-        begun = self._last_begun[reduces and self._reductions is not self.group] = _Begun(name)
+        begun = self._last_begun[reduces and self.reductions is not self.group] = _Begun(name)
         try:
             works = begin()
         except (dist.DistError, RuntimeError) as error:
@@ -321,6 +336,6 @@ class GlooCollectives(C10dCollectives):
         return self._start(
             "reduce_scatter",
             of,
-            lambda: _works(dist.all_reduce(buffer_N, group=self._reductions, async_op=True)),
+            lambda: _works(dist.all_reduce(buffer_N, group=self.reductions, async_op=True)),
             reduces=True,
         )

@@ -1,13 +1,13 @@
 """The rank grid bound to torch.distributed: joining the job, and one group for each axis.
 
-The only module that starts process groups. Which grid there is, is decided elsewhere.
+The only module that joins the default group. Which grid there is, is decided elsewhere.
 
 [Note: leaving] A Gloo thread that lets go of a collective's tensors needs the interpreter's lock for it. If the
 interpreter has begun to end by then, python ends the thread in the middle of a C++ destructor, and the process dies of
 SIGABRT ("terminate called without an active exception"): a rank that trained to its end has failed. It takes a busy
 machine, where that thread still has to run when the script is over. So the groups are let go of at exit, before
 the interpreter ends. No rank waits for another in this; where a collective is under way, as after an error, they are
-left alone, for letting go might wait for a rank that hangs.
+left alone, for letting go might wait for a rank that hangs. NCCL's groups wait for other ranks: see `last_leave`.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ import itertools
 import logging
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal
 
 import torch
 import torch.distributed as dist
 
-from dsrun.contract import NONCE_KEY, RankInfo
-from dsrun.errors import InputError, LaunchError
+from dsrun.contract import BACKEND_ENV, NONCE_KEY, RankInfo
+from dsrun.errors import LaunchError
 
-from ..compat import HashStore, PrefixStore, Store, TCPStore, timeout_of
+from ..compat import HashStore, PrefixStore, Store, TCPStore, backends_of, store_of, timeout_of
 from .alone import AloneCollectives
+from .backends import Backend, backend_of, choose_backend, idle_gpus_text, serves
 from .c10d import C10dCollectives, GlooCollectives
 from .collectives import Collectives, WaitObserver
+from .gpus import claim_gpu, gpu_name
 from .hierarchy import HierarchicalCollectives
+from .last_leave import LastLeave
 from .segments import find_hosts
+from .shared_groups import GroupKey, SharedGroups
 from .shared_memory import SharedMemoryCollectives, exchange_over
 from .spec import MeshSpec
 from .where import Where
-
-Backend = Literal["nccl", "gloo"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,10 +52,21 @@ _joins = itertools.count()
 
 @dataclass(slots=True, eq=False)
 class _Use:
-    """What is known of a default group: whether `join` made it, and the meshes on it, each by its `where`."""
+    """What is known of a default group.
 
-    made_here: bool
-    meshes: weakref.WeakSet[Where] = field(default_factory=lambda: weakref.WeakSet[Where]())
+    Attributes:
+        joined_by: the backend by which `join` made it; None: the script did.
+        groups: that its meshes share.
+        meshes: those on it, each by its `where`, and what it has of `groups`.
+        last_leave: destroys it at exit, where that may wait for other ranks.
+    """
+
+    joined_by: Backend | None
+    groups: SharedGroups
+    meshes: weakref.WeakKeyDictionary[Where, list[GroupKey]] = field(
+        default_factory=lambda: weakref.WeakKeyDictionary[Where, list[GroupKey]]()
+    )
+    last_leave: LastLeave | None = None
 
 
 #: torch has one default group, so who uses it is kept where it is: beside it, and only for as long.
@@ -82,57 +94,6 @@ class ProcessGroupMesh:
     where: Where
 
 
-def choose_backend(asked: str | None) -> Backend:
-    """Returns the backend asked for, else NCCL where there is a GPU, else Gloo.
-
-    Raises:
-        InputError: an unknown backend, or NCCL on a machine without a usable GPU.
-    """
-    if asked is None:
-        return "nccl" if torch.cuda.is_available() else "gloo"
-    if asked not in ("nccl", "gloo"):
-        raise InputError(f"backend is {asked!r}; expected nccl or gloo")
-    if asked == "nccl" and not torch.cuda.is_available():
-        raise InputError(
-            "backend is nccl, but torch sees no CUDA device in this process",
-            hint="use `--backend gloo` to train on the CPU, or check CUDA_VISIBLE_DEVICES and `dsrun probe`",
-        )
-    return "nccl" if asked == "nccl" else "gloo"
-
-
-def choose_device(backend: Backend, info: RankInfo) -> torch.device:
-    """Returns the device of this rank and makes it current: under NCCL the GPU of `gpu_index`, else the CPU.
-
-    Raises:
-        InputError: there are fewer GPUs than ranks on this host.
-    """
-    if backend == "gloo":
-        return torch.device("cpu")
-    count = torch.cuda.device_count()
-    index = gpu_index(info.local_rank, count, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    if index >= count:
-        raise InputError(
-            f"local rank {info.local_rank} has no GPU: {info.local_world_size} ranks and {count} visible GPUs here",
-            hint=f"start at most {count} ranks here (`-n {count}`), or make more GPUs visible",
-        )
-    device = torch.device("cuda", index)
-    torch.cuda.set_device(device)
-    return device
-
-
-def gpu_index(local_rank: int, count: int, visible: str | None) -> int:
-    """Returns which of the GPUs that torch sees is a rank's; it may be one too many.
-
-    Args:
-        local_rank: rank within the host.
-        count: GPUs that torch sees.
-        visible: CUDA_VISIBLE_DEVICES. CUDA shows a process one MIG slice only, so each rank has a value of its own, and
-            its slice is the only one it sees; other GPUs are seen by all ranks alike.
-    """
-    has_slice = any(name.strip().startswith("MIG-") for name in (visible or "").split(","))
-    return 0 if has_slice and count == 1 else local_rank
-
-
 def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: float, nonce: str | None = None) -> None:
     """Joins torch.distributed's default group; every rank of the job must call. Does nothing where one exists.
 
@@ -144,6 +105,7 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
         nonce: what the launcher left in this job's store; None where it leaves nothing, as torchrun does.
 
     Raises:
+        InputError: another rank has this rank's GPU.
         LaunchError: the other ranks cannot be reached, or not in time, or another job's store answers.
     """
     if dist.is_initialized():
@@ -165,15 +127,19 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
             if nonce is not None and info.agent_store:
                 _check_nonce(store, nonce, info, timeout_s=min(timeout_s, _NONCE_TIMEOUT_S))
                 prefix = f"dsrun/{nonce}"
+        store = PrefixStore(f"{prefix}/{next(_joins)}", store)
+        if backend == "nccl" and info.world_size > 1:
+            # Before NCCL connects, which it does at once for a group that is bound to a device.
+            claim_gpu(store, gpu_name(device), info)
         dist.init_process_group(
             backend,
-            store=PrefixStore(f"{prefix}/{next(_joins)}", store),
+            store=store,
             rank=info.rank,
             world_size=info.world_size,
             timeout=timeout,
             device_id=device if backend == "nccl" else None,
         )
-        _uses[_world()] = _Use(made_here=True)
+        _uses[_world()] = _Use(backend, SharedGroups(timeout_s=timeout_s))
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise LaunchError(
             f"rank {info.rank} could not join the {info.world_size} ranks at "
@@ -182,10 +148,16 @@ def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: f
         ) from error
 
 
-def _cpu_collectives(group: dist.ProcessGroup, observer: WaitObserver | None, where: Where) -> C10dCollectives:
+def _cpu_collectives(
+    group: dist.ProcessGroup,
+    observer: WaitObserver | None,
+    where: Where,
+    *,
+    make_reductions: Callable[[], dist.ProcessGroup | None],
+) -> C10dCollectives:
     """Returns collectives through shared memory: of all ranks, or of those of each host with Gloo between hosts.
 
-    Where memory cannot be shared, Gloo does it alone.
+    Where memory cannot be shared, Gloo does it alone, in two groups.
     """
     hosts = find_hosts(exchange_over(group))
     timeout_s = timeout_of(group)
@@ -196,18 +168,7 @@ def _cpu_collectives(group: dist.ProcessGroup, observer: WaitObserver | None, wh
     except OSError as error:
         if group.rank() == 0:
             _log.warning("the ranks cannot share memory (%s): Gloo moves their data, several times slower", error)
-    reductions = _new_group(dist.get_process_group_ranks(group), timeout_s, members_only=True)
-    return GlooCollectives(group, observer, reductions=reductions, where=where)
-
-
-def _new_group(ranks: Sequence[int], timeout_s: float, *, members_only: bool = False) -> dist.ProcessGroup | None:
-    """Makes a group; every rank of the job must call, or with `members_only` every rank of the group alone.
-
-    Returns:
-        the group; None on a rank outside of it.
-    """
-    group = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s), use_local_synchronization=members_only)
-    return group if isinstance(group, dist.ProcessGroup) else None
+    return GlooCollectives(group, observer, reductions=make_reductions(), where=where)
 
 
 def _leave_at_exit(collectives: Sequence[weakref.ref[C10dCollectives]], mesh: weakref.ref[Where], process: int) -> None:
@@ -225,9 +186,13 @@ def _leave_at_exit(collectives: Sequence[weakref.ref[C10dCollectives]], mesh: we
             return
         for axis in axes:
             axis.close()
-        use.meshes.discard(where)
-    if use is None or not use.meshes:
+        del use.meshes[where]
+    if use is not None and use.meshes:
+        return
+    if "nccl" not in backends_of().values():
         dist.destroy_process_group()
+    elif use is not None and use.last_leave is not None:
+        use.last_leave.at_exit()
 
 
 def _check_nonce(store: Store, nonce: str, info: RankInfo, *, timeout_s: float) -> None:
@@ -248,67 +213,151 @@ def _check_nonce(store: Store, nonce: str, info: RankInfo, *, timeout_s: float) 
         )
 
 
+def has_joined() -> bool:
+    """Whether this process has a default group."""
+    return dist.is_initialized()
+
+
 def present_backend() -> Backend:
-    """Returns the backend of the default group that was joined."""
-    return "nccl" if dist.get_backend() == "nccl" else "gloo"
+    """Returns what training goes by in the default group that was joined.
+
+    That by which `join` made it. In a group of the script's own: what `--backend` said, else NCCL where the group has
+    it and torch sees a GPU, see [Note: backend config].
+
+    Raises:
+        InputError: `--backend nccl`, on a machine without a usable GPU.
+    """
+    use = _uses.get(_world())
+    if use is not None and use.joined_by is not None:
+        return use.joined_by
+    asked = os.environ.get(BACKEND_ENV)
+    return backend_of(backends_of(), has_gpu=torch.cuda.is_available) if asked is None else choose_backend(asked)
 
 
 def make_mesh(
-    spec: MeshSpec, info: RankInfo, *, device: torch.device, observer: WaitObserver | None = None
+    spec: MeshSpec,
+    info: RankInfo,
+    *,
+    device: torch.device,
+    observer: WaitObserver | None = None,
+    groups_of_one: bool = False,
 ) -> ProcessGroupMesh:
     """Makes the groups of every axis; every rank of the job must call, after `join`.
+
+    Groups that another mesh of this default group has are taken from there.
 
     Args:
         spec: the grid.
         info: this process's place in the job.
         device: where this rank's tensors live.
         observer: hears of this rank's waits in collectives.
+        groups_of_one: a rank that is alone on an axis moves its tensors through a group all the same, which is slower
+            and shows what the library does.
+
+    Raises:
+        InputError: another rank has this rank's GPU.
     """
     backend = present_backend()
     where = Where()
     world = _world()
-    _uses.setdefault(world, _Use(made_here=False)).meshes.add(where)
-    timeout_s = timeout_of(world)
+    use = _use_of(world, info, backend, device)
+    keys = use.meshes[where] = list[GroupKey]()
+    parts = backends_of(world)
     bound: dict[str, Collectives] = {}
     made: list[weakref.ref[C10dCollectives]] = []
+
+    def take(key: GroupKey) -> dist.ProcessGroup | None:
+        keys.append(key)
+        return use.groups.take(key)
+
     for axis, _ in spec.axes:
         for ranks in spec.groups(axis):
-            if len(ranks) == 1:
+            if len(ranks) == 1 and not groups_of_one:
                 if info.rank in ranks:
                     bound[axis] = AloneCollectives()
                 continue
-            group = world if len(ranks) == spec.world_size else _new_group(ranks, timeout_s)
-            # Another communicator, and so on CUDA another stream: see C10dCollectives.
-            reductions = _new_group(ranks, timeout_s) if backend == "nccl" else None
-            if group is not None:
-                collectives = (
-                    C10dCollectives(group, observer, reductions=reductions, where=where)
-                    if backend == "nccl"
-                    else _cpu_collectives(group, observer, where)
+            is_world = len(ranks) == spec.world_size and serves(parts, backend)
+            group = world if is_world else take(GroupKey(backend, "all", tuple(ranks)))
+            if group is None:
+                continue
+            if backend == "nccl":
+                collectives = C10dCollectives(group, observer, where=where, device=device)
+            else:
+                reductions = GroupKey(backend, "reductions", tuple(ranks))
+                collectives = _cpu_collectives(
+                    group, observer, where, make_reductions=lambda reductions=reductions: take(reductions)
                 )
-                bound[axis] = collectives
-                made.append(weakref.ref(collectives))
-    if backend == "gloo":
-        atexit.register(_leave_at_exit, made, weakref.ref(where), os.getpid())
+            bound[axis] = collectives
+            made.append(weakref.ref(collectives))
+    atexit.register(_leave_at_exit, made, weakref.ref(where), os.getpid())
     return ProcessGroupMesh(spec, info, device, backend, bound, where)
 
 
-def leave(mesh: ProcessGroupMesh) -> None:
-    """Lets go of a mesh's groups; of the default group too, if `join` made it and no other mesh is on it.
+def separate_reductions(mesh: ProcessGroupMesh) -> None:
+    """Gives reductions under NCCL a group of their own, see `C10dCollectives`; every rank of the job must call.
 
-    Does nothing where that has happened, or the default group has been destroyed. No collective may follow.
+    For a mesh whose gathers and reductions overlap, as in training: another communicator takes memory of the device.
+    Called once ranks are known to have been given the same, for one that does not call leaves the others waiting.
+    """
+    if mesh.backend != "nccl":
+        return
+    use = _uses[_world()]
+    for axis, _ in mesh.spec.axes:
+        collectives = mesh.axes[axis]
+        if not isinstance(collectives, C10dCollectives):
+            continue
+        for ranks in mesh.spec.groups(axis):
+            key = GroupKey(mesh.backend, "reductions", tuple(ranks))
+            use.meshes[mesh.where].append(key)
+            group = use.groups.take(key)
+            if group is not None:
+                collectives.reduce_over(group)
+
+
+def leave(mesh: ProcessGroupMesh) -> None:
+    """Lets go of a mesh's groups, and ends those that no other mesh is on; every rank of the job must call.
+
+    The default group ends too, if `join` made it and no other mesh is on it. Groups stay where a collective is under
+    way, as after an error: NCCL's would wait for ranks that may hang. Does nothing where the mesh has been left, or the
+    default group has been destroyed. No collective may follow.
     """
     if not dist.is_initialized():
         return
     use = _uses.get(_world())
     if use is None or mesh.where not in use.meshes:
         return
+    axes = [axis for axis in mesh.axes.values() if isinstance(axis, C10dCollectives)]
+    is_idle = all(axis.is_idle for axis in axes)
     # A thread of a group that outlives the interpreter aborts the process, so nothing may hold the groups on.
-    for collectives in mesh.axes.values():
-        collectives.close()
-    use.meshes.discard(mesh.where)
-    if use.made_here and not use.meshes:
+    for axis in axes:
+        axis.close()
+    keys = use.meshes.pop(mesh.where)
+    if use.joined_by is not None and not use.meshes:
+        use.groups.forget()
+        if use.last_leave is not None:
+            use.last_leave.cancel()
         dist.destroy_process_group()
+    elif is_idle:
+        use.groups.give_back(keys)
+
+
+def _use_of(world: dist.ProcessGroup, info: RankInfo, backend: Backend, device: torch.device) -> _Use:
+    """Returns what is known of the default group; the first time, a group of the script's own is looked at."""
+    use = _uses.get(world)
+    if use is None:
+        if backend == "nccl" and world.size() > 1:
+            claim_gpu(store_of(world), gpu_name(device), info)
+        if backend == "gloo" and world.rank() == 0:
+            _tell_of_idle_gpus()
+        use = _uses[world] = _Use(None, SharedGroups(timeout_s=timeout_of(world)))
+    if use.last_leave is None and "nccl" in backends_of(world).values():
+        use.last_leave = LastLeave()
+    return use
+
+
+def _tell_of_idle_gpus() -> None:
+    if os.environ.get(BACKEND_ENV) is None and torch.cuda.is_available():
+        _log.warning("%s", idle_gpus_text(backends_of(), gpus=torch.cuda.device_count()))
 
 
 def _world() -> dist.ProcessGroup:

@@ -249,6 +249,10 @@ def _disagree(what: str) -> str:
         arguments["model_parameters"] = [{"params": model.parameters()}]
         if odd:
             arguments["model_parameters"] = decay_groups(model)
+    if what == "optimizer":
+        del settings["optimizer"]
+        if odd:
+            arguments["optimizer"] = torch.optim.SGD(model.parameters(), lr=0.1)
     if what == "data":
         arguments["training_data"] = TensorDataset(torch.zeros(60 + info.rank, 2))
     with pytest.raises(ModelError) as caught:
@@ -263,6 +267,7 @@ def test_ranks_that_differ_are_named_on_every_rank() -> None:
         "buffer": 'rank 1 in the model\'s buffers: `[1]` is absent on rank 0 and "more" there',
         "config": "rank 1 in the config: `gradient_clipping` is 0.7 on rank 0 and 0.5 there",
         "groups": "rank 1 in the optimizer's groups: `blocks.0.norm_1.weight.group` is 0 on rank 0 and 1 there",
+        "optimizer": "rank 1 in whether there is an optimizer: is false on rank 0 and true there",
         "data": "rank 1 in the length of training_data: is 60 on rank 0 and 61 there",
     }.items():
         texts = run_ranks(2, _disagree, what)

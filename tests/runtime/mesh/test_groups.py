@@ -12,7 +12,9 @@ import torch.distributed as dist
 from dsrun.contract import NONCE_KEY, RankInfo
 from dsrun.errors import InputError, LaunchError
 from dsrun.runtime.compat import TCPStore, store_of
-from dsrun.runtime.mesh.groups import choose_backend, choose_device, gpu_index, join, make_mesh, present_backend
+from dsrun.runtime.mesh.backends import choose_backend
+from dsrun.runtime.mesh.gpus import choose_device
+from dsrun.runtime.mesh.groups import join, make_mesh, present_backend
 from dsrun.runtime.mesh.spec import MeshSpec
 from support.cli import clean_environment
 from support.ranks import run_ranks
@@ -30,24 +32,6 @@ def test_nccl_without_a_gpu_is_refused_with_the_way_out() -> None:
     assert "--backend gloo" in caught.value.hint
     with pytest.raises(InputError, match="local rank 0 has no GPU: 1 ranks and 0 visible GPUs"):
         choose_device("nccl", RankInfo())
-
-
-@pytest.mark.parametrize(
-    ("count", "visible", "index"),
-    [
-        (4, None, 3),
-        (4, "GPU-a,GPU-b,GPU-c,GPU-d", 3),
-        (1, "MIG-4f2a", 0),
-        (1, "MIG-GPU-8d4c/7/0", 0),
-        (1, "MIG-4f2a,MIG-77b0", 0),
-        # One GPU for four ranks: refused, and not shared without a word.
-        (1, "GPU-a", 3),
-        (1, "0", 3),
-        (1, None, 3),
-    ],
-)
-def test_the_fourth_ranks_gpu_is_the_fourth_or_its_only_mig_slice(count: int, visible: str | None, index: int) -> None:
-    assert gpu_index(3, count, visible) == index
 
 
 def test_an_unknown_backend_is_refused() -> None:

@@ -1,0 +1,65 @@
+"""Which library moves the ranks' tensors: NCCL on GPUs, or Gloo on the CPU. Text in, names out; makes no group.
+
+[Note: backend config] torch names what a group has by type of device: `cpu:gloo,cuda:nccl`. A script that joins by
+`init_process_group()` or by such a text has a group whose one name, `dist.get_backend()`, is `undefined` or the whole
+text; its parts are what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+
+from dsrun.errors import InputError
+
+Backend = Literal["nccl", "gloo"]
+
+
+def choose_backend(asked: str | None) -> Backend:
+    """Returns the backend asked for, else NCCL where there is a GPU, else Gloo.
+
+    Raises:
+        InputError: an unknown backend, or NCCL on a machine without a usable GPU.
+    """
+    if asked is None:
+        return "nccl" if torch.cuda.is_available() else "gloo"
+    if asked not in ("nccl", "gloo"):
+        raise InputError(f"backend is {asked!r}; expected nccl or gloo")
+    if asked == "nccl" and not torch.cuda.is_available():
+        raise InputError(
+            "backend is nccl, but torch sees no CUDA device in this process",
+            hint="use `--backend gloo` to train on the CPU, or check CUDA_VISIBLE_DEVICES and `dsrun probe`",
+        )
+    return "nccl" if asked == "nccl" else "gloo"
+
+
+def backend_of(parts: Mapping[str, str], *, has_gpu: Callable[[], bool]) -> Backend:
+    """Returns what training goes by in a group that the script has joined: NCCL where the group has it, and a GPU.
+
+    Args:
+        parts: of the group, see `compat.backends_of`.
+        has_gpu: whether torch sees a GPU; asked only where it matters.
+    """
+    return "nccl" if parts.get("cuda") == "nccl" and has_gpu() else "gloo"
+
+
+def serves(parts: Mapping[str, str], backend: Backend) -> bool:
+    """Whether a group of these parts moves by `backend` what training gives it: GPU tensors by NCCL, others by Gloo."""
+    return parts.get("cuda" if backend == "nccl" else "cpu") == backend
+
+
+def idle_gpus_text(parts: Mapping[str, str], *, gpus: int) -> str:
+    """Returns the warning to a script that joined by Gloo alone where there are GPUs, and never said that it meant it.
+
+    Args:
+        parts: of its group.
+        gpus: that torch sees.
+    """
+    config = ",".join(f"{device}:{backend}" for device, backend in parts.items())
+    return (
+        f"the script has joined its ranks by Gloo alone ({config}): they train on the CPU, and {gpus} visible "
+        f"GPU{'s are' if gpus > 1 else ' is'} idle; join by `init_process_group()` or `dsrun.init_distributed()`, or "
+        "start with `--backend nccl`; `--backend gloo` says that the CPU is meant"
+    )

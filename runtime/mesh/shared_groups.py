@@ -1,0 +1,96 @@
+"""Process groups beside the default one, shared by all meshes that need the same.
+
+An NCCL communicator of eight GPUs takes hundreds of MB of device memory, and torch keeps a group until it is destroyed
+by name. An actor, a critic, a reference and a reward model in one process need one such group, and not four.
+
+[Note: same on every rank] Making a group enters collectives, and so does destroying NCCL's: ncclCommDestroy waits for
+the other ranks of the host. So whether a group is there must be the same on every rank at each call: a group goes when
+the last mesh on it was *left*, which all ranks do at one place of the script. A mesh that was dropped instead is freed
+when Python pleases, which differs by rank; its groups stay, and the next mesh gets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch.distributed as dist
+
+from .backends import Backend
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """What two meshes need alike.
+
+    Attributes:
+        backend: of the group.
+        purpose: of two communicators of the same ranks, which.
+        ranks: of the job, ascending.
+    """
+
+    backend: Backend
+    purpose: Literal["all", "reductions"]
+    ranks: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A group, None on a rank outside of it, and how many meshes are on it."""
+
+    group: dist.ProcessGroup | None
+    users: int = 0
+
+
+class SharedGroups:
+    """The groups that meshes of one default group have; see [Note: same on every rank].
+
+    Args:
+        timeout_s: how long their collectives wait for the other ranks.
+    """
+
+    def __init__(self, *, timeout_s: float) -> None:
+        self._timeout = timedelta(seconds=timeout_s)
+        self._shared: dict[GroupKey, _Shared] = {}
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+    def take(self, key: GroupKey) -> dist.ProcessGroup | None:
+        """Returns the group, which is made where no mesh has it; every rank of the job must call.
+
+        Of a Gloo group, its own ranks alone may call.
+        """
+        shared = self._shared.get(key)
+        if shared is None:
+            shared = self._shared[key] = _Shared(self._make(key))
+        shared.users += 1
+        return shared.group
+
+    def give_back(self, keys: Sequence[GroupKey]) -> None:
+        """Says that one mesh has left these groups, and destroys those that no other is on; every rank must call."""
+        for key in keys:
+            shared = self._shared[key]
+            shared.users -= 1
+            if shared.users:
+                continue
+            del self._shared[key]
+            if shared.group is not None:
+                dist.destroy_process_group(shared.group)
+
+    def forget(self) -> None:
+        """Lets go of all groups, which end with the default group."""
+        self._shared.clear()
+
+    def _make(self, key: GroupKey) -> dist.ProcessGroup | None:
+        # The backend is named: as the default group has it, a group would get NCCL's and Gloo's part, or the wrong one.
+        # A split of NCCL's default communicator is entered by all of its ranks; Gloo's members meet among themselves.
+        made = dist.new_group(
+            list(key.ranks),
+            backend=key.backend,
+            timeout=self._timeout,
+            use_local_synchronization=key.backend == "gloo",
+        )
+        return made if isinstance(made, dist.ProcessGroup) else None

@@ -1,0 +1,109 @@
+"""A rank whose program ended well destroys its NCCL groups, waits a few seconds at most, and never after a failure."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.contract import ERROR_FILE_ENV, LEAVING_THREAD
+from support.cli import clean_environment
+
+#: Gloo stands for NCCL: what is proved is when the group is destroyed, and how long that may take.
+START = f"""
+import atexit, threading
+import torch.distributed as dist
+from dsrun.runtime.compat import HashStore
+from dsrun.runtime.mesh.last_leave import LastLeave
+dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+atexit.register(lambda: print("there" if dist.is_initialized() else "left", flush=True))
+last_leave = LastLeave(patience_s=0.2)
+atexit.register(last_leave.at_exit)
+def stuck():
+    print("begun", flush=True)
+    threading.Event().wait()
+def launcher_leaves():
+    threading.Thread(target=threading.Event().wait, name={LEAVING_THREAD!r}, daemon=True).start()
+"""
+
+
+def run(source: str, **changes: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", START + source]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment(**changes))
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "told"),
+    [
+        ("", 0, ["left"]),
+        ("raise SystemExit(7)", 7, ["left"]),
+        ("raise ValueError('no')", 1, ["there"]),
+        # A group that the script has destroyed, and one that another mesh's end has.
+        ("dist.destroy_process_group()", 0, ["left"]),
+        ("last_leave.cancel()", 0, ["there"]),
+        # Other ranks hang: so does what waits for them, in its thread.
+        ("dist.destroy_process_group = stuck", 0, ["begun", "there"]),
+        # Another thread is about to do it.
+        ("launcher_leaves()", 0, ["there"]),
+    ],
+)
+def test_the_group_is_destroyed_unless_the_program_failed_or_another_does_it(
+    last: str, code: int, told: list[str]
+) -> None:
+    ended = run(last)
+    assert (ended.returncode, ended.stdout.splitlines()) == (code, told), ended.stderr
+
+
+def test_a_failure_that_a_launcher_was_told_of_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    ended = run("", **{ERROR_FILE_ENV: str(path)})
+    assert ended.stdout.splitlines() == ["left"]
+    path.write_text("{}")
+    ended = run("raise SystemExit(1)", **{ERROR_FILE_ENV: str(path)})
+    assert ended.stdout.splitlines() == ["there"]
+
+
+_TRAINS = """
+import torch, dsrun
+model = torch.nn.Linear(4, 4)
+settings = {"train_batch_size": 1, "optimizer": {"type": "SGD", "params": {"lr": 0.1}}}
+engine = dsrun.initialize(model=model, config=settings)[0]
+assert engine.device.type == "cuda"
+engine.backward(engine(torch.ones(1, 4, device=engine.device)).sum())
+engine.step()
+"""
+_JOINS = """
+import torch, torch.distributed as dist
+from dsrun.runtime.compat import HashStore
+dist.init_process_group(%s store=HashStore(), rank=0, world_size=1)
+value = torch.ones(4, device="cuda")
+dist.all_reduce(value)
+torch.cuda.synchronize()
+"""
+#: As the launcher starts a script.
+_BOOTSTRAP = "import sys; from dsrun.launcher.bootstrap import run; run('script', sys.argv[1], [])"
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("launched", [False, True])
+@pytest.mark.parametrize("source", [_TRAINS, _JOINS % "" + _TRAINS, _JOINS % "'nccl', " + _TRAINS])
+def test_a_script_without_destroy_ends_without_torchs_warning(tmp_path: Path, source: str, launched: bool) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    command = [sys.executable, *(["-c", _BOOTSTRAP] if launched else []), str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment())
+    assert ended.returncode == 0, ended.stderr
+    assert "destroy_process_group" not in ended.stderr
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("backend", ["", "'nccl', ", "'cpu:gloo,cuda:nccl', "])
+def test_a_launched_script_that_never_imports_dsrun_ends_without_torchs_warning(tmp_path: Path, backend: str) -> None:
+    path = tmp_path / "train.py"
+    path.write_text((_JOINS % backend).replace("dsrun.runtime.compat", "torch.distributed"))
+    command = [sys.executable, "-c", _BOOTSTRAP, str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment())
+    assert ended.returncode == 0, ended.stderr
+    assert "destroy_process_group" not in ended.stderr
