@@ -170,7 +170,9 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
             self._parts.step.away.expect(1.0 / self._parts.loss_scale.value if is_last else None)
         self._parts.hooks.before_backward(retain_graph=retain_graph, reduce=not self._without_sync)
         try:
-            self._with_loss_scale(scaled).backward(retain_graph=retain_graph)
+            # The order of nodes is what the hooks rest on, see [Note: one ready queue] in zero/timeline.py.
+            with torch.autograd.set_multithreading_enabled(False):
+                self._with_loss_scale(scaled).backward(retain_graph=retain_graph)
         except BaseException:
             self._parts.hooks.abandon_backward()
             raise
@@ -354,6 +356,7 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
             if self._parts.copies is not None:
                 self._parts.copies.close()
             self._quiet_at_end()
+            self._drop_copies()
             self._let_go()
 
     def _let_go(self) -> None:

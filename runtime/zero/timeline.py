@@ -16,6 +16,14 @@ A reentrant checkpoint (torch.utils.checkpoint with use_reentrant=True) runs a f
 backward a second one with a graph, whose backward ends before the outer one goes on: the rule holds there too. Such
 forwards without a graph are counted, for they may come back with gradients.
 
+[Note: one ready queue]
+That order holds among nodes of one ready queue. Left to itself, autograd has one for each GPU and one for the CPU, each
+with a thread of its own. Nodes on the CPU (behind a `.cpu()` in a block) would then run beside the nodes of earlier
+calls, and a unit could be reduced, or its slot be given away, before its last gradient. So the engine's backward
+switches autograd's threads off: one queue has the nodes of all devices, in the calling thread. A rank has one GPU, so
+threads have nothing to overlap; torch means to leave them out by default (pytorch#192082). Backwards of the script's
+own (torch.autograd.grad) are as the script has them.
+
 [Note: recomputation]
 A checkpoint over several units runs their forwards again while the backward of one of them is under way. That one's
 parameters may be overwritten then, as they share a slot; its own forward comes last in the recomputation and brings
