@@ -7,6 +7,7 @@ from dataclasses import replace
 from torch import nn, optim
 
 from ..memory.arenas import ArenaReport, OutsideUse
+from ..memory.reused import ReusedMemory
 from ..observe.memory import measure
 from ..observe.memory_report import MemoryReport
 from ..observe.memory_watch import MemoryWatch
@@ -15,6 +16,8 @@ from .parts import EngineParts
 
 #: What asynchronous saves copy state to; in host memory, wherever the model computes.
 _COPY = "copy of a checkpoint"
+#: What `offload_states` copies to next time; page-locked, which only accelerators want.
+_SPARE = "kept for states that leave"
 
 
 class HeldMemory:
@@ -22,6 +25,7 @@ class HeldMemory:
 
     _parts: EngineParts
     _memory_watch: MemoryWatch
+    _copies: ReusedMemory | None
     module: nn.Module
     optimizer: optim.Optimizer | None
 
@@ -47,7 +51,8 @@ class HeldMemory:
         """Returns the arenas of this rank's long-lived buffers with their high-water marks; its `str` is a table.
 
         What lies outside of them comes with it: frozen parameters and the module's buffers, which are the model's own,
-        optimizer states that nobody could foresee, and the copy of state that the last asynchronous save has written.
+        optimizer states that nobody could foresee, the copy of state that the last asynchronous save has written, and
+        host memory that `offload_states` keeps for its next call.
         """
         memory = self._parts.memory
         held = {
@@ -57,6 +62,7 @@ class HeldMemory:
         }
         outside = {name: measure(t for t in tensors if not memory.holds(t)) for name, tensors in held.items()}
         outside[_COPY] = self._parts.saver.staged_bytes
+        outside[_SPARE] = 0 if self._copies is None else self._copies.spare_bytes
         return memory.report([OutsideUse(name, nbytes) for name, nbytes in outside.items() if nbytes])
 
     def memory_report(self) -> MemoryReport:
@@ -78,7 +84,7 @@ class HeldMemory:
         on_cpu = self._parts.mesh.device.type == "cpu"
         counted = ("device", "host") if on_cpu else ("device",)
         inside = [(use.name, use.reserved_bytes) for use in report.arenas if use.tier in counted]
-        outside = [(use.name, use.used_bytes) for use in report.outside if on_cpu or use.name != _COPY]
+        outside = [(use.name, use.used_bytes) for use in report.outside if on_cpu or use.name not in (_COPY, _SPARE)]
         copies = 0 if self._parts.copies is None or not on_cpu else self._parts.copies.held_bytes
         kept = [("copies in memory", copies)] if copies else []
         return (*inside, *outside, *kept)

@@ -5,6 +5,10 @@ Where states live while training goes on is the config's business (`offload_opti
 [Note: what may leave] Masters, optimizer states and sums of gradients: 16 bytes an element of Adam in bf16. Parameters
 stay, so the model generates meanwhile; so do buffers that gradients pass through. Memory goes with all of an arena, and
 what comes back has the bits that left; sums that hold nothing are not copied.
+
+[Note: whose memory] A call that waits gives what has left back to CUDA, for a generation engine is often another
+process. Page-locked host memory stays the engine's until `destroy`, as much as the last call has used: locking it
+takes seconds for 10 GB, and the next generation phase wants as much.
 """
 
 from __future__ import annotations
@@ -20,7 +24,9 @@ from dsrun.errors import InputError, ModelError
 
 from ..memory.arena import Arena
 from ..memory.bus import Event
-from ..memory.host_pool import HostPool, host_pool_for
+from ..memory.host_pool import host_pool_for
+from ..memory.reused import ReusedMemory
+from ..memory.room import give_cache_back
 from .parts import EngineParts
 
 #: DeepSpeed's names of what can leave, and how the names of arenas that hold it begin; none: it stays, see the note.
@@ -50,6 +56,8 @@ class PutAway:
     optimizer: optim.Optimizer | None
     _away: _Away | None = None
     _coming: Sequence[tuple[Event, Tensor]] = ()
+    _copies: ReusedMemory | None = None
+    _copies_locked: bool | None = None
 
     def offload_states(
         self,
@@ -66,11 +74,12 @@ class PutAway:
             include: `optim_states`, `hp_params` and `lp_grads`, or some of them; None: all. DeepSpeed's `lp_params` and
                 `contiguous_grad_buffer` are taken and stay. Members of its enumeration are known by their value.
             device: `cpu`.
-            pin_memory: page-lock the host memory.
-            non_blocking: return while copies go on; what the device is given next waits for them.
+            pin_memory: page-lock the host memory, which is kept for the next call then, see [Note: whose memory].
+            non_blocking: return while copies go on; what the device is given next waits for them. What is free stays
+                with torch's allocator then, for tensors of this process alone.
 
         Returns:
-            bytes of the device that are free now.
+            bytes of states that the device has no more. With what else torch has kept, they are free to every process.
 
         Raises:
             InputError: another device, or a name that is none of these.
@@ -90,14 +99,18 @@ class PutAway:
         if parts.step.away is not None:
             parts.step.away.settle()
         parts.saver.fence.wait_all()
-        pool = host_pool_for(parts.mesh.device, pin=pin_memory, say=print)
-        away = _Away(parts, pool, waits=not non_blocking)
+        self._end_coming()
+        copies = self._copies_for(pin_memory)
+        away = _Away(parts, copies, waits=not non_blocking)
         for name in sorted(wanted):
             for beginning in _ARENAS[name]:
                 for arena in parts.memory.named(beginning):
                     away.take(arena, keeps=name != "lp_grads" or parts.step.reducer.has_sums)
         if "optim_states" in wanted and self.optimizer is not None:
             away.take_loose(parts.step.optimizer.tensors())
+        copies.drop_spare()  # of a call that took more
+        if not non_blocking:
+            give_cache_back(parts.mesh.device)
         self._away = away
         parts.step.optimizer.put_away = True
         return away.nbytes
@@ -114,10 +127,27 @@ class PutAway:
             self._parts.step.optimizer.put_away = False
             self._coming = away.coming
 
-    def _check_states_here(self, who: str) -> None:
-        for event, _ in self._coming:
+    def _copies_for(self, locked: bool) -> ReusedMemory:
+        if self._copies is None or locked != self._copies_locked:
+            self._copies = ReusedMemory(host_pool_for(self._parts.mesh.device, pin=locked, say=print))
+            self._copies_locked = locked
+        return self._copies
+
+    def _end_coming(self) -> None:
+        """Returns when states are back, and nothing reads the host memory that they come from."""
+        coming, self._coming = self._coming, ()
+        for event, copy in coming:
             event.synchronize()
+            assert self._copies is not None, "the copies were made there"
+            self._copies.give_back(copy)
+
+    def _drop_copies(self) -> None:
+        """Gives host memory back that is kept for the next call; nothing reads it any more."""
         self._coming = ()
+        self._copies = None
+
+    def _check_states_here(self, who: str) -> None:
+        self._end_coming()
         if self._away is not None:
             raise ModelError(
                 f"{who}: states are in host memory since engine.offload_states()",
@@ -130,7 +160,7 @@ class _Away:
 
     Args:
         parts: whose arenas they are.
-        pool: makes host memory.
+        copies: makes host memory.
         waits: the host waits for copies.
 
     Attributes:
@@ -138,10 +168,10 @@ class _Away:
         coming: copies on their way back, and the host memory that they read.
     """
 
-    def __init__(self, parts: EngineParts, pool: HostPool, *, waits: bool) -> None:
+    def __init__(self, parts: EngineParts, copies: ReusedMemory, *, waits: bool) -> None:
         self._bus = parts.bus
         self._memory = parts.memory
-        self._pool = pool
+        self._copies = copies
         self._waits = waits
         self._arenas: list[Arena] = []
         self._loose: list[_Loose] = []
@@ -178,7 +208,7 @@ class _Away:
             self._back(loose.copy, loose.memory)
 
     def _out(self, memory: Tensor) -> Tensor:
-        copy = self._pool.zeros(memory.numel(), dtype=memory.dtype)
+        copy = self._copies.take(memory.numel(), dtype=memory.dtype)
         event = self._bus.start_out(memory, copy, kind="states")
         self._bus.wait(event)  # the memory goes behind the copy, in the order of the current stream
         if self._waits:
@@ -190,6 +220,7 @@ class _Away:
         self._bus.wait(event)
         if self._waits:
             event.synchronize()
+            self._copies.give_back(copy)
         else:
             self.coming.append((event, copy))
 

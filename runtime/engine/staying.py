@@ -21,6 +21,7 @@ from dsrun.units import format_bytes, format_count, format_duration
 
 from ..memory.bus import Bus
 from ..memory.host_pool import HostPool, available_bytes
+from ..memory.room import free_bytes
 from ..mesh.agreement import largest
 from ..mesh.collectives import Collectives
 from ..mesh.groups import ProcessGroupMesh
@@ -168,10 +169,7 @@ class Staying:
         device = self._mesh.device
         if device.type == "cpu":
             return 0
-        module = torch.get_device_module(device)
-        free, _ = module.mem_get_info(device)
-        # What the allocator holds and has not needed at its peak is free to it.
-        return free + max(0, module.memory_reserved(device) - module.max_memory_allocated(device))
+        return free_bytes(device, at_peak=True)
 
     def _agreed(self, room: int, buses: Buses) -> tuple[int, Buses]:
         """Returns the least room of any rank, and the slowest buses."""
@@ -213,8 +211,7 @@ class Staying:
         device = self._mesh.device
         if device.type == "cpu":
             return None
-        free, _ = torch.get_device_module(device).mem_get_info(device)
-        return int(free * (1 - section.activation_share))
+        return int(free_bytes(device) * (1 - section.activation_share))
 
     def _needed(self, units: Sequence[ParamUnit]) -> int:
         """Returns the bytes of model state on the device with all masters away; frozen parameters as if whole."""
