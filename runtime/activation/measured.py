@@ -15,6 +15,7 @@ Who measures blocks and applies the plan is `activate.py`; the choice itself is 
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -25,12 +26,15 @@ from dsrun.errors import ModelError
 from dsrun.units import format_bytes
 
 from ..memory.bus import instant_bus_for
+from ..memory.host_pool import host_pool_for
 from .budget import BlockCosts, Cost, Solution, least_bytes, solve
 from .packing import pack, packed_bytes, unpack
 from .policy import Treatment
 from .profile import CallFigures
 
 _PROBE_BYTES = 8 << 20
+
+_log = logging.getLogger(__name__)
 
 
 def solve_measured(
@@ -100,7 +104,8 @@ def _seconds_per_byte(device: torch.device) -> tuple[float, float]:
     """Measures (copying to the host and back, packing and unpacking), in seconds a byte of bf16."""
     probe = torch.zeros(_PROBE_BYTES // 2, dtype=torch.bfloat16, device=device)
     bus = instant_bus_for(device)
-    slot = torch.zeros(probe.shape, dtype=probe.dtype, pin_memory=device.type != "cpu")
+    pool = host_pool_for(device, pin=True, say=_log.warning)  # as the ring has it: what is measured is its copies
+    slot = pool.zeros(probe.numel(), dtype=probe.dtype)
 
     def move() -> None:
         bus.wait(bus.start_out(probe, slot, kind="activations"))
@@ -110,7 +115,7 @@ def _seconds_per_byte(device: torch.device) -> tuple[float, float]:
     def pack_and_unpack() -> None:
         unpack(*pack(probe), probe.dtype)
         if device.type != "cpu":
-            torch.accelerator.synchronize()
+            torch.accelerator.synchronize(device)
 
     return _seconds(move) / _PROBE_BYTES, _seconds(pack_and_unpack) / _PROBE_BYTES
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -140,6 +140,7 @@ class RecomputedCall:
         self._inputs: list[_Kept | _FromCall] = []
         self.kept_bytes = 0
         given = list(tensors_in((args, kwargs)))
+        self._waits_for = _accelerators_of(given) if options.synchronize or options.observer is not None else None
         self._then = Surroundings(given, options.tracker, preserve_rng=options.preserve_rng)
         self._arguments: Any = with_tensors((args, kwargs), lambda tensor: self._keep(tensor, chain))
         self._contexts = [] if options.contexts is None else list(options.contexts())
@@ -172,6 +173,8 @@ class RecomputedCall:
         """The first run has ended with this output."""
         self._ended = True
         self._then.settle()
+        if self._waits_for is not None:
+            self._waits_for |= _accelerators_of(tensors_in(output))
         if self._chain is not None:
             self._chain.add(self, output)
             self._chain = None
@@ -276,9 +279,12 @@ class RecomputedCall:
         return tensor.detach().requires_grad_(source.requires_grad)
 
     def _wait(self) -> None:
-        wanted = self._options.synchronize or self._options.observer is not None
-        if wanted and torch.accelerator.is_available():
-            torch.accelerator.synchronize()
+        for device in self._waits_for or ():
+            torch.accelerator.synchronize(device)
+
+
+def _accelerators_of(tensors: Iterable[Tensor]) -> set[torch.device]:
+    return {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,20 @@ Generators are those of the CPU, of the devices that a call's tensors are on, an
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from dsrun.contract import BACKEND_ENV
 from dsrun.errors import ModelError
+
+from ..mesh.groups import choose_backend, present_backend
 
 #: The name under which Megatron and DeepSpeed keep the generator of tensor-parallel ranks.
 MODEL_PARALLEL_NAME = "model-parallel-rng"
@@ -76,18 +81,18 @@ class RngTracker:
     """Named generators, of which one takes the default generator's place for a while.
 
     As Megatron's and DeepSpeed's `CudaRNGStatesTracker`: tensor-parallel ranks draw the same numbers for what they
-    hold together, and other ones, from a named generator, for what is cut. Works on the accelerator where there is
-    one, else on the CPU.
+    hold together, and other ones, from a named generator, for what is cut. All of them are the current GPU's where this
+    process trains on GPUs, else the CPU's; the first one that is added settles that.
     """
 
     def __init__(self) -> None:
-        self._states: dict[str, Tensor] = {}
-        self._seeds: set[int] = set()
+        self.reset()
 
     def reset(self) -> None:
         """Forgets all generators."""
-        self._states = {}
-        self._seeds = set()
+        self._states: dict[str, Tensor] = {}
+        self._seeds: set[int] = set()
+        self._default: _OfGpu | _OfCpu | None = None
 
     def get_states(self) -> dict[str, Tensor]:
         """Returns the states by name; they are replaced and never changed in place."""
@@ -107,10 +112,11 @@ class RngTracker:
             what = f"the seed {seed}" if seed in self._seeds else f"the name {name!r}"
             raise ModelError(f"get_cuda_rng_tracker().add: {what} is in use already", hint="call reset() first")
         self._seeds.add(seed)
-        before = _default_state()
-        _seed_default(seed)
-        self._states[name] = _default_state()
-        _set_default_state(before)
+        default = self._settled()
+        before = default.state()
+        default.seed(seed)
+        self._states[name] = default.state()
+        default.go_to(before)
 
     @contextmanager
     def fork(self, name: str = MODEL_PARALLEL_NAME) -> Generator[None]:
@@ -125,42 +131,54 @@ class RngTracker:
                 f"get_cuda_rng_tracker().fork: there is no generator {name!r}; known: {known}",
                 hint="call model_parallel_cuda_manual_seed(seed) or add(name, seed) first",
             )
-        before = _default_state()
-        _set_default_state(self._states[name])
+        default = self._settled()
+        before = default.state()
+        default.go_to(self._states[name])
         try:
             yield
         finally:
-            self._states[name] = _default_state()
-            _set_default_state(before)
+            self._states[name] = default.state()
+            default.go_to(before)
 
     def seed_ranks(self, seed: int, *, tensor_rank: int) -> None:
         """Seeds the default generator alike on all tensor-parallel ranks, and the named one differently."""
         self.reset()
-        _seed_default(seed)
+        self._settled().seed(seed)
         self.add(MODEL_PARALLEL_NAME, seed + _TENSOR_PARALLEL_OFFSET + tensor_rank)
 
-
-def _accelerator() -> Any:
-    """The module of the accelerator in use; None where all is on the CPU."""
-    return torch.get_device_module() if torch.accelerator.is_available() else None
-
-
-def _default_state() -> Tensor:
-    module = _accelerator()
-    return torch.get_rng_state() if module is None else module.get_rng_state()
+    def _settled(self) -> _OfGpu | _OfCpu:
+        if self._default is None:
+            self._default = _OfGpu() if _trains_on_gpus() else _OfCpu()
+        return self._default
 
 
-def _set_default_state(state: Tensor) -> None:
-    module = _accelerator()
-    if module is None:
-        torch.set_rng_state(state)
-    else:
-        module.set_rng_state(state)
+class _OfCpu:
+    """The CPU's default generator."""
+
+    def state(self) -> Tensor:
+        return torch.default_generator.get_state()
+
+    def go_to(self, state: Tensor) -> None:
+        torch.default_generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
 
 
-def _seed_default(seed: int) -> None:
-    module = _accelerator()
-    if module is None:
-        torch.manual_seed(seed)
-    else:
-        module.manual_seed(seed)
+class _OfGpu:
+    """The current GPU's."""
+
+    def state(self) -> Tensor:
+        return torch.cuda.get_rng_state()
+
+    def go_to(self, state: Tensor) -> None:
+        torch.cuda.set_rng_state(state)
+
+    def seed(self, seed: int) -> None:
+        torch.cuda.manual_seed(seed)
+
+
+def _trains_on_gpus() -> bool:
+    """Whether this rank's device is a GPU; ranks of `--backend gloo` must not touch one that is there."""
+    joined = dist.is_available() and dist.is_initialized()
+    return (present_backend() if joined else choose_backend(os.environ.get(BACKEND_ENV))) == "nccl"

@@ -53,3 +53,17 @@ def test_a_block_that_is_slow_to_run_again_is_moved_where_that_is_allowed() -> N
     assert found.treatments[0] is Treatment.MOVE
     found = solve_measured(blocks, 17 * KIB, device=CPU, may_move=False, may_pack=False)
     assert found.treatments[0] is Treatment.RECOMPUTE
+
+
+@pytest.mark.cuda
+def test_a_gpus_copies_are_measured_over_memory_of_which_torch_keeps_nothing() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+
+    def torchs_bytes() -> int:
+        stats = getattr(torch.cuda, "host_memory_stats", dict)()
+        return int(stats.get("allocated_bytes.current", 0))
+
+    before = torchs_bytes()
+    found = solve_measured([block(again_s=3600.0)] * 2, 17 * KIB, device=device, may_move=True, may_pack=True)
+    assert Treatment.RECOMPUTE not in found.treatments
+    assert torchs_bytes() == before

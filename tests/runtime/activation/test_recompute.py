@@ -149,6 +149,26 @@ def test_the_last_product_is_not_made_twice_and_a_call_runs_twice() -> None:
     assert len(figures.seconds) == len(figures.again_s) == 1
 
 
+def test_calls_wait_for_the_devices_of_their_tensors_and_for_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(device: object = None) -> None:
+        raise AssertionError(f"waited for {device}, and all is on the CPU")
+
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", refuse)
+    y = call_recomputed("mlp", make(), (sample(),), {}, options=options(observer=Profile(), synchronize=True))
+    y.sum().backward()
+
+
+@pytest.mark.cuda
+def test_a_call_waits_for_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    x = sample().detach().cuda().requires_grad_()
+    y = call_recomputed("mlp", make().cuda(), (x,), {}, options=options(synchronize=True))
+    y.sum().backward()
+    assert waited == [x.device] * 4
+
+
 def test_a_graph_may_be_gone_through_twice() -> None:
     module, x = make(), sample()
     y = call_recomputed("mlp", module, (x,), {}, options=options()).square().sum()
