@@ -61,11 +61,15 @@ def _differences(name: str, mine: bytes, collectives: Collectives, *, device: to
     of = f"what {name} is on rank 0"
     length = torch.tensor([len(mine)], dtype=torch.int64, device=device)
     collectives.broadcast(length, source=0, of=of).wait()
-    text = torch.zeros(int(length.item()), dtype=torch.uint8, device=device)
+    with collectives.reading(of):
+        numel = int(length.item())
+    text = torch.zeros(numel, dtype=torch.uint8, device=device)
     if collectives.rank == 0:
         text.copy_(torch.tensor(list(mine), dtype=torch.uint8))
     collectives.broadcast(text, source=0, of=of).wait()
-    found = first_difference(json.loads(bytes(text.tolist())), json.loads(mine))
+    with collectives.reading(of):
+        first = bytes(text.tolist())
+    found = first_difference(json.loads(first), json.loads(mine))
     words = "" if found is None else _words(found)
     told = _gather(words.encode()[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0"), collectives, device=device, of=of)
     ranks: dict[str, list[str]] = {}
@@ -86,7 +90,8 @@ def _gather(mine: bytes, collectives: Collectives, *, device: torch.device, of: 
     shard = torch.tensor(list(mine), dtype=torch.uint8, device=device)
     everyone = torch.empty(shard.numel() * collectives.size, dtype=torch.uint8, device=device)
     collectives.all_gather(everyone, shard, of=of).wait()
-    return [bytes(row) for row in everyone.view(collectives.size, -1).tolist()]
+    with collectives.reading(of):
+        return [bytes(row) for row in everyone.view(collectives.size, -1).tolist()]
 
 
 def largest(values: Sequence[float], collectives: Collectives, *, device: torch.device, of: str) -> list[float]:
@@ -100,7 +105,8 @@ def largest(values: Sequence[float], collectives: Collectives, *, device: torch.
     """
     most = torch.tensor(list(values), dtype=torch.float64, device=device)
     collectives.all_reduce(most, op="max", of=of).wait()
-    return most.tolist()
+    with collectives.reading(of):
+        return most.tolist()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,4 +133,6 @@ def attempt(work: Callable[[], None], collectives: Collectives, *, device: torch
         error = raised
     failed = torch.tensor([-1 if error is None else collectives.rank], dtype=torch.int64, device=device)
     collectives.all_reduce(failed, op="max", of=f"{of} outcome").wait()
-    return None if int(failed.item()) < 0 else Failure(int(failed.item()), error)
+    with collectives.reading(f"{of} outcome"):
+        rank = int(failed.item())
+    return None if rank < 0 else Failure(rank, error)

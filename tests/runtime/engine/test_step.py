@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -26,6 +24,7 @@ from dsrun.runtime.zero.build import build_store, build_units
 from dsrun.runtime.zero.plan import ZeroPlan
 from dsrun.runtime.zero.reducer import GradReducer
 from dsrun.runtime.zero.units import UnitSpec
+from support.host_reads import READS, HostReads, NamedReads
 
 NUMEL = 1024  # without padding for one rank and for two
 
@@ -108,42 +107,10 @@ def test_ranks_that_gathered_other_blocks_are_refused_by_name_and_nothing_is_upd
         assert "gather 2 at step 5, micro step 2 is of `blocks.1` on rank 0 and of `blocks.2` on rank 1" in said
 
 
-#: Calls by which a host reads what a device has computed, and waits for it.
-READS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "is_nonzero", "equal"}
-
-
-class Reading(LoopbackCollectives):
-    """Notes what the host says it reads."""
-
-    def __init__(self, of: LoopbackCollectives) -> None:
-        super().__init__(of._world, of.rank)
-        self.present: str | None = None
-
-    @contextmanager
-    def reading(self, of: str) -> Generator[None]:
-        self.present = of
-        yield
-        self.present = None
-
-
-class HostReads(TorchFunctionMode):
-    """Notes every read of the host, and what it was said to be of; None where nothing was said."""
-
-    def __init__(self, collectives: Reading) -> None:
-        super().__init__()
-        self.of: list[str | None] = []
-        self._collectives = collectives
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.__name__ in READS:
-            self.of.append(self._collectives.present)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_step_has_one_host_read_which_says_what_it_is_of(stage: int) -> None:
     def body(collectives: LoopbackCollectives) -> None:
-        reading = Reading(collectives)
+        reading = NamedReads(collectives)
         parts = parts_of(reading, stage)
         with HostReads(reading) as reads:
             take_step(parts, at="", told_2=told_by(reading.rank), clipping=1.0, skip_non_finite=True)
@@ -154,7 +121,7 @@ def test_a_step_has_one_host_read_which_says_what_it_is_of(stage: int) -> None:
 
 def test_the_search_for_a_gradient_that_is_not_finite_says_what_it_waits_for() -> None:
     def body(collectives: LoopbackCollectives) -> None:
-        reading = Reading(collectives)
+        reading = NamedReads(collectives)
         parts = parts_of(reading, 2)
         if reading.rank == 1:
             parts.units[1].grad_sum[0] = math.nan

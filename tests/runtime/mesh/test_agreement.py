@@ -8,6 +8,7 @@ import torch
 from dsrun.errors import ModelError
 from dsrun.runtime.mesh.agreement import Failure, attempt, check_agreement, largest
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
+from support.host_reads import HostReads, NamedReads
 
 CPU = torch.device("cpu")
 
@@ -92,3 +93,19 @@ def test_a_failure_is_known_on_every_rank() -> None:
     assert [failure is not None and failure.rank for failure in found] == [1, 1, 1]
     assert [failure is not None and str(failure.error) for failure in found] == ["None", "full", "None"]
     assert LoopbackWorld(2).run(lambda c: attempt(lambda: None, c, device=CPU, of="save")) == [None, None]
+
+
+def test_every_read_of_what_other_ranks_told_says_what_it_is_of() -> None:
+    def body(collectives: LoopbackCollectives) -> list[str | None]:
+        named = NamedReads(collectives)
+        with HostReads(named) as reads:
+            largest([float(named.rank)], named, device=CPU, of="tags")
+            attempt(lambda: None, named, device=CPU, of="save")
+            with pytest.raises(ModelError):
+                check_agreement({"the model": named.rank}, named, device=CPU)
+        return reads.of
+
+    for of in LoopbackWorld(2).run(body):
+        assert of[:2] == ["tags", "save outcome"]
+        assert len(of) == 6
+        assert None not in of
