@@ -14,9 +14,8 @@
 On CUDA a rank has a compute stream of its own, and another beside it for its collectives. That one waits for what the
 compute stream has been given when a call starts, sleeps, and works; `wait` makes the current stream wait for it by an
 event, and stops the host only until all ranks have *started* the call, for NCCL needs them all too. Nothing else orders
-anything. One backward thread serves a CUDA device in all of a process, and would wait in one rank's hook for what
-another rank's hook is to start: so where there are several ranks, backwards must run in the threads that call them
-(`torch.autograd.grad_mode.set_multithreading_enabled(False)`), as `threaded_ranks.py` has it.
+anything. The engine's backward runs in the thread that calls it: autograd's own thread, one a device in all of a
+process, would wait in one rank's hook for what another rank's hook is to start.
 """
 
 from __future__ import annotations
