@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from ..optim.exact_sums import power_of_two
 from .loss_kernels import Reduction
 
 
@@ -266,4 +267,4 @@ def _with_gradient(
 
 def _power_of_two_in(count: Tensor) -> Tensor:
     """Returns the largest power of two up to a whole number, without waiting for a GPU to tell its value."""
-    return torch.ldexp(torch.ones_like(count), torch.frexp(count).exponent - 1)
+    return power_of_two(torch.frexp(count).exponent - 1).to(count.dtype)
