@@ -6,6 +6,7 @@ import copy
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -415,3 +416,36 @@ def _destroyed() -> None:
 
 def test_destroy_leaves_an_ordinary_model() -> None:
     run_ranks(1, _destroyed)
+
+
+# Streams of the script ------------------------------------------------------------------------------------------------
+
+
+def _trained_on(stream: Any, settings: dict[str, Any]) -> Weights:
+    """Weights after some steps of a model whose kernels have the same bits each time, on a stream."""
+    torch.manual_seed(5)
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(512, 512), nn.Tanh()) for _ in range(6)))
+    with stream:
+        engine = make_engine(settings, model=model)
+        for step in range(4):
+            for micro_step in range(settings["gradient_accumulation_steps"]):
+                generator = torch.Generator().manual_seed(10 * step + micro_step)
+                inputs = torch.randn(2, 512, generator=generator).to(engine.device, torch.bfloat16)
+                engine.backward(engine(inputs).float().square().mean())
+                engine.step()
+        weights = {name: value.cpu() for name, value in full_parameters(engine).items()}
+        engine.destroy()
+    return weights
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["behind", "ahead"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_script_may_train_on_a_stream_of_its_own(
+    stage: int, accumulation: int, ahead: bool, device: torch.device
+) -> None:
+    settings = away(stage, micro=2, accumulation=accumulation, bf16=True)
+    settings["zero_optimization"]["offload_optimizer"]["super_offload"] = ahead
+    module = torch.get_device_module(device)
+    expected = _trained_on(nullcontext(), settings)
+    assert_same(_trained_on(module.stream(module.Stream()), settings), expected)

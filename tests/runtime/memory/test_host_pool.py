@@ -183,7 +183,7 @@ def _written_behind_a_fork() -> None:
         child = os.fork()
     if not child:
         try:
-            with open("/proc/self/smaps_rollup") as file:
+            with open("/proc/self/smaps") as file:
                 private = sum(int(line.split()[1]) << 10 for line in file if line.startswith("Private_"))
             os.write(answer[1], private.to_bytes(8, "little"))
             os.close(ask[1])
@@ -191,7 +191,10 @@ def _written_behind_a_fork() -> None:
         finally:
             os._exit(0)
     os.close(ask[0])
-    private = int.from_bytes(os.read(answer[0], 8), "little")
+    os.close(answer[1])
+    told = os.read(answer[0], 8)
+    assert len(told) == 8, "the child has not told how much it has"
+    private = int.from_bytes(told, "little")
     values = torch.arange(memory.numel(), dtype=torch.float32)
     memory.copy_(values)
     there = memory.to(device, non_blocking=True)
