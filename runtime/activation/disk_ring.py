@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,7 @@ from .disk_room import DiskRoom
 from .flat import Form, as_line
 from .host_ring import IN_FLIGHT
 from .keeping import AsItIs, Ticket
+from .streams import current_stream, use_here
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +149,7 @@ class DiskRing:
         assert source.line_N is not None, "it is leaving"
         slot_N = buffer.memory[: form.nbytes].view(form.dtype)
         buffer.event = self._bus.start_out(source.line_N, slot_N, kind="activations")
-        away = _Away(self, self._serial, of, form, buffer, source)
+        away = _Away(self, self._serial, of, form, buffer, source, current_stream(self._device))
         self._out[self._serial] = weakref.ref(away)
         self._leaving.append(self._serial)
         self._serial += 1
@@ -166,15 +168,16 @@ class DiskRing:
         """
         self._look()
         away.source.check()
-        line_N = away.source.still_here()
+        line_N, stream = away.source.still_here(), away.put_on
         if line_N is None:
             if away.arriving is None:
                 self._start_back(away)
             assert away.arriving is not None, "it has begun to come"
-            line_N, event = away.arriving
+            line_N, event, stream = away.arriving
             away.arriving = None
             self._arriving_bytes -= line_N.nbytes
             self._bus.wait(event)
+        use_here(line_N, stream)
         self._prefetch_before(away.serial)
         return line_N
 
@@ -236,7 +239,7 @@ class DiskRing:
         arriving_N = torch.empty_like(slot_N, device=self._device)
         self._arriving_bytes += arriving_N.nbytes
         buffer.event = self._bus.start_back(slot_N, arriving_N, kind="activations")
-        away.arriving = arriving_N, buffer.event
+        away.arriving = arriving_N, buffer.event, current_stream(self._device)
 
     def _start_read(self, away: _Away, buffer: _Buffer) -> None:
         assert away.extent is not None, "without a buffer it is on the disk"
@@ -320,7 +323,8 @@ class _Away:
         extent: its place on the disk.
         writing: under way there, or done.
         reading: under way from there.
-        arriving: its line on the device, and what to wait for before it is read.
+        arriving: its line on the device, what to wait for before it is read, and the stream of its memory.
+        put_on: the stream it was put on.
     """
 
     __slots__ = (
@@ -331,13 +335,16 @@ class _Away:
         "extent",
         "form",
         "of",
+        "put_on",
         "reading",
         "serial",
         "source",
         "writing",
     )
 
-    def __init__(self, ring: DiskRing, serial: int, of: str, form: Form, buffer: _Buffer, source: CopySource) -> None:
+    def __init__(
+        self, ring: DiskRing, serial: int, of: str, form: Form, buffer: _Buffer, source: CopySource, put_on: Any
+    ) -> None:
         self._ring = ring
         self.serial = serial
         self.of = of
@@ -347,7 +354,8 @@ class _Away:
         self.extent: Extent | None = None
         self.writing: Pending | None = None
         self.reading: Pending | None = None
-        self.arriving: tuple[Tensor, Event] | None = None
+        self.arriving: tuple[Tensor, Event, Any] | None = None
+        self.put_on = put_on
 
     @property
     def is_leaving(self) -> bool:

@@ -14,6 +14,7 @@ import os
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from .copy_source import CopySource, CopySources
 from .flat import Form, as_line
 from .host_room import HostRoom
 from .keeping import Ticket
+from .streams import current_stream, on_stream, use_here
 
 #: Tensors that may be on the device because their copy to the host is not known to be done.
 IN_FLIGHT = 2
@@ -31,11 +33,28 @@ IN_FLIGHT = 2
 
 @dataclass(slots=True, eq=False)
 class _Leaving:
-    """A tensor on its way out: what its copy reads, and the end of that."""
+    """A tensor on its way out.
+
+    Attributes:
+        serial: its number.
+        source: what its copy reads.
+        event: the end of the copy.
+        stream: the one it was put on.
+    """
 
     serial: int
     source: CopySource
     event: Event
+    stream: Any
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arriving:
+    """A tensor on its way in: its line, the end of the copy, and the stream of its memory."""
+
+    line_N: Tensor
+    event: Event
+    stream: Any
 
 
 class HostRing:
@@ -84,7 +103,7 @@ class HostRing:
         memory = self._room.take(form.nbytes)
         slot_N = memory.view(form.dtype)
         event = self._bus.start_out(source.line_N, slot_N, kind="activations")
-        leaving = _Leaving(self._serial, source, event)
+        leaving = _Leaving(self._serial, source, event, current_stream(self._device))
         self._serial += 1
         self._leaving.append(leaving)
         while len(self._leaving) > IN_FLIGHT:
@@ -102,20 +121,21 @@ class HostRing:
         self._look()
         leaving.source.check()
 
-    def start_back(self, leaving: _Leaving, slot_N: Tensor) -> tuple[Tensor, Event]:
-        """Starts to bring a slot back: the new tensor, and what to wait for before it is read."""
+    def start_back(self, leaving: _Leaving, slot_N: Tensor) -> _Arriving:
+        """Starts to bring a slot back."""
         if (
             leaving.source.line_N is not None
         ):  # it has changed since, so what was put must be there before it comes back
             self._bus.wait(leaving.event)
         self._arriving_bytes += slot_N.nbytes
         arriving_N = torch.empty_like(slot_N, device=self._device)
-        return arriving_N, self._bus.start_back(slot_N, arriving_N, kind="activations")
+        event = self._bus.start_back(slot_N, arriving_N, kind="activations")
+        return _Arriving(arriving_N, event, current_stream(self._device))
 
-    def arrived(self, line_N: Tensor, event: Event) -> None:
+    def arrived(self, arriving: _Arriving) -> None:
         """What was on its way in is the taker's now."""
-        self._arriving_bytes -= line_N.nbytes
-        self._bus.wait(event)
+        self._arriving_bytes -= arriving.line_N.nbytes
+        self._bus.wait(arriving.event)
 
     def prefetch_before(self, serial: int) -> None:
         """Starts to bring back what was put before."""
@@ -138,6 +158,9 @@ class HostRing:
 
     def _has_left(self, leaving: _Leaving) -> None:
         self._bus.wait(leaving.event)
+        if leaving.stream != current_stream(self._device):
+            with on_stream(leaving.stream):  # whose allocator gets the memory of what was copied
+                self._bus.wait(leaving.event)
         leaving.source.end(leaving.event)
 
 
@@ -150,22 +173,24 @@ class _Slot:
         self._memory = memory
         self._slot_N = slot_N
         self._form = form
-        self._arriving: tuple[Tensor, Event] | None = None
+        self._arriving: _Arriving | None = None
 
     def __del__(self) -> None:
         if self._arriving is not None:  # a backward that ended early has not taken it
             # Who drops a graph may be on another stream than the one that this memory is free for then.
-            self._arriving[1].synchronize()
-            self._ring.arrived(*self._arriving)
+            self._arriving.event.synchronize()
+            self._ring.arrived(self._arriving)
         self._ring.forget(self._leaving, self._memory)
 
     def take(self) -> Tensor:
         self._ring.check(self._leaving)
-        line_N = self._leaving.source.still_here()
+        line_N, stream = self._leaving.source.still_here(), self._leaving.stream
         if line_N is None:
-            line_N, event = self._arriving or self._ring.start_back(self._leaving, self._slot_N)
+            arriving = self._arriving or self._ring.start_back(self._leaving, self._slot_N)
             self._arriving = None
-            self._ring.arrived(line_N, event)
+            self._ring.arrived(arriving)
+            line_N, stream = arriving.line_N, arriving.stream
+        use_here(line_N, stream)
         self._ring.prefetch_before(self._leaving.serial)
         return self._form.of(line_N)
 

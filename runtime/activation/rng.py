@@ -18,7 +18,8 @@ from torch import Tensor
 from dsrun.contract import BACKEND_ENV
 from dsrun.errors import ModelError
 
-from ..mesh.groups import choose_backend, present_backend
+from ..mesh.backends import choose_backend
+from ..mesh.groups import present_backend
 
 #: The name under which Megatron and DeepSpeed keep the generator of tensor-parallel ranks.
 MODEL_PARALLEL_NAME = "model-parallel-rng"

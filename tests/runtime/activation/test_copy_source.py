@@ -22,7 +22,7 @@ from dsrun.runtime.activation.host_ring import IN_FLIGHT, HostRing
 from dsrun.runtime.activation.keeping import Ticket
 from dsrun.runtime.memory.bus import Bus, Event, StreamBus
 from dsrun.runtime.memory.host_pool import host_pool_for
-from tests.support.slow_lanes import LateBus, late_bus
+from tests.support.slow_lanes import CYCLES, LateBus, late_bus
 
 CPU = torch.device("cpu")
 NUMEL = 4096
@@ -178,6 +178,47 @@ def test_a_tensor_that_changes_in_a_later_step_only_is_refused_by_name_and_then_
         x.zero_()
         assert torch.equal(ticket.take(), ones(device))
         del ticket
+
+
+@pytest.mark.cuda
+def test_a_clone_is_not_overwritten_by_the_stream_it_was_made_on_when_another_one_puts(make: MakeRing) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    ring = make(device, late_bus(device))
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    x = ones(device)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(one):
+        ticket = ring.put(x, of="blocks.3")
+    with torch.cuda.stream(two):
+        others = leave(ring, device)
+    with torch.cuda.stream(one):
+        later = [torch.full((NUMEL,), 7.0, device=device) for _ in range(8)]  # one of them where the clone was
+    torch.cuda.synchronize()
+    found = ticket.take()
+    torch.cuda.synchronize()
+    assert bool((found == 1).all())
+    del later, others
+
+
+@pytest.mark.cuda
+def test_what_is_taken_on_another_stream_is_not_overwritten_by_the_one_that_fetched_it(make: MakeRing) -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    ring = make(device, late_bus(device))
+    tickets = [ring.put(torch.full((NUMEL,), float(i), device=device), of=f"blocks.{i}") for i in range(7)]
+    two = torch.cuda.Stream()
+    tickets.pop().take()
+    while len(tickets) > 3:
+        tickets[-1].take()
+        tickets.pop()
+    with torch.cuda.stream(two):
+        torch.cuda._sleep(CYCLES)
+        found = tickets[-1].take()  # fetched ahead on the other stream, and read here later
+        doubled = found * 2
+        del found
+    later = [torch.full((NUMEL,), 7.0, device=device) for _ in range(8)]
+    torch.cuda.synchronize()
+    assert bool((doubled == 4.0).all())
+    del later
 
 
 def test_a_change_after_a_copy_that_was_seen_done_does_no_harm(make: MakeRing) -> None:
