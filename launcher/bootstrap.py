@@ -29,6 +29,7 @@ from typing import Any
 from dsrun.contract import ERROR_FILE_ENV, STACKS_ENV, STACKS_SIGNAL, write_error_file
 from dsrun.errors import DsrunError, InputError
 
+from .first_import import hide_torch
 from .leaving import Leaving
 
 
@@ -38,13 +39,14 @@ def main() -> None:
     run(kind, target, arguments)
 
 
-def enter_forked_rank(environment: Mapping[str, str]) -> None:
+def enter_forked_rank(environment: Mapping[str, str], *, imported_in: Mapping[str, str] | None = None) -> None:
     """Makes a fork of the spawner look like an interpreter that was started in `environment`.
 
     Args:
         environment: replaces the whole environment.
+        imported_in: the spawner's environment before it imported torch; None if it did not.
     """
-    spawner_threads = os.environ.get("OMP_NUM_THREADS")
+    before = os.environ.copy()
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -56,11 +58,9 @@ def enter_forked_rank(environment: Mapping[str, str]) -> None:
     if numpy is not None:
         # Seeded from the system at import, so all forks would draw the same numbers; fresh interpreters do not.
         numpy.random.seed()
-    threads = environment.get("OMP_NUM_THREADS", "")
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and threads != spawner_threads and threads.isdecimal() and int(threads) > 0:
-        # libgomp read the variable when the spawner loaded it.
-        torch.set_num_threads(int(threads))
+    if imported_in is not None:
+        left = {name: value for name, value in before.items() if imported_in.get(name) != value}
+        hide_torch(seen=imported_in, left=left)
 
 
 def _renew_streams() -> None:

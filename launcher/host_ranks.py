@@ -25,7 +25,7 @@ from .host_binding import read_bindings
 from .last_words import LastWords
 from .oom_kills import OomKills
 from .plan import LaunchPlan, NodePlan
-from .protocol import Exit, Failed, Message, Started
+from .protocol import Exit, Failed, Message, Note, Started
 from .relay import Relay
 from .scope import Scope, make_scope, remove_empty_scopes, scope_name
 from .spawner_pipe import SpawnerPipe
@@ -237,6 +237,8 @@ class HostRanks:
                 self._report_exit(message.rank, message.status, message.time_s)
             case Failed(reason=reason):
                 self._on_lost(reason)
+            case Note():
+                self._relay.send(message)
             case _:
                 raise AssertionError(f"the spawner never sends {type(message).__name__}")
 

@@ -7,6 +7,11 @@ launcher that imports torch.
 [Note: order] With `fork`, torch is imported, then the ranks are forked, then the store is served: the store has
 threads, which a fork would lose. With `exec`, ranks start first and torch is imported meanwhile. Either way the
 socket listens before any rank exists, so early connections wait in its backlog.
+
+[Note: GPUs and forks] A process that has opened a GPU cannot be forked: CUDA answers its children with an error. So
+nothing here may touch CUDA or NVML before the ranks exist, and the import of torch touches neither. What makes it do so
+(a profiler's variable, a `.pth` file or `sitecustomize` of the user's) is looked for before and after the import; the
+ranks then start as with `exec`, and a note says why.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +40,7 @@ from dsrun.errors import DsrunError
 
 from . import bootstrap, processes
 from .plan import LaunchPlan, NodePlan, WorkerSpec
-from .protocol import Exit, Failed, FrameReader, Message, Spawn, Started, encode
+from .protocol import Exit, Failed, FrameReader, Message, Note, Spawn, Started, encode
 from .refusals import refusal_of
 from .scope import Scope
 from .worker import enter_worker, exec_program, worker_environment
@@ -41,6 +48,11 @@ from .worker import enter_worker, exec_program, worker_environment
 _READ_BYTES = 1 << 16
 #: Longest wait for killed processes to be gone; who waits for the agent's end must not wait for a stuck disk.
 _KILL_PATIENCE_S = 5.0
+#: Has torch connect its profiler, and with it CUPTI, to a daemon while it is imported.
+_PROFILER_ENV = "KINETO_USE_DAEMON"
+#: How the names of files begin by which drivers hand out their GPUs.
+_GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")
+_EACH_ITSELF = "each rank imports torch itself, as with `--start exec`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,8 @@ class _Job:
     plan: LaunchPlan
     node: NodePlan
     report_fd: int
+    #: This process's environment before it imported torch, which leaves variables of its own there.
+    environ: Mapping[str, str]
 
     def report(self, message: Message) -> None:
         os.write(self.report_fd, encode(message))
@@ -62,10 +76,13 @@ class _Job:
 
     def environment(self, worker: WorkerSpec) -> dict[str, str]:
         address, port = self.order.master_addr, self.order.master_port
-        return worker_environment(os.environ, self.plan, self.node, worker, address=address, port=port)
+        return worker_environment(self.environ, self.plan, self.node, worker, address=address, port=port)
+
+    def note(self, text: str) -> None:
+        self.report(Note(text=text))
 
     @property
-    def forks(self) -> bool:
+    def may_fork(self) -> bool:
         return self.plan.start == "fork" and self.plan.program.kind != "command"
 
 
@@ -116,17 +133,18 @@ def main() -> None:
         # They came here by inheritance; programs that ranks start must not have them as well.
         os.set_inheritable(descriptor, False)
     plan = LaunchPlan.from_json(order.plan)
-    job = _Job(order, plan, plan.nodes[order.node_rank], report_fd)
-    if job.forks:
-        _import_torch(job)
+    job = _Job(order, plan, plan.nodes[order.node_rank], report_fd, os.environ.copy())
+    forks = job.may_fork and _import_torch(job)
     pids: dict[int, int] = {}
     for worker in job.node.workers:
-        pid = _start_rank(job, worker)
+        pid = _start_rank(job, worker, forks=forks)
         if pid == 0:
             # Back up to the interpreter's own end from here, so that atexit, threads and streams end as usual.
             bootstrap.run(plan.program.kind, plan.program.target, plan.program.args)
             return
         pids[pid] = worker.rank
+    # For the ranks alone: the import for the store would have this process profiled too.
+    os.environ.pop(_PROFILER_ENV, None)
     _supervise(job, pids, traces)
 
 
@@ -149,7 +167,11 @@ def _on_stop_signal(traces: _Traces, agent_pid: int, _signum: int, _frame: Frame
     os._exit(1)
 
 
-def _import_torch(job: _Job) -> None:
+def _import_torch(job: _Job) -> bool:
+    """Imports torch for all ranks; returns whether they can be forked from here. See [Note: GPUs and forks]."""
+    if _PROFILER_ENV in os.environ:
+        job.note(f"{_PROFILER_ENV} is set, which opens the GPU while torch is imported: {_EACH_ITSELF}")
+        return False
     try:
         importlib.import_module("torch.distributed")
         if CONFIG_ENV in job.plan.env:
@@ -159,11 +181,36 @@ def _import_torch(job: _Job) -> None:
     except Exception as error:
         job.give_up("cannot import torch", error)
         os._exit(1)
+    files = open_gpu_files()
+    if files or _cuda_is_initialized():
+        job.note(f"the import of torch opened {files[0] if files else 'CUDA'}: {_EACH_ITSELF}")
+        return False
     # Objects of the import are not scanned in the ranks, so their pages stay shared.
     gc.freeze()
+    return True
 
 
-def _start_rank(job: _Job, worker: WorkerSpec) -> int:
+def open_gpu_files(folder: str = "/proc/self/fd") -> list[str]:
+    """Returns the drivers' files that this process has open.
+
+    Args:
+        folder: of links to the files.
+    """
+    found: list[str] = []
+    for entry in os.listdir(folder):
+        # The listing's own descriptor is gone.
+        with suppress(FileNotFoundError):
+            found.append(os.readlink(os.path.join(folder, entry)))
+    return sorted({file for file in found if file.startswith(_GPU_FILES)})
+
+
+def _cuda_is_initialized() -> bool:
+    import torch
+
+    return torch.cuda.is_initialized()
+
+
+def _start_rank(job: _Job, worker: WorkerSpec, *, forks: bool) -> int:
     """Returns the new rank's pid, and 0 in the new rank itself where that is a fork."""
     environment = job.environment(worker)
     spawner_pid = os.getpid()
@@ -185,8 +232,8 @@ def _start_rank(job: _Job, worker: WorkerSpec) -> int:
     try:
         cpus = job.order.cpus[worker.local_rank]
         enter_worker(spawner_pid, cwd=job.plan.cwd, cpus=cpus, stdout_fd=stdout_fd, stderr_fd=stderr_fd)
-        if job.forks:
-            bootstrap.enter_forked_rank(environment)
+        if forks:
+            bootstrap.enter_forked_rank(environment, imported_in=job.environ)
             _close_inherited(job)
             return 0
         code, error = exec_program(job.plan.program, environment)

@@ -15,6 +15,7 @@ from dsrun.contract import read_error_file
 from dsrun.launcher.plan import LaunchPlan, StartMethod
 from dsrun.launcher.protocol import Exit, FrameReader, Message, Spawn, Started, encode
 from dsrun.launcher.scope import make_scope, scope_name
+from dsrun.launcher.spawner import open_gpu_files
 from dsrun.launcher.worker import error_file, isolated_command, node_environment
 from support.jobs import program_plan, script_plan
 from support.processes import kill_left, wait_until_gone
@@ -148,7 +149,7 @@ def test_forked_and_fresh_ranks_find_themselves_in_the_same_state(tmp_path: Path
 def test_what_the_first_optimizer_imports_is_there_already_where_a_config_says_there_will_be_one(
     tmp_path: Path, env: dict[str, str]
 ) -> None:
-    source = "import sys\nprint('torch.distributed' in sys.modules, 'torch._dynamo' in sys.modules)"
+    source = "import sys, torch\nprint('torch.distributed' in sys.modules, 'torch._dynamo' in sys.modules)"
     with spawner_for(script_plan(tmp_path, source, ranks=1, start="fork", env=env)) as spawner:
         assert spawner.outputs[0].read() == f"True {bool(env)}\n".encode()
 
@@ -161,6 +162,31 @@ def test_forked_ranks_do_not_share_random_numbers_or_the_spawners_threads(tmp_pa
         rows = [output.read().split() for output in spawner.outputs]
     assert all(a != b for a, b in zip(*rows, strict=True))
     assert [row[2] for row in rows] == [b"2", b"1"]
+
+
+def test_a_variable_of_one_rank_that_torch_has_read_is_named_there_alone(tmp_path: Path) -> None:
+    plan = script_plan(tmp_path, "import torch\nprint('trained')", start="fork")
+    plan.nodes[0].workers[1].env["TORCH_TRACE"] = "/traces"
+    with spawner_for(plan) as spawner:
+        words = [output.read() for output in spawner.outputs]
+    assert words[0] == b"trained\n"
+    assert words[1].startswith(b"dsrun: TORCH_TRACE was set after the start had imported torch")
+    assert words[1].endswith(b"\ntrained\n")
+
+
+def test_what_the_import_leaves_in_the_environment_is_not_there_before_the_scripts_own(tmp_path: Path) -> None:
+    # torch._dynamo sets it where it is not set: a script's own setdefault would come too late.
+    name = "TORCHINDUCTOR_CACHE_DIR"
+    source = f"import os\nprint('{name}' in os.environ)\nimport torch\n"
+    plan = script_plan(tmp_path, source, ranks=1, start="fork", env={"DSRUN_CONFIG": "/ds.json"})
+    with spawner_for(plan) as spawner:
+        assert spawner.outputs[0].read().startswith(b"False\n")
+
+
+def test_files_of_a_gpus_driver_are_found_among_those_that_are_open(tmp_path: Path) -> None:
+    for number, file in enumerate(["/dev/null", "/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia0", "/home/nvidia"]):
+        (tmp_path / str(number)).symlink_to(file)
+    assert open_gpu_files(str(tmp_path)) == ["/dev/nvidia0", "/dev/nvidiactl"]
 
 
 def test_a_forked_rank_ends_like_an_interpreter(tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""Keeps torch, which a forked rank has from its spawner, out of sight until the program imports it, and then looks
+which variables have changed since the spawner's import. Loads nothing, and never decides how ranks start.
+
+[Note: first import] A program may set variables before its `import torch`. Under plain python torch reads them at that
+line; here it was imported before. So that line is the moment to look: what torch can be told by a public call is told,
+what it has read for good is named on stderr. Until then `"torch" in sys.modules` is False, as under plain python.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from .import_variables import HONOURED, is_read_at_import
+
+
+def hide_torch(*, seen: Mapping[str, str], left: Mapping[str, str]) -> None:
+    """Takes torch out of `sys.modules`; the program's first import of it, or the process's end, brings it back.
+
+    Args:
+        seen: the environment in which torch was imported.
+        left: variables that the import set itself, for itself and for processes that it starts; the program's first
+            import of torch sets them where the program has not.
+    """
+    hidden = {name: module for name, module in sys.modules.items() if name == "torch" or name.startswith("torch.")}
+    torch = hidden.get("torch")
+    if torch is None:
+        return
+    for name in hidden:
+        del sys.modules[name]
+
+    def on_import() -> None:
+        for name, value in left.items():
+            os.environ.setdefault(name, value)
+        honour(seen, os.environ, torch, compiler="torch._dynamo" in hidden)
+
+    finder = _Finder(torch, hidden, on_import)
+    sys.meta_path.insert(0, finder)
+    # Handlers run last in, first out: behind all of the program's, and before those of torch's own import.
+    atexit.register(finder.show)
+
+
+def honour(seen: Mapping[str, str], now: Mapping[str, str], torch: Any, *, compiler: bool) -> None:
+    """Tells torch what has changed since its import, and stderr what it cannot be told.
+
+    Args:
+        seen: the environment in which it was imported.
+        now: the one in which the program imports it.
+        torch: the package.
+        compiler: whether `torch._dynamo` was imported too.
+    """
+    changed = sorted(name for name in seen.keys() | now.keys() if seen.get(name) != now.get(name))
+    for name in HONOURED.intersection(changed):
+        if name == "TORCH_DISTRIBUTED_DEBUG":
+            torch.distributed.set_debug_level_from_env()
+        elif (threads := now.get(name, "")).isdecimal() and int(threads) > 0:
+            # libgomp read the variable when the spawner loaded it.
+            torch.set_num_threads(int(threads))
+    late = [name for name in changed if is_read_at_import(name, seen.get(name), now.get(name), compiler=compiler)]
+    if late:
+        verb = "was" if len(late) == 1 else "were"
+        print(
+            f"dsrun: {', '.join(late)} {verb} set after the start had imported torch, which may have read it by then: "
+            f"use `--env {late[0]}=VALUE`, or `--start exec`",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+class _Finder:
+    """Answers the first import of torch, as finder and as loader, with the modules that are there already."""
+
+    def __init__(self, torch: ModuleType, hidden: dict[str, ModuleType], on_import: Callable[[], None]) -> None:
+        self._torch = torch
+        self._spec = torch.__spec__
+        self._hidden = hidden
+        self._on_import = on_import
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        # Complete, as programs ask `find_spec("torch")` where torch is before they import it, or instead.
+        return importlib.util.spec_from_file_location(
+            name,
+            self._torch.__file__,
+            loader=self,  # pyright: ignore[reportArgumentType]  # a loader by its methods
+            submodule_search_locations=list(self._torch.__path__),
+        )
+
+    def create_module(self, _spec: ModuleSpec) -> ModuleType:
+        return self._torch
+
+    def exec_module(self, module: ModuleType) -> None:
+        # Whoever imports a part of torch in another thread waits for this one: it imports the package first.
+        module.__spec__ = self._spec
+        self.show()
+        self._on_import()
+
+    def show(self) -> None:
+        """Makes the modules be found as ever, once."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)  # pyright: ignore[reportArgumentType]
+            sys.modules.update(self._hidden)

@@ -1,0 +1,143 @@
+"""Torch that was imported before the program comes back at the program's own import, and is told what has changed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dsrun.launcher.first_import import honour
+
+
+class FakeTorch:
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.distributed = SimpleNamespace(set_debug_level_from_env=lambda: self.told.append("debug level"))
+
+    def set_num_threads(self, count: int) -> None:
+        self.told.append(count)
+
+
+def told(seen: Mapping[str, str], now: Mapping[str, str], *, compiler: bool = True) -> list[object]:
+    torch: Any = FakeTorch()
+    honour(seen, now, torch, compiler=compiler)
+    return torch.told
+
+
+@pytest.mark.parametrize(
+    ("seen", "now", "expected"),
+    [
+        ({}, {"OMP_NUM_THREADS": "3"}, [3]),
+        ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "3"}, [3]),
+        ({"OMP_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "3"}, []),
+        ({"OMP_NUM_THREADS": "3"}, {}, []),
+        ({}, {"OMP_NUM_THREADS": "2,4"}, []),
+        ({}, {"OMP_NUM_THREADS": "0"}, []),
+        ({}, {"TORCH_DISTRIBUTED_DEBUG": "INFO"}, ["debug level"]),
+        ({"TORCH_DISTRIBUTED_DEBUG": "INFO"}, {}, ["debug level"]),
+        ({}, {"NCCL_DEBUG": "INFO", "TORCHELASTIC_RUN_ID": "x", "CUDA_VISIBLE_DEVICES": "1"}, []),
+    ],
+)
+def test_torch_is_told_what_it_takes(
+    capsys: pytest.CaptureFixture[str], seen: dict[str, str], now: dict[str, str], expected: list[object]
+) -> None:
+    assert told(seen, now) == expected
+    assert capsys.readouterr() == ("", "")
+
+
+def test_what_it_does_not_take_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    told({"TORCH_TRACE": "/x", "TORCH_LOGS": "+dynamo"}, {"TORCH_LOGS": "+dynamo", "KMP_AFFINITY": "none"})
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err == (
+        "dsrun: KMP_AFFINITY, TORCH_TRACE were set after the start had imported torch, which may have read it by then: "
+        "use `--env KMP_AFFINITY=VALUE`, or `--start exec`\n"
+    )
+
+
+def test_the_compilers_variables_are_late_only_where_it_was_imported(capsys: pytest.CaptureFixture[str]) -> None:
+    told({}, {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}, compiler=False)
+    assert capsys.readouterr().err == ""
+    told({}, {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"})
+    assert "TORCHINDUCTOR_MAX_AUTOTUNE was set after" in capsys.readouterr().err
+
+
+def hidden(source: str, *, seen: str = "dict(os.environ)", left: str = "{}") -> str:
+    """Runs `source` in a process in which torch was imported and hidden; returns what it printed."""
+    start = (
+        "import os, sys\n"
+        "import torch.distributed as first\n"
+        "from dsrun.launcher.first_import import hide_torch\n"
+        "spec = sys.modules['torch'].__spec__\n"
+        f"hide_torch(seen={seen}, left={left})\n"
+        "assert not [name for name in sys.modules if name.partition('.')[0] == 'torch']\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", start + source], capture_output=True, text=True, timeout=60)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    return shown.stdout
+
+
+@pytest.mark.parametrize(
+    "line", ["import torch", "import torch.distributed", "from torch.distributed import Store", "from torch import nn"]
+)
+def test_each_way_to_import_torch_brings_the_modules_back_as_they_were(line: str) -> None:
+    source = (
+        f"{line}\n"
+        "import torch\n"
+        "print(torch.distributed is first, torch.__spec__ is spec, torch.__loader__ is spec.loader)\n"
+        "import torch.nn.functional, torch.fx, importlib\n"
+        "print(any(type(finder).__module__.startswith('dsrun') for finder in sys.meta_path))\n"
+        "print(importlib.util.find_spec('torch') is spec, torch.ones(2).sum().item())\n"
+    )
+    assert hidden(source) == "True True True\nFalse\nTrue 2.0\n"
+
+
+def test_who_asks_where_torch_is_before_it_is_imported_is_told() -> None:
+    source = (
+        "import importlib.util\n"
+        "found = importlib.util.find_spec('torch')\n"
+        "print(found.origin == spec.origin, found.submodule_search_locations == spec.submodule_search_locations)\n"
+        "print('torch' in sys.modules)\n"
+    )
+    assert hidden(source) == "True True\nFalse\n"
+
+
+def test_threads_that_import_it_at_once_all_get_it() -> None:
+    source = (
+        "import threading\n"
+        "gate = threading.Barrier(4)\n"
+        "def load(name):\n"
+        "    gate.wait()\n"
+        "    __import__(name)\n"
+        "    seen.append(sys.modules['torch.distributed'] is first)\n"
+        "seen = []\n"
+        "names = ('torch', 'torch.nn', 'torch.distributed', 'torch.optim')\n"
+        "threads = [threading.Thread(target=load, args=(name,)) for name in names]\n"
+        "for thread in threads: thread.start()\n"
+        "for thread in threads: thread.join()\n"
+        "print(seen)\n"
+    )
+    assert hidden(source) == "[True, True, True, True]\n"
+
+
+def test_what_the_import_set_itself_is_set_at_the_programs_import_unless_the_program_has() -> None:
+    source = "os.environ['A'] = 'mine'\nimport torch\nprint(os.environ['A'], os.environ['B'])"
+    assert hidden(source, left="{'A': '1', 'B': '2'}") == "mine 2\n"
+
+
+def test_a_program_that_imports_no_torch_ends_with_it_back() -> None:
+    # Registered before torch's own import, so that it runs after what brings torch back.
+    source = "print(os.environ.get('A'))\n"
+    before = "import atexit, sys; atexit.register(lambda: print(sys.modules['torch.distributed'] is first))\n"
+    start = (
+        f"{before}import os\nimport torch.distributed as first\n"
+        "from dsrun.launcher.first_import import hide_torch\nhide_torch(seen=dict(os.environ), left={'A': '1'})\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", start + source], capture_output=True, text=True, timeout=60)
+    assert (shown.returncode, shown.stdout, shown.stderr) == (0, "None\nTrue\n", "")
