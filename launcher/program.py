@@ -12,7 +12,9 @@ from pathlib import Path
 
 from dsrun.errors import Problem, UsageError
 
+from .import_variables import is_read_at_import
 from .plan import Program, ProgramKind, StartMethod
+from .script_variables import Setting, settings_before_torch
 
 
 def find_program(target: str, *, kind: ProgramKind | None) -> tuple[ProgramKind, str]:
@@ -37,7 +39,8 @@ def find_program(target: str, *, kind: ProgramKind | None) -> tuple[ProgramKind,
 
 
 def start_method(program: Program, asked: StartMethod | None) -> StartMethod:
-    """Returns how ranks are made: by fork, but for programs that are not Python.
+    """Returns how ranks are made: by fork, but for programs that are not Python, and scripts that set what torch reads
+    while it is imported; see `import_variables`.
 
     Args:
         program: what every rank is to run.
@@ -47,7 +50,7 @@ def start_method(program: Program, asked: StartMethod | None) -> StartMethod:
         UsageError: a program that is not Python cannot be forked.
     """
     if program.kind != "command":
-        return asked or "fork"
+        return asked or ("exec" if _read_at_import(program) else "fork")
     if asked == "fork":
         interpreter = _interpreter(program.target)
         what = f"it is {interpreter}, not Python" if interpreter else "it is run as it is, not by Python"
@@ -55,6 +58,24 @@ def start_method(program: Program, asked: StartMethod | None) -> StartMethod:
             f"`--start fork` cannot fork {_shown(program.target)}: {what}", hint="leave `--start fork` out"
         )
     return "exec"
+
+
+def start_warnings(program: Program, asked: StartMethod | None) -> tuple[str, ...]:
+    """Says why ranks are not forked although they could be; nothing where the user has said how they start.
+
+    Args:
+        program: what every rank is to run.
+        asked: what the user said.
+    """
+    late = _read_at_import(program) if asked is None else []
+    if not late:
+        return ()
+    names = dict.fromkeys(setting.name for setting in late)
+    where = f"{_shown(program.target)}:{late[0].line}"
+    return (
+        f"warning: {where}: {', '.join(names)} {'is' if len(names) == 1 else 'are'} set before torch is imported: "
+        f"each rank imports torch itself (`--start exec`), and starts later than with `--env {late[0].name}=VALUE`",
+    )
 
 
 def check_program(program: Program, *, verbs: Sequence[str]) -> None:
@@ -76,6 +97,19 @@ def check_program(program: Program, *, verbs: Sequence[str]) -> None:
             problem = _problem_with_command(program.target)
     if problem is not None:
         raise UsageError.of([problem])
+
+
+def _read_at_import(program: Program) -> list[Setting]:
+    """Returns where a script sets what an import of torch before it would not see."""
+    path = Path(program.target)
+    try:
+        if program.kind != "script" or not path.is_file():
+            return []
+        text = path.read_bytes()
+    except (OSError, ValueError):
+        # Told by `check_program`.
+        return []
+    return [setting for setting in settings_before_torch(text) if is_read_at_import(setting.name, setting.value)]
 
 
 def _problem_with_script(target: str, verbs: Sequence[str]) -> Problem | None:

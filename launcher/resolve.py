@@ -26,7 +26,7 @@ from .plan import Program, StartMethod
 from .probe_gpu import GpuReport, read_gpus
 from .probe_machine import host_names
 from .probe_versions import read_versions
-from .program import check_program, find_program, start_method
+from .program import check_program, find_program, start_method, start_warnings
 from .script_words import ScriptWords, split_script_words
 
 _T = TypeVar("_T")
@@ -111,7 +111,12 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
         env=job_environment(user=user_env, config=None if path is None else paths.there(path), backend=choice.backend),
         demand=demand,
         devices=choice.backend or ("" if placement.remote_hosts else _devices(gpus)),
-        warnings=(*warnings, *slice_warnings(gpus), *_unused_warnings(request, placement)),
+        warnings=(
+            *warnings,
+            *start_warnings(program, request.start),
+            *slice_warnings(gpus),
+            *_unused_warnings(request, placement),
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launcher.plan import Program, StartMethod
-from dsrun.launcher.program import check_program, find_program, start_method
+from dsrun.launcher.program import check_program, find_program, start_method, start_warnings
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +88,51 @@ def test_what_the_user_says_it_is_stands(folder: Path) -> None:
 def test_python_is_forked_unless_asked_otherwise(asked: StartMethod | None, start: str) -> None:
     script = Program(kind="script", target="train.py", args=(), python=sys.executable)
     assert start_method(script, asked) == start
+
+
+SETS = "import os\nos.environ['TORCH_LOGS'] = '+dynamo'\nos.environ['KMP_BLOCKTIME'] = '0'\nimport torch\n"
+
+
+def script(target: str) -> Program:
+    return Program(kind="script", target=target, args=(), python=sys.executable)
+
+
+def test_a_script_that_sets_what_torch_reads_at_import_is_not_forked_and_says_where(folder: Path) -> None:
+    program = script(make(folder, "train.py", SETS))
+    assert start_method(program, None) == "exec"
+    assert start_warnings(program, None) == (
+        "warning: train.py:2: TORCH_LOGS, KMP_BLOCKTIME are set before torch is imported: each rank imports torch "
+        "itself (`--start exec`), and starts later than with `--env TORCH_LOGS=VALUE`",
+    )
+
+
+@pytest.mark.parametrize("asked", ["fork", "exec"])
+def test_how_a_script_is_to_start_stands_whatever_it_sets(folder: Path, asked: StartMethod) -> None:
+    program = script(make(folder, "train.py", SETS))
+    assert start_method(program, asked) == asked
+    assert start_warnings(program, asked) == ()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "import os\nos.environ['NCCL_DEBUG'] = os.environ['OMP_NUM_THREADS'] = '1'\nimport torch\n",
+        "import os, torch\nos.environ['TORCH_LOGS'] = '+dynamo'\n",
+        "import os\nos.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'expandable_segments:True'\nimport torch\n",
+    ],
+)
+def test_a_script_that_sets_what_still_counts_is_forked(folder: Path, content: str) -> None:
+    program = script(make(folder, "train.py", content))
+    assert start_method(program, None) == "fork"
+    assert start_warnings(program, None) == ()
+
+
+def test_a_script_that_is_no_file_is_left_to_its_check(folder: Path) -> None:
+    (folder / "package").mkdir()
+    os.mkfifo(folder / "pipe")
+    for target in ("package", "pipe", "gone.py", "", "a\0b"):
+        assert start_method(script(target), None) == "fork"
+        assert start_warnings(script(target), None) == ()
 
 
 def test_other_programs_are_never_forked(folder: Path) -> None:
