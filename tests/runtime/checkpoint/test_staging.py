@@ -67,7 +67,9 @@ def test_memory_is_locked_when_it_is_touched_once_and_unlocked_when_it_is_given_
     assert cuda.locked == {}, "the memory that was too small"
     staging.touch()
     assert list(cuda.locked.values()) == [staging.nbytes]
+    held = staging._image
     staging.release()
+    assert held.numel(), "whoever still holds it"
     assert (cuda.locked, cuda.last_error, said) == ({}, 0, [])
 
 
