@@ -17,7 +17,7 @@ from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 3
+VERSION = 4
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
@@ -167,6 +167,49 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective of a process group, or one send or receive, as torch's flight recorder has it.
+
+    Attributes:
+        number: which of its group's collectives, or of its sends and receives; ranks that agree count alike.
+        name: `all_reduce`, `send 0->1`.
+        data: sizes and types that must be the same on all ranks, as one text: `[1024] Float`; empty where these may
+            differ.
+        state: `scheduled` on the device's queue, `started` where torch keeps times, or `completed`.
+        line: of the user's code that called it: `train.py:30`; empty where that is not known.
+    """
+
+    number: int
+    name: str
+    data: str
+    state: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupProgress:
+    """How far one rank is in one process group, as torch's flight recorder has it.
+
+    Attributes:
+        name: torch's own for the group, the same on all its ranks.
+        label: what it is called for people; empty where it was given no name.
+        members: ranks of the job, like `0-3,6`; empty where torch does not say.
+        queued: last collective that the rank has called.
+        completed: last one that is done.
+        waits: first one that it called and that is not done.
+        transfer: its last send or receive, if that is not done.
+    """
+
+    name: str
+    label: str
+    members: str
+    queued: Collective | None = None
+    completed: Collective | None = None
+    waits: Collective | None = None
+    transfer: Collective | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStack:
     """Where one rank is.
 
@@ -179,6 +222,9 @@ class RankStack:
         collective: as in `RankPulse`.
         step: as in `RankPulse`.
         idle_s: as in `RankPulse`.
+        uses_gpu: it has an NVIDIA GPU open, so that what looks like computing may be waiting for the GPU.
+        groups: its process groups, the one that it has waited in longest first; None where it left no dump.
+        dump_error: why there is no dump though there should be one; empty else.
     """
 
     rank: int
@@ -189,11 +235,14 @@ class RankStack:
     collective: str
     step: int | None
     idle_s: float | None
+    uses_gpu: bool = False
+    groups: list[GroupProgress] | None = None
+    dump_error: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """Agent to front end, the reply to `TakeStacks`, within 3 s: the host's ranks that have not ended."""
+    """Agent to front end, the reply to `TakeStacks`, within 9 s: the host's ranks that have not ended."""
 
     ranks: list[RankStack]
 
@@ -246,6 +295,7 @@ class Exit:
             agent. Above 0, a SIGKILL that nobody sent has its cause.
         step: optimizer steps it had finished, as it said itself; None where it said nothing. Added by the agent, as
             the last pulse may be older.
+        groups: as in `RankStack`, from the dump that torch left when it ended the rank; added by the agent.
     """
 
     rank: int
@@ -254,6 +304,7 @@ class Exit:
     error: WorkerError | None = None
     oom_kills: int = 0
     step: int | None = None
+    groups: list[GroupProgress] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,8 +414,6 @@ _CLASS_OF: dict[str, type[Message]] = {
     "spawn": Spawn,
     "release": Release,
 }
-#: Messages whose `ranks` are values of a class of their own.
-_RANKS_OF: dict[type[Message], type[RankPulse | RankStack]] = {Pulse: RankPulse, Stacks: RankStack}
 _NAME_OF = {cls: name for name, cls in _CLASS_OF.items()}
 _FIELDS_OF = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASS_OF.values()}
 
@@ -377,6 +426,9 @@ def encode(message: Message) -> bytes:
     match message:
         case Exit(error=WorkerError() as error):
             body["error"] = asdict(error)
+            body["groups"] = _plain(body["groups"])
+        case Exit(groups=groups):
+            body["groups"] = _plain(groups)
         case Pulse(ranks=ranks) | Stacks(ranks=ranks):
             body["ranks"] = [asdict(rank) for rank in ranks]
         case _:
@@ -396,14 +448,47 @@ def decode(line: bytes) -> Message:
     try:
         body: Any = json.loads(line)
         cls = _CLASS_OF[body.pop("type")]
-        if cls is Exit and body["error"] is not None:
-            body["error"] = WorkerError(**body["error"])
-        elif cls in _RANKS_OF:
-            body["ranks"] = [_RANKS_OF[cls](**rank) for rank in body["ranks"]]
+        if cls is Exit:
+            body["error"] = None if body["error"] is None else WorkerError(**body["error"])
+            body["groups"] = _groups(body["groups"])
+        elif cls is Stacks:
+            body["ranks"] = [_stack(rank) for rank in body["ranks"]]
+        elif cls is Pulse:
+            body["ranks"] = [RankPulse(**rank) for rank in body["ranks"]]
         return cls(**body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         shown = line[:200].decode("utf-8", "backslashreplace").rstrip()
         raise ProtocolError(f"protocol: expected a message of version {VERSION}, got {shown!r}") from error
+
+
+def _stack(value: dict[str, Any]) -> RankStack:
+    value["groups"] = _groups(value["groups"])
+    return RankStack(**value)
+
+
+def _plain(groups: list[GroupProgress] | None) -> list[dict[str, Any]] | None:
+    return None if groups is None else [asdict(group) for group in groups]
+
+
+def _groups(values: list[dict[str, Any]] | None) -> list[GroupProgress] | None:
+    if values is None:
+        return None
+    return [
+        GroupProgress(
+            name=value["name"],
+            label=value["label"],
+            members=value["members"],
+            queued=_collective(value["queued"]),
+            completed=_collective(value["completed"]),
+            waits=_collective(value["waits"]),
+            transfer=_collective(value["transfer"]),
+        )
+        for value in values
+    ]
+
+
+def _collective(value: dict[str, Any] | None) -> Collective | None:
+    return None if value is None else Collective(**value)
 
 
 class FrameReader:

@@ -1,4 +1,5 @@
-"""Who hangs where: ranks grouped by the place they are at, the odd ones out first. Pure: stacks in, lines out.
+"""Who hangs where: ranks grouped by the place they are at, the odd ones out first. Pure: stacks in, lines out. Who is
+behind whom in a process group is judged in `nccl_verdict`.
 
 Reads the text of `faulthandler` as Python 3.10 to 3.14 write it. Does not judge whether a job hangs; see `hang`.
 """
@@ -12,34 +13,15 @@ from dataclasses import dataclass
 
 from dsrun.units import format_duration
 
+from .nccl_verdict import findings, lines_of, name_of_wait
 from .protocol import RankStack
+from .rank_ranges import named_ranks, rank_ranges
+from .stack_frames import Frame
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _THREAD = re.compile(r"^(?P<current>Current t|T)hread 0x[0-9a-f]+")
-_NOT_USERS = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|/dsrun/|^<|^\?\?\?$")
-_LIBRARY_FOLDER = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python3[^/]*)/|^.*/(?=dsrun/)")
 #: More groups than this are counted, not told.
 _MOST_GROUPS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """One level of a Python stack."""
-
-    file: str
-    line: int
-    function: str
-
-    @property
-    def is_users(self) -> bool:
-        """Whether it is neither a library's, nor Python's, nor dsrun's."""
-        return _NOT_USERS.search(self.file) is None
-
-    @property
-    def place(self) -> str:
-        """The file as one speaks of it, and the line."""
-        short = self.file.rpartition("/")[2] if self.is_users else _LIBRARY_FOLDER.sub("", self.file)
-        return f"{short}:{self.line}"
 
 
 def main_thread(text: str) -> tuple[Frame, ...]:
@@ -113,6 +95,7 @@ def verdict(
     ended: Sequence[int] = (),
     unanswered: Sequence[str] = (),
     stacks_folder: str | None = None,
+    dump_prefix: str | None = None,
 ) -> tuple[str, ...]:
     """Says who is where.
 
@@ -122,6 +105,7 @@ def verdict(
         ended: ranks that have returned 0 already.
         unanswered: hosts that did not say.
         stacks_folder: where each rank's complete stacks are.
+        dump_prefix: path of each rank's dump of the flight recorder, but for its number.
 
     Returns:
         lines; the first one says it all.
@@ -135,8 +119,11 @@ def verdict(
                 # It beat when the others had long stopped to; one in a collective may have come there late, and waits.
                 spot = _Spot(_Kind.WELL, "")
             groups.setdefault(spot, []).append((host, stack))
+    found = findings({stack.rank: stack.groups for _, stack in stacks if stack.groups is not None})
     ordered = sorted(groups.items(), key=lambda group: (group[0].kind, len(group[1]), group[1][0][1].rank))
     facts = [f"{_subject(ended)} {'has' if len(ended) == 1 else 'have'} ended already"] if ended else []
+    # Who called something else than the others may look as they do: all wait.
+    facts += [one.text for one in found if one.is_mismatch][:1]
     facts += [_sentence(spot, [stack.rank for _, stack in group]) for spot, group in ordered[:_MOST_GROUPS]]
     if len(ordered) > _MOST_GROUPS:
         facts.append(f"others at {len(ordered) - _MOST_GROUPS} more places")
@@ -145,6 +132,10 @@ def verdict(
         f"no progress for {format_duration(silent_s)}: {', '.join(facts) or 'all ranks are gone, and no host says how'}"
     ]
     lines += [f"  {_detail(group)}" for _, group in ordered[:_MOST_GROUPS]]
+    lines += [f"  {line}" for line in lines_of(found)]
+    lines += [f"  the flight recorder's dump of {line}" for line in _dump_errors(stacks)]
+    if dump_prefix is not None and any(stack.groups is not None for _, stack in stacks):
+        lines.append(f"all collectives: {dump_prefix}<N>, on the rank's host")
     if stacks_folder is not None and any(stack.text for _, stack in stacks):
         lines.append(f"all threads: {stacks_folder}/rank<N>.stacks.txt, on the rank's host")
     return tuple(lines)
@@ -164,13 +155,35 @@ def _spot_of(stack: RankStack) -> _Spot:
         return _Spot(_Kind.KERNEL, f"in the kernel{kernel}" + (f", from {name}" if name else ""))
     if stack.collective:
         return _Spot(_Kind.COLLECTIVE, stack.collective)
+    if stack.groups and (wait := name_of_wait(stack.groups)) and _may_read_from_gpu(stack):
+        return _Spot(_Kind.COLLECTIVE, wait)
     if not name:
         doing = "computing" if stack.state == "R" else "waiting"
         return _Spot(_Kind.SILENT, f"{doing}, without a Python stack to show")
     if waits_for_ranks:
         return _Spot(_Kind.COLLECTIVE, name)
-    # One that computes, maybe without ever giving Python's lock away, is told from one that sleeps.
-    return _Spot(_Kind.ELSEWHERE, f"busy in {name}" if stack.state == "R" else f"in {name}")
+    # One that computes, maybe without ever giving Python's lock away, is told from one that sleeps; not so from one
+    # that reads from its GPU (`.item()`, `.tolist()`): CUDA spins there, below the same line of Python.
+    busy = "busy, or waits for its GPU," if stack.uses_gpu and _may_read_from_gpu(stack) else "busy"
+    return _Spot(_Kind.ELSEWHERE, f"{busy} in {name}" if stack.state == "R" else f"in {name}")
+
+
+def _may_read_from_gpu(stack: RankStack) -> bool:
+    """Whether the host may be reading from its device: no call of Python's own or of a library says else.
+
+    A read is a call of C, so the innermost line of Python is the one that reads: the script's, dsrun's or torch's.
+    """
+    frames = main_thread(stack.text)
+    return not frames or frames[0].is_users or re.search(r"/(torch|dsrun/runtime)/", frames[0].file) is not None
+
+
+def _dump_errors(stacks: Sequence[tuple[str, RankStack]]) -> list[str]:
+    """Says of which ranks there is no dump though they were asked, those with the same reason together."""
+    ranks: dict[str, list[int]] = {}
+    for _, stack in sorted(stacks, key=lambda entry: entry[1].rank):
+        if stack.dump_error:
+            ranks.setdefault(stack.dump_error, []).append(stack.rank)
+    return [f"{named_ranks(those)} {error}" for error, those in ranks.items()]
 
 
 def _name_of(frames: Sequence[Frame]) -> tuple[str, bool]:
@@ -207,21 +220,10 @@ def _detail(group: Sequence[tuple[str, RankStack]]) -> str:
     host, first = group[0]
     hosts = {host for host, _ in group}
     where = host if len(hosts) == 1 else f"{len(hosts)} hosts"
-    who = f"{'rank' if len(group) == 1 else 'ranks'} {_ranges([stack.rank for _, stack in group])} on {where}"
+    who = f"{'rank' if len(group) == 1 else 'ranks'} {rank_ranges([stack.rank for _, stack in group])} on {where}"
     user = next((frame for frame in main_thread(first.text) if frame.is_users), None)
     parts = [] if user is None else [f"in {user.function} ({user.file}:{user.line})"]
     parts += [f"step {first.step}"] if first.step is not None else []
     parts += [f"phase {first.phase}"] if first.phase else []
     parts += ["no heartbeat" if first.idle_s is None else f"last heartbeat {format_duration(first.idle_s)} ago"]
     return f"{who}: {', '.join(parts)}"
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """`[0, 1, 2, 5]` -> `0-2,5`."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

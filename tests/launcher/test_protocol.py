@@ -9,19 +9,23 @@ from hypothesis import strategies as st
 from dsrun.contract import WorkerError
 from dsrun.launcher.protocol import (
     MAX_FRAME_BYTES,
+    Collective,
     Exit,
     Failed,
     Finished,
     FrameReader,
+    GroupProgress,
     Hello,
     Kill,
     Message,
     Note,
     Output,
     ProtocolError,
+    RankStack,
     Records,
     Release,
     Spawn,
+    Stacks,
     Start,
     Started,
     Stop,
@@ -29,6 +33,12 @@ from dsrun.launcher.protocol import (
     encode,
 )
 
+GROUP = GroupProgress(
+    name="0",
+    label="default_pg",
+    members="0-3",
+    waits=Collective(number=57, name="all_reduce", data="[8] Float", state="scheduled", line="train.py:3"),
+)
 MESSAGES: list[Message] = [
     Start(plan={"job_id": "a", "nodes": []}, node_rank=0),
     Stop(signal=15),
@@ -38,6 +48,24 @@ MESSAGES: list[Message] = [
     Output(rank=0, stream="stderr", sequence=3, time_s=1.5, text="a\nb"),
     Exit(rank=1, status=-9, time_s=2.0),
     Exit(rank=1, status=1, time_s=2.0, error=WorkerError(message="m", traceback="t", time_s=1.9)),
+    Exit(rank=1, status=-6, time_s=2.0, groups=[GROUP]),
+    Stacks(
+        ranks=[
+            RankStack(
+                rank=3,
+                state="R",
+                kernel="",
+                text="",
+                phase="",
+                collective="",
+                step=None,
+                idle_s=None,
+                uses_gpu=True,
+                groups=[GROUP],
+                dump_error="is damaged",
+            )
+        ]
+    ),
     Failed(reason="no", time_s=1.0),
     Failed(reason="no", time_s=1.0, hint="way out", is_mistake=True),
     Records(text='{"event": "step"}\n'),
@@ -103,7 +131,7 @@ def test_reader_finds_messages_wherever_the_pipe_cuts(size: int) -> None:
     ],
 )
 def test_what_is_no_message_is_refused_and_shown(line: bytes) -> None:
-    with pytest.raises(ProtocolError, match="expected a message of version 3"):
+    with pytest.raises(ProtocolError, match="expected a message of version 4"):
         decode(line)
 
 

@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
-from dsrun.launcher.protocol import RankStack
-from dsrun.launcher.verdict import Frame, main_thread, verdict
+from dsrun.launcher.protocol import Collective, GroupProgress, RankStack
+from dsrun.launcher.stack_frames import Frame
+from dsrun.launcher.verdict import main_thread, verdict
 
 SITE = "/env/lib/python3.11/site-packages"
 STD = "/usr/lib/python3.11"
@@ -72,6 +73,9 @@ def stack(
     phase: str = "",
     step: int | None = None,
     idle_s: float | None = 312.0,
+    uses_gpu: bool = False,
+    groups: list[GroupProgress] | None = None,
+    dump_error: str = "",
 ) -> tuple[str, RankStack]:
     answer = RankStack(
         rank=rank,
@@ -82,6 +86,9 @@ def stack(
         collective=collective,
         step=step,
         idle_s=idle_s,
+        uses_gpu=uses_gpu,
+        groups=groups,
+        dump_error=dump_error,
     )
     return f"n{rank // 4 + 1}", answer
 
@@ -198,3 +205,81 @@ def test_this_pythons_own_faulthandler_is_understood() -> None:
     assert frames[0].function == "test_this_pythons_own_faulthandler_is_understood"
     assert frames[0].file == __file__
     assert frames[0].is_users
+
+
+#: One that reads from its GPU (`loss.item()`), in a call of C.
+ITEM = """Current thread 0x00007f7aa9003b80 (most recent call first):
+  File "/home/me/train.py", line 31 in step
+  File "/home/me/train.py", line 40 in <module>
+"""
+#: The same in dsrun's own step.
+NORM = f"""Current thread 0x00007f7aa9003b80 (most recent call first):
+  File "{SITE}/dsrun/runtime/optim/norm.py", line 90 in read
+  File "/home/me/train.py", line 31 in step
+"""
+
+
+def group(waits: int | None, done: int, name: str = "all_reduce") -> list[GroupProgress]:
+    def call(number: int, name: str = name) -> Collective:
+        return Collective(number=number, name=name, data="", state="scheduled", line="")
+
+    return [
+        GroupProgress(
+            name="0",
+            label="default_pg",
+            members="0-3",
+            queued=call(done if waits is None else waits),
+            completed=call(done, "all_gather"),
+            waits=None if waits is None else call(waits),
+        )
+    ]
+
+
+def test_a_rank_that_reads_from_its_gpu_waits_in_the_collective_that_its_recorder_names() -> None:
+    stacks = [stack(rank, ITEM, state="R", uses_gpu=True, groups=group(57, 56)) for rank in range(3)]
+    stacks.append(stack(3, EVENT, groups=group(None, 56, "all_gather")))
+    lines = verdict(stacks, silent_s=300.0, dump_prefix="/run/nccl_trace_rank_")
+    assert lines[0] == (
+        "no progress for 5m 0s: rank 3 is in Event.wait (threading.py:629), "
+        "ranks 0, 1, 2 wait in all_reduce 57 of default_pg"
+    )
+    assert lines[-2:] == (
+        "  default_pg: ranks 0, 1, 2 wait in all_reduce 57, rank 3 has not called it (last all_gather 56)",
+        "all collectives: /run/nccl_trace_rank_<N>, on the rank's host",
+    )
+
+
+def test_the_runtimes_own_name_for_what_a_rank_waits_for_counts_more_than_the_recorders() -> None:
+    named = "results of gradient norm, last begun reduce_scatter of unit 3"
+    assert headline(stack(0, NORM, state="R", collective=named, groups=group(57, 56))).endswith(
+        f"rank 0 waits in {named}"
+    )
+
+
+def test_a_mismatch_stands_in_the_first_line_for_all_ranks_seem_to_wait() -> None:
+    ranks = [stack(rank, ITEM, state="R", groups=group(57, 56)) for rank in range(3)]
+    odd = stack(3, ITEM, state="R", groups=group(57, 56, "broadcast"))
+    assert headline(*ranks, odd).startswith(
+        "no progress for 5m 0s: default_pg: ranks 0, 1, 2 wait in all_reduce 57, rank 3 is in broadcast 57, "
+    )
+
+
+def test_a_rank_that_waits_for_python_does_not_wait_for_its_gpu_whatever_it_has_queued() -> None:
+    assert headline(stack(0, EVENT, groups=group(57, 56))).endswith("rank 0 is in Event.wait (threading.py:629)")
+
+
+@pytest.mark.parametrize("text", [ITEM, NORM])
+def test_without_a_dump_one_that_may_read_from_its_gpu_is_not_said_to_compute(text: str) -> None:
+    told = headline(stack(0, text, state="R", uses_gpu=True))
+    assert "rank 0 is busy, or waits for its GPU, in step (train.py:31)" in told
+    assert "rank 0 is busy in step (train.py:31)" in headline(stack(0, text, state="R"))
+
+
+def test_why_there_is_no_dump_is_told_once_for_all_ranks_with_that_reason() -> None:
+    stacks = [stack(rank, ITEM, dump_error="was not written in time") for rank in range(5)]
+    stacks.append(stack(5, ITEM, dump_error="is damaged: EOFError: "))
+    lines = verdict(stacks, silent_s=300.0, dump_prefix="/run/x_")
+    assert lines[-2:] == (
+        "  the flight recorder's dump of ranks 0-4 was not written in time",
+        "  the flight recorder's dump of rank 5 is damaged: EOFError: ",
+    )

@@ -1,0 +1,53 @@
+"""Dumps of torch's flight recorder as torch 2.11 to 2.14 write them for NCCL, as plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+FRAMES = [
+    {"name": "all_reduce", "filename": "/env/lib/python3.12/site-packages/torch/distributed/c10d.py", "line": 3},
+    {"name": "step", "filename": "/home/me/train.py", "line": 30},
+    {"name": "<module>", "filename": "/home/me/train.py", "line": 80},
+]
+
+
+def entry(
+    number: int,
+    call: str = "nccl:all_reduce",
+    *,
+    state: str = "completed",
+    group: tuple[str, str] = ("0", "default_pg"),
+    size: int = 8,
+    is_p2p: bool = False,
+    created_ns: int | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """One entry as torch 2.11 to 2.14 write it for NCCL."""
+    return {
+        "frames": FRAMES,
+        "record_id": number,
+        "pg_id": 0,
+        "process_group": group,
+        "collective_seq_id": 0 if is_p2p else number,
+        "p2p_seq_id": number if is_p2p else 0,
+        "op_id": number,
+        "profiling_name": call,
+        "time_created_ns": number if created_ns is None else created_ns,
+        "input_sizes": [[size]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[size]],
+        "output_dtypes": ["Float"],
+        "state": state,
+        "time_discovered_started_ns": None,
+        "time_discovered_completed_ns": None,
+        "retired": state == "completed",
+        "timeout_ms": 600000,
+        "is_p2p": is_p2p,
+        **more,
+    }
+
+
+def dump(entries: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
+    return {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": list(entries), **more}
