@@ -164,6 +164,7 @@ class Agent:
         self._ranks.end_scope(remove=not self._descent.unkillable)
         self._relay.close_streams()
         self._news.tell_rest()
+        self._ranks.remove_pipes()
         self._remove_folder()
         self._end_copies()
         self._relay.send(Finished(unkillable=self._descent.unkillable))

@@ -120,10 +120,14 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
     Args:
         environ: the environment here.
     """
+    outer = environ.get(RUN_DIR_ENV)
     return {
         name: value
         for name, value in environ.items()
-        if (name.startswith(_PASSED_PREFIXES) or name in _PASSED_NAMES) and name not in _NOT_PASSED | RESERVED
+        if (name.startswith(_PASSED_PREFIXES) or name in _PASSED_NAMES)
+        and name not in _NOT_PASSED | RESERVED
+        # A file in the folder of the job that this one was started in.
+        and not (outer and value.startswith(f"{outer}/"))
     }
 
 

@@ -48,7 +48,13 @@ class HostNews:
     def take_stacks(self, now_s: float) -> None:
         """Asks all ranks where they are, to be told once they have answered; asked twice, one answer says it."""
         if self._stacks is None:
-            self._stacks = StackTaking(self._ranks.live, run_dir=self._run_dir, table=self._table, now_s=now_s)
+            self._stacks = StackTaking(
+                self._ranks.live,
+                run_dir=self._run_dir,
+                table=self._table,
+                recorders=self._ranks.recorders,
+                now_s=now_s,
+            )
 
     def tell(self, now_s: float) -> None:
         """Sends what is due."""

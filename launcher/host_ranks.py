@@ -21,15 +21,17 @@ from dsrun.contract import read_error_file
 from . import processes
 from .environment import THREADS_ENV
 from .failures import describe_status
+from .flight_recorder import RecorderFiles, pipe_environment, recorder_files, without_outer
 from .host_binding import read_bindings
 from .last_words import LastWords
+from .nccl_dumps import MOST_BYTES, DumpError, read_dump
 from .oom_kills import OomKills
 from .plan import LaunchPlan, NodePlan
-from .protocol import Exit, Failed, Message, Note, Started
+from .protocol import Exit, Failed, GroupProgress, Message, Note, Started
 from .relay import Relay
 from .scope import Scope, make_scope, remove_empty_scopes, scope_name
 from .spawner_pipe import SpawnerPipe
-from .worker import LiveRank, error_file, node_environment
+from .worker import LiveRank, error_file, node_environment, worker_environment
 
 
 class HostRanks:
@@ -68,6 +70,8 @@ class HostRanks:
         self._spawner: SpawnerPipe | None = None
         self._rank_of: dict[int, int] = {}
         self._live: dict[int, LiveRank] = {}
+        #: Of each rank, once ranks are started.
+        self.recorders: dict[int, RecorderFiles] = {}
         self._ended: set[int] = set()
         #: A rank has ended otherwise than with 0.
         self.has_failed = False
@@ -110,7 +114,14 @@ class HostRanks:
         for worker in self._node.workers:
             # The word of an earlier job or attempt must not be taken for this one's.
             error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
+        environ = without_outer(environ, self._plan.run_dir)
+        if self._plan.program.kind != "command":
+            environ |= pipe_environment(environ, run_dir=self._plan.run_dir)
         plan, cpus = _bound(self._plan, self._node, environ)
+        address, port = rendezvous
+        for worker in plan.nodes[self._node.node_rank].workers:
+            given = worker_environment(environ, plan, self._node, worker, address=address, port=port)
+            self.recorders[worker.rank] = recorder_files(given, worker.rank)
         remove_empty_scopes()
         # Last: until the spawner knows of it, nobody would remove it after us.
         self._scope = make_scope(scope_name(self._plan.job_id, self._node.node_rank))
@@ -259,7 +270,28 @@ class HostRanks:
         error = read_error_file(error_file(self._plan.run_dir, rank)) if status else None
         oom_kills = self._oom_kills.since_start()
         step = self._last_step(self._local_rank_of[rank])
-        self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error, oom_kills=oom_kills, step=step))
+        groups = _groups_of(self.recorders[rank]) if status and rank in self.recorders else None
+        self._relay.send(
+            Exit(rank=rank, status=status, time_s=time_s, error=error, oom_kills=oom_kills, step=step, groups=groups)
+        )
+
+    def remove_pipes(self) -> None:
+        """Removes the ranks' pipes, once nobody listens: whoever reads all files of the folder would wait there."""
+        for recorder in self.recorders.values():
+            if recorder.pipe is not None and str(recorder.pipe.parent) == self._plan.run_dir:
+                with suppress(OSError):
+                    recorder.pipe.unlink()
+
+
+def _groups_of(recorder: RecorderFiles) -> list[GroupProgress] | None:
+    """Returns what the dump says of a rank that has ended; None where it left none, or none that can be read."""
+    if not recorder.is_fresh():
+        return None
+    try:
+        return read_dump(recorder.read(most_bytes=MOST_BYTES))
+    except (OSError, DumpError):
+        # Half of a file, if it was killed in the middle: others' dumps say who is behind.
+        return None
 
 
 def _bound(

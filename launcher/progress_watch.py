@@ -5,10 +5,12 @@ The trackers that judge are pure and stand below; this puts them together and sp
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 
 from .failures import Hang
+from .flight_recorder import dump_prefix, without_outer
 from .hang import HangTracker, StackRound
 from .plan import LaunchPlan
 from .protocol import Pulse, RankStack
@@ -35,6 +37,8 @@ class ProgressWatch:
         self._tally = tally
         self._sink = sink
         self._stacks_folder = plan.run_dir
+        environ = without_outer({**os.environ, **plan.env}, plan.run_dir)
+        self._dump_prefix = dump_prefix(environ, run_dir=plan.run_dir, attempt=plan.attempt)
         self._hang = HangTracker(timeout_s, now_s=time.monotonic())
         self._stragglers = StragglerTracker(len(plan.ranks))
         self._round: StackRound | None = None
@@ -104,6 +108,7 @@ class ProgressWatch:
             ended=self._tally.ended_well(),
             unanswered=sorted(stacks.waiting),
             stacks_folder=self._stacks_folder,
+            dump_prefix=self._dump_prefix,
         )
         self._sink.event("hang", lines=lines)
         return Hang(lines=lines, time_s=time.time())

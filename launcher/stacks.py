@@ -1,17 +1,19 @@
-"""Where every rank of a host is, right now: state in the kernel, and Python's stacks as faulthandler writes them.
+"""Where every rank of a host is, right now: state in the kernel, Python's stacks as faulthandler writes them, and how
+far its process groups are, as torch's flight recorder says.
 
-The agent's side; the rank's is in `bootstrap`, which registers faulthandler. Does not wait: whoever owns the loop looks
-again. Does not read stacks, which is for whoever says what hangs.
+The agent's side; the rank's is in `bootstrap`, which registers faulthandler, and in torch. Does not wait: whoever owns
+the loop looks again. Does not read stacks, which is for whoever says what hangs.
 
 [Note: who can answer] faulthandler answers from within the signal handler, so a rank that holds the GIL for ever
 answers too. A rank that is stopped cannot, and one that is no Python, or not yet, has no handler and would die of the
-signal: it is not sent.
+signal: it is not sent. The flight recorder answers from a thread of NCCL's, within about three seconds, of which one is
+that thread's pause; for the stacks in its dump it needs the GIL, so a rank that holds it for ever gives none.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,13 +21,20 @@ from dsrun.contract import STACKS_SIGNAL
 from dsrun.heartbeats import HeartbeatTable
 
 from . import processes
+from .flight_recorder import RecorderFiles
+from .nccl_dumps import MOST_BYTES, DumpError, read_dump
 from .protocol import RankStack, Stacks
 from .pulses import idle_s
+from .refusals import refusal_of
 from .worker import LiveRank, stacks_file
 
 #: Between two looks at files that grow; also how long one must stand still to be taken for complete.
 _LOOK_S = 0.1
 _PATIENCE_S = 2.0
+#: For the dumps that torch writes when it is asked.
+_DUMP_PATIENCE_S = 7.0
+#: Of a pickle and of JSON: a dump that ends with something else is still being written.
+_DUMP_ENDS = (b".", b"}")
 #: Of a rank's text, half from its beginning and half from its end, where faulthandler puts the main thread.
 _MOST_BYTES = 64 << 10
 _STOPPED = frozenset("TtZX")
@@ -40,6 +49,15 @@ class _Asked:
     size: int
 
 
+@dataclass(slots=True)
+class _AskedDump:
+    """A rank that writes its flight recorder's dump."""
+
+    files: RecorderFiles
+    before: tuple[int, int]
+    stamp: tuple[int, int]
+
+
 class StackTaking:
     """One question to all ranks, from the signal to the answer. See [Note: who can answer].
 
@@ -47,18 +65,34 @@ class StackTaking:
         ranks: those that have not ended.
         run_dir: folder of their files.
         table: what they say themselves.
+        recorders: where their flight recorders are.
         now_s: monotonic seconds.
     """
 
-    def __init__(self, ranks: Sequence[LiveRank], *, run_dir: str, table: HeartbeatTable, now_s: float) -> None:
+    def __init__(
+        self,
+        ranks: Sequence[LiveRank],
+        *,
+        run_dir: str,
+        table: HeartbeatTable,
+        recorders: Mapping[int, RecorderFiles],
+        now_s: float,
+    ) -> None:
         #: When to look next.
         self.due_s = now_s + _LOOK_S
         self._deadline_s = now_s + _PATIENCE_S
+        self._dump_deadline_s = now_s + _DUMP_PATIENCE_S
         self._answers: dict[int, RankStack] = {}
         self._asked: dict[int, _Asked] = {}
+        self._asked_dumps: dict[int, _AskedDump] = {}
         for rank in ranks:
             answer = _look_at(rank, table, now_s)
             self._answers[rank.rank] = answer
+            # Also one that is no Python, or holds its signals back: the recorder listens on a thread of its own.
+            files = recorders.get(rank.rank)
+            before = (0, 0) if files is None else files.stamp()
+            if files is not None and answer.state and answer.state not in _STOPPED and files.ask():
+                self._asked_dumps[rank.rank] = _AskedDump(files, before, before)
             if answer.state and answer.state not in _STOPPED and processes.catches(rank.process, STACKS_SIGNAL):
                 path = stacks_file(run_dir, rank.rank)
                 size = _size(path)
@@ -77,8 +111,39 @@ class StackTaking:
             asked.size = size
         if not complete and now_s < self._deadline_s:
             return None
+        if not self._read_dumps(now_s):
+            return None
         texts = {rank: _read(asked.path, asked.begin) for rank, asked in self._asked.items()}
         return Stacks(ranks=[replace(answer, text=texts.get(rank, "")) for rank, answer in self._answers.items()])
+
+    def _read_dumps(self, now_s: float) -> bool:
+        """Reads one dump that is there; returns whether all are, or time is up."""
+        for rank, asked in self._asked_dumps.items():
+            before, asked.stamp = asked.stamp, asked.files.stamp()
+            if asked.stamp == asked.before or asked.stamp != before:
+                continue
+            try:
+                data = asked.files.read(most_bytes=MOST_BYTES)
+                if not data.endswith(_DUMP_ENDS) and now_s < self._dump_deadline_s:
+                    asked.before = asked.stamp
+                    continue
+                groups = read_dump(data)
+                self._answers[rank] = replace(self._answers[rank], groups=groups)
+            except OSError as error:
+                self._note_dump_error(rank, f"cannot be read: {refusal_of(error)}")
+            except DumpError as error:
+                self._note_dump_error(rank, str(error))
+            del self._asked_dumps[rank]
+            # One a look: whoever owns the loop has signs of life to send meanwhile.
+            break
+        if self._asked_dumps and now_s < self._dump_deadline_s:
+            return False
+        for rank in self._asked_dumps:
+            self._note_dump_error(rank, "was not written in time")
+        return True
+
+    def _note_dump_error(self, rank: int, error: str) -> None:
+        self._answers[rank] = replace(self._answers[rank], dump_error=error)
 
 
 def _look_at(rank: LiveRank, table: HeartbeatTable, now_s: float) -> RankStack:
@@ -94,6 +159,7 @@ def _look_at(rank: LiveRank, table: HeartbeatTable, now_s: float) -> RankStack:
         collective="" if beat is None else beat.collective,
         step=None if beat is None else beat.step,
         idle_s=idle_s(beat, now_s),
+        uses_gpu=_has_gpu_open(folder),
     )
 
 
@@ -103,6 +169,14 @@ def _state(folder: Path) -> str:
         return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return ""
+
+
+def _has_gpu_open(folder: Path) -> bool:
+    try:
+        return any(os.readlink(entry).startswith("/dev/nvidia") for entry in (folder / "fd").iterdir())
+    except OSError:
+        # It has ended, or one of its files was closed meanwhile.
+        return False
 
 
 def _sleeps_in(folder: Path) -> str:

@@ -18,6 +18,7 @@ from dsrun.contract import ERROR_FILE_ENV, JOB_ID_ENV, NONCE_ENV, RESUME_ENV, RU
 from dsrun.errors import InputError
 
 from . import processes
+from .flight_recorder import recorder_environment, without_outer
 from .plan import LaunchPlan, NodePlan, Program, WorkerSpec
 
 
@@ -59,7 +60,7 @@ def node_environment(base: Mapping[str, str], plan: LaunchPlan, node: NodePlan) 
     for worker in node.workers[1:]:
         shared = {name: value for name, value in shared.items() if worker.env.get(name) == value}
     # Of a job that this one was started in; everything else that it was given there is given anew here.
-    inherited = {name: value for name, value in base.items() if name != RESUME_ENV}
+    inherited = {name: value for name, value in without_outer(base, plan.run_dir).items() if name != RESUME_ENV}
     resume = {} if plan.resume is None else {RESUME_ENV: plan.resume}
     job = {JOB_ID_ENV: plan.job_id, RUN_DIR_ENV: plan.run_dir, NONCE_ENV: plan.nonce}
     return {**node.env, **inherited, **plan.env, **node.host.env, **shared, **job, **resume}
@@ -79,11 +80,13 @@ def worker_environment(
         port: its port.
     """
     place = plan.rank_info(worker, node, address=address, port=port, agent_store=True)
+    given = {**node_environment(base, plan, node), **worker.env}
     return {
-        # torchrun's default: a NCCL error ends the process instead of leaving it waiting.
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        **node_environment(base, plan, node),
-        **worker.env,
+        # torch's own default: a NCCL error or time-out ends the process. torchrun's, 1, aborts the communicators before
+        # that, which may hang as well.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        **recorder_environment(given, run_dir=plan.run_dir, attempt=plan.attempt),
+        **given,
         **place.to_env(),
         "TORCHELASTIC_RUN_ID": plan.job_id,
         "TORCHELASTIC_RESTART_COUNT": str(plan.attempt),

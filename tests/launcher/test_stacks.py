@@ -1,0 +1,107 @@
+"""A host's answer where its ranks are: complete once those who can answer have, and never later than its patience."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dsrun.heartbeats import HeartbeatTable
+from dsrun.launcher.flight_recorder import RecorderFiles
+from dsrun.launcher.protocol import RankStack
+from dsrun.launcher.stacks import StackTaking
+from dsrun.launcher.worker import LiveRank
+from support.dumps import dump, entry
+
+
+class Rank:
+    """A rank's recorder, played by this process, which catches no signal for stacks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        os.mkfifo(folder / "0.pipe")
+        self.pipe = os.open(folder / "0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+        self._table = HeartbeatTable(1)
+        self.taking = StackTaking(
+            [LiveRank(0, 0, psutil.Process())],
+            run_dir=str(folder),
+            table=self._table,
+            recorders={0: RecorderFiles(folder / "dump0", folder / "0.pipe")},
+            now_s=0.0,
+        )
+
+    def writes(self, data: bytes) -> None:
+        (self._folder / "dump0").write_bytes(data)
+
+    def look(self, now_s: float) -> RankStack | None:
+        answer = self.taking.look(now_s)
+        return None if answer is None else answer.ranks[0]
+
+    def close(self) -> None:
+        os.close(self.pipe)
+        self._table.close()
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Iterator[Rank]:
+    rank = Rank(tmp_path)
+    yield rank
+    rank.close()
+
+
+def test_the_answer_waits_for_the_dump_and_holds_what_it_says(rank: Rank) -> None:
+    assert os.read(rank.pipe, 8) == b"1", "it is asked once"
+    assert rank.look(1.0) is None
+    whole = pickle.dumps(dump([entry(57, state="scheduled")]), protocol=2)
+    for half, now_s in ((b"", 2.0), (whole[:100], 3.0)):
+        rank.writes(half)
+        assert rank.look(now_s) is None
+        assert rank.look(now_s + 0.5) is None, "it is being written"
+    rank.writes(whole)
+    assert rank.look(4.0) is None, "it may be growing"
+    answer = rank.look(4.2)
+    assert answer is not None
+    assert answer.groups is not None
+    assert answer.groups[0].waits is not None
+    assert (answer.groups[0].waits.number, answer.dump_error) == (57, "")
+
+
+def test_a_dump_that_does_not_come_is_told(rank: Rank) -> None:
+    assert rank.look(6.9) is None
+    answer = rank.look(7.1)
+    assert answer is not None
+    assert (answer.groups, answer.dump_error) == (None, "was not written in time")
+
+
+def test_a_broken_dump_is_told(rank: Rank) -> None:
+    rank.writes(b"\x80\x02.")
+    assert rank.look(1.0) is None
+    answer = rank.look(1.2)
+    assert answer is not None
+    assert answer.groups is None
+    assert "is damaged" in answer.dump_error
+
+
+def test_half_of_a_dump_is_told_when_time_is_up(rank: Rank) -> None:
+    rank.writes(b"\x80\x02(")
+    assert rank.look(6.0) is None
+    assert rank.look(6.2) is None
+    answer = rank.look(7.1)
+    assert answer is not None
+    assert (answer.groups, answer.dump_error) == (None, "was not written in time")
+
+
+def test_a_rank_that_makes_no_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    table = HeartbeatTable(1)
+    recorders = {0: RecorderFiles(tmp_path / "dump0", tmp_path / "0.pipe")}
+    taking = StackTaking(
+        [LiveRank(0, 0, psutil.Process())], run_dir=str(tmp_path), table=table, recorders=recorders, now_s=0.0
+    )
+    answer = taking.look(0.2)
+    table.close()
+    assert answer is not None
+    assert (answer.ranks[0].groups, answer.ranks[0].dump_error) == (None, "")
