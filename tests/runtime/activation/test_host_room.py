@@ -10,20 +10,28 @@ import torch
 
 from dsrun.runtime.activation.host_ring import HostRing
 from dsrun.runtime.activation.host_room import HostRoom
-from dsrun.runtime.memory.bus import InstantBus, bus_for
-from dsrun.runtime.memory.host_pool import HostPool, host_pool_for
+from dsrun.runtime.memory.bus import InstantBus, StreamBus, bus_for
+from dsrun.runtime.memory.host_pool import HostPool
+from dsrun.runtime.memory.page_lock import CudaLock, Lock
+from tests.support.slow_lanes import late_bus
 
 CPU = torch.device("cpu")
 MIB = 1 << 20
 
 
 class Locks:
-    """Page-locks nothing, and knows what is locked."""
+    """Knows what is locked.
 
-    def __init__(self, seen: list[str] | None = None) -> None:
+    Args:
+        seen: gets a line when memory is unlocked.
+        inner: locks; None: nobody does.
+    """
+
+    def __init__(self, seen: list[str] | None = None, *, inner: Lock | None = None) -> None:
         self.locked: dict[int, int] = {}
         self.calls = 0
         self.seen = [] if seen is None else seen
+        self.inner = inner
 
     @property
     def nbytes(self) -> int:
@@ -31,11 +39,14 @@ class Locks:
 
     def __call__(self, address: int, nbytes: int) -> Callable[[], object]:
         self.calls += 1
+        end = None if self.inner is None else self.inner(address, nbytes)
         self.locked[address] = nbytes
 
         def unlock() -> None:
             self.seen.append("unlocked")
             del self.locked[address]
+            if end is not None:
+                end()
 
         return unlock
 
@@ -154,8 +165,8 @@ def test_a_gpus_ring_takes_nothing_of_torchs_own_locked_memory_and_gives_all_bac
         stats = getattr(torch.cuda, "host_memory_stats", dict)()
         return int(stats.get("allocated_bytes.current", 0))
 
-    pool = host_pool_for(device, pin=True, say=print)
-    assert pool.pins
+    locks = Locks(inner=CudaLock(device))
+    pool = HostPool(locks, say=print)
     assert torch.equal(x, x)  # which takes the memory that answers come through
     before = torchs_bytes()
     for _ring in range(2):
@@ -164,7 +175,34 @@ def test_a_gpus_ring_takes_nothing_of_torchs_own_locked_memory_and_gives_all_bac
             tickets = [ring.put(x) for _ in range(20)]
             assert torch.equal(tickets[0].take(), x)
             tickets.clear()
-        assert 20 * x.nbytes <= ring.host_bytes <= 1.01 * 20 * x.nbytes
         assert pool.pins, "the memory could be locked"
+        assert 20 * x.nbytes <= locks.nbytes == ring.host_bytes <= 1.01 * 20 * x.nbytes
         del ring
+        gc.collect()
+        assert locks.nbytes == 0
     assert torchs_bytes() == before
+
+
+@pytest.mark.cuda
+def test_a_gpus_ring_that_is_dropped_lets_its_copies_end_before_its_memory_goes() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    bus = late_bus(device)
+    assert isinstance(bus, StreamBus)
+    ended: list[bool] = []
+    lock = CudaLock(device)
+
+    def noting(address: int, nbytes: int) -> Callable[[], object]:
+        unlock = lock(address, nbytes)
+
+        def unlock_noting() -> None:
+            ended.append(bus._out.query())
+            unlock()
+
+        return unlock_noting
+
+    ring = HostRing(device, bus, pool=HostPool(noting, say=print))
+    ring.put(torch.ones(MIB, device=device))
+    assert not bus._out.query()
+    del ring
+    gc.collect()
+    assert ended == [True]

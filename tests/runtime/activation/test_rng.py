@@ -12,6 +12,7 @@ from torch import Tensor
 from dsrun.contract import BACKEND_ENV
 from dsrun.errors import InputError, ModelError
 from dsrun.runtime.activation.rng import MODEL_PARALLEL_NAME, RngTracker, capture, replayed
+from dsrun.runtime.compat import HashStore
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def untouchable_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gloo_alone() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
