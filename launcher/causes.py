@@ -13,7 +13,9 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from dsrun.units import format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +62,42 @@ def cause_of(status: int, error: str, last_lines: Sequence[str], *, oom_kills: i
     # And what it says itself, in its first line, before the exceptions that led to it.
     message, _, traceback = error.partition("\n")
     texts = (message, traceback) if error else ("\n".join(last_lines),)
-    found = next((cause for text in texts for pattern, cause in _TEXTS if re.search(pattern, text, re.MULTILINE)), None)
-    return found or (_SIGNALS.get(-status) if status < 0 else None)
+    for text in texts:
+        for pattern, cause in _TEXTS:
+            if re.search(pattern, text, re.MULTILINE):
+                return _with_collective(cause, text)
+    return _SIGNALS.get(-status) if status < 0 else None
 
+
+def _with_collective(cause: Cause, text: str) -> Cause:
+    """Returns the cause with the collective that timed out, where the text is NCCL's watchdog's."""
+    found = _WATCHDOG.search(text) if cause.timed_out else None
+    if found is None:
+        return cause
+    name = _OPERATIONS.get(found["operation"], found["operation"].lower().strip("_"))
+    group = f" of {found['group']}" if found["group"] not in (None, "", "undefined") else ""
+    waited = format_duration(int(found["milliseconds"]) / 1000)
+    return replace(cause, words=f"{cause.words}: {name} {found['number']}{group} was not done after {waited}")
+
+
+#: What stands in the line with which NCCL's watchdog ends a rank, wherever the line is in the rank's output.
+WATCHDOG_WORDS = "Watchdog caught collective operation timeout"
+_WATCHDOG = re.compile(
+    r"(?:PG GUID [^(\s]*\((?P<group>[^)]*)\)[^\n]*?)?"
+    + WATCHDOG_WORDS
+    + r": WorkNCCL\(SeqNum=(?P<number>\d+), OpType=(?P<operation>\w+),[^)]*(?:\(ms\)[^)]*)?\)"
+    + r" ran for (?P<milliseconds>\d+) milliseconds"
+)
+#: c10d's names of operations, and what one calls them; others are written small.
+_OPERATIONS = {
+    "ALLREDUCE": "all_reduce",
+    "ALLGATHER": "all_gather",
+    "_ALLGATHER_BASE": "all_gather",
+    "REDUCE_SCATTER": "reduce_scatter",
+    "_REDUCE_SCATTER_BASE": "reduce_scatter",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all",
+}
 
 _OUT_OF_MEMORY = Cause(
     "out of memory (cgroup limit)",
@@ -116,12 +151,20 @@ _TEXTS: tuple[tuple[str, Cause], ...] = (
         Cause("illegal memory access on the GPU", "CUDA_LAUNCH_BLOCKING=1 shows the kernel that does it"),
     ),
     (
-        r"Watchdog caught collective operation timeout|ncclTimeout|NCCL timeout"
+        WATCHDOG_WORDS + r"|ncclTimeout|NCCL timeout"
         r"|Timed out waiting \d+ms for (recv|send) operation",
         Cause(
             "a collective timed out",
             "another rank never joined it: `--hang-timeout 5m` shows where each rank is before this time is over",
             timed_out=True,
+        ),
+    ),
+    (
+        r"ProcessGroupNCCL's watchdog got stuck|[Ww]atchdog hang",
+        Cause(
+            "a call of CUDA or NCCL never returned, and torch ended the rank for it",
+            "often a GPU or its driver: see `dmesg | grep -i xid` on this host; a thread that holds Python's lock for "
+            "minutes does it too, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC gives it more time",
         ),
     ),
     (
@@ -212,5 +255,10 @@ _TEXTS: tuple[tuple[str, Cause], ...] = (
     (
         r"wait timeout after \d+ms, keys|client socket has timed out|DistStoreError|waiting for clients",
         Cause("the other ranks were not met in time", "a rank never got that far: its own lines say why"),
+    ),
+    (
+        # Said of errors as well as of time-outs, so last.
+        r"Received a dump signal due to a collective timeout from +rank",
+        Cause("a collective failed on another rank", "look for the rank that says so first", follows=True),
     ),
 )

@@ -13,6 +13,7 @@ from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError, PreflightError
 
 from .causes import Cause, cause_of, signal_name
+from .protocol import GroupProgress
 
 #: A host could not run its ranks, or its agent was lost.
 EXIT_HOST_LOST = 74
@@ -52,6 +53,7 @@ class RankEnd:
         last_lines: its last lines of output, both streams.
         log: path of its complete output on the front end's host.
         oom_kills: as in `Exit`.
+        groups: as in `Exit`.
         cut_short: it had raised and was stopped on its way out; `status` is what the exception would have made it.
     """
 
@@ -64,6 +66,7 @@ class RankEnd:
     last_lines: tuple[str, ...]
     log: str
     oom_kills: int = 0
+    groups: Sequence[GroupProgress] | None = None
     cut_short: bool = False
 
     @property
@@ -165,6 +168,7 @@ class FailureReport:
         returned_before: ranks that had returned 0 when the first cause lost its connection to one, so maybe to these.
         said_by_all: every other rank left the same words as the first.
         witness: a rank that names the first cause and tells more of it than this one itself; None if there is none.
+        collectives: who waited for whom in which process group, where a collective timed out and ranks left dumps.
     """
 
     cause: RankEnd | HostLoss | Hang
@@ -176,6 +180,7 @@ class FailureReport:
     returned_before: tuple[int, ...] = ()
     said_by_all: bool = False
     witness: RankEnd | None = None
+    collectives: tuple[str, ...] = ()
 
     @property
     def is_mistake(self) -> bool:
@@ -194,7 +199,7 @@ class FailureReport:
             return [self.headline()]
         error = [] if cause.error is None else [cause.error.message.partition("\n")[0]]
         hint = [] if cause.cause is None or cause.cause.hint is None else [f"hint: {cause.cause.hint}"]
-        return [self.headline(), *error, *hint, f"full log: {cause.log}"]
+        return [self.headline(), *error, *self.collectives[:1], *hint, f"full log: {cause.log}"]
 
     def headline(self) -> str:
         """Returns who failed and how, as part of a sentence."""
@@ -230,7 +235,10 @@ class FailureReport:
                 first = f"rank {end.rank} on {end.host} (pid {end.pid}) was the first to say so"
                 return [*words, first, f"full log: {end.log}", *self._others()]
             case RankEnd() as end:
-                return [head, *_render_rank(end), *self._testimony(), *self._others()]
+                return [head, *self._waits(), *_render_rank(end), *self._testimony(), *self._others()]
+
+    def _waits(self) -> list[str]:
+        return [f"  {line}" for line in self.collectives]
 
     def _testimony(self) -> list[str]:
         if self.witness is None or self.witness.error is None:

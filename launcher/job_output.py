@@ -99,7 +99,7 @@ class JobOutput:
 
     def tail(self, rank: int) -> tuple[str, ...]:
         """See `Sink`."""
-        return tuple(self._ranks[rank].tail)
+        return self._ranks[rank].tail
 
     def log(self, rank: int) -> str:
         """See `Sink`."""

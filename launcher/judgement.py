@@ -10,6 +10,7 @@ from dataclasses import replace
 from dsrun.errors import UsageError
 
 from .failures import EXIT_HANG, EXIT_HOST_LOST, FailureReport, Hang, HostLoss, RankEnd, UserStop, exit_code_of
+from .nccl_verdict import findings, lines_of
 
 #: How ranks end that are stopped: by the signal of the first failure or of the user, or when the grace is over.
 _STATUSES_OF_A_STOP = tuple(-s for s in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP))
@@ -74,6 +75,7 @@ def judge(
         returned_before=_returned_before(cause, ends, stopped_at_s),
         said_by_all=isinstance(cause, RankEnd) and _is_said_by_all(cause, ends),
         witness=_witness(cause, others) if isinstance(cause, RankEnd) else None,
+        collectives=_collectives(cause, ends),
     )
 
 
@@ -114,6 +116,13 @@ def _witness(cause: RankEnd, others: Sequence[RankEnd]) -> RankEnd | None:
         if word is not None and word.is_rendered and word.time_s <= until_s and named.search(word.message):
             return end
     return None
+
+
+def _collectives(cause: RankEnd | HostLoss | Hang, ends: Sequence[RankEnd]) -> tuple[str, ...]:
+    """Says who waited for whom, from the dumps that torch has all ranks write before it ends one for a time-out."""
+    if not isinstance(cause, RankEnd) or cause.cause is None or not cause.cause.timed_out:
+        return ()
+    return tuple(lines_of(findings({end.rank: end.groups for end in ends if end.groups is not None})))
 
 
 def _without_stop(ends: Sequence[RankEnd], stopped_at_s: float | None) -> list[RankEnd]:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from .causes import WATCHDOG_WORDS
 from .failures import TAIL_LINES
 from .lines import BAR_INTERVAL_S, LineAssembler
 from .log_files import LogFiles
@@ -89,7 +90,8 @@ class RankOutput:
     """
 
     def __init__(self, rank: int, log: JobLog, console: Console, *, bars: BarDisplay | None = None) -> None:
-        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._watchdog: str | None = None
         self._rank = rank
         self._log = log
         self._console = console
@@ -103,6 +105,12 @@ class RankOutput:
             "stderr": LineAssembler(bar_interval_s=interval_s),
         }
 
+    @property
+    def tail(self) -> tuple[str, ...]:
+        """The rank's last lines; what NCCL's watchdog said comes first, however many stacks torch wrote after it."""
+        said = () if self._watchdog is None or self._watchdog in self._tail else (self._watchdog,)
+        return (*said, *self._tail)
+
     def begin(self, heading: str) -> None:
         """Goes on with another attempt.
 
@@ -112,7 +120,8 @@ class RankOutput:
         self._heading = heading
         self._has_exited = False
         # An earlier attempt's last words must not be taken for this one's.
-        self.tail.clear()
+        self._tail.clear()
+        self._watchdog = None
 
     def exited(self) -> None:
         """Takes its bars away: nothing moves them any more. What its children still write may come."""
@@ -153,7 +162,10 @@ class RankOutput:
 
     def _deliver(self, stream: StreamName, lines: Sequence[str]) -> None:
         if lines:
-            self.tail.extend([line[:_TAIL_LINE_CHARACTERS] for line in lines[-TAIL_LINES:]])
+            self._tail.extend([line[:_TAIL_LINE_CHARACTERS] for line in lines[-TAIL_LINES:]])
+            for line in lines:
+                if WATCHDOG_WORDS in line:
+                    self._watchdog = line[:_TAIL_LINE_CHARACTERS]
             self._console.lines(self._rank, stream, lines)
 
     def _write_line(self, text: str, *, time_s: float) -> None:

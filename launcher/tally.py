@@ -153,4 +153,5 @@ class Tally:
             last_lines=last_lines,
             log=log,
             oom_kills=0 if message is None else message.oom_kills,
+            groups=None if message is None else message.groups,
         )

@@ -131,6 +131,115 @@ def test_A4_the_verdict_says_which_rank_of_an_engine_is_where_and_who_waits_for_
     assert re.search(r"rank 1 on localhost: in load_a_batch_for_ever \(train\.py:\d+\), step 2", ended.text)
 
 
+#: Ranks of plain torch over Gloo, whose collectives torch records as it does NCCL's. A thread does what NCCL's monitor
+#: does with the pipe, which Gloo has not. They beat until they have met, lest a slow start is taken for the hang.
+RECORDED = """
+import os, threading, dsrun
+meets = threading.Event()
+def beat_until_they_meet():
+    while not meets.wait(0.1):
+        dsrun.heartbeat()
+beating = threading.Thread(target=beat_until_they_meet)
+beating.start()
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+rank = int(os.environ["RANK"])
+def dump_when_asked():
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + os.environ["RANK"] + ".pipe"
+    os.mkfifo(pipe)
+    descriptor = os.open(pipe, os.O_RDWR)
+    opened.set()
+    while os.read(descriptor, 128):
+        with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"], "wb") as file:
+            file.write(_dump_fr_trace())
+opened = threading.Event()
+threading.Thread(target=dump_when_asked, daemon=True).start()
+opened.wait()
+dist.init_process_group("gloo")
+for _ in range(3):
+    dist.all_reduce(torch.ones(4))
+meets.set()
+beating.join()
+%s
+"""
+NEVER_COMES = """
+if rank == 1:
+    threading.Event().wait()
+dist.all_reduce(torch.ones(4))
+"""
+CALLS_ANOTHER = """
+if rank == 1:
+    dist.broadcast(torch.ones(4), 0)
+dist.all_reduce(torch.ones(4))
+"""
+RECORDED_RANKS = ("-n", "2", "--hang-timeout", f"{TIMEOUT_S:g}s", "--on-hang", "stop")
+
+
+def test_A4_the_verdict_says_who_has_not_called_the_collective_that_the_others_wait_in(tmp_path: Path) -> None:
+    with launched(tmp_path, RECORDED % NEVER_COMES, *RECORDED_RANKS, grace_s=GRACE_S) as job:
+        ended = job.end()
+    assert ended.exit_code == EXIT_HANG, ended.text
+    (verdict,) = ended.errors
+    assert re.search(r"rank 1 is in Event.wait .*, rank 0 waits in all_reduce 4 of default_pg$", verdict), ended.text
+    line = RECORDED.splitlines().index("%s") + 4
+    told = f"default_pg: rank 0 waits in all_reduce 4 (train.py:{line}), rank 1 has not called it (last all_reduce 3)"
+    assert f"  {told}" in ended.text.splitlines(), ended.text
+    assert f"all collectives: {job.folder}/nccl_trace_rank_<N>, on the rank's host" in ended.text
+    assert {path.name for path in job.folder.glob("nccl_*")} == {"nccl_trace_rank_0", "nccl_trace_rank_1"}
+
+
+def test_A4_the_verdict_names_ranks_that_call_different_collectives(tmp_path: Path) -> None:
+    with launched(tmp_path, RECORDED % CALLS_ANOTHER, *RECORDED_RANKS, grace_s=GRACE_S) as job:
+        ended = job.end()
+    assert ended.exit_code == EXIT_HANG, ended.text
+    (verdict,) = ended.errors
+    assert re.search(r"default_pg: rank 0 waits in all_reduce 4 \(train.py:\d+\), rank 1 is in broadcast 4 \(", verdict)
+
+
+#: A rank that ends as NCCL's watchdog ends it, after it had all ranks write their dumps; `%s` is where rank 1 is.
+WATCHDOG = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace
+rank = int(os.environ["RANK"])
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(4))
+if rank == 0:
+    work = dist.all_reduce(torch.ones(4), async_op=True)
+with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"], "wb") as file:
+    file.write(_dump_fr_trace())
+store = dist.distributed_c10d._get_default_store()
+store.set(f"dumped {rank}", "")
+store.wait(["dumped 0", "dumped 1"])
+if rank == 0:
+    print("[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: [Rank 0] "
+          "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, "
+          "Timeout(ms)=600000) ran for 600014 milliseconds before timing out.", file=sys.stderr)
+    for number in range(60):
+        print(f"frame #{number}: c10d::ProcessGroupNCCL::Watchdog::run()", file=sys.stderr)
+    sys.stderr.flush()
+    os.abort()
+import threading
+threading.Event().wait()
+"""
+
+
+def test_A4_a_rank_that_nccls_watchdog_ended_is_told_as_the_time_out_with_who_was_waited_for(tmp_path: Path) -> None:
+    with launched(tmp_path, WATCHDOG, "-n", "2", grace_s=GRACE_S) as job:
+        ended = job.end()
+    assert ended.exit_code == 128 + signal.SIGABRT, ended.text
+    (head,) = ended.errors
+    said = "a collective timed out: all_reduce 2 of default_pg was not done after 10m 0s"
+    assert head.endswith(f"was killed by SIGABRT: {said}")
+    after = ended.text.splitlines()[ended.text.splitlines().index(head) + 1]
+    assert (
+        after
+        == "  default_pg: rank 0 waits in all_reduce 2 (train.py:10), rank 1 has not called it (last all_reduce 1)"
+    )
+
+
 #: Rank 0 returns at once; rank 1 goes on.
 EARLY = f"{READY}\nimport dsrun\ndsrun.heartbeat(step=1)\nif os.environ['RANK'] == '0': sys.exit(0)\n"
 

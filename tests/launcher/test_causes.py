@@ -19,6 +19,16 @@ WATCHDOG = (
     "timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466, NumelOut=466, Timeout(ms)=600000) ran for 600060 "
     "milliseconds before timing out."
 )
+#: As torch 2.11 and later write it when they end the process, on one line with what calls it.
+WATCHDOG_OF_A_GROUP = (
+    "  what():  [PG ID 2 PG GUID 9(tensor) Rank 1] Process group watchdog thread terminated with exception: [Rank 1] "
+    "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=57, OpType=_ALLGATHER_BASE, NumelIn=8, NumelOut=32, "
+    "Timeout(ms)=600000) ran for 600014 milliseconds before timing out."
+)
+STUCK = (
+    "[rank0]:[F1122 ProcessGroupNCCL.cpp:1724] [PG ID 0 PG GUID 0(default_pg) Rank 0] ProcessGroupNCCL's watchdog got "
+    "stuck for 480 seconds without making progress in monitoring enqueued collectives."
+)
 REMOTE = (
     "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote "
     "process exited or there was a network error, NCCL version 2.21.5"
@@ -47,7 +57,9 @@ LOADER_KILLED = "RuntimeError: DataLoader worker (pid 4711) is killed by signal:
         ("/b/Loss.cu:242: nll_loss: block: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.", "device-side assert"),
         (ECC, "GPU memory error (ECC)"),
         ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "GPU fault"),
-        (WATCHDOG, "a collective timed out"),
+        (WATCHDOG, "a collective timed out: all_reduce 1580 was not done after 10m 0s"),
+        (WATCHDOG_OF_A_GROUP, "a collective timed out: all_gather 57 of tensor was not done after 10m 0s"),
+        (STUCK, "a call of CUDA or NCCL never returned, and torch ended the rank for it"),
         (
             "RuntimeError: [gloo/unbound_buffer.cc:83] Timed out waiting 30000ms for recv operation",
             "a collective timed out",
@@ -143,7 +155,19 @@ def test_a_signal_has_its_usual_meaning(signum: signal.Signals, part: str) -> No
 def test_what_an_abort_said_counts_more_than_the_signal() -> None:
     cause = cause_of(-signal.SIGABRT, "", (WATCHDOG,))
     assert cause is not None
-    assert cause.words == "a collective timed out"
+    assert cause.words.startswith("a collective timed out: all_reduce 1580")
+    assert cause.timed_out
+
+
+def test_a_rank_that_torch_ended_for_anothers_failure_is_a_follower_whatever_that_was() -> None:
+    signalled = "Received a dump signal due to a collective timeout from  rank 3 and we will try our best to dump the"
+    cause = cause_of(-signal.SIGABRT, "", (signalled,))
+    assert cause is not None
+    assert (cause.follows, cause.timed_out) == (True, False)
+    # torch says so of errors as well: what it was stands in the lines, too.
+    cause = cause_of(-signal.SIGABRT, "", (signalled, REMOTE))
+    assert cause is not None
+    assert cause.words == "lost the connection to another rank"
 
 
 def test_an_unknown_failure_has_no_cause() -> None:

@@ -21,6 +21,7 @@ from dsrun.launcher.failures import (
     exit_code_of,
 )
 from dsrun.launcher.judgement import judge
+from dsrun.launcher.protocol import Collective, GroupProgress
 
 GLOO = WorkerError(message="RuntimeError: [pair.cc:547] Connection closed by peer [::1]:2", traceback="", time_s=9.99)
 TIMED_OUT = WorkerError(
@@ -378,3 +379,32 @@ def test_a_lost_host_has_its_own_code_and_its_agents_last_words() -> None:
 def test_a_status_is_decoded(status: int, words: str, code: int) -> None:
     assert describe_status(status) == words
     assert exit_code_of(status) == code
+
+
+def test_a_time_out_of_nccl_is_told_with_who_waited_for_whom_as_far_as_ranks_left_dumps() -> None:
+    said = (
+        "[PG ID 0 PG GUID 0(default_pg) Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=57, "
+        "OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600014 milliseconds before timing out."
+    )
+    call = Collective(number=57, name="all_reduce", data="", state="scheduled", line="train.py:3")
+    waits = GroupProgress(name="0", label="default_pg", members="0-2", queued=call, waits=call)
+    ends = [
+        dataclasses.replace(end(0, -6, 10.0, last_lines=(said,)), groups=[waits]),
+        dataclasses.replace(end(1, -15, 11.0), groups=[]),
+        end(2, -15, 11.0),
+    ]
+    code, report = judge(ends, [], None, stopped_at_s=10.5)
+    assert code == 134
+    assert report is not None
+    told = "default_pg: rank 0 waits in all_reduce 57 (train.py:3), rank 1 has not called it, rank 2 left no dump"
+    head = (
+        "rank 0 on box (pid 100) was killed by SIGABRT: "
+        "a collective timed out: all_reduce 57 of default_pg was not done after 10m 0s"
+    )
+    assert report.render()[:2] == [f"error: {head}", f"  {told}"]
+    assert report.short()[:2] == [head, told]
+    # A dump may be of an earlier hang that went by: only a time-out is told with it.
+    ends[0] = dataclasses.replace(ends[0], last_lines=("boom",))
+    _, report = judge(ends, [], None, stopped_at_s=10.5)
+    assert report is not None
+    assert report.collectives == ()

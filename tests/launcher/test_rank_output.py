@@ -137,3 +137,14 @@ def test_an_index_that_cannot_grow_is_told_once_and_the_log_goes_on(tmp_path: Pa
             output.take(out(f"{number}\n"))
     assert shown.notes == [f"`dsrun logs` cannot order by time from here on: index file: {os.strerror(27)}"]
     assert [line.text for line in read_log(tmp_path)] == [str(number) for number in range(20)]
+
+
+def test_what_nccls_watchdog_said_stays_among_the_last_lines_however_many_stacks_follow(tmp_path: Path) -> None:
+    output = rank_output(tmp_path, Shown())
+    said = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=57, OpType=ALLREDUCE"
+    output.take(out(f"{said}\n"))
+    assert output.tail == (said,)
+    output.take(out("".join(f"frame #{number}\n" for number in range(100))))
+    assert (output.tail[0], output.tail[1], output.tail[-1]) == (said, "frame #70", "frame #99")
+    output.begin("attempt 2")
+    assert output.tail == ()
