@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import dsrun
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.memory.page_lock import CannotLock, CudaLock, lock_until_gone
 from support.fake_cuda import FakeCuda
+from support.torch_builds import cuda_build
 
 CPU = torch.device("cpu")
 
@@ -52,6 +55,24 @@ def test_memory_that_cannot_be_unlocked_leaves_no_error_either() -> None:
 def test_a_refused_lock_is_raised_to_who_can_go_on_without() -> None:
     with pytest.raises(CannotLock, match=r"^cudaHostRegister: out of memory$"):
         lock_until_gone(torch.zeros(8), CudaLock(CPU, calls=FakeCuda(refuses=2)))
+
+
+_ASKED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+from dsrun.runtime.memory.page_lock import _last_error
+status = int(torch._C._cudart.cudaHostRegister(1, 4096, 0))
+print(status != 0, _last_error() == status)
+"""
+
+
+def test_the_runtime_that_torch_is_linked_to_is_the_one_that_is_asked() -> None:
+    src = Path(dsrun.__file__).resolve().parents[1]
+    done = subprocess.run(
+        [cuda_build(), "-W", "ignore", "-c", _ASKED, str(src)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout == "True True\n", done.stderr
 
 
 _REFUSED = """
