@@ -18,7 +18,7 @@ from dsrun.direct_io.configured import io_settings
 from dsrun.direct_io.settings import IoSettings
 from dsrun.errors import InputError, ModelError
 
-from ..mesh.c10d import C10dCollectives, GlooCollectives
+from ..mesh.c10d import collectives_over
 from ..mesh.collectives import Collectives
 from .calls import call_recomputed
 from .keeping import AsItIs
@@ -223,5 +223,5 @@ def _axis_of(mpu: Any) -> Collectives:
         )
     group = getter()
     if isinstance(group, dist.ProcessGroup):
-        return GlooCollectives(group) if dist.get_backend(group) == "gloo" else C10dCollectives(group)
+        return collectives_over(group)
     return group

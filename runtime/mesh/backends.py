@@ -63,3 +63,21 @@ def idle_gpus_text(parts: Mapping[str, str], *, gpus: int) -> str:
         f"GPU{'s are' if gpus > 1 else ' is'} idle; join by `init_process_group()` or `dsrun.init_distributed()`, or "
         "start with `--backend nccl`; `--backend gloo` says that the CPU is meant"
     )
+
+
+def order_warning(environ: Mapping[str, str]) -> str | None:
+    """Returns the warning of a variable by which two communicators may wait for each other for ever; None without one.
+
+    See [Note: two communicators] in c10d.
+    """
+    found = [
+        f"{name}=1"
+        for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_LAUNCH_ORDER_IMPLICIT")
+        if environ.get(name) == "1"
+    ]
+    if not found:
+        return None
+    return (
+        f"{' and '.join(found)} in the environment: gathers and reductions then run in the order in which each rank "
+        "calls them, and ranks that use different blocks of the model hang; unset it, unless all ranks use all of it"
+    )

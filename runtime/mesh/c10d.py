@@ -1,8 +1,27 @@
-"""Collectives by torch.distributed: what every backend does well, and what Gloo does well."""
+"""Collectives by torch.distributed: what every backend does well, and what Gloo does well.
+
+[Note: two communicators] Gathers and reductions of a step are in flight at the same time. On one communicator they
+would wait for each other, for its work runs in one order (on CUDA: on one stream of its own), so reductions have a
+group to themselves. Each of the two has one order on all ranks. The order *between* them is each rank's own: it follows
+the rank's backward, and where ranks use other units, one launches a gather before a reduction and another after it.
+Gloo waits for neither. NCCL's guide asks for one order on all ranks, and says that others work as long as the kernels
+of both fit on the device together: a kernel takes a block a channel (32 at most; an H100 has 132 multiprocessors), and
+each communicator has a stream of its own. They fit no more where CUDA_DEVICE_MAX_CONNECTIONS=1, which Megatron's
+scripts set, puts all streams into one hardware queue: the kernel in front waits for another rank, whose own is behind.
+NCCL_LAUNCH_ORDER_IMPLICIT=1 does the same on purpose. `order_warning` names both.
+
+[Note: no error from NCCL] A rank that does not come is an error of `wait` under Gloo, and of nobody under NCCL: `wait`
+blocks a stream, and the host waits in its next read for as long as the device does. What ends it is the launcher, which
+sees a heartbeat that stands still and says what was read and begun last (see [Note: named waits]), or later the
+watchdog of torch, which kills the process by SIGABRT when a collective is older than the group's time-out. So under
+NCCL `_failure` and `Whereabouts` serve only what torch finds as a call *begins*, as a communicator that cannot be made
+or was aborted, and TORCH_NCCL_BLOCKING_WAIT=1, by which `wait` blocks the host.
+"""
 
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +38,8 @@ from .collectives import Pending, Traffic, Unobserved, WaitObserver, own_slice, 
 from .where import Where
 from .whereabouts import Whereabouts
 
+#: Between two looks at whether a collective has ended.
+_LOOK_S = 0.001
 #: Longest name of a read: as much as a heartbeat keeps.
 _READ_BYTES = 112
 
@@ -65,6 +86,15 @@ class _Works:
         self._ended = ended
         self._failed = failed
 
+    @property
+    def is_unwaited(self) -> bool:
+        """Whether nobody has begun to wait for it."""
+        return bool(self._works)
+
+    def has_ended(self) -> bool:
+        """Whether every work has ended, though nobody has waited for it; a look, no wait."""
+        return self.is_unwaited and all(work.is_completed() for work in self._works)
+
     def wait(self) -> None:
         """Waits for each work; the second call returns at once. After an error the name stays with the observer."""
         works, self._works = self._works, []
@@ -79,6 +109,12 @@ class _Works:
             raise self._failed(self._name, error) from error
         self._observer.leave(time.perf_counter() - started_s if self._blocks_host else 0.0)
         self._ended()
+
+
+def collectives_over(group: dist.ProcessGroup) -> C10dCollectives:
+    """Returns collectives over a group of the script's own, of tensors where its backend has them."""
+    device = _device_of(group)
+    return C10dCollectives(group, device=device) if device.type == "cuda" else GlooCollectives(group, device=device)
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
@@ -115,8 +151,7 @@ def _works(*started: Any) -> list[dist.Work | None]:
 class C10dCollectives:
     """torch.distributed over one process group, or two: the calls that every backend does well.
 
-    Gathers and reductions of a step are in flight at the same time. On one communicator they would wait for each other,
-    for its work runs in one order (on CUDA: on one stream of its own), so reductions have a group to themselves.
+    See [Note: two communicators] and [Note: no error from NCCL].
 
     Args:
         group: the axis.
@@ -145,6 +180,8 @@ class C10dCollectives:
         self._device = _device_of(group) if device is None else device
         self._blocks_host = self._device.type != "cuda" if blocks_host is None else blocks_host
         self._under_way = 0
+        #: Of collectives, as far as somebody still has them.
+        self._handles: weakref.WeakSet[_Works] = weakref.WeakSet()
         #: Of gathers, and of what goes through `reductions`.
         self._last_begun: list[_Begun | None] = [None, None]
         self.rank = group.rank()
@@ -243,8 +280,22 @@ class C10dCollectives:
 
     @property
     def is_idle(self) -> bool:
-        """Whether every collective that was begun here has been waited for."""
-        return not self._under_way
+        """Whether every collective that was begun here has been waited for, or has ended as a look at it says."""
+        return self._under_way == sum(handle.has_ended() for handle in list(self._handles))
+
+    def becomes_idle(self, *, patience_s: float) -> bool:
+        """Returns whether every collective that was begun here has ended, which is waited for a while.
+
+        A gather ahead of its use is waited for by who uses it; after the last step that is nobody.
+        """
+        deadline_s = time.monotonic() + patience_s
+        while not self.is_idle:
+            # Of one that has failed, or whose handle is gone, no look says that it has ended.
+            unwaited = sum(handle.is_unwaited for handle in list(self._handles))
+            if time.monotonic() >= deadline_s or self._under_way > unwaited:
+                return False
+            time.sleep(_LOOK_S)
+        return True
 
     @contextmanager
     def _observe_read(self, of: str) -> Generator[None]:
@@ -283,7 +334,7 @@ class C10dCollectives:
             begun.waited = True
             self._under_way -= 1
 
-        return _Works(
+        handle = _Works(
             works,
             name,
             self._observer,
@@ -291,9 +342,14 @@ class C10dCollectives:
             ended=end,
             failed=self._failure,
         )
+        self._handles.add(handle)
+        return handle
 
     def _failure(self, name: str, error: Exception) -> DsrunError:
-        """Returns the error of a collective that failed or was not joined in time, with where the others are."""
+        """Returns the error of a collective that failed or was not joined in time, with where the others are.
+
+        Rare under NCCL, see [Note: no error from NCCL].
+        """
         words = Whereabouts(store_of(self.group), self._ranks, self.rank)
         words.leave_word(f"waited in {name}{self._where}")
         return DsrunError(

@@ -16,6 +16,7 @@ import atexit
 import itertools
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,12 +30,12 @@ from dsrun.errors import LaunchError
 
 from ..compat import HashStore, PrefixStore, Store, TCPStore, backends_of, store_of, timeout_of
 from .alone import AloneCollectives
-from .backends import Backend, backend_of, choose_backend, idle_gpus_text, serves
+from .backends import Backend, backend_of, choose_backend, idle_gpus_text, order_warning, serves
 from .c10d import C10dCollectives, GlooCollectives
 from .collectives import Collectives, WaitObserver
 from .gpus import claim_gpu, gpu_name
 from .hierarchy import HierarchicalCollectives
-from .last_leave import LastLeave
+from .last_leave import PATIENCE_S, LastLeave
 from .segments import find_hosts
 from .shared_groups import GroupKey, SharedGroups
 from .shared_memory import SharedMemoryCollectives, exchange_over
@@ -168,7 +169,7 @@ def _cpu_collectives(
     except OSError as error:
         if group.rank() == 0:
             _log.warning("the ranks cannot share memory (%s): Gloo moves their data, several times slower", error)
-    return GlooCollectives(group, observer, reductions=make_reductions(), where=where)
+    return GlooCollectives(group, observer, reductions=make_reductions(), where=where, device=torch.device("cpu"))
 
 
 def _leave_at_exit(collectives: Sequence[weakref.ref[C10dCollectives]], mesh: weakref.ref[Where], process: int) -> None:
@@ -180,19 +181,23 @@ def _leave_at_exit(collectives: Sequence[weakref.ref[C10dCollectives]], mesh: we
         return
     use = _uses.get(_world())
     where = mesh()
+    last_leave = None if use is None else use.last_leave
     if use is not None and where is not None and where in use.meshes:
         axes = [axis for axis in (reference() for reference in collectives) if axis is not None]
-        if not all(axis.is_idle for axis in axes):
+        if last_leave is not None:
+            last_leave.add(axes)
+        elif not all(axis.is_idle for axis in axes):
             return
-        for axis in axes:
-            axis.close()
+        else:
+            for axis in axes:
+                axis.close()
         del use.meshes[where]
     if use is not None and use.meshes:
         return
-    if "nccl" not in backends_of().values():
+    if last_leave is not None:
+        last_leave.at_exit()
+    elif "nccl" not in backends_of().values():
         dist.destroy_process_group()
-    elif use is not None and use.last_leave is not None:
-        use.last_leave.at_exit()
 
 
 def _check_nonce(store: Store, nonce: str, info: RankInfo, *, timeout_s: float) -> None:
@@ -302,6 +307,9 @@ def separate_reductions(mesh: ProcessGroupMesh) -> None:
     if mesh.backend != "nccl":
         return
     use = _uses[_world()]
+    warning = order_warning(os.environ)
+    if warning is not None and mesh.info.rank == 0 and mesh.info.world_size > 1:
+        _log.warning("%s", warning)
     for axis, _ in mesh.spec.axes:
         collectives = mesh.axes[axis]
         if not isinstance(collectives, C10dCollectives):
@@ -317,9 +325,11 @@ def separate_reductions(mesh: ProcessGroupMesh) -> None:
 def leave(mesh: ProcessGroupMesh) -> None:
     """Lets go of a mesh's groups, and ends those that no other mesh is on; every rank of the job must call.
 
-    The default group ends too, if `join` made it and no other mesh is on it. Groups stay where a collective is under
-    way, as after an error: NCCL's would wait for ranks that may hang. Does nothing where the mesh has been left, or the
-    default group has been destroyed. No collective may follow.
+    The default group ends too, if `join` made it and no other mesh is on it. Does nothing where the mesh has been left,
+    or the default group has been destroyed. No collective may follow.
+
+    To end NCCL's groups is to wait for the other ranks. On the way out of an error (a `finally`, say), and where a
+    collective does not end, they stay until the process ends: the others may never come here.
     """
     if not dist.is_initialized():
         return
@@ -327,12 +337,16 @@ def leave(mesh: ProcessGroupMesh) -> None:
     if use is None or mesh.where not in use.meshes:
         return
     axes = [axis for axis in mesh.axes.values() if isinstance(axis, C10dCollectives)]
-    is_idle = all(axis.is_idle for axis in axes)
+    if use.last_leave is None:
+        may_end = True
+        is_idle = all(axis.is_idle for axis in axes)
+    else:
+        is_idle = may_end = sys.exc_info()[0] is None and all(axis.becomes_idle(patience_s=PATIENCE_S) for axis in axes)
     # A thread of a group that outlives the interpreter aborts the process, so nothing may hold the groups on.
     for axis in axes:
         axis.close()
     keys = use.meshes.pop(mesh.where)
-    if use.joined_by is not None and not use.meshes:
+    if use.joined_by is not None and not use.meshes and may_end:
         use.groups.forget()
         if use.last_leave is not None:
             use.last_leave.cancel()
@@ -350,8 +364,10 @@ def _use_of(world: dist.ProcessGroup, info: RankInfo, backend: Backend, device: 
         if backend == "gloo" and world.rank() == 0:
             _tell_of_idle_gpus()
         use = _uses[world] = _Use(None, SharedGroups(timeout_s=timeout_of(world)))
-    if use.last_leave is None and "nccl" in backends_of(world).values():
+    if use.last_leave is None and (backend == "nccl" or "nccl" in backends_of(world).values()):
         use.last_leave = LastLeave()
+        # A group that the script destroys needs its thread no more. At exit the thread is needed.
+        weakref.finalize(world, use.last_leave.cancel).atexit = False
     return use
 
 

@@ -96,7 +96,7 @@ class HierarchicalCollectives(C10dCollectives):
         timeout_s: float,
         where: Where | None = None,
     ) -> None:
-        super().__init__(group, observer, where=where)
+        super().__init__(group, observer, where=where, device=torch.device("cpu"))
         self._hosts = [list(host) for host in hosts]
         self._here = next(host for host in self._hosts if self.rank in host)
         self._remote = [rank for rank in range(self.size) if rank not in self._here]

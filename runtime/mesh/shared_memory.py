@@ -96,7 +96,7 @@ class SharedMemoryCollectives(C10dCollectives):
         timeout_s: float,
         where: Where | None = None,
     ) -> None:
-        super().__init__(group, observer, where=where)
+        super().__init__(group, observer, where=where, device=torch.device("cpu"))
         exchange = exchange_over(group)
         processes = [process for (process,) in exchange([os.getpid()])]
         places = share_memory(turnstile_bytes(self.size), exchange)

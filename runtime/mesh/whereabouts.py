@@ -1,6 +1,7 @@
 """What ranks that cannot see each other leave in the job's store when they wait in vain, or have left the job.
 
-Costs nothing until then. Where ranks share memory, `turnstile` knows more, and sooner.
+Costs nothing until then. Where ranks share memory, `turnstile` knows more, and sooner. Under NCCL a wait in vain raises
+nothing, and the launcher says where each rank is: see [Note: no error from NCCL] in c10d.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import dsrun
 from dsrun.contract import BACKEND_ENV, RankInfo
 from dsrun.errors import InputError
 from dsrun.runtime.compat import HashStore, backends_of, timeout_of
-from dsrun.runtime.mesh.backends import Backend, backend_of, idle_gpus_text, serves
+from dsrun.runtime.mesh.backends import Backend, backend_of, idle_gpus_text, order_warning, serves
 from dsrun.runtime.mesh.groups import join, make_mesh, present_backend
 from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 
@@ -62,6 +62,13 @@ def test_idle_gpus_are_told_with_both_ways_out() -> None:
         "are idle; join by `init_process_group()` or `dsrun.init_distributed()`, or start with `--backend nccl`; "
         "`--backend gloo` says that the CPU is meant"
     )
+
+
+def test_a_variable_by_which_communicators_wait_for_each_other_is_named() -> None:
+    assert order_warning({"CUDA_DEVICE_MAX_CONNECTIONS": "8", "NCCL_LAUNCH_ORDER_IMPLICIT": "0"}) is None
+    warning = order_warning({"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_LAUNCH_ORDER_IMPLICIT": "0"})
+    assert warning is not None
+    assert warning.startswith("CUDA_DEVICE_MAX_CONNECTIONS=1 in the environment: gathers and reductions")
 
 
 def _join(backend: str | None) -> None:

@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from dsrun.contract import RankInfo
 from dsrun.errors import DsrunError
+from dsrun.runtime.compat import store_of
 from dsrun.runtime.mesh.c10d import C10dCollectives, GlooCollectives
 from dsrun.runtime.mesh.groups import join
 from dsrun.runtime.mesh.where import Where
@@ -163,3 +164,40 @@ def test_a_read_says_nothing_where_waits_block_the_host() -> None:
     with axis.reading("gradient norm"):
         pass
     assert heard.words == []
+
+
+def _ends_unwaited() -> list[bool]:
+    info = RankInfo.from_env()
+    join(info, backend="gloo", device=torch.device("cpu"), timeout_s=30)
+    group = dist.group.WORLD
+    assert isinstance(group, dist.ProcessGroup)
+    axis = C10dCollectives(group)
+    store = store_of(group)
+    if info.rank == 1:
+        store.wait(["rank 0 has looked"])
+    ahead = axis.all_gather(torch.zeros(2), torch.ones(1), of="unit 1")
+    seen = [True]
+    if info.rank == 0:
+        seen = [not axis.is_idle and not axis.becomes_idle(patience_s=0.01)]
+        store.set("rank 0 has looked", "")
+    # Nobody waits for it, as for a gather ahead of a step that never comes.
+    seen.append(axis.becomes_idle(patience_s=30))
+    ahead.wait()
+    seen.append(axis.is_idle)
+    axis.all_gather(torch.zeros(2), torch.ones(1), of="unit 2")
+    # With its handle went the only word of its end; that is no reason to wait.
+    seen.append(axis.becomes_idle(patience_s=3600))
+    return seen
+
+
+def test_an_axis_is_idle_when_what_was_begun_has_ended_though_nobody_waited() -> None:
+    assert run_ranks(2, _ends_unwaited) == [[True, True, True, False]] * 2
+
+
+def test_a_barrier_has_the_host_read_its_result_where_waits_do_not_block_it() -> None:
+    heard = _Heard()
+    _alone(heard, blocks_host=False).barrier()
+    assert heard.words == ["barrier", "over", "results of barrier, last begun barrier", "over"]
+    heard = _Heard()
+    _alone(heard, blocks_host=True).barrier()
+    assert heard.words == ["barrier", "over"]

@@ -21,6 +21,13 @@ dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
 atexit.register(lambda: print("there" if dist.is_initialized() else "left", flush=True))
 last_leave = LastLeave(patience_s=0.2)
 atexit.register(last_leave.at_exit)
+class Axis:
+    def __init__(self, idle):
+        self.idle = idle
+    def becomes_idle(self, *, patience_s):
+        return self.idle
+    def close(self):
+        print("closed", flush=True)
 def stuck():
     print("begun", flush=True)
     threading.Event().wait()
@@ -45,8 +52,11 @@ def run(source: str, **changes: str) -> subprocess.CompletedProcess[str]:
         ("last_leave.cancel()", 0, ["there"]),
         # Other ranks hang: so does what waits for them, in its thread.
         ("dist.destroy_process_group = stuck", 0, ["begun", "there"]),
+        # What is on the group lets go of it first; with a collective under way, nobody does.
+        ("last_leave.add([Axis(True), Axis(True)])", 0, ["closed", "closed", "left"]),
+        ("last_leave.add([Axis(True), Axis(False)])", 0, ["there"]),
         # Another thread is about to do it.
-        ("launcher_leaves()", 0, ["there"]),
+        ("launcher_leaves(); last_leave.add([Axis(True)])", 0, ["closed", "there"]),
     ],
 )
 def test_the_group_is_destroyed_unless_the_program_failed_or_another_does_it(

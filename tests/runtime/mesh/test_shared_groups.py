@@ -95,24 +95,6 @@ def test_the_groups_of_a_mesh_that_was_dropped_stay_for_the_next() -> None:
     assert run_ranks(4, _two_meshes, "drops") == [[True, True, True, True]] * 4
 
 
-def _work_under_way() -> list[bool]:
-    info = RankInfo.from_env()
-    dist.init_process_group("gloo", init_method="env://", rank=info.rank, world_size=info.world_size)
-    groups = SharedGroups(timeout_s=30)
-    key = GroupKey("gloo", "all", (0, 1))
-    group = groups.take(key)
-    assert group is not None
-    axis = C10dCollectives(group)
-    pending = axis.all_reduce(torch.ones(4))
-    idle = axis.is_idle
-    pending.wait()
-    return [idle, axis.is_idle]
-
-
-def test_an_axis_is_idle_once_all_that_was_begun_is_waited_for() -> None:
-    assert run_ranks(2, _work_under_way) == [[False, True]] * 2
-
-
 @pytest.mark.cuda
 def test_five_engines_in_turn_take_no_more_of_the_device_than_one() -> None:
     """The script's own group stays, so nothing but leaving frees what the meshes take."""
@@ -131,6 +113,36 @@ def test_five_engines_in_turn_take_no_more_of_the_device_than_one() -> None:
         free.append(torch.cuda.mem_get_info(device)[0])
     # What is loaded for the first one stays loaded.
     assert free[0] - free[-1] < 16 << 20, [round(each / 2**20) for each in free]
+
+
+def _leave_on_the_way_out(mesh: ProcessGroupMesh) -> None:
+    try:
+        raise ValueError("no")
+    finally:
+        leave(mesh)
+
+
+@pytest.mark.cuda
+def test_on_the_way_out_of_an_error_no_rank_is_waited_for() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    join(RankInfo(), backend="nccl", device=device, timeout_s=30)
+    mesh = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
+    separate_reductions(mesh)
+    reductions = _axis(mesh, DATA_AXIS).reductions
+    with pytest.raises(ValueError, match="no"):
+        _leave_on_the_way_out(mesh)
+    # A destroy would have waited for ranks that are in a collective.
+    assert _is_there(reductions)
+    other = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
+    other.axes[DATA_AXIS].all_gather(torch.zeros(4, device=device), torch.zeros(4, device=device), of="unit 1")
+    # Nobody waited for it, and nothing tells its end: the handle is gone.
+    leave(other)
+    assert dist.is_initialized()
+    last = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
+    ahead = last.axes[DATA_AXIS].all_gather(torch.zeros(4, device=device), torch.zeros(4, device=device), of="unit 1")
+    leave(last)
+    assert not dist.is_initialized()
+    del ahead
 
 
 @pytest.mark.cuda
