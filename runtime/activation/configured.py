@@ -189,7 +189,7 @@ def profile_table() -> str:
 
 
 def get_cuda_rng_tracker() -> RngTracker:
-    """Returns the named generators, of the accelerator where there is one, else of the CPU."""
+    """Returns the named generators: of the GPU where this process trains on one, else of the CPU."""
     return _process.tracker
 
 
