@@ -174,7 +174,9 @@ class Nursery(Keeper):
         padded = flat.new_zeros(size * self.world_size) if size * self.world_size != flat.numel() else flat
         if padded is not flat:
             padded.narrow(0, 0, flat.numel()).copy_(flat)
-        home.piece = own_slice(padded, rank=self.collectives.rank, size=self.world_size).to(self._home, copy=True)
+        piece = own_slice(padded, rank=self.collectives.rank, size=self.world_size)
+        with self.collectives.reading(f"`{home.name}`"):  # where slices are kept on the host
+            home.piece = piece.to(self._home, copy=True)
         if release:
             self._release(home)
 
