@@ -109,7 +109,9 @@ def test_five_engines_in_turn_take_no_more_of_the_device_than_one() -> None:
         mesh.axes[DATA_AXIS].all_reduce(value).wait()
         mesh.axes[DATA_AXIS].all_gather(value, value).wait()
         torch.cuda.synchronize(device)
+        reductions = _axis(mesh, DATA_AXIS).reductions
         leave(mesh)
+        assert not _is_there(reductions)
         free.append(torch.cuda.mem_get_info(device)[0])
     # What is loaded for the first one stays loaded.
     assert free[0] - free[-1] < 16 << 20, [round(each / 2**20) for each in free]
