@@ -7,6 +7,7 @@ What it cannot see (names that are computed, modules that the script imports) is
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -43,10 +44,13 @@ def settings_before_torch(text: bytes) -> list[Setting]:
         return []
     import ast
 
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError):
-        return []
+    with warnings.catch_warnings():
+        # Python says what it thinks of the script's literals where it runs it.
+        warnings.simplefilter("ignore")
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError):
+            return []
     torch_line = next(_lines_of_torch(tree.body), None)
     found = (setting for node in ast.walk(tree) for setting in _settings(node))
     return sorted(

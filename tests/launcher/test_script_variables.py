@@ -54,6 +54,10 @@ def test_what_sets_none_or_names_none_gives_none(line: str) -> None:
     assert names(line) == []
 
 
+def test_what_python_warns_of_in_a_script_is_left_to_its_run() -> None:
+    assert names(r"os.environ['A'] = '\d'") == ["A"]
+
+
 def test_the_place_and_the_value_are_told_in_the_scripts_order() -> None:
     text = b"import os\nos.environ['B'] = '2'\nos.environ['A'] = str(1)\n"
     assert settings_before_torch(text) == [Setting("B", 2, "2"), Setting("A", 3, None)]
