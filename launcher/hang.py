@@ -19,8 +19,8 @@ from .protocol import RankPulse, RankStack
 
 #: What becomes of a job that hangs: it is told, ended, or started again.
 OnHang = Literal["report", "stop", "restart"]
-#: For all hosts to say where their ranks are; each takes 9 s at most.
-STACKS_PATIENCE_S = 12.0
+#: For all hosts to say where their ranks are; each takes 16 s at most.
+STACKS_PATIENCE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -242,7 +242,7 @@ class RankStack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """Agent to front end, the reply to `TakeStacks`, within 9 s: the host's ranks that have not ended."""
+    """Agent to front end, the reply to `TakeStacks`, within 16 s: the host's ranks that have not ended."""
 
     ranks: list[RankStack]
 

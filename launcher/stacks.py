@@ -31,8 +31,9 @@ from .worker import LiveRank, stacks_file
 #: Between two looks at files that grow; also how long one must stand still to be taken for complete.
 _LOOK_S = 0.1
 _PATIENCE_S = 2.0
-#: For the dumps that torch writes when it is asked.
-_DUMP_PATIENCE_S = 7.0
+#: For the dumps that torch writes when it is asked: the first one takes it a second of a free core, for the symbols of
+#: its libraries.
+_DUMP_PATIENCE_S = 15.0
 #: Of a pickle and of JSON: a dump that ends with something else is still being written.
 _DUMP_ENDS = (b".", b"}")
 #: Of a rank's text, half from its beginning and half from its end, where faulthandler puts the main thread.
