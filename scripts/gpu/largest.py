@@ -1,21 +1,23 @@
 """The largest model of which a contender completes steps: `python -m gpu.largest dsrun-ram cuda 7B --minutes 4`.
 
-Blocks are added by a quarter until two steps in a process of their own fail or take too long. One JSON line on stdout:
-parameters of the largest that went, and why the next did not.
+Blocks are added by a quarter until two steps in a process of their own fail or take too long; if the first number
+fails, it is halved until one goes. One JSON line on stdout, also behind each that went: parameters of the largest, and
+why the next did not go.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from .offload import SHAPES, numel_of
+from .shapes import OFFLOADED
 
 _GROWTH = 1.25
 
@@ -24,32 +26,65 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contender")
     parser.add_argument("device")
-    parser.add_argument("size", choices=SHAPES)
+    parser.add_argument("size", choices=OFFLOADED)
     parser.add_argument("--from-layers", type=int, help="begin with so many blocks; default: the shape's own")
     parser.add_argument("--most-layers", type=int, default=1000)
     parser.add_argument("--minutes", type=float, default=3.0)
     args = parser.parse_args()
     ends_s = time.monotonic() + 60 * args.minutes
-    layers = args.from_layers or SHAPES[args.size].layers
-    best: int | None = None
-    why = "more were not asked for"
-    while layers <= args.most_layers:
+    shape = OFFLOADED[args.size]
+
+    def attempt(layers: int) -> str | None:
         patience_s = ends_s - time.monotonic()
-        failure = "no time was left"
-        if patience_s > 0:
-            failure = _attempt(args.contender, args.device, args.size, layers, patience_s=patience_s)
-        if failure is not None:
-            why = failure
-            break
-        best, layers = layers, max(layers + 1, int(_GROWTH * layers))
-    shape = SHAPES[args.size]
-    result = {
-        "contender": args.contender,
-        "layers": best,
-        "parameters": None if best is None else numel_of(dataclasses.replace(shape, layers=best)),
-        "then": {"layers": layers, "why": why},
-    }
-    print(json.dumps(result))
+        if patience_s <= 0:
+            return "no time was left"
+        return _attempt(args.contender, args.device, args.size, layers, patience_s=patience_s)
+
+    for found in search(attempt, first=args.from_layers or shape.layers, most=args.most_layers):
+        parameters = None if found.layers is None else shape.with_layers(found.layers).numel()
+        then = {"layers": found.next, "why": found.why}
+        result = {"contender": args.contender, "layers": found.layers, "parameters": parameters, "then": then}
+        print(json.dumps(result), flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The largest number of blocks so far.
+
+    Attributes:
+        layers: that went; None before any did.
+        next: the number that is tried behind it, or was and did not go.
+        why: it did not go.
+    """
+
+    layers: int | None
+    next: int
+    why: str
+
+
+def search(attempt: Callable[[int], str | None], *, first: int, most: int) -> Iterator[Found]:
+    """Looks for the largest number of blocks that goes, and yields what is known behind each attempt.
+
+    Args:
+        attempt: tries a number of blocks, and returns why it did not go, None if it did.
+        first: number to begin with.
+        most: is not gone beyond.
+    """
+    best: int | None = None
+    least_failed: int | None = None
+    why = ""
+    layers = first
+    while layers <= most and (least_failed is None or layers < least_failed):
+        failure = attempt(layers)
+        if failure is None:
+            best, layers = layers, max(layers + 1, int(_GROWTH * layers))
+            yield Found(best, least_failed or layers, why or "it was not tried")
+            continue
+        least_failed, why = layers, failure
+        yield Found(best, least_failed, why)
+        if best is not None or layers == 1:
+            return
+        layers //= 2
 
 
 def _attempt(contender: str, device: str, size: str, layers: int, *, patience_s: float) -> str | None:

@@ -1,7 +1,8 @@
 """Tokens a second and peak memory of one contender on a Llama shape in bf16: `python -m gpu.llama dsrun-3 cuda 1.3B`.
 
-All contenders train bf16 parameters with fp32 masters and AdamW's fused kernel, without activation checkpointing.
-One JSON line on stdout. What is compared with what is decided in check.py.
+All contenders train the same: bf16 parameters with fp32 masters, AdamW's fused kernel, no clipping, no activation
+checkpointing, and batches from one seed. After each sequence length the JSON line of all so far is on stdout. What is
+compared with what is decided in `parts.py`, whether their losses agree in `losses.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .models import LLAMA_1B3, TINY, Llama
+from .models import Llama
+from .shapes import LLAMA_1B3, TINY
 
 _WARM_UP, _STEPS = 3, 8
 #: Tokens of a step: 16,384, in sequences of both lengths.
@@ -43,7 +45,8 @@ def main() -> None:
         vocabulary = model.head.out_features
         data = [torch.randint(vocabulary, (batch, time_ + 1), generator=generator).to(device) for _ in range(4)]
         rows.append({"sequence": time_, "batch": batch, **measure(step, data, device)})
-    print(json.dumps({"contender": contender, "parameters": parameters, "rows": rows}))
+        # What was measured stays if the next length does not go.
+        print(json.dumps({"contender": contender, "parameters": parameters, "rows": rows}), flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -57,21 +60,21 @@ def measure(step: Step, data: list[Tensor], device: torch.device) -> dict[str, A
         device: where it runs.
 
     Returns:
-        seconds of every step after the warm-up, tokens of a step, the last loss, and bytes at the peak on CUDA.
+        seconds of every step after the warm-up, tokens of a step, losses of all steps, and bytes at the peak on CUDA.
     """
     seconds: list[float] = []
-    loss = torch.zeros(())
+    losses: list[Tensor] = []
     for index in range(_WARM_UP + _STEPS):
         if index == _WARM_UP and device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         wait(device)
         started = time.perf_counter()
-        loss = step(data[index % len(data)])
+        losses.append(step(data[index % len(data)]))
         wait(device)
         if index >= _WARM_UP:
             seconds.append(time.perf_counter() - started)
     tokens = data[0].shape[0] * (data[0].shape[1] - 1)
-    row: dict[str, Any] = {"seconds": seconds, "tokens": tokens, "loss": float(loss)}
+    row: dict[str, Any] = {"seconds": seconds, "tokens": tokens, "losses": [float(loss) for loss in losses]}
     if device.type == "cuda":
         row |= {"peak_bytes": torch.cuda.max_memory_allocated(), "reserved_bytes": torch.cuda.max_memory_reserved()}
     return row
@@ -134,6 +137,7 @@ def _dsrun(model: Llama, stage: int, device: torch.device) -> Step:
     os.environ.setdefault("DSRUN_BACKEND", "nccl" if device.type == "cuda" else "gloo")
     config = {
         "train_batch_size": 1,
+        "gradient_clipping": 0.0,
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": stage},
         "optimizer": {"type": "AdamW", "params": {"lr": _LR, "weight_decay": 0.01}},
@@ -157,7 +161,8 @@ def _fsdp2(model: Llama, device: torch.device) -> Step:
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(device.type, (1,))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    # Angles of positions stay in fp32, as nobody else rounds them.
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
@@ -179,6 +184,7 @@ def _deepspeed(model: Llama, stage: int, device: torch.device) -> Step:
 
     config = {
         "train_batch_size": 1,
+        "gradient_clipping": 0.0,
         "bf16": {"enabled": True},
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,

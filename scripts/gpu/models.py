@@ -5,31 +5,12 @@ Shapes: B batch, T time (tokens), D width, H heads, K width of a head, F width o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-
-@dataclass(frozen=True, slots=True)
-class LlamaShape:
-    """Sizes of a Llama-like model."""
-
-    width: int
-    layers: int
-    heads: int
-    mlp: int
-    vocabulary: int
-
-
-#: 1.3 billion parameters: the shape that is compared.
-LLAMA_1B3 = LlamaShape(width=2048, layers=24, heads=16, mlp=5504, vocabulary=32_000)
-#: What offload is measured on: 3.8 billion, and Llama 2's shape of 6.7 billion.
-LLAMA_4B = LlamaShape(width=3072, layers=32, heads=24, mlp=8192, vocabulary=32_000)
-LLAMA_7B = LlamaShape(width=4096, layers=32, heads=32, mlp=11_008, vocabulary=32_000)
-TINY = LlamaShape(width=64, layers=2, heads=2, mlp=128, vocabulary=256)
+from .shapes import LlamaShape
 
 
 class Block(nn.Module):

@@ -12,7 +12,6 @@ figures are held against is in `offload_floor.py`.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import time
@@ -25,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .llama import alone_under_torchrun, wait
-from .models import LLAMA_4B, LLAMA_7B, TINY, Llama, LlamaShape
+from .models import Llama
+from .shapes import OFFLOADED, LlamaShape
 
-SHAPES: dict[str, LlamaShape] = {"4B": LLAMA_4B, "7B": LLAMA_7B, "tiny": TINY}
 _TIME = 2048
 #: Sequences of a micro batch at most: what does not fit one is accumulated.
 _MICRO = 8
@@ -40,17 +39,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("contender")
     parser.add_argument("device")
-    parser.add_argument("size", choices=SHAPES)
+    parser.add_argument("size", choices=OFFLOADED)
     parser.add_argument("--tokens", type=int, nargs="+", default=[16_384], help="of a step")
     parser.add_argument("--layers", type=int, help="another number of blocks")
     parser.add_argument("--folder", type=Path, default=Path("/tmp"), help="on the drive, for `disk`")
     args = parser.parse_args()
     device = torch.device(args.device)
-    shape = SHAPES[args.size]
+    shape = OFFLOADED[args.size]
     if args.layers is not None:
-        shape = dataclasses.replace(shape, layers=args.layers)
-    rows = [_row(args.contender, shape, device, tokens, args.folder) for tokens in args.tokens]
-    print(json.dumps({"contender": args.contender, "parameters": numel_of(shape), "rows": rows}))
+        shape = shape.with_layers(args.layers)
+    result: dict[str, Any] = {
+        "contender": args.contender,
+        "parameters": shape.numel(),
+        "layers": shape.layers,
+        "host_optimizer": _host_optimizer(args.contender),
+        "rows": [],
+    }
+    for tokens in args.tokens:
+        result["rows"].append(_row(args.contender, shape, device, tokens, args.folder))
+        # What was measured stays if the next number of tokens does not go.
+        print(json.dumps(result), flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -68,6 +76,7 @@ def _row(contender: str, shape: LlamaShape, device: torch.device, tokens: int, f
         for _ in range(sequences // micro)
     ]
     seconds: list[float] = []
+    losses: list[Tensor] = []
     phases: dict[str, float] = {}
     for index in range(_WARM_UP + _STEPS):
         if index == _WARM_UP and device.type == "cuda":
@@ -75,7 +84,9 @@ def _row(contender: str, shape: LlamaShape, device: torch.device, tokens: int, f
         wait(device)
         started_s = time.perf_counter()
         for tokens_BT in batches:
-            for name, took_s in run.step(tokens_BT).items():
+            loss, took = run.step(tokens_BT)
+            losses.append(loss)
+            for name, took_s in took.items():
                 phases[name] = min(took_s, phases.get(name, took_s))
         wait(device)
         if index >= _WARM_UP:
@@ -84,6 +95,7 @@ def _row(contender: str, shape: LlamaShape, device: torch.device, tokens: int, f
         "seconds": seconds,
         "tokens": sequences * time_,
         "micro_batches": len(batches),
+        "losses": [float(loss) for loss in losses],
         **phases,
     }
     if device.type == "cuda":
@@ -95,8 +107,12 @@ def _row(contender: str, shape: LlamaShape, device: torch.device, tokens: int, f
 class _Run:
     """A contender that has taken a model over."""
 
-    def step(self, tokens_BT: Tensor) -> dict[str, float]:
-        """Takes one micro batch, and the optimizer's step behind the last one; returns what it knows of the phases."""
+    def step(self, tokens_BT: Tensor) -> tuple[Tensor, dict[str, float]]:
+        """Takes one micro batch, and the optimizer's step behind the last one.
+
+        Returns:
+            the loss, and seconds of the phases that it knows of.
+        """
         raise NotImplementedError
 
     def close(self) -> None:
@@ -109,7 +125,7 @@ class _Compute(_Run):
     def __init__(self, model: Llama, device: torch.device) -> None:
         self._model, self._device = model.to(torch.bfloat16), device
 
-    def step(self, tokens_BT: Tensor) -> dict[str, float]:
+    def step(self, tokens_BT: Tensor) -> tuple[Tensor, dict[str, float]]:
         started_s = time.perf_counter()
         loss = self._model(tokens_BT)
         wait(self._device)
@@ -117,7 +133,7 @@ class _Compute(_Run):
         loss.backward()
         wait(self._device)
         self._model.zero_grad()
-        return {"forward_s": middle_s - started_s, "backward_s": time.perf_counter() - middle_s}
+        return loss.detach(), {"forward_s": middle_s - started_s, "backward_s": time.perf_counter() - middle_s}
 
 
 class _Engine(_Run):
@@ -126,11 +142,11 @@ class _Engine(_Run):
     def __init__(self, engine: Any) -> None:
         self._engine = engine
 
-    def step(self, tokens_BT: Tensor) -> dict[str, float]:
+    def step(self, tokens_BT: Tensor) -> tuple[Tensor, dict[str, float]]:
         loss = self._engine(tokens_BT)
         self._engine.backward(loss)
         self._engine.step()
-        return {}
+        return loss.detach(), {}
 
     def close(self) -> None:
         self._engine.destroy()
@@ -148,7 +164,10 @@ class _Fsdp2(_Run):
             backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
             dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         mesh = init_device_mesh(device.type, (1,))
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        # Angles of positions stay in fp32, as nobody else rounds them.
+        policy = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, cast_forward_inputs=False
+        )
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy, offload_policy=offload)
@@ -157,14 +176,15 @@ class _Fsdp2(_Run):
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=_LR, fused=True)
         self._micro, self._accumulation = 0, accumulation
 
-    def step(self, tokens_BT: Tensor) -> dict[str, float]:
-        self._model(tokens_BT).backward()
+    def step(self, tokens_BT: Tensor) -> tuple[Tensor, dict[str, float]]:
+        loss = self._model(tokens_BT)
+        (loss / self._accumulation).backward()
         self._micro += 1
         if self._micro % self._accumulation == 0:
             nn.utils.clip_grad_norm_(self._model.parameters(), _CLIP)
             self._optimizer.step()
             self._optimizer.zero_grad()
-        return {}
+        return loss.detach(), {}
 
 
 def _make(contender: str, shape: LlamaShape, device: torch.device, *, accumulation: int, folder: Path) -> _Run:
@@ -184,14 +204,16 @@ def _make(contender: str, shape: LlamaShape, device: torch.device, *, accumulati
 
 def section_of(tier: str, folder: Path) -> dict[str, Any]:
     """Returns `zero_optimization` for a tier: gpu, cpu (optimizer away), ram (all away), disk (states on a drive)."""
-    optimizer = {"device": "nvme", "nvme_path": str(folder)} if tier == "disk" else {"device": "cpu"}
+    # Pages are locked by all: DeepSpeed's default was not to before 0.19.
+    held: dict[str, Any] = {"device": "cpu", "pin_memory": True}
+    optimizer = held | {"device": "nvme", "nvme_path": str(folder)} if tier == "disk" else held
     match tier:
         case "gpu":
             return {"stage": 3}
         case "cpu":
             return {"stage": 2, "offload_optimizer": optimizer}
         case "ram" | "disk":
-            return {"stage": 3, "offload_optimizer": optimizer, "offload_param": {"device": "cpu"}}
+            return {"stage": 3, "offload_optimizer": optimizer, "offload_param": held}
         case _:
             raise SystemExit(f"error: unknown tier {tier!r}")
 
@@ -236,15 +258,20 @@ def _deepspeed(shape: LlamaShape, tier: str, device: torch.device, *, accumulati
     return _Engine(engine)
 
 
+def _host_optimizer(contender: str) -> str | None:
+    """Returns what steps in host memory, as a reader of the table would not guess it."""
+    name, _, tier = contender.partition("-")
+    if name == "compute" or tier == "gpu":
+        return None
+    if name == "dsrun":
+        return "dsrun's own"
+    aside = ", not DeepSpeedCPUAdam, which is compiled first" if name == "deepspeed" else ""
+    return f"torch's fused AdamW on the CPU{aside}"
+
+
 def _built(shape: LlamaShape, device: torch.device) -> Llama:
     with device:
         return Llama(shape, recomputes=True)
-
-
-def numel_of(shape: LlamaShape) -> int:
-    """Returns how many parameters a model of this shape has, without building it."""
-    with torch.device("meta"):
-        return sum(p.numel() for p in Llama(shape).parameters())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ known, while the next forward goes on; what crosses a bus hides behind what comp
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 #: Bytes an element: of a parameter or a gradient in bf16, of the host's step, of Adam's states and master on a drive.
@@ -22,15 +22,19 @@ class Machine:
         to_device: of page-locked copies.
         to_host: likewise.
         host_step: of an adam-shaped stream over host memory.
-        disk_read: of large direct reads.
+        disk_read: of large direct reads; 0 where the drive could not be measured.
         disk_write: likewise.
     """
 
     to_device: float
     to_host: float
     host_step: float
-    disk_read: float
-    disk_write: float
+    disk_read: float = 0.0
+    disk_write: float = 0.0
+
+    def has(self, tier: str) -> bool:
+        """Returns whether what a tier's floor is made of was measured."""
+        return tier != "disk" or self.disk_read > 0
 
 
 def floor_s(
@@ -64,10 +68,10 @@ def rows(parts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         parts: rows of the check by name: `floors`, `offload SIZE compute` and `offload SIZE CONTENDER`.
     """
     found: list[dict[str, Any]] = []
-    floors = parts.get("floors", {}).get("result")
+    machine = _machine(parts.get("floors", {}).get("result", {}))
     for name, part in parts.items():
         words = name.split()
-        if words[0] != "offload" or part["state"] != "ok" or words[2] == "compute":
+        if words[0] != "offload" or "rows" not in part.get("result", {}) or words[2] == "compute":
             continue
         numel = part["result"]["parameters"]
         tier = words[2].partition("-")[2]
@@ -85,15 +89,21 @@ def rows(parts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "peak_bytes": row.get("peak_bytes"),
             }
             compute = next((each for each in alone["rows"] if each["tokens"] == row["tokens"]), None) if alone else None
-            if floors and compute:
+            if machine is not None and machine.has(tier) and compute:
                 least_s = floor_s(
                     tier,
                     numel=numel,
                     micro_batches=row["micro_batches"],
                     forward_s=compute["forward_s"],
                     backward_s=compute["backward_s"],
-                    machine=Machine(**floors),
+                    machine=machine,
                 )
                 one |= {"floor_s": least_s, "of_floor": least_s / seconds}
             found.append(one)
     return found
+
+
+def _machine(floors: Mapping[str, Any]) -> Machine | None:
+    known = {field.name for field in fields(Machine)}
+    measured = {name: value for name, value in floors.items() if name in known}
+    return Machine(**measured) if {"to_device", "to_host", "host_step"} <= set(measured) else None

@@ -9,81 +9,100 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import packaging
 import pytest
 import torch
-from gpu.offload_floor import Machine, floor_s
 
 _SCRIPTS = Path(__file__).parents[2] / "scripts"
+_TINY = ("--device", "cpu", "--size", "tiny")
 
 pytestmark = pytest.mark.timeout(240)
 
 
-def run_check(out: Path, *words: str) -> tuple[int, str, dict[str, Any]]:
+def run_check(*words: str, python: str = sys.executable) -> tuple[int, str, str]:
     run = subprocess.run(
-        ["bash", str(_SCRIPTS / "gpu_check"), "--out", str(out), *words],
+        ["bash", str(_SCRIPTS / "gpu_check"), *words],
         capture_output=True,
         text=True,
         timeout=200,
-        env={**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHON": python, "OMP_NUM_THREADS": "1"},
     )
-    return run.returncode, run.stderr, json.loads(out.read_text()) if out.exists() else {}
+    return run.returncode, run.stderr, run.stdout
 
 
-def test_contenders_train_one_model_and_their_rows_have_tokens_and_seconds(tmp_path: Path) -> None:
-    code, talk, report = run_check(
-        tmp_path / "results.json",
-        *("--device", "cpu", "--size", "tiny", "--only", "llama plain,llama dsrun-3,llama fsdp2,llama deepspeed-1"),
-    )
+def report_of(out: Path, *only: str) -> tuple[dict[str, Any], str]:
+    """Returns the results of tiny parts, which all went well, and what was said."""
+    code, talk, _ = run_check(*_TINY, "--out", str(out), "--only", ",".join(only))
     assert code == 0, talk
-    rows = {name: row for name, row in report["parts"].items() if row["state"] == "ok"}
-    assert {"llama plain round 0", "llama dsrun-3 round 0", "llama fsdp2 round 0"} <= set(rows)
-    losses = [[one["loss"] for one in row["result"]["rows"]] for row in rows.values()]
-    # One model, data and precision: what is compared does the same work.
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert losses[0] == pytest.approx(losses[2], rel=2e-2)
-    assert all(
-        one["tokens"] == 128 and min(one["seconds"]) > 0 for row in rows.values() for one in row["result"]["rows"]
-    )
-    assert "llama plain round 0: ok" in talk
+    return json.loads(out.read_text()), talk
 
 
-def test_offload_stands_beside_its_floor(tmp_path: Path) -> None:
-    words = ("--device", "cpu", "--size", "tiny", "--only", "floors,offload tiny compute,offload tiny dsrun")
-    code, talk, report = run_check(tmp_path / "results.json", *words)
-    assert code == 0, talk
+def test_proofs_and_parity_run_by_rows(tmp_path: Path) -> None:
+    report, talk = report_of(tmp_path / "results.json", "probe", "proofs", "parity")
+    parts = report["parts"]
+    assert [part["state"] for part in parts.values()] == ["ok"] * len(parts), talk
+    found, proofs = parts["proofs found"]["result"], parts["proofs runtime/memory"]["result"]
+    assert found["folders"] == {"runtime/memory": len(proofs["tests"])}
+    assert proofs["passed"] == len(proofs["tests"]) > 5
+    parity = parts["parity stages tiers formats"]["result"]["rows"]
+    assert {row["state"] for row in parity.values()} == {"ok"}
+    assert {"bf16, clipping 0.5: stages", "optimizer in host memory", "compiled blocks: stages"} <= set(parity)
+    assert talk.splitlines()[-1] == f"{len(parts)} passed, 0 failed, 0 skipped"
+
+
+def test_figures_stand_beside_their_floors_and_contenders_train_the_same(tmp_path: Path) -> None:
+    contenders = [f"llama {name}" for name in ("plain", "dsrun-3", "fsdp2", "deepspeed-1", "losses")]
+    offload = ("floors", "offload tiny compute", "offload tiny dsrun")
+    report, talk = report_of(tmp_path / "results.json", "overhead", *contenders, *offload)
+    parts = report["parts"]
+    assert parts["llama losses"]["state"] == "ok", talk
+    losses = parts["llama losses"]["result"]
+    assert losses["against"] == "plain"
+    # To the bit on a CPU, where all of them run the same kernels.
+    assert losses["largest difference"]["dsrun-3"] == 0
+    assert losses["largest difference"]["fsdp2"] == 0
+    rows = [one for name, part in parts.items() if "round 0" in name for one in part.get("result", {}).get("rows", [])]
+    assert len(rows) >= 6
+    assert all(one["tokens"] == 128 and min(one["seconds"]) > 0 for one in rows)
     (short, long) = report["offload"]
     assert (short["contender"], short["tokens"], long["tokens"]) == ("dsrun-cpu", 1024, 2048)
     assert all(row["of_floor"] == pytest.approx(row["floor_s"] / row["seconds"]) for row in (short, long))
+    assert parts["offload tiny dsrun-cpu"]["result"]["host_optimizer"] == "dsrun's own"
 
 
-@pytest.mark.parametrize(
-    ("tier", "micro_batches", "expected_s"),
-    [
-        ("gpu", 2, 6.0),
-        # Gradients (4 s in bf16) outlast backward, the host's step (28 s) the next forward.
-        ("cpu", 1, 4.0 + 28.0),
-        # Sums in fp32 take 8 s; the first micro batch computes alone.
-        ("cpu", 2, 3.0 + 8.0 + 28.0),
-        # Parameters take 2 s for each pass of each micro batch.
-        ("ram", 2, 2.0 + 2.0 + 8.0 + 28.0),
-        ("disk", 1, 4.0 + 12.0 / 0.5 + 12.0),
-    ],
-)
-def test_a_floor_is_what_nothing_can_hide(tier: str, micro_batches: int, expected_s: float) -> None:
-    machine = Machine(to_device=1.0, to_host=0.5, host_step=1.0, disk_read=0.5, disk_write=1.0)
-    took_s = floor_s(tier, numel=1, micro_batches=micro_batches, forward_s=1.0, backward_s=2.0, machine=machine)
-    assert took_s == pytest.approx(expected_s)
+def test_the_proofs_of_this_tree_take_three_minutes_and_what_runs_by_default_eight() -> None:
+    code, _, listed = run_check("--list")
+    assert code == 0
+    seconds = {name: int(took) for took, name in (line.strip().split(" s  ") for line in listed.splitlines())}
+    assert sum(took for name, took in seconds.items() if name.startswith("proofs ")) <= 180
+    assert sum(seconds.values()) <= 480, "what takes longer than this belongs behind --only"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path) -> None:
-    code, talk, report = run_check(tmp_path / "results.json")
-    assert (code, report) == (2, {})
+    code, talk, _ = run_check("--out", str(tmp_path / "results.json"))
+    assert code == 2
     assert talk.startswith("error: there is no CUDA GPU here")
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_a_part_for_which_no_time_is_left_is_in_the_file_with_the_reason(tmp_path: Path) -> None:
-    words = ("--device", "cpu", "--size", "tiny", "--only", "overhead", "--minutes", "0.1")
-    code, _, report = run_check(tmp_path / "results.json", *words)
-    assert code == 0
-    assert report["parts"] == {"overhead": {"state": "not run", "why": "no time was left"}}
+def test_a_name_that_no_part_has_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    code, talk, _ = run_check(*_TINY, "--out", str(tmp_path / "results.json"), "--only", "lama")
+    assert code == 2
+    assert talk.startswith("error: --only lama: no part's name begins so\nhint: they begin with probe, ")
+
+
+def test_an_interpreter_without_packages_is_told_which_and_how_to_get_them(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    bare = tmp_path / "bare" / "bin" / "python"
+    # As pip would bring it.
+    (packages,) = (tmp_path / "bare").glob("lib/*/site-packages")
+    (packages / "packaging").symlink_to(Path(packaging.__file__).parent)
+    out = tmp_path / "results.json"
+    code, talk, _ = run_check(*_TINY, "--out", str(out), "--only", "proofs,overhead", python=str(bare))
+    assert code == 1
+    parts = json.loads(out.read_text())["parts"]
+    assert parts["probe"]["state"] == "failed"
+    assert "packages are missing: torch>=2.10, click>=8.1" in parts["probe"]["why"]
+    assert "bash scripts/gpu_check --bundle DIR" in talk
+    assert parts["overhead"] == {"state": "not run", "why": "nothing can run here: see probe"}
