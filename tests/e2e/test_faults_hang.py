@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.dumps import MONITOR
 from support.faults import HARD_LIMIT_S, PASS_GATE, READY, Bound, Gate, launched
 from support.processes import wait_for_end
 
@@ -131,9 +132,8 @@ def test_A4_the_verdict_says_which_rank_of_an_engine_is_where_and_who_waits_for_
     assert re.search(r"rank 1 on localhost: in load_a_batch_for_ever \(train\.py:\d+\), step 2", ended.text)
 
 
-#: Ranks of plain torch over Gloo, whose collectives torch records as it does NCCL's. A thread does what NCCL's monitor
-#: does with the pipe, which Gloo has not. They beat until they have met, lest a slow start is taken for the hang.
-RECORDED = """
+#: Ranks of plain torch over Gloo. They beat until they have met, lest a slow start is taken for the hang.
+RECORDED = f"""
 import os, threading, dsrun
 meets = threading.Event()
 def beat_until_they_meet():
@@ -143,23 +143,11 @@ beating = threading.Thread(target=beat_until_they_meet)
 beating.start()
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _dump_fr_trace
+{MONITOR}
 rank = int(os.environ["RANK"])
-def dump_when_asked():
-    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + os.environ["RANK"] + ".pipe"
-    os.mkfifo(pipe)
-    descriptor = os.open(pipe, os.O_RDWR)
-    opened.set()
-    while os.read(descriptor, 128):
-        with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"], "wb") as file:
-            file.write(_dump_fr_trace())
-opened = threading.Event()
-threading.Thread(target=dump_when_asked, daemon=True).start()
-opened.wait()
 dist.init_process_group("gloo")
 for _ in range(3):
     dist.all_reduce(torch.ones(4))
-_dump_fr_trace()  # the first takes long: torch looks up symbols
 meets.set()
 beating.join()
 %s
@@ -200,13 +188,15 @@ def test_A4_the_verdict_names_ranks_that_call_different_collectives(tmp_path: Pa
 
 #: A rank that ends as NCCL's watchdog ends it, after it had all ranks write their dumps; `%s` is where rank 1 is.
 WATCHDOG = """
-import os, sys
+import os, pickle, sys
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(4))
+while not pickle.loads(_dump_fr_trace())["entries"][0]["retired"]:
+    pass  # Gloo's thread says so a moment later.
 if rank == 0:
     work = dist.all_reduce(torch.ones(4), async_op=True)
 with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"], "wb") as file:
@@ -237,7 +227,7 @@ def test_A4_a_rank_that_nccls_watchdog_ended_is_told_as_the_time_out_with_who_wa
     after = ended.text.splitlines()[ended.text.splitlines().index(head) + 1]
     assert (
         after
-        == "  default_pg: rank 0 waits in all_reduce 2 (train.py:10), rank 1 has not called it (last all_reduce 1)"
+        == "  default_pg: rank 0 waits in all_reduce 2 (train.py:12), rank 1 has not called it (last all_reduce 1)"
     )
 
 

@@ -123,7 +123,7 @@ def test_what_is_no_dump_is_told_in_words(data: bytes, reason: str, capsys: pyte
 
 #: A rank that calls collectives over Gloo, with one that its peer never joins, and leaves its own dumps.
 GLOO = """
-import os, sys
+import os, pickle, sys
 import torch
 import torch.distributed as dist
 import torch._C._distributed_c10d as c10d
@@ -134,6 +134,8 @@ pair = dist.new_group([0, 1], group_desc="pair")
 for _ in range(3):
     dist.all_reduce(torch.ones(4))
 dist.broadcast(torch.ones(2), 0, group=pair)
+while not all(entry["retired"] for entry in pickle.loads(c10d._dump_fr_trace())["entries"]):
+    pass  # Gloo's thread says so a moment later.
 if rank == 0:
     pending = dist.all_reduce(torch.ones(7), group=pair, async_op=True)
 for kind, text in (("pickle", c10d._dump_fr_trace()), ("json", c10d._dump_fr_trace_json())):
@@ -171,7 +173,7 @@ def test_a_dump_that_torch_itself_wrote_is_read(gloo_dumps: Path, kind: str) -> 
     assert waits is not None
     # JSON has no stacks.
     assert (waits.name, waits.data) == ("all_reduce", "[7] Float")
-    assert waits.line == ("" if kind == "json" else "rank.py:14")
+    assert waits.line == ("" if kind == "json" else "rank.py:16")
 
 
 @pytest.mark.timeout(120)

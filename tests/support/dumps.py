@@ -1,4 +1,4 @@
-"""Dumps of torch's flight recorder as torch 2.11 to 2.14 write them for NCCL, as plain values."""
+"""Dumps of torch's flight recorder as torch 2.11 to 2.14 write them for NCCL, and what lets Gloo's ranks write some."""
 
 from __future__ import annotations
 
@@ -51,3 +51,22 @@ def entry(
 def dump(entries: Sequence[dict[str, Any]], **more: Any) -> dict[str, Any]:
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2, 3]"}}
     return {"version": "2.10", "pg_config": config, "pg_status": {}, "entries": list(entries), **more}
+
+
+#: Module of a rank: what NCCL's monitor does with the rank's pipe, which Gloo has not, though it records collectives.
+MONITOR = """
+import os, threading
+from torch._C._distributed_c10d import _dump_fr_trace
+opened = threading.Event()
+def dump_when_asked():
+    pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + os.environ["RANK"] + ".pipe"
+    os.mkfifo(pipe)
+    descriptor = os.open(pipe, os.O_RDWR)
+    opened.set()
+    while os.read(descriptor, 128):
+        with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"], "wb") as file:
+            file.write(_dump_fr_trace())
+_dump_fr_trace()  # The first takes long: torch looks up symbols.
+threading.Thread(target=dump_when_asked, daemon=True).start()
+opened.wait()
+"""
