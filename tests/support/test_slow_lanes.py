@@ -15,10 +15,23 @@ def test_a_copy_is_made_when_it_is_waited_for_and_reads_its_source_then() -> Non
     assert bool(host_N.isnan().all())
     assert (event.query(), bus.unmade) == (False, 1)
     device_N.fill_(2.0)
-    bus.wait(event)
+    event.synchronize()
     assert host_N.tolist() == [2.0] * 4, "a source that changes is seen"
     assert (event.query(), bus.unmade) == (True, 0)
     assert bus.counts.out["gradients"].calls == 1
+
+
+def test_a_wait_of_the_device_frees_the_source_and_gives_the_host_nothing() -> None:
+    bus = LateBus()
+    device_N, host_N, back_N = torch.ones(4), torch.zeros(4), torch.zeros(4)
+    event = bus.start_out(device_N, host_N, kind="gradients")
+    bus.wait(event)
+    device_N.fill_(2.0)
+    assert bool(host_N.isnan().all())
+    bus.wait(bus.start_back(host_N, back_N, kind="gradients"))
+    assert back_N.tolist() == [1.0] * 4, "it comes behind that wait"
+    assert host_N.tolist() == [1.0] * 4
+    assert bus.unmade == 0
 
 
 def test_copies_of_a_lane_keep_their_order_and_what_comes_after_another_copy_waits_for_it() -> None:
@@ -28,7 +41,7 @@ def test_copies_of_a_lane_keep_their_order_and_what_comes_after_another_copy_wai
     back = bus.start_back(host_N, back_N, kind="states", after=[first])
     assert not back_N.isnan().any(), "it may still be read by what the copy comes after"
     again = bus.start_out(torch.full((2,), 7.0), host_N, kind="states", after=[back])
-    bus.wait(again)
+    again.synchronize()
     assert back_N.tolist() == [1.0, 1.0]
     assert host_N.tolist() == [7.0, 7.0]
 
