@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
@@ -75,35 +75,40 @@ def candidates(root: Path) -> list[Path]:
         root: folder with the tests.
     """
     shared = [path for path in sorted(root.rglob("*.py")) if not path.name.startswith("test_")]
-    marked = "|".join(map(re.escape, sorted(_carriers(shared))))
-    asks = re.compile(rf"{re.escape(_MARK)}\b" + (rf"|\b({marked})\b" if marked else ""))
+    fixtures, values = _carriers([path.read_text(encoding="utf-8") for path in shared])
+    ways = [rf"{re.escape(_MARK)}\b", *(rf"\b{name}\b" for name in sorted(values))]
+    for name in sorted(fixtures):
+        # An argument of a function, or a word of `usefixtures`.
+        ways += [rf"def \w+\([^)]*\b{name}\b", rf"[\"']{name}[\"']"]
+    asks = re.compile("|".join(ways))
     return [path for path in sorted(root.rglob("test_*.py")) if asks.search(path.read_text(encoding="utf-8"))]
 
 
-def _carriers(paths: Sequence[Path]) -> set[str]:
-    """Returns names of functions and values that carry the mark, in files that are no test files."""
-    found: set[str] = set()
-    texts = [path.read_text(encoding="utf-8") for path in paths]
+def _carriers(texts: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Returns names of fixtures and of values that carry the mark, in files that are no test files."""
+    fixtures, values = set[str](), set[str]()
+    trees = [(text, ast.parse(text).body) for text in texts]
     before = -1
-    while len(found) != before:
-        before = len(found)
-        for text in texts:
-            if _MARK not in text and not any(name in text for name in found):
-                continue
-            for node in ast.parse(text).body:
-                found |= _names_of(node, text, found)
-    return found
+    while len(fixtures) != before:
+        before = len(fixtures)
+        for text, body in trees:
+            for node in body:
+                if isinstance(node, ast.FunctionDef) and _is_marked_fixture(node, text, fixtures):
+                    fixtures.add(node.name)
+                elif isinstance(node, ast.Assign | ast.AnnAssign) and _MARK in (
+                    ast.get_source_segment(text, node) or ""
+                ):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    values |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return fixtures, values
 
 
-def _names_of(node: ast.stmt, text: str, carriers: set[str]) -> set[str]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        wanted = {argument.arg for argument in node.args.args + node.args.kwonlyargs}
-        marks = any(_MARK in (ast.get_source_segment(text, one) or "") for one in node.decorator_list)
-        return {node.name} if marks or wanted & carriers else set()
-    if isinstance(node, ast.Assign | ast.AnnAssign) and _MARK in (ast.get_source_segment(text, node) or ""):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return {target.id for target in targets if isinstance(target, ast.Name)}
-    return set()
+def _is_marked_fixture(node: ast.FunctionDef, text: str, marked: set[str]) -> bool:
+    """Says whether a function is a fixture that carries the mark, or asks for one that does."""
+    decorators = [ast.get_source_segment(text, one) or "" for one in node.decorator_list]
+    arguments = {argument.arg for argument in node.args.args}
+    is_fixture = any("fixture" in decorator for decorator in decorators)
+    return is_fixture and (any(_MARK in decorator for decorator in decorators) or bool(arguments & marked))
 
 
 def listed(files: Sequence[Path], *, root: Path, marker: str) -> dict[str, Any]:
@@ -148,7 +153,13 @@ def folder_of(test_id: str) -> str:
 
 
 def run(
-    files: Sequence[Path], *, root: Path, marker: str, limit_s: float, silence_s: float = _SILENCE_S
+    files: Sequence[Path],
+    *,
+    root: Path,
+    marker: str,
+    limit_s: float,
+    silence_s: float = _SILENCE_S,
+    must_end: Callable[[], bool] = lambda: False,
 ) -> dict[str, Any]:
     """Runs the marked tests of some files to the last one, in as many processes as it takes.
 
@@ -158,22 +169,27 @@ def run(
         marker: expression of pytest's `-m`.
         limit_s: when it ends, whatever is left then.
         silence_s: when a process is ended in which nothing happens.
+        must_end: says whether somebody wants it to end now, with the rows that it has.
 
     Returns:
         counts by state, `tests` (their rows), `deaths` (why processes ended early), and `why` if it failed.
     """
     ends_s = time.monotonic() + limit_s
+
+    def has_time() -> bool:
+        return time.monotonic() < ends_s and not must_end()
+
     tests: dict[str, Test] = {}
     deaths: list[str] = []
     errors: dict[str, str] = {}
     while True:
         done = sum(test.state != "not run" for test in tests.values())
-        death = _run_once(files, tests, errors, root=root, marker=marker, ends_s=ends_s, silence_s=silence_s)
+        death = _run_once(files, tests, errors, root=root, marker=marker, has_time=has_time, silence_s=silence_s)
         if death is None:
             break
         deaths.append(death)
         # A process that gets nowhere, or no time for another: nothing more is tried.
-        if sum(test.state != "not run" for test in tests.values()) == done or time.monotonic() >= ends_s:
+        if sum(test.state != "not run" for test in tests.values()) == done or not has_time():
             break
         if not any(test.state == "not run" for test in tests.values()):
             break
@@ -212,7 +228,7 @@ def _run_once(
     *,
     root: Path,
     marker: str,
-    ends_s: float,
+    has_time: Callable[[], bool],
     silence_s: float,
 ) -> str | None:
     """Runs what has not run yet in one process; returns why that ended early, None if it did not."""
@@ -229,7 +245,7 @@ def _run_once(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        death = _watch(process, events, ends_s=ends_s, silence_s=silence_s)
+        death = _watch(process, events, has_time=has_time, silence_s=silence_s)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
@@ -255,7 +271,9 @@ def _run_once(
     return f"behind {last}: {death}\n{said}" if last else f"before the first test: {death}\n{said}"
 
 
-def _watch(process: subprocess.Popen[bytes], events: Path, *, ends_s: float, silence_s: float) -> str | None:
+def _watch(
+    process: subprocess.Popen[bytes], events: Path, *, has_time: Callable[[], bool], silence_s: float
+) -> str | None:
     """Waits for a process; returns why it must be ended if it must: a test hangs, or there is no time left."""
     size, moved_s = -1, time.monotonic()
     while True:
@@ -265,7 +283,7 @@ def _watch(process: subprocess.Popen[bytes], events: Path, *, ends_s: float, sil
         now_s = time.monotonic()
         if (now_size := events.stat().st_size) != size:
             size, moved_s = now_size, now_s
-        if now_s > ends_s:
+        if not has_time():
             return _NO_TIME
         # Before the first event files are imported, which takes what it takes.
         if size > 0 and now_s - moved_s > silence_s:
@@ -359,7 +377,10 @@ def main() -> None:
     if args.list:
         found = listed(files, root=root, marker=args.marker)
     else:
-        found = run(files, root=root, marker=args.marker, limit_s=args.limit_s)
+        asked: list[int] = []
+        # The driver asks before it ends a part: the rows so far are printed all the same.
+        signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+        found = run(files, root=root, marker=args.marker, limit_s=args.limit_s, must_end=lambda: bool(asked))
     print(json.dumps(found))
     sys.exit(1 if "why" in found else 0)
 

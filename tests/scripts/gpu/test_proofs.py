@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import time
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import gpu.proofs
 import pytest
 from gpu.proofs import candidates, folder_of, listed, run
 
@@ -45,7 +49,9 @@ MARKS = {
             pass
         """,
     "b/test_imported.py": """
-        from support.marks import on_gpu
+        from support.marks import (
+            on_gpu,
+        )
 
         pytestmark = on_gpu
 
@@ -54,7 +60,7 @@ MARKS = {
         """,
     "b/test_none.py": """
         def test_nothing():
-            pass
+            assert dict(device=1)
         """,
 }
 
@@ -265,28 +271,45 @@ def test_where_all_are_skipped_nothing_was_proved(root: Path) -> None:
     assert run_tests(root, text)["why"] == "all were skipped: Skipped: no GPU"
 
 
-def test_what_there_is_no_time_for_has_not_run_and_has_not_failed(root: Path) -> None:
-    started_s = time.monotonic()
+def test_what_there_is_no_time_for_has_not_run_and_has_not_failed(root: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
     report = run_tests(
         root,
-        """
+        f"""
         import time
 
         def test_first():
             pass
 
         def test_long():
+            open({str(begun)!r}, "w").close()
             time.sleep(600)
 
         def test_behind():
             pass
         """,
-        limit_s=4.0,
+        must_end=begun.exists,
     )
-    assert time.monotonic() - started_s < 20
-    assert states(report)["test_long"] == states(report)["test_behind"] == "not run"
-    assert report["failed"] == 0
-    assert "not run" in report["why"]
+    assert states(report) == {"test_first": "passed", "test_long": "not run", "test_behind": "not run"}
+    assert (report["failed"], report["not run"]) == (0, 2)
+    assert report["why"].startswith("2 not run; tests/x/test_x.py::test_long: no time was left")
+
+
+def test_a_limit_ends_it_too(root: Path) -> None:
+    report = run_tests(root, "import time\ndef test_long(): time.sleep(600)", limit_s=0.0)
+    assert "no time was left" in report["why"]
+
+
+def test_a_part_that_is_asked_to_end_prints_the_rows_that_it_has(root: Path) -> None:
+    text = "import os, signal, time\ndef test_long():\n os.kill(os.getppid(), signal.SIGTERM)\n time.sleep(600)"
+    (file,) = write(root, {"x/test_x.py": text})
+    words = ("-m", "gpu.proofs", "--root", str(root), "--marker", "not cuda", str(file))
+    scripts = str(Path(gpu.proofs.__file__).parents[1])
+    run_ = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": scripts}
+    )
+    assert run_.returncode == 1
+    assert states(json.loads(run_.stdout)) == {"test_long": "not run"}
 
 
 @pytest.mark.parametrize(
