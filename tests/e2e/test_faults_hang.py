@@ -186,6 +186,41 @@ def test_A4_the_verdict_names_ranks_that_call_different_collectives(tmp_path: Pa
     assert re.search(r"default_pg: rank 0 waits in all_reduce 4 \(train.py:\d+\), rank 1 is in broadcast 4 \(", verdict)
 
 
+#: A rank of NCCL whose GPU is busy for some 15 s before the collective, and whose host reads the result.
+NCCL = """
+import os
+import torch
+import torch.distributed as dist
+print("goes on", torch.ones(1, device="cuda"), flush=True)
+dist.init_process_group("nccl", device_id=torch.device("cuda", 0))
+for _ in range(2):
+    done = torch.ones(4, device="cuda")
+    dist.all_reduce(done)
+done.tolist()
+print("reads", flush=True)
+torch.cuda._sleep(int(30e9))
+late = torch.ones(8, device="cuda")
+dist.all_reduce(late)
+late.tolist()
+"""
+
+
+@pytest.mark.cuda
+def test_A4_a_rank_that_reads_from_its_gpu_is_told_to_wait_in_the_collective_that_nccl_has_not_done(
+    tmp_path: Path,
+) -> None:
+    args = ("-n", "1", "--hang-timeout", f"{TIMEOUT_S:g}s", "--on-hang", "stop")
+    with launched(tmp_path, NCCL, *args, env={"CUDA_VISIBLE_DEVICES": None}, grace_s=GRACE_S) as job:
+        ended = job.end()
+    assert ended.exit_code == EXIT_HANG, ended.text
+    (verdict,) = ended.errors
+    assert verdict.endswith("rank 0 waits in all_reduce 3 of default_pg"), ended.text
+    stuck = "all its ranks have called it: a GPU or the network between them is stuck"
+    assert f"  default_pg: rank 0 waits in all_reduce 3 (train.py:14), and {stuck}" in ended.text.splitlines(), (
+        ended.text
+    )
+
+
 #: A rank that ends as NCCL's watchdog ends it, after it had all ranks write their dumps; `%s` is where rank 1 is.
 WATCHDOG = """
 import os, pickle, sys
