@@ -260,7 +260,7 @@ class LateCollectives(LoopbackCollectives):
                 sent = reads.clone()
             ready = None if beside is None else beside.record()
         number = self._late.post(self.rank, name, _Post(f"{name}{self.where}", sent, ready, numels))
-        unchanged = None if in_place or beside is not None else (reads, sent)
+        unchanged = None if in_place else (reads, sent)
         pending = _Late(self._late, self.rank, number, name, beside, list(writes), unchanged, finish)
         return self._late.hand_out(self.rank, name, pending)
 
@@ -285,7 +285,7 @@ class _Late:
         self._name = name
         self._beside = beside
         self._written = written
-        self._unchanged = unchanged
+        self._unchanged = unchanged  # on CUDA nobody compares it, but it is still to be read
         self._finish: Callable[[Sequence[_Post]], None] | None = finish
         self._end: Any = None
 
@@ -306,6 +306,7 @@ class _Late:
                     self._end = self._beside.record()
         if self._beside is not None:
             torch.cuda.current_stream(self._world.device).wait_event(self._end)
+            self._unchanged = None
 
     def _check(self) -> None:
         if not all(_is_poison(part) for part in self._written):

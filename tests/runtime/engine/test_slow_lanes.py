@@ -7,6 +7,7 @@ are late too, see `support/late_collectives.py`.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dsrun.config.activation_rules import FEWEST_BUFFERS
 from dsrun.errors import DsrunError
 from dsrun.runtime.memory.bus import Event, Kind
 from dsrun.runtime.mesh.loopback import LoopbackWorld
@@ -36,8 +38,17 @@ ON_DISK = {"offload_optimizer": {"device": "nvme", "nvme_path": "here"}}
 PARAMS_ON_DISK = {"offload_param": {"device": "nvme", "nvme_path": "here", "max_in_cpu": 20_000}}
 BF16 = {"bf16": True}
 RINGS = {"activation_checkpointing": {"policy": "every_block", "cpu_checkpointing": True}}
-RINGS_ON_DISK = {"activation_checkpointing": {"policy": "every_block", "cpu_checkpointing": True, "nvme_path": "here"}}
+RINGS_ON_DISK = {
+    "activation_checkpointing": {
+        "policy": "every_block",
+        "cpu_checkpointing": True,
+        "nvme_path": "here",
+        "nvme_buffer_count": FEWEST_BUFFERS,
+    }
+}
 
+#: With more blocks, for the last ones in a ring on a disk are still in memory when backward begins.
+DEEP = ("rings on disk",)
 #: Ranks, stage, keys of `zero_optimization`, accumulation steps, and the rest of the config.
 CASES: dict[str, tuple[int, int, dict[str, Any], int, dict[str, Any]]] = {
     "optimizer, stage 1": (1, 1, OPTIMIZER, 1, BF16),
@@ -63,14 +74,14 @@ CASES: dict[str, tuple[int, int, dict[str, Any], int, dict[str, Any]]] = {
 }
 
 
-def model() -> nn.Module:
-    return TinyGPT(width=40, layers=4)
+def model_of(case: str) -> nn.Module:
+    return TinyGPT(width=40, layers=8 if case in DEEP else 4)
 
 
 def settings_of(case: str, folder: Path) -> dict[str, Any]:
     size, stage, zero, accumulation, options = CASES[case]
     settings = config(stage, micro=1, accumulation=accumulation, **options)
-    settings["gradient_clipping"] = CLIPPING[size * accumulation]
+    settings["gradient_clipping"] = 2.1 if case in DEEP else CLIPPING[size * accumulation]
     settings["zero_optimization"] |= {name: _placed(section, folder) for name, section in zero.items()}
     if "activation_checkpointing" in settings:
         settings["activation_checkpointing"] = _placed(settings["activation_checkpointing"], folder)
@@ -96,8 +107,16 @@ def train(
     bus: MakeBus | None = None,
     ring_bus: MakeBus | None = None,
 ) -> list[Trained]:
-    settings = settings_of(case, folder)
-    return train_in(world, settings, device=device, model=model, bus=bus, ring_bus=ring_bus, steps=3, between=evaluates)
+    return train_in(
+        world,
+        settings_of(case, folder),
+        device=device,
+        model=partial(model_of, case),
+        bus=bus,
+        ring_bus=ring_bus,
+        steps=3,
+        between=evaluates,
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -190,3 +209,36 @@ def test_waits_that_are_left_out_show(case: str, kind: Kind, out: bool, first: i
     with pytest.raises((AssertionError, DsrunError, ValueError)):
         assert_nothing_is_seen()
     assert made, "the fault was planted"
+
+
+class _SeenByTheDevice:
+    """A copy that the host takes for made when only the device waits for it."""
+
+    def __init__(self, bus: LateBus, event: Event) -> None:
+        self._bus = bus
+        self._event = event
+
+    def query(self) -> bool:
+        return self._event.query()
+
+    def synchronize(self) -> None:
+        self._bus.wait(self._event)
+
+
+class Confused(LateBus):
+    """Has the device wait where the host should."""
+
+    def start_out(
+        self, source_N: Tensor, host_N: Tensor, *, kind: Kind, after: Sequence[Event] = (), mark: Event | None = None
+    ) -> Event:
+        return _SeenByTheDevice(self, super().start_out(source_N, host_N, kind=kind, after=after, mark=mark))
+
+
+@pytest.mark.parametrize("case", ["optimizer, stage 1", "ahead, stage 1", "optimizer on disk", "rings on disk"])
+def test_a_wait_of_the_device_in_place_of_one_of_the_host_shows(case: str, tmp_path: Path) -> None:
+    def confused(device: torch.device) -> LateBus:
+        return Confused()
+
+    expected = train(case, ThisThread(), CPU, tmp_path)
+    with pytest.raises((AssertionError, DsrunError, ValueError)):
+        assert_same_bits(train(case, ThisThread(), CPU, tmp_path, bus=confused, ring_bus=confused), expected)
