@@ -37,8 +37,8 @@ from dsrun.runtime.mesh.sums import reduce_in_order
 _Result = TypeVar("_Result")
 
 CPU = torch.device("cpu")
-#: Some 5 ms of a GPU: more than the host needs to enqueue a block of a small model.
-CYCLES = 10_000_000
+#: Some 2 ms of a GPU: more than the host needs to enqueue the next few kernels.
+CYCLES = 4_000_000
 _POISON = 0xFF
 
 
