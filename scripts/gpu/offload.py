@@ -65,7 +65,7 @@ def main() -> None:
 
 def _row(contender: str, shape: LlamaShape, device: torch.device, tokens: int, folder: Path) -> dict[str, Any]:
     """Builds the contender anew, for its number of micro batches is part of it, and times its steps."""
-    time_ = min(_TIME, 16 * shape.width)
+    time_ = min(_TIME, 4 * shape.width)
     sequences = max(1, tokens // time_)
     micro = min(_MICRO, sequences)
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """What dsrun adds to a block on the host and in kernels: 24 blocks so small that nothing else takes time.
 
-`python -m gpu.overhead cuda`: microseconds a block of forward and backward at each stage minus those of the plain
-model, and kernel launches a step. One JSON line on stdout.
+`python -m gpu.overhead cuda 40`, so many rounds: microseconds a block of forward and backward at each stage minus those
+of the plain model, and kernel launches a step. One JSON line on stdout.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import dsrun
 
-_BLOCKS, _WIDTH, _ROUNDS = 24, 16, 40
+_BLOCKS, _WIDTH, _WARM_UP = 24, 16, 5
 
 
 class Block(nn.Module):
@@ -43,7 +43,7 @@ class Stack(nn.Module):
 
 
 def main() -> None:
-    device = sys.argv[1]
+    device, rounds = sys.argv[1], int(sys.argv[2])
     x_BD = torch.randn(4, _WIDTH, device=device)
     plain = Stack().to(device)
 
@@ -66,13 +66,13 @@ def main() -> None:
 
         calls[f"stage {stage}"] = run
     seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for round_ in range(_ROUNDS + 5):
+    for round_ in range(_WARM_UP + rounds):
         for name, call in calls.items():
             _wait(device)
             started = time.perf_counter()
             call()
             _wait(device)
-            if round_ >= 5:
+            if round_ >= _WARM_UP:
                 seconds[name].append(time.perf_counter() - started)
     floor = statistics.median(seconds["plain"])
     result: dict[str, Any] = {

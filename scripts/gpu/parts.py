@@ -65,7 +65,7 @@ def main_parts(
     found += [_parity(" ".join(PARITY), device, "short")] if tiny else [_parity(group, device) for group in PARITY]
     found += [
         Part("buses", (*python, "dsrun", "probe", "--bench", "--json"), 60, 20),
-        Part("overhead", (*python, "gpu.overhead", device), 60, 15),
+        Part("overhead", (*python, "gpu.overhead", device, "3" if tiny else "40"), 60, 15),
     ]
     for round_ in range(1 if tiny else _ROUNDS):
         found += [_llama(contender, round_, device, size) for contender in _CONTENDERS]
@@ -145,7 +145,7 @@ def _offload_parts(*, device: str, tiny: bool, facts: Mapping[str, Any]) -> Iter
     for model, (contenders, tokens) in sizes:
         # One number of blocks for all contenders of a size.
         layers = OFFLOADED[model].layers_within(facts["memory_bytes"], bytes_per_parameter=_HOST_BYTES)
-        words = ("--layers", str(layers), "--tokens", *map(str, (1024, 2048) if tiny else tokens))
+        words = ("--layers", str(layers), "--tokens", *map(str, (256, 512) if tiny else tokens))
         for contender in contenders:
             argv = (*module, "gpu.offload", contender, device, model, "--folder", folder, *words)
             name = f"offload {model} {contender}"

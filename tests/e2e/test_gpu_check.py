@@ -65,7 +65,7 @@ def test_figures_stand_beside_their_floors_and_contenders_train_the_same(tmp_pat
     assert len(rows) >= 6
     assert all(one["tokens"] == 128 and min(one["seconds"]) > 0 for one in rows)
     (short, long) = report["offload"]
-    assert (short["contender"], short["tokens"], long["tokens"]) == ("dsrun-cpu", 1024, 2048)
+    assert (short["contender"], short["tokens"], long["tokens"]) == ("dsrun-cpu", 256, 512)
     assert all(row["of_floor"] == pytest.approx(row["floor_s"] / row["seconds"]) for row in (short, long))
     assert parts["offload tiny dsrun-cpu"]["result"]["host_optimizer"] == "dsrun's own"
 

@@ -39,7 +39,7 @@ def test_rows_that_are_well_have_no_reason() -> None:
     assert "why" not in list(tried({"a": good}, why_lost=lambda: None))[-1]
 
 
-def test_another_learning_rate_is_found() -> None:
+def test_a_difference_in_the_last_bit_is_named_with_its_micro_step() -> None:
     class Slower(Parity):
         def _losses(self, config, model=None):  # type: ignore[no-untyped-def]
             stage = config["zero_optimization"]["stage"]
