@@ -17,6 +17,7 @@ from dsrun.launcher.protocol import Exit, FrameReader, Message, Spawn, Started, 
 from dsrun.launcher.scope import make_scope, scope_name
 from dsrun.launcher.spawner import open_gpu_files
 from dsrun.launcher.worker import error_file, isolated_command, node_environment
+from support.cli import clean_environment
 from support.jobs import program_plan, script_plan
 from support.processes import kill_left, wait_until_gone
 
@@ -36,7 +37,7 @@ class Spawner:
             isolated_command(sys.executable, "dsrun.launcher.spawner"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=node_environment(os.environ, plan, plan.nodes[0]),
+            env=node_environment(clean_environment(), plan, plan.nodes[0]),
             pass_fds=write_fds,
         )
         for write_fd in write_fds:

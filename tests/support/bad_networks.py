@@ -4,9 +4,13 @@ two on the hosts' own interfaces; the third, for which it has no means here, is 
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import pytest
 
 from support.namespaces import NetHost, Rig
 from support.relay import relay
@@ -56,6 +60,8 @@ def network(name: str, rig: Rig, folder: Path) -> Generator[tuple[Path | None, P
 @contextmanager
 def loss(hosts: Sequence[NetHost], percent: int) -> Generator[None]:
     """Of a hundred packets that come to each of these hosts, so many get lost."""
+    if shutil.which("nft", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None:
+        pytest.skip("nft is not installed: apt-get install nftables")
     with ExitStack() as stack:
         for host in hosts:
             host.run("sh", "-c", f"nft -f - <<'END'\n{_LOSS.format(device=host.device, percent=percent)}END\n")
