@@ -85,12 +85,12 @@ def test_a_result_is_nan_until_it_is_waited_for_and_what_is_undefined_stays_it(d
 @pytest.mark.cuda
 def test_on_cuda_a_wait_stops_no_host_and_orders_the_current_stream_alone() -> None:
     device = torch.device("cuda", 0)
+    elsewhere = torch.cuda.Stream(device)  # of both runs, for the second is not to allocate memory there
 
     def body(axis: LoopbackCollectives) -> tuple[bool, bool, list[float]]:
         gathered = torch.ones(4, device=device)
         axis.all_gather(gathered, torch.ones(4, device=device)).wait()
         has_ended = torch.cuda.current_stream(device).record_event().query()
-        elsewhere = torch.cuda.Stream(device)
         with torch.cuda.stream(elsewhere):
             early = gathered.isnan().all()
         elsewhere.synchronize()

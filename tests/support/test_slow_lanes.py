@@ -64,11 +64,11 @@ def test_on_cuda_targets_are_nan_while_a_copy_sleeps_and_a_wait_orders_the_curre
 
     def both_ways(cycles: int) -> tuple[list[bool], list[list[float]]]:
         bus = SleepyBus(device, cycles=cycles)
-        host_N = torch.zeros(4).pin_memory()
+        host_N, threes_N = torch.zeros(4).pin_memory(), torch.full((4,), 3.0).pin_memory()
         device_N, back_N = torch.ones(4, device=device), torch.zeros(4, device=device)
         torch.cuda.synchronize(device)
         out = bus.start_out(device_N, host_N, kind="states")
-        back = bus.start_back(torch.full((4,), 3.0).pin_memory(), back_N, kind="states")
+        back = bus.start_back(threes_N, back_N, kind="states")
         early = bool(back_N.isnan().all()), bool(host_N.isnan().all()), out.query()
         bus.wait(back)
         came = back_N.tolist()

@@ -148,7 +148,8 @@ def test_a_blocks_norm_does_not_depend_on_how_many_a_rank_owns(
 
 
 @pytest.mark.cuda
-def test_a_range_that_torch_splits_for_its_size_has_the_norms_of_its_parts(device: torch.device) -> None:
+def test_a_range_that_torch_splits_for_its_size_has_the_norms_of_its_parts() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
     count = (1 << 21) + 17  # just above 2^31 bytes, from where torch's kernels take an input in parts
     whole = torch.randn(count * SHARD_ALIGN, device=device)
     norms = block_norms(whole)
