@@ -42,7 +42,8 @@ def config(request: pytest.FixtureRequest, tmp_path: Path) -> list[str]:
 def dsrun(folder: Path, script: str, *words: str, python: str = sys.executable, **env: str) -> Result:
     """Runs `dsrun` with a script; the lines of its ranks come without their tags."""
     (folder / "train.py").write_text(script)
-    path = os.pathsep.join([str(folder / "path"), str(SOURCES)])
+    # Packages may be found by this variable alone: on a machine that was given some for a while.
+    path = os.pathsep.join([str(folder / "path"), str(SOURCES), *filter(None, [os.environ.get("PYTHONPATH")])])
     run = subprocess.run(
         [python, "-m", "dsrun", *words],
         cwd=folder,
