@@ -118,7 +118,7 @@ def train(case: str, world: LoopbackWorld, device: torch.device, *, poison: bool
     return train_in(world, settings, device=device, model=model, between=between)
 
 
-#: Alone a rank's backward runs in the device's own thread, as it does in a process a rank.
+#: Alone a rank is the calling thread, on its stream, as it is in a process a rank.
 ALONE = ("stage 0", "stage 1, gradients in fp32", "stage 2", "stage 3, one slot", "stage 3, some stay", "stage 3")
 
 
