@@ -27,11 +27,18 @@ from .protocol import Collective, GroupProgress
 from .rank_ranges import rank_ranges
 from .stack_frames import Frame
 
-#: A larger dump is not read: two thousand collectives with their stacks take half of a megabyte.
+#: A larger dump is not read: two thousand collectives with their stacks take half a megabyte to three.
 MOST_BYTES = 32 << 20
+#: Nor one of more steps of a pickle, which take a second and a half. Whoever reads says nothing meanwhile, and eight
+#: ranks that end together have their dumps read in less than its lease.
+MOST_STEPS = 3_000_000
 #: More groups of a rank are not told.
 _MOST_GROUPS = 64
 _MOST_NAME = 80
+_MOST_DATA = 400
+#: More characters of a group's ranks are left out, as if torch had not said them.
+_MOST_MEMBERS = 16_000
+_MOST_DIMS = 16
 #: All that torch's pickler writes for plain values, and what Python's would.
 _PLAIN_OPCODES = frozenset(
     (
@@ -72,8 +79,10 @@ def read_dump(data: bytes) -> list[GroupProgress]:
         raise DumpError(f"has more than {MOST_BYTES >> 20} MiB")
     dump = _load(data)
     version = dump.get("version")
-    if not isinstance(version, str) or version.partition(".")[0] != "2":
-        raise DumpError(f"is of version {str(version)[:20]!r}; versions 2.x are known")
+    if not isinstance(version, str):
+        raise DumpError("names no version")
+    if version.partition(".")[0] != "2":
+        raise DumpError(f"is of version {version[:20]!r}; versions 2.x are known")
     try:
         members = _members(_mapping(dump.get("pg_config", {})))
         groups: dict[str, list[_Entry]] = {}
@@ -81,7 +90,7 @@ def read_dump(data: bytes) -> list[GroupProgress]:
             entry = _Entry.of(_mapping(value))
             groups.setdefault(entry.group, []).append(entry)
         reports = [_report(name, entries, members.get(name, "")) for name, entries in groups.items()]
-    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, RecursionError) as error:
         raise DumpError(f"has an entry that is none: {type(error).__name__}: {str(error)[:80]}") from error
     return [progress for _, progress in sorted(reports, key=lambda report: report[0])[:_MOST_GROUPS]]
 
@@ -125,6 +134,10 @@ def _unpickle(data: bytes) -> object:
         if opcode.name == "LONG_BINPUT" and cast("int", argument) > count:
             # The unpickler makes room for so many, whatever comes.
             raise DumpError(f"is damaged: it counts {argument} values after {count} steps")
+        if count > MOST_STEPS:
+            raise DumpError(
+                f"holds more than {MOST_STEPS} values and names; a smaller TORCH_FR_BUFFER_SIZE keeps fewer"
+            )
     return _PlainUnpickler(io.BytesIO(data)).load()
 
 
@@ -140,16 +153,16 @@ class _Entry:
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> _Entry:
         group = _sequence(value["process_group"])
-        backend, _, call = str(value["profiling_name"])[:_MOST_NAME].rpartition(":")
-        state, is_transfer = str(value["state"])[:_MOST_NAME], value.get("is_p2p") is True
+        backend, _, call = _text(value["profiling_name"]).rpartition(":")
+        state, is_transfer = _text(value["state"]), value.get("is_p2p") is True
         return cls(
-            group=str(group[0])[:_MOST_NAME],
-            label=_label(str(group[1])[:_MOST_NAME]),
+            group=_text(group[0]),
+            label=_label(_text(group[1])),
             is_transfer=is_transfer,
             is_done=state == "completed" or (backend == "gloo" and value.get("retired") is True),
-            created_ns=int(value.get("time_created_ns", 0)),
+            created_ns=_whole(value.get("time_created_ns", 0)),
             collective=Collective(
-                number=int(value["p2p_seq_id" if is_transfer else "collective_seq_id"]),
+                number=_whole(value["p2p_seq_id" if is_transfer else "collective_seq_id"]),
                 name=_SAME_DATA.get(call, call),
                 data=_data(value) if call in _SAME_DATA else "",
                 state=state,
@@ -165,18 +178,19 @@ def _label(text: str) -> str:
 def _data(value: Mapping[str, Any]) -> str:
     sides: list[str] = []
     for side in ("input", "output"):
-        sizes = [str([int(size) for size in _sequence(one)]) for one in _sequence(value.get(f"{side}_sizes", []))[:8]]
-        types = [str(one)[:20] for one in _sequence(value.get(f"{side}_dtypes", []))[:8]]
+        shapes = [_sequence(one)[:_MOST_DIMS] for one in _sequence(value.get(f"{side}_sizes", []))[:8]]
+        sizes = [str([_whole(size) for size in shape]) for shape in shapes]
+        types = [_text(one)[:20] for one in _sequence(value.get(f"{side}_dtypes", []))[:8]]
         kinds = types if len(set(types)) > 1 else types[:1]
         sides.append(" ".join([",".join(sizes), ",".join(kinds)]).strip())
-    return sides[0] if sides[0] == sides[1] else " -> ".join(sides)
+    return (sides[0] if sides[0] == sides[1] else " -> ".join(sides))[:_MOST_DATA]
 
 
 def _line(value: Mapping[str, Any]) -> str:
     """Returns the user's innermost line; `frames` come innermost first."""
     for one in _sequence(value.get("frames", [])):
         frame = _mapping(one)
-        found = Frame(str(frame["filename"]), int(frame["line"]), str(frame["name"]))
+        found = Frame(_text(frame["filename"], most=4096), _whole(frame["line"]), _text(frame["name"]))
         if found.is_users:
             return found.place[-_MOST_NAME:]
     return ""
@@ -209,9 +223,26 @@ def _members(config: Mapping[str, Any]) -> dict[str, str]:
     """Returns each group's ranks as short text; torch writes them as the text of a list."""
     found: dict[str, str] = {}
     for name, value in config.items():
-        ranks: Any = json.loads(str(_mapping(value).get("ranks", "[]")))
-        found[str(name)[:_MOST_NAME]] = rank_ranges(sorted({int(rank) for rank in _sequence(ranks)}))
+        ranks: Any = json.loads(_text(_mapping(value).get("ranks", "[]"), most=MOST_BYTES))
+        ranges = rank_ranges(sorted({_whole(rank) for rank in _sequence(ranks)}))
+        found[_text(name)] = ranges if len(ranges) <= _MOST_MEMBERS else ""
     return found
+
+
+def _text(value: object, *, most: int = _MOST_NAME) -> str:
+    # Not `str`: lists of lists that share parts are small as a pickle and endless as a text.
+    if not isinstance(value, str):
+        raise TypeError(f"expected a text, got {type(value).__name__}")
+    return value[:most]
+
+
+def _whole(value: object) -> int:
+    if not isinstance(value, int | float):
+        raise TypeError(f"expected a number, got {type(value).__name__}")
+    number = int(value)
+    if number.bit_length() > 64:
+        raise ValueError("a number has more than 64 bits")
+    return number
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from dsrun.launcher.flight_recorder import RecorderFiles
-from dsrun.launcher.nccl_dumps import MOST_BYTES, DumpError, read_dump
-from dsrun.launcher.protocol import Collective, GroupProgress
+from dsrun.launcher.nccl_dumps import MOST_BYTES, MOST_STEPS, DumpError, read_dump
+from dsrun.launcher.protocol import Collective, Exit, GroupProgress, encode
 from support.cli import clean_environment
 from support.dumps import dump, entry
 
@@ -87,6 +87,14 @@ def test_a_dump_in_json_says_the_same() -> None:
     assert read_dump(json.dumps(value).encode()) == read(value)
 
 
+def endless() -> list[Any]:
+    """Returns sixty small lists whose text would be of exabytes."""
+    value: list[Any] = ["text"]
+    for _ in range(60):
+        value = [value, value]
+    return value
+
+
 class Attack:
     def __reduce__(self) -> Any:
         return (print, ("built",))
@@ -105,12 +113,19 @@ class Attack:
         (pickle.dumps({"version": "2.10", "entries": {1}}, protocol=4), "more than plain values"),
         (b"\x80\x02Nr\xff\xff\xff\xff.", "damaged: it counts 4294967295 values"),
         (pickle.dumps([1]), "no dictionary"),
-        (pickle.dumps({"entries": []}), "version 'None'"),
+        (pickle.dumps({"entries": []}), "names no version"),
+        (pickle.dumps({"version": 1 << 100_000, "entries": []}), "names no version"),
+        (b"\x80\x02}X\x07\x00\x00\x00version" + b"]" * 100_000 + b"a" * 99_999 + b"s.", "names no version"),
         (pickle.dumps({"version": "3.0", "entries": []}), "version '3.0'"),
         (pickle.dumps(dump([entry(1), {"state": "completed"}])), "an entry that is none: KeyError"),
         (pickle.dumps(dump([entry(1, process_group="0")])), "an entry that is none: TypeError"),
         (pickle.dumps(dump([entry(1, op_id=1) | {"collective_seq_id": float("inf")}])), "an entry that is none"),
         (pickle.dumps(dump([], pg_config=[])), "an entry that is none"),
+        (pickle.dumps(dump([entry(1 << 100_000)])), "an entry that is none: ValueError"),
+        (pickle.dumps(dump([entry(1) | {"state": endless()}])), "an entry that is none: TypeError"),
+        (pickle.dumps(dump([entry(1, input_dtypes=[endless()])])), "an entry that is none: TypeError"),
+        (pickle.dumps(dump([], pg_config={"0": {"ranks": "[" * 100_000}})), "an entry that is none: RecursionError"),
+        (b"\x80\x02](" + b"N" * (MOST_STEPS + 1) + b"e.", "more than 3000000 values"),
         (b"\x80" * (MOST_BYTES + 1), "more than 32 MiB"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -119,6 +134,14 @@ def test_what_is_no_dump_is_told_in_words(data: bytes, reason: str, capsys: pyte
     with pytest.raises(DumpError, match=reason):
         read_dump(data)
     assert capsys.readouterr().out == ""
+
+
+def test_what_is_told_of_a_dump_is_small_whatever_it_holds() -> None:
+    size = list(range(100_000))
+    ranks = {"0": {"ranks": str(list(range(0, 200_000, 2)))}}
+    (group,) = read(dump([entry(1, state="scheduled", input_sizes=[size] * 100)], pg_config=ranks))
+    assert group.members == "", "as if torch had not said them"
+    assert len(encode(Exit(rank=0, status=1, time_s=0.0, groups=[group]))) < 5_000
 
 
 #: A rank that calls collectives over Gloo, with one that its peer never joins, and leaves its own dumps.
