@@ -9,6 +9,7 @@ what it has read for good is named on stderr. Until then `"torch" in sys.modules
 from __future__ import annotations
 
 import atexit
+import importlib
 import importlib.util
 import os
 import sys
@@ -38,10 +39,12 @@ def hide_torch(*, seen: Mapping[str, str], left: Mapping[str, str]) -> None:
     def on_import() -> None:
         for name, value in left.items():
             os.environ.setdefault(name, value)
-        honour(seen, os.environ, torch, compiler="torch._dynamo" in hidden)
+        honour({**seen, **left}, os.environ, torch, compiler="torch._dynamo" in hidden)
 
     finder = _Finder(torch, hidden, on_import)
     sys.meta_path.insert(0, finder)
+    if _ASKED_FIRST in hidden:
+        sys.modules[_ASKED_FIRST] = _Guard(hidden[_ASKED_FIRST], torch)
     # Handlers run last in, first out: behind all of the program's, and before those of torch's own import.
     atexit.register(finder.show)
 
@@ -56,13 +59,18 @@ def honour(seen: Mapping[str, str], now: Mapping[str, str], torch: Any, *, compi
         compiler: whether `torch._dynamo` was imported too.
     """
     changed = sorted(name for name in seen.keys() | now.keys() if seen.get(name) != now.get(name))
+    late: list[str] = []
     for name in HONOURED.intersection(changed):
         if name == "TORCH_DISTRIBUTED_DEBUG":
             torch.distributed.set_debug_level_from_env()
         elif (threads := now.get(name, "")).isdecimal() and int(threads) > 0:
             # libgomp read the variable when the spawner loaded it.
             torch.set_num_threads(int(threads))
-    late = [name for name in changed if is_read_at_import(name, seen.get(name), now.get(name), compiler=compiler)]
+        else:
+            # Taken away, or a list: how many threads that would have been, libgomp alone knows.
+            late.append(name)
+    late += [name for name in changed if is_read_at_import(name, seen.get(name), now.get(name), compiler=compiler)]
+    late.sort()
     if late:
         verb = "was" if len(late) == 1 else "were"
         print(
@@ -71,6 +79,33 @@ def honour(seen: Mapping[str, str], now: Mapping[str, str], torch: Any, *, compi
             file=sys.stderr,
             flush=True,
         )
+
+
+#: What torch's own `__init__` imports before it loads any native code; nobody else has a use for it.
+_ASKED_FIRST = "torch._utils_internal"
+
+
+class _Guard(ModuleType):
+    """Stands for a part of hidden torch, so that torch is not executed a second time: that ends in damaged memory.
+
+    A finder that the program puts before ours, or in its place, loads torch from its files.
+    """
+
+    def __init__(self, part: ModuleType, torch: ModuleType) -> None:
+        super().__init__(part.__name__)
+        self._part, self._torch = part, torch
+
+    def __getattr__(self, name: str) -> Any:
+        # Who looks through all modules for some name is told that it is not here.
+        if name.startswith("__") or name not in vars(self._part):
+            raise AttributeError(name)
+        if sys.modules.get("torch", self._torch) is not self._torch:
+            raise RuntimeError(
+                "torch is imported already, and another finder of sys.meta_path imports it from its files once more: "
+                "use `--start exec`"
+            )
+        importlib.import_module("torch")
+        return getattr(self._part, name)
 
 
 class _Finder:
@@ -92,6 +127,12 @@ class _Finder:
             loader=self,  # pyright: ignore[reportArgumentType]  # a loader by its methods
             submodule_search_locations=list(self._torch.__path__),
         )
+
+    def __getattr__(self, name: str) -> Any:
+        # Sources and resources, for who asks the loader of torch's spec; but no other way to load.
+        if name.startswith("_") or name == "load_module":
+            raise AttributeError(name)
+        return getattr(self._spec and self._spec.loader, name)
 
     def create_module(self, _spec: ModuleSpec) -> ModuleType:
         return self._torch

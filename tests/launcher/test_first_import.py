@@ -36,9 +36,6 @@ def told(seen: Mapping[str, str], now: Mapping[str, str], *, compiler: bool = Tr
         ({}, {"OMP_NUM_THREADS": "3"}, [3]),
         ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "3"}, [3]),
         ({"OMP_NUM_THREADS": "3"}, {"OMP_NUM_THREADS": "3"}, []),
-        ({"OMP_NUM_THREADS": "3"}, {}, []),
-        ({}, {"OMP_NUM_THREADS": "2,4"}, []),
-        ({}, {"OMP_NUM_THREADS": "0"}, []),
         ({}, {"TORCH_DISTRIBUTED_DEBUG": "INFO"}, ["debug level"]),
         ({"TORCH_DISTRIBUTED_DEBUG": "INFO"}, {}, ["debug level"]),
         ({}, {"NCCL_DEBUG": "INFO", "TORCHELASTIC_RUN_ID": "x", "CUDA_VISIBLE_DEVICES": "1"}, []),
@@ -49,6 +46,12 @@ def test_torch_is_told_what_it_takes(
 ) -> None:
     assert told(seen, now) == expected
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("now", [{}, {"OMP_NUM_THREADS": "2,4"}, {"OMP_NUM_THREADS": "0"}])
+def test_threads_that_it_cannot_be_told_are_named(capsys: pytest.CaptureFixture[str], now: dict[str, str]) -> None:
+    assert told({"OMP_NUM_THREADS": "3"}, now) == []
+    assert "OMP_NUM_THREADS was set after the start had imported torch" in capsys.readouterr().err
 
 
 def test_what_it_does_not_take_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +79,7 @@ def hidden(source: str, *, seen: str = "dict(os.environ)", left: str = "{}") -> 
         "from dsrun.launcher.first_import import hide_torch\n"
         "spec = sys.modules['torch'].__spec__\n"
         f"hide_torch(seen={seen}, left={left})\n"
-        "assert not [name for name in sys.modules if name.partition('.')[0] == 'torch']\n"
+        "assert [name for name in sys.modules if name.partition('.')[0] == 'torch'] == ['torch._utils_internal']\n"
     )
     shown = subprocess.run([sys.executable, "-c", start + source], capture_output=True, text=True, timeout=60)
     assert (shown.returncode, shown.stderr) == (0, "")
@@ -103,9 +106,56 @@ def test_who_asks_where_torch_is_before_it_is_imported_is_told() -> None:
         "import importlib.util\n"
         "found = importlib.util.find_spec('torch')\n"
         "print(found.origin == spec.origin, found.submodule_search_locations == spec.submodule_search_locations)\n"
+        "print(found.loader.get_filename() == spec.origin, hasattr(found.loader, 'load_module'))\n"
         "print('torch' in sys.modules)\n"
     )
-    assert hidden(source) == "True True\nFalse\n"
+    assert hidden(source) == "True True\nTrue False\nFalse\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "sys.meta_path.insert(0, PathFinder)",
+        "sys.meta_path = [finder for finder in sys.meta_path if isinstance(finder, type)]",
+    ],
+    ids=["before", "in place"],
+)
+def test_a_finder_that_would_execute_torch_once_more_is_refused(change: str) -> None:
+    source = (
+        "from importlib.machinery import PathFinder\n"
+        f"{change}\n"
+        "try:\n"
+        "    import torch\n"
+        "except RuntimeError as error:\n"
+        "    print(error)\n"
+    )
+    assert "imports it from its files once more: use `--start exec`" in hidden(source)
+
+
+def test_who_looks_through_all_modules_for_a_name_imports_nothing() -> None:
+    source = (
+        "import inspect\n"
+        "def found(name):\n"
+        "    return [module for module in list(sys.modules.values()) if hasattr(module, name)]\n"
+        "print(len(found('__name__')) > 9, found('no_such_name'), inspect.getmodule(found).__name__)\n"
+        "print('torch' in sys.modules)\n"
+        "from torch._utils_internal import get_file_path\n"
+        "print('torch' in sys.modules, get_file_path is sys.modules['torch._utils_internal'].get_file_path)\n"
+    )
+    assert hidden(source) == "True [] __main__\nFalse\nTrue True\n"
+
+
+def test_pythons_lazy_loader_gets_the_modules_that_are_there() -> None:
+    source = (
+        "from importlib.util import LazyLoader, find_spec, module_from_spec\n"
+        "found = find_spec('torch')\n"
+        "found.loader = LazyLoader(found.loader)\n"
+        "lazy = sys.modules['torch'] = module_from_spec(found)\n"
+        "found.loader.exec_module(lazy)\n"
+        "print('torch.distributed' in sys.modules)\n"
+        "print(lazy.ones(2).sum().item(), sys.modules['torch.distributed'] is first)\n"
+    )
+    assert hidden(source) == "False\n2.0 True\n"
 
 
 def test_threads_that_import_it_at_once_all_get_it() -> None:
@@ -129,6 +179,11 @@ def test_threads_that_import_it_at_once_all_get_it() -> None:
 def test_what_the_import_set_itself_is_set_at_the_programs_import_unless_the_program_has() -> None:
     source = "os.environ['A'] = 'mine'\nimport torch\nprint(os.environ['A'], os.environ['B'])"
     assert hidden(source, left="{'A': '1', 'B': '2'}") == "mine 2\n"
+
+
+def test_what_the_import_set_itself_is_no_change_of_the_programs() -> None:
+    # `hidden` sees that nothing is said on stderr.
+    assert hidden("import torch\nprint(os.environ['TORCH_X'])", left="{'TORCH_X': '1'}") == "1\n"
 
 
 def test_a_program_that_imports_no_torch_ends_with_it_back() -> None:
