@@ -49,7 +49,7 @@ def settings_before_torch(text: bytes) -> list[Setting]:
         warnings.simplefilter("ignore")
         try:
             tree = ast.parse(text)
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
             return []
     torch_line = next(_lines_of_torch(tree.body), None)
     found = (setting for node in ast.walk(tree) for setting in _settings(node))

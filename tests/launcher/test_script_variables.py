@@ -47,6 +47,7 @@ def test_each_way_to_set_a_variable_is_found(line: str) -> None:
         "# os.environ['A'] = '1'",
         "os.environ['A'] = (",
         "os.environ['A'] = '\0'",
+        pytest.param("os.environ['A'] = " + "-" * 100_000 + "1", id="too deep for Python"),
         "",
     ],
 )
