@@ -29,7 +29,9 @@ from .parts import listing_part, main_parts, proof_parts
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="bash scripts/gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, help="the JSON file to write")
     parser.add_argument("--only", default="", help="beginnings of parts' names, with commas")
     parser.add_argument("--minutes", type=float, default=8.0, help="what all parts may take together")
@@ -72,6 +74,8 @@ def _check(args: argparse.Namespace) -> int:
         names = ", ".join(dict.fromkeys(part.name.split()[0] for part in everything))
         _say(f"error: --only {args.only}: no part's name begins so\nhint: they begin with {names}")
         return 2
+    if args.list and refusal is not None:
+        _say(f"note: without the proofs, which cannot be looked for: {refusal}")
     for part in parts if args.list else ():
         print(f"{estimate_s([part]):4.0f} s  {part.name}")
     _say(f"{len(parts)} parts, about {estimate_s(parts) / 60:.1f} minutes; they may take {args.minutes:g}")

@@ -106,3 +106,7 @@ def test_an_interpreter_without_packages_is_told_which_and_how_to_get_them(tmp_p
     assert "packages are missing: torch>=2.10, click>=8.1" in parts["probe"]["why"]
     assert "bash scripts/gpu_check --bundle DIR" in talk
     assert parts["overhead"] == {"state": "not run", "why": "nothing can run here: see probe"}
+    # A list without proofs is not taken for all that there is.
+    code, talk, listed = run_check("--list", python=str(bare))
+    assert (code, "proofs" in listed) == (0, False)
+    assert "note: without the proofs, which cannot be looked for: packages are missing: torch>=2.10" in talk
