@@ -66,16 +66,20 @@ def use(folder: Path, site: Path) -> None:
         site: an empty folder.
 
     Raises:
-        SystemExit: pip failed.
+        SystemExit: there are no wheels in the folder, or pip failed.
     """
     wheels = wheels_in(folder)
+    if not wheels:
+        raise SystemExit(f"error: there are no wheels in {folder}\nhint: without --out, --bundle {folder} fills it")
     roots = [*dependencies(), *tools_of_tests(), *(["deepspeed"] if "deepspeed" in wheels else [])]
     chosen, unmet = choose(roots, wheels, installed=installed_version)
     if chosen:
         words = ("--no-index", "--no-deps", "--no-compile", "--target", str(site))
         failure = _pip("install", *words, *(str(wheel.path) for wheel in chosen))
         if failure is not None:
-            raise SystemExit(f"error: pip could not install from {folder}: {failure}")
+            here = f"{sys.version_info.major}.{sys.version_info.minor}"
+            hint = f"hint: this is Python {here}; the bundle must be made with --bundle-python {here}"
+            raise SystemExit(f"error: pip could not install from {folder}: {failure}\n{hint}")
     names = ", ".join(f"{wheel.name} {wheel.version}" for wheel in chosen)
     _say(f"bundle: {names or 'nothing that is not here already'}")
     if unmet:

@@ -38,10 +38,10 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: to try the check itself")
     parser.add_argument("--size", choices=("1.3B", "tiny"), default="1.3B", help="tiny: to try the check itself")
     parser.add_argument("--list", action="store_true", help="say what would run and how long, and run no part")
-    parser.add_argument("--bundle", type=Path, help="folder of wheels: filled without --out, used with it")
+    parser.add_argument("--bundle", type=Path, help="folder of wheels: used with --out or --list, filled without")
     parser.add_argument("--bundle-python", default="3.12", help="version of Python of the machine that uses the bundle")
     args = parser.parse_args()
-    if args.bundle is not None and args.out is None:
+    if args.bundle is not None and args.out is None and not args.list:
         sys.exit(bundle.download(args.bundle, python=args.bundle_python))
     if args.out is None and not args.list:
         parser.error("--out is missing: the JSON file to write")

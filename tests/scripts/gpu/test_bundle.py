@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,16 @@ def test_a_run_finds_what_the_machine_lacks_and_keeps_what_it_has(tmp_path: Path
     assert run.stderr == "bundle: deepspeed 0.19.8, hjson 3.1\n"
     assert str(site) not in json.loads(run.stdout), "its own psutil is newer than the bundle's"
     assert json.loads(run.stdout).strip().endswith("__init__.py")
+
+
+def test_a_folder_without_wheels_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"no wheels in .*bundle\nhint: without --out, --bundle .*bundle fills it"):
+        bundle.use(tmp_path / "bundle", tmp_path / "site")
+
+
+def test_wheels_of_another_python_are_told_with_the_way_to_those_of_this_one(tmp_path: Path) -> None:
+    make_wheel(tmp_path, "deepspeed", "0.19.8")
+    (tmp_path / "deepspeed-0.19.8-py3-none-any.whl").rename(tmp_path / "deepspeed-0.19.8-cp27-none-any.whl")
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    with pytest.raises(SystemExit, match=rf"not a supported wheel.*\nhint: .* --bundle-python {re.escape(here)}$"):
+        bundle.use(tmp_path, tmp_path / "site")
