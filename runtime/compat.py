@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,12 +18,12 @@ from torch.nn import attention
 from torch.nn.attention import SDPBackend
 
 __all__ = [
+    "AttentionChoice",
     "HashStore",
     "PrefixStore",
     "Store",
     "TCPStore",
     "all_gather_single",
-    "attention_kernels",
     "backends_of",
     "compiler_memory_budget",
     "foreach_mul",
@@ -129,9 +129,33 @@ def set_own_threads(count: int) -> None:
     tell(count)
 
 
-def attention_kernels() -> list[SDPBackend]:
-    """Returns the kernels that `scaled_dot_product_attention` may choose from now, in their order."""
-    return attention._cur_sdpa_kernel_backends(with_priority=True)  # pyright: ignore
+#: Each kernel of attention, and whether it may be chosen now.
+_ATTENTION: list[tuple[Any, Callable[[], bool]]] = [
+    (getattr(SDPBackend, member), getattr(torch._C, f"_get_{name}_sdp_enabled"))  # pyright: ignore
+    for name, member in attention._backend_names.items()  # pyright: ignore
+]
+
+
+class AttentionChoice(NamedTuple):
+    """What `scaled_dot_product_attention` chooses its kernel by; noted in less than a microsecond.
+
+    Attributes:
+        allowed: of each kernel, in an order of this process.
+        order: all kernels by number, the preferred first.
+    """
+
+    allowed: tuple[bool, ...]
+    order: tuple[int, ...]
+
+    @classmethod
+    def now(cls) -> AttentionChoice:
+        """Returns that of this moment."""
+        return cls(tuple(may() for _, may in _ATTENTION), tuple(torch._C._get_sdp_priority_order()))  # pyright: ignore
+
+    def kernels(self) -> list[SDPBackend]:
+        """Returns the kernels that may be chosen, the preferred first."""
+        found = [kernel for (kernel, _), may in zip(_ATTENTION, self.allowed, strict=True) if may]
+        return sorted(found, key=lambda kernel: self.order.index(int(kernel)))  # pyright: ignore
 
 
 def in_backward() -> bool:

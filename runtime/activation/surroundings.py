@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import sdpa_kernel
 
-from ..compat import attention_kernels
+from ..compat import AttentionChoice
 from .rng import RngState, RngTracker, capture, replayed
 
 
@@ -53,7 +53,7 @@ class Surroundings:
         self._rng: RngState | None = capture(tensors, tracker) if preserve_rng else None
         self._autocast = _Autocast.now({tensor.device.type for tensor in tensors} | {"cpu"})
         self._device = torch.get_default_device()
-        self._kernels = attention_kernels()
+        self._attention = AttentionChoice.now()
         self._in_order = False
 
     def settle(self) -> None:
@@ -61,7 +61,7 @@ class Surroundings:
 
         torch settles that order when attention first runs on a GPU, so before the run it may not be what the run had.
         """
-        self._kernels = attention_kernels()
+        self._attention = AttentionChoice.now()
         self._in_order = True
 
     @contextmanager
@@ -70,12 +70,12 @@ class Surroundings:
         with ExitStack() as stack:
             if self._rng is not None:
                 stack.enter_context(replayed(self._rng, self._tracker))
-            for then in self._autocast:
-                if then.enabled or torch.is_autocast_enabled(then.device_type):
-                    stack.enter_context(then.again())
+            for autocast in self._autocast:
+                if autocast.enabled or torch.is_autocast_enabled(autocast.device_type):
+                    stack.enter_context(autocast.again())
             if self._device != torch.get_default_device():
                 stack.enter_context(self._device)
-            now = attention_kernels()
-            if self._kernels != now if self._in_order else set(self._kernels) != set(now):
-                stack.enter_context(sdpa_kernel(self._kernels, set_priority=self._in_order))
+            then, now = self._attention, AttentionChoice.now()
+            if then != now if self._in_order else then.allowed != now.allowed:
+                stack.enter_context(sdpa_kernel(then.kernels(), set_priority=self._in_order))
             yield

@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dsrun.runtime.activation.rng import RngTracker
 from dsrun.runtime.activation.surroundings import Surroundings
-from dsrun.runtime.compat import attention_kernels
+from dsrun.runtime.compat import AttentionChoice
 
 
 def note(*, preserve_rng: bool = True, tracker: RngTracker | None = None) -> Surroundings:
@@ -80,15 +80,15 @@ def test_tensors_without_a_device_come_to_the_device_of_then() -> None:
 
 def test_attention_chooses_among_the_kernels_of_then_in_their_order() -> None:
     chosen = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]
-    before = attention_kernels()
+    before = AttentionChoice.now().kernels()
     with sdpa_kernel(chosen, set_priority=True):
         then = note()
         then.settle()
     with then.again():
-        assert attention_kernels() == chosen
+        assert AttentionChoice.now().kernels() == chosen
         assert torch.backends.cuda.math_sdp_enabled()
         assert not torch.backends.cuda.mem_efficient_sdp_enabled()
-    assert attention_kernels() == before
+    assert AttentionChoice.now().kernels() == before
 
 
 def test_an_order_that_torch_settles_in_the_first_run_is_that_of_the_second() -> None:
@@ -98,20 +98,20 @@ def test_an_order_that_torch_settles_in_the_first_run_is_that_of_the_second() ->
         with sdpa_kernel(settled, set_priority=True):  # as a GPU's first attention does, for good
             then.settle()
             with then.again():
-                assert attention_kernels() == settled
+                assert AttentionChoice.now().kernels() == settled
     unsettled = note()
     with sdpa_kernel(settled, set_priority=True), unsettled.again():
-        assert attention_kernels()[:1] == settled[:1]
-        assert set(attention_kernels()) > set(settled)
+        assert AttentionChoice.now().kernels()[:1] == settled[:1]
+        assert set(AttentionChoice.now().kernels()) > set(settled)
 
 
 def test_kernels_that_were_chosen_later_are_not_those_of_the_call() -> None:
-    before = attention_kernels()
+    before = AttentionChoice.now().kernels()
     then = note()
     with sdpa_kernel(SDPBackend.MATH):
         with then.again():
-            assert attention_kernels() == before
-        assert attention_kernels() == [SDPBackend.MATH]
+            assert AttentionChoice.now().kernels() == before
+        assert AttentionChoice.now().kernels() == [SDPBackend.MATH]
 
 
 def test_all_is_put_back_where_the_second_run_fails() -> None:
