@@ -87,6 +87,7 @@ class CopySource:
 
     Attributes:
         line_N: what the copy reads, shape [N]; None once the tensor has left.
+        is_own: as given.
 
     Args:
         line_N: see above.
@@ -98,7 +99,18 @@ class CopySource:
         is_safe: changes of the script's tensor do not reach the copy.
     """
 
-    __slots__ = ("_form", "_is_own", "_is_safe", "_is_torn", "_label", "_sources", "_version", "_watched", "line_N")
+    __slots__ = (
+        "_form",
+        "_is_safe",
+        "_is_torn",
+        "_label",
+        "_line_version",
+        "_sources",
+        "_version",
+        "_watched",
+        "is_own",
+        "line_N",
+    )
 
     def __init__(
         self,
@@ -112,18 +124,22 @@ class CopySource:
         is_safe: bool,
     ) -> None:
         self.line_N: Tensor | None = line_N
+        self._line_version = line_N._version
         self._watched: Tensor | None = watched
         self._version = watched._version
         self._form = form
         self._label = label
         self._sources = sources
-        self._is_own = is_own
+        self.is_own = is_own
         self._is_safe = is_safe
         self._is_torn = False
 
     def still_here(self) -> Tensor | None:
-        """Returns the line while it is on the device with the values that were put."""
-        return self.line_N if self._is_own or not self._has_changed() else None
+        """Returns the line while it is on the device with the values that were put.
+
+        Whoever takes one that is `is_own` may write to it as to any tensor of theirs, so the copy must have read it.
+        """
+        return self.line_N if self.line_N is not None and self.line_N._version == self._line_version else None
 
     def look(self, event: Event) -> None:
         """Notes whether the copy ended before any change.

@@ -177,6 +177,10 @@ class DiskRing:
             away.arriving = None
             self._arriving_bytes -= line_N.nbytes
             self._bus.wait(event)
+        elif away.source.is_own:
+            assert away.buffer is not None, "it has not left"
+            assert away.buffer.event is not None, "it was copied out"
+            self._bus.wait(away.buffer.event)
         use_here(line_N, stream)
         self._prefetch_before(away.serial)
         return line_N

@@ -121,6 +121,13 @@ class HostRing:
         self._look()
         leaving.source.check()
 
+    def still_here(self, leaving: _Leaving) -> Tensor | None:
+        """Returns the line of a tensor that has not left, for its taker."""
+        line_N = leaving.source.still_here()
+        if line_N is not None and leaving.source.is_own:
+            self._bus.wait(leaving.event)
+        return line_N
+
     def start_back(self, leaving: _Leaving, slot_N: Tensor) -> _Arriving:
         """Starts to bring a slot back."""
         if (
@@ -184,7 +191,7 @@ class _Slot:
 
     def take(self) -> Tensor:
         self._ring.check(self._leaving)
-        line_N, stream = self._leaving.source.still_here(), self._leaving.stream
+        line_N, stream = self._ring.still_here(self._leaving), self._leaving.stream
         if line_N is None:
             arriving = self._arriving or self._ring.start_back(self._leaving, self._slot_N)
             self._arriving = None

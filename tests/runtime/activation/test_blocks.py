@@ -18,7 +18,7 @@ from dsrun.runtime.activation.blocks import choose_stacks
 from dsrun.runtime.activation.rings import Rings
 from dsrun.runtime.activation.rng import RngTracker
 from dsrun.runtime.memory.bus import Bus, instant_bus_for
-from tests.support.slow_lanes import late_bus
+from support.slow_lanes import late_bus
 
 WIDTH = 16
 

@@ -22,7 +22,7 @@ from dsrun.runtime.activation.host_ring import IN_FLIGHT, HostRing
 from dsrun.runtime.activation.keeping import Ticket
 from dsrun.runtime.memory.bus import Bus, Event, StreamBus
 from dsrun.runtime.memory.host_pool import host_pool_for
-from tests.support.slow_lanes import CYCLES, LateBus, late_bus
+from support.slow_lanes import CYCLES, LateBus, late_bus
 
 CPU = torch.device("cpu")
 NUMEL = 4096
@@ -255,6 +255,17 @@ def test_a_tensor_with_gaps_which_has_a_line_of_its_own_may_change(make: MakeRin
         x.zero_()
         assert torch.equal(tickets[0].take(), ones())
         tickets.clear()
+
+
+def test_what_was_taken_may_be_written_to_and_is_taken_again_as_it_was_put(
+    make: MakeRing, device: torch.device
+) -> None:
+    ring = make(device, late_bus(device))
+    with_gaps = torch.ones(NUMEL, 2, device=device)[:, 0]
+    for tensor in (ones(device), with_gaps):
+        ticket = ring.put(tensor, of="blocks.3")
+        ticket.take().mul_(3)
+        assert torch.equal(ticket.take(), ones(device))
 
 
 def test_the_tensor_itself_is_let_go_where_a_clone_is_copied(make: MakeRing) -> None:

@@ -22,7 +22,7 @@ from dsrun.runtime.activation.host_ring import IN_FLIGHT
 from dsrun.runtime.activation.keeping import Ticket
 from dsrun.runtime.memory.bus import Bus, InstantBus, ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
-from tests.support.disks import FailingDisk, failure
+from support.disks import FailingDisk, failure
 
 CPU = torch.device("cpu")
 NUMEL = 2048

@@ -12,7 +12,7 @@ from dsrun.direct_io.extent_file import ExtentFile
 from dsrun.direct_io.settings import ALIGN, IoSettings
 from dsrun.errors import OffloadError
 from dsrun.runtime.activation.disk_room import DiskRoom
-from tests.support.disks import FailingDisk
+from support.disks import FailingDisk
 
 
 @pytest.fixture

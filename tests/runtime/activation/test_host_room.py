@@ -13,7 +13,7 @@ from dsrun.runtime.activation.host_room import HostRoom
 from dsrun.runtime.memory.bus import InstantBus, bus_for
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.memory.page_lock import CudaLock, Lock
-from tests.support.slow_lanes import SleepyBus
+from support.slow_lanes import SleepyBus
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -10,7 +10,7 @@ from dsrun.runtime.activation.keeping import AsItIs, Keeper
 from dsrun.runtime.activation.stash import Stash
 from dsrun.runtime.memory.bus import Bus, InstantBus
 from dsrun.runtime.memory.host_pool import HostPool, host_pool_for
-from tests.support.slow_lanes import late_bus
+from support.slow_lanes import late_bus
 
 LARGE = 4096  # elements of fp32: 16 KiB, the smallest that is moved
 
