@@ -213,6 +213,9 @@ class _Away:
         self._bus.wait(event)  # the memory goes behind the copy, in the order of the current stream
         if self._waits:
             event.synchronize()
+        elif memory.device.type != "cpu":
+            # Memory goes in the order of the stream that it was allocated on, which need not be this one.
+            memory.record_stream(torch.get_device_module(memory.device).current_stream(memory.device))
         return copy
 
     def _back(self, copy: Tensor, memory: Tensor) -> None:

@@ -207,3 +207,26 @@ def test_what_leaves_a_gpu_is_free_to_others_and_host_memory_is_locked_once() ->
     assert kept() == [freed * 3 // 4]
     engine.destroy()
     assert engine._copies is None
+
+
+@pytest.mark.cuda
+def test_what_leaves_on_another_stream_than_it_was_made_on_is_not_overwritten_before_it_is_copied() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8)))
+    engine = make_engine(config(1, micro=2, bf16=True), model=model)
+    engine.backward(engine(torch.ones(2, 1024, dtype=torch.bfloat16, device=engine.device)).float().mean())
+    engine.step()
+    masters = [unit.master for unit in engine._parts.step.units]
+    values = [master.clone() for master in masters]
+    engine.offload_states()  # locks host memory, which stops the device
+    engine.reload_states()
+    torch.cuda.synchronize()
+    other = torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        torch.cuda._sleep(200_000_000)
+        engine.offload_states(non_blocking=True)
+    # On the stream that the states were made on.
+    others = [torch.full_like(value, float("nan")) for value in values * 4]
+    engine.reload_states()
+    assert all(torch.equal(master, value) for master, value in zip(masters, values, strict=True))
+    del others
+    engine.destroy()
