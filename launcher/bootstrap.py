@@ -7,7 +7,7 @@ What is the same as with plain python: `__main__`, `sys.argv`, `sys.path[0]`, `s
 SystemExit, atexit, threads, death by SIGINT after KeyboardInterrupt. What is better: a `DsrunError` is left to the
 launcher, which shows its `error:` and `hint:` lines once, tracebacks begin at the user's code, and a crash in native
 code shows the Python stack. Asked by a signal, a rank writes the stacks of all its threads into a file of its own.
-After a program that ended well, Gloo's groups are let go of in time (`leaving`).
+After a program that ended well, process groups are let go of in time (`leaving`).
 """
 
 from __future__ import annotations

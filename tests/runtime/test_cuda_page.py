@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from support.proof_pages import named_tests, written_tests
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "internals" / "cuda.md").read_text(encoding="utf-8")
 
@@ -19,14 +21,9 @@ FINDINGS = {
 
 
 def test_every_test_and_file_that_the_page_names_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)`", PAGE))
-    written = {
-        name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    }
+    named = named_tests(PAGE)
     assert len(named) > 80
-    assert named - written == set()
+    assert named - written_tests() == set()
     files = set(re.findall(r"`(tests/[\w/.]+)`", PAGE))
     assert files
     assert [file for file in sorted(files) if not (ROOT / file).is_file()] == []
@@ -41,7 +38,7 @@ def test_what_is_said_to_run_on_a_gpu_is_marked_so(request: pytest.FixtureReques
     """Looks at the tests that this run has collected: in a whole run, at all of them."""
     rows = [line.strip("|").split("|") for line in PAGE.splitlines() if re.match(r"^\| [\d.]+", line)]
     assert {len(row) for row in rows} == {4}
-    named = {name for row in rows for name in re.findall(r"`(test_\w+)`", row[3])}
+    named = {name for row in rows for name in named_tests(row[3])}
     assert len(named) > 30
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     collected = {item.originalname for item in items}

@@ -5,19 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from support.proof_pages import named_tests, written_tests
+
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "internals" / "checkpoint-faults.md").read_text(encoding="utf-8")
 
 
 def test_every_test_that_the_page_names_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)`", PAGE))
-    written = {
-        name
-        for path in (ROOT / "tests").rglob("test_*.py")
-        for name in re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
-    }
+    named = named_tests(PAGE)
     assert len(named) > 35
-    assert named - written == set()
+    assert named - written_tests() == set()
 
 
 def test_the_page_has_every_row() -> None:
