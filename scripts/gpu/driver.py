@@ -59,11 +59,13 @@ class Comparison:
         name: of its row.
         row: finds it, from all rows so far.
         is_extra: is made only if it is asked for by name.
+        estimate_s: what it probably took to find what is looked at, before the first part.
     """
 
     name: str
     row: Callable[[Mapping[str, Row]], Row]
     is_extra: bool = False
+    estimate_s: float = 0.0
 
 
 def chosen(parts: Sequence[Part | Comparison], only: Sequence[str]) -> list[Part | Comparison]:
@@ -75,7 +77,7 @@ def chosen(parts: Sequence[Part | Comparison], only: Sequence[str]) -> list[Part
 
 def estimate_s(parts: Sequence[Part | Comparison]) -> float:
     """Returns what the parts probably take together."""
-    return sum(part.estimate_s for part in parts if isinstance(part, Part))
+    return sum(part.estimate_s for part in parts)
 
 
 def run_all(

@@ -23,9 +23,14 @@ TESTS = _ROOT / "tests"
 #: What the proofs are where there is no GPU: a cheap file of the real ones, so that this way is gone in CI too.
 _WITHOUT_A_GPU = ("not cuda", (TESTS / "runtime/memory/test_bus.py",))
 
-#: Seconds that a process with torch takes before its first test, that a proof takes on average, and of a whole part at
-#: most for each. A folder of fewer tests has no process of its own.
-_START_S, _TEST_S, _LIMIT_PER_TEST_S, _FEW = 8.0, 0.4, 3.0, 10
+#: Parts of the proofs, in the order in which they run: wrong numbers, NCCL, processes. Each costs its imports; a test
+#: that ends its process is followed by another one, so that more parts would shield nothing.
+_PROOFS = ("runtime", "mesh", "elsewhere")
+#: Seconds that a process with torch takes before its first test; seconds that finding the tests takes; and what a file
+#: takes of which nothing is known.
+_START_S, _LISTING_S, _FILE_S = 6.0, 10.0, 4.0
+#: The first process imports torch from a cold disk.
+_COLD_S = 120
 #: Rounds of the Llama contenders: each is started anew in every round, so that none has the quieter half of the run.
 _ROUNDS = 2
 _CONTENDERS = ("plain", "dsrun-1", "dsrun-2", "dsrun-3", "fsdp2", "deepspeed-1", "deepspeed-3")
@@ -59,7 +64,7 @@ def main_parts(
     """
     python = (sys.executable, "-m")
     tiny = size == "tiny"
-    found: list[Part | Comparison] = [Part("probe", (*python, "dsrun", "probe", "--json"), 30, 5)]
+    found: list[Part | Comparison] = [Part("probe", (*python, "dsrun", "probe", "--json"), _COLD_S, 5)]
     found += proofs
     # A process each, so that one that dies takes few rows along; one for all is enough to try them.
     found += [_parity(" ".join(PARITY), device, "short")] if tiny else [_parity(group, device) for group in PARITY]
@@ -79,11 +84,11 @@ def listing_part(device: str) -> Part:
     """Returns the part that finds the marked tests, which the parts of the proofs are made of."""
     marker, files = ("cuda", ()) if device == "cuda" else _WITHOUT_A_GPU
     words = ("--root", str(TESTS), "--marker", marker, "--list", *map(str, files))
-    return Part("proofs found", (sys.executable, "-m", "gpu.proofs", *words), 60, 10, needs="pytest")
+    return Part("proofs found", (sys.executable, "-m", "gpu.proofs", *words), _COLD_S, _LISTING_S, needs="pytest")
 
 
 def proof_parts(listed: Row, *, device: str) -> list[Part | Comparison]:
-    """Returns a part for each folder that has some tests to run, and one for those of the folders that have few.
+    """Returns the parts that have some tests to run; what most concerns numbers comes first.
 
     Args:
         listed: row of `listing_part`. Where that failed, files are taken by their text.
@@ -93,32 +98,39 @@ def proof_parts(listed: Row, *, device: str) -> list[Part | Comparison]:
         the row itself, with numbers in place of the names, and the parts.
     """
     result = listed.get("result", {})
-    folders: Mapping[str, Sequence[str]] = result.get("folders") or _by_text()
-    row = {**listed, "result": {**result, "folders": {folder: len(ids) for folder, ids in folders.items()}}}
-    groups = {folder: ids for folder, ids in folders.items() if len(ids) >= _FEW}
-    few = [id_ for folder, ids in folders.items() if folder not in groups for id_ in ids]
-    # The runtime has most of what is different on a GPU.
-    ordered = sorted(groups.items(), key=lambda item: (not item[0].startswith("runtime"), item[0]))
-    parts = [_proofs(name, ids, device) for name, ids in (*ordered, ("elsewhere", few)) if ids]
-    return [Comparison("proofs found", lambda _: row), *parts]
+    folders: Mapping[str, Mapping[str, float]] = result.get("folders") or _by_text()
+    row = {**listed, "result": {**result, "folders": {folder: len(tests) for folder, tests in folders.items()}}}
+    parts: dict[str, dict[str, float]] = {name: {} for name in _PROOFS}
+    for folder, tests in folders.items():
+        parts[_part_of(folder)].update(tests)
+    found = Comparison("proofs found", lambda _: row, estimate_s=_LISTING_S)
+    return [found, *(_proofs(name, tests, device) for name, tests in parts.items() if tests)]
 
 
-def _by_text() -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _part_of(folder: str) -> str:
+    if folder.startswith("runtime/mesh"):
+        return "mesh"
+    return "runtime" if folder.startswith("runtime") else "elsewhere"
+
+
+def _by_text() -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
     for path in candidates(TESTS):
         name = path.relative_to(_ROOT).as_posix()
-        found.setdefault(folder_of(name), []).append(name)
+        found.setdefault(folder_of(name), {})[name] = _FILE_S
     return found
 
 
-def _proofs(name: str, ids: Sequence[str], device: str) -> Part:
-    files = dict.fromkeys(id_.partition("::")[0] for id_ in ids)
+def _proofs(name: str, tests: Mapping[str, float], device: str) -> Part:
+    files = dict.fromkeys(id_.partition("::")[0] for id_ in tests)
     marker = "cuda" if device == "cuda" else _WITHOUT_A_GPU[0]
-    limit_s = math.ceil(_START_S * 3 + _LIMIT_PER_TEST_S * len(ids))
+    estimate_s = _START_S + sum(tests.values())
+    # Generous: a machine may be slow, and a test that hangs takes its own limit.
+    limit_s = math.ceil(3 * estimate_s + 30)
     words = ("--root", str(TESTS), "--marker", marker, "--limit-s", str(limit_s))
     # It ends by itself, with all rows that it has: the driver's own limit is for when that fails.
     argv = (sys.executable, "-m", "gpu.proofs", *words, *(str(_ROOT / file) for file in files))
-    return Part(f"proofs {name}", argv, limit_s + 15, _START_S + _TEST_S * len(ids), needs="pytest")
+    return Part(f"proofs {name}", argv, limit_s + 15, estimate_s, needs="pytest")
 
 
 def _parity(groups: str, device: str, *words: str) -> Part:

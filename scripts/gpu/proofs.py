@@ -1,6 +1,6 @@
 """The tests marked `cuda`, run on a GPU: which files have some, and a run of some files that no test can end.
 
-    python -m gpu.proofs --root DIR [--marker cuda] --list             ids by folder, as JSON
+    python -m gpu.proofs --root DIR [--marker cuda] --list             ids by folder, with seconds, as JSON
     python -m gpu.proofs --root DIR [--marker cuda] --limit-s 60 FILE...   one JSON line: a row a test
 
 A test that kills its process (an abort, a segmentation fault), or after which the device answers nothing, is one failed
@@ -112,7 +112,7 @@ def _is_marked_fixture(node: ast.FunctionDef, text: str, marked: set[str]) -> bo
 
 
 def listed(files: Sequence[Path], *, root: Path, marker: str) -> dict[str, Any]:
-    """Collects files, and returns ids by folder below `root`, and what could not be collected.
+    """Collects files, and returns tests by folder below `root`, and what could not be collected.
 
     Args:
         files: test files.
@@ -120,18 +120,19 @@ def listed(files: Sequence[Path], *, root: Path, marker: str) -> dict[str, Any]:
         marker: expression of pytest's `-m`.
 
     Returns:
-        `folders` (ids by folder), `errors` (messages by file), `tests` (their number), and `why` where it failed.
+        `folders` (by folder, ids with the seconds that each probably takes), `errors` (messages by file), `tests` (their
+        number), and `why` where it failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) / "events"
         code, said = _collect(files, events, root=root, marker=marker)
-        folders: dict[str, list[str]] = {}
+        folders: dict[str, dict[str, float]] = {}
         errors: dict[str, str] = {}
         for event in _events(events):
             match event["event"]:
                 case "found":
-                    for id_ in event["ids"]:
-                        folders.setdefault(folder_of(id_), []).append(id_)
+                    for id_, seconds in event["tests"].items():
+                        folders.setdefault(folder_of(id_), {})[id_] = seconds
                 case "error":
                     errors[event["id"]] = event["message"][-_MOST:]
                 case _:
@@ -300,7 +301,7 @@ def _take(event: dict[str, Any], tests: dict[str, Test], errors: dict[str, str])
     """Enters one event of the plugin."""
     match event["event"]:
         case "found":
-            for id_ in event["ids"]:
+            for id_ in event["tests"]:
                 tests.setdefault(id_, Test(id_))
         case "error":
             errors[event["id"]] = event["message"][-_MOST:]

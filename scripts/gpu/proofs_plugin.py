@@ -1,6 +1,7 @@
 """A plugin of pytest: writes what happens to a file as it happens, for who reads it after this process has died.
 
-One JSON line an event, each in the file before the next thing is done: `found` (ids of what will run), `start`,
+One JSON line an event, each in the file before the next thing is done: `found` (ids of what will run, with seconds),
+`start`,
 `phase` (outcome of setup, call or teardown), `warning`, `error` (a file that could not be collected), `lost` (the
 device fails whatever is asked of it) and `end`. A lost device ends the process at once: the tests behind it would fail
 for it.
@@ -20,6 +21,8 @@ import pytest
 from .proofs import LOST
 
 _MOST = 4000
+#: What a test probably takes that has no `gpu_seconds`.
+_TEST_S = 0.4
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -57,7 +60,7 @@ class _Log:
         items[:] = [item for item in items if item.nodeid not in self._done]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._write(event="found", ids=[item.nodeid for item in session.items])
+        self._write(event="found", tests={item.nodeid: _probable_s(item) for item in session.items})
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -103,6 +106,15 @@ class _Log:
     def _write(self, **event: Any) -> None:
         self._file.write(json.dumps(event) + "\n")
         self._file.flush()
+
+
+def _probable_s(item: pytest.Item) -> float:
+    """Returns what a test says of itself, of its file or class where it says nothing."""
+    mark = item.get_closest_marker("gpu_seconds")
+    if mark is None:
+        return _TEST_S
+    (seconds,) = mark.args
+    return float(seconds)
 
 
 def _why_lost() -> str | None:

@@ -41,7 +41,7 @@ def test_proofs_and_parity_run_by_rows(tmp_path: Path) -> None:
     report, talk = report_of(tmp_path / "results.json", "probe", "proofs", "parity")
     parts = report["parts"]
     assert [part["state"] for part in parts.values()] == ["ok"] * len(parts), talk
-    found, proofs = parts["proofs found"]["result"], parts["proofs runtime/memory"]["result"]
+    found, proofs = parts["proofs found"]["result"], parts["proofs runtime"]["result"]
     assert found["folders"] == {"runtime/memory": len(proofs["tests"])}
     assert proofs["passed"] == len(proofs["tests"]) > 5
     parity = parts["parity stages tiers formats"]["result"]["rows"]

@@ -58,6 +58,18 @@ MARKS = {
         def test_all():
             pass
         """,
+    "b/test_seconds.py": """
+        import pytest
+
+        pytestmark = pytest.mark.gpu_seconds(2)
+
+        def test_as_the_file_says(device):
+            pass
+
+        @pytest.mark.gpu_seconds(0.5)
+        def test_as_it_says_itself(device):
+            pass
+        """,
     "b/test_none.py": """
         def test_nothing():
             assert dict(device=1)
@@ -71,7 +83,7 @@ def root(tmp_path: Path) -> Path:
     options = (
         '[tool.pytest.ini_options]\npythonpath = ["tests"]\naddopts = "--no-such-option"\nfilterwarnings = ["error"]\n'
     )
-    (tmp_path / "pyproject.toml").write_text(options + 'markers = ["cuda: needs a GPU"]\n')
+    (tmp_path / "pyproject.toml").write_text(options + 'markers = ["cuda: needs a GPU", "gpu_seconds(n): there"]\n')
     (tmp_path / "tests").mkdir()
     return tmp_path / "tests"
 
@@ -94,21 +106,27 @@ def states(report: dict[str, Any]) -> dict[str, str]:
     return {test["id"].partition("::")[2]: test["state"] for test in report["tests"]}
 
 
-def test_marked_tests_are_found_whatever_way_they_are_marked(root: Path) -> None:
+def test_marked_tests_are_found_whatever_way_they_are_marked_with_the_seconds_that_they_say(root: Path) -> None:
     write(root, MARKS)
     assert [path.name for path in candidates(root)] == [
         "test_fixture.py",
         "test_own.py",
         "test_fixture_of_a_fixture.py",
         "test_imported.py",
+        "test_seconds.py",
     ]
     found = listed(candidates(root), root=root, marker="cuda")
     assert found == {
-        "tests": 4,
+        "tests": 6,
         "errors": {},
         "folders": {
-            "a": ["tests/a/test_fixture.py::test_both[cuda]", "tests/a/test_own.py::test_one"],
-            "b": ["tests/b/test_fixture_of_a_fixture.py::test_both[cuda]", "tests/b/test_imported.py::test_all"],
+            "a": {"tests/a/test_fixture.py::test_both[cuda]": 0.4, "tests/a/test_own.py::test_one": 0.4},
+            "b": {
+                "tests/b/test_fixture_of_a_fixture.py::test_both[cuda]": 0.4,
+                "tests/b/test_imported.py::test_all": 0.4,
+                "tests/b/test_seconds.py::test_as_the_file_says[cuda]": 2.0,
+                "tests/b/test_seconds.py::test_as_it_says_itself[cuda]": 0.5,
+            },
         },
     }
 
@@ -116,7 +134,7 @@ def test_marked_tests_are_found_whatever_way_they_are_marked(root: Path) -> None
 def test_a_file_that_cannot_be_imported_fails_the_listing_and_keeps_the_others(root: Path) -> None:
     files = write(root, {"a/test_a.py": "def test_a(): pass", "a/test_b.py": "import no_such_package"})
     found = listed(files, root=root, marker="not cuda")
-    assert found["folders"] == {"a": ["tests/a/test_a.py::test_a"]}
+    assert found["folders"] == {"a": {"tests/a/test_a.py::test_a": 0.4}}
     assert "no_such_package" in found["errors"]["tests/a/test_b.py"]
     assert found["why"] == "could not be collected: tests/a/test_b.py"
 
