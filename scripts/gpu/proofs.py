@@ -120,8 +120,8 @@ def listed(files: Sequence[Path], *, root: Path, marker: str) -> dict[str, Any]:
         marker: expression of pytest's `-m`.
 
     Returns:
-        `folders` (by folder, ids with the seconds that each probably takes), `errors` (messages by file), `tests` (their
-        number), and `why` where it failed.
+        `folders` (by folder, ids with the seconds that each probably takes), `errors` (messages by file), `tests`
+        (their number), and `why` where it failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         events = Path(folder) / "events"

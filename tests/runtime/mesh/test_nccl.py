@@ -1,12 +1,14 @@
 """Every collective that the runtime uses, through torch.distributed on a world of one: NCCL on a GPU, Gloo elsewhere.
 
 A rank alone takes `AloneCollectives`, so nothing else calls NCCL on a machine with one GPU. Values of one rank are
-simple; that calls, dtypes and places in memory are taken at all is what is proved.
+simple; that calls, dtypes and places in memory are taken at all is what is proved. All tests here share one world, for
+to connect takes NCCL longer than a test.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 
 NUMEL = 1024
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
+pytestmark = pytest.mark.gpu_seconds(0.1)
 
 
 def backend_for(device: torch.device) -> Backend:
@@ -44,13 +47,44 @@ class Heard:
         self.waited_s += waited_s
 
 
+#: Groups for reductions beside the world that is joined, by its backend.
+_REDUCTIONS: dict[Backend, dist.ProcessGroup] = {}
+
+
+def leave_world() -> None:
+    _REDUCTIONS.clear()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[None]:
+    """The world that the tests here share; `axis_on` joins it."""
+    yield
+    leave_world()
+
+
+@pytest.fixture(autouse=True)
+def alone(request: pytest.FixtureRequest, world: None) -> Iterator[None]:
+    """In place of the one that leaves behind every test: only behind one that failed, for that may have broken it."""
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        leave_world()
+
+
 def axis_on(device: torch.device, heard: Heard | None = None) -> C10dCollectives:
     """The axis of a world of one, with a group for reductions."""
-    join(RankInfo(), backend=backend_for(device), device=device, timeout_s=30)
-    world, other = dist.group.WORLD, dist.new_group([0])
-    assert isinstance(world, dist.ProcessGroup)
-    assert isinstance(other, dist.ProcessGroup)
-    return C10dCollectives(world, heard, reductions=other, device=device)
+    backend = backend_for(device)
+    if backend not in _REDUCTIONS:
+        leave_world()
+        join(RankInfo(), backend=backend, device=device, timeout_s=30)
+        made = dist.new_group([0])
+        assert isinstance(made, dist.ProcessGroup)
+        _REDUCTIONS[backend] = made
+    whole = dist.group.WORLD
+    assert isinstance(whole, dist.ProcessGroup)
+    return C10dCollectives(whole, heard, reductions=_REDUCTIONS[backend], device=device)
 
 
 def values(dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -150,7 +184,9 @@ def mesh_on(device: torch.device) -> ProcessGroupMesh:
     return mesh
 
 
+@pytest.mark.gpu_seconds(4)
 def test_groups_are_joined_left_and_joined_again(device: torch.device) -> None:
+    leave_world()
     for _ in range(3):
         join(RankInfo(), backend=backend_for(device), device=device, timeout_s=30)
         assert backends_of()[device.type] == backend_for(device)
@@ -168,6 +204,7 @@ def test_groups_are_joined_left_and_joined_again(device: torch.device) -> None:
         assert not dist.is_initialized()
 
 
+@pytest.mark.gpu_seconds(1)  # connects anew behind the one before
 def test_a_barrier_is_over_when_the_host_has_come_behind_it(device: torch.device) -> None:
     heard = Heard()
     axis = axis_on(device, heard)
@@ -179,6 +216,7 @@ def test_a_barrier_is_over_when_the_host_has_come_behind_it(device: torch.device
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1)
 def test_a_barrier_stops_the_host_until_the_device_has_come() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     axis = axis_on(device)
@@ -193,6 +231,7 @@ def test_a_barrier_stops_the_host_until_the_device_has_come() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1)
 def test_a_read_counts_the_seconds_that_the_host_waits_and_a_wait_none() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     heard = Heard()
