@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -96,24 +97,45 @@ torch.cuda.synchronize()
 _BOOTSTRAP = "import sys; from dsrun.launcher.bootstrap import run; run('script', sys.argv[1], [])"
 
 
-@pytest.mark.cuda
-@pytest.mark.parametrize("launched", [False, True])
-@pytest.mark.parametrize("source", [_TRAINS, _JOINS % "" + _TRAINS, _JOINS % "'nccl', " + _TRAINS])
-def test_a_script_without_destroy_ends_without_torchs_warning(tmp_path: Path, source: str, launched: bool) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(source)
-    command = [sys.executable, *(["-c", _BOOTSTRAP] if launched else []), str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment())
-    assert ended.returncode == 0, ended.stderr
-    assert "destroy_process_group" not in ended.stderr
+#: By how they join: dsrun alone, the script in any words and then dsrun, the script alone.
+_SCRIPTS = {
+    "by itself": (False, _TRAINS),
+    "launched": (True, _JOINS % "" + _TRAINS),
+    "without dsrun": (True, (_JOINS % "'cpu:gloo,cuda:nccl', ").replace("dsrun.runtime.compat", "torch.distributed")),
+}
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
+    """Exit codes of the scripts, and what they said: they run at once, for each is seconds of imports."""
+    folder = tmp_path_factory.mktemp("scripts")
+    running: dict[str, subprocess.Popen[str]] = {}
+    with ExitStack() as stack:
+        for name, (launched, source) in _SCRIPTS.items():
+            path = folder / f"{name}.py"
+            path.write_text(source)
+            command = [sys.executable, *(["-c", _BOOTSTRAP] if launched else []), str(path)]
+            process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=clean_environment())
+            running[name] = stack.enter_context(process)
+            stack.callback(process.kill)
+        said = {name: process.communicate(timeout=25)[1] for name, process in running.items()}
+        return {name: (process.returncode, said[name]) for name, process in running.items()}
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("backend", ["", "'nccl', ", "'cpu:gloo,cuda:nccl', "])
-def test_a_launched_script_that_never_imports_dsrun_ends_without_torchs_warning(tmp_path: Path, backend: str) -> None:
-    path = tmp_path / "train.py"
-    path.write_text((_JOINS % backend).replace("dsrun.runtime.compat", "torch.distributed"))
-    command = [sys.executable, "-c", _BOOTSTRAP, str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=clean_environment())
-    assert ended.returncode == 0, ended.stderr
-    assert "destroy_process_group" not in ended.stderr
+@pytest.mark.gpu_seconds(5)
+@pytest.mark.parametrize("script", ["by itself", "launched"])
+def test_a_script_without_destroy_ends_without_torchs_warning(script: str, ended: dict[str, tuple[int, str]]) -> None:
+    code, said = ended[script]
+    assert code == 0, said
+    assert "destroy_process_group" not in said
+
+
+@pytest.mark.cuda
+@pytest.mark.gpu_seconds(0.1)
+def test_a_launched_script_that_never_imports_dsrun_ends_without_torchs_warning(
+    ended: dict[str, tuple[int, str]],
+) -> None:
+    code, said = ended["without dsrun"]
+    assert code == 0, said
+    assert "destroy_process_group" not in said
