@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -99,26 +100,44 @@ assert bool((torch.zeros(8, device=device) + 1 == 1).all())
 """
 
 
+#: What is changed before: nothing; the runtime cannot be asked for its last error; the error is not taken back.
+_BEFORE = {
+    "the runtime is asked": "",
+    "a launch takes it": "page_lock._last_error = lambda: None",
+    "nobody takes it": "page_lock._CudaCalls.forget = lambda self, status: None",
+}
+
+
+@pytest.fixture(scope="module")
+def refused() -> dict[str, subprocess.CompletedProcess[str]]:
+    """How processes ended in which a lock was refused: they run at once, for each is seconds of imports."""
+    with ExitStack() as stack:
+        running: dict[str, subprocess.Popen[str]] = {}
+        for name, before in _BEFORE.items():
+            command = [sys.executable, "-c", _REFUSED.format(before=before)]
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            running[name] = stack.enter_context(process)
+            stack.callback(process.kill)
+        said = {name: process.communicate(timeout=25) for name, process in running.items()}
+        return {
+            name: subprocess.CompletedProcess(process.args, process.returncode, *said[name])
+            for name, process in running.items()
+        }
+
+
 @pytest.mark.cuda
-@pytest.mark.parametrize(
-    "before",
-    ["", "page_lock._last_error = lambda: None"],
-    ids=["the runtime is asked", "a launch takes it"],
-)
-def test_kernels_run_behind_a_refused_lock(before: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _REFUSED.format(before=before)], capture_output=True, text=True, timeout=120, check=False
-    )
+@pytest.mark.gpu_seconds(2)
+@pytest.mark.parametrize("before", ["the runtime is asked", "a launch takes it"])
+def test_kernels_run_behind_a_refused_lock(before: str, refused: dict[str, subprocess.CompletedProcess[str]]) -> None:
+    done = refused[before]
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("cudaHostRegister: ") == 2
 
 
 @pytest.mark.cuda
-def test_without_taking_it_back_the_next_kernel_fails() -> None:
+@pytest.mark.gpu_seconds(0.1)
+def test_without_taking_it_back_the_next_kernel_fails(refused: dict[str, subprocess.CompletedProcess[str]]) -> None:
     """What the others rest on: CUDA's error outlives the call, as they presume."""
-    before = "page_lock._CudaCalls.forget = lambda self, status: None"
-    done = subprocess.run(
-        [sys.executable, "-c", _REFUSED.format(before=before)], capture_output=True, text=True, timeout=120, check=False
-    )
+    done = refused["nobody takes it"]
     assert done.returncode != 0
     assert "CUDA error" in done.stderr
