@@ -23,8 +23,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from .number_ranges import number_ranges
 from .protocol import Collective, GroupProgress
-from .rank_ranges import rank_ranges
 from .stack_frames import Frame
 
 #: A larger dump is not read: two thousand collectives with their stacks take half a megabyte to three.
@@ -224,7 +224,7 @@ def _members(config: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in config.items():
         ranks: Any = json.loads(_text(_mapping(value).get("ranks", "[]"), most=MOST_BYTES))
-        ranges = rank_ranges(sorted({_whole(rank) for rank in _sequence(ranks)}))
+        ranges = number_ranges(sorted({_whole(rank) for rank in _sequence(ranks)}))
         found[_text(name)] = ranges if len(ranges) <= _MOST_MEMBERS else ""
     return found
 

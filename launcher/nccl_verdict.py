@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from .number_ranges import named_ranks, numbers_of
 from .protocol import Collective, GroupProgress
-from .rank_ranges import named_ranks, ranks_of
 
 #: More groups are counted, not told.
 _MOST_LINES = 4
@@ -62,7 +62,7 @@ def findings(progress: Mapping[int, Sequence[GroupProgress]]) -> list[GroupFindi
     waiting = {rank for rank, reports in progress.items() if name_of_wait(reports)}
     found: list[GroupFinding] = []
     for (_, members), reports in groups.items():
-        everybody = ranks_of(members) or sorted(reports)
+        everybody = numbers_of(members) or sorted(reports)
         found += _of_collectives(everybody, reports, progress.keys())
         found += _of_transfers(reports)
     # Behind one that waits in another group itself is a consequence; who is behind and waits in nothing is the root.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from .affinity import Binding
+from .number_ranges import number_ranges
 from .plan import LaunchPlan, NodePlan
 from .secrets_mask import MASK, masked, masked_words
 
@@ -84,21 +85,10 @@ def _describe_cores(node: NodePlan, bindings: Sequence[Binding]) -> list[str]:
     ranks = iter(worker.rank for worker in node.workers)
     for binding, group in groupby(bindings):
         mine = [next(ranks) for _ in group]
-        where = "any cpu" if binding.cpus is None else f"cpu {_numbers(binding.cpus)}"
+        where = "any cpu" if binding.cpus is None else f"cpu {number_ranges(binding.cpus)}"
         threads = f"{binding.threads} thread{'s' if binding.threads > 1 else ''} a rank"
         lines.append(f"{_span(mine[0], mine[-1])} on {where}, {threads}")
     return lines
-
-
-def _numbers(numbers: Sequence[int]) -> str:
-    """Writes ascending numbers as the kernel does: `0-3,8`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ",".join(_span(run[0], run[-1]) for run in runs)
 
 
 def _span(first: int, last: int) -> str:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from dsrun.units import format_duration
 
 from .nccl_verdict import findings, lines_of, name_of_wait
+from .number_ranges import named_ranks, number_ranges
 from .protocol import RankStack
-from .rank_ranges import named_ranks, rank_ranges
 from .stack_frames import Frame
 
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
@@ -220,7 +220,7 @@ def _detail(group: Sequence[tuple[str, RankStack]]) -> str:
     host, first = group[0]
     hosts = {host for host, _ in group}
     where = host if len(hosts) == 1 else f"{len(hosts)} hosts"
-    who = f"{'rank' if len(group) == 1 else 'ranks'} {rank_ranges([stack.rank for _, stack in group])} on {where}"
+    who = f"{'rank' if len(group) == 1 else 'ranks'} {number_ranges([stack.rank for _, stack in group])} on {where}"
     user = next((frame for frame in main_thread(first.text) if frame.is_users), None)
     parts = [] if user is None else [f"in {user.function} ({user.file}:{user.line})"]
     parts += [f"step {first.step}"] if first.step is not None else []
