@@ -17,6 +17,7 @@ FINDINGS = {
     *(f"1.{number}" for number in range(1, 7)),
     *(f"2.{number}" for number in range(1, 12)),
     *("3.1", "4.1", "4.2", "4.3", "5.1", "5.2", "5.3"),
+    *(f"6.{number}" for number in range(1, 12)),
 }
 
 
