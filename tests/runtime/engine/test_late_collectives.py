@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dsrun.errors import ModelError
 from dsrun.runtime.mesh.collectives import Done, Pending
 from dsrun.runtime.mesh.loopback import LoopbackWorld
+from support.devices import on_devices
 from support.late_collectives import LateWorld
 from support.models import Block, TinyGPT
 from support.threaded_ranks import Trained, assert_same_bits, train_in
@@ -120,10 +121,27 @@ def train(case: str, world: LoopbackWorld, device: torch.device, *, poison: bool
 
 #: Alone a rank is the calling thread, on its stream, as it is in a process a rank.
 ALONE = ("stage 0", "stage 1, gradients in fp32", "stage 2", "stage 3, one slot", "stage 3, some stay", "stage 3")
+#: On a GPU: of each stage one, and of stage 3 what gathers otherwise.
+ON_GPU = (
+    ("stage 0", 3),
+    ("stage 1, gradients in fp32", 3),
+    ("stage 2, other blocks on other ranks", 3),
+    ("stage 3", 4),
+    ("stage 3, one slot", 2),
+    ("stage 3, frozen", 2),
+    ("stage 2", 1),
+    ("stage 3, some stay", 1),
+)
 
 
+@pytest.mark.gpu_seconds(1)
 @pytest.mark.parametrize(
-    ("case", "size"), [*((case, CASES[case][0]) for case in CASES), *((case, 1) for case in ALONE)]
+    ("device", "case", "size"),
+    on_devices(
+        [*((case, CASES[case][0]) for case in CASES), *((case, 1) for case in ALONE)],
+        on_gpu=ON_GPU,
+    ),
+    indirect=["device"],
 )
 def test_collectives_that_end_late_change_no_bit(device: torch.device, case: str, size: int) -> None:
     late = LateWorld(size, device=device)

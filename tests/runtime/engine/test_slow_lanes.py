@@ -19,6 +19,7 @@ from dsrun.config.activation_rules import FEWEST_BUFFERS
 from dsrun.errors import DsrunError
 from dsrun.runtime.memory.bus import Event, Kind
 from dsrun.runtime.mesh.loopback import LoopbackWorld
+from support.devices import on_devices
 from support.late_collectives import LateWorld
 from support.models import TinyGPT
 from support.slow_lanes import LateBus, late_bus
@@ -72,6 +73,17 @@ CASES: dict[str, tuple[int, int, dict[str, Any], int, dict[str, Any]]] = {
     "rings on disk": (1, 2, {}, 2, {**BF16, **RINGS_ON_DISK}),
     "rings, params and optimizer": (2, 3, {**OPTIMIZER, **PARAMS}, 2, {**BF16, **RINGS}),
 }
+#: On a GPU: each thing that leaves it, by one rank and by several, on disk once.
+ON_GPU = (
+    "optimizer, stage 2, three ranks",
+    "ahead, stage 2",
+    "half, stage 2",
+    "params",
+    "params and ahead",
+    "params on disk",
+    "rings",
+    "rings, params and optimizer",
+)
 
 
 def model_of(case: str) -> nn.Module:
@@ -119,7 +131,8 @@ def train(
     )
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.gpu_seconds(1.3)
+@pytest.mark.parametrize(("device", "case"), on_devices(CASES, on_gpu=ON_GPU), indirect=["device"])
 def test_copies_that_come_late_change_no_bit(device: torch.device, case: str, tmp_path: Path) -> None:
     size = CASES[case][0]
     late = LateWorld(size, device=device)
