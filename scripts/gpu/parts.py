@@ -28,7 +28,7 @@ _WITHOUT_A_GPU = ("not cuda", (TESTS / "runtime/memory/test_bus.py",))
 _PROOFS = ("runtime", "mesh", "elsewhere")
 #: Seconds that a process with torch takes before its first test; seconds that finding the tests takes; and what a file
 #: takes of which nothing is known.
-_START_S, _LISTING_S, _FILE_S = 6.0, 10.0, 4.0
+_START_S, _LISTING_S, _FILE_S = 5.0, 10.0, 4.0
 #: The first process imports torch from a cold disk.
 _COLD_S = 120
 #: Rounds of the Llama contenders: each is started anew in every round, so that none has the quieter half of the run.

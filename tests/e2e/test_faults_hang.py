@@ -206,6 +206,7 @@ late.tolist()
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(18)
 def test_A4_a_rank_that_reads_from_its_gpu_is_told_to_wait_in_the_collective_that_nccl_has_not_done(
     tmp_path: Path,
 ) -> None:

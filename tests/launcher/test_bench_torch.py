@@ -15,6 +15,7 @@ def test_products_of_both_dtypes_are_measured_on_the_cpu() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1)
 def test_each_gpu_is_measured_both_ways_and_multiplies() -> None:
     count = torch.cuda.device_count()
     figures = list(gpu_figures(copy_bytes=1 << 20, side=256, repetition_s=0.001))

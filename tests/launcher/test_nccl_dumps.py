@@ -233,6 +233,7 @@ os._exit(0)
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(8)
 @pytest.mark.timeout(60)
 def test_a_rank_of_nccl_writes_what_its_gpu_has_not_done_when_it_is_asked(tmp_path: Path) -> None:
     env = clean_environment(

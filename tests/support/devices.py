@@ -11,7 +11,7 @@ import pytest
 def on_devices(cases: Iterable[Any], *, on_gpu: Collection[Any]) -> list[Any]:
     """Returns every case for the CPU, and those of `on_gpu` for a CUDA GPU too.
 
-    They are for `parametrize(("device", ...), ..., indirect=["device"])`: the fixture `device` makes a device of a name.
+    For `parametrize(("device", ...), ..., indirect=["device"])`: the fixture `device` makes a device of a name.
 
     Args:
         cases: values, or tuples of them.

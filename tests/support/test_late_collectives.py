@@ -17,6 +17,7 @@ from support.late_collectives import LateWorld, RaceError
 CPU = torch.device("cpu")
 DEVICES = [CPU, pytest.param(torch.device("cuda", 0), marks=pytest.mark.cuda)]
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.uint8]
+pytestmark = pytest.mark.gpu_seconds(0.1)
 
 
 def _filled(rank: int, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:

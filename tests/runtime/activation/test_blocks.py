@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from dsrun.runtime.activation.blocks import choose_stacks
 from dsrun.runtime.activation.rings import Rings
 from dsrun.runtime.activation.rng import RngTracker
 from dsrun.runtime.memory.bus import Bus, instant_bus_for
+from support.devices import on_devices
 from support.slow_lanes import late_bus
 
 WIDTH = 16
@@ -177,9 +179,28 @@ def switch_on_in_host_memory(
     Activations(section, stacks, tracker=RngTracker(), rings=rings, say=lambda text: None)
 
 
-@pytest.mark.parametrize("nvme", [False, True])
-@pytest.mark.parametrize("policy", ["every_block", "sqrt", "hierarchical"])
-@pytest.mark.parametrize("build", [lambda: Adding(WIDTH), lambda: Model(between=scaled_in_place)])
+def adding() -> nn.Module:
+    return Adding(WIDTH)
+
+
+def scaling() -> nn.Module:
+    return Model(between=scaled_in_place)
+
+
+@pytest.mark.gpu_seconds(0.6)
+@pytest.mark.parametrize(
+    ("device", "build", "policy", "nvme"),
+    on_devices(
+        product([adding, scaling], ["every_block", "sqrt", "hierarchical"], [False, True]),
+        on_gpu=[
+            (adding, "every_block", False),
+            (adding, "hierarchical", True),
+            (scaling, "every_block", True),
+            (scaling, "sqrt", False),
+        ],
+    ),
+    indirect=["device"],
+)
 def test_inputs_that_change_in_place_behind_their_blocks_leave_as_they_were(
     build: Callable[[], nn.Module], policy: str, device: torch.device, tmp_path: Path, *, nvme: bool
 ) -> None:
@@ -192,6 +213,7 @@ def test_inputs_that_change_in_place_behind_their_blocks_leave_as_they_were(
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1)
 def test_large_inputs_on_a_gpu_that_change_in_place_leave_as_they_were() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     x = torch.randn(16384, 512, device=device, generator=torch.Generator(device).manual_seed(2))  # 32 MiB

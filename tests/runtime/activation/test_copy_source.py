@@ -6,6 +6,7 @@ On the CPU a late copy is made when somebody waits for it; on CUDA it sleeps bef
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dsrun.runtime.activation.host_ring import IN_FLIGHT, HostRing
 from dsrun.runtime.activation.keeping import Ticket
 from dsrun.runtime.memory.bus import Bus, Event, StreamBus
 from dsrun.runtime.memory.host_pool import host_pool_for
+from support.devices import on_devices
 from support.slow_lanes import CYCLES, LateBus, late_bus
 
 CPU = torch.device("cpu")
@@ -88,8 +90,18 @@ def change_without_a_graph(x: Tensor) -> Tensor:
     return x.detach().add_(1)
 
 
-@pytest.mark.parametrize("others", [False, True])
-@pytest.mark.parametrize("change", [Tensor.zero_, change_a_view, change_without_a_graph])
+def change_all(x: Tensor) -> Tensor:
+    return x.zero_()
+
+
+@pytest.mark.parametrize(
+    ("device", "change", "others"),
+    on_devices(
+        product([change_all, change_a_view, change_without_a_graph], [False, True]),
+        on_gpu=[(change_all, False), (change_a_view, True), (change_without_a_graph, False)],
+    ),
+    indirect=["device"],
+)
 def test_what_was_put_is_kept_though_the_tensor_changes_before_its_copy(
     make: MakeRing, device: torch.device, change: Callable[[Tensor], Tensor], *, others: bool
 ) -> None:

@@ -157,6 +157,7 @@ def test_the_rings_bytes_are_those_that_are_locked() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1)
 def test_a_gpus_ring_takes_nothing_of_torchs_own_locked_memory_and_gives_all_back() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     x = torch.ones(3 * MIB, device=device)

@@ -56,6 +56,7 @@ def test_a_block_that_is_slow_to_run_again_is_moved_where_that_is_allowed() -> N
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1)
 def test_a_gpus_copies_are_measured_over_memory_of_which_torch_keeps_nothing() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
 

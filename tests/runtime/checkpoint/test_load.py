@@ -156,6 +156,7 @@ def test_a_rank_holds_its_own_state_and_a_few_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(0.6)
 def test_what_a_script_reads_on_a_stream_of_its_own_is_of_before_the_load(tmp_path: Path) -> None:
     whole = torch.arange(1 << 16, dtype=torch.float32).view(4, 1 << 14)
     index = written(tmp_path, whole, [Region((0, 0), (4, 1 << 14))])

@@ -129,7 +129,6 @@ ON_GPU = (
     ("stage 3", 4),
     ("stage 3, one slot", 2),
     ("stage 3, frozen", 2),
-    ("stage 2", 1),
     ("stage 3, some stay", 1),
 )
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn, optim
 import dsrun
 from dsrun.errors import ConfigError, ModelError
 from dsrun.runtime.optim.lamb import Lamb
+from support.devices import on_devices
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
@@ -438,9 +440,12 @@ def _trained_on(stream: Any, settings: dict[str, Any]) -> Weights:
     return weights
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["behind", "ahead"])
-@pytest.mark.parametrize("accumulation", [1, 2])
-@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.gpu_seconds(1.5)
+@pytest.mark.parametrize(
+    ("device", "stage", "accumulation", "ahead"),
+    on_devices(product([1, 3], [1, 2], [False, True]), on_gpu=[(3, 2, True)]),
+    indirect=["device"],
+)
 def test_a_script_may_train_on_a_stream_of_its_own(
     stage: int, accumulation: int, ahead: bool, device: torch.device
 ) -> None:

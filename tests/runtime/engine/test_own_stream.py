@@ -57,7 +57,7 @@ def train(case: str, world: LoopbackWorld, device: torch.device, **buses: Any) -
 
 
 @pytest.mark.cuda
-@pytest.mark.gpu_seconds(1.2)
+@pytest.mark.gpu_seconds(1)
 @pytest.mark.parametrize(
     ("case", "late"),
     [

@@ -168,6 +168,7 @@ def test_memory_is_given_back() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(2.5)
 def test_what_leaves_a_gpu_is_free_to_others_and_host_memory_is_locked_once() -> None:
     def free() -> int:
         torch.cuda.synchronize()

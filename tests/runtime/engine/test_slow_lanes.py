@@ -77,7 +77,6 @@ CASES: dict[str, tuple[int, int, dict[str, Any], int, dict[str, Any]]] = {
 ON_GPU = (
     "optimizer, stage 2, three ranks",
     "ahead, stage 2",
-    "half, stage 2",
     "params",
     "params and ahead",
     "params on disk",

@@ -206,6 +206,7 @@ def _written_behind_a_fork() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(6)
 def test_what_is_written_behind_a_fork_is_what_the_device_reads() -> None:
     run_ranks(1, _written_behind_a_fork)
 

@@ -68,6 +68,7 @@ def test_a_copy_begins_behind_the_current_stream_or_behind_the_mark_in_its_place
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1)
 def test_a_copy_behind_a_mark_ends_before_what_was_computed_after_it() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     bus = StreamBus(device)

@@ -105,6 +105,7 @@ def test_what_dsrun_joined_by_counts_before_the_environment(monkeypatch: pytest.
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1.3)
 @pytest.mark.parametrize("backend", [None, "cpu:gloo,cuda:nccl", "nccl"])
 def test_a_script_that_joined_in_any_words_trains_on_its_gpu(backend: str | None) -> None:
     _join(backend)
@@ -120,6 +121,7 @@ def test_a_script_that_joined_in_any_words_trains_on_its_gpu(backend: str | None
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(0.6)
 @pytest.mark.parametrize("backend", ["cpu:gloo,cuda:nccl", "nccl"])
 def test_gloo_that_was_asked_for_counts_before_the_scripts_group(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(BACKEND_ENV, "gloo")
@@ -133,6 +135,7 @@ def test_gloo_that_was_asked_for_counts_before_the_scripts_group(backend: str, m
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(2)
 def test_a_script_that_joined_by_gloo_alone_is_told_of_idle_gpus(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

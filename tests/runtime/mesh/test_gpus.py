@@ -73,6 +73,7 @@ print(json.dumps([str(device), gpu_name(device)]))
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(5)
 def test_the_second_rank_takes_the_one_gpu_that_it_is_shown() -> None:
     seen = gpu_name(torch.device("cuda", 0))
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]

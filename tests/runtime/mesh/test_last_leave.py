@@ -123,7 +123,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
 
 
 @pytest.mark.cuda
-@pytest.mark.gpu_seconds(5)
+@pytest.mark.gpu_seconds(4)
 @pytest.mark.parametrize("script", ["by itself", "launched"])
 def test_a_script_without_destroy_ends_without_torchs_warning(script: str, ended: dict[str, tuple[int, str]]) -> None:
     code, said = ended[script]

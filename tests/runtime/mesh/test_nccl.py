@@ -184,10 +184,10 @@ def mesh_on(device: torch.device) -> ProcessGroupMesh:
     return mesh
 
 
-@pytest.mark.gpu_seconds(4)
+@pytest.mark.gpu_seconds(2.5)
 def test_groups_are_joined_left_and_joined_again(device: torch.device) -> None:
     leave_world()
-    for _ in range(3):
+    for _ in range(2):
         join(RankInfo(), backend=backend_for(device), device=device, timeout_s=30)
         assert backends_of()[device.type] == backend_for(device)
         first, second = mesh_on(device), mesh_on(device)
@@ -216,7 +216,7 @@ def test_a_barrier_is_over_when_the_host_has_come_behind_it(device: torch.device
 
 
 @pytest.mark.cuda
-@pytest.mark.gpu_seconds(1)
+@pytest.mark.gpu_seconds(0.6)
 def test_a_barrier_stops_the_host_until_the_device_has_come() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     axis = axis_on(device)
@@ -231,7 +231,7 @@ def test_a_barrier_stops_the_host_until_the_device_has_come() -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.gpu_seconds(1)
+@pytest.mark.gpu_seconds(0.6)
 def test_a_read_counts_the_seconds_that_the_host_waits_and_a_wait_none() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     heard = Heard()

@@ -96,6 +96,7 @@ def test_the_groups_of_a_mesh_that_was_dropped_stay_for_the_next() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(4)
 def test_five_engines_in_turn_take_no_more_of_the_device_than_one() -> None:
     """The script's own group stays, so nothing but leaving frees what the meshes take."""
     device = torch.device("cuda", torch.cuda.current_device())
@@ -125,6 +126,7 @@ def _leave_on_the_way_out(mesh: ProcessGroupMesh) -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(3)
 def test_on_the_way_out_of_an_error_no_rank_is_waited_for() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     join(RankInfo(), backend="nccl", device=device, timeout_s=30)
@@ -148,6 +150,7 @@ def test_on_the_way_out_of_an_error_no_rank_is_waited_for() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1.5)
 def test_engines_side_by_side_share_one_communicator_for_reductions() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=device)

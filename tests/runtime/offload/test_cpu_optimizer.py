@@ -274,6 +274,7 @@ def test_copies_of_a_step_begin_behind_the_point_where_it_began_and_others_behin
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1.5)
 @pytest.mark.parametrize("accumulates", [False, True])
 def test_parameters_cross_the_bus_beside_what_was_computed_behind_the_step(accumulates: bool) -> None:
     device = torch.device("cuda", torch.cuda.current_device())

@@ -13,6 +13,7 @@ from dsrun.runtime.mesh.loopback import LoopbackWorld
 from dsrun.runtime.optim.exact_sums import agree, cell_squares, finish, power_of_two, rounded
 
 COUNT = 1000
+pytestmark = pytest.mark.gpu_seconds(0.1)
 
 
 def terms() -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from dsrun.runtime.layout.unit_layout import SHARD_ALIGN
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.optim.norm import Totals, block_norms, clip_factor, global_totals
+from support.devices import on_devices
 
 BLOCKS = 24  # divides by 1, 2, 3 and 4 ranks
 
@@ -133,8 +135,11 @@ def many_blocks(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.randn(count * SHARD_ALIGN, generator=generator).to(device, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("device", "threads", "dtype"),
+    on_devices(product([1, 2, 3], DTYPES), on_gpu=[(1, dtype) for dtype in DTYPES]),
+    indirect=["device"],
+)
 def test_a_blocks_norm_does_not_depend_on_how_many_a_rank_owns(
     device: torch.device, dtype: torch.dtype, threads: int
 ) -> None:
@@ -148,6 +153,7 @@ def test_a_blocks_norm_does_not_depend_on_how_many_a_rank_owns(
 
 
 @pytest.mark.cuda
+@pytest.mark.gpu_seconds(1)
 def test_a_range_that_torch_splits_for_its_size_has_the_norms_of_its_parts() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     count = (1 << 21) + 17  # just above 2^31 bytes, from where torch's kernels take an input in parts
@@ -191,6 +197,7 @@ def exact_norm(norms: list[float], numel: int) -> float:
     return math.sqrt(sum(math.ldexp(round(math.ldexp(square, shift)), -shift) for square in squares))
 
 
+@pytest.mark.gpu_seconds(0.1)
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 1e-30, 1e-15, 1.0, 1e15, 1e38])
 def test_the_sum_has_the_bits_of_the_rule(device: torch.device, size: float) -> None:
     generator = torch.Generator().manual_seed(5)
@@ -207,6 +214,7 @@ def test_the_sum_has_the_bits_of_the_rule(device: torch.device, size: float) -> 
     assert found.norm == exact_norm(norms.double().tolist(), 1000 * SHARD_ALIGN)
 
 
+@pytest.mark.gpu_seconds(0.1)
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_norms_of_blocks_that_are_not_finite_make_the_norm_so(device: torch.device, value: float) -> None:
     norms = torch.tensor([1.0, value, 0.0], device=device)

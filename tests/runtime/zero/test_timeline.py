@@ -70,7 +70,8 @@ def settings(stage: int) -> dict[str, Any]:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.gpu_seconds(1.3)
+@pytest.mark.parametrize("stage", [0, 3])
 def test_gradients_that_come_by_way_of_the_cpu_are_plain_torchs(stage: int) -> None:
     torch.manual_seed(1)
     model = Detours()
@@ -92,6 +93,7 @@ def test_gradients_that_come_by_way_of_the_cpu_are_plain_torchs(stage: int) -> N
     engine.destroy()
 
 
+@pytest.mark.gpu_seconds(1)
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_backward_runs_in_the_thread_that_called_it_with_one_queue_for_all_devices(
     stage: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
