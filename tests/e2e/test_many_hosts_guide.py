@@ -19,7 +19,7 @@ GUIDE = (Path(__file__).parents[2] / "docs/guides/many-hosts.md").read_text()
 VARIES = (
     (r"\d{8}-\d{4}-\w{4}", "JOB"),
     (r"\S+/dsrun/jobs/", "JOBS/"),
-    (r"(after|in) \d+(\.\d+)?(ms|s|m)? ?(ms|s|m)?", r"\1 TIME"),
+    (r"(after|in) \d+(\.\d+)? ?(ms|s|m)\b", r"\1 TIME"),
     (r"torch [\d.]+(\+cpu)?", "torch VERSION"),
     (r"at \d+\.\d+\.\d+\.\d+", "at ADDRESS"),
 )
