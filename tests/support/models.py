@@ -31,6 +31,18 @@ class Block(nn.Module):
         return x_BTD + self.down(F.gelu(self.up(self.norm_2(x_BTD))))
 
 
+class AdaptedBlock(Block):
+    """A block whose own weights are frozen, with a low-rank path beside them, as in LoRA."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__(width, heads)
+        self.requires_grad_(False)
+        self.low, self.high = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        return super().forward(x_BTD) + self.high(self.low(x_BTD))
+
+
 class TinyGPT(nn.Module):
     """A language model with embedding, blocks, final norm, head, a root parameter and a buffer."""
 

@@ -17,7 +17,7 @@ from dsrun.runtime.mesh.collectives import Done, Pending
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from support.devices import on_devices
 from support.late_collectives import LateWorld
-from support.models import Block, TinyGPT
+from support.models import AdaptedBlock, TinyGPT
 from support.threaded_ranks import Trained, assert_same_bits, train_in
 from support.training import batches, config
 
@@ -34,18 +34,6 @@ class Skipping(TinyGPT):
             if number != left_out:
                 x = block(x)
         return self.head(self.norm(x)) * self.scale
-
-
-class AdaptedBlock(Block):
-    """A block whose own weights are frozen, with a low-rank path beside them."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.requires_grad_(False)
-        self.low, self.high = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return super().forward(x_BTD) + self.high(self.low(x_BTD))
 
 
 class Adapted(TinyGPT):

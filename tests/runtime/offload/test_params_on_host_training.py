@@ -30,24 +30,12 @@ from dsrun.runtime.precision.policy import BF16
 from dsrun.runtime.zero.build import build_store, build_units
 from dsrun.runtime.zero.plan import ZeroPlan
 from dsrun.runtime.zero.units import find_units
-from support.models import Block, TinyGPT, loss_of
+from support.models import AdaptedBlock, TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, frozen_parameters, full_parameters, make_engine, train
 
 WIDTH = 72
 ON_HOST = {"offload_param": {"device": "cpu"}}
-
-
-class AdaptedBlock(Block):
-    """A block whose own weights are frozen, with a low-rank path beside them, as in LoRA."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.requires_grad_(False)
-        self.low, self.high = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return super().forward(x_BTD) + self.high(self.low(x_BTD))
 
 
 class Adapted(TinyGPT):

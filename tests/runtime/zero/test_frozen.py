@@ -18,23 +18,11 @@ from dsrun.estimate.state import pad_units, state_bytes
 from dsrun.gathering import GatherBudgets
 from dsrun.runtime.engine.describe import describe
 from dsrun.runtime.zero.units import find_frozen_units, find_units
-from support.models import Block, TinyGPT
+from support.models import AdaptedBlock, TinyGPT
 from support.ranks import run_ranks
 from support.training import config, frozen_parameters, full_parameters, make_engine, train
 
 WIDTH = 72
-
-
-class AdaptedBlock(Block):
-    """A block whose own weights are frozen, with a low-rank path beside them, as in LoRA."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__(width, heads)
-        self.requires_grad_(False)
-        self.low, self.high = nn.Linear(width, 4, bias=False), nn.Linear(4, width, bias=False)
-
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        return super().forward(x_BTD) + self.high(self.low(x_BTD))
 
 
 class Adapted(TinyGPT):
