@@ -48,6 +48,7 @@ def become_rank(
     launcher: str,
     words: Sequence[str],
     *,
+    all_are_scripts: bool,
     kind: ProgramKind | None,
     config: str | None,
     env: Sequence[str],
@@ -60,6 +61,7 @@ def become_rank(
     Args:
         launcher: of `launcher_of`.
         words: the script and everything after it.
+        all_are_scripts: no word after the script is dsrun's.
         kind: what the user said that it is.
         config: `--config` from before the script.
         env: values of `--env`.
@@ -71,7 +73,7 @@ def become_rank(
         InputError: carries every problem of place, program, variables and config; or the program cannot be run.
     """
     rank = RankInfo.from_env(environ)
-    ours = split_script_words(words[1:])
+    ours = split_script_words(words[1:], all_are_scripts=all_are_scripts)
     asked, target = find_program(words[0], kind=kind)
     program = Program(kind=asked, target=target, args=ours.args, python=sys.executable)
     problems: list[Problem] = []

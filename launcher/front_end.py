@@ -273,7 +273,8 @@ class FrontEnd:
         """Says so where a script stumbled over an option that was meant for dsrun."""
         if not isinstance(report.cause, RankEnd) or report.cause.status != UsageError.exit_code:
             return []
-        words = self._launch.request.words[1:]
+        request = self._launch.request
+        words = () if request.all_are_scripts else request.words[1:]
         misplaced = misplaced_options(words, report.cause.last_lines, options=self._settings.options)
         return [f"hint: `{option}` is an option of dsrun; put it before the script" for option in misplaced]
 

@@ -11,7 +11,7 @@ from dsrun.errors import ConfigError, Problem
 
 from .script_words import CONFIG_FLAG, DEEPSPEED_CONFIG_FLAG, ScriptWords
 
-_AFTER_DASHES = "if it is meant for the script, put it after `--`: `dsrun train.py -- --config FILE`"
+_FOR_THE_SCRIPT = "if it is meant for the script, put `--` before the script: `dsrun -- train.py --config FILE`"
 
 
 def check_config(
@@ -43,7 +43,7 @@ def check_config(
     if not ours and theirs is None:
         return _check_inherited(inherited, world_size=world_size) if inherited else (None, ())
     if ours:
-        return _load_config(Path(ours[0]), world_size=world_size, hint=_AFTER_DASHES if words.config else None)
+        return _load_config(Path(ours[0]), world_size=world_size, hint=_FOR_THE_SCRIPT if words.config else None)
     assert theirs is not None, "one of the two is given"
     # DeepSpeed scripts may be given the JSON itself, plain or as base64; then there is no file to pass on.
     return _load_config(theirs, world_size=world_size, hint=None)

@@ -31,6 +31,7 @@ class Request:
     Attributes:
         kind: how `words[0]` is to be understood; None means by what the file is.
         words: the script and everything after it.
+        all_are_scripts: no word after the script is dsrun's, `--config` neither.
         hosts: where.
         config: `--config` from before the script.
         env: values of `--env`.
@@ -48,6 +49,7 @@ class Request:
 
     kind: ProgramKind | None = None
     words: tuple[str, ...]
+    all_are_scripts: bool = False
     hosts: HostRequest = field(default_factory=HostRequest)
     config: str | None = None
     env: tuple[str, ...] = ()

@@ -61,7 +61,10 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
     """
     here = _working_folder()
     findings = _Findings()
-    words = findings.attempt(lambda: split_script_words(request.words[1:])) or _NO_WORDS
+    words = (
+        findings.attempt(lambda: split_script_words(request.words[1:], all_are_scripts=request.all_are_scripts))
+        or _NO_WORDS
+    )
     kind, target = find_program(request.words[0], kind=request.kind)
     program = Program(kind=kind, target=target, args=words.args, python=sys.executable)
     program_at = len(findings.problems)

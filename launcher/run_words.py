@@ -17,7 +17,8 @@ from dsrun.errors import Problem, UsageError
 from .job_config import check_config
 from .plan import Program
 from .program import check_program, find_program
-from .script_words import split_script_words
+from .script_command import all_are_scripts
+from .script_words import ScriptWords, split_script_words
 
 #: Options that no scheduler's job can obey, and why.
 _SENSELESS = {
@@ -90,5 +91,9 @@ def check_run_words(
         kind, target = find_program(given["words"][0], kind=asked)
         check_program(Program(kind=kind, target=target, args=(), python=""), verbs=())
         # How many ranks there will be is for the scheduler to say.
-        check_config(given["config"], split_script_words(given["words"][1:]), None, os.environ)
+        check_config(given["config"], _split(read), None, os.environ)
     return RunWords(script=given["words"][0], grace_s=given["grace"])
+
+
+def _split(read: click.Context) -> ScriptWords:
+    return split_script_words(read.params["words"][1:], all_are_scripts=all_are_scripts(read))

@@ -3,7 +3,8 @@
 Everything after the script is the script's, untouched, with one exception:
 
     dsrun train.py --config ds.json --lr 3      the config is dsrun's wherever it stands before a `--`; it is taken out
-    dsrun train.py -- --config mine.yaml        words after the first `--` are the script's; that `--` is taken out
+    dsrun train.py a -- --config mine.yaml      after a `--` all words are the script's, and the `--` too
+    dsrun -- train.py --config mine.yaml        a `--` before the script ends dsrun's own options, this one as well
     dsrun train.py --deepspeed_config ds.json   is left where it is, for scripts written for DeepSpeed, and read too
 """
 
@@ -34,16 +35,17 @@ class ScriptWords:
     deepspeed_config: str | None
 
 
-def split_script_words(words: Sequence[str]) -> ScriptWords:
+def split_script_words(words: Sequence[str], *, all_are_scripts: bool = False) -> ScriptWords:
     """Takes dsrun's own config out of the words after the script.
 
     Args:
         words: everything after the script, as the user typed it.
+        all_are_scripts: a `--` stands before the script.
 
     Raises:
         UsageError: a flag has no value, or is given twice with different values.
     """
-    ours, theirs = _cut_at_double_dash(words)
+    ours, theirs = ((), words) if all_are_scripts else _cut_at_double_dash(words)
     args: list[str] = []
     problems: list[Problem] = []
     found: dict[str, list[str]] = {CONFIG_FLAG: [], DEEPSPEED_CONFIG_FLAG: []}
@@ -99,11 +101,11 @@ def _cut_at_double_dash(words: Sequence[str]) -> tuple[Sequence[str], Sequence[s
     if "--" not in words:
         return words, ()
     at = list(words).index("--")
-    return words[:at], words[at + 1 :]
+    return words[:at], words[at:]
 
 
 def _no_value(flag: str) -> Problem:
     return Problem(
         f"`{flag}` after the script names no file",
-        f"write `{flag} FILE`; if it is meant for the script alone, put it after `--`",
+        f"write `{flag} FILE`; if it is meant for the script alone, put `--` before the script",
     )

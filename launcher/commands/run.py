@@ -26,8 +26,8 @@ from ..option_words import complete_file, parse_count, parse_duration, parse_pat
 from ..plan import Bind, ProgramKind, StartMethod
 from ..plan_text import describe_plan
 from ..resolve import resolve
+from ..script_command import ScriptCommand, all_are_scripts
 from ..secrets_mask import mask_plan
-from ..sectioned_help import SectionedCommand
 
 if TYPE_CHECKING:
     from ..front_end import RunSettings
@@ -41,7 +41,7 @@ _RANK_OPTIONS = frozenset({"module", "no_python", "config", "backend", "env", "q
 
 @click.command(
     "run",
-    cls=SectionedCommand,
+    cls=ScriptCommand,
     context_settings={"allow_interspersed_args": False, "token_normalize_func": our_spelling},
 )
 @click.option(
@@ -154,7 +154,7 @@ def command(
     """Start SCRIPT on every rank and stay until the last one has ended.
 
     SCRIPT may be any program. Words after it are its own, but for `--config FILE`, which is checked first and given to
-    ranks as DSRUN_CONFIG; after `--` there is no exception.
+    ranks as DSRUN_CONFIG; with `--` before SCRIPT there is no exception.
 
     Lines come tagged `[rank]`: stdout on stdout, stderr on stderr. `dsrun logs` has all of them again.
     """
@@ -165,7 +165,15 @@ def command(
     if launcher is not None:
         _refuse_launching(ctx, launcher)
         become_rank(
-            launcher, words, kind=kind, config=config, env=env, backend=backend, environ=os.environ, quiet=quiet
+            launcher,
+            words,
+            all_are_scripts=all_are_scripts(ctx),
+            kind=kind,
+            config=config,
+            env=env,
+            backend=backend,
+            environ=os.environ,
+            quiet=quiet,
         )
     static = hosts.static_node()
     if static is not None and max_restarts:
@@ -177,6 +185,7 @@ def command(
     request = Request(
         kind=kind,
         words=words,
+        all_are_scripts=all_are_scripts(ctx),
         hosts=replace(hosts.request(ranks_per_host), static=static),
         config=config,
         env=(*env, f"{MEMORY_HISTORY_ENV}=1") if memory_history else env,
@@ -316,7 +325,7 @@ def _verbs(ctx: click.Context) -> list[str]:
     return group.list_commands(ctx) if isinstance(group, click.Group) else []
 
 
-assert isinstance(command, SectionedCommand), "as its decorator says"
+assert isinstance(command, ScriptCommand), "as its decorator says"
 command.tables = {"Exit code": EXIT_CODES}
 command.sections = {
     "Where": ("ranks_per_host", *WHICH, "bind", "queue", "priority", "share_gpus"),

@@ -18,6 +18,7 @@ from ..job_folder import jobs_folder, new_job_id
 from ..refusals import refusal_of
 from ..run_words import check_run_words, divide
 from ..scheduler.batch_script import batch_script, output_of, sbatch_words
+from ..script_command import own_options_first
 
 _PATIENCE_S = 120.0
 _ALL_NODES = "dsrun starts the ranks of all nodes of the Slurm job"
@@ -30,11 +31,16 @@ _SENSELESS = {
 }
 
 
-@click.command(
-    "slurm",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    short_help="Submit a run to Slurm.",
-)
+class _OptionsFirst(click.Command):
+    """Its own options stand before the script, among those of `dsrun run`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Reads its own options, and leaves all else as it was typed."""
+        own = {name for param in self.get_params(ctx) for name in param.opts if name.startswith("-")}
+        return super().parse_args(ctx, own_options_first(args, own))
+
+
+@click.command("slurm", cls=_OptionsFirst, short_help="Submit a run to Slurm.")
 @click.option("--print", "only_print", is_flag=True, help="Print the batch script; submit nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Id, script and output file as one object on stdout.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]... [-- SBATCH_OPTIONS...]")

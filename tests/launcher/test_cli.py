@@ -58,8 +58,8 @@ Usage: dsrun run [OPTIONS] SCRIPT [ARGS]...
   Start SCRIPT on every rank and stay until the last one has ended.
 
   SCRIPT may be any program. Words after it are its own, but for `--config
-  FILE`, which is checked first and given to ranks as DSRUN_CONFIG; after `--`
-  there is no exception.
+  FILE`, which is checked first and given to ranks as DSRUN_CONFIG; with `--`
+  before SCRIPT there is no exception.
 
   Lines come tagged `[rank]`: stdout on stdout, stderr on stderr. `dsrun logs`
   has all of them again.
@@ -378,7 +378,7 @@ def test_grace_is_a_time(text: str, seconds: float) -> None:
         (
             ["train.py", "--config", "tool.yaml"],
             "tool.yaml: this is no dsrun config: none of its 2 keys is known (`name`, `seed`)",
-            "if the file is for the script, put it after `--`: `dsrun train.py -- --config FILE`",
+            "if the file is for the script, put `--` before the script: `dsrun -- train.py --config FILE`",
         ),
     ],
 )

@@ -16,9 +16,11 @@ from dsrun.launcher.script_words import misplaced_options, split_script_words
         (["--config", "a.json", "--lr", "3"], ["--lr", "3"], "a.json", None),
         (["--lr", "3", "--config=a.json"], ["--lr", "3"], "a.json", None),
         (["--config=a=b.json"], [], "a=b.json", None),
-        (["--", "--config", "mine.yaml"], ["--config", "mine.yaml"], None, None),
-        (["--config", "a.json", "--", "--config", "mine.yaml"], ["--config", "mine.yaml"], "a.json", None),
-        (["a", "--", "b", "--", "c"], ["a", "b", "--", "c"], None, None),
+        (["--", "--config", "mine.yaml"], ["--", "--config", "mine.yaml"], None, None),
+        (["--config", "a.json", "--", "--config", "mine.yaml"], ["--", "--config", "mine.yaml"], "a.json", None),
+        (["--"], ["--"], None, None),
+        (["--", "a"], ["--", "a"], None, None),
+        (["a", "--", "b", "--", "c"], ["a", "--", "b", "--", "c"], None, None),
         (
             ["--config-file", "x", "--configs=y", "-config", "z"],
             ["--config-file", "x", "--configs=y", "-config", "z"],
@@ -27,7 +29,7 @@ from dsrun.launcher.script_words import misplaced_options, split_script_words
         ),
         (["--deepspeed_config", "d.json", "--x"], ["--deepspeed_config", "d.json", "--x"], None, "d.json"),
         (["--deepspeed_config=d.json"], ["--deepspeed_config=d.json"], None, "d.json"),
-        (["--", "--deepspeed_config", "d.json"], ["--deepspeed_config", "d.json"], None, None),
+        (["--", "--deepspeed_config", "d.json"], ["--", "--deepspeed_config", "d.json"], None, None),
         (["--config", "a", "--deepspeed_config", "b"], ["--deepspeed_config", "b"], "a", "b"),
         (["--config", "a", "--config", "a"], [], "a", None),
         (["", " ", "\n", "$HOME", "\udcff"], ["", " ", "\n", "$HOME", "\udcff"], None, None),
@@ -46,7 +48,7 @@ def test_config_without_a_file_is_an_error(words: list[str]) -> None:
         split_script_words(words)
     assert caught.value.render() == (
         "error: `--config` after the script names no file\n"
-        "hint: write `--config FILE`; if it is meant for the script alone, put it after `--`"
+        "hint: write `--config FILE`; if it is meant for the script alone, put `--` before the script"
     )
 
 
@@ -63,7 +65,13 @@ plain_words = st.lists(
 @given(plain_words, plain_words)
 def test_every_other_word_arrives_as_it_was_and_in_order(before: list[str], after: list[str]) -> None:
     assert list(split_script_words([*before, "--config", "c", *after]).args) == before + after
-    assert list(split_script_words([*before, "--", *after]).args) == before + after
+    assert list(split_script_words([*before, "--", *after]).args) == [*before, "--", *after]
+
+
+@given(st.lists(st.sampled_from(["--", "a", "--config", "--config=c", "--deepspeed_config"])))
+def test_with_a_double_dash_before_the_script_every_word_is_the_scripts(words: list[str]) -> None:
+    found = split_script_words(words, all_are_scripts=True)
+    assert (list(found.args), found.config, found.deepspeed_config) == (words, None, None)
 
 
 REFUSED = ["usage: train.py [-h] [--env ENV]", "               [--lr LR]", ""]

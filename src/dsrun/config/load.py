@@ -121,7 +121,7 @@ def _require_a_config(root: Node, name: str) -> None:
     shown = ", ".join(f"`{key[:30]}`" for key in keys[:3]) + (", ..." if keys[3:] else "")
     raise NotAConfigError(
         f"{name}: this is no dsrun config: {_none_of(len(keys))} known ({shown})",
-        hint="if the file is for the script, put it after `--`: `dsrun train.py -- --config FILE`",
+        hint="if the file is for the script, put `--` before the script: `dsrun -- train.py --config FILE`",
     )
 
 

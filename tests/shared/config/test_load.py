@@ -143,7 +143,7 @@ def test_a_file_of_another_kind_is_refused_in_one_line(tmp_path: Path) -> None:
     assert caught.value.render() == (
         f"error: {path}: this is no dsrun config: none of its 4 keys is known "
         "(`hidden_size`, `vocab_size`, `model_type`, ...)\n"
-        "hint: if the file is for the script, put it after `--`: `dsrun train.py -- --config FILE`"
+        "hint: if the file is for the script, put `--` before the script: `dsrun -- train.py --config FILE`"
     )
 
 
