@@ -30,8 +30,11 @@ __all__ = [
     "foreach_zero",
     "fused_adam",
     "in_backward",
+    "in_transform",
     "is_compiled",
     "memory_trace",
+    "out_of_transforms",
+    "pass_for_parameter",
     "reduce_scatter_single",
     "set_own_threads",
     "start_memory_history",
@@ -39,6 +42,7 @@ __all__ = [
     "store_of",
     "timeout_of",
     "unseen_by_modes",
+    "untransformed",
     "when_backward_ends",
 ]
 
@@ -161,6 +165,31 @@ class AttentionChoice(NamedTuple):
 def in_backward() -> bool:
     """Whether this thread is inside a backward: in a hook, or in the backward of a custom function."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore
+
+
+def in_transform() -> bool:
+    """Whether this thread is inside a transform of torch.func: `grad`, `vmap`, `jvp` or what is made of them."""
+    return torch._C._are_functorch_transforms_active()  # pyright: ignore
+
+
+def out_of_transforms() -> AbstractContextManager[object]:
+    """Returns a context whose operations no transform of torch.func sees, though it is inside some."""
+    transforms: Any = importlib.import_module("torch._functorch.pyfunctorch")
+    return transforms.temporarily_clear_interpreter_stack()
+
+
+def pass_for_parameter(tensor: Tensor) -> None:
+    """Makes `isinstance(tensor, nn.Parameter)` true, as `Module.get_parameter` asks for, of a tensor that is none."""
+    bare: Any = tensor
+    bare._is_param = True
+
+
+def untransformed(tensor: Tensor) -> Tensor:
+    """Returns what the wrappers that transforms of torch.func put around a tensor have inside."""
+    functorch: Any = torch._C._functorch  # pyright: ignore
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def when_backward_ends(callback: Callable[[], None]) -> None:

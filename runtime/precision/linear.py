@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..compat import in_transform
+
 
 def memory_efficient_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Returns what `torch.nn.functional.linear` does, and so do its gradients, bit for bit.
@@ -27,7 +29,8 @@ def memory_efficient_linear(x: Tensor, weight: Tensor, bias: Tensor | None = Non
     """
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-    if weight.dtype == dtype or weight.dtype == torch.float64:  # which autocast leaves alone
+    # Autocast leaves those alone; and transforms of torch.func take no function of our own.
+    if weight.dtype == dtype or weight.dtype == torch.float64 or in_transform():
         return F.linear(x, weight, bias)
     # Autocast's own casts, made where autograd sees them: only the weight's is to be forgotten.
     x = x if x.dtype == torch.float64 else x.to(dtype)

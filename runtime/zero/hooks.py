@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dsrun.errors import ModelError
 
+from ..compat import in_transform, out_of_transforms
 from ..own_hooks import OwnHook
 from .outside import ReadsOutside
 from .reducer import GradReducer
@@ -142,8 +144,9 @@ class UnitHooks:
 
     def _hold_rest(self) -> None:
         if not self._rest_held:
-            for unit in self._rest:
-                self._store.acquire(unit)
+            with out_of_transforms() if in_transform() else nullcontext():
+                for unit in self._rest:
+                    self._store.acquire(unit)
             self._rest_held = True
 
     def _watch(self) -> None:
@@ -207,9 +210,15 @@ class _UnitDriver:
         self._reads.let_through()
 
     def _read(self, position: int) -> Tensor:
+        if in_transform():
+            with out_of_transforms():
+                return self._timeline.read(self.calls, position, transformed=True)
         return self._timeline.read(self.calls, position)
 
     def _before_forward(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if in_transform():
+            self._enter_transformed()
+            return
         self._timeline.enter_forward(self.calls)
         self._open += 1
         self._reads.let_through()
@@ -227,6 +236,10 @@ class _UnitDriver:
         self._open -= 1
         if not self._open:
             self._reads.watch()
+        if in_transform():
+            with out_of_transforms():
+                self._timeline.leave_forward(self.calls, has_graph=False)
+            return
         # An input handed through belongs to the call that made it.
         nodes: set[Node] = set()
         _add_nodes(output, nodes)
@@ -242,6 +255,14 @@ class _UnitDriver:
                 "was found, so its backward cannot be followed",
                 hint="return tensors, or tuples, lists, dicts or dataclasses of tensors",
             )
+
+    def _enter_transformed(self) -> None:
+        """The forward begins inside a transform of torch.func: what it reads are copies, see [Note: transforms]."""
+        with out_of_transforms():
+            self._timeline.enter_forward(self.calls)
+        self._open += 1
+        if self.first_use is None:
+            self.first_use = self._timeline.tick()
 
 
 def _add_nodes(value: Any, nodes: set[Node]) -> None:

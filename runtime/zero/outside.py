@@ -16,6 +16,16 @@ A read is seen because `module.weight` looks into `module._parameters`, which is
 does not run, and the module's own one while it does: what blocks themselves do costs nothing, and `torch.compile` sees
 plain dicts. `model.parameters()` does not look there: its values stay those of the slots, as for every read outside of
 a forward or backward of the model.
+
+[Note: transforms]
+`torch.func` (`grad`, `vmap`, `jvp`, and what is made of them) differentiates a unit's forward in levels of its own,
+each with a graph that other hooks do not see, and whose backward may run at once, or again in that of the model. So a
+unit that is called inside a transform stays watched: all it reads are copies, as above, that live as long as some
+graph needs them. What runs on behalf of a read or a call (gathers) is seen by no transform. A transform inside a
+unit's own forward needs nothing of this.
+
+`torch.func.functional_call` puts tensors into `_parameters`, and puts back what it read there: a read that is put back
+is the parameter again.
 """
 
 from __future__ import annotations
@@ -26,7 +36,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dsrun.errors import ModelError
+
+from ..compat import in_transform, pass_for_parameter, untransformed
+from .partition_parameters import home_of, is_zero_param
 from .unit import ParamUnit
+
+_SOURCE = "_dsrun_source"
 
 
 class ReadsOutside:
@@ -43,7 +59,7 @@ class ReadsOutside:
         self._dicts: list[tuple[dict[str, Any], dict[str, Any], _Watched]] = []
         for module in unit.module.modules():
             plain: dict[str, Any] = module.__dict__["_parameters"]
-            positions = {name: position_of[id(p)] for name, p in plain.items() if id(p) in position_of}
+            positions = {name: (position_of[id(p)], p) for name, p in plain.items() if id(p) in position_of}
             if positions:
                 self._dicts.append((module.__dict__, plain, _Watched(plain, positions, read, unit.arrive)))
         self.watch()
@@ -64,7 +80,7 @@ class _Watched(dict[str, Any]):
 
     Args:
         plain: the module's own dict.
-        positions: of its parameters in the unit.
+        positions: of its parameters in the unit, each with the parameter.
         read: see `ReadsOutside`.
         arrive: called before whoever goes through all of them gets any: an update may still bring new values.
     """
@@ -72,7 +88,7 @@ class _Watched(dict[str, Any]):
     def __init__(
         self,
         plain: dict[str, Any],
-        positions: Mapping[str, int],
+        positions: Mapping[str, tuple[int, nn.Parameter]],
         read: Callable[[int], Tensor],
         arrive: Callable[[], None],
     ) -> None:
@@ -83,8 +99,9 @@ class _Watched(dict[str, Any]):
         self._read = read
 
     def __getitem__(self, name: str) -> Any:
-        position = self._positions.get(name)
-        return super().__getitem__(name) if position is None else self._read(position)
+        present = super().__getitem__(name)
+        place = self._positions.get(name)
+        return present if place is None or present is not place[1] else self._read(place[0])
 
     def items(self) -> Any:
         """See the class: `module.parameters()` comes this way."""
@@ -97,6 +114,11 @@ class _Watched(dict[str, Any]):
         return super().values()
 
     def __setitem__(self, name: str, value: Any) -> None:
+        place = self._positions.get(name)
+        if place is not None and getattr(value, _SOURCE, None) is place[1]:
+            value = place[1]  # a read of it is put back
+        elif place is not None and in_transform():
+            _check_differentiated(name, value)
         super().__setitem__(name, value)
         self._plain[name] = value
 
@@ -108,6 +130,22 @@ class _Watched(dict[str, Any]):
         """Copies of a model, pickled or not, have dicts of their own again."""
         self._arrive()
         return dict, (dict(self),)
+
+
+def _check_differentiated(name: str, value: Any) -> None:
+    """Refuses that a transform differentiates by the memory in which sharded parameters take turns.
+
+    Raises:
+        ModelError: naming the parameter.
+    """
+    inside = untransformed(value) if isinstance(value, Tensor) else None
+    if inside is not None and is_zero_param(inside):
+        home = home_of(inside)
+        raise ModelError(
+            f"model: torch.func gets `{name if home is None else home.name}` as named_parameters() has it, which at "
+            "stage 3 is memory that other parameters take over",
+            hint="read it as an attribute: {name: block.get_parameter(name) for name, _ in block.named_parameters()}",
+        )
 
 
 class Reading:
@@ -129,6 +167,8 @@ def handed_out(param: nn.Parameter, reading: Reading) -> Tensor:
     """Returns what a read of `param` gets; its gradient flows to `param`."""
     made = _HandedOut.apply(param, reading)
     assert isinstance(made, Tensor), "an autograd function of one output"
+    setattr(made, _SOURCE, param)
+    pass_for_parameter(made)
     return made
 
 

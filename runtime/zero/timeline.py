@@ -48,7 +48,7 @@ from torch import Tensor
 
 from dsrun.errors import ModelError
 
-from ..compat import when_backward_ends
+from ..compat import in_transform, out_of_transforms, when_backward_ends
 from .outside import Reading, handed_out
 from .reducer import GradReducer
 from .store import ParamStore
@@ -219,14 +219,21 @@ class Timeline:
         calls.scattered = True
         self._reducer.open(calls.unit)
 
-    def read(self, calls: UnitCalls, position: int) -> Tensor:
-        """Returns what a read of a unit's parameter outside of its forward gets, see [Note: reads outside]."""
+    def read(self, calls: UnitCalls, position: int, *, transformed: bool = False) -> Tensor:
+        """Returns what a read of a unit's parameter outside of its forward gets, see [Note: reads outside].
+
+        Args:
+            calls: of the unit.
+            position: of the parameter in `gathered_params`.
+            transformed: inside a transform of torch.func, see [Note: transforms].
+        """
         unit = calls.unit
         param = unit.gathered_params[position]
-        if not self.is_active:
+        is_there = self._store.is_there(unit)
+        if not (self.is_active or (transformed and is_there)):
             unit.arrive()
             return param
-        if not self._store.always_there and self._store.is_there(unit):
+        if is_there and not self._store.always_there and not transformed:
             return param
         reading = Reading(partial(self._store.read, unit, position), partial(self._open_loose, calls))
         if torch.is_grad_enabled():
@@ -239,6 +246,10 @@ class Timeline:
 
     def _begin(self, call: _Call, grads: object) -> None:
         """The gradient of an output of `call` is known."""
+        if in_transform():  # a backward of several gradients at once (`is_grads_batched`)
+            with out_of_transforms():
+                self._begin(call, None)
+            return
         if call is self._running or call.serial in self._ended:
             return
         if not self._in_backward and torch.is_grad_enabled():

@@ -94,6 +94,14 @@ def test_second_derivatives_are_torchs_but_for_rounding() -> None:
     torch.testing.assert_close(found[0], found[1], rtol=0.02, atol=0.01 * float(found[0].abs().max()))
 
 
+def test_inside_a_transform_it_is_torchs_own() -> None:
+    x, weight = torch.randn(4, 5), torch.randn(3, 5)
+    with autocast(torch.bfloat16):
+        found = torch.func.vmap(torch.func.grad(lambda row: memory_efficient_linear(row, weight).square().sum()))(x)
+        expected = torch.func.vmap(torch.func.grad(lambda row: F.linear(row, weight).square().sum()))(x)
+    assert torch.equal(found, expected)
+
+
 @contextmanager
 def counting(model: nn.Module) -> Generator[list[int]]:
     """Counts the bytes that are saved for backward, parameters themselves left out, and each memory once."""
