@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, overrides
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.autograd import Variable
 from torch.nn import attention
 from torch.nn.attention import SDPBackend
+from torch.overrides import TorchFunctionMode
 
 __all__ = [
     "AttentionChoice",
@@ -28,6 +29,7 @@ __all__ = [
     "compiler_memory_budget",
     "foreach_mul",
     "foreach_zero",
+    "function_modes",
     "fused_adam",
     "in_backward",
     "in_transform",
@@ -242,6 +244,11 @@ def memory_trace(device: torch.device, *, snapshot: Path | None) -> list[dict[st
         memory._dump_snapshot(str(snapshot))
     with torch.cuda.device(device):
         return memory._snapshot(device)["device_traces"][torch.cuda.current_device()]
+
+
+def function_modes() -> Sequence[TorchFunctionMode]:
+    """Returns the TorchFunctionModes that this thread is inside of, the outermost first."""
+    return overrides._get_current_function_mode_stack()  # pyright: ignore
 
 
 def unseen_by_modes() -> AbstractContextManager[None]:

@@ -46,6 +46,7 @@ from ..precision.fp8 import use_fp8
 from ..precision.kept import cast_at_borders
 from ..precision.linear import use_memory_efficient_linear
 from ..zero.access import ParamAccess
+from ..zero.construct import outside_of_constructions
 from ..zero.hooks import UnitHooks
 from ..zero.leaves import is_leaf
 from ..zero.state_dicts import watch_state_dicts
@@ -67,6 +68,7 @@ from .step import StepParts
 from .wrapping import check_unwrapped
 
 
+@outside_of_constructions()  # a script may call it inside `zero.Init`
 def initialize(
     args: Namespace | Mapping[str, Any] | None = None,
     model: nn.Module | None = None,

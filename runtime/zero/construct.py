@@ -9,12 +9,15 @@ Parameters that are touched later (a `post_init` that walks over all modules) ar
 gets them as arguments, and cut again, with rank 0's values, when others are touched. So at most the parameters of one
 module and those of one call are whole at any moment, and every value is the one that an ordinary construction gives.
 A tensor that `param.data` returned must not be written to after another parameter was touched.
+
+`dsrun.initialize` and whoever else takes a model over inside such a context stands outside of it for as long: what it
+makes is its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +28,8 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
+from ..compat import function_modes
+from .absent_values import OF_NO_VALUES
 from .partition_parameters import home_of
 from .seeds import Nursery, SeedHome
 from .state_dicts import watch_state_dict
@@ -35,12 +40,16 @@ class Lending:
 
     Args:
         nursery: keeps the slices; every rank must use the same parameters in the same order.
+
+    Attributes:
+        is_paused: nothing is lent or cut.
     """
 
     def __init__(self, nursery: Nursery) -> None:
         self._nursery = nursery
         self._lent: list[SeedHome] = []
-        self._mode = _Touches(self._touch)
+        self._mode = _Touches(self)
+        self.is_paused = False
 
     def __enter__(self) -> Lending:
         self._mode.__enter__()
@@ -59,7 +68,10 @@ class Lending:
             self._nursery.close(self._lent, source=0, failed=False)
             self._lent = []
 
-    def _touch(self, tensors: Iterable[Tensor]) -> None:
+    def touch(self, tensors: Iterable[Tensor]) -> None:
+        """A torch function is about to read or write these."""
+        if self.is_paused:
+            return
         homes = {id(tensor): home_of(tensor) for tensor in tensors}
         wanted = [home for home in homes.values() if isinstance(home, SeedHome) and home.keeper is self._nursery]
         if any(not home.is_open for home in wanted):
@@ -98,30 +110,48 @@ class ConstructionBySlices:
         self._pending.clear()
 
     def _parameter_registered(self, module: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        if param is not None and home_of(param) is None and not param.is_meta:
+        if param is not None and not self._lending.is_paused and home_of(param) is None and not param.is_meta:
             self._pending.setdefault(id(param), (f"{type(module).__name__}.{name}", param))
             watch_state_dict(module)
 
     def _module_registered(self, module: nn.Module, name: str, child: nn.Module | None) -> None:
-        if child is None:
+        if child is None or self._lending.is_paused:
             return
         self._lending.take_back()
         done = [self._pending.pop(id(param), None) for param in child.parameters()]
         self._nursery.take([item for item in done if item is not None])
 
 
+@contextmanager
+def outside_of_constructions() -> Generator[None]:
+    """Yields where every context of this thread that builds by slices is left for a while; every rank must enter.
+
+    What is built inside belongs to nobody, and parameters that somebody takes over inside are that one's from then on.
+    """
+    lendings = [mode.lending for mode in function_modes() if isinstance(mode, _Touches)]
+    paused = [lending for lending in lendings if not lending.is_paused]
+    for lending in paused:
+        lending.take_back()
+        lending.is_paused = True
+    try:
+        yield
+    finally:
+        for lending in paused:
+            lending.is_paused = False
+
+
 class _Touches(TorchFunctionMode):
     """Tells of the tensors whose values a torch function is about to read or write."""
 
-    def __init__(self, touch: Callable[[Iterable[Tensor]], None]) -> None:
+    def __init__(self, lending: Lending) -> None:
         super().__init__()
-        self._touch = touch
+        self.lending = lending
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func not in _OF_NO_VALUES:
-            self._touch(_tensors([*args, *(kwargs or {}).values()]))
+        if func not in OF_NO_VALUES:
+            self.lending.touch(_tensors([*args, *(kwargs or {}).values()]))
         return func(*args, **(kwargs or {}))
 
 
@@ -131,16 +161,3 @@ def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
             yield value
         elif isinstance(value, list | tuple):
             yield from _tensors(value)
-
-
-def _accessors(*names: str) -> set[Any]:
-    return {getattr(Tensor, name).__get__ for name in names} | {getattr(Tensor, name).__set__ for name in names}
-
-
-#: Functions that ask for what a slice knows as well.
-_OF_NO_VALUES = frozenset(
-    _accessors("shape", "dtype", "device", "requires_grad", "grad", "ndim", "layout", "is_leaf", "is_cuda", "is_meta")
-    | _accessors("grad_fn", "nbytes", "itemsize")
-    | {Tensor.size, Tensor.numel, Tensor.nelement, Tensor.dim, Tensor.element_size, Tensor.requires_grad_}
-    | {Tensor.is_floating_point, Tensor.is_complex, Tensor.__hash__, Tensor.ndimension}
-)

@@ -44,6 +44,8 @@ class GatheredParameters:
         for home in homes.values():
             if home is not None:
                 self._by_keeper.setdefault(id(home.keeper), (home.keeper, []))[1].append(home)
+        for _, found in self._by_keeper.values():
+            found.sort(key=_number)  # a set of parameters has another order on every rank
         self._source = modifier_rank
 
     def __enter__(self) -> None:
@@ -61,6 +63,10 @@ class GatheredParameters:
     ) -> None:
         for keeper, homes in reversed(self._by_keeper.values()):
             keeper.close(homes, source=self._source, failed=error is not None)
+
+
+def _number(home: Home) -> int:
+    return home.number
 
 
 @contextmanager

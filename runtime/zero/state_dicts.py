@@ -1,6 +1,7 @@
 """torch's own `state_dict` and `load_state_dict` on a model whose parameters an engine has: right, or refused by name.
 
-Inside `GatheredParameters` they work as on any model. What exports a whole model unit by unit is the engine's business.
+Inside `GatheredParameters` they work as on any model. Outside, a state dict has all keys, shapes and dtypes, and who
+asks it for a value that is not here is refused. What exports a whole model unit by unit is the engine's business.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from torch import nn
 
 from dsrun.errors import ModelError
 
+from .absent_values import AbsentTensor
 from .partition_parameters import home_of, is_zero_param
 
 _WATCHED = "_dsrun_watched"
@@ -26,24 +28,27 @@ def watch_state_dict(module: nn.Module) -> None:
     """Does so for one module, once."""
     if _WATCHED not in module.__dict__:
         module.__dict__[_WATCHED] = True
-        module.register_state_dict_pre_hook(_check_readable)
+        module.register_state_dict_pre_hook(_wait_for_updates)
+        module.register_state_dict_post_hook(_leave_out_values)
         module.register_load_state_dict_pre_hook(_check_writable)
 
 
-def _check_readable(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-    for name, param in module.named_parameters(recurse=False):
+def _wait_for_updates(module: nn.Module, prefix: str, keep_vars: bool) -> None:
+    for param in module.parameters(recurse=False):
         home = home_of(param)
         if home is not None:
             home.settle()
-        if not is_zero_param(param):
+
+
+def _leave_out_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+    """What torch has put in of a sharded parameter is a view of memory that holds other values now, or none."""
+    for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+        home, key = home_of(param), f"{prefix}{name}"
+        if home is None or home.is_open or not is_zero_param(param):
             continue
-        if home is not None and not home.is_open:
-            raise ModelError(
-                f"{type(module).__name__}.state_dict: `{prefix}{name}` is sharded: at ZeRO stage 3 no rank holds the "
-                "whole model",
-                hint="use engine.module_state_dict() or engine.save_checkpoint, or call it inside "
-                "dsrun.zero.GatheredParameters(module.parameters())",
-            )
+        found = state_dict.get(key)
+        if found is not None and found is not param:  # the parameter itself: `keep_vars`
+            state_dict[key] = AbsentTensor.of(param, f"`{key}` of {type(module).__name__}.state_dict()")
 
 
 def _check_writable(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:

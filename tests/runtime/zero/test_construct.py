@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
@@ -59,34 +62,33 @@ def _built(stage: int, tied: bool) -> list[Any]:
         model = Drawn(tied=tied)
     held = sum(param.untyped_storage().nbytes() for param in model.parameters())
     early = next(model.parameters()).ds_status  # type: ignore[attr-defined]
-    with zero.GatheredParameters(model.parameters()):
+    params = list(model.parameters())  # ranks may name them in any order: out of a set, say
+    with zero.GatheredParameters(params[info.rank :] + params[: info.rank]):
         whole = {name: param.detach().clone() for name, param in model.named_parameters()}
     with zero.GatheredParameters(model.norm.weight, modifier_rank=info.world_size - 1):
         model.norm.weight.data.fill_(1.0 + info.rank)
-    refused = "nothing"
-    try:
-        model.state_dict()
-    except ModelError as error:
-        refused = str(error)
+    shapes = {name: (tuple(value.shape), value.dtype) for name, value in model.state_dict().items()}
     engine = dsrun.initialize(model=model, config=config(stage, micro=2))[0]
     assert all(hasattr(p, "ds_id") == (stage == 3) for p in model.parameters())
     weights = {**full_parameters(engine), **frozen_parameters(engine)}
     losses = train(engine, range(2), samples=2 * engine.world_size)
-    return [held, early, whole, weights, losses, refused]
+    return [held, early, whole, weights, losses, shapes]
 
 
 @pytest.mark.parametrize(("world_size", "stage", "tied"), [(1, 3, False), (3, 3, True), (2, 0, False), (2, 2, True)])
 def test_values_are_those_of_an_ordinary_construction_bit_for_bit(world_size: int, stage: int, tied: bool) -> None:
     expected = ordinary(tied)
     results = run_ranks(world_size, _built, stage, tied)
-    for held, early, whole, weights, losses, refused in results:
+    for held, early, whole, weights, losses, shapes in results:
         assert held == 4 * len(expected), "one element a parameter, until it is gathered"
         assert early is zero.ZeroParamStatus.NOT_AVAILABLE
         assert same(whole, expected)
         assert torch.equal(weights.pop("norm.weight"), torch.full((72,), float(world_size)))
         assert same(weights, {name: value for name, value in expected.items() if name != "norm.weight"})
         assert losses == results[0][4]
-        assert "is sharded" in refused
+        assert shapes == {
+            name: (tuple(value.shape), value.dtype) for name, value in Drawn(tied=tied).state_dict().items()
+        }
 
 
 def test_no_more_than_one_module_is_whole_at_a_time() -> None:
@@ -196,6 +198,71 @@ def test_arguments_decide_what_is_cut_and_what_is_not_taken_is_refused() -> None
     for arguments in ({"mpu": 1}, {"remote_device": "nvme"}, {"data_parallel_group": 1}):
         with pytest.raises(InputError, match=next(iter(arguments))):
             zero.Init(**arguments)  # type: ignore[arg-type]
+
+
+USES: dict[str, Callable[[Any, dict[str, Any]], object]] = {
+    "clone": lambda value, state: value.clone(),
+    "to a device": lambda value, state: value.to("cpu"),
+    "arithmetic": lambda value, state: value + 1,
+    "an element": lambda value, state: float(value[0, 0]),
+    "an address": lambda value, state: value.data_ptr(),
+    "into another tensor": lambda value, state: torch.zeros(4, 3).copy_(value),
+    "in a list": lambda value, state: torch.cat([torch.zeros(1, 3), value]),
+    "a parameter of it": lambda value, state: nn.Parameter(value),
+    "torch.save": lambda value, state: torch.save(state, io.BytesIO()),
+    "safetensors": lambda value, state: save(state),
+    "a deep copy": lambda value, state: copy.deepcopy(state),
+    "numpy": lambda value, state: value.numpy(),
+}
+
+
+@pytest.mark.parametrize("engine", [False, True])
+def test_a_state_dict_has_shapes_and_refuses_values_that_are_elsewhere_by_name(engine: bool) -> None:
+    with zero.Init():
+        model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
+    if engine:
+        make_engine(config(3, micro=2), model=model)
+    state = model.state_dict()
+    assert {name: (tuple(v.shape), v.dtype, v.numel(), v.is_meta) for name, v in state.items()} == {
+        "0.weight": ((4, 3), torch.float32, 12, True),
+        "0.bias": ((4,), torch.float32, 4, True),
+        "1.weight": ((5, 4), torch.float32, 20, True),
+        "1.bias": ((5,), torch.float32, 5, True),
+    }
+    assert "`0.weight` of Linear.state_dict()" in str(state["0.weight"])
+    for use, body in USES.items():
+        with pytest.raises(ModelError, match=r"`[01]\.\w+` of Linear\.state_dict\(\) is sharded"):
+            raise AssertionError(f"{use} got {body(state['0.weight'], state)}")
+    with pytest.raises(RuntimeError, match="is sharded"):
+        nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5)).load_state_dict(state)
+    assert model.state_dict(keep_vars=True)["0.weight"] is model[0].weight
+    with zero.GatheredParameters(model[0].parameters()):
+        assert bool(model.state_dict()["0.weight"].clone().isfinite().all())
+
+
+def _initialized(stage: int, *, inside: bool) -> list[Any]:
+    info = dsrun.init_distributed()
+    torch.manual_seed(7 + (info.rank if inside else 0))  # rank 0's values count
+    with zero.Init(enabled=inside):
+        model = Drawn()
+        model.position.requires_grad_(False)  # whole on every rank, and the root's own: nobody has cut it yet
+        engine = dsrun.initialize(model=model, config=config(stage, micro=2))[0]
+        losses = train(engine, range(2), samples=2 * engine.world_size)
+        later = nn.Sequential(nn.Linear(2, 3))
+    assert zero.is_zero_param(later[0].weight) == inside
+    losses += train(engine, range(2, 3), samples=2 * engine.world_size)
+    return [losses, {**full_parameters(engine), **frozen_parameters(engine)}]
+
+
+def _inside_and_outside() -> list[list[Any]]:
+    return [_initialized(stage, inside=True) + _initialized(stage, inside=False) for stage in (0, 1, 2, 3)]
+
+
+def test_initialize_inside_the_context_is_as_outside_at_every_stage() -> None:
+    for rank in run_ranks(2, _inside_and_outside):
+        for losses, weights, expected_losses, expected in rank:
+            assert losses == expected_losses
+            assert same(weights, expected)
 
 
 # The meta device ------------------------------------------------------------------------------------------------------

@@ -393,7 +393,7 @@ def _load(stage: int, bf16: bool) -> tuple[bool, list[str]]:
     for part, call in {
         "all": lambda: engine.module.load_state_dict(other.state_dict()),
         "block": lambda: engine.module.blocks[0].load_state_dict(other.blocks[0].state_dict()),
-        "state": lambda: engine.module.blocks[0].state_dict(),
+        "state": lambda: engine.module.blocks[0].state_dict()["up.bias"].clone(),
     }.items():
         try:
             call()

@@ -1,0 +1,165 @@
+"""transformers' `from_pretrained` at stage 3, where it builds in slices and where it does not: the files' values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import dsrun
+from support.ranks import run_ranks
+from support.training import config, full_parameters
+
+pytest.importorskip("transformers", reason="transformers is not installed; pip install -e '.[test-zoo]'")
+
+SIZES: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
+LLAMA = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 32}
+
+
+def save_tied(folder: Path) -> None:
+    """Head and embedding are one parameter, in several files with an index."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, n_positions=32))
+    model.save_pretrained(folder, max_shard_size="40KB")
+    assert (folder / "model.safetensors.index.json").is_file()
+
+
+def save_as_torch_does(folder: Path) -> None:
+    """A file of torch's own format."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(LlamaConfig(**LLAMA))
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+
+
+def save_without_head(folder: Path) -> None:
+    """The class that loads it has a head that the files do not have."""
+    from transformers import LlamaConfig, LlamaModel
+
+    LlamaModel(LlamaConfig(**LLAMA, num_labels=3, pad_token_id=0)).save_pretrained(folder)
+
+
+def save_experts(folder: Path) -> None:
+    """Experts lie one by one in the files and in one parameter in the model."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    MixtralForCausalLM(MixtralConfig(**LLAMA, num_local_experts=4)).save_pretrained(folder)
+
+
+def save_with_buffers(folder: Path) -> None:
+    """Batch norms have statistics, which are no parameters."""
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    model = ResNetForImageClassification(
+        ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
+    )
+    for name, buffer in model.named_buffers():
+        if name.endswith("running_mean"):
+            buffer.fill_(0.25)
+    model.save_pretrained(folder)
+
+
+#: Name to (what saves it, the class that loads it).
+CASES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "tied, sharded files": (save_tied, "GPT2LMHeadModel"),
+    "torch's format": (save_as_torch_does, "LlamaForCausalLM"),
+    "without a head": (save_without_head, "LlamaForSequenceClassification"),
+    "experts": (save_experts, "MixtralForCausalLM"),
+    "buffers": (save_with_buffers, "ResNetForImageClassification"),
+}
+Values = dict[str, Tensor]
+#: By case and way.
+Loaded = dict[tuple[str, str], list[Any]]
+
+
+def values_of(model: Any) -> Values:
+    return {name: value.detach().clone() for name, value in (*model.named_parameters(), *model.named_buffers())}
+
+
+WAYS = ("plain", "init", "config", "fresh", "fresh, config")
+
+
+def _load(root: str) -> Loaded:
+    """For each case and way: values of a plain model, those of an engine, and how much a rank held before that.
+
+    The ways are a plain `from_pretrained`, one inside `zero.Init`, and one where transformers has a config of stage 3
+    and so builds in slices; then models without files, plain and with that config.
+    """
+    import transformers
+    from transformers.integrations.deepspeed import set_hf_deepspeed_config
+
+    from support import deepspeed_stand_in
+
+    deepspeed_stand_in.install()
+    info = dsrun.init_distributed()
+    settings = config(3, micro=1)
+    found: Loaded = {}
+    for case, (_, name) in CASES.items():
+        cls: Any = getattr(transformers, name)
+        folder = Path(root) / name
+        model_config = cls.config_class.from_pretrained(folder)
+        for way in WAYS:
+            make = (
+                partial(cls._from_config, model_config)
+                if way.startswith("fresh")
+                else partial(cls.from_pretrained, folder)
+            )
+            torch.manual_seed(3)
+            plain = drawn_once(make) if way == "fresh, config" else make()
+            torch.manual_seed(3 + info.rank)  # what no file has is rank 0's
+            hf = deepspeed_stand_in.HfConfig(settings) if way.endswith("config") else None
+            if hf is not None:
+                set_hf_deepspeed_config(hf)
+            with dsrun.zero.Init(config_dict_or_path=settings, enabled=way == "init"):
+                model = make()
+            del hf  # transformers has a weak reference
+            same_keys = shapes(model.state_dict()) == shapes(plain.state_dict())
+            held = sum(param.untyped_storage().nbytes() // param.itemsize for param in set(model.parameters()))
+            engine = dsrun.initialize(model=model, config=settings)[0]
+            values = {**full_parameters(engine), **dict(engine.module.named_buffers())}
+            found[case, way] = [values_of(plain), values, same_keys, held, sum(p.numel() for p in plain.parameters())]
+    return found
+
+
+def drawn_once(make: Callable[[], Any]) -> Any:
+    """As transformers draws what it builds in slices: not in constructors, which it undoes else."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = make()
+    model.initialize_weights()
+    model.tie_weights()
+    return model
+
+
+def shapes(state: Values) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(value.shape) for name, value in state.items()}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Loaded]:
+    root = tmp_path_factory.mktemp("models")
+    for save, name in CASES.values():
+        torch.manual_seed(1)
+        save(root / name)
+    return run_ranks(2, _load, str(root))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_of_transformers_has_its_values_at_stage_3(ranks: list[Loaded], way: str) -> None:
+    for rank in ranks:
+        for case in CASES:
+            plain, values, same_keys, held, whole = rank[case, way]
+            assert same_keys, case
+            assert values.keys() == plain.keys(), case
+            for name, value in plain.items():
+                assert torch.equal(values[name], value), f"{case}: {name}"
+            if way.endswith("config"):
+                assert held < whole / 10, f"{case}: a rank had {held} elements of {whole} before the engine"
