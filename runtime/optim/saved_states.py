@@ -16,6 +16,7 @@ from ..layout.unit_layout import ShardPiece
 from ..protocols import StateEntry
 from .coded_states import CodedState
 from .housed_states import HousedStates
+from .option_values import plain_option, set_option
 from .run_states import (
     SCALAR,
     FormatChange,
@@ -149,19 +150,26 @@ class SavedStates:
         return found is not None
 
     def options(self) -> list[dict[str, Any]]:
-        """Returns each group's hyperparameters that JSON can hold (lr, betas, weight_decay, ...)."""
+        """Returns each group's hyperparameters that JSON can hold (lr, betas, ...), with numbers for tensors."""
+        plain = [
+            {key: plain_option(value) for key, value in group.items()} for group in self._states.optimizer.param_groups
+        ]
         return [
             {key: value for key, value in group.items() if isinstance(value, bool | int | float | str | tuple | None)}
-            for group in self._states.optimizer.param_groups
+            for group in plain
         ]
 
     def set_options(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """Takes over hyperparameters that `options` returned, where the number of groups is the same."""
+        """Takes over hyperparameters that `options` returned, where the number of groups is the same.
+
+        Tensors among a group's options stay, and get the values.
+        """
         groups = self._states.optimizer.param_groups
         if len(groups) == len(options):
             for group, saved in zip(groups, options, strict=True):
-                # JSON has no tuples.
-                group.update({k: tuple(v) if isinstance(v, list) else v for k, v in saved.items() if k in group})
+                for key, value in saved.items():
+                    if key in group:
+                        set_option(group, key, tuple(value) if isinstance(value, list) else value)  # JSON has no tuples
 
     def _entries(self, run: Run, *, replicated: bool) -> Iterator[StateEntry]:
         state = self._states.of(run)

@@ -20,6 +20,7 @@ from ..mesh.collectives import Collectives
 from ..protocols import ChangeFence, OwnedRange
 from .housed_states import HousedStates
 from .housing import StatePlaces, house
+from .option_values import kept_option
 from .registry import adopt, check_range_by_range, check_rounded_states, states_of_group
 from .runs import Run, cut_runs
 from .saved_states import SavedStates
@@ -178,6 +179,7 @@ class ShardOptimizer:
 
         Returns:
             each group's options, as the optimizer's own code would find them: behind all hooks, before it counts.
+            Those that are tensors are copies, for a schedule may write into them while the others step.
         """
         states = self.states
         for run in self._runs:
@@ -187,7 +189,7 @@ class ShardOptimizer:
         def note(optimizer: optim.Optimizer, *_: object) -> None:
             if not options:  # a first step may come in parts
                 for group in optimizer.param_groups:
-                    options.append({key: value for key, value in group.items() if key != "params"})
+                    options.append({key: kept_option(value) for key, value in group.items() if key != "params"})
 
         if self._staying:
             self._wait_for_copies()
