@@ -6,8 +6,9 @@ What goes into one, and in which order, is `persist.py`'s business.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import optim
 
@@ -22,13 +23,17 @@ from ..activation.configured import named_generators
 from ..checkpoint.memory_copy_restore import Restored
 from ..checkpoint.policy import SavePolicy
 from ..checkpoint.tags import one_tag
+from ..mesh.all_or_none import all_or_none
 from .going_on import Moment, present_moment
+from .load import Examined, LoadWishes, check_same, examine, take_over
 from .parts import SCRIPT_PHASE, EngineParts
-from .persist import load_engine, save_engine
+from .persist import save_engine
 from .resume import choose_checkpoint
 from .state import Counters
 from .step import StepResult
 from .wrapping import note_outcome
+
+T = TypeVar("T")
 
 
 def policy_of_saving(section: Checkpoint) -> SavePolicy:
@@ -96,6 +101,7 @@ class Checkpoints:
         folder = place_of(save_dir)
         self._parts.heartbeat.beat(phase="save checkpoint")
         self._check_states_here("engine.save_checkpoint")
+        self._parts.torn.check("engine.save_checkpoint")
         if self._parts.step.away is not None:
             self._parts.step.away.settle()
         save_engine(
@@ -193,50 +199,67 @@ class Checkpoints:
         Raises:
             InputError: there is nothing to choose by: no `load_dir`, and the job was not started again; or it is an
                 address of nothing.
-            CheckpointError: there is none, it is damaged, or it is of another model; nothing was changed then, unless
-                a file turns out damaged while it is read.
+            CheckpointError: on every rank, where one of them finds none, or one that is damaged or of another model.
+                Nothing was changed then, and training may go on; unless a file turns out damaged while it is read.
+                After that forward, backward, `step` and saving are refused until a load has succeeded.
         """
         if custom_load_fn is not None:
             raise InputError(
                 "load_checkpoint: custom_load_fn is given, and parameters may lie in slices",
                 hint="read the weights yourself and pass them to engine.load_module_state_dict",
             )
-        folder = None if load_dir is None else place_of(load_dir)
-        self.wait_for_checkpoint()
-        copy = None
-        if tag is None and not load_module_only and self._parts.copies is not None:
-            copy = self._find_copy(choose_checkpoint(folder, None, resume=self._parts.resume, missing_ok=True))
-        if copy is not None:
-            target: Place | None = copy.folder
-        else:
-            target = choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
-        if target is None:
+        choose = partial(self._choose, load_dir, tag, missing_ok=missing_ok)
+        copy, uses_copies = None, tag is None and not load_module_only and self._parts.copies is not None
+        chosen = self._together(partial(self._begin_load, choose, any_ok=uses_copies))
+        if uses_copies:
+            copy = self._find_copy(chosen)
+        wishes = LoadWishes(
+            strict=load_module_strict,
+            optimizer=load_optimizer_states and not load_module_only,
+            scheduler=load_lr_scheduler_states and not load_module_only,
+            progress=not load_module_only,
+            random=load_random_state and not load_module_only,
+        )
+
+        def look() -> Examined | None:
+            target = choose() if copy is None else copy.folder
+            if target is None:
+                return None
+            self._parts.heartbeat.beat(phase="load checkpoint")
+            return examine(self._parts, target, wishes, copy=None if copy is None else copy.index)
+
+        found = self._together(look)
+        if copy is None:
+            check_same(self._parts, found, where=str(load_dir))
+        if found is None:
             return None, None
-        self._parts.heartbeat.beat(phase="load checkpoint")
-        if copy is None and folder is not None and tag is None and target != self._parts.resume:
-            self._tell_doubt(folder, target.name)
-        self._check_states_here("engine.load_checkpoint")
+        if copy is None and load_dir is not None and tag is None and found.target != self._parts.resume:
+            self._tell_doubt(place_of(load_dir), found.target.name)
         if self._parts.step.away is not None:
             self._parts.step.away.settle()
         # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
         self._parts.hooks.before_step()
         self._parts.step.reducer.zero()
         self._micro_steps_done = 0
-        client_state = load_engine(
-            self._parts,
-            self._counters,
-            target,
-            strict=load_module_strict,
-            optimizer=load_optimizer_states and not load_module_only,
-            scheduler=load_lr_scheduler_states and not load_module_only,
-            progress=not load_module_only,
-            random=load_random_state and not load_module_only,
-            copy=None if copy is None else copy.index,
-        )
+        take_over(self._parts, self._counters, found)
         if self._parts.copies is not None and self._last is not None and copy is None and not load_module_only:
             self._parts.copies.forget()
         self._note_moment()
         note_outcome(self.optimizer, overflow=False, loss_scale=self._parts.loss_scale.value)
         self._parts.heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._parts.mesh.where.at(self._counters.global_steps + 1, 1)
-        return str(target), client_state
+        return str(found.target), found.client_state
+
+    def _choose(self, load_dir: str | Path | None, tag: str | int | None, *, missing_ok: bool) -> Place | None:
+        folder = None if load_dir is None else place_of(load_dir)
+        return choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
+
+    def _begin_load(self, choose: Callable[..., Place | None], *, any_ok: bool) -> Place | None:
+        """Ends what a load must not meet, and returns the checkpoint on the disk that is meant."""
+        self.wait_for_checkpoint()
+        self._check_states_here("engine.load_checkpoint")
+        return choose(missing_ok=True) if any_ok else choose()
+
+    def _together(self, work: Callable[[], T]) -> T:
+        parts = self._parts
+        return all_or_none(work, parts.collectives, device=parts.mesh.device, of="load", where="load_checkpoint")

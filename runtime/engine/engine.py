@@ -115,6 +115,7 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
 
         At stage 3, enters all-gathers. Runs under autocast where the config says so.
         """
+        self._parts.torn.check("engine(...)")
         self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
         if torch.is_grad_enabled():
             self._report.add_tokens(count_tokens(args, kwargs))
@@ -255,6 +256,7 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
         self._parts.mesh.where.at(self._counters.global_steps + 1, self._micro_steps_done + 1)
 
     def _check_trains(self, who: str) -> None:
+        self._parts.torn.check(who)
         if self.optimizer is None:
             raise ModelError(
                 f"{who}: the engine has no optimizer, so it evaluates only",

@@ -47,6 +47,7 @@ class WholeWeights:
             names to tensors, tied ones shared; on rank 0 only, and None elsewhere, unless `all_ranks`.
         """
         parts = self._parts
+        parts.torn.check("engine.module_state_dict")
         wanted = all_ranks or parts.mesh.info.rank == 0
         return _collect(parts, frozen=not exclude_frozen_parameters, wanted=wanted)
 
@@ -61,7 +62,7 @@ class WholeWeights:
             CheckpointError: naming every tensor that is missing, unexpected or of another shape.
         """
         sources = {name: Held(value) for name, value in state_dict.items()}
-        assign(self._parts.module, sources, where="load_module_state_dict", strict=strict)
+        assign(self._parts.module, lambda: sources, where="load_module_state_dict", strict=strict)
 
     def save_16bit_model(
         self,
@@ -97,6 +98,7 @@ class WholeWeights:
                 hint="save in a folder and copy it there; save_checkpoint takes an address",
             )
         parts, path = self._parts, folder / save_filename
+        parts.torn.check("engine.save_16bit_model")
         if max_shard_bytes is not None and (max_shard_bytes < 1 or path.suffix != ".safetensors"):
             raise InputError(
                 f"save_16bit_model: max_shard_bytes is {max_shard_bytes}, for {save_filename}",

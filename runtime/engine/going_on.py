@@ -9,7 +9,7 @@ norm's means, have seen them twice then.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,20 +64,31 @@ def random_names(rank: int, saved: int) -> list[str]:
     return [str(source) for source in dict.fromkeys(sources(rank, saved))]
 
 
-def take_over_random(
-    found: Mapping[str, Tensor], rank: int, saved: int, *, device: torch.device, named: RngTracker
-) -> None:
-    """Has this rank's generators go on from what was read.
+def saved_random(found: Mapping[str, Tensor], rank: int, saved: int) -> list[RandomState]:
+    """Returns the states that a rank goes on from.
 
     Args:
         found: what is stored under `random_names`, uint8 on the CPU.
         rank: of this process.
         saved: ranks that there were.
-        device: of the rank.
-        named: generators by name.
 
     Raises:
         CheckpointError: what was read is no such state.
     """
     states = {name: RandomState.from_bytes(bytes(text.tolist())) for name, text in found.items()}
-    restore(adapted([states[str(source)] for source in sources(rank, saved)], rank, device), device, named)
+    return [states[str(source)] for source in sources(rank, saved)]
+
+
+def restore_random(states: Sequence[RandomState], rank: int, *, device: torch.device, named: RngTracker) -> None:
+    """Has this rank's generators go on.
+
+    Args:
+        states: what `saved_random` returned.
+        rank: of this process.
+        device: of the rank.
+        named: generators by name.
+
+    Raises:
+        CheckpointError: a generator does not take its state.
+    """
+    restore(adapted(states, rank, device), device, named)

@@ -310,6 +310,7 @@ def initialize(
             ),
             on_drive=finder_of(cut.disk, cut.slices_on_disk),
             copies=memory_copies_of(settings.checkpoint.memory_copy.every, mesh, data_axis),
+            torn=access.torn,
         )
     )
     engine.mpu = mpu

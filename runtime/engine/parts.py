@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,7 @@ from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
 from ..precision.loss_scale import LossScale
 from ..zero.hooks import UnitHooks
+from ..zero.torn import TornState
 from ..zero.unit import ParamUnit
 from .step import StepParts
 
@@ -87,6 +88,7 @@ class EngineParts:
         saver: writes checkpoints, beside training or in it.
         on_drive: finds state that lies on a drive, which checkpoints take from there.
         copies: makes copies in memory; None where none are wanted, or of use.
+        torn: what a load that failed has left of the state.
     """
 
     module: nn.Module
@@ -121,3 +123,4 @@ class EngineParts:
     saver: Saver
     on_drive: OnDrive
     copies: MemoryCopies | None = None
+    torn: TornState = field(default_factory=TornState)

@@ -1,4 +1,7 @@
-"""An engine's state into a checkpoint and back: which entries and values, in which order; not in which format."""
+"""An engine's state into a checkpoint: which entries and values, in which order; not in which format.
+
+Back into an engine it comes by `load.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +14,20 @@ from typing import Any
 import torch
 
 from dsrun import __version__
-from dsrun.checkpoint_files.index import Index
-from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.storage import Place
 from dsrun.checkpoint_files.storage_registry import absolute
 from dsrun.contract import CHECKPOINT_EVENT
-from dsrun.errors import CheckpointError, Problem
 from dsrun.units import format_bytes
 
-from ..activation.configured import named_generators
 from ..checkpoint import client_state as script_state
-from ..checkpoint.json_values import check_json, from_json, to_json
-from ..checkpoint.load import check_fit, read, read_whole
+from ..checkpoint.json_values import check_json, to_json
 from ..checkpoint.sources import AT_ONCE_BYTES, NO_UNIT
 from ..checkpoint.under_way import Wanted
-from ..mesh.agreement import attempt
 from ..protocols import StateEntry
-from ..zero.publisher import publish
 from .git_state import git_state
-from .going_on import RNG_ROLE, Moment, random_entries, random_names, take_over_random
+from .going_on import RNG_ROLE, Moment, random_entries
 from .parts import EngineParts, Scheduler
-from .state import Counters, frozen_entries, parameter_entries, tied_names, unit_entries, wanted_tensors
+from .state import Counters, frozen_entries, parameter_entries, tied_names
 
 #: Roles of what is copied at once: forward and the script change it.
 _AT_ONCE = {"buffer", RNG_ROLE, script_state.ROLE}
@@ -163,163 +159,5 @@ def _tell(parts: EngineParts, target: Place, step: int, nbytes: int, seconds: fl
     print(f"saved {target} ({format_bytes(nbytes)}, {seconds:.1f} s)\n", end="", flush=True)
 
 
-def load_engine(
-    parts: EngineParts,
-    counters: Counters,
-    target: Place,
-    *,
-    strict: bool,
-    optimizer: bool,
-    scheduler: bool,
-    progress: bool,
-    random: bool,
-    copy: Index | None = None,
-) -> dict[str, Any]:
-    """Loads; see `Engine.load_checkpoint`.
-
-    Args:
-        parts: whose state is overwritten.
-        counters: likewise.
-        target: the tag's folder.
-        strict: tensors that the model does not have are an error.
-        optimizer: take over optimizer states and hyperparameters.
-        scheduler: take over the schedule.
-        progress: take over counters and data position.
-        random: have random numbers go on; a checkpoint of an earlier version has none to go on with.
-        copy: the index of what this host has of a copy in memory, in `target`; None: a checkpoint is read there.
-
-    Returns:
-        the client state.
-    """
-    index = read_index(target) if copy is None else copy
-    values = index.values
-    # A checkpoint without frozen parameters leaves those of the model as they are.
-    frozen = bool(values.get("frozen", True))
-    with_states = optimizer and parts.optimizer is not None
-    schedule: dict[str, Any] | None = values["scheduler"] if scheduler and parts.scheduler is not None else None
-    if copy is None:
-        check_fit(index, target, wanted_tensors(parts.module, frozen=frozen), strict=strict)
-    if with_states:
-        _check_optimizer(parts, index, target, whole=copy is None)
-    if schedule is not None:
-        _check_schedule(parts, schedule, target)
-    position: dict[str, Any] | None = values["data"] if progress and parts.loader is not None else None
-    if position is not None and parts.loader is not None:
-        parts.loader.check_state(position)
-    _read_tensors(parts, index, target, states=with_states, frozen=frozen)
-    if with_states:
-        parts.step.optimizer.saved.set_options(values["optimizer"]["groups"])
-        parts.loss_scale.load(values.get("loss_scale"))
-    if schedule is not None and parts.scheduler is not None:
-        parts.scheduler.load_state_dict(from_json(schedule["state"]))
-    if progress:
-        counters.load(values["counters"])
-        if position is not None and parts.loader is not None:
-            parts.loader.load_state_dict(position)
-    if random:
-        _go_on_with_random_numbers(parts, index, target)
-    state = values["client_state"]
-    kept = read_whole(index, target, script_state.tensors_in(state), role=script_state.ROLE)
-    return dict(script_state.put_together(state, kept))
-
-
-def _go_on_with_random_numbers(parts: EngineParts, index: Index, target: Place) -> None:
-    rank, saved = parts.mesh.info.rank, index.world_size
-    names = random_names(rank, saved)
-    # Asked on every rank, of its own names: a checkpoint has the states of all ranks or of none.
-    if any(index.find(name, RNG_ROLE) is None for name in names):
-        return
-    failure = attempt(
-        lambda: take_over_random(
-            read_whole(index, target, names, role=RNG_ROLE),
-            rank,
-            saved,
-            device=parts.mesh.device,
-            named=named_generators(),
-        ),
-        parts.collectives,
-        device=parts.mesh.device,
-        of="load random numbers",
-    )
-    if failure is not None:
-        raise failure.error or CheckpointError(
-            f"{target}: rank {failure.rank} could not take over its random numbers",
-            hint="see that rank's error; load another tag, or this one with load_random_state=False",
-        )
-
-
 def _schedule(scheduler: Scheduler) -> dict[str, Any]:
     return {"type": type(scheduler).__name__, "state": to_json(scheduler.state_dict())}
-
-
-def _check_optimizer(parts: EngineParts, index: Index, target: Place, *, whole: bool) -> None:
-    saved, mine = index.values["optimizer"]["type"], type(parts.optimizer).__name__
-    hint = "use the same optimizer, or pass load_optimizer_states=False"
-    if saved != mine:
-        raise CheckpointError(
-            f"{target}: its optimizer states are {saved}'s; this run's optimizer is {mine}", hint=hint
-        )
-    groups, here = len(index.values["optimizer"]["groups"]), len(parts.step.optimizer.saved.options())
-    if groups != here:
-        raise CheckpointError(f"{target}: its optimizer has {groups} groups; this run's has {here}", hint=hint)
-    # Of a copy in memory this host has what its ranks need, which who reads it compares.
-    problems = [
-        Problem(f"{target}: no {role} of `{name}`, which was not trained then", hint)
-        for name, role in parts.step.optimizer.saved.wanted_states(index.state_roles())
-        if whole and index.find(name, role) is None
-    ]
-    if problems:
-        raise CheckpointError.of(problems)
-
-
-def _check_schedule(parts: EngineParts, saved: Mapping[str, Any], target: Place) -> None:
-    mine = type(parts.scheduler).__name__
-    if saved["type"] != mine:
-        raise CheckpointError(
-            f"{target}: its schedule is a {saved['type']}; this run's is a {mine}",
-            hint="use the same schedule, or pass load_lr_scheduler_states=False",
-        )
-
-
-def _read_tensors(parts: EngineParts, index: Index, target: Place, *, states: bool, frozen: bool) -> None:
-    """Reads this rank's pieces, then makes parameters of them; raises on every rank where one could not read."""
-    step = parts.step
-    whole = not step.plan.shard_optimizer
-    split = [unit for unit in step.units if unit.halves is not None]
-    entries = parameter_entries(
-        parts.module,
-        [unit for unit in step.units if unit.halves is None],
-        replicated=whole,
-        frozen=frozen,
-        frozen_units=parts.frozen_units,
-    )
-    if states:
-        entries += step.optimizer.saved.loadable_entries(sorted(index.state_roles()), replicated=whole)
-
-    def fill() -> None:
-        fetch = partial(read, index, target, others=parts.collectives.size > 1, progress=parts.heartbeat.beat)
-        fetch(entries)
-        # What has memory of its own for as long as it is read comes one by one.
-        for unit in split:
-            master_N = unit.whole_master()
-            fetch(unit_entries(unit, master_N, replicated=whole))
-            assert unit.halves is not None, "it was asked"
-            unit.halves.part(master_N)
-        for change in step.optimizer.saved.format_changes() if states else []:
-            fetch(change.begin())
-            change.end()
-
-    failure = attempt(
-        fill,
-        parts.collectives,
-        device=parts.mesh.device,
-        of="load",
-    )
-    if failure is not None:
-        raise failure.error or CheckpointError(
-            f"{target}: rank {failure.rank} could not read its part; the engine's state is now a mixture",
-            hint="see that rank's error, and load another tag",
-        )
-    publish(step.units, step.plan, step.collectives, step.store)
-    for unit in parts.frozen_units:
-        step.store.refresh(unit)

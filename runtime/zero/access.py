@@ -29,6 +29,7 @@ from .plan import ZeroPlan
 from .reducer import GradReducer
 from .store import ParamStore
 from .tier import gather
+from .torn import TornState
 from .unit import ParamUnit
 
 
@@ -45,6 +46,9 @@ class ParamAccess(Keeper):
         optimizer: asked for its states.
         running: returns a unit that is inside its forward now.
         fence: keeps state as it is while a checkpoint copies it; None: nothing does.
+
+    Attributes:
+        torn: what a load that failed has left of the engine's state.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class ParamAccess(Keeper):
         self.reducer = reducer
         self.optimizer = optimizer
         self._running = running
+        self.torn = TornState()
 
     @property
     def world_size(self) -> int:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -14,12 +15,13 @@ from torch import Tensor, nn
 
 from dsrun.errors import CheckpointError, Problem
 
-from ..mesh.agreement import attempt
+from ..mesh.all_or_none import all_or_none
 from .access import ParamAccess
 from .partition_parameters import home_of, settle, unsettle
 from .pieces import UnitHome
 from .seeds import SeedHome
 from .stored import StoredHome, StoredTensor, find_tensors
+from .torn import WEIGHTS
 
 
 class Source(Protocol):
@@ -52,7 +54,7 @@ def load_pretrained(model: nn.Module, path: str | Path, *, strict: bool = True) 
         CheckpointError: naming every tensor that is missing, unexpected or of another shape; nothing was changed then.
             Or a file is missing or damaged.
     """
-    assign(model, find_tensors(Path(path)), where=str(path), strict=strict)
+    assign(model, lambda: find_tensors(Path(path)), where=str(path), strict=strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +73,14 @@ class Held:
         return self.tensor.detach().reshape(-1)[start:stop]
 
 
-def assign(model: nn.Module, sources: Mapping[str, Source], *, where: str, strict: bool) -> None:
+def assign(model: nn.Module, find: Callable[[], Mapping[str, Source]], *, where: str, strict: bool) -> None:
     """Sets parameters and persistent buffers by name; every rank must call where an engine has the model.
 
-    Enters one all-reduce of one number, and one all-gather a unit at stages 1 and 2, where an engine has the model.
+    Enters two all-reduces of two numbers, and one all-gather a unit at stages 1 and 2, where an engine has the model.
 
     Args:
         model: the model.
-        sources: values by name.
+        find: returns values by name.
         where: they come from, for messages.
         strict: as for `load_pretrained`.
 
@@ -89,31 +91,37 @@ def assign(model: nn.Module, sources: Mapping[str, Source], *, where: str, stric
     buffers = list(_buffer_places(model).values())
     shapes = [(names, tuple(param.shape)) for param, names in params]
     shapes += [(list(places), tuple(buffer.shape)) for buffer, places in buffers]
-    _check_fit(shapes, sources, where=where, strict=strict)
-    chosen = [(p, sources[name]) for p, names in params for name in [_first(names, sources)] if name is not None]
-    homes = [home for param, _ in chosen if isinstance(home := home_of(param), UnitHome)]
-    for home in homes:
-        home.access.check_closed(home, where)
+    homes = [home for param, _ in params if isinstance(home := home_of(param), UnitHome)]
+    names_of = {id(home): names for param, names in params if isinstance(home := home_of(param), UnitHome)}
 
-    def work() -> None:
-        for number, (param, source) in enumerate(chosen):
-            _set(param, source, number=number)
+    def look() -> Mapping[str, Source]:
+        sources = find()
+        _check_fit(shapes, sources, where=where, strict=strict)
+        for home in homes:
+            if _first(names_of[id(home)], sources) is not None:
+                home.access.check_closed(home, where)
+        return sources
+
+    def work(sources: Mapping[str, Source]) -> None:
+        for number, (param, names) in enumerate(params):
+            name = _first(names, sources)
+            if name is not None:
+                _set(param, sources[name], number=number)
         for buffer, places in buffers:
             name = _first(list(places), sources)
             if name is not None:
                 _set_buffer(buffer, places, sources[name])
 
     if not homes:
-        work()
+        work(look())
         return
     access: ParamAccess = homes[0].access
-    failure = attempt(work, access.pieces.collectives, device=access.device, of="load")
-    if failure is not None:
-        raise failure.error or CheckpointError(
-            f"{where}: rank {failure.rank} could not read its part; the model is now a mixture",
-            hint="see that rank's error, and load again",
-        )
-    access.pieces.spread(list({home.unit.index: home.unit for home in homes if home.unit is not None}.values()))
+    together = partial(all_or_none, collectives=access.pieces.collectives, device=access.device, of="load", where=where)
+    sources = together(look)
+    with access.torn.replacing(WEIGHTS, where=where, whole=strict):
+        together(partial(work, sources))
+        changed = [home.unit for home in homes if home.unit is not None and _first(names_of[id(home)], sources)]
+        access.pieces.spread(list({unit.index: unit for unit in changed}.values()))
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

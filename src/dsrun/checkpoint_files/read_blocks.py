@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -197,6 +197,22 @@ class BlockReader:
             named.insert(0, "the header")
         more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
         return ", ".join(named[:_NAMED]) + more
+
+
+def check_sizes(folder: Place, index: Index, names: Iterable[str]) -> None:
+    """Raises where a file is not there or has another size than it was saved with; reads none of its bytes.
+
+    Args:
+        folder: the tag's.
+        index: its index.
+        names: of files, as the index lists them.
+
+    Raises:
+        CheckpointError: naming the first such file.
+    """
+    for name in names:
+        with _opened(folder / name, index.files[name], direct=False):
+            pass
 
 
 class _Nobody:

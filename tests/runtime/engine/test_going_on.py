@@ -11,7 +11,7 @@ from torch import Tensor
 from dsrun.errors import CheckpointError
 from dsrun.runtime.activation.rng import RngTracker
 from dsrun.runtime.data.loader import TrainingLoader
-from dsrun.runtime.engine.going_on import present_moment, random_entries, random_names, take_over_random
+from dsrun.runtime.engine.going_on import present_moment, random_entries, random_names, restore_random, saved_random
 from dsrun.runtime.generators import host_kept, seed_host
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def drawn(rank: int) -> tuple[float, float]:
     tensors = stored(2)
     found = {name: tensors[name] for name in random_names(rank, 2)}
     with host_kept():
-        take_over_random(found, rank, 2, device=CPU, named=RngTracker())
+        restore_random(saved_random(found, rank, 2), rank, device=CPU, named=RngTracker())
         return random.random(), float(torch.rand(()))
 
 
@@ -65,4 +65,4 @@ def test_a_moment_knows_where_the_data_is_and_does_not_move_with_it() -> None:
 
 def test_a_damaged_state_is_refused() -> None:
     with pytest.raises(CheckpointError, match="random-number state"):
-        take_over_random({"0": torch.zeros(5, dtype=torch.uint8)}, 0, 1, device=CPU, named=RngTracker())
+        saved_random({"0": torch.zeros(5, dtype=torch.uint8)}, 0, 1)
