@@ -27,6 +27,7 @@ from .answers import Answers
 from .checkpoints import Checkpoints
 from .deepspeed_calls import DeepSpeedCalls
 from .export import WholeWeights
+from .first_loss import never_gathered_reads
 from .held import HeldMemory
 from .memory_copies import CopiesInMemory
 from .parts import SCRIPT_PHASE, EngineParts
@@ -309,12 +310,21 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
         return loss if scale == 1.0 else loss.float() * scale
 
     def _check_first_loss(self, loss: Tensor) -> None:
-        """Catches parameters used outside their unit's forward: at first, what is not gathered holds NaN."""
-        if self._counters.micro_steps or self._parts.stage < 3 or math.isfinite(float(loss.detach())):
+        """Catches parameters used outside their unit's forward: at first, what is not gathered holds NaN.
+
+        No infinity comes of that. Where a loss that is nan leaves its step out, as an overflow of fp16 does at every
+        stage, it is an error only if such a use is certain.
+        """
+        if self._counters.micro_steps or self._parts.stage < 3 or not math.isnan(float(loss.detach())):
             return
         self._taken.check_memory()
-        names = ", ".join(f"`{unit.name}`" for unit in self._parts.hooks.unused_units())
-        cause = f"the forward of {names} never ran, so" if names else "its own numbers give that, or"
+        unused = self._parts.hooks.unused_units()
+        reads = never_gathered_reads(loss, unused)
+        if not reads and self._parts.skip_non_finite:
+            return
+        names = ", ".join(f"`{name}`" for name in (reads[:8] or [unit.name for unit in unused]))
+        verb = f"it reads {names}, and their forward" if reads else f"the forward of {names}"
+        cause = f"{verb} never ran, so" if names else "its own numbers give that, or"
         raise ModelError(
             f"model: the first loss is {float(loss.detach())}; {cause} weights are used outside of their module's "
             "forward, where stage 3 has not gathered them",
