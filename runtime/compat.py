@@ -29,6 +29,7 @@ __all__ = [
     "compiler_memory_budget",
     "foreach_mul",
     "foreach_zero",
+    "forward_pre_hooks",
     "function_modes",
     "fused_adam",
     "in_backward",
@@ -94,6 +95,11 @@ def foreach_zero(tensors: Sequence[Tensor]) -> None:
     """Fills tensors with zeros; on CUDA in a few launches for all of them."""
     if tensors:
         torch._foreach_zero_(tensors)  # pyright: ignore
+
+
+def forward_pre_hooks(module: torch.nn.Module) -> list[Callable[..., Any]]:
+    """Returns what a module calls before its forward, in order."""
+    return list(module._forward_pre_hooks.values())  # pyright: ignore[reportPrivateUsage]
 
 
 def fused_adam(options: Mapping[str, Any], count: Tensor) -> Callable[[Tensor, Tensor, Sequence[Tensor]], None]:

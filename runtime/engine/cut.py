@@ -220,7 +220,7 @@ def cut_model(
     plan = ZeroPlan.of_stage(settings.zero_optimization.stage)
     data_axis = mesh.axes[DATA_AXIS]
     leaves = settings.zero_optimization.leaf_module
-    mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes)
+    mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes, say=say)
     host = _host_shards(settings, plan, mesh, memory, bus=bus, say=say)
     if has_meta(model):
         materialise(model, Nursery(data_axis, device=mesh.device, on_host=host is not None))

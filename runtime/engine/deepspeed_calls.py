@@ -30,6 +30,11 @@ class DeepSpeedCalls:
     _is_compiled: bool
     module: nn.Module
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the module's forward with all that goes with it, as a call of the engine does."""
+        call: Any = self
+        return call(*args, **kwargs)
+
     def compile(
         self,
         backend: str | Callable[..., Any] = "inductor",

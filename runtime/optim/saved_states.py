@@ -6,11 +6,13 @@ file, takes no step, and leaves where states lie to `housed_states.py`.
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn, optim
 
 from ..layout.unit_layout import ShardPiece
 from ..protocols import StateEntry
@@ -24,6 +26,7 @@ from .run_states import (
     code_piece,
     coded_state,
     decoded_piece,
+    is_elementwise,
     is_python_number,
     number_entry,
     numbers,
@@ -41,12 +44,16 @@ class SavedStates:
     Args:
         states: of all runs of this rank.
         tensors: all that are trained, whether or not this rank holds a piece of them.
+
+    Attributes:
+        has_begun: the optimizer has taken a step, or got states from a checkpoint; on all ranks alike.
     """
 
     def __init__(self, states: HousedStates, tensors: Sequence[TensorInfo]) -> None:
         self._states = states
         self._tensors = tensors
         self._changes: list[FormatChange | PythonNumber] = []
+        self.has_begun = False
         self._structured = states.optimizer if isinstance(states.optimizer, StructuredOptimizer) else None
 
     def state_entries(self, *, replicated: bool) -> list[StateEntry]:
@@ -106,6 +113,7 @@ class SavedStates:
         if self._structured is not None:
             return self.state_entries(replicated=replicated)
         self._states.vacate(anew=bool(roles))
+        self.has_begun = bool(roles)
         scalars = [role.removeprefix(SCALAR) for role in roles if role.startswith(SCALAR)]
         of_python = [role for role in roles if is_python_number(role)]
         stored = stored_states([role for role in roles if not role.startswith(SCALAR) and role not in of_python])
@@ -149,6 +157,30 @@ class SavedStates:
             code_piece(*found, values)
         return found is not None
 
+    def dtype_elsewhere(self, name: str, key: str) -> torch.dtype | None:
+        """Returns the dtype of a state that other ranks have of a parameter; None where they have none.
+
+        Ranks do not ask each other: an optimizer makes the same states of all parameters of a group.
+
+        Args:
+            name: of a parameter that this rank has no piece of.
+            key: the optimizer's name of the state.
+        """
+        info = next(info for info in self._tensors if info.name == name)
+        states = [(run, self._states.of(run)) for run in self._states.runs]
+        states = [(run, state) for run, state in states if run.group == info.group] or states
+        if not (any(state for _, state in states) if states else self.has_begun or self._structured is not None):
+            return None
+        if self._structured is not None:  # which makes its states with itself
+            return torch.float32 if key in self._structured.state_roles(name, info.shape) else None
+        for run, state in states:
+            if coded_state(run, state, key) is not None:
+                return torch.float32
+            if is_elementwise(run, state.get(key)):
+                return state[key].dtype
+        made = None if states else _states_of_a_leaf(self._states.optimizer, info.group).get(key)
+        return made.dtype if isinstance(made, Tensor) and made.numel() > 1 else None
+
     def options(self) -> list[dict[str, Any]]:
         """Returns each group's hyperparameters that JSON can hold (lr, betas, ...), with numbers for tensors."""
         plain = [
@@ -186,6 +218,18 @@ class SavedStates:
                     codes = coded_state(run, self._states.of(run), key)
                     return None if codes is None else (run, piece, codes)
         return None
+
+
+def _states_of_a_leaf(optimizer: optim.Optimizer, group: int) -> dict[str, Any]:
+    """Returns what a copy of an optimizer makes for a leaf of two zeros; for a rank that has no leaf to look at."""
+    leaf = nn.Parameter(torch.zeros(2))
+    leaf.grad = torch.zeros(2)
+    twin = copy(optimizer)
+    hooks = {key: OrderedDict[int, Any]() for key in vars(optimizer) if key.endswith("_hooks")}
+    options = {**optimizer.param_groups[group], "params": [leaf]}
+    twin.__dict__.update(hooks, state=defaultdict[Tensor, Any](dict), param_groups=[options])
+    twin.step()
+    return twin.state[leaf]
 
 
 def _number_room(run: Run, names: Sequence[str], state: dict[str, Any], *, replicated: bool) -> list[StateEntry]:

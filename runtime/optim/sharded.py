@@ -165,6 +165,7 @@ class ShardOptimizer:
             self._step_runs(states, self._runs)
         finally:
             self._stepping = False
+            self.saved.has_begun = True
 
     # Where the step is taken elsewhere, run by run --------------------------------------------------------------------
 
@@ -233,6 +234,7 @@ class ShardOptimizer:
         for group, options in changed.items():
             self.states.optimizer.param_groups[group].update(options)
         self.states.end_first_step()
+        self.saved.has_begun = True
 
     # ------------------------------------------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@
 - `local`: the part that this rank's optimizer updates, flat, a copy; it may have no elements. At stage 0 that is
   everything. Setting publishes it, so that is collective at stages 1 to 3.
 - None: the tensor is no trainable parameter of an engine, there is no such state (yet), or no backward has left a
-  gradient since the last step. What is not there cannot be set.
+  gradient since the last step. What is not there cannot be set. All ranks get None, or none does.
 Gradients are the mean over the ranks, summed over the micro steps of the global batch so far, before clipping.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 import torch
@@ -70,10 +71,15 @@ def safe_get_local_grad(param: Tensor) -> Tensor | None:
 
 
 def safe_get_local_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
-    """Returns this rank's piece of an optimizer state; None too where the rank has no piece."""
+    """Returns this rank's piece of an optimizer state; see [Note: who gets what]."""
     home = _trained(param)
-    found = None if home is None else _state(home, optim_state_key)
-    return None if found is None else found.to(param.device, copy=True)
+    if home is None:
+        return None
+    found = _state(home, optim_state_key)
+    if found is not None:
+        return found.to(param.device, copy=True)
+    dtype = _dtype_elsewhere(home, optim_state_key)
+    return None if dtype is None else torch.empty(0, dtype=dtype, device=param.device)
 
 
 def safe_set_full_fp32_param(param: Tensor, value: Tensor) -> None:
@@ -115,6 +121,8 @@ def safe_set_full_optimizer_state(param: Tensor, value: Tensor, optim_state_key:
             _no_state(home, optim_state_key, who)
         mine = value.detach().reshape(-1).narrow(0, piece[0], piece[1].numel())
         _set_state(home, optim_state_key, target, mine)
+    elif _dtype_elsewhere(home, optim_state_key) is None:
+        _no_state(home, optim_state_key, who)
 
 
 def safe_set_local_fp32_param(param: Tensor, value: Tensor) -> None:
@@ -154,11 +162,33 @@ def safe_set_local_optimizer_state(param: Tensor, value: Tensor, optim_state_key
     who = "safe_set_local_optimizer_state"
     home = _home(param, who)
     if _local_target(home, _unit(home).master, value, who) is None:
+        if _dtype_elsewhere(home, optim_state_key) is None:
+            _no_state(home, optim_state_key, who)
         return
     target = _state(home, optim_state_key)
     if target is None:
         _no_state(home, optim_state_key, who)
     _set_state(home, optim_state_key, target, value.detach().reshape(-1))
+
+
+def safe_update_full_grad_vectorized(
+    param_list: Iterable[Tensor], update_func: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    """Sets each gradient to what `update_func` makes of it; see [Note: who gets what].
+
+    Args:
+        param_list: parameters, of which those that are not trained are left out.
+        update_func: takes a whole gradient and its parameter.
+
+    Raises:
+        ModelError: no trainable parameter of an engine, another shape, or there is no gradient yet.
+    """
+    for param in param_list:
+        if param.requires_grad:
+            _check_sums(_home(param, "safe_update_full_grad_vectorized"), "safe_update_full_grad_vectorized")
+            present = safe_get_full_grad(param)
+            assert present is not None, "there are sums"
+            safe_set_full_grad(param, update_func(present, param))
 
 
 def _trained(param: Tensor) -> UnitHome | None:
@@ -267,6 +297,15 @@ def _state(home: UnitHome, key: str) -> Tensor | None:
     mine = (e for e in entries if e.name == home.extent.name and e.role == key and e.shape == home.extent.shape)
     found = next((e.tensor for e in mine), None)
     return access.optimizer.saved.decoded_state(home.extent.name, key) if found is None else found
+
+
+def _dtype_elsewhere(home: UnitHome, key: str) -> torch.dtype | None:
+    """Returns the dtype of a state that only other ranks have a piece of; None where there is none, or a piece here."""
+    access = home.access
+    if access.optimizer.torch_optimizer is None or _piece(home, _unit(home).master) is not None:
+        return None
+    assert home.extent is not None, "a trainable parameter has a place"
+    return access.optimizer.saved.dtype_elsewhere(home.extent.name, key)
 
 
 def _set_state(home: UnitHome, key: str, target: Tensor, values: Tensor) -> None:

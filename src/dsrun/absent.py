@@ -24,6 +24,7 @@ PACKAGE: Mapping[str, str] = {
     "tp_model_init": "there is no tensor parallelism",
     "utils.groups": "every rank is a data-parallel one; torch.distributed.group.WORLD has all",
     "utils.instrument_w_nvtx": "use torch.autograd.profiler.emit_nvtx",
+    "utils.z3_leaf_parameter": "utils.z3_leaf_module says it of a module",
     "utils.zero_to_fp32": "engine.save_16bit_model writes whole weights; checkpoints are safetensors already",
     "zero.TiledLinear": "a large Linear is a unit of its own, which zero.Init builds by slices",
 }

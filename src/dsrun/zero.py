@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         safe_set_local_fp32_param,
         safe_set_local_grad,
         safe_set_local_optimizer_state,
+        safe_update_full_grad_vectorized,
     )
     from dsrun.runtime.zero.gathered import GatheredParameters, unwrap_model_for_generation
     from dsrun.runtime.zero.leaves import set_leaf_modules
@@ -50,6 +51,7 @@ __all__ = [
     "safe_set_local_fp32_param",
     "safe_set_local_grad",
     "safe_set_local_optimizer_state",
+    "safe_update_full_grad_vectorized",
     "set_leaf_modules",
     "unregister_external_parameter",
     "unwrap_model_for_generation",

@@ -310,23 +310,65 @@ def test_an_external_parameter_has_to_be_one() -> None:
 def test_leaf_modules_are_set_and_unset_by_class_name_and_suffix() -> None:
     model, find = gpt(), dsrun.utils
     assert find.set_z3_leaf_modules(model, ["Block"]) == list(model.blocks) == find.get_z3_leaf_modules(model)
-    assert find.unset_z3_leaf_modules_by_name(model, ["blocks.0"]) == [model.blocks[0]]
+    assert find.unset_z3_leaf_modules_by_name(model, ["blocks.0"]) == ([model.blocks[0]], [])
     assert find.get_z3_leaf_modules(model) == list(model.blocks)[1:]
-    assert find.unset_z3_leaf_modules_by_suffix(model, ["s.1", "s.2"]) == list(model.blocks)[1:]
-    assert find.set_z3_leaf_modules_by_name(model, ["blocks"]) == [model.blocks]
+    assert find.unset_z3_leaf_modules_by_suffix(model, ["s.1", "s.2"]) == (list(model.blocks)[1:], [])
+    assert find.set_z3_leaf_modules_by_name(model, ["blocks", "nowhere"], raise_if_not_found=False) == (
+        [model.blocks],
+        ["nowhere"],
+    )
     assert find.unset_z3_leaf_modules(model, [nn.ModuleList]) == [model.blocks]
-    assert find.set_z3_leaf_modules_by_suffix(model, ["ead"]) == [model.head] == find.get_z3_leaf_modules(model)
+    assert find.set_z3_leaf_modules_by_suffix(model, ["ead", "d", "where"], raise_if_not_found=False) == (
+        [model.head, model.embed],
+        ["where"],
+    )
+    assert find.get_z3_leaf_modules(model) == [model.embed, model.head]
+    assert find.set_z3_leaf_modules_by_name(model, ["embed"], False) == ([model.embed], [])
+    assert find.set_z3_leaf_modules_by_suffix(model, ["head"], flag=False) == ([model.head], [])
+    assert not find.get_z3_leaf_modules(model)
+    assert find.set_z3_leaf_module(model.head, True) is None
+    assert (find.z3_leaf_module(model.head), find.z3_leaf_module(model.embed)) == (True, False)
+    model.embed._z3_leaf = True  # as models do themselves
+    assert find.get_z3_leaf_modules(model) == [model.embed, model.head]
     for refused, message in (
-        (lambda: find.set_z3_leaf_modules_by_name(model, ["nowhere"]), "TinyGPT has no module `nowhere`"),
+        (lambda: find.set_z3_leaf_modules_by_name(model, ["head", "nowhere"]), "TinyGPT has no module `nowhere`"),
         (
-            lambda: find.unset_z3_leaf_modules_by_suffix(model, ["nowhere"]),
+            lambda: find.unset_z3_leaf_modules_by_suffix(model, ["head", "nowhere"]),
             "no module's name in TinyGPT ends in nowhere",
         ),
-        (lambda: find.unset_z3_leaf_modules(model, ["Nowhere"]), "unset_leaf_modules: TinyGPT has no module of class"),
+        (lambda: find.unset_z3_leaf_modules(model, ["Nowhere"]), "unset_z3_leaf_modules: TinyGPT has no module of"),
     ):
-        with pytest.raises(ModelError, match=message):
+        with pytest.raises(ModelError, match=message) as caught:
             refused()
-    assert find.set_z3_leaf_modules_by_name(model, ["nowhere"], raise_if_not_found=False) == []
+        assert isinstance(caught.value, ValueError), "as scripts written for DeepSpeed catch it"
+
+
+def test_a_class_of_leaf_modules_stands_for_its_subclasses() -> None:
+    class Sparse(nn.Linear):
+        pass
+
+    model = nn.Sequential(Sparse(2, 2), nn.Linear(2, 2), nn.ReLU())
+    assert dsrun.utils.set_z3_leaf_modules(model, [nn.Linear]) == [model[0], model[1]]
+
+
+def test_leaf_modules_that_would_come_too_late_are_refused_and_those_that_are_not_there_are_told(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = config(3, micro=2)
+    settings["zero_optimization"]["leaf_module"] = {
+        "classes": ["Block", "MixtralBlock"],
+        "names": ["nowhere", "head"],
+        "name_suffixes": ["bed", "where"],
+    }
+    engine = make_engine(settings, model=gpt())
+    assert "`zero_optimization.leaf_module` names `MixtralBlock`, `nowhere`, `where`, which TinyGPT does not have" in (
+        capsys.readouterr().out
+    )
+    assert dsrun.utils.set_z3_leaf_modules(engine.module, ["Block"]) == list(engine.module.blocks), "they are"
+    with pytest.raises(ModelError, match="an engine has cut ModuleList into units already"):
+        dsrun.utils.set_z3_leaf_modules_by_name(engine.module, ["blocks"])
+    engine.destroy()
+    assert dsrun.utils.set_z3_leaf_modules_by_name(engine.module, ["blocks"]) == ([engine.module.blocks], [])
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------

@@ -151,3 +151,88 @@ def test_what_is_not_there_is_none_and_cannot_be_set(stage: int) -> None:
     with zero.GatheredParameters(weight, modifier_rank=0), is_open:
         zero.safe_set_full_fp32_param(weight, torch.zeros(61, 72))
     assert engine.global_steps == 0
+
+
+class Uneven(nn.Module):
+    """A block that all ranks share, and a bias that lies on one rank."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.wide, self.bias = nn.Linear(1, width), nn.Parameter(torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.wide(x).mean() + self.bias.sum()).square()
+
+
+def _locals(stage: int, width: int, optimizer: str, offload: dict[str, Any]) -> list[Any]:
+    settings = config(stage, micro=1, optimizer=optimizer, bf16=bool(offload))
+    settings["zero_optimization"] |= offload
+    engine = make_engine(settings, model=Uneven(width))
+    bias = engine.module.bias
+    found: list[Any] = []
+
+    def look() -> None:
+        keys = {"AdamW": ("exp_avg", "step"), "SGD": ("momentum_buffer",), "Muon": ("exp_avg", "momentum_buffer")}
+        states = [zero.safe_get_local_optimizer_state(bias, key) for key in (*keys[optimizer], "nonsense")]
+        pieces = [zero.safe_get_local_fp32_param(bias), zero.safe_get_local_grad(bias), *states]
+        found.append([None if piece is None else (piece.numel(), piece.dtype) for piece in pieces])
+        try:
+            zero.safe_set_local_optimizer_state(bias, pieces[0], keys[optimizer][0])
+            zero.safe_set_full_optimizer_state(bias, torch.ones(3), keys[optimizer][0])
+            found.append("set")
+        except ModelError as error:
+            found.append(str(error))
+
+    look()
+    for _ in range(2):
+        loss = engine(torch.ones(1, 1, dtype=torch.bfloat16 if offload else torch.float32))
+        engine.backward(loss)
+        engine.step()
+    engine.backward(engine(torch.ones(1, 1, dtype=torch.bfloat16 if offload else torch.float32)))
+    look()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stage", "width", "optimizer", "offload"),
+    [
+        (1, 2000, "AdamW", {}),
+        (3, 2000, "AdamW", {}),
+        (3, 2000, "AdamW", {"offload_optimizer": {"device": "cpu"}}),
+        (3, 2000, "AdamW", {"offload_optimizer": {"device": "cpu", "state_format": "bf16"}}),
+        (2, 2000, "Muon", {}),
+        (3, 2, "AdamW", {}),  # one rank has no element of any parameter
+        (2, 2, "SGD", {}),
+    ],
+)
+def test_a_rank_without_a_piece_gets_an_empty_tensor_where_others_get_theirs(
+    stage: int, width: int, optimizer: str, offload: dict[str, Any]
+) -> None:
+    mine, others = run_ranks(2, _locals, stage, width, optimizer, offload)
+    if others[0][0] != (0, torch.float32):
+        mine, others = others, mine
+    assert (mine[0][0], others[0][0]) == ((3, torch.float32), (0, torch.float32))
+    early = [piece is not None for piece in mine[0]]
+    assert early == [piece is not None for piece in others[0]]
+    # Muon makes its states with itself.
+    assert early == [True, False, optimizer == "Muon"] + [False] * (len(early) - 3)
+    assert mine[1] == others[1]
+    assert mine[1] == "set" if optimizer == "Muon" else "no elementwise state" in mine[1]
+    assert [piece and piece[1] for piece in mine[2]] == [piece and piece[1] for piece in others[2]]
+    assert mine[2][-1] is None
+    assert [piece[0] for piece in mine[2] if piece] == [3] * sum(piece is not None for piece in others[2])
+    assert not any(piece[0] for piece in others[2] if piece)
+    assert sum(piece is not None for piece in mine[2]) == 3, "master, gradient and one state"
+    assert mine[3] == others[3] == "set"
+
+
+def test_gradients_are_changed_one_by_one_with_what_a_function_makes_of_them() -> None:
+    engine = make_engine(config(2, micro=2))
+    one_backward(engine)
+    before = accumulated_gradients(engine)
+    names = {id(param): name for name, param in engine.module.named_parameters()}
+    zero.safe_update_full_grad_vectorized(
+        engine.module.parameters(), lambda grad, param: grad * (2 if names[id(param)] == "head.weight" else 1)
+    )
+    after = accumulated_gradients(engine)
+    assert all(torch.equal(after[n], v * 2 if n == "head.weight" else v) for n, v in before.items())
