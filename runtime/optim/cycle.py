@@ -6,6 +6,7 @@ Source: deepspeed/runtime/lr_schedules.py, release 0.19.8; Smith, Super-Converge
 
 from __future__ import annotations
 
+import logging
 import math
 
 from torch import optim
@@ -16,6 +17,8 @@ from .schedule_numbers import ScheduleNumbers
 
 #: DeepSpeed's second beta while momentum is cycled, whatever the optimizer's is.
 _SECOND_BETA = 0.99
+
+_log = logging.getLogger(__name__)
 
 
 class _Cycle(CountedSchedule):
@@ -95,6 +98,9 @@ class OneCycle(_Cycle):
         self.decay_step_size = decay_step_size
         self.decay_lr_rate, self.decay_mom_rate = decay_lr_rate, decay_mom_rate
         self.cycle_momentum = cycle_momentum and all("betas" in group for group in optimizer.param_groups)
+        if cycle_momentum and not self.cycle_momentum:
+            kind = type(optimizer).__name__
+            _log.warning("OneCycle: `cycle_momentum` moves `betas`, which %s has not; only the rate is cycled", kind)
         super().__init__(optimizer, last_batch_iteration)
 
     def write(self) -> None:

@@ -8,6 +8,7 @@ from dsrun.config.findings import Code, Report
 from dsrun.config.sections.optimizer import OptimizerSection
 from dsrun.config.sections.optimizer_params import AdamParams, SgdParams
 from dsrun.config.sections.scheduler import (
+    OneCycleLRParams,
     OneCycleParams,
     SchedulerSection,
     WarmupCosineParams,
@@ -73,10 +74,10 @@ def check_scheduler(
         is_given: whether a dotted path was written.
     """
     params, prefix = scheduler.params, "scheduler.params"
-    if isinstance(params, OneCycleParams) and params.cycle_max_lr < params.cycle_min_lr:
-        key = f"{prefix}.cycle_max_lr"
-        message = f"`{key}` {params.cycle_max_lr:g} is below `cycle_min_lr` {params.cycle_min_lr:g}"
-        report.error(Code.COMBINATION, key, message, place_of(key))
+    if isinstance(params, OneCycleParams):
+        _one_cycle(params, optimizer, report, place_of)
+    if isinstance(params, OneCycleLRParams):
+        _one_cycle_of_torch(params, optimizer, report, place_of)
     if isinstance(params, WarmupDecayParams | WarmupCosineParams) and params.warmup_num_steps > params.total_num_steps:
         key = f"{prefix}.warmup_num_steps"
         total = f"`total_num_steps` {params.total_num_steps}"
@@ -90,6 +91,44 @@ def check_scheduler(
         _warmup_rates(params, optimizer, report, place_of, is_given)
 
 
+def _one_cycle(params: OneCycleParams, optimizer: OptimizerSection | None, report: Report, place_of: PlaceOf) -> None:
+    prefix = "scheduler.params"
+    if params.cycle_max_lr < params.cycle_min_lr:
+        key = f"{prefix}.cycle_max_lr"
+        message = f"`{key}` {params.cycle_max_lr:g} is below `cycle_min_lr` {params.cycle_min_lr:g}"
+        report.error(Code.COMBINATION, key, message, place_of(key))
+    if not params.cycle_momentum:
+        return
+    key = f"{prefix}.cycle_max_mom"
+    if params.cycle_max_mom < params.cycle_min_mom:
+        message = f"`{key}` {params.cycle_max_mom:g} is below `cycle_min_mom` {params.cycle_min_mom:g}"
+        report.error(Code.COMBINATION, key, message, place_of(key))
+    elif params.cycle_max_mom == 1:
+        message = f"`{key}` is 1 with `cycle_momentum`; expected a number below 1: the mean would never move"
+        report.error(Code.COMBINATION, key, message, place_of(key))
+    if optimizer is not None and not hasattr(optimizer.params, "betas"):
+        key = f"{prefix}.cycle_momentum"
+        message = f"`{key}` moves the first of `betas`, which {optimizer.type} has not; only the rate is cycled"
+        report.note(Code.NO_EFFECT, key, message, place_of(key))
+
+
+def _one_cycle_of_torch(
+    params: OneCycleLRParams, optimizer: OptimizerSection | None, report: Report, place_of: PlaceOf
+) -> None:
+    """What torch's class refuses when it is made, or divides by zero at."""
+    prefix = "scheduler.params"
+    if params.pct_start * params.total_steps == 1:
+        key = f"{prefix}.pct_start"
+        message = f"`{key}` {params.pct_start:g} of `total_steps` {params.total_steps} is a rise of one update"
+        report.error(Code.COMBINATION, key, message, place_of(key), "let it be 0, or two updates or more")
+    if optimizer is None or hasattr(optimizer.params, "betas") or hasattr(optimizer.params, "momentum"):
+        return
+    if params.cycle_momentum:
+        key = f"{prefix}.cycle_momentum"
+        message = f"`{key}` is true, and {optimizer.type} has neither `betas` nor `momentum`"
+        report.error(Code.COMBINATION, key, message, place_of(key), f"set `{key}` to false")
+
+
 def _warmup_rates(
     params: WarmupParams, optimizer: OptimizerSection | None, report: Report, place_of: PlaceOf, is_given: IsGiven
 ) -> None:
@@ -98,12 +137,16 @@ def _warmup_rates(
     if isinstance(params, WarmupDecayParams) and not is_given(key):
         message = f"`{key}` is not set; the maximum is the optimizer's `lr`, where DeepSpeed takes 0.001"
         report.note(Code.DIFFERENT_DEFAULT, key, message, place_of(prefix))
-    if params.warmup_max_lr is None or optimizer is None:
+    low, high, lr = params.warmup_min_lr, params.warmup_max_lr, None if optimizer is None else optimizer.params.lr
+    if high is None:
+        if lr is not None and lr < low:
+            key = f"{prefix}.warmup_min_lr"
+            message = f"`{key}` {low:g} is above the optimizer's `lr` {lr:g}, which warm-up rises to"
+            report.error(Code.COMBINATION, key, message, place_of(key), f"set `{prefix}.warmup_max_lr`, or lower it")
         return
-    lr = optimizer.params.lr
-    if is_given("optimizer.params.lr") and lr != params.warmup_max_lr:
-        message = f"`{key}` {params.warmup_max_lr:g} replaces `optimizer.params.lr` {lr:g}"
+    if lr is not None and is_given("optimizer.params.lr") and lr != high:
+        message = f"`{key}` {high:g} replaces `optimizer.params.lr` {lr:g}"
         report.note(Code.COMBINATION, key, message, place_of(key))
-    if params.warmup_max_lr < params.warmup_min_lr:
-        message = f"`{key}` {params.warmup_max_lr:g} is below `warmup_min_lr` {params.warmup_min_lr:g}"
+    if high < low:
+        message = f"`{key}` {high:g} is below `warmup_min_lr` {low:g}"
         report.error(Code.COMBINATION, key, message, place_of(key))

@@ -80,6 +80,7 @@ Divisor: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(ge=1e-37, 
 NonNegative: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(ge=0, allow_inf_nan=False)]
 NonPositive: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(le=0, allow_inf_nan=False)]
 Fraction: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(ge=0, le=1, allow_inf_nan=False)]
+Share: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(gt=0, le=1, allow_inf_nan=False)]
 #: A share that may wait for what is free when the engine is made.
 FractionOrAuto: TypeAlias = Fraction | Literal["auto"]
 BelowOne: TypeAlias = Annotated[float, BeforeValidator(as_real), Field(ge=0, lt=1, allow_inf_nan=False)]

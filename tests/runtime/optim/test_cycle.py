@@ -52,16 +52,19 @@ def test_one_cycle_rises_falls_and_decays_with_momentum_against_it() -> None:
 
 def test_without_decay_the_ends_stay() -> None:
     optimizer = adam()
-    found = seen(OneCycle(optimizer, **{**CYCLE, "decay_step_size": 0}), optimizer, 10)
+    params: dict[str, Any] = {**CYCLE, "decay_step_size": 0}
+    found = seen(OneCycle(optimizer, **params), optimizer, 10)
     for pair in found[7:]:
         assert pair == pytest.approx((0.1, 0.9))
 
 
-def test_momentum_stays_where_it_is_not_cycled() -> None:
+def test_momentum_stays_where_it_is_not_cycled_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
     optimizer = adam()
     assert {beta for _, beta in seen(OneCycle(optimizer, **CYCLE, cycle_momentum=False), optimizer, 9)} == {0.9}
     sgd = optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    assert not caplog.messages
     schedule = OneCycle(sgd, **CYCLE)
+    assert caplog.messages == ["OneCycle: `cycle_momentum` moves `betas`, which SGD has not; only the rate is cycled"]
     schedule.step()
     assert schedule.get_last_lr() == pytest.approx([0.2])
     assert "betas" not in sgd.param_groups[0]

@@ -12,6 +12,7 @@ from dsrun.config.sections.optimizer import OPTIMIZERS
 from dsrun.config.sections.scheduler import SCHEDULERS
 
 DECAY = {"total_num_steps": 10}
+CYCLE = {"cycle_min_lr": 0.1, "cycle_max_lr": 0.2}
 
 
 def found(config: dict[str, Any], severity: Severity = Severity.ERROR) -> list[tuple[str, str | None]]:
@@ -71,10 +72,44 @@ def test_arguments_of_the_wrong_kind_are_told(name: str, params: dict[str, Any],
         ("CosineAnnealingLR", {}, "`scheduler.params.T_max` is missing; expected a whole number of at least 1"),
         ("ReduceLROnPlateau", {}, '`scheduler.type` is "ReduceLROnPlateau"; this version does not build'),
         ("WarmupDecayLR", {**DECAY, "warmup_min_lr": 1.0, "warmup_max_lr": 0.5}, "is below `warmup_min_lr` 1"),
+        ("WarmupLR", {"warmup_min_lr": 1.0}, "`scheduler.params.warmup_min_lr` 1 is above the optimizer's `lr` 0.001"),
+        ("OneCycle", {**CYCLE, "cycle_min_mom": 0.95}, "`scheduler.params.cycle_max_mom` 0.9 is below `cycle_min_mom`"),
+        ("OneCycle", {**CYCLE, "cycle_max_mom": 1}, "`scheduler.params.cycle_max_mom` is 1 with `cycle_momentum`"),
+        ("LinearLR", {"start_factor": 0}, "`scheduler.params.start_factor` is 0; expected a number above 0"),
+        ("ConstantLR", {"factor": 0}, "`scheduler.params.factor` is 0; expected a number above 0"),
+        (
+            "OneCycleLR",
+            {"max_lr": 0.1, "total_steps": 10, "pct_start": 0.1},
+            "`scheduler.params.pct_start` 0.1 of `total_steps` 10 is a rise of one update",
+        ),
     ],
 )
 def test_wrong_schedules_are_told(name: str, params: dict[str, Any], message: str) -> None:
     assert [text for text, _ in of_scheduler(name, **params) if message in text]
+
+
+def test_all_that_is_wrong_with_a_schedule_is_told_at_once() -> None:
+    params = {"warmup_num_steps": -3, "warmup_min_lr": -1, "warmup_max_lr": "x", "warmup_type": "cubic"}
+    messages = [message for message, _ in of_scheduler("WarmupDecayLR", **params)]
+    wrong = {message.split("`")[1].removeprefix("scheduler.params.") for message in messages}
+    assert wrong == {*params, "total_num_steps"}
+
+
+def test_rates_of_a_warm_up_are_compared_without_an_optimizer_too() -> None:
+    params = {"warmup_min_lr": 1.0, "warmup_max_lr": 0.5}
+    ((message, _),) = found({"scheduler": {"type": "WarmupLR", "params": params}})
+    assert message == "`scheduler.params.warmup_max_lr` 0.5 is below `warmup_min_lr` 1"
+
+
+def test_a_cycle_says_where_an_optimizer_has_no_momentum_to_move() -> None:
+    def with_adagrad(name: str, params: dict[str, Any], severity: Severity) -> list[tuple[str, str | None]]:
+        return found({"optimizer": {"type": "Adagrad"}, "scheduler": {"type": name, "params": params}}, severity)
+
+    ((message, _),) = with_adagrad("OneCycle", CYCLE, Severity.NOTE)
+    assert message.endswith("moves the first of `betas`, which Adagrad has not; only the rate is cycled")
+    ((message, hint),) = with_adagrad("OneCycleLR", {"max_lr": 0.1, "total_steps": 30}, Severity.ERROR)
+    assert message == "`scheduler.params.cycle_momentum` is true, and Adagrad has neither `betas` nor `momentum`"
+    assert hint == "set `scheduler.params.cycle_momentum` to false"
 
 
 def test_stairs_of_one_cycle_are_said_to_do_nothing() -> None:

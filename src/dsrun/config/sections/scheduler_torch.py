@@ -3,7 +3,7 @@
 from typing import Annotated, Literal
 
 from dsrun.config.knob import Section, knob
-from dsrun.config.values import Counts, Flag, Fraction, NonNegative, Positive, PositiveNumber
+from dsrun.config.values import Counts, Flag, Fraction, NonNegative, Positive, PositiveNumber, Share
 
 _FACTOR = "What the rate is multiplied by"
 _PERIOD = "Updates of"
@@ -26,14 +26,14 @@ class MultiStepParams(Section):
 class ConstantParams(Section):
     """Parameters of ConstantLR: a share of the rate at first, then all of it."""
 
-    factor: Annotated[Fraction, knob("Share of the rate at first.", unit="fraction")] = 1 / 3
+    factor: Annotated[Share, knob("Share of the rate at first.", unit="fraction")] = 1 / 3
     total_iters: Annotated[Positive, knob(f"{_PERIOD} that share.", unit="updates")] = 5
 
 
 class LinearParams(Section):
     """Parameters of LinearLR: from one share of the rate to another in a line."""
 
-    start_factor: Annotated[Fraction, knob("Share of the rate at first, above 0.", unit="fraction")] = 1 / 3
+    start_factor: Annotated[Share, knob("Share of the rate at first.", unit="fraction")] = 1 / 3
     end_factor: Annotated[Fraction, knob("Share of the rate at the end.", unit="fraction")] = 1.0
     total_iters: Annotated[Positive, knob(f"{_PERIOD} the line.", unit="updates")] = 5
 
