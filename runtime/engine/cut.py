@@ -306,6 +306,7 @@ def cut_model(
         sums=None if away is None else _sums_of(units, leaving, away),
         sums_early=away is not None,  # they leave the device beside the backward
         memory=memory,
+        notes_unused=not settings.zero_optimization.step_unused_parameters,
     )
     return CutModel(
         module=model,

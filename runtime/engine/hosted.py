@@ -87,7 +87,7 @@ def update_on_host(
     ranges = [
         HostRange(
             label=unit.label,
-            runs=[run for run in optimizer.runs if run.owned.layout is unit.layout],
+            runs=optimizer.runs_of(unit.index),
             master_N=unit.master,
             halves=unit.halves if isinstance(unit.halves, UnitHalves) else None,
             target_N=unit.shard,

@@ -24,6 +24,7 @@ from ..checkpoint.json_values import from_json
 from ..checkpoint.load import check_fit, read, read_whole
 from ..mesh.agreement import largest
 from ..mesh.all_or_none import all_or_none
+from ..optim.histories import names_in
 from ..zero.publisher import publish
 from ..zero.torn import StatePart
 from .going_on import RNG_ROLE, random_names, restore_random, saved_random
@@ -186,6 +187,7 @@ def take_over(parts: EngineParts, counters: Counters, found: Examined) -> None:
 def _take_over_values(parts: EngineParts, counters: Counters, found: Examined) -> None:
     if found.states:
         parts.step.optimizer.saved.set_options(found.index.values["optimizer"]["groups"])
+        parts.step.optimizer.take_histories(_left_out(found.index))
         parts.loss_scale.load(found.index.values.get("loss_scale"))
     if found.schedule is not None and parts.scheduler is not None:
         parts.scheduler.load_state_dict(found.schedule)
@@ -221,13 +223,25 @@ def _check_optimizer(parts: EngineParts, index: Index, target: Place, *, whole: 
     if groups != here:
         raise CheckpointError(f"{target}: its optimizer has {groups} groups; this run's has {here}", hint=hint)
     # Of a copy in memory this host has what its ranks need, which who reads it compares.
+    without = _without_states(index)
     problems = [
         Problem(f"{target}: no {role} of `{name}`, which was not trained then", hint)
         for name, role in parts.step.optimizer.saved.wanted_states(index.state_roles())
-        if whole and index.find(name, role) is None
+        if whole and name not in without and index.find(name, role) is None
     ]
     if problems:
         raise CheckpointError.of(problems)
+
+
+def _left_out(index: Index) -> list[dict[str, Any]]:
+    """Returns which parameters steps have left out, see `Histories`; none in checkpoints of earlier versions."""
+    return index.values["optimizer"].get("left_out", [])
+
+
+def _without_states(index: Index) -> set[str]:
+    """Returns the parameters that no step has used so far, which may have no states yet."""
+    roles = index.state_roles()
+    return {name for name in names_in(_left_out(index)) if all(index.find(name, role) is None for role in roles)}
 
 
 def _check_schedule(parts: EngineParts, saved: Mapping[str, Any], target: Place) -> None:
@@ -253,7 +267,9 @@ def _read_tensors(parts: EngineParts, found: Examined) -> None:
     )
     saved = step.optimizer.saved
     if found.states:
-        entries += saved.loadable_entries(sorted(found.index.state_roles()), replicated=whole)
+        step.optimizer.cut_as(_left_out(found.index))
+        roles, without = sorted(found.index.state_roles()), _without_states(found.index)
+        entries += saved.loadable_entries(roles, replicated=whole, without=without)
     several = parts.collectives.size > 1
     fetch = partial(read, found.index, found.target, others=several, progress=parts.heartbeat.beat)
     fetch(entries)

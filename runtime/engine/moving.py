@@ -11,7 +11,7 @@ been run keeps what it reads. Nothing leaves again: that is for a run with anoth
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -115,11 +115,11 @@ class MovingUpdate:
         """See `UpdateAway`."""
         self._host.leave_out()
 
-    def begin(self, coefficient: float) -> None:
+    def begin(self, coefficient: float, unused: Collection[str] = ()) -> None:
         """See `UpdateAway`."""
         self._watch.begins()
         with self._watch.waiting():
-            self._host.begin(coefficient)
+            self._host.begin(coefficient, unused)
 
     def share_ahead(self) -> float | None:
         """See `UpdateAway`."""
@@ -289,8 +289,8 @@ class _UpdateHere:
     def leave_out(self) -> None:
         return
 
-    def begin(self, coefficient: float) -> None:
-        self._optimizer.step(coefficient)
+    def begin(self, coefficient: float, unused: Collection[str] = ()) -> None:
+        self._optimizer.step(coefficient, unused)
         publish(self._cut.units, self._cut.plan, self._collectives, self._cut.store)
 
     def share_ahead(self) -> float | None:

@@ -10,7 +10,7 @@ be left for later: `begin` returns with all of them there, and gathers each unit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ class OffloadedUpdate:
         """What came of updates that were begun during backward; None where none are."""
         return self._host.ahead
 
-    def begin(self, coefficient: float) -> None:
+    def begin(self, coefficient: float, unused: Collection[str] = ()) -> None:
         """See `UpdateAway`: one all-gather a unit at stages 1 and 2; at stage 3 of what is never dropped."""
         order = forward_order(self._units, self._reducer.canonical_order())
         if not self._overlaps and self._host.ahead is not None:
@@ -94,7 +94,7 @@ class OffloadedUpdate:
         self._host.follow([self._positions[index] for index in order if index in self._positions])
         if self._overlaps and not self._gathers:
             self._mark_stale()
-        self._host.begin(coefficient)
+        self._host.begin(coefficient, unused)
         write_parameters(self._staying, self._plan)
         if not self._overlaps and not self._gathers:
             self._publish()

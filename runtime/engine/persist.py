@@ -98,11 +98,13 @@ def _state(
     entries += [] if parts.optimizer is None else step.optimizer.saved.state_entries(replicated=whole)
     entries += random_entries(moment.random, rank)
     state, tensors = script_state.take_apart(client_state, stores=stores)
+    left_out = step.optimizer.histories.to_json()
     values = {
         "counters": {**counters.to_json(), "micro_steps": moment.micro_steps},
         "optimizer": {
             "type": type(parts.optimizer).__name__,
             "groups": [] if parts.optimizer is None else step.optimizer.saved.options(),
+            **({"left_out": left_out} if left_out else {}),
         },
         "scheduler": None if parts.scheduler is None else _schedule(parts.scheduler),
         "loss_scale": parts.loss_scale.to_json(),

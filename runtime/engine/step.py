@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,11 +73,12 @@ class UpdateAway(Protocol):
         """There is no update from the accumulated gradients."""
         ...
 
-    def begin(self, coefficient: float) -> None:
+    def begin(self, coefficient: float, unused: Collection[str] = ()) -> None:
         """Begins the update from the accumulated gradients; the last one has settled. Every rank must call.
 
         Args:
             coefficient: gradients are multiplied by it first, see `clip_factor`.
+            unused: parameters that no rank has a gradient of, which are left as they are.
         """
         ...
 
@@ -146,6 +147,7 @@ def take_step(
     # 1. The one host read: the norm over all ranks, and with it the mean loss and whether all gathered the same. Two
     #    all-reduces of a few numbers where gradients are sharded, else one.
     parts.reducer.settle()
+    unused = parts.reducer.unused
     totals = global_totals(
         parts.reducer.sums.norms(),
         parts.collectives,
@@ -153,23 +155,26 @@ def take_step(
         total_numel=sum(unit.layout.padded_numel for unit in parts.units),
         mark=parts.store.take_fingerprint(),
         extra_N=told_2,
+        more=[] if unused is None else [unused.count_1()],
     )
     if totals.largest != totals.smallest:
         parts.store.refuse_order(at)
     norm = totals.norm / loss_scale
 
     # 2. The update of the ranges this rank owns, then of the parameters that forward reads. All ranks see the same
-    #    norm, so all of them skip or none.
+    #    norm, so all of them skip or none. Only where a rank has not used a parameter, one more all-reduce says which
+    #    ones all of them mean.
     is_finite = math.isfinite(norm)
     applied = is_finite or not skip_non_finite
     non_finite = None if is_finite else _first_non_finite(parts)
     if applied:
         factor = clip_factor(norm, limit=clipping, loss_scale=loss_scale)
+        left_out = frozenset[str]() if unused is None else unused.agree(totals.sums[2])
         if parts.away is None:
-            parts.optimizer.step(factor)
+            parts.optimizer.step(factor, left_out)
             publish(parts.units, parts.plan, parts.collectives, parts.store)
         else:
-            parts.away.begin(factor)
+            parts.away.begin(factor, left_out)
     elif parts.away is not None:
         parts.away.leave_out()
 

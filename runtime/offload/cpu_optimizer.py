@@ -22,7 +22,7 @@ stepped ahead, gradients must outlive that, and parameters have a place of their
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -161,15 +161,18 @@ class CpuOptimizer:
         """Numbers of the ranges, as they are stepped."""
         return list(self._order)
 
-    def begin(self, coefficient: float) -> None:
+    def begin(self, coefficient: float, unused: Collection[str] = ()) -> None:
         """Begins a step from the gradients that have been taken; the last one has settled.
 
         Args:
             coefficient: gradients are multiplied by it.
+            unused: parameters that are left as they are.
         """
         assert not self._under_way, "the last step was not settled"
         self._under_way = True
-        options = self._optimizer.begin_away(coefficient)
+        if self._speculation is not None and unused:
+            self._speculation.spare([n for n, item in enumerate(self._ranges) if item.has_any(unused)])
+        options = self._optimizer.begin_away(coefficient, unused)
         if self._keeper is not None:
             self._keeper.begin()
         ahead = {} if self._speculation is None else self._speculation.judge(coefficient, options)
@@ -289,6 +292,10 @@ class CpuOptimizer:
         out_N, slot = self._place_of(index)
         form = self._optimizer.states.form
         for run in item.runs:
+            if run in self._optimizer.left_out:
+                if out_N is not None:
+                    part_of(run, out_N).copy_(run.param.data)
+                continue
             states, scalars = self._optimizer.states.split(run)
             first = run.start - run.owned.start
             halves = None if item.halves is None else item.halves.of(first, first + run.numel)

@@ -5,7 +5,7 @@ Values and one call; when ranges are stepped, and in which thread, is `cpu_optim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -20,7 +20,7 @@ class HostRange:
 
     Attributes:
         label: of the unit, for messages.
-        runs: parts of it in one optimizer group, in order.
+        runs: parts of it that share a leaf of the optimizer, in order; others, where they are cut between steps.
         master_N: flat, the whole range.
         target_N: compute dtype, [N]: the parameters. On the device, to be reached over the bus, or `stays`.
         stays: the parameters live in host memory, where the step writes them.
@@ -49,6 +49,10 @@ class HostRange:
         if self.stays:
             return self.master_N.data_ptr() == self.target_N.data_ptr()
         return self.master_N.dtype == self.target_N.dtype
+
+    def has_any(self, names: Collection[str]) -> bool:
+        """Whether a tensor of that name has elements here."""
+        return any(piece.extent.name in names for run in self.runs for piece in run.pieces())
 
     @property
     def end(self) -> int:

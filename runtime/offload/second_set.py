@@ -60,8 +60,8 @@ class SecondSet:
         self._states: dict[int, list[Tensor]] = {}
         self._numbers = {id(run.owned): number for number, item in enumerate(ranges) for run in item.runs}
         self._names: dict[int, list[str]] = {}
-        self._partners: dict[tuple[int, str], Tensor] = {}
-        self._loose: dict[tuple[int, str], Tensor] = {}
+        self._partners: dict[tuple[int, str], dict[int, Tensor]] = {}
+        self._loose: dict[tuple[int, str, int], Tensor] = {}
         if any(states):
             room = sum(room_for([numel]) * count for numel, count in zip(numels, states, strict=True))
             arena = memory.reserve(
@@ -84,7 +84,8 @@ class SecondSet:
     def buffers(self) -> list[Tensor]:
         """Returns all of it, and where states have come from that lie in it now."""
         states = [place for places in self._states.values() for place in places]
-        others = [*self._loose.values(), *self._partners.values()]
+        partners = [tensor for of_state in self._partners.values() for tensor in of_state.values()]
+        others = [*self._loose.values(), *partners]
         return [*self._masters, *states, *self._params.values(), *others]
 
     def master(self, index: int) -> Tensor:
@@ -103,11 +104,16 @@ class SecondSet:
             name: of the state.
             now_N: the state, wherever somebody has put it.
         """
-        key = (id(run), name)
         mine_N = self._mine(run, name, now_N)
+        of_state = self._partners.setdefault((id(run.owned), name), {})
         if mine_N.data_ptr() == now_N.data_ptr():
-            return self._partners[key]
-        self._partners[key] = now_N.data
+            # That of a longer run, if this one was cut from it since.
+            start = max(start for start in of_state if start <= run.start)
+            return of_state[start].narrow(0, run.start - start, run.numel)
+        before = of_state.get(run.start)
+        if before is not None and before.numel() > run.numel:
+            of_state.setdefault(run.start + run.numel, before[run.numel :])
+        of_state[run.start] = now_N.data
         return mine_N
 
     def exchange(self, index: int) -> None:
@@ -130,8 +136,8 @@ class SecondSet:
             names.append(name)
         if name in names and places[names.index(name)].dtype == now_N.dtype:
             return part_of(run, places[names.index(name)])
-        key = (id(run), name)
+        key = (id(run.owned), name, run.start)
         made = self._loose.get(key)
-        if made is None or made.dtype != now_N.dtype:
+        if made is None or made.dtype != now_N.dtype or made.numel() != run.numel:
             made = self._loose[key] = torch.empty_like(now_N)
         return made

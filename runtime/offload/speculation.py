@@ -150,6 +150,11 @@ class Speculation:
         for index in list(self._futures):
             self.changes(index)
 
+    def spare(self, indices: Sequence[int]) -> None:
+        """Parameters of these ranges are to be left as they are: what was stepped ahead of theirs does not count."""
+        for index in indices:
+            self.changes(index)
+
     def judge(self, coefficient: float, options: Sequence[dict[str, Any]]) -> dict[int, Future[RangeAhead]]:
         """The norm is known: returns the ranges whose step is taken, or under way, and counts.
 

@@ -129,15 +129,16 @@ class Adafactor(StructuredOptimizer):
     def update(self) -> None:
         """See `StructuredOptimizer`; four all-reduces."""
         self._advance_means()
-        for run in self.runs:
+        runs = self.stepped_runs
+        for run in runs:
             if run.kind == _VECTOR:
-                grad, weight = self.grad(run), self._weight_of_new(run.group)
+                grad, weight = self.grad(run), self._weight_of_new(run.first_name, run.group)
                 self.state[run.param]["variance"].view(-1).lerp_(grad * grad, weight)
         weights, steps = self._rms()
-        for run in self.runs:
+        for run in runs:
             group = self.param_groups[run.group]
             p_N = run.param.view(-1)
-            rate = min(group["lr"], group["step"] ** -0.5)
+            rate = min(group["lr"], self.step_of_run(run) ** -0.5)
             scales = weights.clamp(min=group["eps"][1]) * rate / (steps / group["d"]).clamp(min=1.0)
             for piece in run.pieces():
                 p = p_N.narrow(0, piece.shard_offset, piece.stop - piece.start)
@@ -162,8 +163,8 @@ class Adafactor(StructuredOptimizer):
         yield from super().state_tensors()
         yield self._means
 
-    def _weight_of_new(self, group: int) -> float:
-        return self.param_groups[group]["step"] ** self.param_groups[group]["beta2_decay"]
+    def _weight_of_new(self, name: str, group: int) -> float:
+        return self.step_of(name, group) ** self.param_groups[group]["beta2_decay"]
 
     def _advance_means(self) -> None:
         """Adds the squares of this step's gradients to the running means of rows and columns."""
@@ -182,16 +183,16 @@ class Adafactor(StructuredOptimizer):
             column_scales = scales[tile.column_means].view(batches, -1)[:, None, tile.columns]
             columns_BC += rounded(squares_BRC, column_scales).sum(dim=1)
         means = (finish(totals, largest, scales, self.axis, of=of) / self._terms).float()
-        for info in self.tensors:
+        for info in self.stepped_tensors:
             place = self._places.get(info.name)
             if place is not None:
                 stop = place.first_column + place.batches * place.columns
-                weight = self._weight_of_new(info.group)
+                weight = self._weight_of_new(info.name, info.group)
                 self._means[place.first_row : stop].lerp_(means[place.first_row : stop], weight)
 
     def _squares(self, columns_K: Tensor) -> Iterator[tuple[_Tile, Tensor, Tensor]]:
         """Yields (tile, fp64 squares of its gradients [B, R, C], view of `columns_K` at its columns [B, C])."""
-        for run in self.runs:
+        for run in self.stepped_runs:
             if run.kind == _MATRIX:
                 g_N = self.grad(run)
                 for piece in run.pieces():
@@ -207,7 +208,7 @@ class Adafactor(StructuredOptimizer):
         largest = torch.zeros(self._cells.shape, dtype=torch.float64, device=self.device)
         totals = torch.zeros_like(largest)
         found: list[tuple[int, Tensor]] = []
-        for run in self.runs:
+        for run in self.stepped_runs:
             for piece in run.pieces():
                 p = run.param.view(-1).narrow(0, piece.shard_offset, piece.stop - piece.start)
                 cells_2C = torch.stack([cell_squares(p), cell_squares(self._direction(run, piece))])

@@ -115,7 +115,8 @@ class AdamMini(StructuredOptimizer):
 
     def update(self) -> None:
         """See `StructuredOptimizer`; two all-reduces of one number a block."""
-        squares = [(run, self.grad(run)) for run in self.runs]
+        runs = self.stepped_runs
+        squares = [(run, self.grad(run)) for run in runs]
         largest = torch.zeros_like(self._elements)
         totals = torch.zeros_like(largest)
         for run, g_N in squares:
@@ -126,11 +127,11 @@ class AdamMini(StructuredOptimizer):
             for blocks, cells_BC in self._cells(run, g_N):
                 totals[blocks] += rounded(cells_BC, scales[blocks].unsqueeze(1)).sum(dim=1)
         means = (finish(totals, largest, scales, self.axis, of=_OF) / self._elements).float()
-        for info in self.tensors:
+        for info in self.stepped_tensors:
             first, count = self._first[info.name], info.numel // self._size[info.name]
             decay = self.param_groups[info.group]["betas"][1]
             self._means[first : first + count].mul_(decay).add_(means[first : first + count], alpha=1 - decay)
-        for run in self.runs:
+        for run in runs:
             self._apply(run)
 
     def entries(self, *, replicated: bool) -> Iterator[StateEntry]:
@@ -159,7 +160,7 @@ class AdamMini(StructuredOptimizer):
 
     def _apply(self, run: Run) -> None:
         group = self.param_groups[run.group]
-        (b1, b2), step = group["betas"], group["step"]
+        (b1, b2), step = group["betas"], self.step_of_run(run)
         p_N, g_N, m_N = run.param.view(-1), self.grad(run), self.state[run.param]["exp_avg"].view(-1)
         decay = 1 - group["lr"] * group["weight_decay"]
         for start, stop in chunks(p_N.numel(), p_N.device):

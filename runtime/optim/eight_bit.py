@@ -13,7 +13,7 @@ Plain torch operations on chunks that stay in the cache; on CUDA bitsandbytes' k
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod, sqrt
 from typing import Any
 
@@ -104,8 +104,10 @@ class CodedOptimizer(StructuredOptimizer):
 
     def update(self) -> None:
         """See `StructuredOptimizer`; nothing is communicated."""
-        for run in self.runs:
+        for run in self.stepped_runs:
             group, state = self.param_groups[run.group], self.state[run.param]
+            if group.get("missed"):
+                group = {**group, "step": self.step_of_run(run)}
             p_N, g_N = run.param.view(-1), self.grad(run)
             if run.kind == _CODED:
                 self._update_coded(run, p_N, g_N, group)
@@ -113,6 +115,20 @@ class CodedOptimizer(StructuredOptimizer):
             for start, stop in chunks(run.numel, p_N.device):
                 states = [state[role].view(-1)[start:stop] for role in self._roles]
                 self.move(p_N[start:stop], g_N[start:stop], states, group)
+
+    def part_of_state(self, run: Run, part: Run, state: Mapping[str, Any]) -> dict[str, Any]:
+        """See `StructuredOptimizer`: a block that two parts share is there twice, with zeros around each one's own."""
+        if run.kind == _PLAIN:
+            return super().part_of_state(run, part, state)
+        first, head = part.start // BLOCK - run.start // BLOCK, part.start % BLOCK
+        blocks = -(-(head + part.numel) // BLOCK)
+        found: dict[str, Any] = {}
+        for role, table in zip(self._roles, self._tables, strict=True):
+            codes = state[f"{role}_codes"].narrow(0, first * BLOCK, blocks * BLOCK).clone()
+            codes[:head] = codes[head + part.numel :] = table.zero
+            found[f"{role}_codes"] = codes
+            found[f"{role}_scales"] = state[f"{role}_scales"].narrow(0, first, blocks).clone()
+        return found
 
     def entries(self, *, replicated: bool) -> Iterator[StateEntry]:
         """See `StructuredOptimizer`: the scales of a tensor are those of all blocks that it has elements in."""

@@ -6,7 +6,7 @@ is made of stands in `run_states.py`, where the places lie in `housing.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,19 @@ from torch import Tensor, optim
 from ..memory.arenas import Arenas
 from ..protocols import OwnedRange
 from .housing import Housing, adam_state_names, adam_step_count, move_here
-from .run_states import coded_state, copy_state, is_elementwise, is_scales, part_of_place, place_numel, stored_states
+from .run_states import (
+    coded_state,
+    copy_state,
+    is_elementwise,
+    is_scales,
+    part_of_place,
+    part_of_state,
+    place_numel,
+    stored_states,
+)
 from .runs import Run
 from .state_format import FP32_STATES
+from .structured import StructuredOptimizer
 
 
 class HousedStates:
@@ -32,6 +42,7 @@ class HousedStates:
         runs: see above.
         housing: places for states; None: they stay where torch has put them.
         form: how states lie, where a step is taken elsewhere.
+        late: runs that no step was taken of so far, though one was of others: their states are not there yet.
     """
 
     def __init__(self, optimizer: optim.Optimizer, runs: Sequence[Run]) -> None:
@@ -39,6 +50,7 @@ class HousedStates:
         self.runs = runs
         self.housing: Housing | None = None
         self.form = FP32_STATES
+        self.late: set[Run] = set()
         self._is_housed = False
 
     @property
@@ -77,7 +89,7 @@ class HousedStates:
 
     # A first step's states -------------------------------------------------------------------------------------------
 
-    def place_adam_zeros(self, runs: Sequence[Run]) -> None:
+    def place_adam_zeros(self, runs: Collection[Run]) -> None:
         """Gives Adam's states of these runs their places, zeroed as torch begins with them."""
         for run in runs:
             options = self.optimizer.param_groups[run.group]
@@ -97,6 +109,33 @@ class HousedStates:
         """Says that states are where they belong from here on."""
         self._is_housed = True
 
+    def cut(self, run: Run, parts: Sequence[Run]) -> None:
+        """Divides a run's states among its parts, which are in `runs` in its place."""
+        if run in self.late:
+            self.late = (self.late - {run}) | set(parts)
+        if run.param not in self.optimizer.state:
+            return
+        state = self.optimizer.state.pop(run.param)
+        structured = self.optimizer if isinstance(self.optimizer, StructuredOptimizer) else None
+        for part in parts:
+            divide = part_of_state if structured is None else structured.part_of_state
+            self.optimizer.state[part.param] = divide(run, part, state)
+        if self.form.is_coded and self.housing is not None:
+            self._place_scales([other for other in self.runs if other.owned is run.owned])
+
+    def _place_scales(self, runs: Sequence[Run]) -> None:
+        """Moves the scales of a range's runs to where they belong, now that there are more of them."""
+        moved: list[tuple[Tensor, Tensor]] = []
+        for run in runs:
+            state = self.of(run)
+            for name in [name for name in state if is_scales(name, state)]:
+                housed = self._housed(run, name)
+                target = torch.empty_like(state[name]) if housed is None else housed
+                moved.append((target, state[name].clone()))  # another's scales may lie there still
+                state[name] = target
+        for target, values in moved:
+            target.copy_(values)
+
     # States that come from elsewhere ---------------------------------------------------------------------------------
 
     def vacate(self, *, anew: bool) -> None:
@@ -107,6 +146,7 @@ class HousedStates:
         """
         if self.housing is not None:
             self.housing.vacate()
+        self.late = set()
         self._is_housed = anew
 
     def renew(self, run: Run) -> dict[str, Any]:

@@ -83,22 +83,23 @@ class Lamb(StructuredOptimizer):
     def update(self) -> None:
         """See `StructuredOptimizer`; two all-reduces of two numbers a tensor."""
         # 1. New means, and squares of weights and steps by cell.
-        cells = [self._advance(run) for run in self.runs]
+        runs = self.stepped_runs
+        cells = [self._advance(run) for run in runs]
         # 2. The norms of each tensor over all ranks: row 0 weights, row 1 steps.
         largest = torch.zeros_like(self._counts, dtype=torch.float64)
         totals = torch.zeros_like(largest)
-        for run, cells_2C in zip(self.runs, cells, strict=True):
+        for run, cells_2C in zip(runs, cells, strict=True):
             for index, first, stop in self._tensors_of(run):
                 largest[:, index] = torch.maximum(largest[:, index], cells_2C[:, first:stop].amax(dim=1).double())
         scales = agree(largest.view(-1), self._counts.view(-1), self.axis, of=_OF).view_as(largest)
-        for run, cells_2C in zip(self.runs, cells, strict=True):
+        for run, cells_2C in zip(runs, cells, strict=True):
             for index, first, stop in self._tensors_of(run):
                 totals[:, index] += rounded(cells_2C[:, first:stop], scales[:, index : index + 1]).sum(dim=1)
         sums = finish(totals.view(-1), largest.view(-1), scales.view(-1), self.axis, of=_OF).view_as(largest)
         weights, steps = sums.sqrt()
         ratios = torch.where((weights > 0) & (steps > 0), weights / steps, torch.ones_like(weights))
         # 3. The step, scaled.
-        for run in self.runs:
+        for run in runs:
             self._apply(run, ratios, (weights > 0) & (steps > 0))
 
     def _tensors_of(self, run: Run) -> list[tuple[int, int, int]]:
@@ -114,7 +115,7 @@ class Lamb(StructuredOptimizer):
 
     def _advance(self, run: Run) -> Tensor:
         """Moves the means on; returns squares of (weights, steps), [2, cells of the run]."""
-        group = self.param_groups[run.group]
+        group, step = self.param_groups[run.group], self.step_of_run(run)
         b1, b2 = group["betas"]
         p_N, g_N = run.param.view(-1), self.grad(run)
         m_N, v_N = (self.state[run.param][role].view(-1) for role in ("exp_avg", "exp_avg_sq"))
@@ -124,11 +125,11 @@ class Lamb(StructuredOptimizer):
             m.lerp_(g, 1 - b1)
             v.mul_(b2).addcmul_(g, g, value=1 - b2)
             p = p_N[start:stop]
-            found.append(torch.stack([cell_squares(p), cell_squares(_step_of(p, m, v, group))]))
+            found.append(torch.stack([cell_squares(p), cell_squares(_step_of(p, m, v, group, step))]))
         return torch.cat(found, dim=1)
 
     def _apply(self, run: Run, ratios: Tensor, is_scaled: Tensor) -> None:
-        group = self.param_groups[run.group]
+        group, step = self.param_groups[run.group], self.step_of_run(run)
         bounded = ratios.clamp(group["min_coeff"], group["max_coeff"])
         scales = (torch.where(is_scaled, bounded, ratios) * group["lr"]).float()
         p_N = run.param.view(-1)
@@ -138,13 +139,12 @@ class Lamb(StructuredOptimizer):
             for start, stop in chunks(with_gap(piece, run), p_N.device):
                 part = slice(piece.shard_offset + start, piece.shard_offset + stop)
                 p = p_N[part]
-                p.addcmul_(_step_of(p, m_N[part], v_N[part], group), scale, value=-1)
+                p.addcmul_(_step_of(p, m_N[part], v_N[part], group, step), scale, value=-1)
 
 
-def _step_of(p: Tensor, m: Tensor, v: Tensor, group: dict[str, Any]) -> Tensor:
+def _step_of(p: Tensor, m: Tensor, v: Tensor, group: dict[str, Any], step: int) -> Tensor:
     """Returns u, unscaled; a new tensor of the shape of `p`."""
     b1, b2 = group["betas"]
-    step = group["step"]
     corrections = (1 - b1**step, 1 - b2**step) if group["bias_correction"] else (1.0, 1.0)
     u = v / corrections[1]
     u = u.add_(group["eps"]).sqrt_() if group["eps_inside_sqrt"] else u.sqrt_().add_(group["eps"])

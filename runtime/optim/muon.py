@@ -136,11 +136,12 @@ class Muon(StructuredOptimizer):
 
     def update(self) -> None:
         """See `StructuredOptimizer`; one all-gather and one reduce-scatter, in bf16, a unit that has matrices."""
-        for run in self.runs:
+        runs = self.stepped_runs
+        for run in runs:
             if run.kind == _REST:
                 self._adam(run)
         by_layout: dict[int, list[Run]] = {}
-        for run in self.runs:
+        for run in runs:
             if run.kind == _MATRIX:
                 by_layout.setdefault(id(run.layout), []).append(run)
         for window in self._windows:
@@ -160,7 +161,7 @@ class Muon(StructuredOptimizer):
             work.wait()
         results = self._results.narrow(0, 0, window.numel).zero_()
         for info, start, rank in window.matrices:
-            if self.axis is None or rank == self.axis.rank:
+            if (self.axis is None or rank == self.axis.rank) and not self.is_left_out(info.name):
                 method = self.param_groups[info.group]["ns_method"]
                 matrix = self._gathered.narrow(0, start, info.numel).view(info.shape[0], -1)
                 results.narrow(0, start, info.numel).view_as(matrix).copy_(orthogonalise(matrix, method))
@@ -199,7 +200,7 @@ class Muon(StructuredOptimizer):
 
     def _adam(self, run: Run) -> None:
         group = self.param_groups[run.group]
-        (b1, b2), step = group["betas"], group["step"]
+        (b1, b2), step = group["betas"], self.step_of_run(run)
         lr = group["lr"] * group["adam_scale"]
         root = sqrt(1 - b2**step)
         p_N, g_N = run.param.view(-1), self.grad(run)

@@ -73,11 +73,12 @@ def global_totals(
     total_numel: int,
     mark: int,
     extra_N: Tensor,
+    more: Sequence[Tensor] = (),
 ) -> Totals:
     """The norm, see [Note: exact norm], and what else ranks have to tell each other once a step.
 
-    Two all-reduces: of three numbers, and of 1 + N. Where every rank holds all gradients, the first is not needed.
-    Reads from the device once, after both, and writes to it without waiting.
+    Two all-reduces: of three numbers, and of 1 + N and more. Where every rank holds all gradients, the first is not
+    needed. Reads from the device once, after both, and writes to it without waiting.
 
     Args:
         norms: `block_norms` of this rank's accumulated gradients, of each range.
@@ -86,6 +87,7 @@ def global_totals(
         total_numel: elements over all ranks, which fixes the rounding; the same on every rank.
         mark: what should be the same on every rank; less than 2^53.
         extra_N: fp64, [N], on the norms' device; to be summed over the ranks. Left as it is.
+        more: likewise; counts as the end of `extra_N`.
     """
     blocks = torch.cat(list(norms)).double().square()  # a block's square fits fp64
     # Filled and not copied from the host: a copy would wait for all that the device has to do.
@@ -100,10 +102,10 @@ def global_totals(
     shift = _FP64_DIGITS - 1 - count.bit_length() - exponent
     total = (torch.round(blocks * power_of_two(shift)) * power_of_two(-shift)).sum().reshape(1)
     if spread:
-        sums = torch.cat([total, extra_N])
+        sums = torch.cat([total, extra_N, *more])
         collectives.all_reduce(sums, of="gradient norm and mean loss").wait()
     else:
-        extra_N = extra_N.clone()
+        extra_N = torch.cat([extra_N, *more])
         collectives.all_reduce(extra_N, of="mean loss").wait()
         sums = torch.cat([total, extra_N])
     # frexp of inf or nan gives no useful exponent; the norm is then what the largest block is.

@@ -5,6 +5,7 @@ Reads and sets what is there; where it lies is `housing.py`'s business, and what
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,7 +71,7 @@ def stored_states(roles: Sequence[str]) -> dict[str, bool]:
 
 def place_numel(run: Run, form: StateFormat, part: int) -> int:
     """Returns the elements of a part of a run's state."""
-    return scale_count(head_of(run), run.numel) if form.parts[part].suffix == SCALES else run.numel
+    return scale_numel(run) if form.parts[part].suffix == SCALES else run.numel
 
 
 def part_of_place(run: Run, place: Tensor, form: StateFormat, part: int, *, before: int) -> Tensor | None:
@@ -222,6 +223,32 @@ def numbers(run: Run, state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
 def number_entry(piece: ShardPiece, role: str, value: Tensor, *, replicated: bool) -> StateEntry:
     """Returns a one-number state as that of the parameter that a piece is of."""
     return StateEntry(piece.extent.name, role, (), 0, 1, value.view(1), replicated)
+
+
+def part_of_state(run: Run, part: Run, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what of a run's state belongs to a part of the run that is to be a run of its own.
+
+    Values and codes are views; scales and single numbers are copies, for each part has its own from here on.
+
+    Args:
+        run: the run.
+        part: of it.
+        state: of the run.
+    """
+    found: dict[str, Any] = {}
+    for name, value in state.items():
+        if is_scales(name, state):
+            found[name] = value.narrow(0, part.start // BLOCK - run.start // BLOCK, scale_numel(part)).clone()
+        elif is_elementwise(run, value):
+            found[name] = value.narrow(0, part.start - run.start, part.numel)
+        else:
+            found[name] = value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+    return found
+
+
+def scale_numel(run: Run) -> int:
+    """Returns the blocks that a run has elements in."""
+    return scale_count(head_of(run), run.numel)
 
 
 def copy_state(run: Run, name: str, source: Mapping[str, Tensor], target: Mapping[str, Any]) -> None:

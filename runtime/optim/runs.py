@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -44,6 +45,11 @@ class Run:
         """Elements of the run, gaps between tensors included."""
         return self.param.numel()
 
+    @property
+    def first_name(self) -> str:
+        """Name of the first tensor that it has elements of; no run has gaps alone."""
+        return self.pieces()[0].extent.name
+
     def pieces(self) -> list[ShardPiece]:
         """Returns the parts of tensors in the run; `shard_offset` counts from its start."""
         return self.layout.pieces(self.start, self.start + self.numel)
@@ -76,3 +82,37 @@ def cut_runs(owned: OwnedRange, kind_of: KindOf = one_kind) -> Iterator[Run]:
             leaf = nn.Parameter(owned.seen_master.narrow(0, low - owned.start, high - low))
             leaf.grad = grad = owned.seen_grad.narrow(0, low - owned.start, high - low)
             yield Run(owned, group, kind, low, leaf, grad)
+
+
+def cut_points(run: Run, history_of: Callable[[str], int]) -> list[int]:
+    """Returns where in the unit's flat buffer a run has to be cut, so that the tensors of each part share a history.
+
+    Args:
+        run: the run.
+        history_of: see `Histories`.
+    """
+    points: list[int] = []
+    before: int | None = None
+    for piece in run.pieces():
+        history = history_of(piece.extent.name)
+        if before is not None and history != before:
+            points.append(run.start + piece.shard_offset)
+        before = history
+    return points
+
+
+def cut_run(run: Run, points: Sequence[int]) -> list[Run]:
+    """Returns the parts of a run, with leaves and gradients that are views of its own.
+
+    Args:
+        run: the run, which is not to be used any more.
+        points: where parts begin, but the first: places of tensors in the unit's flat buffer.
+    """
+    parts: list[Run] = []
+    for start, stop in pairwise([run.start, *points, run.start + run.numel]):
+        first, numel = start - run.start, stop - start
+        leaf = nn.Parameter(run.param.data.narrow(0, first, numel))
+        grad = run.grad.narrow(0, first, numel)
+        leaf.grad = None if run.param.grad is None else grad
+        parts.append(Run(run.owned, run.group, run.kind, start, leaf, grad))
+    return parts

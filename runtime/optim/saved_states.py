@@ -101,7 +101,9 @@ class SavedStates:
                 wanted += [(info.name, role) for role in of_tensor]
         return wanted
 
-    def loadable_entries(self, roles: Collection[str], *, replicated: bool) -> list[StateEntry]:
+    def loadable_entries(
+        self, roles: Collection[str], *, replicated: bool, without: Collection[str] = ()
+    ) -> list[StateEntry]:
         """Allocates zeroed state for `roles`, as a checkpoint names them, and returns it as pieces to fill.
 
         In contrast to `state_entries`, each run asks for its one-number states, from the first parameter it holds.
@@ -109,6 +111,7 @@ class SavedStates:
         Args:
             roles: elementwise ones by their name, one-number ones as `scalar:<name>`.
             replicated: every rank owns everything (stage 0).
+            without: parameters that have no states there; a run is of such ones alone, or of none.
         """
         if self._structured is not None:
             return self.state_entries(replicated=replicated)
@@ -120,6 +123,9 @@ class SavedStates:
         entries: list[StateEntry] = []
         for run in self._states.runs:
             state = self._states.renew(run)
+            if roles and run.first_name in without:
+                self._states.late.add(run)
+                continue
             entries += _number_room(run, scalars, state, replicated=replicated)
             self._changes += [PythonNumber(run, role, state) for role in of_python]
             for name, in_codes in stored.items():

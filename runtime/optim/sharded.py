@@ -6,7 +6,7 @@ checkpoint has of that in `saved_states.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn, optim
@@ -18,11 +18,12 @@ from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
 from ..protocols import ChangeFence, OwnedRange
+from .histories import Histories
 from .housed_states import HousedStates
 from .housing import StatePlaces, house
 from .option_values import kept_option
 from .registry import adopt, check_range_by_range, check_rounded_states, states_of_group
-from .runs import Run, cut_runs
+from .runs import Run, cut_points, cut_run, cut_runs
 from .saved_states import SavedStates
 from .state_format import FP32_STATES, StateFormat
 from .structured import StructuredOptimizer, TensorInfo
@@ -43,6 +44,7 @@ class ShardOptimizer:
     Attributes:
         torch_optimizer: that holds the leaves.
         put_away: masters, states or sums are in host memory for a while, and must not be touched.
+        histories: of the tensors: which steps have left them out.
     """
 
     def __init__(
@@ -57,7 +59,11 @@ class ShardOptimizer:
         self._fence = fence
         self._ranges = ranges
         self._staying = [owned for owned, one in zip(ranges, stays or [False] * len(ranges), strict=True) if one]
-        self._runs = [run for owned in ranges for run in cut_runs(owned)]
+        self._runs: list[Run] = []
+        self._runs_of: dict[int, list[Run]] = {}
+        self._set_runs([run for owned in ranges for run in cut_runs(owned)])
+        self._left_out: frozenset[Run] = frozenset()
+        self.histories = Histories()
         self._group_count = group_count
         self._axis = axis
         self.torch_optimizer: optim.Optimizer | None = None
@@ -71,6 +77,15 @@ class ShardOptimizer:
     def runs(self) -> Sequence[Run]:
         """Parts of the ranges that are in one group, in order."""
         return self._runs
+
+    def runs_of(self, number: int) -> Sequence[Run]:
+        """Returns the runs of a range, in order: one list for good, which changes where runs are cut."""
+        return self._runs_of[id(self._ranges[number])]
+
+    @property
+    def left_out(self) -> Collection[Run]:
+        """The runs that the present step leaves as they are."""
+        return self._left_out
 
     @property
     def states(self) -> HousedStates:
@@ -98,7 +113,7 @@ class ShardOptimizer:
             check_range_by_range(optimizer)
         tensors = self._tensors()
         if isinstance(optimizer, StructuredOptimizer):
-            self._runs = [run for owned in self._ranges for run in cut_runs(owned, optimizer.kind_of)]
+            self._set_runs([run for owned in self._ranges for run in cut_runs(owned, optimizer.kind_of)])
             adopt(optimizer, self.shards_by_group())
             optimizer.bind(self._runs, tensors, self._axis, device=self._ranges[0].seen_master.device)
         self.torch_optimizer = optimizer
@@ -147,14 +162,16 @@ class ShardOptimizer:
                     states.move_in(run)
                 states.end_first_step()
 
-    def step(self, factor: float = 1.0) -> None:
+    def step(self, factor: float = 1.0, unused: Collection[str] = ()) -> None:
         """Takes one optimizer step on the local ranges.
 
         Args:
             factor: gradients are multiplied by it first, in the dtype the optimizer computes in.
+            unused: tensors that no rank has a gradient of, which are left as they are; the same on every rank.
         """
         states = self.states
         self._wait_for_copies()
+        self._leave_out(unused)
         self._stepping = True
         try:
             if self._is_windowed:
@@ -169,7 +186,7 @@ class ShardOptimizer:
 
     # Where the step is taken elsewhere, run by run --------------------------------------------------------------------
 
-    def begin_away(self, factor: float = 1.0) -> list[dict[str, Any]]:
+    def begin_away(self, factor: float = 1.0, unused: Collection[str] = ()) -> list[dict[str, Any]]:
         """Begins a step that others take, and takes it for the ranges that stay, if any do.
 
         Runs what hangs on the optimizer's own `step`, which finds no gradients of the others: hooks of scripts and
@@ -177,12 +194,14 @@ class ShardOptimizer:
 
         Args:
             factor: gradients of the ranges that stay are multiplied by it first.
+            unused: see `step`; who steps the others asks for the runs that are `left_out`.
 
         Returns:
             each group's options, as the optimizer's own code would find them: behind all hooks, before it counts.
             Those that are tensors are copies, for a schedule may write into them while the others step.
         """
         states = self.states
+        self._leave_out(unused)
         for run in self._runs:
             run.param.grad = None
         options: list[dict[str, Any]] = []
@@ -256,55 +275,133 @@ class ShardOptimizer:
         if self._fence is not None:
             self._fence.wait_all()
 
+    def _set_runs(self, runs: list[Run]) -> None:
+        self._runs = runs
+        self._runs_of = {id(owned): [run for run in runs if run.owned is owned] for owned in self._ranges}
+
+    def _leave_out(self, names: Collection[str]) -> None:
+        """The step that begins leaves these tensors as they are, see [Note: one history]."""
+        if names and self.histories.leave_out(names):
+            self.cut(self.histories.of)
+        self._left_out = frozenset(run for run in self._runs if run.first_name in names) if names else frozenset()
+        if isinstance(self.torch_optimizer, StructuredOptimizer):
+            self.torch_optimizer.leave_out(names, self.histories.missed())
+
+    def cut(self, history_of: Callable[[str], int]) -> None:
+        """Cuts runs for good, and what is kept for them, so that the tensors of each share a history; between steps.
+
+        Args:
+            history_of: see `Histories`.
+        """
+        self._wait_for_copies()
+        for run in list(self._runs):
+            points = cut_points(run, history_of)
+            if points:
+                self._replace(run, cut_run(run, points))
+
+    def cut_as(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Cuts runs for states that are to be loaded.
+
+        Args:
+            saved: histories of the tensors, as `Histories.to_json` returned them.
+        """
+        histories = Histories()
+        histories.load(saved)
+        self.cut(histories.of)
+
+    def take_histories(self, saved: Sequence[Mapping[str, Any]]) -> None:
+        """Goes on from histories that `cut_as` was given."""
+        self.histories.load(saved)
+        if isinstance(self.torch_optimizer, StructuredOptimizer):
+            self.torch_optimizer.leave_out((), self.histories.missed())
+
+    def _replace(self, run: Run, parts: Sequence[Run]) -> None:
+        for runs in (self._runs, self._runs_of[id(run.owned)]):
+            at = runs.index(run)
+            runs[at : at + 1] = parts
+        leaves: list[nn.Parameter] = self.states.optimizer.param_groups[run.group]["params"]
+        at = next(number for number, leaf in enumerate(leaves) if leaf is run.param)
+        leaves[at : at + 1] = [part.param for part in parts]
+        self.states.cut(run, parts)
+
     def _step_runs(self, states: HousedStates, runs: Sequence[Run]) -> None:
         """Takes one step of these runs; the leaves of others have no gradient."""
         for run in runs:
             # A script's own optimizer.zero_grad() sets gradients to None; they are views and come back here.
-            if run.param.grad is None:
+            if run in self._left_out:
+                run.param.grad = None
+            elif run.param.grad is None:
                 run.param.grad = run.grad
-        if runs and states.waits_for_places:
-            self._first_step(states, runs)
-        else:
+        first = self._first_steps(states, runs)
+        others = runs
+        if first and isinstance(states.optimizer, optim.Adam | optim.AdamW):
+            states.place_adam_zeros(first)
+        elif first:
+            others = self._step_and_house(states, [run for run in runs if run not in self._left_out], first)
+        if others or not first:
             states.optimizer.step()
-
-    def _first_step(self, states: HousedStates, runs: Sequence[Run]) -> None:
-        """Takes the first step so that states lie where they belong, with torch's own values to the bit."""
-        if isinstance(states.optimizer, optim.Adam | optim.AdamW):
-            states.place_adam_zeros(runs)
-            states.optimizer.step()
-        else:
-            self._step_and_house(states, runs)
-        states.end_first_step()
+        for run in first:
+            if run not in self._left_out:
+                run.param.grad = run.grad
+        self._end_first_steps(states, runs, first)
 
     def _step_through_window(self, states: HousedStates, factor: float) -> None:
         """Takes a step where the optimizer computes in another dtype; in the first one, states find their places."""
-        if not states.waits_for_places:
-            step_range_by_range(self._runs, states.optimizer, factor=factor)
-            return
-        if isinstance(states.optimizer, optim.Adam | optim.AdamW):
-            states.place_adam_zeros(self._runs)
-            step_range_by_range(self._runs, states.optimizer, factor=factor)
-        else:
-            step_range_by_range(self._runs, states.optimizer, factor=factor, after=states.move_in)
-        states.end_first_step()
+        runs = [run for run in self._runs if run not in self._left_out]
+        for run in self._left_out:
+            run.param.grad = None
+        first = self._first_steps(states, self._runs)
+        if first and isinstance(states.optimizer, optim.Adam | optim.AdamW):
+            states.place_adam_zeros(first)
+        elif first:
+            step_range_by_range([r for r in runs if r in first], states.optimizer, factor=factor, after=states.move_in)
+            runs = [run for run in runs if run not in first]
+        step_range_by_range(runs, states.optimizer, factor=factor)
+        self._end_first_steps(states, self._runs, first)
 
-    def _step_and_house(self, states: HousedStates, runs: Sequence[Run]) -> None:
-        """Takes the first step run by run, and moves the states that torch makes in it to where they belong.
+    def _first_steps(self, states: HousedStates, runs: Sequence[Run]) -> Collection[Run]:
+        """Returns the runs of which this step is the first, where states have places that are still empty."""
+        if runs and states.waits_for_places:
+            return runs if isinstance(states.optimizer, optim.Adam | optim.AdamW) else set(runs) - self._left_out
+        if not states.late:
+            return ()
+        return {run for run in runs if run in states.late and run not in self._left_out}
+
+    def _end_first_steps(self, states: HousedStates, runs: Sequence[Run], first: Collection[Run]) -> None:
+        if runs and states.waits_for_places:
+            states.late = set(runs) - set(first)
+            states.end_first_step()
+        elif states.late:
+            states.late -= set(first)
+
+    def _step_and_house(self, states: HousedStates, runs: Sequence[Run], first: Collection[Run]) -> list[Run]:
+        """Takes first steps run by run, and moves the states that torch makes in them to where they belong.
 
         So no more than one run's states are there twice. Elementwise optimizers do the same for each run, whatever they
         do for others; leaves without a gradient are left out.
+
+        Args:
+            states: of the runs.
+            runs: of this step.
+            first: those of them whose first step this is.
+
+        Returns:
+            the others, which alone have their gradients now.
         """
         for run in runs:
             run.param.grad = None
-        try:
-            for run in runs:
-                run.param.grad = run.grad
-                states.optimizer.step()
-                run.param.grad = None
-                states.move_in(run)
-        finally:
-            for run in runs:
-                run.param.grad = run.grad
+        others: list[Run] = []
+        for run in runs:
+            if run not in first:
+                others.append(run)
+                continue
+            run.param.grad = run.grad
+            states.optimizer.step()
+            run.param.grad = None
+            states.move_in(run)
+        for run in others:
+            run.param.grad = run.grad
+        return others
 
     def _refuse_foreign_step(self, *_: object) -> None:
         """A script's own `optimizer.step()` would update shards that no reduction has filled, and publish nothing."""

@@ -16,7 +16,7 @@ They work on plain tensors too, without an engine: each tensor is then a run of 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -65,7 +65,8 @@ class TensorInfo:
 class StructuredOptimizer(optim.Optimizer, ABC):
     """A torch optimizer over flat leaves that knows what they are made of; see the table above.
 
-    Each group counts its updates in `step`, an int, so that a checkpoint keeps it with the other options.
+    Each group counts its updates in `step`, an int, so that a checkpoint keeps it with the other options. Tensors
+    without a gradient are left as they are, and `missed` of their group has how many updates each was left out of.
 
     Args:
         params: as for any torch optimizer.
@@ -79,6 +80,8 @@ class StructuredOptimizer(optim.Optimizer, ABC):
         self.axis: Collectives | None = None
         self.device = torch.device("cpu")
         self._is_bound = False
+        self._in_engine = False
+        self._left_out: frozenset[str] = frozenset()
 
     def kind_of(self, name: str, shape: tuple[int, ...]) -> str:
         """Returns the kind of a tensor; see `KindOf`."""
@@ -103,8 +106,57 @@ class StructuredOptimizer(optim.Optimizer, ABC):
         for run in runs:
             _check_plain(run.owned.layout.name, run.param)
         self.runs, self.tensors, self.axis, self.device = runs, tensors, axis, device
-        self._is_bound = True
+        self._is_bound = self._in_engine = True
         self.prepare()
+
+    def leave_out(self, names: Collection[str], missed: Mapping[str, int]) -> None:
+        """Says which tensors the next updates leave as they are, until it says otherwise; for who has bound the runs.
+
+        Args:
+            names: of the tensors, the same on every rank; a run has none but these, or none of these.
+            missed: updates that tensors were left out of, the next one of `names` counted.
+        """
+        self._left_out = frozenset(names)
+        for group in self.param_groups:
+            if missed or "missed" in group:
+                group["missed"] = dict(missed)
+
+    @property
+    def stepped_runs(self) -> list[Run]:
+        """The runs that this update is of."""
+        if not self._left_out:
+            return list(self.runs)
+        return [run for run in self.runs if run.first_name not in self._left_out]
+
+    @property
+    def stepped_tensors(self) -> list[TensorInfo]:
+        """The tensors that this update is of, on whichever rank."""
+        return [info for info in self.tensors if info.name not in self._left_out]
+
+    def is_left_out(self, name: str) -> bool:
+        """Whether this update leaves a tensor as it is."""
+        return name in self._left_out
+
+    def step_of(self, name: str, group: int) -> int:
+        """Returns how many updates a tensor has had, this one counted.
+
+        Args:
+            name: of the tensor.
+            group: its number.
+        """
+        options = self.param_groups[group]
+        missed: Mapping[str, int] = options.get("missed", {})
+        return options["step"] - missed.get(name, 0)
+
+    def step_of_run(self, run: Run) -> int:
+        """Returns how many updates the tensors of a run have had, this one counted."""
+        options = self.param_groups[run.group]
+        return self.step_of(run.first_name, run.group) if options.get("missed") else options["step"]
+
+    def part_of_state(self, run: Run, part: Run, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what of a run's state belongs to a part of it that is to be a run of its own; may be views."""
+        values = {role: value for role, value in state.items() if value.shape == run.param.shape}
+        return {role: value.narrow(0, part.start - run.start, part.numel) for role, value in values.items()}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
@@ -119,6 +171,8 @@ class StructuredOptimizer(optim.Optimizer, ABC):
                 loss = closure()
         if not self._is_bound:
             self._bind_plain_tensors()
+        if not self._in_engine:
+            self._leave_out_plain_tensors()
         for group in self.param_groups:
             group["step"] += 1
         self.update()
@@ -181,6 +235,14 @@ class StructuredOptimizer(optim.Optimizer, ABC):
                 tensors.append(TensorInfo(name, tuple(param.shape), number, layout, 0))
         runs = [run for run in runs if run.numel]
         self.bind(runs, tensors, None, device=runs[0].param.device if runs else self.device)
+        self._in_engine = False
+
+    def _leave_out_plain_tensors(self) -> None:
+        """Leaves out what has no gradient, as torch's own optimizers do."""
+        self._left_out = frozenset(run.first_name for run in self.runs if run.param.grad is None)
+        for group, names in ((run.group, run.first_name) for run in self.runs if run.param.grad is None):
+            missed: dict[str, int] = self.param_groups[group].setdefault("missed", {})
+            missed[names] = missed.get(names, 0) + 1
 
 
 def chunk_numel(device: torch.device) -> int:

@@ -101,6 +101,7 @@ def safe_set_full_grad(param: Tensor, value: Tensor) -> None:
     """
     home = _settable(param, value, "safe_set_full_grad")
     _check_sums(home, "safe_set_full_grad")
+    _note_grad(home)
     piece = _piece(home, home.access.reducer.sums.edit(_unit(home).index))
     if piece is not None:
         piece[1].copy_(value.detach().reshape(-1).narrow(0, piece[0], piece[1].numel()))
@@ -147,6 +148,7 @@ def safe_set_local_grad(param: Tensor, value: Tensor) -> None:
     """
     home = _home(param, "safe_set_local_grad")
     _check_sums(home, "safe_set_local_grad")
+    _note_grad(home)
     sums = home.access.reducer.sums.edit(_unit(home).index)
     target = _local_target(home, sums, value, "safe_set_local_grad")
     if target is not None:
@@ -285,6 +287,13 @@ def _whole(home: UnitHome, mine: Tensor | None) -> Tensor:
     for work in pending:
         work.wait()
     return whole
+
+
+def _note_grad(home: UnitHome) -> None:
+    """Says that the parameter is used, if nothing but the script has given it a gradient."""
+    unused = home.access.reducer.unused
+    if unused is not None and home.extent is not None:
+        unused.note(_unit(home), home.extent.name)
 
 
 def _state(home: UnitHome, key: str) -> Tensor | None:

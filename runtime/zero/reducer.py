@@ -41,6 +41,7 @@ from ..mesh.collectives import Collectives, Pending, own_slice
 from .grad_sums import GradSums, ResidentSums
 from .slots import allocate_slots, in_dtype
 from .unit import ParamUnit
+from .unused import UnusedParameters
 
 
 class _Phase(Enum):
@@ -102,9 +103,11 @@ class GradReducer:
         sums_early: they go there as soon as they are reduced and the next reduction has begun, for what is done with
             them meanwhile; else when the memory is wanted, at the latest at the end.
         memory: where buffers are reserved; None: in arenas of their own.
+        notes_unused: note which parameters get no gradient; else nobody knows.
 
     Attributes:
         sums: as given.
+        unused: the parameters without a gradient in this global batch; None: nobody notes them.
         has_sums: a backward has added gradients to the owned ranges since they were last forgotten.
         takes_strays: parameters are always there, so strays are right; see [Note: strays].
     """
@@ -122,6 +125,7 @@ class GradReducer:
         sums: GradSums | None = None,
         sums_early: bool = False,
         memory: Arenas | None = None,
+        notes_unused: bool = True,
     ) -> None:
         self.sums: GradSums = ResidentSums(units) if sums is None else sums
         memory = Arenas() if memory is None else memory
@@ -139,6 +143,7 @@ class GradReducer:
         for unit, (_, home) in zip(units, placed, strict=True):
             unit.bind_grads(home)
         self._units = list(units)
+        self.unused = UnusedParameters(self._units, collectives) if notes_unused else None
         self._canonical: list[ParamUnit] = []
         self._collectives = collectives
         self._shard_optimizer = shard_optimizer
@@ -209,6 +214,8 @@ class GradReducer:
         if not self._canonical:
             self._canonical = self._agree_on_order([unit for unit in order() if unit.trains])
         self._used = {unit.index for unit in used}
+        if self.unused is not None:
+            self.unused.begin()
         for unit in self._units:
             unit.drop_grads()  # of a backward that was not the engine's
         self._advance()
@@ -238,6 +245,7 @@ class GradReducer:
             if unit.index not in self._stayed:
                 unit.flat_grad.zero_()
             self._holder[progress.slot] = unit
+            unit.begin_to_look()
         progress.phase = _Phase.OPEN
         if not unit.has_grads:
             unit.attach_grads()
@@ -305,6 +313,8 @@ class GradReducer:
             unit.bind_grads(progress.home)
             unit.drop_grads()
             progress.phase = _Phase.IDLE
+        if self.unused is not None:
+            self.unused.abandon()
         self._used.clear()
         self._cursor = self._summed = 0
         self._holder.clear()
@@ -314,6 +324,8 @@ class GradReducer:
         self.is_torn = False
         self._stayed.clear()
         self.has_sums = False
+        if self.unused is not None:
+            self.unused.forget()
 
     def settle(self) -> None:
         """Makes the sums readable as they are: zeros where no micro step has written any since they were forgotten."""

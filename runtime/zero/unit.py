@@ -72,6 +72,7 @@ class ParamUnit:
         trains: False for a unit of frozen parameters, which has no gradients and no optimizer state.
         frozen: unit of the frozen parameters of the same module that is gathered and dropped with this one; None where
             there are none, or they are whole on every rank.
+        without_grad: positions of parameters that have got no gradient since somebody set this, see `look_for_grads`.
     """
 
     def __init__(self, spec: UnitSpec, *, index: int, world_size: int, trains: bool = True) -> None:
@@ -99,6 +100,8 @@ class ParamUnit:
         self.window: Window | None = None
         self.arrival: Arrival | None = None
         self._grad_views: list[Tensor] = []
+        self._versions: list[int] = []
+        self.without_grad: Sequence[int] = ()
 
     @property
     def device(self) -> torch.device:
@@ -148,8 +151,11 @@ class ParamUnit:
 
     def bind_grads(self, flat_N: Tensor) -> None:
         """Says where the gradients are when they are attached: in views of `flat_N`."""
+        self.look_for_grads()
         self.flat_grad = flat_N
-        self._grad_views = self.views(flat_N)
+        # Each counts by itself how often it was written to: views as such count with the tensor that they are of.
+        self._grad_views = [view.data for view in self.views(flat_N)]
+        self._versions = [0] * len(self._grad_views)
 
     # These run for each unit and micro step, some of them several times: as little Python a parameter as can be.
 
@@ -165,6 +171,18 @@ class ParamUnit:
             if grad is not view and grad is not None:
                 view.copy_(grad)
             param.grad = None
+        self.look_for_grads()
+
+    def begin_to_look(self) -> None:
+        """What was written to the views so far is no gradient; what is written from here on is one."""
+        if self.without_grad:
+            self._versions = [view._version for view in self._grad_views]
+
+    def look_for_grads(self) -> None:
+        """Takes from `without_grad` what has got a gradient, be it zero: autograd adds them to the views in place."""
+        if self.without_grad:
+            views, before = self._grad_views, self._versions
+            self.without_grad = [n for n in self.without_grad if views[n]._version == before[n]]
 
     def drop_grads(self) -> None:
         """Sets `.grad` to None."""

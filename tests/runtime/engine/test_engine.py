@@ -233,14 +233,15 @@ def test_a_step_sends_what_the_formula_says(stage: int, bf16: bool, accumulation
     calls, sent, units, numel = _traffic(stage, bf16, accumulation)
     steps, size = 2, 2 if bf16 else 4
     micro = steps * accumulation
-    # Numbers of 8 bytes: the mean loss and what ranks wish; where gradients are spread, the sum of the norm with them,
-    # and before them the norm's largest block with the bounds of what ranks gathered.
+    # Numbers of 8 bytes: the mean loss, what ranks wish, and how many parameters they have not used; where gradients
+    # are spread, the sum of the norm with them, and before them the norm's largest block with the bounds of what ranks
+    # gathered.
     if stage == 0:
         expected = {"all_reduce": micro * units + steps}
-        expected_bytes = {"all_reduce": micro * numel * size + steps * 16}
+        expected_bytes = {"all_reduce": micro * numel * size + steps * 24}
     else:
         expected = {"reduce_scatter": micro * units, "all_reduce": steps * 2}
-        expected_bytes = {"reduce_scatter": micro * numel * size, "all_reduce": steps * (3 + 3) * 8}
+        expected_bytes = {"reduce_scatter": micro * numel * size, "all_reduce": steps * (3 + 4) * 8}
     if stage in (1, 2):
         expected["all_gather"] = steps * units
         expected_bytes["all_gather"] = steps * numel * size

@@ -49,7 +49,11 @@ def parts_of(collectives: Collectives, stage: int) -> StepParts:
     units = build_units(specs, plan, collectives, precision=FP32, device=torch.device("cpu"), group_of=group_of)
     store = build_store(units, plan, collectives)
     reducer = GradReducer(
-        units, collectives, shard_optimizer=plan.shard_optimizer, shard_gradients=plan.shard_gradients
+        units,
+        collectives,
+        shard_optimizer=plan.shard_optimizer,
+        shard_gradients=plan.shard_gradients,
+        notes_unused=False,  # no backward gives them the gradients that these steps are taken of
     )
     optimizer = ShardOptimizer([unit.owned_range(group_of) for unit in units], group_count=1)
     optimizer.drive(optim.SGD(optimizer.shards_by_group()[0], lr=1.0))

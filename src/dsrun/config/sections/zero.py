@@ -179,11 +179,18 @@ class ZeroOptimization(Section):
         knob(
             "Allow parameters that backward never reaches.",
             status=Status.NO_MEANING,
-            why="parameters that a step does not use always count with a gradient of zero",
+            why="they are always allowed; `step_unused_parameters` says what becomes of them",
             idle=(True,),
             stages=(2,),
         ),
     ] = True
+    step_unused_parameters: Annotated[
+        Flag,
+        knob(
+            "Step parameters that no rank has used since the last update with a gradient of zero, as DeepSpeed does: "
+            "momentum and weight decay move them. False leaves them and their count of steps alone, as torch does.",
+        ),
+    ] = False
     load_from_fp32_weights: Annotated[
         Flag,
         knob(
