@@ -277,7 +277,7 @@ def cut_model(
     gathering = turns_of(gathered.acquired, budgets)
     store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
     wire = settings.communication_data_type
-    divide_before = float(data_axis.size) if settings.prescale_gradients else settings.gradient_predivide_factor
+    divide_before, divide_by = _divisors(settings, data_axis.size)
 
     def gradients_of(going: Sequence[ParamUnit]) -> HostGradients | None:
         if masters_host is None or not going:
@@ -289,7 +289,7 @@ def cut_model(
             device=mesh.device,
             travels=DTYPES[wire] if wire is not None and data_axis.size > 1 else precision.compute,
             accumulates=settings.batch.accumulation_steps > 1,
-            factor=divide_before / data_axis.size,
+            factor=divide_before / divide_by,
             pool=masters_host.pool,
             memory=memory,
             ahead=settings.zero_optimization.offload_optimizer.super_offload,
@@ -302,6 +302,7 @@ def cut_model(
         shard_optimizer=plan.shard_optimizer,
         shard_gradients=plan.shard_gradients,
         divide_before=divide_before,
+        divide_by=divide_by,
         wire=None if wire is None else DTYPES[wire],
         sums=None if away is None else _sums_of(units, leaving, away),
         sums_early=away is not None,  # they leave the device beside the backward
@@ -325,6 +326,13 @@ def cut_model(
         away=away,
         disk=masters_away if leaving else None,
     )
+
+
+def _divisors(settings: Config, size: int) -> tuple[float, float]:
+    """Returns what gradients of `size` ranks are divided by before they are added up, and in all; both 1 for sums."""
+    if settings.gradient_allreduce_op == "sum":
+        return 1.0, 1.0
+    return float(size) if settings.prescale_gradients else settings.gradient_predivide_factor, float(size)
 
 
 def _sums_of(units: Sequence[ParamUnit], leaving: Sequence[ParamUnit], away: HostGradients) -> GradSums:

@@ -96,6 +96,7 @@ class GradReducer:
         slot_count: slots that the units with modules share.
         divide_before: part of the division by the number of ranks that comes before the reduction, in the dtype that
             travels: keeps sums of 16-bit gradients over many ranks from overflowing.
+        divide_by: what the sums over ranks are divided by in all; None: the number of ranks.
         wire: dtype in which gradients travel and are added up over the ranks, of units that have none of their own;
             None for that of parameters. Another one costs two buffers of the size of the largest such unit, and a copy;
             there is one other at most.
@@ -121,6 +122,7 @@ class GradReducer:
         shard_gradients: bool,
         slot_count: int = 2,
         divide_before: float = 1.0,
+        divide_by: float | None = None,
         wire: torch.dtype | None = None,
         sums: GradSums | None = None,
         sums_early: bool = False,
@@ -151,6 +153,7 @@ class GradReducer:
             _Progress(slot=number, home=home, own=self._own(home), flat=home, sent=home) for number, home in placed
         ]
         self._divide_before = divide_before
+        self._divide_by = collectives.size if divide_by is None else divide_by
         self._staging: list[_Staging] = []
         wires = {unit.index: unit.wire or wire or unit.dtype for unit in units}
         staged = [unit for unit in units if wires[unit.index] != unit.dtype and collectives.size > 1]
@@ -445,7 +448,7 @@ class GradReducer:
         progress.pending.wait()
         progress.pending = None
         summed = progress.own if progress.sent is progress.home else self._own(progress.sent)
-        factor = self._divide_before / self._collectives.size
+        factor = self._divide_before / self._divide_by
         reader = self.sums.take(unit.index, summed, factor, first=not self.has_sums)
         if reader is not None:
             self._readers[progress.slot] = reader

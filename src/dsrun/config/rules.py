@@ -33,6 +33,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
     check_precision(config, report, place_of)
     check_host_step(config, report, place_of)
     _clipping(report, place_of, is_given)
+    _sums_over_ranks(config, report, place_of)
     _activations(config, report, place_of)
     check_offload(config, report, place_of)
     check_idle_offload(config, report, place_of, is_given)
@@ -54,3 +55,16 @@ def _clipping(report: Report, place_of: PlaceOf, is_given: IsGiven) -> None:
         message = "`gradient_clipping` is not set; gradients are clipped at norm 1.0, as in DeepSpeed since 0.19"
         hint = 'write "gradient_clipping": 0 to train without, as DeepSpeed did before'
         report.note(Code.DIFFERENT_DEFAULT, "gradient_clipping", message, place_of(""), hint)
+
+
+def _sums_over_ranks(config: Training, report: Report, place_of: PlaceOf) -> None:
+    """Sums are divided by nothing, so no part of the division can come first."""
+    if config.gradient_allreduce_op != "sum":
+        return
+    for name, asks in (
+        ("prescale_gradients", config.prescale_gradients),
+        ("gradient_predivide_factor", config.gradient_predivide_factor != 1),
+    ):
+        if asks:
+            message = f'`{name}` does nothing: `gradient_allreduce_op` is "sum", and nothing is divided'
+            report.warning(Code.NO_EFFECT, name, message, place_of(name), "leave out one of them")

@@ -127,7 +127,10 @@ class Training(Section):
     ] = 1.0
     gradient_allreduce_op: Annotated[
         Literal["mean", "sum"],
-        knob("Average or add gradients over the ranks.", status=Status.PLANNED, why="add gradients without averaging"),
+        knob(
+            "Average gradients over the ranks, or add them up; those of micro steps are averaged either way.",
+            effect='"sum": gradients and their norm are as many times as large as there are ranks',
+        ),
     ] = "mean"
     communication_data_type: Annotated[
         Dtype | None,
