@@ -19,11 +19,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from dsrun.checkpoint_files.calls import FileCalls
 from dsrun.checkpoint_files.folder import tag_to_save
+from dsrun.checkpoint_files.own_saves import SavingMark, take_note
 from dsrun.checkpoint_files.publish import file_name, remove_empty
 from dsrun.checkpoint_files.storage import Place
 from dsrun.checkpoint_files.storage_registry import check_writable_beside
@@ -128,6 +130,7 @@ class Saver:
                 self._readiness.all("copy its part", target, lambda: self._stage(save, frozen, progress))
             except BaseException:
                 self.fence.open_all()
+                save.end_mark()
                 if save.frozen is not None:
                     save.frozen.release(remove=True)
                 remove_empty(target, calls=self._calls)
@@ -138,7 +141,9 @@ class Saver:
                 save.run_beside(self._write_beside)
             except BaseException:  # no thread, so nobody will copy
                 self.fence.open_all()
+                save.end_mark()
                 raise
+            take_note(save)
         else:
             self._last.save, self._last.is_told = save, False
             save.run(lambda save: self._here.write(save, self._concluding(save, waiting=progress), progress=progress))
@@ -205,6 +210,8 @@ class Saver:
             save.frozen = self._frozen.put(frozen, save.target, save.identity, rank=rank, progress=progress)
         if not self.policy.asynchronous:
             return
+        if self._collectives.rank == 0 and isinstance(save.target, Path):
+            save.mark = SavingMark(save.target, save.identity, timeout_s=self.policy.timeout_s)
         try:
             self._beside.stage(save)
         except WriterError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from typing import Literal
 
 import torch
@@ -15,6 +16,11 @@ from ..mesh.collectives import Collectives
 #: A tag may have 200 letters; of a longer one, which is refused later, so much is told.
 _TOLD_BYTES = 208
 _HINT = "give save_checkpoint the same tag on every rank"
+
+
+def tag_text(tag: object) -> str:
+    """Returns the name that a script means by a tag: a text, a number, or any `os.PathLike`."""
+    return os.fsdecode(tag) if isinstance(tag, os.PathLike) else str(tag)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def one_tag(

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dsrun.checkpoint_files.own_saves import SavingMark
 from dsrun.checkpoint_files.storage import Place
 from dsrun.errors import CheckpointError
 
@@ -83,6 +84,7 @@ class SaveUnderWay:
         self.blocks = 0
         self.frozen: FrozenFile | None = None
         self.sources: Sources | None = None  # once it is staged, if this rank has anything to write
+        self.mark: SavingMark | None = None  # on rank 0, if it goes on beside the script
         self._verdict: Verdict | None = None
         self._broken: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -111,6 +113,14 @@ class SaveUnderWay:
             self._verdict = work(self)
         except Exception as error:  # whatever it is: `raise_failure` raises it where the script is
             self._broken = error
+        finally:
+            self.end_mark()
+
+    def end_mark(self) -> None:
+        """Nobody has to wait for it any more."""
+        mark, self.mark = self.mark, None
+        if mark is not None:
+            mark.release()
 
     def run_beside(self, work: Callable[[SaveUnderWay], Verdict]) -> None:
         """Does `work` in a thread, which the interpreter waits for at its end."""

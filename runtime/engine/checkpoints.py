@@ -5,16 +5,17 @@ What goes into one, and in which order, is `persist.py`'s business.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import optim
 
 from dsrun.checkpoint_files.latest import doubt_of_latest
+from dsrun.checkpoint_files.own_saves import wait_for_own_saves
 from dsrun.checkpoint_files.storage import Place
-from dsrun.checkpoint_files.storage_registry import place_of
+from dsrun.checkpoint_files.storage_registry import place_given
 from dsrun.config.batch import BatchSizes
 from dsrun.config.sections.checkpoint import Checkpoint
 from dsrun.errors import InputError
@@ -22,7 +23,7 @@ from dsrun.errors import InputError
 from ..activation.configured import named_generators
 from ..checkpoint.memory_copy_restore import Restored
 from ..checkpoint.policy import SavePolicy
-from ..checkpoint.tags import one_tag
+from ..checkpoint.tags import one_tag, tag_text
 from ..mesh.all_or_none import all_or_none
 from .going_on import Moment, present_moment
 from .load import Examined, LoadWishes, check_same, examine, take_over
@@ -57,6 +58,7 @@ class Checkpoints:
     _check_states_here: Callable[[str], None]
     _counters: Counters
     _micro_steps_done: int
+    _backward_done: bool
     _boundary: bool | None
     _last: StepResult | None
     _find_copy: Callable[[Place | None], Restored | None]
@@ -66,8 +68,8 @@ class Checkpoints:
 
     def save_checkpoint(
         self,
-        save_dir: str | Path,
-        tag: str | int | None = None,
+        save_dir: str | os.PathLike[str],
+        tag: str | int | os.PathLike[str] | None = None,
         client_state: Mapping[str, Any] | None = None,
         save_latest: bool = True,
         exclude_frozen_parameters: bool = False,
@@ -81,7 +83,8 @@ class Checkpoints:
         `latest` names it once it is complete, and `wait_for_checkpoint` waits for that. The end of the script does too.
 
         Args:
-            save_dir: checkpoint folder, shared by all ranks, or an address such as `s3://bucket/run`.
+            save_dir: checkpoint folder, shared by all ranks, or an address such as `s3://bucket/run`. None, which
+                DeepSpeed's own call cannot take either, is refused.
             tag: name inside it; `global_step<N>` by default. Where ranks give different ones, rank 0's is taken, see
                 `checkpoint.tag_validation`.
             client_state: JSON values and tensors that `load_checkpoint` returns; rank 0's are stored.
@@ -92,13 +95,11 @@ class Checkpoints:
             True.
 
         Raises:
-            InputError: `save_dir` is empty, or an address of nothing.
+            InputError: `save_dir` is None, empty, no path, or an address of nothing.
             CheckpointError: on every rank, if one rank could not save, or an earlier save has failed since; nothing
                 was published. What goes wrong later is raised by `step`, the next save or load, or `destroy`.
         """
-        if not str(save_dir):
-            raise InputError("save_checkpoint: save_dir is empty", hint="pass the folder to save checkpoints in")
-        folder = place_of(save_dir)
+        folder = place_given(save_dir, who="save_checkpoint: save_dir")
         self._parts.heartbeat.beat(phase="save checkpoint")
         self._check_states_here("engine.save_checkpoint")
         self._parts.torn.check("engine.save_checkpoint")
@@ -109,7 +110,7 @@ class Checkpoints:
             self._counters,
             folder,
             tag=one_tag(
-                f"global_step{self._counters.global_steps}" if tag is None else str(tag),
+                f"global_step{self._counters.global_steps}" if tag is None else tag_text(tag),
                 self._parts.collectives,
                 device=self._parts.mesh.device,
                 where_they_differ=self._parts.saver.policy.where_tags_differ,
@@ -164,8 +165,8 @@ class Checkpoints:
 
     def load_checkpoint(
         self,
-        load_dir: str | Path | None = None,
-        tag: str | int | None = None,
+        load_dir: str | os.PathLike[str] | None = None,
+        tag: str | int | os.PathLike[str] | None = None,
         load_module_strict: bool = True,
         load_optimizer_states: bool = True,
         load_lr_scheduler_states: bool = True,
@@ -189,6 +190,8 @@ class Checkpoints:
             missing_ok: return (None, None) where there is no checkpoint yet, instead of an error.
             load_random_state: have this process's random numbers go on as well, see `going_on.py`; the last thing
                 before training, then. On more ranks than there were, new ones draw numbers of their own.
+
+        What this job itself is still writing there, by any engine, is waited for first.
 
         Where a job that was started again has a copy in memory (`checkpoint.memory_copy`) that is newer than what
         would be loaded, the first call without `tag` and `load_module_only` goes on from that.
@@ -234,13 +237,14 @@ class Checkpoints:
         if found is None:
             return None, None
         if copy is None and load_dir is not None and tag is None and found.target != self._parts.resume:
-            self._tell_doubt(place_of(load_dir), found.target.name)
+            self._tell_doubt(found.target.parent, found.target.name)
         if self._parts.step.away is not None:
             self._parts.step.away.settle()
         # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
         self._parts.hooks.before_step()
         self._parts.step.reducer.zero()
         self._micro_steps_done = 0
+        self._backward_done = False
         take_over(self._parts, self._counters, found)
         if self._parts.copies is not None and self._last is not None and copy is None and not load_module_only:
             self._parts.copies.forget()
@@ -250,9 +254,19 @@ class Checkpoints:
         self._parts.mesh.where.at(self._counters.global_steps + 1, 1)
         return str(found.target), found.client_state
 
-    def _choose(self, load_dir: str | Path | None, tag: str | int | None, *, missing_ok: bool) -> Place | None:
-        folder = None if load_dir is None else place_of(load_dir)
-        return choose_checkpoint(folder, tag, resume=self._parts.resume, missing_ok=missing_ok)
+    def _choose(
+        self,
+        load_dir: str | os.PathLike[str] | None,
+        tag: str | int | os.PathLike[str] | None,
+        *,
+        missing_ok: bool,
+    ) -> Place | None:
+        folder = None if load_dir is None else place_given(load_dir, who="load_checkpoint: load_dir", to="load from")
+        resume = self._parts.resume
+        looked_in = folder if folder is not None else resume
+        if looked_in is not None:
+            wait_for_own_saves(looked_in, progress=self._parts.heartbeat.beat)
+        return choose_checkpoint(folder, None if tag is None else tag_text(tag), resume=resume, missing_ok=missing_ok)
 
     def _begin_load(self, choose: Callable[..., Place | None], *, any_ok: bool) -> Place | None:
         """Ends what a load must not meet, and returns the checkpoint on the disk that is meant."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dsrun.atomic import sync_folder
-from dsrun.checkpoint_files.storage_registry import place_of
+from dsrun.checkpoint_files.storage_registry import place_given
 from dsrun.errors import CheckpointError, InputError
 
 from ..checkpoint.streamed_model import StreamedModel
@@ -66,8 +66,8 @@ class WholeWeights:
 
     def save_16bit_model(
         self,
-        save_dir: str | Path,
-        save_filename: str = "pytorch_model.bin",
+        save_dir: str | os.PathLike[str],
+        save_filename: str | os.PathLike[str] = "pytorch_model.bin",
         exclude_frozen_parameters: bool = False,
         *,
         max_shard_bytes: int | None = None,
@@ -86,12 +86,10 @@ class WholeWeights:
             True.
 
         Raises:
-            InputError: `save_dir` is empty or an address, or shards make no sense.
+            InputError: `save_dir` is None, empty, no path or an address, or shards make no sense.
             CheckpointError: on every rank, if rank 0 could not write; nothing was left or replaced.
         """
-        if not str(save_dir):
-            raise InputError("save_16bit_model: save_dir is empty", hint="pass the folder to save the weights in")
-        folder = place_of(save_dir)
+        folder = place_given(save_dir, who="save_16bit_model: save_dir", to="save the weights in")
         if not isinstance(folder, Path):
             raise InputError(
                 f"save_16bit_model: save_dir is {save_dir}; expected a folder",
@@ -115,7 +113,9 @@ class WholeWeights:
             ) from failure.error
         return True
 
-    def save_fp16_model(self, save_dir: str | Path, save_filename: str = "pytorch_model.bin") -> bool:
+    def save_fp16_model(
+        self, save_dir: str | os.PathLike[str], save_filename: str | os.PathLike[str] = "pytorch_model.bin"
+    ) -> bool:
         """Saves as `save_16bit_model` does, whose older name this is."""
         return self.save_16bit_model(save_dir, save_filename)
 

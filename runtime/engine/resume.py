@@ -10,7 +10,7 @@ from dsrun.errors import CheckpointError, InputError
 
 
 def choose_checkpoint(
-    load_dir: Place | None, tag: str | int | None, *, resume: Place | None, missing_ok: bool
+    load_dir: Place | None, tag: str | None, *, resume: Place | None, missing_ok: bool
 ) -> Place | None:
     """Returns the tag folder to load: the tag asked for, else the one to go on from, else the one `latest` names.
 
@@ -35,7 +35,7 @@ def choose_checkpoint(
             )
         return resume
     if tag is not None:
-        return tag_to_load(load_dir, str(tag))
+        return tag_to_load(load_dir, tag)
     if resume is not None and _lies_in(resume, load_dir):
         return resume
     latest = latest_tag(load_dir)

@@ -6,6 +6,7 @@ Which signals those are and how ranks tell each other of them is `stop_signals.p
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from weakref import ref
 
 from dsrun.checkpoint_files.folder import why_not_saved_to
-from dsrun.checkpoint_files.storage_registry import place_of
+from dsrun.checkpoint_files.storage_registry import place_given
 from dsrun.errors import CheckpointError, InputError
 
 from ..mesh.groups import ProcessGroupMesh, leave
@@ -51,14 +52,14 @@ class Stopping:
     _last: StepResult | None
     _stop: StopSignals | None
     _at_stop: Departure
-    _stop_folder: str | Path
+    _stop_folder: str | os.PathLike[str]
     _stop_client_state: ClientState | None
     save_checkpoint: Callable[..., bool]
     wait_for_checkpoint: Callable[[], None]
 
     def save_on_signal(
         self,
-        save_dir: str | Path,
+        save_dir: str | os.PathLike[str],
         signals: Sequence[str] = ("SIGTERM",),
         *,
         client_state: ClientState | None = None,
@@ -76,12 +77,10 @@ class Stopping:
             client_state: JSON values that `load_checkpoint` returns; or a function that returns them when it is time.
 
         Raises:
-            InputError: `save_dir` is empty, no address, or no folder that this rank could write to; a signal is none of
-                the three, or this is not the main thread.
+            InputError: `save_dir` is None, empty, no address, or no folder that this rank could write to; a signal is
+                none of the three, or this is not the main thread.
         """
-        if not str(save_dir):
-            raise InputError("save_on_signal: save_dir is empty", hint="pass the folder to save checkpoints in")
-        place = place_of(save_dir)
+        place = place_given(save_dir, who="save_on_signal: save_dir")
         if isinstance(place, Path) and (why := why_not_saved_to(place)) is not None:
             raise InputError(f"save_on_signal: {save_dir}: {why}", hint="name a folder that all ranks can write to")
         self._forget_signals()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from dsrun.errors import CheckpointError, Problem
+from dsrun.errors import CheckpointError, InputError, Problem
 
 from ..mesh.all_or_none import all_or_none
 from .access import ParamAccess
@@ -37,7 +38,7 @@ class Source(Protocol):
         ...
 
 
-def load_pretrained(model: nn.Module, path: str | Path, *, strict: bool = True) -> None:
+def load_pretrained(model: nn.Module, path: str | os.PathLike[str], *, strict: bool = True) -> None:
     """Loads safetensors files into a model; every rank must call.
 
     The model may be built on the meta device or inside `zero.Init`, may have an engine (then masters are set, and
@@ -51,10 +52,18 @@ def load_pretrained(model: nn.Module, path: str | Path, *, strict: bool = True) 
         strict: the files must have all parameters and persistent buffers of the model, and no others.
 
     Raises:
-        CheckpointError: naming every tensor that is missing, unexpected or of another shape; nothing was changed then.
-            Or a file is missing or damaged.
+        InputError: `path` is no path.
+        CheckpointError: naming every tensor that is missing, unexpected or of another shape, or a file that is missing
+            or damaged, on every rank where one of them finds it; nothing was changed then. Or a file could not be read
+            to its end: an engine refuses to use its parameters after that, until a load has succeeded.
     """
-    assign(model, lambda: find_tensors(Path(path)), where=str(path), strict=strict)
+    try:
+        place = Path(os.fspath(path))
+    except TypeError:
+        raise InputError(
+            f"load_pretrained: path is {path!r}", hint="pass a file or a folder: a str or an os.PathLike"
+        ) from None
+    assign(model, lambda: find_tensors(place), where=str(place), strict=strict)
 
 
 @dataclass(frozen=True, slots=True)

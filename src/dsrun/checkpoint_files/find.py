@@ -8,11 +8,12 @@ from dsrun.errors import CheckpointError
 
 from .folder import latest_tag, tags_hint
 from .listing import is_checkpoint, list_tags
+from .own_saves import wait_for_own_saves
 from .storage import Place
 
 
 def find_tag(path: Place) -> Place:
-    """Returns the folder of the checkpoint that `path` means.
+    """Returns the folder of the checkpoint that `path` means; waits for those that this job itself is still writing.
 
     Args:
         path: a tag's folder, or one of tags.
@@ -20,6 +21,7 @@ def find_tag(path: Place) -> Place:
     Raises:
         CheckpointError: it is neither, or no tag is the latest.
     """
+    wait_for_own_saves(path)
     if is_checkpoint(path):
         return path
     if isinstance(path, Path) and path.is_symlink() and is_checkpoint(path.resolve()):

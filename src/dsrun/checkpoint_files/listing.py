@@ -13,6 +13,7 @@ from dsrun.errors import CheckpointError
 
 from .folder import is_complete, read_latest
 from .index import INDEX_FILE, Index
+from .own_saves import wait_for_own_saves
 from .parse import read_index
 from .storage import ASKED_AT_ONCE, Address, Entry, Place, StorageError
 from .storage_leftovers import is_data_file
@@ -57,12 +58,15 @@ class Tag:
 def list_tags(folder: Place) -> list[Tag]:
     """Returns the checkpoints of a folder, oldest first; other folders in it are passed over.
 
+    Waits first for those that this job itself is still writing there, see `own_saves.py`.
+
     Args:
         folder: of a run's checkpoints.
 
     Raises:
         CheckpointError: it cannot be read.
     """
+    wait_for_own_saves(folder)
     try:
         entries = [folder / entry.name for entry in storage_of(folder).list(folder) if entry.is_folder]
     except OSError as error:

@@ -5,6 +5,7 @@ Object stores are loaded when one is used: a path costs nothing of them.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -23,12 +24,14 @@ _FILE = "file"
 _MEMORY = "memory"
 
 
-def place_of(text: str | Path) -> Place:
+def place_of(text: str | os.PathLike[str]) -> Place:
     """Returns the place that a path or an address means: `checkpoints`, `s3://bucket/run`, `file:///data/run`.
 
     Raises:
         InputError: the address names nothing in its store, or has become a Path.
     """
+    if not isinstance(text, str | Path):
+        text = os.fspath(text)
     if isinstance(text, Path) and _MANGLED.fullmatch(str(text)):
         raise InputError(f"{text}: an address was made a Path, which is not one any more", hint="pass it as a str")
     found = None if isinstance(text, Path) else _ADDRESS.fullmatch(text)
@@ -43,6 +46,26 @@ def place_of(text: str | Path) -> Place:
     if not parts:
         raise InputError(f"{text}: it names no bucket and no folder", hint=f"write `{scheme}://bucket/folder`")
     return Address(scheme, "/".join(parts))
+
+
+def place_given(value: object, *, who: str, to: str = "save checkpoints in") -> Place:
+    """Returns the place that an argument of a script means: a text, or any `os.PathLike`.
+
+    Args:
+        value: what the script gave.
+        who: call and argument, for messages, as in "save_checkpoint: save_dir".
+        to: what the folder is for, for messages.
+
+    Raises:
+        InputError: it is no path, empty, or an address of nothing.
+    """
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(text, str):
+        shown = "None" if value is None else f"{value!r}, a {type(value).__name__}"  # pyright: ignore[reportUnknownArgumentType]
+        raise InputError(f"{who} is {shown}", hint=f"pass the folder to {to}: a str or an os.PathLike")
+    if not text:
+        raise InputError(f"{who} is empty", hint=f"pass the folder to {to}")
+    return place_of(value if isinstance(value, Path) else text)
 
 
 def absolute(place: Place) -> str:

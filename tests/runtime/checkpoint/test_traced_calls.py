@@ -113,7 +113,8 @@ def test_C5_the_system_is_asked_for_what_the_crash_tests_record_in_that_order(tm
     assert len(asked) > 40
     run = tmp_path / "beside" / "run"
     run.parent.mkdir()
-    beside, _ = traced(run, "beside")
+    # Who only waits reads its mark; no crash can make a checkpoint of one.
+    beside = [(does, path) for does, path in traced(run, "beside")[0] if ".saving-" not in path]
     assert by_path(beside) == by_path(recorded), "the process beside training takes the same steps"
     order = [path for does, path in beside if does == "rename"]
     assert order == [path for does, path in recorded if does == "rename"]
