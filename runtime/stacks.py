@@ -1,4 +1,15 @@
-"""What a block is: a part of a repeated stack. Knows the tree of modules only; its users decide what blocks are for."""
+"""What a block is: a part of a repeated stack. Knows the tree of modules only; its users decide what blocks are for.
+
+[Note: blocks]
+The items of a ModuleList or Sequential of two or more are blocks where they are of one class and have parts of their
+own. Bare leaves (a list of Linears) are none, nor are lists of lists, which are looked into.
+
+Items of several classes (attention here, a state space there) are blocks one by one: those that have parts of their own
+and are no trifles. In a ModuleList all of these are, for that is what layers are kept in, except one that has most of
+the list and a stack of its own: a whole model beside small things, which is looked into. A Sequential of several
+classes is a pipeline as often as a stack of layers, so an item that has a stack of its own, or is a Sequential itself,
+is looked into there.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import nn
+
+#: Modules with fewer parameters are not worth a treatment of their own, where nothing says that they are repeated.
+SMALL_NUMEL = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +35,28 @@ class Stack:
     blocks: tuple[tuple[str, nn.Module], ...]
 
 
-def is_stack(module: nn.Module) -> bool:
-    """Whether `module` is a stack of blocks: a list of two or more modules of one class, with parts of their own."""
+def blocks_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Returns the children of `module` that are blocks, by name; see [Note: blocks]."""
     if not isinstance(module, nn.ModuleList | nn.Sequential) or len(module) < 2:
-        return False
-    children = list(module.children())
-    if len({type(child) for child in children}) > 1 or isinstance(children[0], nn.ModuleList | nn.ModuleDict):
-        return False
-    # A stack of bare leaves (say, a ModuleList of Linears) is no stack of blocks: its parts are units by themselves.
-    return any(True for _ in children[0].children())
+        return []
+    children = list(module.named_children())
+    if len({type(child) for _, child in children}) == 1:
+        return children if _has_parts(children[0][1]) else []
+    found = [(name, child) for name, child in children if _has_parts(child) and numel_of(child) >= SMALL_NUMEL]
+    if isinstance(module, nn.Sequential):
+        return [(name, child) for name, child in found if not (isinstance(child, nn.Sequential) or has_stack(child))]
+    most = numel_of(module) // 2
+    return [(name, child) for name, child in found if numel_of(child) <= most or not has_stack(child)]
+
+
+def has_stack(module: nn.Module) -> bool:
+    """Whether there are blocks in `module`."""
+    return any(blocks_of(part) for part in module.modules())
+
+
+def numel_of(module: nn.Module) -> int:
+    """Returns how many parameters `module` has, each counted once."""
+    return sum(param.numel() for param in module.parameters())
 
 
 def find_stacks(module: nn.Module, *, skip: Callable[[nn.Module], bool], name: str = "") -> list[Stack]:
@@ -43,8 +70,14 @@ def find_stacks(module: nn.Module, *, skip: Callable[[nn.Module], bool], name: s
     if skip(module):
         return []
     prefix = f"{name}." if name else ""
-    if is_stack(module):
-        return [Stack(name, tuple((f"{prefix}{child}", block) for child, block in module.named_children()))]
-    return [
-        stack for child, part in module.named_children() for stack in find_stacks(part, skip=skip, name=prefix + child)
-    ]
+    blocks = blocks_of(module)
+    stacks = [Stack(name, tuple((f"{prefix}{child}", block) for child, block in blocks))] if blocks else []
+    known = {id(block) for _, block in blocks}
+    for child, part in module.named_children():
+        if id(part) not in known:
+            stacks += find_stacks(part, skip=skip, name=prefix + child)
+    return stacks
+
+
+def _has_parts(module: nn.Module) -> bool:
+    return not isinstance(module, nn.ModuleList | nn.ModuleDict) and any(True for _ in module.children())

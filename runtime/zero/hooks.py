@@ -192,11 +192,12 @@ class _UnitDriver:
         self._open = 0  # forwards that have begun; hooks after a forward also run where the one before it raised
         read: Any = torch.compiler.disable(self._read)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
         self._reads = ReadsOutside(unit, read)
-        module: nn.Module = unit.module
-        self._handles: list[RemovableHandle] = [
-            module.register_forward_pre_hook(OwnHook(self._before_forward), with_kwargs=True),
-            module.register_forward_hook(OwnHook(self._after_forward), with_kwargs=True, always_call=True),
-        ]
+        self._handles: list[RemovableHandle] = []
+        for module in (unit.module, *unit.twins):
+            self._handles += [
+                module.register_forward_pre_hook(OwnHook(self._before_forward), with_kwargs=True),
+                module.register_forward_hook(OwnHook(self._after_forward), with_kwargs=True, always_call=True),
+            ]
 
     @property
     def is_open(self) -> bool:

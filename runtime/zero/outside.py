@@ -31,6 +31,7 @@ is the parameter again.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class ReadsOutside:
         assert unit.module is not None, "the rest unit is in use during the whole forward"
         position_of = {id(param): position for position, param in enumerate(unit.gathered_params)}
         self._dicts: list[tuple[dict[str, Any], dict[str, Any], _Watched]] = []
-        for module in unit.module.modules():
+        for module in chain.from_iterable(whole.modules() for whole in (unit.module, *unit.twins)):
             plain: dict[str, Any] = module.__dict__["_parameters"]
             positions = {name: (position_of[id(p)], p) for name, p in plain.items() if id(p) in position_of}
             if positions:

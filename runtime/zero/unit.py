@@ -6,6 +6,7 @@ Which buffers are whole and which are slots is decided by the store and the redu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -52,6 +53,7 @@ class ParamUnit:
         index: position among the units, in order of registration.
         label: what it is called where something waits for it.
         module: whose forward uses the parameters; None for the rest unit.
+        twins: other modules whose forwards use the same parameters.
         wire: dtype that gradients travel in; None: that of all others.
         params: the model's parameters, in the order of `layout.extents`.
         layout: places in the flat buffers, see [Note: flat buffers].
@@ -82,6 +84,7 @@ class ParamUnit:
         self.label = f"unit {index} `{spec.name}`"
         self.name = spec.name
         self.module = spec.module
+        self.twins = spec.twins
         self.wire = spec.wire
         self.params = [param for _, param in spec.params]
         self.layout: UnitLayout = lay_out(
@@ -214,4 +217,4 @@ class ParamUnit:
 def group_by(spec: UnitSpec, group_of: Mapping[int, int]) -> UnitSpec:
     """Orders a unit's parameters by optimizer group, so that each group is one run of the flat buffer."""
     ordered: Sequence[tuple[str, nn.Parameter]] = sorted(spec.params, key=lambda item: group_of[id(item[1])])
-    return UnitSpec(spec.name, spec.module, tuple(ordered), spec.dtype, spec.wire)
+    return replace(spec, params=tuple(ordered))

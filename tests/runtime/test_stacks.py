@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from dsrun.runtime.stacks import find_stacks, is_stack
+from dsrun.runtime.stacks import blocks_of, find_stacks
 
 
 class Block(nn.Module):
@@ -46,12 +46,48 @@ def test_what_is_skipped_is_not_looked_into() -> None:
     assert [stack.name for stack in find_stacks(model, skip=lambda module: module is model.encoder)] == ["decoder"]
 
 
-def test_one_block_bare_layers_and_mixed_lists_are_no_stack() -> None:
+def is_stack(module: nn.Module) -> bool:
+    return [block for _, block in blocks_of(module)] == list(module.children())
+
+
+class Large(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(64, 64)
+
+
+class Other(Large):
+    pass
+
+
+def test_one_block_bare_layers_and_lists_of_lists_are_no_stack() -> None:
     assert is_stack(blocks(2))
-    assert not is_stack(blocks(1))
-    assert not is_stack(nn.ModuleList(nn.Linear(2, 2) for _ in range(4)))
-    assert not is_stack(nn.ModuleList([Block(), nn.Linear(2, 2)]))
-    assert not is_stack(nn.ModuleList([blocks(2), blocks(2)]))
+    assert not blocks_of(blocks(1))
+    assert not blocks_of(nn.ModuleList(nn.Linear(2, 2) for _ in range(4)))
+    assert not blocks_of(nn.ModuleList([blocks(2), blocks(2)]))
+    assert not blocks_of(Block())
+
+
+def test_blocks_of_several_classes_are_one_stack_without_what_is_small_or_bare() -> None:
+    for container in (nn.ModuleList, nn.Sequential):
+        assert is_stack(container([Large(), Other()]) if container is nn.ModuleList else container(Large(), Other()))
+    mixed = nn.ModuleList([Large(), nn.Linear(64, 64), Other(), Block(), blocks(2), nn.ReLU()])
+    assert [name for name, _ in blocks_of(mixed)] == ["0", "2"]
+    assert [[name for name, _ in stack.blocks] for stack in find_stacks(mixed, skip=nothing)] == [
+        ["0", "2"],
+        ["4.0", "4.1"],
+    ]
+
+
+def test_a_pipeline_and_a_model_beside_trifles_are_looked_into() -> None:
+    """A plain convolutional network has no blocks: its layers are bare."""
+    deep = nn.Sequential(Large(), Large())
+    assert [name for name, _ in blocks_of(nn.Sequential(nn.Conv2d(8, 8, 3), deep, Other(), nn.ReLU()))] == ["2"]
+    assert [name for name, _ in blocks_of(nn.ModuleList([nn.ModuleDict({"layers": deep}), Other()]))] == ["1"]
+    whole = Model()
+    whole.decoder.extend(Large() for _ in range(3))
+    assert [name for name, _ in blocks_of(nn.ModuleList([whole, Other()]))] == ["1"]
+    assert not blocks_of(nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)))
 
 
 def test_a_model_that_is_a_stack_itself_has_blocks_with_short_names() -> None:

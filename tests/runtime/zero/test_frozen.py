@@ -296,7 +296,7 @@ def _look(stage: int) -> dict[str, Any]:
         inside = engine.module.blocks[1].state_dict()["up.weight"]
         found["state dict"] = torch.equal(inside, weights["blocks.1.up.weight"])
     try:
-        engine.module.state_dict()
+        engine.module.state_dict()["blocks.1.up.weight"].clone()
         found["refused"] = False
     except ModelError:
         found["refused"] = True

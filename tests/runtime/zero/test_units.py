@@ -53,6 +53,41 @@ def weight_shared_between_blocks() -> nn.Module:
     return model
 
 
+class Other(Block):
+    """A block of another class, of the same size."""
+
+
+def mixed(*classes: type[Block], width: int = 32) -> nn.ModuleList:
+    return nn.ModuleList(cls(width, 2) for cls in classes)
+
+
+def hybrid(block: nn.Module) -> nn.Module:
+    """A layer around a block that others use too, as in Zamba."""
+    return Sub(shared=block, linear=nn.Linear(WIDE, WIDE), own=Other(32, 2))
+
+
+def shared_parts() -> nn.Module:
+    block = Block(32, 2)
+    return Sub(layers=nn.ModuleList([Other(32, 2), hybrid(block), Other(32, 2), hybrid(block)]))
+
+
+def tied_parts() -> nn.Module:
+    """The same, by parameters: each layer has a block of its own around them."""
+    model = Sub(layers=nn.ModuleList([Other(32, 2), hybrid(Block(32, 2)), Other(32, 2), hybrid(Block(32, 2))]))
+    first, second = model.get_submodule("layers.1.shared"), model.get_submodule("layers.3.shared")
+    for name, param in list(first.named_parameters()):
+        owner, _, last = name.rpartition(".")
+        setattr(second.get_submodule(owner), last, param)
+    return model
+
+
+def shared_over_lists() -> nn.Module:
+    block = Block(32, 2)
+    return Sub(first=nn.ModuleList([block, Block(32, 2)]), second=nn.ModuleList([Block(32, 2), block]))
+
+
+_HYBRID = ["layers.0", "layers.1.shared", "layers.1.linear", "layers.1.own", "layers.2"]
+
 CASES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "gpt": (
         lambda: TinyGPT(width=72),
@@ -76,6 +111,30 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[str]]] = {
     "shared block": (shared_block, ["blocks.0", "blocks.2"]),
     "frozen block": (frozen_block, ["blocks.0", "blocks.2"]),
     "weight shared between blocks": (weight_shared_between_blocks, ["blocks.0", "blocks.1", REST]),
+    "blocks of several classes": (
+        lambda: Sub(layers=mixed(Block, Other, Block, Other)),
+        ["layers.0", "layers.1", "layers.2", "layers.3"],
+    ),
+    "blocks beside a layer": (
+        lambda: Sub(layers=nn.ModuleList([Block(32, 2), nn.Linear(WIDE, WIDE), Other(32, 2), nn.LayerNorm(8)])),
+        ["layers.0", "layers.1", "layers.2", REST],
+    ),
+    "lists beside blocks": (
+        lambda: Sub(parts=nn.ModuleList([Block(32, 2), blocks(2), Other(32, 2)])),
+        ["parts.0", "parts.1.0", "parts.1.1", "parts.2"],
+    ),
+    "trifles of several classes": (lambda: Sub(parts=mixed(Block, Other, width=8)), [REST]),
+    "most of a list is a model": (
+        lambda: Sub(parts=nn.ModuleList([Sub(layers=mixed(Block, Block, Block)), Other(32, 2)])),
+        ["parts.0.layers.0", "parts.0.layers.1", "parts.0.layers.2", "parts.1"],
+    ),
+    "a pipeline": (
+        lambda: nn.Sequential(Sub(embed=nn.Embedding(100, WIDE)), Sub(layers=blocks(3)), Other(32, 2), nn.Tanh()),
+        ["0", "1.layers.0", "1.layers.1", "1.layers.2", "2"],
+    ),
+    "a shared part": (shared_parts, [*_HYBRID, "layers.3.linear", "layers.3.own"]),
+    "tied parts": (tied_parts, [*_HYBRID, "layers.3.linear", "layers.3.own"]),
+    "a block in two lists": (shared_over_lists, ["first.0", "first.1", "second.0"]),
     "attention": (lambda: Sub(attention=nn.MultiheadAttention(WIDE, 5)), ["attention"]),
 }
 
