@@ -231,7 +231,7 @@ def cut_model(
         find_units(
             model,
             kept=kept.tensors,
-            light=find_light(model, settings.torch_autocast.lower_precision_safe_modules),
+            light=find_light(model, settings.torch_autocast.lower_precision_safe_modules, compute=precision.compute),
             wire=autocast_of(settings),
         ),
         plan,

@@ -11,7 +11,7 @@ from dsrun.config.config import Config
 from .loss_scale import LossScale, ScaleRules
 from .policy import BF16, BF16_MASTERS, DTYPES, FP16, FP16_MASTERS, FP32, PURE_BF16, PrecisionPolicy
 
-#: Of fp16 under autocast, which has no keys for them: the numbers of `torch.amp.GradScaler`.
+#: Of autocast in float16 over a model in fp32, which has no keys for them: the numbers of `torch.amp.GradScaler`.
 _AUTOCAST_RULES = ScaleRules(initial=2.0**16, window=2000, hysteresis=1, consecutive=False, minimum=1.0)
 
 
@@ -51,10 +51,8 @@ def skips_non_finite(config: Config) -> bool:
 def loss_scale_of(config: Config) -> LossScale:
     """Returns the loss scale at the first step: 1 without fp16."""
     fp16 = config.fp16
-    if autocast_of(config) == torch.float16:
-        return LossScale(rules=_AUTOCAST_RULES)
     if not fp16.enabled:
-        return LossScale()
+        return LossScale(rules=_AUTOCAST_RULES if autocast_of(config) == torch.float16 else None)
     if fp16.loss_scale > 0:
         return LossScale(fp16.loss_scale)
     rules = ScaleRules(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 from dsrun.errors import ModelError
@@ -11,13 +12,14 @@ from dsrun.errors import ModelError
 _KEY = "torch_autocast.lower_precision_safe_modules"
 
 
-def find_light(model: nn.Module, classes: Sequence[str]) -> frozenset[int]:
-    """Returns the ids of parameters that modules of given classes have themselves.
+def find_light(model: nn.Module, classes: Sequence[str], *, compute: torch.dtype) -> frozenset[int]:
+    """Returns the ids of parameters that modules of given classes have themselves; of a 16-bit model, none.
 
     Args:
         model: the model.
         classes: names, with or without their package: `Linear`, `torch.nn.Linear`. Subclasses are other classes, as in
             DeepSpeed.
+        compute: dtype of the parameters, which their gradients have too.
 
     Raises:
         ModelError: no module of the model is of one of the classes.
@@ -33,7 +35,7 @@ def find_light(model: nn.Module, classes: Sequence[str]) -> frozenset[int]:
                 hint=f"modules with parameters are of {', '.join(kinds)}" if kinds else "the model has no parameters",
             )
         found.update(id(param) for module in modules for param in module.parameters(recurse=False))
-    return frozenset(found)
+    return frozenset(found) if compute == torch.float32 else frozenset()
 
 
 def _is_called(kind: type[nn.Module], name: str) -> bool:

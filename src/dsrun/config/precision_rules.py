@@ -123,11 +123,16 @@ def _masters_key(config: Training) -> str | None:
 
 
 def _autocast(config: Training, report: Report, place_of: PlaceOf) -> None:
-    for name, section in (("fp16", config.fp16), ("bf16", config.bf16)):
-        if config.torch_autocast.enabled and section.enabled:
-            key = "torch_autocast.enabled"
-            message = f"`{key}` and `{name}.enabled` are both true; autocast casts parameters in fp32, expected one"
-            report.error(Code.COMBINATION, key, message, place_of(key), f"keep `{name}`: it takes half the memory")
+    """Autocast over a 16-bit model is for what it keeps in fp32; both in one format."""
+    if not config.torch_autocast.enabled:
+        return
+    cast_to = (config.torch_autocast.dtype or "bfloat16").removeprefix("torch.")
+    for name, section, format_of in (("fp16", config.fp16, "float16"), ("bf16", config.bf16, "bfloat16")):
+        if section.enabled and cast_to != format_of:
+            key = "torch_autocast.dtype"
+            message = f'`{key}` is "{cast_to}", and `{name}.enabled` is true; expected "{format_of}", one format'
+            hint = f'write "{format_of}", or leave out `{name}`: parameters are fp32 then, and autocast casts them'
+            report.error(Code.COMBINATION, key, message, place_of(key), hint)
 
 
 def _light_traffic(config: Training, report: Report, place_of: PlaceOf) -> None:
@@ -135,6 +140,11 @@ def _light_traffic(config: Training, report: Report, place_of: PlaceOf) -> None:
     if not config.torch_autocast.enabled or not config.torch_autocast.lower_precision_safe_modules:
         return
     key, device = "torch_autocast.lower_precision_safe_modules", config.zero_optimization.offload_optimizer.device
+    for name, section in (("fp16", config.fp16), ("bf16", config.bf16)):
+        if section.enabled:
+            message = f"`{key}` does nothing: `{name}.enabled` is true, and all gradients travel in 16 bits"
+            report.warning(Code.NO_EFFECT, key, message, place_of(key), f"leave out `{key}`")
+            return
     if config.communication_data_type is not None:
         other = f'`communication_data_type` is "{config.communication_data_type}"'
         message = f"`{key}` is set, and {other}, which is for all modules; expected one"

@@ -96,3 +96,41 @@ def test_without_the_section_the_scripts_own_autocast_holds() -> None:
     assert engine(torch.ones(2, 16)).dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert engine(torch.ones(2, 16)).dtype == torch.bfloat16
+
+
+#: As DeepSpeedExamples have it: everything in bf16, and autocast around forward.
+ALL_BF16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_over_a_model_in_bf16_it_is_plain_torchs_autocast_over_one_bit_for_bit(stage: int) -> None:
+    sizes: dict[str, Any] = {"width": 32, "vocab": 64, "odd": 0}
+    case = {**settings(stage, micro=4, gradient_clipping=0, optimizer="SGD"), "bf16": ALL_BF16}
+    engine = make_engine(case, model=model(**sizes))
+    found = train(engine, range(STEPS), samples=4)
+    plain = model(**sizes).bfloat16()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=1e-2, weight_decay=0.1, momentum=0.9, fused=True)
+    expected: list[float] = []
+    for step in range(STEPS):
+        inputs, targets = batches(step, samples=4)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = plain(inputs)
+        loss = loss_of(logits, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        expected.append(float(loss.detach()))
+    assert found == expected
+    for name, value in full_parameters(engine).items():
+        assert torch.equal(value.bfloat16(), dict(plain.named_parameters())[name]), name
+
+
+def test_over_a_16_bit_model_inputs_are_cast_and_the_loss_scale_is_that_of_its_section() -> None:
+    fp16 = {"enabled": True, "initial_scale_power": 3}
+    engine = make_engine(settings(2, micro=2, dtype="float16", fp16=fp16), model=nn.Linear(16, 4))
+    assert (engine.cur_scale, engine.module.weight.dtype) == (8.0, torch.float16)
+    assert engine(torch.ones(2, 16)).dtype == torch.float16, "inputs in fp32 are cast"
+    section = {"enabled": True, "lower_precision_safe_modules": ["Linear"]}
+    light = make_engine(config(2, micro=2, bf16=True, torch_autocast=section), model=nn.Linear(16, 4))
+    assert light(torch.ones(2, 16)).dtype == torch.bfloat16
+    assert [unit.wire for unit in light._parts.step.units] == [None]

@@ -37,21 +37,22 @@ def test_a_class_is_named_with_or_without_its_package(name: str) -> None:
         if type(layer) is nn.Linear
         for of, _ in layer.named_parameters()
     }
-    assert named(made, find_light(made, [name])) == linear
-    assert find_light(made, []) == frozenset()
+    assert named(made, find_light(made, [name], compute=torch.float32)) == linear
+    assert find_light(made, [], compute=torch.float32) == frozenset()
+    assert find_light(made, ["Linear"], compute=torch.bfloat16) == frozenset()
 
 
 @pytest.mark.parametrize("name", ["Conv2d", "torch.Linear.x", "mylib.Linear", "linear"])
 def test_a_class_that_the_model_has_not_is_an_error(name: str) -> None:
     with pytest.raises(ModelError, match="no module of the model is of that class") as got:
-        find_light(model(), ["Linear", name])
+        find_light(model(), ["Linear", name], compute=torch.float32)
     assert "Block" not in got.value.render()
     assert "Embedding, LayerNorm, Linear, TinyGPT" in got.value.render()
 
 
 def test_a_unit_that_travels_light_has_nothing_else_in_it() -> None:
     made = model()
-    light = find_light(made, ["Linear"])
+    light = find_light(made, ["Linear"], compute=torch.float32)
     units = find_units(made, light=light, wire=torch.bfloat16)
     wires = {unit.name: unit.wire for unit in units}
     bf16 = torch.bfloat16
@@ -83,7 +84,7 @@ def test_stages_agree_bit_for_bit_and_the_bytes_are_those_of_both_formats() -> N
     cases = [settings(stage, ["Linear"]) for stage in (0, 1, 2, 3)]
     whole = settings(1, [])
     made = model()
-    light = named(made, find_light(made, ["Linear"]))
+    light = named(made, find_light(made, ["Linear"], compute=torch.float32))
     for *results, plain in run_ranks(2, _train, [*cases, whole]):
         losses, weights, _ = results[0]
         assert losses[-1] < losses[0], "it learns"

@@ -490,9 +490,12 @@ def test_what_stays_in_fp32_cannot_be_offloaded() -> None:
     ("config", "message"),
     [
         (
-            {"torch_autocast": {"enabled": True}, "bf16": {"enabled": True}},
-            "`torch_autocast.enabled` and `bf16.enabled` are both true; "
-            "autocast casts parameters in fp32, expected one",
+            {"torch_autocast": {"enabled": True, "dtype": "torch.float16"}, "bf16": {"enabled": True}},
+            '`torch_autocast.dtype` is "float16", and `bf16.enabled` is true; expected "bfloat16", one format',
+        ),
+        (
+            {"torch_autocast": {"enabled": True}, "fp16": {"enabled": True}},
+            '`torch_autocast.dtype` is "bfloat16", and `fp16.enabled` is true; expected "float16", one format',
         ),
         (
             {
@@ -506,6 +509,15 @@ def test_what_stays_in_fp32_cannot_be_offloaded() -> None:
 )
 def test_what_autocast_cannot_do_is_refused(config: dict[str, Any], message: str) -> None:
     assert [text for text, _ in errors_of(config)] == [f"<dict>: {message}"]
+
+
+def test_modules_whose_gradients_are_in_16_bits_anyway_are_said_to_make_no_difference() -> None:
+    safe = {"enabled": True, "lower_precision_safe_modules": ["Linear"]}
+    found = inspect({"torch_autocast": safe, "bf16": {"enabled": True}, "gradient_clipping": 1.0, **MICRO}).findings
+    assert [finding.message for finding in found] == [
+        "`torch_autocast.lower_precision_safe_modules` does nothing: `bf16.enabled` is true, and all gradients travel "
+        "in 16 bits"
+    ]
 
 
 def test_what_a_fixed_loss_scale_does_not_read_is_not_judged() -> None:
