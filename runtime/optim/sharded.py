@@ -362,7 +362,7 @@ class ShardOptimizer:
     def _first_steps(self, states: HousedStates, runs: Sequence[Run]) -> Collection[Run]:
         """Returns the runs of which this step is the first, where states have places that are still empty."""
         if runs and states.waits_for_places:
-            return runs if isinstance(states.optimizer, optim.Adam | optim.AdamW) else set(runs) - self._left_out
+            return set(runs) - self._left_out
         if not states.late:
             return ()
         return {run for run in runs if run in states.late and run not in self._left_out}
