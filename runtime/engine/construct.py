@@ -20,7 +20,7 @@ from ..mesh.spec import DATA_AXIS, MeshSpec
 from ..zero.construct import ConstructionBySlices
 from ..zero.seeds import Nursery
 from ..zero.state_dicts import watch_state_dicts
-from .initialize import init_distributed
+from .distributed import join_job
 
 
 class Init:
@@ -91,7 +91,7 @@ class Init:
         self._stack.__exit__(kind, error, trace)
 
     def _nursery(self) -> Nursery:
-        info = init_distributed()
+        info = join_job()
         device = choose_device(present_backend(), info)
         mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device)
         return Nursery(mesh.axes[DATA_AXIS], device=mesh.device, dtype=self._dtype, on_host=self._on_host)

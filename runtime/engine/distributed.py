@@ -12,7 +12,7 @@ from dsrun.contract import BACKEND_ENV, RankInfo, group_timeout_s, store_nonce
 
 from ..mesh.backends import choose_backend
 from ..mesh.gpus import choose_device
-from ..mesh.groups import has_joined, join, present_backend
+from ..mesh.groups import has_joined, join, keep, present_backend
 from .arguments import check_joined, check_place
 
 
@@ -31,6 +31,8 @@ def init_distributed(
     timeout_s: float | None = None,
 ) -> RankInfo:
     """Joins the job's process group, unless that has happened; every rank must call.
+
+    The group is the script's from here on, whoever has joined it: no engine's end takes it away.
 
     Args:
         dist_backend: `nccl` or `gloo`; None: what `dsrun --backend` said, else NCCL where there is a GPU. Without
@@ -55,11 +57,35 @@ def init_distributed(
         LaunchError: the other ranks cannot be reached.
     """
     del auto_mpi_discovery, distributed_port, verbose, config
+    check_place(RankInfo.from_env(), init_method=init_method, rank=rank, world_size=world_size)
+    if timeout_s is None and timeout is not None:
+        timeout_s = timeout.total_seconds()
+    info = join_job(dist_backend, dist_init_required=dist_init_required, timeout_s=timeout_s)
+    keep()
+    return info
+
+
+def join_job(
+    dist_backend: str | None = None, *, dist_init_required: bool | None = None, timeout_s: float | None = None
+) -> RankInfo:
+    """Does so for an engine's sake: a group that is joined here ends with the last engine.
+
+    Args:
+        dist_backend: see `init_distributed`.
+        dist_init_required: see `init_distributed`.
+        timeout_s: see `init_distributed`.
+
+    Returns:
+        this process's place in the job.
+
+    Raises:
+        InputError: see `init_distributed`.
+        LaunchError: the other ranks cannot be reached.
+    """
     info = RankInfo.from_env()
-    check_place(info, init_method=init_method, rank=rank, world_size=world_size)
     check_joined(dist_init_required)
     if timeout_s is None:
-        timeout_s = group_timeout_s() if timeout is None else timeout.total_seconds()
+        timeout_s = group_timeout_s()
     backend = present_backend() if has_joined() else choose_backend(dist_backend or os.environ.get(BACKEND_ENV))
     join(info, backend=backend, device=choose_device(backend, info), timeout_s=timeout_s, nonce=store_nonce())
     return info

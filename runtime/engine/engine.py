@@ -345,7 +345,8 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
     def destroy(self) -> None:
         """Reports the peaks of memory, takes the hooks off the module and leaves its process groups.
 
-        The job's group ends with the last engine, unless the script has made it: then it is the script's to destroy.
+        The job's group ends with the last engine, unless the script has made it, or joined it by
+        `dsrun.init_distributed()`: then it is the script's to destroy.
 
         At stages 0 to 2 the module is an ordinary one afterwards, with its present parameters and without gradients;
         the rest is freed with the engine. At stage 3 its parameters stay slices, which the next `dsrun.initialize`

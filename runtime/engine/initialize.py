@@ -55,7 +55,7 @@ from .checkpoints import policy_of_saving
 from .comparison import check_same_everywhere
 from .cut import cut_model
 from .disk import finder_of, foreseen_states, states_on_disk, tell_of_memory, wear_of
-from .distributed import init_distributed
+from .distributed import join_job
 from .engine import Engine
 from .hosted import host_tier, update_on_host
 from .memory_copies import memory_copies_of
@@ -124,7 +124,7 @@ def initialize(
     heartbeat = process_writer()
     heartbeat.beat(phase="build")
     assignment = assign_groups(model, groups_of(optimizer) or model_parameters)
-    info = init_distributed(dist_init_required=dist_init_required)
+    info = join_job(dist_init_required=dist_init_required)
     check_parallelism(mpu, mesh_param, world_size=info.world_size)
     settings = load(source, world_size=info.world_size)
     updates = optimizer is not None or settings.optimizer is not None

@@ -13,6 +13,7 @@ left alone, for letting go might wait for a rank that hangs. NCCL's groups wait 
 from __future__ import annotations
 
 import atexit
+import gc
 import itertools
 import logging
 import os
@@ -60,6 +61,7 @@ class _Use:
         groups: that its meshes share.
         meshes: those on it, each by its `where`, and what it has of `groups`.
         last_leave: destroys it at exit, where that may wait for other ranks.
+        is_kept: the script uses it beside its meshes, and destroys it if it likes.
     """
 
     joined_by: Backend | None
@@ -68,6 +70,7 @@ class _Use:
         default_factory=lambda: weakref.WeakKeyDictionary[Where, list[GroupKey]]()
     )
     last_leave: LastLeave | None = None
+    is_kept: bool = False
 
 
 #: torch has one default group, so who uses it is kept where it is: beside it, and only for as long.
@@ -218,6 +221,13 @@ def _check_nonce(store: Store, nonce: str, info: RankInfo, *, timeout_s: float) 
         )
 
 
+def keep() -> None:
+    """Lets the default group outlast the meshes on it; after `join`. One that the script has made does so anyway."""
+    use = _uses.get(_world())
+    if use is not None:
+        use.is_kept = True
+
+
 def has_joined() -> bool:
     """Whether this process has a default group."""
     return dist.is_initialized()
@@ -325,8 +335,8 @@ def separate_reductions(mesh: ProcessGroupMesh) -> None:
 def leave(mesh: ProcessGroupMesh) -> None:
     """Lets go of a mesh's groups, and ends those that no other mesh is on; every rank of the job must call.
 
-    The default group ends too, if `join` made it and no other mesh is on it. Does nothing where the mesh has been left,
-    or the default group has been destroyed. No collective may follow.
+    The default group ends too, if `join` made it, nobody keeps it and no other mesh is on it. Does nothing where the
+    mesh has been left, or the default group has been destroyed. No collective may follow.
 
     To end NCCL's groups is to wait for the other ranks. On the way out of an error (a `finally`, say), and where a
     collective does not end, they stay until the process ends: the others may never come here.
@@ -346,7 +356,9 @@ def leave(mesh: ProcessGroupMesh) -> None:
     for axis in axes:
         axis.close()
     keys = use.meshes.pop(mesh.where)
-    if use.joined_by is not None and not use.meshes and may_end:
+    if use.meshes and not use.is_kept:
+        gc.collect()  # what nobody refers to any more, engines that were not destroyed among them, has no mesh in use
+    if use.joined_by is not None and not use.is_kept and not use.meshes and may_end:
         use.groups.forget()
         if use.last_leave is not None:
             use.last_leave.cancel()

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from dsrun import checkpointing, comm, data, long_sequence, ops, utils, zero
     from dsrun.heartbeats import heartbeat
     from dsrun.runtime.engine.arguments import add_config_arguments
+    from dsrun.runtime.engine.distributed import init_distributed
     from dsrun.runtime.engine.engine import Engine
     from dsrun.runtime.engine.engine import Engine as DeepSpeedEngine
-    from dsrun.runtime.engine.initialize import init_distributed, initialize
+    from dsrun.runtime.engine.initialize import initialize
     from dsrun.runtime.zero.on_device import OnDevice
 
 __version__ = version = "0.1.0"
@@ -42,7 +43,7 @@ _HOME = {
     "Engine": "dsrun.runtime.engine.engine",
     "add_config_arguments": "dsrun.runtime.engine.arguments",
     "heartbeat": "dsrun.heartbeats",
-    "init_distributed": "dsrun.runtime.engine.initialize",
+    "init_distributed": "dsrun.runtime.engine.distributed",
     "initialize": "dsrun.runtime.engine.initialize",
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.absent import missing
 
 if TYPE_CHECKING:
-    from dsrun.runtime.engine.initialize import init_distributed
+    from dsrun.runtime.engine.distributed import init_distributed
 
 __all__ = ["get_local_rank", "init_distributed"]
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name == "init_distributed":
-        return importlib.import_module("dsrun.runtime.engine.initialize").init_distributed
+        return importlib.import_module("dsrun.runtime.engine.distributed").init_distributed
     distributed = importlib.import_module("torch.distributed")
     if name.startswith("_") or not hasattr(distributed, name):
         raise missing(__name__, name)
