@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dsrun.contract import CONFIG_ENV, HEARTBEAT_ENV, MEMORY_COPY_ENV
+from dsrun.contract import CONFIG_ENV, HEARTBEAT_ENV, MEMORY_COPY_ENV, READING_ENV
 from dsrun.heartbeats import HeartbeatTable
 
 from . import processes
@@ -51,8 +51,10 @@ from .protocol import (
     encode,
 )
 from .pulses import PULSE_S
+from .reading_pipe import ReadingPipe
 from .refusals import refusal_of
 from .relay import Relay
+from .transport.local import inherited_stdin
 
 _READ_BYTES = 1 << 16
 #: For the front end's first word, before there is anything to stop: it may be lost between starting us and saying it.
@@ -65,6 +67,7 @@ def main() -> None:
     processes.outlive_user_signals()
     report_fd = os.dup(1)
     os.dup2(2, 1)
+    stdin_fd = inherited_stdin(os.environ)
     reader = FrameReader()
     messages = _read_first(reader)
     if not messages:
@@ -84,7 +87,7 @@ def main() -> None:
         reason = f"there is no place for the job's files: {refusal_of(error)}"
         os.write(report_fd, encode(Failed(reason=reason, time_s=time.time())))
         return
-    Agent(plan, start.node_rank, folder, reader, report_fd).run(more)
+    Agent(plan, start.node_rank, folder, reader, report_fd, stdin_fd=stdin_fd).run(more)
 
 
 def _at_home(plan: LaunchPlan, folder: HostFolder, config: str | None) -> LaunchPlan:
@@ -113,10 +116,18 @@ class Agent:
         folder: of the job's files here.
         control: reads what comes after `Start` on stdin.
         report_fd: where messages to the front end go.
+        stdin_fd: the front end's own stdin, for the plan's `stdin_rank`; None where it was not handed on.
     """
 
     def __init__(
-        self, plan: LaunchPlan, node_rank: int, folder: HostFolder, control: FrameReader, report_fd: int
+        self,
+        plan: LaunchPlan,
+        node_rank: int,
+        folder: HostFolder,
+        control: FrameReader,
+        report_fd: int,
+        *,
+        stdin_fd: int | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
@@ -125,6 +136,10 @@ class Agent:
         self._relay = Relay(self._selector, report_fd)
         self._node_rank = node_rank
         self._heartbeats = HeartbeatTable(len(plan.nodes[node_rank].workers))
+        self._readings = ReadingPipe()
+        self._is_draining = False
+        self._relay.before_output, self._relay.after_output = self._tell_ends_of_waits, self._tell_other_readings
+        self._stdin_fd = stdin_fd
         self._ranks = HostRanks(
             plan,
             node_rank,
@@ -149,6 +164,7 @@ class Agent:
         processes.become_subreaper()
         self._listen_to_signals()
         self._selector.register(0, selectors.EVENT_READ, self._read_control)
+        self._selector.register(self._readings, selectors.EVENT_READ, self._tell_readings)
         self._relay.send(Hello(pid=os.getpid(), time_s=time.time(), own_folder=self._folder.is_own))
         missing = missing_here(self._plan)
         if missing is not None:
@@ -248,9 +264,15 @@ class Agent:
         try:
             self._hold_copies()
             copies = {} if self._copies is None else {MEMORY_COPY_ENV: self._copies.path}
-            self._ranks.start({**os.environ, HEARTBEAT_ENV: self._heartbeats.path, **copies}, rendezvous)
+            told = {HEARTBEAT_ENV: self._heartbeats.path, READING_ENV: self._readings.path}
+            self._ranks.start({**os.environ, **told, **copies}, rendezvous, stdin_fd=self._stdin_fd)
         except OSError as error:
             self._fail(f"cannot start the ranks: {refusal_of(error)}")
+        finally:
+            if self._stdin_fd is not None:
+                # Whoever writes to it is to see when the rank reads no more.
+                os.close(self._stdin_fd)
+                self._stdin_fd = None
 
     # --- events
 
@@ -299,21 +321,41 @@ class Agent:
                     pass  # Any message renews it.
                 case Meet(address=address, port=port):
                     self._start_ranks((address, port))
-                case Signal(signal=signum):
-                    self._pass(signum)
+                case Signal(signal=signum, rank=rank):
+                    self._pass(signum, rank)
                 case TakeStacks():
                     self._news.take_stacks(time.monotonic())
                 case _:
                     self._fail(f"unexpected message from the front end: {type(message).__name__}")
 
-    def _pass(self, signum: int) -> None:
+    def _tell_readings(self) -> None:
+        """Sends what ranks tell of their stdin; see [Note: order of readings] in reading_pipe."""
+        self._tell_ends_of_waits()
+        self._tell_other_readings()
+
+    def _tell_ends_of_waits(self) -> None:
+        self._readings.read()
+        if not self._is_draining:
+            for told in self._readings.take(beginning=False):
+                self._relay.send(told)
+
+    def _tell_other_readings(self) -> None:
+        if self._is_draining:
+            return
+        for told in self._readings.take(beginning=True):
+            self._is_draining = True
+            self._relay.drain(told.rank)
+            self._is_draining = False
+            self._relay.send(told)
+
+    def _pass(self, signum: int, rank: int | None) -> None:
         """Passes a user's signal to the ranks that catch it, and to none of the processes that they started."""
-        live = self._ranks.live
-        caught = [rank for rank in live if processes.catches(rank.process, signum)]
-        for rank in caught:
-            processes.send(rank.process, signum)
-        spared = [rank.rank for rank in live if rank not in caught]
-        self._relay.send(Passed(signal=signum, ranks=[rank.rank for rank in caught], spared=spared))
+        live = [each for each in self._ranks.live if rank in (None, each.rank)]
+        caught = [each for each in live if processes.catches(each.process, signum)]
+        for each in caught:
+            processes.send(each.process, signum)
+        spared = [each.rank for each in live if each not in caught]
+        self._relay.send(Passed(signal=signum, ranks=[each.rank for each in caught], spared=spared))
 
     def _report(self, now_s: float) -> None:
         """Sends what is due to be told, once it is sure that somebody listens."""

@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from .causes import signal_name
 from .descent import Descent, count_ranks
-from .failures import HostLoss, describe_status, is_mistake
+from .failures import HostLoss, UserStop, describe_status, is_mistake
 from .hang import HangPolicy
+from .interrupts import Interrupts
 from .link import Ended, Link
 from .passing import Passing
 from .plan import LaunchPlan
@@ -31,6 +32,7 @@ from .protocol import (
     Output,
     Passed,
     Pulse,
+    Reading,
     Records,
     Signal,
     Stacks,
@@ -67,6 +69,7 @@ class Attempt:
         self._sink = sink
         self._hang = hang
         self._passing = Passing()
+        self._interrupts = Interrupts()
         self._watch = ProgressWatch(self.tally, sink, plan, timeout_s=hang.timeout_s)
 
     def on_message(self, link: Link, message: Message) -> None:
@@ -101,6 +104,10 @@ class Attempt:
             case Output():
                 self._watch.printed()
                 self._sink.take(replace(message, time_s=link.our_time_s(message.time_s)))
+            case Reading():
+                self._watch.reading(message)
+                self._interrupts.reading(message)
+                self._sink.reading(message)
             case Exit():
                 self._on_exit(link, link.on_our_clock(message))
             case Records(text=text):
@@ -136,6 +143,8 @@ class Attempt:
         self.tally.exited(message)
         self._watch.ended(message.rank)
         host, status = link.node.host.name, message.status
+        if (stop := self._interrupts.ended(message.rank, status)) is not None:
+            self.tally.user_stop = self.tally.user_stop or stop
         self._sink.event("rank_exit", rank=message.rank, host=host, status=status, oom_kills=message.oom_kills)
         if self.tally.all_ended(link.node):
             self.descent.expect_end(link)
@@ -226,6 +235,17 @@ class Attempt:
         for link in reached:
             link.send(Signal(signal=signum))
         self._tell_passed()
+
+    def interrupt(self, stop: UserStop) -> bool:
+        """Gives an interrupt to the rank that waits for a person, if one does; returns whether it was for that one."""
+        rank = None if self.descent.has_begun else self._interrupts.take(stop)
+        if rank is None:
+            return False
+        for link in self._links:
+            if not link.over and any(worker.rank == rank for worker in link.node.workers):
+                link.send(Signal(signal=stop.signal, rank=rank))
+        self._sink.event("signal", signal=signal_name(stop.signal), ranks=[rank], spared=[])
+        return True
 
     def _tell_passed(self) -> None:
         for passed in self._passing.complete():

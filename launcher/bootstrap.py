@@ -31,10 +31,12 @@ from dsrun.errors import DsrunError, InputError
 
 from .first_import import hide_torch
 from .leaving import Leaving
+from .rank_stdin import take_stdin
 
 
 def main() -> None:
     """Entry of a fresh interpreter; argv: kind, target, the program's own arguments."""
+    take_stdin()
     kind, target, *arguments = sys.argv[1:]
     run(kind, target, arguments)
 
@@ -53,7 +55,8 @@ def enter_forked_rank(environment: Mapping[str, str], *, imported_in: Mapping[st
     # As every interpreter does at its start: a write to a closed pipe is an exception, not a death.
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    _renew_streams()
+    take_stdin()
+    _renew_outputs()
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         # Seeded from the system at import, so all forks would draw the same numbers; fresh interpreters do not.
@@ -63,10 +66,9 @@ def enter_forked_rank(environment: Mapping[str, str], *, imported_in: Mapping[st
         hide_torch(seen=imported_in, left=left)
 
 
-def _renew_streams() -> None:
-    """New objects on 0, 1 and 2, unbuffered as with `python -u`: what the parent had buffered is not written again."""
+def _renew_outputs() -> None:
+    """New objects on 1 and 2, unbuffered as with `python -u`: what the parent had buffered is not written again."""
     encoding, errors = sys.stdout.encoding, sys.stdout.errors
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding=encoding)  # pyright: ignore[reportAttributeAccessIssue]
     for name, descriptor, on_error in (("stdout", 1, errors or "strict"), ("stderr", 2, "backslashreplace")):
         # Unbuffered binary layer below: it is what `-u` has, and a killed rank loses nothing.
         raw = io.FileIO(descriptor, "w", closefd=False)

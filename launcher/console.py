@@ -89,6 +89,26 @@ class JobConsole:
             self._collapser.add(rank, stream, texts, now_s=now_s)
             self._print(self._collapser.take_due(now_s))
 
+    def begin_line(self, rank: int, stream: StreamName, text: str) -> None:
+        """Shows a part of a line, in place of what moves: the cursor stays behind it."""
+        if rank not in self._shown:
+            return
+        self._let_go()
+        if self._area is not None:
+            self._printer.raw(self._area.erase())
+            self._is_stale = True
+        self._printer.begin_line(rank, stream, text)
+
+    def end_line(self, rank: int, stream: StreamName, rest: str) -> None:
+        """Shows the rest of such a line."""
+        if rank in self._shown:
+            self._let_go()
+            self._printer.end_line(rank, stream, rest)
+
+    def go_on(self, rank: int, *, typed: bool) -> None:
+        """See `Printer.go_on`."""
+        self._printer.go_on(rank, typed=typed)
+
     def note(self, text: str) -> None:
         """Shows a line of dsrun's own talk."""
         self._let_go()
@@ -144,6 +164,8 @@ class JobConsole:
                     self._progress.take(record)
                     self._is_stale = True
             wanted.append(self._next_look_s)
+        if self._printer.is_mid_line:
+            return wanted
         if self._is_stale and now_s >= self._next_draw_s:
             self._next_draw_s = now_s + _DRAW_INTERVAL_S
             self._is_stale = False
@@ -221,6 +243,8 @@ def terminal_console(
         quiet=quiet,
         on_closed=on_closed,
         around=(lambda text: text) if area is None else area.around,
+        one_place=os.path.sameopenfile(out, err),
+        typed_on=_typed_on(out, err),
     )
     return JobConsole(
         printer,
@@ -229,6 +253,12 @@ def terminal_console(
         area=area,
         records=None if progress_of is None else RecordTail(progress_of),
     )
+
+
+def _typed_on(out: int, err: int) -> list[StreamName]:
+    """Returns which streams are the terminal that dsrun's own stdin is."""
+    streams: dict[StreamName, int] = {"stdout": out, "stderr": err}
+    return [name for name, descriptor in streams.items() if _one_terminal(0, descriptor)]
 
 
 def _one_terminal(first: int, second: int) -> bool:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +31,11 @@ from .job_record import JobRecord, copy_config, new_record, started_record, writ
 from .job_run import JobRun, Policies
 from .launch import Launch
 from .outcome_text import closing, opening, outcome_json, without_ranks
+from .own_stdin import OwnStdin
 from .plan import LaunchPlan
 from .scheduler.slurm import signal_names
 from .script_words import misplaced_options
+from .stdin_choice import Taken, why_no_stdin
 from .stopping import StopRequests
 from .tally import Outcome
 from .transport.base import OwnedTransport
@@ -107,8 +109,9 @@ class FrontEnd:
         self._launch = launch
         self._settings = settings
         self._folder = folder
-        self._plan = launch.plan(job_id=job_id, run_dir=str(folder))
-        self._transport: OwnedTransport = LocalTransport()
+        self._stdin = OwnStdin(wanted=launch.stdin_rank is not None)
+        self._plan = self._with_stdin(launch.plan(job_id=job_id, run_dir=str(folder)))
+        self._transport: OwnedTransport = LocalTransport(stdin_fd=self._stdin.descriptor)
         self._began_s = time.monotonic()
         self._wishes = Wishes()
         self._stops = StopRequests(self._wishes.request_stop, names=signal_names(os.environ))
@@ -142,6 +145,7 @@ class FrontEnd:
         with self._stops.catching_signals(self._wishes), ExitStack() as stack:
             # Later, for it is another once there are other hosts.
             stack.callback(lambda: self._transport.close())
+            stack.callback(self._stdin.close)
             try:
                 lock = JobLock(self._folder)
                 record = self._write_down()
@@ -151,7 +155,7 @@ class FrontEnd:
                 held = stack.enter_context(self._hold_devices())
                 if held is not None:
                     plan = self._launch.plan(job_id=record.id, run_dir=str(self._folder), held=held)
-                    self._plan = self._prepare_hosts(plan)
+                    self._plan = self._prepare_hosts(self._with_stdin(plan))
                     write_record(self._folder, started_record(record, self._plan, now=_now(), environ=os.environ))
                 if not queued:
                     ready()
@@ -210,6 +214,7 @@ class FrontEnd:
             self._launch.placement,
             settings,
             lease_s=plan.lease_s,
+            stdin_fd=self._stdin.descriptor,
             note=self._console.note,
             warn=self._console.warning,
             check=self._wishes.check,
@@ -218,6 +223,15 @@ class FrontEnd:
         with suppress(Interrupted):
             return hosts.prepare(plan, python=sys.executable)
         return plan
+
+    def _with_stdin(self, plan: LaunchPlan) -> LaunchPlan:
+        return replace(plan, stdin_rank=None) if self._stdin.is_in_background else plan
+
+    def _why_no_stdin(self, rank: int) -> str:
+        taken = self._launch.stdin_taken
+        if self._stdin.is_in_background:
+            taken = Taken("dsrun runs in the background of its terminal", "start it in the foreground")
+        return why_no_stdin(rank, self._plan.stdin_rank, self._launch.placement, taken=taken)
 
     def _run(self) -> dict[str, Any]:
         for warning in self._launch.warnings:
@@ -233,7 +247,7 @@ class FrontEnd:
         return self._conclude(outcome)
 
     def _run_ranks(self) -> Outcome:
-        output = JobOutput(self._plan, self._console, display=self._console)
+        output = JobOutput(self._plan, self._console, display=self._console, why_no_stdin=self._why_no_stdin)
         try:
             policies = self._settings.policies
             job = JobRun(self._plan, self._transport, output, python=sys.executable, policies=policies)

@@ -4,6 +4,8 @@
 to go on beating; the runtime beats in every step and while it saves. One that never has is judged by the job: in most
 scripts only rank 0 prints, so the silence of the others says nothing as long as anybody prints or beats. Without an
 explicit time-out only ranks that beat are judged, for a script that prints nothing for half an hour may be well.
+While a rank waits for a person nobody is judged: the others wait for that rank, and a person takes the time they take.
+Afterwards all ranks have the whole time again.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class HangTracker:
         self._idle_s: dict[int, float] = {}
         self._never_beat: set[int] = set()
         self._told = False
+        self._waiting: set[int] = set()
+        self._resumed_at_s = float("-inf")
 
     def started(self, ranks: Iterable[int]) -> None:
         """Ranks run now."""
@@ -73,6 +77,17 @@ class HangTracker:
         """A rank printed something."""
         self._job.renew()
 
+    def waits_for_person(self, rank: int) -> None:
+        """A rank waits until somebody types."""
+        self._waiting.add(rank)
+
+    def goes_on(self, rank: int, now_s: float) -> None:
+        """A rank waits for nobody any more, in monotonic seconds."""
+        if rank in self._waiting:
+            self._waiting.remove(rank)
+            self._resumed_at_s = now_s
+            self._job.renew()
+
     def ended(self, rank: int) -> None:
         """A rank makes no progress any more, and needs not."""
         self._never_beat.discard(rank)
@@ -85,8 +100,11 @@ class HangTracker:
 
     def look(self, now_s: float) -> float | None:
         """Returns for how long there was no progress, once for each hang; to be asked every second or so."""
+        if self._waiting:
+            self._job.renew()
+            return None
         is_silent = self._job.has_run_out(now_s) and self._judges_silence and bool(self._never_beat)
-        idle_s = max(self._idle_s.values(), default=0.0)
+        idle_s = min(max(self._idle_s.values(), default=0.0), now_s - self._resumed_at_s)
         hangs = is_silent or idle_s >= self._timeout_s
         is_news = hangs and not self._told
         self._told = hangs

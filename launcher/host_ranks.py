@@ -101,12 +101,13 @@ class HostRanks:
         """Takes over a socket on which the rendezvous store is to be served."""
         self._store = listener
 
-    def start(self, environ: Mapping[str, str], rendezvous: tuple[str, int]) -> None:
+    def start(self, environ: Mapping[str, str], rendezvous: tuple[str, int], *, stdin_fd: int | None = None) -> None:
         """Starts the spawner, which starts the ranks.
 
         Args:
             environ: what ranks inherit.
             rendezvous: address and port of the store.
+            stdin_fd: what the plan's `stdin_rank` is to read, if that is a rank of this host.
 
         Raises:
             OSError: a pipe or the process cannot be made.
@@ -132,6 +133,7 @@ class HostRanks:
             rendezvous=rendezvous,
             store=self._store,
             cpus=cpus,
+            stdin_fd=stdin_fd,
             scope=self._scope,
             own_folder=self._own_folder,
             open_stream=self._relay.open_stream,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,11 +21,13 @@ from .live_status import LiveStatus
 from .log_files import PART_BYTES, LogFiles
 from .output_index import IndexWriter
 from .plan import LaunchPlan
-from .protocol import Output, RankPulse, RankStack
+from .protocol import Output, RankPulse, RankStack, Reading
 from .rank_output import BarDisplay, Console, JobLog, RankOutput
 from .secrets_mask import masker_of
 from .worker import stacks_file
 
+#: For how long a line that a program has begun must stand to be shown as it is, in seconds.
+_PROMPT_S = 0.1
 #: Not through a link that somebody planted.
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -57,6 +59,7 @@ class JobOutput:
             become a line now and then.
         environ: where secrets are known from, besides the plan.
         part_bytes: a log that is larger is continued in another file.
+        why_no_stdin: says of a rank why its stdin is empty, and what gives it another.
 
     Raises:
         LaunchError: a file cannot be made.
@@ -70,6 +73,7 @@ class JobOutput:
         display: Display | None = None,
         environ: Mapping[str, str] = os.environ,
         part_bytes: int = PART_BYTES,
+        why_no_stdin: Callable[[int], str] = lambda rank: "no rank was given dsrun's own",
     ) -> None:
         folder = Path(plan.run_dir)
         self._console = console
@@ -82,6 +86,11 @@ class JobOutput:
         self._live = LiveStatus(folder, plan.rank_hosts, clock=time.time)
         self._folder = folder
         self._keeps_records = True
+        self._why_no_stdin = why_no_stdin
+        self._has_told_of_stdin = False
+        # A program that is no Python does not tell when it waits: what stays for a moment is taken for a prompt.
+        self._silent_reader = plan.stdin_rank if plan.program.kind == "command" else None
+        self._prompt_due_s: float | None = None
         path = folder / EVENTS_FILE
         try:
             self._events_fd: int | None = os.open(path, _APPEND, 0o600)
@@ -91,6 +100,22 @@ class JobOutput:
     def take(self, frame: Output) -> None:
         """See `Sink`."""
         self._ranks[frame.rank].take(frame)
+        if frame.rank == self._silent_reader:
+            self._prompt_due_s = time.monotonic() + _PROMPT_S
+
+    def reading(self, told: Reading) -> None:
+        """See `Sink`."""
+        rank = self._ranks[told.rank]
+        match told.state:
+            case "waits" | "waits_for_pipe":
+                rank.show_begun()
+            case "typed" | "goes_on":
+                rank.go_on(typed=told.state == "typed")
+            case "has_none":
+                # All ranks run the same script: once is enough.
+                if not self._has_told_of_stdin:
+                    self._has_told_of_stdin = True
+                    self.note(f"rank {told.rank} reads stdin, which is empty: {self._why_no_stdin(told.rank)}")
 
     def ended(self, rank: int, last_word: str | None) -> None:
         """See `Sink`."""
@@ -157,7 +182,14 @@ class JobOutput:
 
     def tick(self, now_s: float) -> float | None:
         """See `Sink`."""
-        wanted = [self._live.tick(now_s), None if self._display is None else self._display.tick(now_s)]
+        if self._prompt_due_s is not None and now_s >= self._prompt_due_s and self._silent_reader is not None:
+            self._prompt_due_s = None
+            self._ranks[self._silent_reader].show_begun()
+        wanted = [
+            self._prompt_due_s,
+            self._live.tick(now_s),
+            None if self._display is None else self._display.tick(now_s),
+        ]
         return min((time_s for time_s in wanted if time_s is not None), default=None)
 
     def close(self) -> None:

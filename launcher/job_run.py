@@ -75,17 +75,21 @@ class JobRun:
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stop: UserStop | None = None
+        #: Wishes to stop that were not known to be one rank's own.
+        self._stop_requests = 0
         #: As the host of rank 0 said last; see `Session.first_host_is_apart`.
         self._first_host_is_apart = False
         self._session = self._new_session(plan)
 
     def request_stop(self, signum: int, why: str | None = None) -> None:
         """See `Session.request_stop`; ends the job, not only its present attempt."""
+        self._stop_requests += 1
         self._note_stop(signum)
         self._session.request_stop(signum, why)
 
     def kill_now(self, signum: int = signal.SIGTERM) -> None:
         """See `Session.kill_now`; ends the job, not only its present attempt."""
+        self._stop_requests += 1
         self._note_stop(signum)
         self._session.kill_now(signum)
 
@@ -111,6 +115,9 @@ class JobRun:
         """
         while True:
             outcome = self._session.run()
+            self._stop_requests -= self._session.interrupts_given
+            if self._stop_requests == 0:
+                self._stop = None
             resume = self._find_resume_point() if self._may_restart_after(outcome) else None
             restart = self._restart_after(outcome, resume)
             if restart is None:

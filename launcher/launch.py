@@ -19,6 +19,7 @@ from .host_binding import read_bindings
 from .hosts import Allocation
 from .placement import HostRequest, Placement, StaticNode
 from .plan import Bind, LaunchPlan, Outside, Program, ProgramKind, StartMethod, make_plan
+from .stdin_choice import StdinWish, Taken, choose_stdin_rank
 from .transport.choice import describe_reach
 
 Backend = Literal["nccl", "gloo"]
@@ -43,6 +44,8 @@ class Request:
         grace_s: seconds between asking and killing.
         bind: which cores each rank may run on.
         max_restarts: how often the job may be started again.
+        stdin: rank that gets dsrun's own stdin; `none` for none; None for the only rank there is.
+        is_detached: the job runs in the background, and has no stdin.
         for_remote: options given that mean something for other hosts only, as they were typed.
         for_local: the same for this machine only.
     """
@@ -61,6 +64,8 @@ class Request:
     grace_s: float = 10.0
     bind: Bind = "auto"
     max_restarts: int = 0
+    stdin: StdinWish = None
+    is_detached: bool = False
     for_remote: tuple[str, ...] = ()
     for_local: tuple[str, ...] = ()
 
@@ -119,12 +124,27 @@ class Launch:
             bind=self.request.bind,
             max_restarts=self.request.max_restarts,
             worker_env=_chosen_devices(self.placement),
+            stdin_rank=self.stdin_rank,
             outside=None if static is None else _outside(static),
         )
         if static is not None:
             plan = plan.at(static.master_addr, _interface_of(static, self.allocation))
             plan = replace(plan, nonce=shared_nonce(plan, os.environ))
         return plan if held is None else _with_devices(plan, held, self.placement.local_hosts)
+
+    @property
+    def stdin_rank(self) -> int | None:
+        """The rank that gets dsrun's own stdin; see `choose_stdin_rank`."""
+        return choose_stdin_rank(self.request.stdin, self.placement, taken=self.stdin_taken)
+
+    @property
+    def stdin_taken(self) -> Taken | None:
+        """Why no rank at all can have dsrun's own stdin, if that is so."""
+        if self.request.is_detached:
+            return Taken("a job in the background has no stdin", "without `-d` a rank can be given dsrun's own")
+        if self.request.hosts.hostfile == "-":
+            return Taken("`-H -` reads the hosts from it", "name a file of hosts")
+        return None
 
     def bindings(self, environ: Mapping[str, str]) -> dict[str, tuple[Binding, ...]]:
         """Looks where the ranks of this machine would run; other machines resolve that themselves.

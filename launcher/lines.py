@@ -37,6 +37,11 @@ class LineAssembler:
         """The state of the line that is being written, if it has been started over; else None."""
         return _text(self._pending.rstrip(b"\r")) if self._is_bar else None
 
+    @property
+    def begun(self) -> bytes:
+        """What has been written of a line so far; empty for a bar."""
+        return b"" if self._is_bar else self._pending
+
     def feed(self, data: bytes, *, now_s: float) -> list[str]:
         """Returns the lines that `data` completes.
 

@@ -58,6 +58,7 @@ class JobHosts:
         placement: which they are, and the way to them.
         settings: what the user said.
         lease_s: longest silence of a host.
+        stdin_fd: dsrun's own stdin, for the agent of this machine.
         note: told what is waited for, and of each host key that was accepted as new; on the caller's thread.
         warn: told of what is not alike, and stops nothing.
         check: called now and then on the caller's thread; what it raises ends the preparations.
@@ -69,6 +70,7 @@ class JobHosts:
         settings: HostSettings,
         *,
         lease_s: float,
+        stdin_fd: int | None = None,
         note: Callable[[str], None],
         warn: Callable[[str], None],
         check: Callable[[], None] = lambda: None,
@@ -86,6 +88,7 @@ class JobHosts:
             ssh_config=settings.ssh_config,
             announce=self._said.append if settings.accept_new_host_keys else None,
             note=self._said.append,
+            stdin_fd=stdin_fd,
         )
         #: The way to them, also for the job.
         self.transport: OwnedTransport = make_transport(placement.transport, reach, local_hosts=placement.local_hosts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 import click
 from click.shell_completion import CompletionItem
@@ -55,6 +56,15 @@ def parse_count(text: str) -> int:
     """Reads a whole number from 0 on."""
     if re.fullmatch(r"[0-9]{1,6}", text) is None:
         raise click.BadParameter(f"expected a whole number, got `{text}`")
+    return int(text)
+
+
+def parse_stdin(text: str) -> int | Literal["none"]:
+    """Reads the rank that gets dsrun's own stdin, or `none`."""
+    if text == "none":
+        return "none"
+    if re.fullmatch(r"[0-9]{1,9}", text) is None:
+        raise click.BadParameter(f"expected a rank or `none`, got `{text}`")
     return int(text)
 
 

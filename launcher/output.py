@@ -10,10 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import select
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from .console_ranks import format_rank_set
+from .protocol import StreamName
 
 # Six colours that can be read on dark and on light ground; red is left for errors.
 _TAG_COLOURS = ("36", "32", "35", "34", "33", "96")
@@ -70,6 +72,23 @@ class PatientStream:
                 continue
 
 
+@dataclass(slots=True)
+class _OpenLine:
+    """A line on the console that has no end yet.
+
+    Attributes:
+        rank: whose.
+        stream: where it stands.
+        text: as it is shown, with its tag.
+        is_prompt: the rank waits for an answer: the line is shown again below whatever comes between.
+    """
+
+    rank: int
+    stream: StreamName
+    text: str
+    is_prompt: bool = True
+
+
 class Printer:
     """Writes lines of ranks and notes of dsrun, whole lines with every system call so that they never mix.
 
@@ -88,6 +107,8 @@ class Printer:
         quiet: bool = False,
         on_closed: Callable[[], None] = lambda: None,
         around: Callable[[str], str] = lambda text: text,
+        one_place: bool = False,
+        typed_on: Collection[StreamName] = (),
     ) -> None:
         """Prepares to print.
 
@@ -100,6 +121,8 @@ class Printer:
             quiet: notes are not printed; lines and reports are.
             on_closed: called once, when the reader of stdout or stderr went away.
             around: puts around whole lines what keeps a status area below them.
+            one_place: stdout and stderr are the same terminal, file or pipe.
+            typed_on: streams that are the terminal of dsrun's own stdin, where a person's line and its end are seen.
         """
         self._streams: dict[str, RawStream] = {"stdout": stdout, "stderr": stderr}
         self._colour = {"stdout": stdout_colour, "stderr": stderr_colour}
@@ -108,6 +131,9 @@ class Printer:
         self._quiet = quiet
         self._on_closed = on_closed
         self._around = around
+        self._one_place = one_place
+        self._typed_on = frozenset(typed_on)
+        self._open: _OpenLine | None = None
         self.closed = False
         #: Why a stream could not be written to, where it was not for its reader.
         self.fault: OSError | None = None
@@ -132,6 +158,45 @@ class Printer:
             texts = [_closed(text) for text in texts]
         separator = f"\n{tag} "
         self._write(stream, f"{tag} {separator.join(texts)}\n")
+
+    @property
+    def is_mid_line(self) -> bool:
+        """Whether a line has been begun and not ended, so that nothing can be drawn below it."""
+        return self._open is not None
+
+    def begin_line(self, rank: int, stream: StreamName, text: str) -> None:
+        """Prints a part of a line, at once; what other lines are printed next begin below it."""
+        line = self._open
+        if line is not None and (line.rank, line.stream) == (rank, stream):
+            line.text, line.is_prompt = line.text + text, True
+            self._emit(stream, text)
+            return
+        text = f"{self.tag((rank,), coloured=self._colour[stream])} {text}"
+        self._break_line(stream)
+        self._emit(stream, text)
+        self._open = _OpenLine(rank, stream, text)
+
+    def end_line(self, rank: int, stream: StreamName, rest: str) -> None:
+        """Prints the rest of a line: behind its beginning, or on a line of its own if others came between."""
+        line = self._open
+        if line is not None and (line.rank, line.stream) == (rank, stream):
+            self._open = None
+            self._emit(stream, f"{rest}\n")
+        elif rest:
+            self.lines(rank, stream, [rest])
+
+    def go_on(self, rank: int, *, typed: bool) -> None:
+        """The rank waits for no answer any more.
+
+        Args:
+            rank: which one.
+            typed: a person has given it, and the terminal has gone to the next line.
+        """
+        line = self._open
+        if line is not None and line.rank == rank:
+            line.is_prompt = False
+            if typed and line.stream in self._typed_on:
+                self._open = None
 
     def tag(self, ranks: Sequence[int], *, coloured: bool) -> str:
         """Returns what stands before a line: `[3]`, `[w1:3]` on several hosts, `[0-7]` for several ranks."""
@@ -163,10 +228,24 @@ class Printer:
         return f"{colour}{word}{_RESET}{text.removeprefix(word)}"
 
     def _write(self, name: str, text: str) -> None:
+        line = self._open
+        self._break_line(name)
+        self._emit(name, text)
+        if line is not None and line.is_prompt and self._open is None:
+            self._open = line
+            self._emit(line.stream, line.text)
+
+    def _break_line(self, name: str) -> None:
+        """Ends a line that was begun where others are to be printed now."""
+        line = self._open
+        if line is not None and (self._one_place or line.stream == name):
+            self._open = None
+            self._emit(line.stream, "\n")
+
+    def _emit(self, name: str, text: str) -> None:
         stream = self._streams.get(name)
-        if stream is None:
-            return
-        self._send(name, stream, self._around(text))
+        if stream is not None and text:
+            self._send(name, stream, self._around(text))
 
     def raw(self, text: str) -> None:
         """Sends to stderr what moves the cursor and is no line; the caller knows that it is a terminal."""

@@ -123,6 +123,7 @@ class LaunchPlan:
         attempt: how often the job was started before: 0 at first.
         max_restarts: how often it may be started again.
         resume: folder of the checkpoint to go on from; None at the first start, or where there is none.
+        stdin_rank: the rank that gets dsrun's own stdin; None where all find an empty one.
         outside: the job's other hosts, where they have a dsrun of their own; None where `nodes` are all.
     """
 
@@ -141,6 +142,7 @@ class LaunchPlan:
     attempt: int = 0
     max_restarts: int = 0
     resume: str | None = None
+    stdin_rank: int | None = None
     outside: Outside | None = None
 
     @property
@@ -227,6 +229,7 @@ def make_plan(
     bind: Bind = "auto",
     max_restarts: int = 0,
     worker_env: dict[str, dict[str, str]] | None = None,
+    stdin_rank: int | None = None,
     outside: Outside | None = None,
 ) -> LaunchPlan:
     """Numbers the ranks host by host and puts the launch together.
@@ -244,6 +247,7 @@ def make_plan(
         bind: which cores each rank may run on.
         max_restarts: how often the job may be started again.
         worker_env: variables for all ranks of one host, by host name (devices).
+        stdin_rank: the rank that gets dsrun's own stdin, if one does.
         outside: the job's other hosts, where they have a dsrun of their own; the allocation is one host then.
     """
     assert outside is None or len(allocation.hosts) == 1, "of a job with hosts outside, this dsrun starts one"
@@ -269,5 +273,6 @@ def make_plan(
         nonce=nonce,
         bind=bind,
         max_restarts=max_restarts,
+        stdin_rank=stdin_rank,
         outside=outside,
     )

@@ -35,6 +35,8 @@ def describe_plan(
     ]
     if plan.max_restarts:
         rows.append(("restarts", f"at most {plan.max_restarts}"))
+    if plan.stdin_rank is not None and plan.world_size > 1:
+        rows.append(("stdin", f"rank {plan.stdin_rank} has it"))
     ways = reached or {}
     is_here_alone = all(way == "here" for way in ways.values())
     for position, node in enumerate(plan.nodes):

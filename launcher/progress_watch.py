@@ -13,7 +13,7 @@ from .failures import Hang
 from .flight_recorder import dump_prefix, without_outer
 from .hang import HangTracker, StackRound
 from .plan import LaunchPlan
-from .protocol import Pulse, RankStack
+from .protocol import Pulse, RankStack, Reading
 from .sink import Sink
 from .stragglers import StragglerTracker
 from .tally import Tally
@@ -52,8 +52,16 @@ class ProgressWatch:
         """A rank printed something."""
         self._hang.printed()
 
+    def reading(self, told: Reading) -> None:
+        """A rank does this with its stdin."""
+        if told.state == "waits":
+            self._hang.waits_for_person(told.rank)
+        else:
+            self._hang.goes_on(told.rank, time.monotonic())
+
     def ended(self, rank: int) -> None:
         """A rank has ended."""
+        self._hang.goes_on(rank, time.monotonic())
         self._hang.ended(rank)
 
     def pulse(self, pulse: Pulse) -> None:

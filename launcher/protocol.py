@@ -17,11 +17,14 @@ from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 4
+VERSION = 5
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
 StreamName = Literal["stdout", "stderr"]
+#: What a rank does with its stdin, see `rank_stdin`: it waits for a person, or for a pipe; a person has typed a line;
+#: the wait ended otherwise; it reads although no stdin was given to it.
+ReadingState = Literal["waits", "waits_for_pipe", "typed", "goes_on", "has_none"]
 
 
 class ProtocolError(DsrunError):
@@ -75,9 +78,15 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signal:
-    """Front end to agent: pass `signal` to the ranks that catch it, as the user sent it to dsrun; stops nothing."""
+    """Front end to agent: pass `signal` to the ranks that catch it, as the user sent it to dsrun; stops nothing.
+
+    Attributes:
+        signal: its number.
+        rank: the one rank that it is for; None for all.
+    """
 
     signal: int
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,6 +276,19 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Agent to front end: what a rank does with its stdin; comes after all that it wrote before.
+
+    Attributes:
+        rank: which one.
+        state: what it does.
+    """
+
+    rank: int
+    state: ReadingState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
     """Agent to front end: what rank 0 appended to its records, where the front end cannot read them. Whole lines; only
     a line of megabytes comes in pieces. See [Note: raw text].
@@ -348,6 +370,7 @@ class Spawn:
         store_fd: the listening socket to serve it on; None where another host does.
         output_fds: write ends for stdout and stderr of each worker, in the order of the node's workers.
         cpus: CPUs each worker may run on, in the same order; None where it may use all that the spawner may.
+        stdin_fd: for the worker of the plan's `stdin_rank`; None where all get an empty stdin.
         own_folder: the plan's run folder is the host's own; the spawner removes it should the agent die.
     """
 
@@ -359,6 +382,7 @@ class Spawn:
     store_fd: int | None
     output_fds: list[tuple[int, int]]
     cpus: list[list[int] | None]
+    stdin_fd: int | None = None
     own_folder: bool = False
 
 
@@ -380,6 +404,7 @@ Message = (
     | Started
     | Pulse
     | Output
+    | Reading
     | Passed
     | Stacks
     | Records
@@ -404,6 +429,7 @@ _CLASS_OF: dict[str, type[Message]] = {
     "started": Started,
     "pulse": Pulse,
     "output": Output,
+    "reading": Reading,
     "passed": Passed,
     "stacks": Stacks,
     "records": Records,

@@ -25,6 +25,23 @@ class Console(Protocol):
         """Whole lines of a rank, without their ends; undecodable bytes are surrogate escapes."""
         ...
 
+    def begin_line(self, rank: int, stream: StreamName, text: str) -> None:
+        """What a rank has written of a line, for somebody to read while it waits; may come in several parts."""
+        ...
+
+    def end_line(self, rank: int, stream: StreamName, rest: str) -> None:
+        """The rest of a line that was shown in part."""
+        ...
+
+    def go_on(self, rank: int, *, typed: bool) -> None:
+        """A rank waits no more.
+
+        Args:
+            rank: which one.
+            typed: a person has typed a line, which the terminal has shown.
+        """
+        ...
+
     def note(self, text: str) -> None:
         """One line about the job itself."""
         ...
@@ -99,6 +116,8 @@ class RankOutput:
         self._at_line_start = True
         self._heading: str | None = None
         self._has_exited = False
+        # What the console shows of lines that have no end yet.
+        self._begun: dict[StreamName, bytes] = {}
         interval_s = BAR_INTERVAL_S if bars is None else float("inf")
         self._lines: dict[StreamName, LineAssembler] = {
             "stdout": LineAssembler(bar_interval_s=interval_s),
@@ -143,6 +162,27 @@ class RankOutput:
         if not self._has_exited:
             self._show_bar(frame.stream, assembler.bar, had_bar=had_bar)
 
+    def show_begun(self) -> None:
+        """Shows what was written of a line, a prompt for example: the rank may be waiting for an answer to it."""
+        for name, assembler in self._lines.items():
+            shown = self._begun.get(name, b"")
+            if len(assembler.begun) > len(shown):
+                self._console.begin_line(self._rank, name, _text(assembler.begun[len(shown) :]))
+                self._begun[name] = assembler.begun
+
+    def go_on(self, *, typed: bool) -> None:
+        """The rank waits no more.
+
+        Args:
+            typed: a person has typed a line, which ends the one that the console shows; the log has only what the rank
+                wrote.
+        """
+        if typed:
+            for name in list(self._begun):
+                self._keep(self._lines[name].finish())
+            self._begun.clear()
+        self._console.go_on(self._rank, typed=typed)
+
     def finish(self, *, last_word: str | None = None) -> None:
         """Shows what was left without an end of line, and gives the log's descriptor back.
 
@@ -161,14 +201,30 @@ class RankOutput:
             self._bars.bar(self._rank, stream, state)
 
     def _deliver(self, stream: StreamName, lines: Sequence[str]) -> None:
+        if not lines:
+            return
+        self._keep(lines)
+        begun = self._begun.pop(stream, b"")
+        first = lines[0].encode("utf-8", "surrogateescape")
+        if begun and first.startswith(begun):
+            self._console.end_line(self._rank, stream, _text(first[len(begun) :]))
+            lines = lines[1:]
+        if lines:
+            self._console.lines(self._rank, stream, lines)
+
+    def _keep(self, lines: Sequence[str]) -> None:
+        """Remembers lines for a report."""
         if lines:
             self._tail.extend([line[:_TAIL_LINE_CHARACTERS] for line in lines[-TAIL_LINES:]])
             for line in lines:
                 if WATCHDOG_WORDS in line:
                     self._watchdog = line[:_TAIL_LINE_CHARACTERS]
-            self._console.lines(self._rank, stream, lines)
 
     def _write_line(self, text: str, *, time_s: float) -> None:
         line = text if self._at_line_start else f"\n{text}"
         self._log.append(self._rank, "dsrun", line.encode("utf-8", "replace") + b"\n", time_s=time_s)
         self._at_line_start = True
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogateescape")

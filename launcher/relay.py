@@ -55,6 +55,10 @@ class Relay:
         self._paused = False
         self._streams: list[_Stream] = []
         self._sequence: dict[int, int] = {}
+        #: Called with output in hand that is not sent yet, and again once it is: what ranks tell by another pipe is put
+        #: in its place by it.
+        self.before_output: Callable[[], None] = lambda: None
+        self.after_output: Callable[[], None] = lambda: None
         #: The front end reads no more.
         self.broken = False
         #: When output last moved, or was held back; for whoever waits for the end of it (monotonic seconds).
@@ -114,24 +118,35 @@ class Relay:
         self._held_bytes = 0
         self._balance()
 
+    def drain(self, rank: int) -> None:
+        """Sends what a rank has written so far, so that what is told of the rank next comes after it."""
+        for stream in [stream for stream in self._streams if stream.rank == rank]:
+            # A stream that ends meanwhile leaves the list; one that is held back is not read here either.
+            while not self._paused and stream in self._streams and self._read(stream):
+                pass
+
     def close_streams(self) -> None:
         """Stops reading pipes that have not ended."""
         for stream in list(self._streams):
             self._close(stream)
 
-    def _read(self, stream: _Stream) -> None:
+    def _read(self, stream: _Stream) -> bool:
+        """Sends what there is to read; returns whether that was anything."""
         try:
             data = os.read(stream.descriptor, _READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         self.moved_at_s = time.monotonic()
         if not data:
             self._close(stream)
-            return
+            return False
+        self.before_output()
         sequence = self._sequence.get(stream.rank, 0)
         self._sequence[stream.rank] = sequence + 1
         text = data.decode("utf-8", "surrogateescape")
         self.send(Output(rank=stream.rank, stream=stream.name, sequence=sequence, time_s=time.time(), text=text))
+        self.after_output()
+        return True
 
     def _flush(self) -> None:
         try:
@@ -184,7 +199,7 @@ class Relay:
                     self._listen(stream)
 
     def _listen(self, stream: _Stream) -> None:
-        callback: Callable[[], None] = partial(self._read, stream)
+        callback: Callable[[], object] = partial(self._read, stream)
         self._selector.register(stream.descriptor, selectors.EVENT_READ, callback)
 
     def _close(self, stream: _Stream) -> None:

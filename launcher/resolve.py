@@ -105,7 +105,7 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
     user_env = passed_on(environ) if placement.remote_hosts else {}
     for given in (*files, options):
         user_env |= given
-    return Launch(
+    launch = Launch(
         request=request,
         program=replace(program, target=paths.target(program)),
         start=start,
@@ -121,6 +121,9 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
             *_unused_warnings(request, placement),
         ),
     )
+    # Refused now if it must be.
+    _ = launch.stdin_rank
+    return launch
 
 
 class _Machine:

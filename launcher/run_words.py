@@ -24,6 +24,7 @@ from .script_words import ScriptWords, split_script_words
 _SENSELESS = {
     "--detach": "the scheduler's job would end as soon as it has begun",
     "--queue": "the scheduler has a queue of its own",
+    "--stdin": "a scheduler's job has no terminal, and its stdin is empty",
 }
 
 

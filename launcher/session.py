@@ -87,6 +87,8 @@ class Session:
         self._links = [Link(node, self._events.put, room=room, lease_s=plan.lease_s) for node in plan.nodes]
         self._keepalive = Keepalive(self._links, lease_s=plan.lease_s)
         self._hang = hang or HangPolicy()
+        #: Wishes to stop that were one rank's own, see [Note: an interrupt at a prompt] in interrupts.
+        self.interrupts_given = 0
         self._attempt = Attempt(plan, self._links, sink, self._hang)
         self._look_at_s = 0.0
 
@@ -139,7 +141,10 @@ class Session:
         while self._requests:
             match self._requests.popleft():
                 case StopRequest() as request:
-                    self._attempt.descent.on_request(request)
+                    if not request.at_once and self._attempt.interrupt(request.stop):
+                        self.interrupts_given += 1
+                    else:
+                        self._attempt.descent.on_request(request)
                 case _SignalRequest(signum):
                     self._attempt.pass_on(signum)
                 case _Remark(text):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .protocol import Output, RankPulse, RankStack
+from .protocol import Output, RankPulse, RankStack, Reading
 
 
 class Sink(Protocol):
@@ -13,6 +13,10 @@ class Sink(Protocol):
 
     def take(self, frame: Output) -> None:
         """Bytes of a rank, in order for each rank."""
+        ...
+
+    def reading(self, told: Reading) -> None:
+        """What a rank does with its stdin, after all the bytes that it wrote before."""
         ...
 
     def ended(self, rank: int, last_word: str | None) -> None:

@@ -231,7 +231,14 @@ def _start_rank(job: _Job, worker: WorkerSpec, *, forks: bool) -> int:
         return pid
     try:
         cpus = job.order.cpus[worker.local_rank]
-        enter_worker(spawner_pid, cwd=job.plan.cwd, cpus=cpus, stdout_fd=stdout_fd, stderr_fd=stderr_fd)
+        enter_worker(
+            spawner_pid,
+            cwd=job.plan.cwd,
+            cpus=cpus,
+            stdin_fd=job.order.stdin_fd if worker.rank == job.plan.stdin_rank else None,
+            stdout_fd=stdout_fd,
+            stderr_fd=stderr_fd,
+        )
         if forks:
             bootstrap.enter_forked_rank(environment, imported_in=job.environ)
             _close_inherited(job)
@@ -251,7 +258,7 @@ def _close_inherited(job: _Job) -> None:
 
 def _passed_fds(order: Spawn) -> list[int]:
     output_fds = [descriptor for pair in order.output_fds for descriptor in pair]
-    return output_fds if order.store_fd is None else [*output_fds, order.store_fd]
+    return [*output_fds, *(each for each in (order.store_fd, order.stdin_fd) if each is not None)]
 
 
 def _die(error: DsrunError, code: int) -> NoReturn:
@@ -270,6 +277,9 @@ def _supervise(job: _Job, rank_of: dict[int, int], traces: _Traces) -> NoReturn:
     for pair in job.order.output_fds:
         for descriptor in pair:
             os.close(descriptor)
+    if job.order.stdin_fd is not None:
+        # Whoever writes to it is to see when the rank reads no more.
+        os.close(job.order.stdin_fd)
     try:
         job.report(Started(pids=list(rank_of)))
         if job.order.store_fd is not None:

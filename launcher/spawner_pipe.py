@@ -31,6 +31,7 @@ class SpawnerPipe:
         rendezvous: address and port of the store.
         store: its listening socket, bound to them; None where another host serves it.
         cpus: CPUs of each worker, see `Spawn`.
+        stdin_fd: what the plan's `stdin_rank` is to read, if that is a rank of this host; stays open here.
         scope: control group for the job's processes, if there is one.
         own_folder: as in `Spawn`.
         open_stream: makes the pipe for a rank's stream and returns its write end.
@@ -48,6 +49,7 @@ class SpawnerPipe:
         rendezvous: tuple[str, int],
         store: socket.socket | None,
         cpus: Sequence[Sequence[int] | None],
+        stdin_fd: int | None,
         scope: Scope | None,
         own_folder: bool,
         open_stream: Callable[[int, StreamName], int],
@@ -65,7 +67,7 @@ class SpawnerPipe:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=node_environment(environ, plan, node),
-                pass_fds=[*store_fds, *write_fds],
+                pass_fds=[*store_fds, *write_fds, *([] if stdin_fd is None else [stdin_fd])],
             )
         finally:
             # Ours are closed, so that a pipe ends with the last process that writes to it.
@@ -83,6 +85,7 @@ class SpawnerPipe:
             store_fd=store_fds[0] if store_fds else None,
             output_fds=list(zip(write_fds[::2], write_fds[1::2], strict=True)),
             cpus=[None if numbers is None else list(numbers) for numbers in cpus],
+            stdin_fd=stdin_fd,
             own_folder=own_folder,
         )
         assert self._process.stdin is not None, "stdin is a pipe"

@@ -14,7 +14,15 @@ from pathlib import Path
 
 import psutil
 
-from dsrun.contract import ERROR_FILE_ENV, JOB_ID_ENV, NONCE_ENV, RESUME_ENV, RUN_DIR_ENV, STACKS_ENV
+from dsrun.contract import (
+    ERROR_FILE_ENV,
+    JOB_ID_ENV,
+    NONCE_ENV,
+    RESUME_ENV,
+    RUN_DIR_ENV,
+    STACKS_ENV,
+    STDIN_RANK_ENV,
+)
 from dsrun.errors import InputError
 
 from . import processes
@@ -93,6 +101,7 @@ def worker_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
         ERROR_FILE_ENV: str(error_file(plan.run_dir, worker.rank)),
         STACKS_ENV: str(stacks_file(plan.run_dir, worker.rank)),
+        STDIN_RANK_ENV: "" if plan.stdin_rank is None else str(plan.stdin_rank),
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -114,13 +123,16 @@ def exec_command(program: Program) -> list[str]:
     return isolated_command(program.python, "dsrun.launcher.bootstrap", program.kind, program.target, *program.args)
 
 
-def enter_worker(parent_pid: int, *, cwd: str, cpus: Sequence[int] | None, stdout_fd: int, stderr_fd: int) -> None:
+def enter_worker(
+    parent_pid: int, *, cwd: str, cpus: Sequence[int] | None, stdin_fd: int | None, stdout_fd: int, stderr_fd: int
+) -> None:
     """Turns a process that was just forked into a rank's: own group, cores and streams, no inherited signal set-up.
 
     Args:
         parent_pid: the spawner.
         cwd: working folder.
         cpus: cores it may run on; None for those of the parent.
+        stdin_fd: what it reads; None for nothing.
         stdout_fd: write end for stdout.
         stderr_fd: write end for stderr.
 
@@ -136,7 +148,7 @@ def enter_worker(parent_pid: int, *, cwd: str, cpus: Sequence[int] | None, stdou
         signal.signal(signum, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     null = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((null, 0), (stdout_fd, 1), (stderr_fd, 2)):
+    for source, target in ((null if stdin_fd is None else stdin_fd, 0), (stdout_fd, 1), (stderr_fd, 2)):
         os.dup2(source, target)
     os.close(null)
     if cpus is not None:

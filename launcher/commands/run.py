@@ -22,12 +22,21 @@ from ..foreign_words import our_spelling
 from ..host_options import OTHERS, WHICH, HostOptions, host_options
 from ..job_folder import jobs_folder, make_job_folder, new_job_id
 from ..launch import Backend, Launch, Request
-from ..option_words import complete_file, parse_count, parse_duration, parse_path, parse_ranks, parse_seconds
+from ..option_words import (
+    complete_file,
+    parse_count,
+    parse_duration,
+    parse_path,
+    parse_ranks,
+    parse_seconds,
+    parse_stdin,
+)
 from ..plan import Bind, ProgramKind, StartMethod
 from ..plan_text import describe_plan
 from ..resolve import resolve
 from ..script_command import ScriptCommand, all_are_scripts
 from ..secrets_mask import mask_plan
+from ..stdin_choice import StdinWish
 
 if TYPE_CHECKING:
     from ..front_end import RunSettings
@@ -108,6 +117,7 @@ _RANK_OPTIONS = frozenset({"module", "no_python", "config", "backend", "env", "q
 @click.option("-d", "--detach", is_flag=True, help="Print the job's id and go on in the background.")
 @click.option("--log-dir", type=parse_path, metavar="DIR", help="Make the job's folder in DIR.")
 @click.option("--ranks", metavar="RANKS", help="Show these ranks only, like `0,8-11`.")
+@click.option("--stdin", type=parse_stdin, metavar="RANK", help="Give stdin to this rank.  [default: to a lone one]")
 @click.option("--no-progress", is_flag=True, help="No bars and no progress row.")
 @click.option("--json", "as_json", is_flag=True, help="Plan, id or outcome as one object on stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No notes of dsrun itself but errors.")
@@ -146,6 +156,7 @@ def command(
     detach: bool,
     log_dir: str | None,
     ranks: str | None,
+    stdin: StdinWish,
     no_progress: bool,
     as_json: bool,
     quiet: bool,
@@ -197,6 +208,8 @@ def command(
         grace_s=grace,
         bind=bind,
         max_restarts=max_restarts,
+        stdin=stdin,
+        is_detached=detach,
         for_remote=hosts.for_remote(),
         for_local=_for_local(queue=queue, priority=priority, share_gpus=share_gpus),
     )
@@ -225,6 +238,11 @@ def command(
         )
         return 0
     shown = None if ranks is None else parse_rank_set(ranks, launch.placement.world_size)
+    if isinstance(stdin, int) and shown is not None and stdin not in shown:
+        raise UsageError(
+            f"`--stdin {stdin}` and `--ranks {ranks}`: what rank {stdin} asks would not be seen",
+            hint=f"`--ranks {ranks},{stdin}` shows it too",
+        )
     job_id, run_dir = make_job_folder(folder, lambda: new_job_id(datetime.now()))
     from ..front_end import Hold, RunSettings
     from ..job_run import Policies
@@ -344,5 +362,5 @@ command.sections = {
     ),
     "Other hosts": OTHERS,
     "When it fails": ("grace", "max_restarts", "min_uptime", "hang_timeout", "on_hang"),
-    "What you see": ("detach", "log_dir", "ranks", "no_progress", "as_json", "quiet", "help"),
+    "What you see": ("detach", "log_dir", "ranks", "stdin", "no_progress", "as_json", "quiet", "help"),
 }

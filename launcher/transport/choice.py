@@ -30,6 +30,7 @@ class ReachSettings:
         ssh_config: to read in place of the user's and the system's.
         announce: told, as one line, of each host key that was accepted as new; None refuses them.
         note: told, as one line, what a start waits for, if it lasts.
+        stdin_fd: handed to what is started on this machine, see `LocalTransport`.
     """
 
     lease_s: float
@@ -37,6 +38,7 @@ class ReachSettings:
     ssh_config: Path | None = None
     announce: Callable[[str], None] | None = None
     note: Callable[[str], None] | None = None
+    stdin_fd: int | None = None
 
 
 def make_transport(
@@ -50,7 +52,9 @@ def make_transport(
         local_hosts: names of the hosts that are this machine; they are not connected to.
     """
     chosen = _MAKERS[name](settings)
-    return _ByHost(LocalTransport(), chosen, frozenset(local_hosts)) if local_hosts and name != "local" else chosen
+    if not local_hosts or name == "local":
+        return chosen
+    return _ByHost(LocalTransport(stdin_fd=settings.stdin_fd), chosen, frozenset(local_hosts))
 
 
 def describe_reach(host: HostSpec, name: TransportName, *, is_local: bool) -> str:
@@ -113,7 +117,7 @@ def _srun(settings: ReachSettings) -> OwnedTransport:
 
 
 def _local(settings: ReachSettings) -> OwnedTransport:
-    return LocalTransport()
+    return LocalTransport(stdin_fd=settings.stdin_fd)
 
 
 _MAKERS: Mapping[TransportName, Callable[[ReachSettings], OwnedTransport]] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from typing import IO
 
 from dsrun.errors import LaunchError
@@ -13,10 +13,32 @@ from ..hosts import HostSpec
 from ..refusals import refusal_of
 
 _READ_BYTES = 1 << 18
+#: Number of the descriptor that a command was started with beside its own three, see `inherited_stdin`.
+_STDIN_FD_ENV = "DSRUN_STDIN_FD"
+
+
+def inherited_stdin(environ: MutableMapping[str, str]) -> int | None:
+    """Takes the descriptor of dsrun's own stdin that `LocalTransport` handed to this command, if it did.
+
+    Args:
+        environ: this process's variables; the one that names it is taken out.
+    """
+    number = environ.pop(_STDIN_FD_ENV, None)
+    if number is None:
+        return None
+    os.set_inheritable(int(number), False)
+    return int(number)
 
 
 class LocalTransport:
-    """A child process per host."""
+    """A child process per host.
+
+    Args:
+        stdin_fd: handed to every command, beside the pipe that is its own stdin; None for nothing.
+    """
+
+    def __init__(self, *, stdin_fd: int | None = None) -> None:
+        self._stdin_fd = stdin_fd
 
     def start(self, host: HostSpec, argv: Sequence[str]) -> LocalChannel:
         """Starts `argv` out of reach of the terminal: Ctrl-C goes to the front end, which decides.
@@ -28,6 +50,7 @@ class LocalTransport:
         Raises:
             LaunchError: the program cannot be run.
         """
+        handed = self._stdin_fd
         try:
             process = subprocess.Popen(
                 list(argv),
@@ -36,6 +59,8 @@ class LocalTransport:
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 start_new_session=True,
+                pass_fds=[] if handed is None else [handed],
+                env=None if handed is None else {**os.environ, _STDIN_FD_ENV: str(handed)},
             )
         except OSError as error:
             raise LaunchError(f"host {host.name}: cannot run {argv[0]!r}: {refusal_of(error)}") from error

@@ -59,6 +59,10 @@ RESTART_COUNT_ENV = "TORCHELASTIC_RESTART_COUNT"
 STACKS_ENV = "DSRUN_STACKS"
 #: Set where rank 0 shall record which lines of code allocate (`--memory-history`).
 MEMORY_HISTORY_ENV = "DSRUN_MEMORY_HISTORY"
+#: Pipe by which a rank tells what it does with its stdin, see launcher/rank_stdin.py; set for every rank.
+READING_ENV = "DSRUN_READING"
+#: Rank that was given dsrun's own stdin; empty where none was.
+STDIN_RANK_ENV = "DSRUN_STDIN_RANK"
 #: Key of the rendezvous store under which the launcher leaves the job's nonce.
 NONCE_KEY = "dsrun/nonce"
 #: Sent to ranks that catch it, for their Python stacks; a real-time signal, so that USR1 and USR2 stay the user's.

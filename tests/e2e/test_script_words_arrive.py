@@ -27,11 +27,11 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def environment(folder: Path, more: Mapping[str, str] = {}) -> dict[str, str]:  # noqa: B006 - only read
+def environment(folder: Path, more: Mapping[str, str] = {}) -> dict[str, str]:
     return clean_environment(XDG_STATE_HOME=str(folder / "state"), CUDA_VISIBLE_DEVICES="") | dict(more)
 
 
-def given(folder: Path, *typed: str, more: Mapping[str, str] = {}) -> list[str]:  # noqa: B006 - only read
+def given(folder: Path, *typed: str, more: Mapping[str, str] = {}) -> list[str]:
     """What the script got, wherever its line came out."""
     done = run_dsrun(*typed, cwd=folder, env=environment(folder, more))
     assert done.exit_code == 0, done.stderr

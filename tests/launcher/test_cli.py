@@ -117,6 +117,7 @@ What you see:
   -d, --detach            Print the job's id and go on in the background.
   --log-dir DIR           Make the job's folder in DIR.
   --ranks RANKS           Show these ranks only, like `0,8-11`.
+  --stdin RANK            Give stdin to this rank.  [default: to a lone one]
   --no-progress           No bars and no progress row.
   --json                  Plan, id or outcome as one object on stdout.
   -q, --quiet             No notes of dsrun itself but errors.

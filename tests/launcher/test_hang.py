@@ -110,3 +110,27 @@ def test_a_host_that_does_not_answer_is_not_waited_for_for_ever() -> None:
     assert not asked.is_over(16)
     assert asked.is_over(20)
     assert asked.waiting == {"b"}
+
+
+def test_while_a_rank_waits_for_a_person_nobody_hangs_and_then_all_have_the_whole_time() -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0, 1, 2])
+    tracker.pulse([pulse(0, beats=1, idle_s=5), pulse(1, beats=1, idle_s=5)])
+    tracker.waits_for_person(0)
+    for second in range(1, 100):
+        tracker.pulse([pulse(0, beats=1, idle_s=5 + second), pulse(1, beats=1, idle_s=5 + second)])
+        assert tracker.look(float(second)) is None
+    tracker.goes_on(0, 100)
+    tracker.pulse([pulse(1, beats=1, idle_s=109)])
+    assert tracker.look(109) is None
+    tracker.pulse([pulse(1, beats=1, idle_s=110)])
+    assert tracker.look(110) == 10
+
+
+def test_a_rank_that_never_beat_has_the_whole_time_after_it_waited_for_a_person() -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0])
+    tracker.waits_for_person(0)
+    assert not any(looks(tracker, range(1, 50)))
+    tracker.goes_on(0, 50)
+    assert looks(tracker, range(50, 62)).count(10) == 1

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from dsrun.launcher.output import PatientStream, Printer, encode, wants_colour
+from dsrun.launcher.protocol import StreamName
 
 
 class Recorder(io.BytesIO):
@@ -189,3 +190,44 @@ def test_what_is_around_lines_goes_with_them_in_one_write() -> None:
     printer.note("y")
     printer.raw("rows")
     assert out.writes == [b"<[0] x\n>", b"<dsrun: y\n>", b"rows"]
+
+
+def shown(printer_out: Recorder) -> str:
+    return b"".join(printer_out.writes).decode()
+
+
+def test_a_line_that_is_begun_is_shown_at_once_and_goes_on_behind_its_beginning() -> None:
+    out, err = Recorder(), Recorder()
+    printer = Printer(stdout=out, stderr=err)
+    printer.begin_line(0, "stdout", "na")
+    printer.begin_line(0, "stdout", "me? ")
+    assert shown(out) == "[0] name? "
+    printer.note("stderr is elsewhere, and breaks nothing")
+    printer.end_line(0, "stdout", "hello")
+    printer.lines(0, "stdout", ["next"])
+    assert shown(out) == "[0] name? hello\n[0] next\n"
+    assert not printer.is_mid_line
+
+
+def test_a_prompt_is_shown_again_below_what_comes_between() -> None:
+    out = Recorder()
+    printer = Printer(stdout=out, stderr=out, one_place=True)
+    printer.begin_line(0, "stdout", "name? ")
+    printer.lines(1, "stdout", ["a", "b"])
+    printer.note("news")
+    assert shown(out) == "[0] name? \n[1] a\n[1] b\n[0] name? \ndsrun: news\n[0] name? "
+    printer.go_on(0, typed=False)
+    printer.lines(1, "stderr", ["c"])
+    printer.end_line(0, "stdout", "")
+    printer.end_line(0, "stdout", "hello")
+    assert shown(out).endswith("[0] name? \n[1] c\n[0] hello\n"), "nobody waits for an answer any more"
+
+
+@pytest.mark.parametrize(("typed_on", "between"), [(["stdout"], "[0] "), ([], "")])
+def test_a_line_that_was_typed_ends_the_prompt_where_it_is_seen(typed_on: list[StreamName], between: str) -> None:
+    out = Recorder()
+    printer = Printer(stdout=out, stderr=out, one_place=True, typed_on=typed_on)
+    printer.begin_line(0, "stdout", "name? ")
+    printer.go_on(0, typed=True)
+    printer.end_line(0, "stdout", "hello")
+    assert shown(out) == f"[0] name? {between}hello\n"

@@ -131,7 +131,7 @@ def test_reader_finds_messages_wherever_the_pipe_cuts(size: int) -> None:
     ],
 )
 def test_what_is_no_message_is_refused_and_shown(line: bytes) -> None:
-    with pytest.raises(ProtocolError, match="expected a message of version 4"):
+    with pytest.raises(ProtocolError, match="expected a message of version 5"):
         decode(line)
 
 

@@ -27,6 +27,15 @@ class Shown:
     def lines(self, rank: int, stream: StreamName, texts: Sequence[str]) -> None:
         self.texts += texts
 
+    def begin_line(self, rank: int, stream: StreamName, text: str) -> None:
+        self.texts.append(f"{text}...")
+
+    def end_line(self, rank: int, stream: StreamName, rest: str) -> None:
+        self.texts.append(f"...{rest}")
+
+    def go_on(self, rank: int, *, typed: bool) -> None:
+        self.texts.append("(typed)" if typed else "(goes on)")
+
     def note(self, text: str) -> None:
         self.notes.append(text)
 
@@ -148,3 +157,44 @@ def test_what_nccls_watchdog_said_stays_among_the_last_lines_however_many_stacks
     assert (output.tail[0], output.tail[1], output.tail[-1]) == (said, "frame #70", "frame #99")
     output.begin("attempt 2")
     assert output.tail == ()
+
+
+def test_what_a_rank_has_begun_is_shown_when_it_waits_and_not_twice(tmp_path: Path) -> None:
+    shown = Shown()
+    output = rank_output(tmp_path, shown)
+    output.take(out("before\nna"))
+    output.show_begun()
+    output.take(out("me? "))
+    output.show_begun()
+    output.show_begun()
+    output.go_on(typed=False)
+    output.take(out("no answer\nnext\n"))
+    assert shown.texts == ["before", "na...", "me? ...", "(goes on)", "...no answer", "next"]
+    assert output.tail == ("before", "name? no answer", "next")
+
+
+def test_a_typed_line_ends_the_prompt_and_the_log_keeps_what_the_rank_wrote(tmp_path: Path) -> None:
+    shown = Shown()
+    output = rank_output(tmp_path, shown)
+    output.take(out("name? "))
+    output.show_begun()
+    output.go_on(typed=True)
+    output.take(out("hello\n"))
+    output.take(out("half \udcc3"))
+    output.show_begun()
+    output.take(out("\udca4\n"))
+    assert shown.texts == ["name? ...", "(typed)", "hello", "half \udcc3...", "...\udca4"]
+    assert output.tail == ("name? ", "hello", "half ä")
+    assert (tmp_path / "rank0.log").read_bytes() == "name? hello\nhalf ä\n".encode()
+
+
+def test_a_bar_is_no_prompt_and_a_prompt_that_becomes_one_is_shown_whole(tmp_path: Path) -> None:
+    shown = Shown()
+    output = rank_output(tmp_path, shown)
+    output.take(out("10%\r20%"))
+    output.show_begun()
+    assert shown.texts == []
+    output.take(out("\r30%\nstep"))
+    output.show_begun()
+    output.take(out("\rdone\n"))
+    assert shown.texts == ["30%", "step...", "done"]

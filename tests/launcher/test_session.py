@@ -35,6 +35,7 @@ from dsrun.launcher.protocol import (
     Passed,
     RankPulse,
     RankStack,
+    Reading,
     Records,
     Signal,
     Stacks,
@@ -250,8 +251,8 @@ def test_a_stop_that_is_no_signal_says_why(tmp_path: Path) -> None:
         ([Die(1)], "the agent exited with code 1 unexpectedly"),
         ([*BEGIN, Die(-9)], "the agent was killed by SIGKILL unexpectedly"),
         ([*BEGIN, exited(0, 0), exited(1, 0)], "the agent exited with code 0 unexpectedly"),
-        ([b"Welcome to box!\n"], "protocol: expected a message of version 4, got 'Welcome to box!'"),
-        ([Hello(pid=1, time_s=0, version=1)], "its agent speaks protocol 1, this dsrun speaks 4"),
+        ([b"Welcome to box!\n"], "protocol: expected a message of version 5, got 'Welcome to box!'"),
+        ([Hello(pid=1, time_s=0, version=1)], "its agent speaks protocol 1, this dsrun speaks 5"),
         ([hello(), Failed(reason="cannot import torch: no", time_s=0), DONE], "cannot import torch: no"),
         ([hello(), Stop(signal=1)], "its agent sent an unexpected Stop"),
     ],
@@ -540,6 +541,9 @@ class CountingSink:
         pass
 
     def records(self, text: str) -> None:
+        pass
+
+    def reading(self, told: Reading) -> None:
         pass
 
     def stacks(self, ranks: Sequence[RankStack]) -> None:

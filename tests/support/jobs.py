@@ -27,6 +27,8 @@ class RecordingSink:
     def __init__(self, on_line: Callable[[int, str], None] = lambda rank, text: None) -> None:
         self.shown: list[tuple[int, StreamName, str]] = []
         self.notes: list[str] = []
+        #: Parts of lines that were shown before their ends.
+        self.begun: list[str] = []
         self._on_line = on_line
 
     def act_on_lines(self, on_line: Callable[[int, str], None]) -> None:
@@ -37,6 +39,15 @@ class RecordingSink:
         for text in texts:
             self.shown.append((rank, stream, text))
             self._on_line(rank, text)
+
+    def begin_line(self, rank: int, stream: StreamName, text: str) -> None:
+        self.begun.append(text)
+
+    def end_line(self, rank: int, stream: StreamName, rest: str) -> None:
+        self.begun.append(rest)
+
+    def go_on(self, rank: int, *, typed: bool) -> None:
+        pass
 
     def note(self, text: str) -> None:
         self.notes.append(text)
