@@ -41,6 +41,7 @@ from ..offload.split_masters import SplitMasters
 from ..optim.groups import assign_groups, check_trainable
 from ..optim.sharded import ShardOptimizer
 from ..optim.state_format import FP32_STATES, STATE_FORMATS
+from ..precision.built import changed_dtypes
 from ..precision.configured import autocast_of, loss_scale_of, policy_of, skips_non_finite
 from ..precision.fp8 import use_fp8
 from ..precision.kept import cast_at_borders
@@ -140,6 +141,8 @@ def initialize(
     if settings.fp8.enabled:
         use_fp8(model, settings.fp8, mesh.device)
     precision = policy_of(settings)
+    for change in changed_dtypes(model, settings, precision):
+        say_once(info)(change)
     data_axis = mesh.axes[DATA_AXIS]
     memory = Arenas()
     bus = bus_for(mesh.device)

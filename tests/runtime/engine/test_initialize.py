@@ -209,7 +209,8 @@ def test_values_move_into_flat_buffers_unchanged_in_any_dtype(stage: int) -> Non
     model = gpt()
     expected = {name: value.clone() for name, value in model.state_dict().items()}
     frozen = model.blocks[0].requires_grad_(False)
-    engine = dsrun.initialize(model=model.double(), config=config(stage, micro=6))[0]
+    casts = config(stage, micro=6, data_types={"param_dtype": "fp32"})
+    engine = dsrun.initialize(model=model.double(), config=casts)[0]
     for name, value in full_parameters(engine).items():
         assert torch.equal(value, expected[name]), name
     assert all(p.dtype == torch.float32 for p in frozen.parameters())
