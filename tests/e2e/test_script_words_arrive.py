@@ -44,16 +44,14 @@ def test_python_gives_a_script_every_word(folder: Path) -> None:
     assert json.loads(done.stdout) == WORDS
 
 
-@pytest.mark.parametrize("typed", [WORDS, ["--"]])
-def test_ranks_here_get_every_word(folder: Path, typed: list[str]) -> None:
-    assert given(folder, "--start", "exec", "show.py", *typed) == typed
+def test_ranks_here_get_every_word(folder: Path) -> None:
+    assert given(folder, "--start", "fork", "show.py", *WORDS) == WORDS
 
 
 def test_a_double_dash_before_the_script_ends_dsruns_own_options_and_is_dropped(folder: Path) -> None:
     assert given(folder, "--start", "exec", "--", "show.py", "--config", "mine.yaml", "-n", "2") == (
         ["--config", "mine.yaml", "-n", "2"]
     )
-    assert given(folder, "--", "show.py", *WORDS) == WORDS
 
 
 def test_a_rank_that_another_launcher_started_gets_every_word(folder: Path) -> None:

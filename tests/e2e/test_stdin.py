@@ -53,9 +53,8 @@ def test_a_lone_rank_asks_at_the_terminal_and_gets_the_answer(folder: Path) -> N
     assert log.read_text() == "name? hello ada True 0\n", "the log has what the rank wrote"
 
 
-@pytest.mark.parametrize(("start", "words"), [("fork", ["debug.py"]), ("exec", ["-m", "pdb", "ask.py"])])
-def test_a_debugger_takes_commands_and_keeps_ctrl_c_for_itself(folder: Path, start: str, words: list[str]) -> None:
-    with terminal(folder, "--start", start, *words) as screen:
+def test_a_debugger_takes_commands_and_keeps_ctrl_c_for_itself(folder: Path) -> None:
+    with terminal(folder, "--start", "exec", "debug.py") as screen:
         screen.expect("(Pdb) ")
         screen.type("p 6 * 7\n")
         screen.expect("[0] 42\n")
@@ -65,7 +64,7 @@ def test_a_debugger_takes_commands_and_keeps_ctrl_c_for_itself(folder: Path, sta
         screen.expect("(Pdb) ")
         screen.type("q\n")
         screen.end()
-    assert "stopping" not in screen.text
+    assert "stopping" not in screen.text, "the job went on"
 
 
 def test_ctrl_d_and_ctrl_c_are_the_ranks_as_under_python(folder: Path) -> None:
