@@ -6,9 +6,9 @@ own. Bare leaves (a list of Linears) are none, nor are lists of lists, which are
 
 Items of several classes (attention here, a state space there) are blocks one by one: those that have parts of their own
 and are no trifles. In a ModuleList all of these are, for that is what layers are kept in, except one that has most of
-the list and a stack of its own: a whole model beside small things, which is looked into. A Sequential of several
-classes is a pipeline as often as a stack of layers, so an item that has a stack of its own, or is a Sequential itself,
-is looked into there.
+the list and consists of a stack for the most part: a whole model beside small things, which is looked into. A
+Sequential of several classes is a pipeline as often as a stack of layers, so an item that has a stack of its own, or is
+a Sequential itself, is looked into there.
 """
 
 from __future__ import annotations
@@ -46,12 +46,17 @@ def blocks_of(module: nn.Module) -> list[tuple[str, nn.Module]]:
     if isinstance(module, nn.Sequential):
         return [(name, child) for name, child in found if not (isinstance(child, nn.Sequential) or has_stack(child))]
     most = numel_of(module) // 2
-    return [(name, child) for name, child in found if numel_of(child) <= most or not has_stack(child)]
+    return [(name, child) for name, child in found if numel_of(child) <= most or not _is_mostly_a_stack(child)]
 
 
 def has_stack(module: nn.Module) -> bool:
     """Whether there are blocks in `module`."""
     return any(blocks_of(part) for part in module.modules())
+
+
+def _is_mostly_a_stack(module: nn.Module) -> bool:
+    stacks = (nn.ModuleList(block for _, block in blocks_of(part)) for part in module.modules())
+    return any(2 * numel_of(stack) > numel_of(module) for stack in stacks)
 
 
 def numel_of(module: nn.Module) -> int:

@@ -122,6 +122,23 @@ def train_in(
         return world.run(body)
 
 
+@contextmanager
+def ranks_of_threads(
+    device: torch.device,
+) -> Generator[Callable[[LoopbackCollectives, Callable[[LoopbackCollectives], Any]], Any]]:
+    """Yields what runs a body that makes engines as the rank of some collectives, in the thread that calls it."""
+    here = _Here(device)
+
+    def run(collectives: LoopbackCollectives, body: Callable[[LoopbackCollectives], Any]) -> Any:
+        torch.set_num_threads(1)
+        here.rank.collectives = collectives
+        return body(collectives)
+
+    with pytest.MonkeyPatch.context() as patch:
+        here.show(patch)
+        yield run
+
+
 class _Here:
     """Tells the composition root which rank its thread is."""
 
