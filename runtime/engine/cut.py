@@ -42,6 +42,7 @@ from ..zero.reducer import GradReducer
 from ..zero.seeds import Nursery
 from ..zero.slots import turns_of
 from ..zero.store import ParamStore
+from ..zero.trained import mark_left_out
 from ..zero.unit import ParamUnit
 from ..zero.units import find_units
 from .describe import hidden_size
@@ -178,6 +179,15 @@ class CutModel:
         )
 
 
+def _tell_left_out(names: Sequence[str], say: Say) -> None:
+    shown = ", ".join(f"`{name}`" for name in names[:3])
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    say(
+        f"dsrun: not updated, for no optimizer group has them: {shown}{more}; they get gradients of their own rank's "
+        "batch, in `.grad`"
+    )
+
+
 def cut_model(
     model: nn.Module,
     settings: Config,
@@ -224,6 +234,9 @@ def cut_model(
     host = _host_shards(settings, plan, mesh, memory, bus=bus, say=say)
     if has_meta(model):
         materialise(model, Nursery(data_axis, device=mesh.device, on_host=host is not None))
+    left_out = mark_left_out(model, assignment.group_of)  # by now, for those on the meta device have been made anew
+    if left_out:
+        _tell_left_out(left_out, say)
     kept = find_kept(model, settings.data_types.keep_in_fp32_modules, compute=precision.compute)
     # An optimizer on the device that updates the very parameters has them there.
     trained_leave = host is not None and (precision.has_separate_master or masters_host is not None or not updates)
@@ -274,6 +287,7 @@ def cut_model(
     if host is not None and (not trained_leave or (units and all(unit.tier is None for unit in units))):
         say(_STAYS_WITH_OPTIMIZER + ("" if gathered.frozen else ", and nothing is frozen that could"))
     place_frozen(model, data_axis, precision=precision, device=mesh.device, cut=gathered.frozen, kept=kept.tensors)
+    mark_left_out(model, assignment.group_of)  # again: those in slices have been made anew
     gathering = turns_of(gathered.acquired, budgets)
     store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
     wire = settings.communication_data_type

@@ -25,6 +25,7 @@ from dsrun.estimate.architecture import Architecture, from_transformers
 from dsrun.estimate.model import ModelSize, UnitGroup
 
 from ..layout.unit_layout import lay_out
+from ..zero.trained import is_trained
 from ..zero.unit import ParamUnit
 from ..zero.units import KEPT, UnitSpec, find_frozen_units, find_units
 
@@ -83,8 +84,8 @@ def _describe(model: nn.Module, trained: Sequence[tuple[str, nn.Module | None, i
     return ModelSize(
         label=type(model).__name__,
         units=_grouped(units),
-        trained_numel=sum(param.numel() for param in params if param.requires_grad),
-        frozen_numel=sum(param.numel() for param in params if not param.requires_grad),
+        trained_numel=sum(param.numel() for param in params if is_trained(param)),
+        frozen_numel=sum(param.numel() for param in params if not is_trained(param)),
         architecture=shape,
         notes=notes,
     )

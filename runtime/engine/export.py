@@ -26,6 +26,7 @@ from ..checkpoint.streamed_model import StreamedModel
 from ..mesh.agreement import attempt
 from ..zero.gathered import GatheredParameters
 from ..zero.pretrained import Held, assign, persistent_buffers
+from ..zero.trained import is_trained
 from .parts import EngineParts
 
 
@@ -178,7 +179,7 @@ def _visit(parts: EngineParts, take: Callable[[Tensor], None] | None, *, frozen:
     if take is None:
         return
     for param in parts.module.parameters():
-        if frozen and not param.requires_grad and id(param) not in gathered:
+        if frozen and not is_trained(param) and id(param) not in gathered:
             take(param)
     for buffer in persistent_buffers(parts.module).values():
         take(buffer)
@@ -191,7 +192,7 @@ def _named(parts: EngineParts, *, frozen: bool) -> dict[str, Tensor]:
     for prefix, module in parts.module.named_modules(remove_duplicate=False):
         start = f"{prefix}." if prefix else ""
         for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(param) in trained or (frozen and not param.requires_grad):
+            if id(param) in trained or (frozen and not is_trained(param)):
                 found[f"{start}{name}"] = param
         transient: set[str] = module._non_persistent_buffers_set  # pyright: ignore[reportPrivateUsage]
         for name, buffer in module.named_buffers(recurse=False, remove_duplicate=False):

@@ -12,6 +12,7 @@ from ..observe.memory import measure
 from ..observe.memory_report import MemoryReport
 from ..observe.memory_watch import MemoryWatch
 from ..offload.params_on_disk import DiskShards
+from ..zero.trained import is_trained
 from .parts import EngineParts
 
 #: What asynchronous saves copy state to; in host memory, wherever the model computes.
@@ -38,7 +39,7 @@ class HeldMemory:
         buffers += [t for tier in tiers for t in tier.buffers()]
         windows = {id(u.window): u.window for u in units if u.window is not None}.values()
         buffers += [t for window in windows for t in (window.grad, window.master) if t is not None]
-        buffers += [param.data for param in self.module.parameters() if not param.requires_grad]
+        buffers += [param.data for param in self.module.parameters() if not is_trained(param)]
         states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
         away = [] if self._parts.step.away is None else self._parts.step.away.buffers()
         return measure(t for t in (*buffers, *states, *away) if self._parts.memory.takes_memory(t))
@@ -56,7 +57,7 @@ class HeldMemory:
         """
         memory = self._parts.memory
         held = {
-            "frozen parameters": [param for param in self.module.parameters() if not param.requires_grad],
+            "frozen parameters": [param for param in self.module.parameters() if not is_trained(param)],
             "module buffers": list(self.module.buffers()),
             "other optimizer states": [] if self.optimizer is None else self._parts.step.optimizer.tensors(),
         }

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..protocols import StateEntry
 from ..zero.pretrained import persistent_buffers
+from ..zero.trained import is_trained
 from ..zero.unit import ParamUnit
 
 
@@ -70,7 +71,7 @@ def frozen_entries(model: nn.Module, *, replicated: bool, frozen_units: Sequence
     entries = [entry for unit in frozen_units for entry in unit_entries(unit, unit.master, replicated=replicated)]
     cut = {id(param) for unit in frozen_units for param in unit.params}
     for name, param in model.named_parameters():
-        if not param.requires_grad and id(param) not in cut:
+        if not is_trained(param) and id(param) not in cut:
             entries.append(_whole(name, "param", param.data))
     return entries
 
@@ -82,7 +83,7 @@ def wanted_tensors(model: nn.Module, *, frozen: bool = True) -> list[tuple[str, 
         model: the model.
         frozen: include frozen parameters.
     """
-    parameters = [(name, param) for name, param in model.named_parameters() if frozen or param.requires_grad]
+    parameters = [(name, param) for name, param in model.named_parameters() if frozen or is_trained(param)]
     wanted = [(name, "param", tuple(param.shape)) for name, param in parameters]
     wanted += [(name, "buffer", tuple(buffer.shape)) for name, buffer in persistent_buffers(model).items()]
     return wanted
@@ -95,7 +96,7 @@ def tied_names(model: nn.Module, *, frozen: bool = True) -> dict[str, str]:
         model: the model.
         frozen: include frozen parameters.
     """
-    first = {id(param): name for name, param in model.named_parameters() if frozen or param.requires_grad}
+    first = {id(param): name for name, param in model.named_parameters() if frozen or is_trained(param)}
     return {
         name: first[id(param)]
         for name, param in model.named_parameters(remove_duplicate=False)

@@ -32,6 +32,7 @@ from ..offload.placement import Allowed, Budgets, Buses, ElementBytes, Tier, Uni
 from ..precision.policy import DTYPES, PrecisionPolicy
 from ..zero.plan import ZeroPlan
 from ..zero.slots import turns_of
+from ..zero.trained import is_trained
 from ..zero.unit import ParamUnit
 from .describe import hidden_size
 from .step_watch import ObservedSteps
@@ -233,7 +234,7 @@ class Staying:
             whole_frozen_bytes=sum(
                 p.numel() * min(p.itemsize, policy.compute.itemsize)
                 for p in self._model.parameters()
-                if not p.requires_grad
+                if not is_trained(p)
             ),
             trained_on_host=self._plan.shard_parameters and zero.offload_param.device != "none",
             host_optimizer=HostOptimizer(self._travels, adds_up=self._adds_up, widens=False),

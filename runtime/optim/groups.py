@@ -16,7 +16,7 @@ from dsrun.errors import ModelError
 
 @dataclass(frozen=True, slots=True)
 class GroupAssignment:
-    """Which optimizer group each trainable parameter is in.
+    """Which optimizer group each parameter is in that is in one.
 
     Attributes:
         group_of: id of a parameter to its group's number.
@@ -28,14 +28,14 @@ class GroupAssignment:
 
 
 def assign_groups(model: nn.Module, given: Iterable[Any] | None) -> GroupAssignment:
-    """Assigns every trainable parameter of `model` to a group.
+    """Assigns parameters of `model` to groups; trainable ones in no group get gradients, and nobody updates them.
 
     Args:
         model: the model.
         given: what torch optimizers take: parameters, (name, parameter) pairs, or group dicts; None: one group of all.
 
     Raises:
-        ModelError: a trainable parameter is in no group or in two.
+        ModelError: a parameter is in two groups, or no trainable one is in any.
     """
     names = {id(param): name for name, param in model.named_parameters()}
     trainable = {id(param): param for param in model.parameters() if param.requires_grad}
@@ -60,13 +60,11 @@ def assign_groups(model: nn.Module, given: Iterable[Any] | None) -> GroupAssignm
                     hint="put each parameter into one group",
                 )
         options.append({key: value for key, value in entry.items() if key not in ("params", "param_names")})
-    missing = [names[key] for key in trainable if key not in group_of]
-    if missing:
-        shown = ", ".join(f"`{name}`" for name in missing[:3])
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    if trainable and not trainable.keys() & group_of.keys():
         raise ModelError(
-            f"model_parameters: trainable parameters are in no group: {shown}{more}",
-            hint="add them to a group, or set requires_grad to False to freeze them",
+            f"model_parameters: all {len(trainable)} trainable parameters of {type(model).__name__} are in no group, "
+            "nothing to train",
+            hint="give the optimizer parameters of the model that have requires_grad",
         )
     return GroupAssignment(group_of, tuple(options))
 

@@ -35,6 +35,8 @@ def safe_get_full_fp32_param(param: Tensor) -> Tensor | None:
 def safe_get_full_grad(param: Tensor) -> Tensor | None:
     """Returns the whole gradient in fp32, a copy; see [Note: who gets what]."""
     home = _trained(param)
+    if home is None and param.grad is not None:
+        return param.grad.to(torch.float32, copy=True)  # of a parameter in no optimizer group
     return None if home is None or not home.access.reducer.has_sums else _full(home, _sum(home))
 
 

@@ -29,6 +29,7 @@ from .seeds import SeedHome
 from .slots import elements_of
 from .stored import StoredHome
 from .tier import ShardTier
+from .trained import is_trained
 from .unit import ParamUnit
 from .units import UnitSpec, find_frozen_units
 from .values import check_not_copies, take_values
@@ -125,7 +126,7 @@ def place_frozen(
     done = {id(param) for unit in cut for param in unit.params}
     buffers = {id(buffer): precision.buffers or precision.compute for buffer in model.buffers()}
     dtypes = {**buffers, **dict.fromkeys(kept, torch.float32)}
-    tensors = [param for param in model.parameters() if not param.requires_grad and id(param) not in done]
+    tensors = [param for param in model.parameters() if not is_trained(param) and id(param) not in done]
     for param in tensors:
         home = home_of(param)
         if isinstance(home, SeedHome):
@@ -154,7 +155,7 @@ def whole_bytes(model: nn.Module, *, cut: Collection[ParamUnit]) -> int:
         cut: units of those that it has a slice of.
     """
     done = {id(param) for unit in cut for param in unit.params}
-    return sum(param.nbytes for param in model.parameters() if not param.requires_grad and id(param) not in done)
+    return sum(param.nbytes for param in model.parameters() if not is_trained(param) and id(param) not in done)
 
 
 def _elements(unit: ParamUnit | None, spec: UnitSpec | None, *, world_size: int) -> UnitElements:

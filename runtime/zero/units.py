@@ -31,6 +31,7 @@ from torch import nn
 from ..stacks import SMALL_NUMEL, blocks_of, numel_of
 from .leaves import is_leaf
 from .partition_parameters import ShardedParameter
+from .trained import is_trained
 
 REST = "rest"
 #: The rest unit of parameters that stay in fp32.
@@ -75,13 +76,13 @@ def find_units(
     """
 
     def is_wanted(param: nn.Parameter) -> bool:
-        return param.requires_grad and id(param) not in kept
+        return is_trained(param) and id(param) not in kept
 
     units = [unit for whole in _modules_with_params(model) if (unit := _only(whole, is_wanted)).params]
     if light:
         units = [_lightened(unit, light, wire) for unit in units]
     taken = {id(param) for unit in units for _, param in unit.params}
-    rest = [(name, param) for name, param in model.named_parameters() if param.requires_grad and id(param) not in taken]
+    rest = [(name, param) for name, param in model.named_parameters() if is_trained(param) and id(param) not in taken]
     for name, dtype in ((REST, None), (KEPT, torch.float32)):
         params = tuple(item for item in rest if (id(item[1]) in kept) is (dtype is not None))
         if params:
@@ -108,7 +109,7 @@ def find_frozen_units(model: nn.Module, *, kept: Collection[int] = ()) -> list[U
 
 def _may_be_cut(param: nn.Parameter) -> bool:
     has_values = param.is_floating_point() and param.numel() > 0
-    return not param.requires_grad and has_values and type(param) in (nn.Parameter, ShardedParameter)
+    return not is_trained(param) and has_values and type(param) in (nn.Parameter, ShardedParameter)
 
 
 def _only(unit: UnitSpec, wanted: Callable[[nn.Parameter], bool]) -> UnitSpec:
