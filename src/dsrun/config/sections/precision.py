@@ -123,7 +123,7 @@ class DataTypes(Section):
     ] = None
     param_dtype: Annotated[
         Dtype | None,
-        knob("Format of parameters: the one that `fp16` or `bf16` says, for whoever likes to write it down."),
+        knob("Format of parameters: the one that `fp16` or `bf16` says, or fp32, which casts those built in float64."),
     ] = None
     buffer_dtype: Annotated[
         Dtype | None,
@@ -150,7 +150,7 @@ class TorchAutocast(Section):
         Flag,
         knob(
             "Run forward under `torch.autocast`.",
-            effect="16-bit activations of matrix products; parameters and gradients stay in fp32",
+            effect="16-bit activations of matrix products; parameters and gradients stay in fp32, or as `bf16` says",
             users=(2, 1),
         ),
     ] = False
