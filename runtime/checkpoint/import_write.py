@@ -23,10 +23,13 @@ from dsrun.checkpoint_files.tensor_header import header_bytes
 from dsrun.checkpoint_files.write_file import Repeatable, write_pieces
 from dsrun.errors import CheckpointError
 
+from ..optim.histories import of_counts
+from ..optim.run_states import SCALAR
 from .import_found import Found, FoundTensor
 from .tensor_file import bytes_of, dtype_name
 
 _ALIGNED = 4096
+_STEPS = SCALAR + "step"
 
 
 def write(found: Found, folder: Place, tag: str, *, progress: Callable[[], None] = lambda: None) -> int:
@@ -96,9 +99,11 @@ def _pieces(header: bytes, tensors: Sequence[FoundTensor]) -> Generator[memoryvi
 
 def _publication(found: Found, folder: Place, tag: str, identity: str, file: StoredFile) -> Publication:
     counters = {"micro_steps": 0, "global_steps": 0, "global_samples": 0, "skipped_steps": 0, **found.counters}
+    # Other tools count the steps of each parameter, and pass over it in those that do not use it.
+    left_out = of_counts({one.name: float(one.make()) for one in found.tensors if one.role == _STEPS})
     values: dict[str, Any] = {
         "counters": counters,
-        "optimizer": {"type": found.optimizer, "groups": found.groups},
+        "optimizer": {"type": found.optimizer, "groups": found.groups, **({"left_out": left_out} if left_out else {})},
         "scheduler": found.scheduler,
         "loss_scale": found.loss_scale,
         "data": None,

@@ -76,6 +76,22 @@ class Histories:
         self._next += 1
 
 
+def of_counts(steps: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Returns what `Histories.to_json` has of tensors of which only the count of steps is known.
+
+    Those of one count are taken to have been in the same steps: what is kept for them is the same either way.
+
+    Args:
+        steps: by name of the tensor.
+    """
+    most = max(steps.values(), default=0)
+    by_missed: dict[int, list[str]] = {}
+    for name, count in steps.items():
+        if count != most:
+            by_missed.setdefault(round(most - count), []).append(name)
+    return [{"missed": missed, "names": sorted(names)} for missed, names in sorted(by_missed.items())]
+
+
 def names_in(saved: Iterable[Mapping[str, Any]]) -> set[str]:
     """Returns the tensors that steps have left out, of what `Histories.to_json` returned."""
     return {name for entry in saved for name in entry["names"]}

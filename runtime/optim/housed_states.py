@@ -113,13 +113,11 @@ class HousedStates:
         """Divides a run's states among its parts, which are in `runs` in its place."""
         if run in self.late:
             self.late = (self.late - {run}) | set(parts)
-        if run.param not in self.optimizer.state:
-            return
-        state = self.optimizer.state.pop(run.param)
-        structured = self.optimizer if isinstance(self.optimizer, StructuredOptimizer) else None
-        for part in parts:
+        state = self.optimizer.state.pop(run.param, None)
+        if state is not None:
+            structured = self.optimizer if isinstance(self.optimizer, StructuredOptimizer) else None
             divide = part_of_state if structured is None else structured.part_of_state
-            self.optimizer.state[part.param] = divide(run, part, state)
+            self.optimizer.state.update({part.param: divide(run, part, state) for part in parts})
         if self.form.is_coded and self.housing is not None:
             self._place_scales([other for other in self.runs if other.owned is run.owned])
 
@@ -205,6 +203,8 @@ class HousedStates:
         counts = {k: v.to(run.param.device) if on_device and isinstance(v, Tensor) else v for k, v in scalars.items()}
         if states or counts:
             self.keep(run, states, counts)
+        else:
+            self.late.add(run)
 
     def _take_over_loaded(self, before_change: Callable[[], None]) -> None:
         """Brings states that torch's `load_state_dict` has put into fp32 to where they belong, as they were saved."""

@@ -78,6 +78,18 @@ def test_model_and_optimizer_are_the_same_to_the_bit(tmp_path: Path, flat: bool,
     assert (values["type"], len(values["groups"]), values["groups"][0]["lr"]) == ("AdamW", 1, 0.125)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_parameters_that_were_in_fewer_steps_are_named(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    optimizer.zero_grad()
+    model.get_parameter("embed.weight").square().sum().backward()
+    optimizer.step()
+    weights, states = get_state_dict(model, optimizer)
+    state_dict_saver.save({"model": weights, "optim": states, "step": 3}, checkpoint_id=tmp_path / "dcp")
+    index = read_index(imported(tmp_path / "dcp", tmp_path / "out"))
+    assert index.values["optimizer"]["left_out"] == [{"missed": 1, "names": ["norm.bias", "norm.weight"]}]
+
+
 def _save_sharded(folder: str) -> None:
     """Saves a tensor that two ranks have a half of each."""
     import torch.distributed as dist
