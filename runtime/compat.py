@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, overrides
 from torch._C._distributed_c10d import HashStore, PrefixStore, Store, TCPStore
 from torch.autograd import Variable
+from torch.autograd.graph import get_gradient_edge
 from torch.nn import attention
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
@@ -24,8 +25,10 @@ __all__ = [
     "PrefixStore",
     "Store",
     "TCPStore",
+    "adds_gradient",
     "all_gather_single",
     "backends_of",
+    "backward_number",
     "compiler_memory_budget",
     "foreach_mul",
     "foreach_zero",
@@ -35,6 +38,7 @@ __all__ = [
     "in_backward",
     "in_transform",
     "is_compiled",
+    "keeps_graph",
     "memory_trace",
     "out_of_transforms",
     "pass_for_parameter",
@@ -46,6 +50,7 @@ __all__ = [
     "timeout_of",
     "unseen_by_modes",
     "untransformed",
+    "uses_autograd_threads",
     "when_backward_ends",
 ]
 
@@ -173,6 +178,31 @@ class AttentionChoice(NamedTuple):
 def in_backward() -> bool:
     """Whether this thread is inside a backward: in a hook, or in the backward of a custom function."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore
+
+
+def backward_number() -> int:
+    """Returns what tells the backward that runs in this thread from all others; -1 outside of any."""
+    return torch._C._current_graph_task_id()  # pyright: ignore
+
+
+def keeps_graph() -> bool:
+    """Whether another backward may follow through the same graph; inside a backward."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore
+
+
+def adds_gradient(leaf: Tensor) -> bool:
+    """Whether the backward that runs in this thread adds to the `.grad` of a leaf; torch.autograd.grad never does."""
+    with torch._C.DisableTorchFunctionSubclass():  # pyright: ignore
+        node = get_gradient_edge(leaf).node
+    try:
+        return torch._C._will_engine_execute_node(node)  # pyright: ignore
+    except RuntimeError:  # it is an input of torch.autograd.grad
+        return False
+
+
+def uses_autograd_threads() -> bool:
+    """Whether a backward that this thread begins, or runs, has a thread for each GPU beside this one."""
+    return torch._C._is_multithreading_enabled()  # pyright: ignore
 
 
 def in_transform() -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 def read_losses(path: Path) -> tuple[list[int], list[float]]:
     """Returns (steps, losses) of the step records in a file of JSON lines."""
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    steps = [record for record in records if record["event"] == "step" and record["loss"] is not None]
+    steps = [record for record in records if record["event"] == "step" and record.get("loss") is not None]
     return [record["step"] for record in steps], [record["loss"] for record in steps]
 
 

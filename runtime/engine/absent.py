@@ -16,7 +16,6 @@ ENGINE: Mapping[str, str] = {
     "eval_batch": _PIPELINE,
     "get_batch_info": "ask train_batch_size(), train_micro_batch_size_per_gpu() and gradient_accumulation_steps()",
     "reset_activation_shape": _PIPELINE,
-    "scale": "engine.backward multiplies by the loss scale itself; pass it the loss",
     "set_batch_fn": _PIPELINE,
     "set_dataiterator": _PIPELINE,
     "set_dataloader": _PIPELINE,

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsrun.errors import ModelError
+from dsrun.errors import InputError, ModelError
 
 from ..mesh.groups import leave
 from ..observe.allocation_history import wanted_history
@@ -23,6 +23,7 @@ from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
 from ..precision.casting import cast_floating
 from ..zero.partition_parameters import unsettle
+from ..zero.timeline import engines_own_backward
 from .answers import Answers
 from .checkpoints import Checkpoints
 from .deepspeed_calls import DeepSpeedCalls
@@ -33,6 +34,7 @@ from .memory_copies import CopiesInMemory
 from .parts import SCRIPT_PHASE, EngineParts
 from .put_away import PutAway
 from .report import StepReport
+from .script_backward import ScriptBackwards
 from .state import Counters
 from .step import StepResult, take_step
 from .stopping import Departure, Stopping
@@ -40,7 +42,9 @@ from .taken import Taken
 from .wrapping import let_go, note_outcome, take_over
 
 
-class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldMemory, PutAway, DeepSpeedCalls):
+class Engine(
+    Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldMemory, PutAway, DeepSpeedCalls, ScriptBackwards
+):
     """Trains one model; every rank calls the same methods in the same order.
 
     Attributes that an engine does not have are looked up in the module, as DeepSpeed's engine does.
@@ -63,6 +67,10 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
         self._counters = Counters()
         self._boundary: bool | None = None
         self._without_sync = 0  # `no_sync` contexts that are open
+        self._counts_micro_steps = bool(parts.config.get("managed_gradient_accumulation", True))
+        self._in_step = False
+        self._backwards = 0  # since the last update
+        self._scaled_losses: list[Tensor] = []
         self._micro_steps_done = 0  # of the present global batch; a count of all of them would not survive a change
         self._last: StepResult | None = None
         self._step_applied = False
@@ -76,6 +84,8 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
         self._say_where()
         self._note_moment()
         parts.hooks.follow(parts.module)
+        if parts.optimizer is not None:
+            self._follow_script()
         take_over(parts.module, parts.optimizer, loss_scale=parts.loss_scale.value)
         self._taken = Taken(parts.module)
         self._report = StepReport(
@@ -119,6 +129,7 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
         self._parts.torn.check("engine(...)")
         self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
         if torch.is_grad_enabled():
+            self._prepare_script_backward()
             self._report.add_tokens(count_tokens(args, kwargs))
             self._memory_watch.begin_forward(self._counters.global_steps + 1, self._memory_kinds)
         if self._parts.cast_inputs is not None:
@@ -154,26 +165,42 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
                 "expected a scalar computed from the model's output",
                 hint="reduce it with .mean(), and compute it outside of torch.no_grad()",
             )
-        self._heartbeat.beat(phase="backward")
+        self._check_not_scaled(loss, "engine.backward")
+        self._parts.hooks.find_failed()
         self._check_first_loss(loss)
         self._report.add_loss(loss.detach().reshape(1))
         scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
-        self._memory_watch.begin_backward(self._memory_kinds)
+        self._begin_backward()
         with self._taken.explaining():
             self._run_backward(scaled, retain_graph=retain_graph)
-        self._memory_watch.end_backward(self._memory_kinds)
-        self._backward_done = True
+        self._end_backward()
         return scaled
 
-    def _run_backward(self, scaled: Tensor, *, retain_graph: bool) -> None:
+    def _begin_backward(self) -> None:
+        """What comes before a backward that counts, whoever runs it."""
+        self._heartbeat.beat(phase="backward")
+        self._memory_watch.begin_backward(self._memory_kinds)
         if self._parts.step.away is not None:
             self._parts.step.away.settle()  # gradients go where the last update has taken them from
             is_last = self.is_gradient_accumulation_boundary()
             self._parts.step.away.expect(1.0 / self._parts.loss_scale.value if is_last else None)
-        self._parts.hooks.before_backward(retain_graph=retain_graph, reduce=not self._without_sync)
+
+    def _end_backward(self) -> None:
+        """What comes after a backward that counts."""
+        self._memory_watch.end_backward(self._memory_kinds)
+        self._backward_done = True
+        self._backwards += 1
+        if not self._counts_micro_steps:
+            self._micro_steps_done += 1
+            self._say_where()
+
+    def _run_backward(self, scaled: Tensor, *, retain_graph: bool) -> None:
+        self._parts.hooks.before_backward(
+            retain_graph=retain_graph, reduce=not self._without_sync, strays=self._stray_factor()
+        )
         try:
             # The order of nodes is what the hooks rest on, see [Note: one ready queue] in zero/timeline.py.
-            with torch.autograd.set_multithreading_enabled(False):
+            with engines_own_backward(), torch.autograd.set_multithreading_enabled(False):
                 self._with_loss_scale(scaled).backward(retain_graph=retain_graph)
         except BaseException:
             self._parts.hooks.abandon_backward()
@@ -187,16 +214,29 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
             lr_kwargs: for the schedule's `step`, of a schedule of the script's that takes any.
 
         Raises:
-            ModelError: there was no backward since the last step, or the engine has no optimizer.
+            ModelError: there was no backward since the last step, `no_sync` is open, or the engine has no optimizer.
             CheckpointError: a checkpoint could not be saved, which was written meanwhile; the step has been taken.
         """
         self._check_trains("engine.step")
         self._check_states_here("engine.step")
+        self._parts.hooks.find_failed()
+        if self._without_sync:
+            raise ModelError(
+                "engine.step: called inside engine.no_sync, where gradients may stay on their rank",
+                hint="leave the `with` first; in it, call engine.backward alone",
+            )
         if not self._backward_done:
             raise ModelError(
-                "engine.step: there was no engine.backward since the last step",
+                "engine.step: there was no backward through the engine's model since the last step",
                 hint="call engine.backward(loss) once before each engine.step()",
             )
+        self._in_step = True
+        try:
+            self._end_micro_step(lr_kwargs or {})
+        finally:
+            self._in_step = False
+
+    def _end_micro_step(self, lr_kwargs: Mapping[str, Any]) -> None:
         self._backward_done = False
         self._step_applied = False
         boundary = self.is_gradient_accumulation_boundary()
@@ -204,9 +244,9 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
         if boundary:
             self._heartbeat.beat(phase="step")
             self._parts.hooks.before_step()
-            if self._parts.step.reducer.has_unreduced:
-                self._parts.step.reducer.reduce_what_stayed()
-            self._take_step(lr_kwargs or {})
+            if self._parts.step.reducer.has_unreduced or self._parts.step.reducer.has_strays:
+                self._parts.step.reducer.reduce_what_stayed(strays=self._stray_factor())
+            self._take_step(lr_kwargs)
             self._heartbeat.beat(step=self._counters.global_steps, phase=SCRIPT_PHASE)
         self._counters.micro_steps += 1
         self._say_where()
@@ -217,20 +257,36 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
             self._end_if_asked()
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the next `step` updates the parameters."""
+        """Whether the next `step` updates the parameters.
+
+        With `managed_gradient_accumulation` false every `step` does; then this is true inside of `step` alone, as in
+        DeepSpeed.
+        """
         if self._without_sync:
             return False
+        if not self._counts_micro_steps:
+            return self._in_step
         if self._boundary is not None:
             return self._boundary
         return self._micro_steps_done + 1 >= self.gradient_accumulation_steps()
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool) -> None:
-        """Overrides the count of micro steps, until called again."""
+        """Overrides the count of micro steps, until called again.
+
+        Raises:
+            InputError: the config's `managed_gradient_accumulation` is false, so there is no count.
+        """
+        if not self._counts_micro_steps:
+            raise InputError(
+                "engine.set_gradient_accumulation_boundary: `managed_gradient_accumulation` is false, so every "
+                "engine.step() updates the parameters",
+                hint="call engine.step() where the boundary is, or leave the key out of the config",
+            )
         self._boundary = is_boundary
 
     @contextmanager
     def no_sync(self) -> Generator[None]:
-        """Micro steps in here update nothing, and ranks need not exchange their gradients; every rank must enter it.
+        """Backwards in here need not exchange gradients between ranks, and `step` is refused; every rank must enter it.
 
         At stages 0 and 1 gradients stay on their rank, added up in the parameters' dtype, until the next backward or
         step outside. That saves their traffic and sums them in another order, so the last bits differ from those of
@@ -244,8 +300,12 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
 
     def zero_grad(self) -> None:
         """Forgets the gradients accumulated so far; after a backward that failed, the global batch begins again."""
-        if self._parts.step.reducer.is_torn:
+        self._parts.hooks.find_failed()
+        if self._parts.step.reducer.is_torn or not self._counts_micro_steps:
             self._micro_steps_done = 0
+        self._backwards = 0
+        self._scaled_losses.clear()
+        self._parts.step.reducer.drop_strays()
         self._parts.step.reducer.zero()
 
     def was_step_applied(self) -> bool:
@@ -291,10 +351,12 @@ class Engine(Answers, WholeWeights, Checkpoints, CopiesInMemory, Stopping, HeldM
         else:
             self._counters.skipped_steps += 1
         self._counters.global_steps += 1
-        self._counters.global_samples += self.train_batch_size()
-        self._report.step(
-            result, self._counters, lr=lr, samples=self.train_batch_size(), next_scale=parts.loss_scale.value
-        )
+        samples = self.train_batch_size()
+        if not self._counts_micro_steps:
+            samples = self.train_micro_batch_size_per_gpu() * self.dp_world_size * self._backwards
+        self._backwards = 0
+        self._counters.global_samples += samples
+        self._report.step(result, self._counters, lr=lr, samples=samples, next_scale=parts.loss_scale.value)
         if result.applied and self._peaks.wants_state:
             self._peaks.take_state(self.model_state_bytes())
         self._memory_watch.end_step(self._counters.global_steps, self._memory_kinds)

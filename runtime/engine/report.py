@@ -48,6 +48,7 @@ class StepReport:
         #: fp64, [2]: losses since the last step, and what this rank wishes, for the step's own all-reduce.
         self.told_2 = torch.zeros(2, dtype=torch.float64, device=device)
         self._losses = 0
+        self._missed = False  # a loss of the present step
         self._tokens = 0
         self._device = device
         self._model_numel = model_numel
@@ -59,6 +60,10 @@ class StepReport:
         """Takes one micro batch's mean loss, detached, [1], on any device: scripts move what the model returns."""
         self.told_2[:1] += loss.to(self._device)
         self._losses += 1
+
+    def miss_loss(self) -> None:
+        """A micro batch's loss is not known: the mean of this step is not told."""
+        self._missed = True
 
     def wish(self, number: float) -> None:
         """Tells the other ranks a number with the next step, see `stop_signals`."""
@@ -80,7 +85,8 @@ class StepReport:
             samples: of all ranks in this step.
             next_scale: loss scale of the next step.
         """
-        loss = result.loss_sum / (max(1, self._losses) * self._collectives.size)
+        loss = None if self._missed else result.loss_sum / (max(1, self._losses) * self._collectives.size)
+        self._missed = False
         self.told_2.zero_()
         self._losses = 0
         # The other ranks' batches have the same shape, or nearly: no collective is spent on their numbers.
@@ -94,7 +100,7 @@ class StepReport:
             STEP_EVENT,
             {
                 "step": number,
-                "loss": loss,
+                **({} if loss is None else {"loss": loss}),
                 "lr": lr[0],
                 "grad_norm": result.grad_norm,
                 "applied": result.applied,
@@ -116,9 +122,10 @@ class StepReport:
                 "" if next_scale == result.loss_scale else f"; loss scale {result.loss_scale:.12g} -> {next_scale:.12g}"
             )
             print(f"step {number}: {result.trouble}, the update was skipped{scale}", flush=True)
+        told = "loss not seen" if loss is None else f"loss {loss:.4f}"
         if self._steps_per_print and number % self._steps_per_print == 0:
             print(
-                f"step {number:>5}  loss {loss:.4f}  lr {lr[0]:.2e}  grad norm {result.grad_norm:.3f}  "
+                f"step {number:>5}  {told}  lr {lr[0]:.2e}  grad norm {result.grad_norm:.3f}  "
                 f"{samples / seconds:.1f} samples/s",
                 flush=True,
             )

@@ -7,7 +7,7 @@ of their unit's forward are seen, in `outside.py`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ from ..own_hooks import OwnHook
 from .outside import ReadsOutside
 from .reducer import GradReducer
 from .store import ParamStore
-from .timeline import Timeline, UnitCalls
+from .timeline import ScriptBackward, Timeline, UnitCalls
 from .unit import ParamUnit
 
 _SEQUENCES = (tuple, list)
@@ -42,11 +42,13 @@ class UnitHooks:
     def __init__(self, units: Sequence[ParamUnit], store: ParamStore, reducer: GradReducer) -> None:
         self._store = store
         self._reducer = reducer
-        self._timeline = Timeline(store, reducer)
+        trained = [param for unit in units if unit.trains for param in unit.params]
+        self._timeline = Timeline(store, reducer, trained=lambda: trained)
         self._drivers = [_UnitDriver(unit, self._timeline) for unit in units if unit.module is not None]
         self._handles: list[RemovableHandle] = []
         self._rest = [unit for unit in units if unit.module is None]
         self._rest_held = False
+        self._reach_root: Callable[[Any], None] = OwnHook(self._timeline.reach_root)
         self._watches: list[RemovableHandle] = []
         self._watched = False
 
@@ -57,16 +59,36 @@ class UnitHooks:
             root.register_forward_hook(OwnHook(self._leave_root), always_call=True),
         ]
 
+    def follow_script(self, script: ScriptBackward | None) -> None:
+        """Has backwards of the script's own count, or no more; see [Note: backwards of the script] in `timeline.py`."""
+        self._timeline.script = script
+
+    def find_failed(self) -> None:
+        """Gives up a backward of the script's own that has raised, if one has; not inside a backward."""
+        self._timeline.find_failed()
+
     def before_forward(self) -> None:
         """The root's forward begins: the rest unit is needed from here on."""
+        self._timeline.find_failed()
         self._hold_rest()
 
-    def before_backward(self, *, retain_graph: bool = False, reduce: bool = True) -> None:
+    def before_backward(
+        self,
+        *,
+        retain_graph: bool = False,
+        reduce: bool = True,
+        scale: float = 1.0,
+        strays: float | None = 1.0,
+        has_begun: bool = False,
+    ) -> None:
         """The root's backward begins. Enters a broadcast the first time, to agree on the order of reductions.
 
         Args:
             retain_graph: there may be another backward through the same calls.
             reduce: False: this micro step's gradients may be reduced with a later one's.
+            scale: see `GradReducer.begin`.
+            strays: likewise.
+            has_begun: the backward is under way already, so it may have come to parameters of the rest unit.
         """
         self._hold_rest()
         if not self._watched:
@@ -75,9 +97,9 @@ class UnitHooks:
             self._store.check_same_order()
             self._watch()
         used = [*self._rest, *(d.calls.unit for d in self._drivers if self._watches or d.calls.may_get_grads)]
-        self._reducer.begin(order=self._forward_order, used=used, reduce=reduce)
+        self._reducer.begin(order=self._forward_order, used=used, reduce=reduce, scale=scale, strays=strays)
         for unit in self._rest:
-            self._reducer.open(unit)
+            self._reducer.open(unit, is_there=has_begun)
         for driver in self._drivers:
             if driver.calls.anywhere:
                 self._reducer.open(driver.calls.unit)
@@ -139,8 +161,14 @@ class UnitHooks:
 
     def _leave_root(self, module: nn.Module, args: Any, output: Any) -> None:
         self._timeline.leave_root()
-        if not torch.is_grad_enabled() and not self._timeline.is_active:
-            self.release_rest()
+        if not torch.is_grad_enabled():
+            if not self._timeline.is_active:
+                self.release_rest()
+        elif self._rest and not in_transform():
+            nodes: set[Node] = set()
+            _add_nodes(output, nodes)
+            for node in nodes:
+                node.register_prehook(self._reach_root)
 
     def _hold_rest(self) -> None:
         if not self._rest_held:

@@ -15,6 +15,11 @@ See docs/decisions/0004-reduce-every-micro-step.md. A script may ask for it (`en
 buffer of its own, gradients of such a micro step *stay* there, in the parameters' dtype, and the next reduction takes
 their sum.
 
+[Note: scale of a micro step]
+A backward of the script's own runs on its loss as it is, where the engine's runs on the loss divided by the
+accumulation steps. Its gradients are divided when they are added to the sums, in fp32: this reaches all of them,
+whatever way they came. Where the divisor is a power of two, the bits are those of the engine's backward.
+
 [Note: strays]
 A parameter has a `.grad` only while its unit's buffer is open: what the buffer holds before and after is no gradient of
 it, and a script finds None. So a gradient that comes at another time shows. A *stray* that comes before its unit is
@@ -174,6 +179,7 @@ class GradReducer:
         )
         self._may_stay = not shard_gradients
         self._stays = False  # what this micro step finds is not reduced yet
+        self._scale = 1.0  # of this micro step's gradients, see [Note: scale of a micro step]
         self._stayed: set[int] = set()  # units whose buffer holds gradients of earlier micro steps
         self._used: set[int] = set()
         self._cursor = 0
@@ -194,8 +200,19 @@ class GradReducer:
         """Whether there are gradients of earlier micro steps that no reduction has taken."""
         return bool(self._stayed)
 
+    @property
+    def has_strays(self) -> bool:
+        """Whether a backward has left gradients that no micro step has taken; between micro steps."""
+        return any(unit.has_grads for unit in self._canonical or self._units)
+
     def begin(
-        self, *, order: Callable[[], Sequence[ParamUnit]], used: Sequence[ParamUnit], reduce: bool = True
+        self,
+        *,
+        order: Callable[[], Sequence[ParamUnit]],
+        used: Sequence[ParamUnit],
+        reduce: bool = True,
+        scale: float = 1.0,
+        strays: float | None = 1.0,
     ) -> None:
         """Begins a micro step's backward; the first time, all ranks take over rank 0's order (one broadcast).
 
@@ -203,9 +220,12 @@ class GradReducer:
             order: gives units by their first forward on this rank; called the first time. Frozen ones are left out.
             used: units that can get gradients on this rank.
             reduce: False: the gradients may stay where they are until a later reduction; on all ranks alike.
+            scale: what gradients are multiplied by when they are added, see [Note: scale of a micro step].
+            strays: what gradients that are there already are multiplied by before that, see [Note: strays]; None: they
+                are refused.
 
         Raises:
-            ModelError: see `abandon`.
+            ModelError: see `abandon`; or there are strays, which cannot be told from others.
         """
         if self.is_torn:
             raise ModelError(
@@ -219,8 +239,11 @@ class GradReducer:
         self._used = {unit.index for unit in used}
         if self.unused is not None:
             self.unused.begin()
-        for unit in self._units:
-            unit.drop_grads()  # of a backward that was not the engine's
+        self._scale_strays(strays)
+        self._scale = scale
+        if scale != 1.0:
+            for index in self._stayed:  # they are multiplied with those of this micro step
+                self._progress[index].flat.mul_(1.0 / scale)
         self._advance()
 
     def lend(self, unit: ParamUnit) -> None:
@@ -229,10 +252,14 @@ class GradReducer:
             self._let_read(self._progress[unit.index].slot)
             unit.attach_grads()
 
-    def open(self, unit: ParamUnit) -> None:
+    def open(self, unit: ParamUnit, *, is_there: bool = False) -> None:
         """Makes the unit's gradient buffer ready, zeroed; called before its first gradient of this micro step.
 
         Nothing to do for a unit that is frozen.
+
+        Args:
+            unit: the unit.
+            is_there: strays are right though parameters are not always there: its own have been since its forward.
         """
         if not unit.trains:
             return
@@ -252,7 +279,7 @@ class GradReducer:
         progress.phase = _Phase.OPEN
         if not unit.has_grads:
             unit.attach_grads()
-        elif self.takes_strays:
+        elif self.takes_strays or is_there:
             unit.attach_and_add_grads()
         else:
             _refuse_stray(unit, "outside of the backward of its forward, where stage 3 has not gathered it")
@@ -281,6 +308,9 @@ class GradReducer:
         self._advance()
         if self._stays:
             self._stayed |= {number for number, p in enumerate(self._progress) if p.phase is not _Phase.IDLE}
+            if self._scale != 1.0:
+                for index in self._stayed:
+                    self._progress[index].flat.mul_(self._scale)
         else:
             for unit in self._canonical:
                 self._accumulate(unit)
@@ -294,9 +324,9 @@ class GradReducer:
             if unit.has_grads:
                 _refuse_stray(unit, "after the backward of its forward had ended")
 
-    def reduce_what_stayed(self) -> None:
-        """Reduces the gradients of earlier micro steps, without those of another backward."""
-        self.begin(order=tuple, used=())
+    def reduce_what_stayed(self, *, strays: float | None = 1.0) -> None:
+        """Reduces the gradients of earlier micro steps, and strays, without those of another backward; see `begin`."""
+        self.begin(order=tuple, used=(), strays=strays)
         self.finish()
 
     def abandon(self) -> None:
@@ -322,6 +352,11 @@ class GradReducer:
         self._cursor = self._summed = 0
         self._holder.clear()
 
+    def drop_strays(self) -> None:
+        """Forgets gradients that no micro step has taken."""
+        for unit in self._units:
+            unit.drop_grads()
+
     def zero(self) -> None:
         """Forgets the accumulated gradients: the next micro step writes over the sums, see `settle`."""
         self.is_torn = False
@@ -334,6 +369,20 @@ class GradReducer:
         """Makes the sums readable as they are: zeros where no micro step has written any since they were forgotten."""
         if not self.has_sums:
             self.sums.clear()
+
+    def _scale_strays(self, factor: float | None) -> None:
+        for unit in self._units:
+            if not unit.has_grads:
+                continue
+            if factor is None:
+                _refuse_stray(
+                    unit,
+                    "from a backward of the script's own, whose loss has not been multiplied by the loss scale",
+                    hint="call engine.backward(loss), or engine.scale(loss).backward()",
+                )
+            if factor != 1.0:
+                unit.scale_grads(factor)
+            self._used.add(unit.index)
 
     def _agree_on_order(self, forward_order: Sequence[ParamUnit]) -> list[ParamUnit]:
         """Returns the canonical order, see [Note: order of reductions]."""
@@ -448,7 +497,7 @@ class GradReducer:
         progress.pending.wait()
         progress.pending = None
         summed = progress.own if progress.sent is progress.home else self._own(progress.sent)
-        factor = self._divide_before / self._divide_by
+        factor = self._divide_before / self._divide_by * self._scale
         reader = self.sums.take(unit.index, summed, factor, first=not self.has_sums)
         if reader is not None:
             self._readers[progress.slot] = reader
@@ -464,10 +513,13 @@ class GradReducer:
             reader.wait()
 
 
-def _refuse_stray(unit: ParamUnit, where: str) -> NoReturn:
+_KEEPS_INSIDE = "return from a module's forward all that the loss reads of it, or set `zero_optimization.stage` to 2"
+
+
+def _refuse_stray(unit: ParamUnit, where: str, *, hint: str = _KEEPS_INSIDE) -> NoReturn:
     names = unit.names_with_grads()
     unit.drop_grads()
     raise ModelError(
         f"model: `{names[0]}` of `{unit.name}` gets a gradient {where}",
-        hint="return from a module's forward all that the loss reads of it, or set `zero_optimization.stage` to 2",
+        hint=hint,
     )

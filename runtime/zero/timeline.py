@@ -34,11 +34,24 @@ A backward with create_graph=True (a gradient penalty) makes nodes that another 
 call: the gradients they give parameters may come at any time until the step. They also save parameters, and there is
 no moment at which slots could bring these back, nor do hooks of saved tensors outlive the node in which they are set:
 where parameters take turns in slots, such a backward is refused.
+
+[Note: backwards of the script]
+`loss.backward()` in the script is a micro step as `engine.backward` is one. The first hook that such a backward comes
+to, at an output of the model or of a unit, asks autograd whether it will add to the `.grad` of any parameter: that
+tells it from `torch.autograd.grad`, and from a backward with `inputs=`. Then the micro step *begins*, in the hook, and
+ends with the backward. A backward that raises is not followed to its end; the next call of the engine or of its model
+finds it ended and gives its micro step up.
+
+Gradients that came before the first hook (of a parameter that the loss reads past the model) are strays of the micro
+step, see [Note: strays] in `reducer.py`. Where another engine's own backward goes through the model (a GAN's judge),
+its gradients here do not count; those of a script's `loss.backward()` through several engines count for each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import ref
@@ -48,11 +61,46 @@ from torch import Tensor
 
 from dsrun.errors import ModelError
 
-from ..compat import in_transform, out_of_transforms, when_backward_ends
+from ..compat import (
+    adds_gradient,
+    backward_number,
+    in_backward,
+    in_transform,
+    out_of_transforms,
+    when_backward_ends,
+)
 from .outside import Reading, handed_out
 from .reducer import GradReducer
 from .store import ParamStore
 from .unit import ParamUnit
+
+#: Whether an engine's own backward runs in this thread, whichever engine's it is.
+_engines_own: ContextVar[bool] = ContextVar("dsrun_engines_own_backward", default=False)
+
+
+@contextmanager
+def engines_own_backward() -> Generator[None]:
+    """A context for an engine's own backward: what it gives the parameters of other engines does not count."""
+    token = _engines_own.set(True)
+    try:
+        yield
+    finally:
+        _engines_own.reset(token)
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptBackward:
+    """What shall be called when a backward of the script's own begins and ends, see [Note: backwards of the script].
+
+    Attributes:
+        begin: in a hook, before any gradient of the micro step is looked at; may raise, to refuse the backward.
+        end: once the backward has ended well.
+        abandon: later, if it raised.
+    """
+
+    begin: Callable[[], None]
+    end: Callable[[], None]
+    abandon: Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -108,10 +156,20 @@ class Timeline:
 
     Args:
         store: asked for parameters while a call's forward or backward runs.
-        reducer: told when a unit's gradients begin and are complete, in the engine's own backwards.
+        reducer: told when a unit's gradients begin and are complete, in backwards that count.
+        trained: gives the parameters that are trained.
+
+    Attributes:
+        script: told of backwards of the script's own; None: they do not count.
     """
 
-    def __init__(self, store: ParamStore, reducer: GradReducer) -> None:
+    def __init__(
+        self,
+        store: ParamStore,
+        reducer: GradReducer,
+        *,
+        trained: Callable[[], Iterable[Tensor]] = tuple,
+    ) -> None:
         self._store = store
         self._reducer = reducer
         reducer.takes_strays = store.always_there
@@ -121,6 +179,10 @@ class Timeline:
         self._ended: set[int] = set()  # serial numbers, in this backward
         self._in_backward = False
         self._retain_graph = False
+        self._trained = trained
+        self.script: ScriptBackward | None = None
+        self._of_script = False  # the backward under way is the script's own, and counts
+        self._asked: tuple[int, bool] = (-1, False)  # number of a backward that does not count; whether it adds
         self._roots: list[bool] = []  # for each forward of the root under way, whether a backward may come
 
     @property
@@ -137,6 +199,7 @@ class Timeline:
 
     def enter_root(self) -> None:
         """The root's forward begins."""
+        self.find_failed()
         self._roots.append(torch.is_grad_enabled())
 
     def leave_root(self) -> None:
@@ -184,7 +247,7 @@ class Timeline:
         return partial(self._begin, call)
 
     def enter_backward(self, *, retain_graph: bool) -> None:
-        """The engine's own backward begins."""
+        """A backward that counts begins."""
         self._in_backward = True
         self._retain_graph = retain_graph
 
@@ -195,9 +258,47 @@ class Timeline:
         self._in_backward = False
 
     def abandon_backward(self) -> None:
-        """The engine's own backward raised: no gradient of it is complete."""
+        """A backward that counts raised: no gradient of it is complete."""
         self._in_backward = False
         self.leave_backward()
+
+    def find_failed(self) -> None:
+        """Gives up a backward of the script's own that has raised; called where none can be under way but in another.
+
+        See [Note: backwards of the script].
+        """
+        if self._of_script and not in_backward():
+            self._of_script = False
+            assert self.script is not None, "it has begun the micro step"
+            self.script.abandon()
+
+    def reach_root(self, grads: object) -> None:
+        """The gradient of an output of the root is known."""
+        if not (self._in_backward or in_transform()):
+            self._counts()
+
+    def _counts(self) -> bool:
+        """Whether the backward under way counts, the script's own beginning with the first question."""
+        if self._in_backward:
+            return True
+        number = backward_number()
+        if self._asked[0] == number:
+            return False
+        adds = any(adds_gradient(param) for param in self._trained())
+        if self.script is None or _engines_own.get() or not adds:
+            self._asked = (number, adds)
+            if adds:
+                when_backward_ends(self._reducer.drop_strays)
+            return False
+        self.script.begin()
+        self._of_script = True
+        when_backward_ends(self._end_script)
+        return True
+
+    def _end_script(self) -> None:
+        assert self.script is not None, "it has begun the micro step"
+        self._of_script = False
+        self.script.end()
 
     def check_place(self, calls: UnitCalls, name: str, grad: Tensor) -> None:
         """Called before parameter `name` gets its gradient: is this the backward of one of its unit's calls?
@@ -241,7 +342,7 @@ class Timeline:
         return handed_out(param, reading)
 
     def _open_loose(self, calls: UnitCalls) -> None:
-        if self._in_backward:
+        if self._counts():
             self._reducer.open(calls.unit)
 
     def _begin(self, call: _Call, grads: object) -> None:
@@ -252,7 +353,7 @@ class Timeline:
             return
         if call is self._running or call.serial in self._ended:
             return
-        if not self._in_backward and torch.is_grad_enabled():
+        if not self._counts() and torch.is_grad_enabled():
             self._follow_graph_of_grads(call.of)
         self._end_running()
         self._store.acquire(call.of.unit)
@@ -260,8 +361,9 @@ class Timeline:
         if self._in_backward:
             self._reducer.open(call.of.unit)
         else:
-            self._reducer.lend(call.of.unit)
             # torch.autograd.grad in the script, or another engine's loss: parameters are needed, gradients are not.
+            if self._asked[1]:
+                self._reducer.lend(call.of.unit)
             when_backward_ends(self.leave_backward)
 
     def _end_running(self) -> None:
@@ -275,7 +377,8 @@ class Timeline:
             self._store.release(calls.unit)
         self._suspended = False
         if not self._in_backward:
-            calls.unit.drop_grads()
+            if self._asked[1]:
+                calls.unit.drop_grads()
             return
         if call.again:
             calls.without_graph = max(0, calls.without_graph - 1)

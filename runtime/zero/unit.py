@@ -200,6 +200,12 @@ class ParamUnit:
                 return True
         return False
 
+    def scale_grads(self, factor: float) -> None:
+        """Multiplies the gradients that there are."""
+        for param in self.params:
+            if param.grad is not None:
+                param.grad.mul_(factor)
+
     def names_with_grads(self) -> list[str]:
         """Returns the names of parameters that have a gradient."""
         pairs = zip(self.params, self.layout.extents, strict=True)

@@ -54,7 +54,7 @@ def test_a_backward_that_fails_in_a_global_batch_leaves_no_part_of_its_gradients
         def first() -> None:
             with engine.no_sync() if of == "unreduced" else nullcontext():
                 engine.backward(loss_of(engine(batches(0, samples=2)[0]), batches(0, samples=2)[1]))
-                engine.step()
+            engine.step()
 
         first()
         inputs, targets = batches(1, samples=2)
@@ -135,7 +135,7 @@ def test_zero_grad_forgets_what_was_accumulated() -> None:
 def test_misuse_is_an_error_with_a_way_out() -> None:
     engine = make_engine(config(1, micro=2))
     inputs, targets = batches(0, samples=2)
-    with pytest.raises(ModelError, match=r"no engine\.backward since the last step"):
+    with pytest.raises(ModelError, match="no backward through the engine's model since the last step"):
         engine.step()
     with pytest.raises(ModelError, match=r"the loss has shape \(2, 12, 61\)"):
         engine.backward(engine(inputs))

@@ -369,7 +369,7 @@ def test_gradients_that_stay_behind_are_no_last_ones(stage: int) -> None:
             inputs, targets = batches(step, samples=4)
             with engine.no_sync():
                 engine.backward(loss_of(engine(inputs[:2]), targets[:2]))
-                engine.step()
+            engine.step()
             engine.backward(loss_of(engine(inputs[2:]), targets[2:]))
             let_it_step_ahead(engine)
             engine.step()

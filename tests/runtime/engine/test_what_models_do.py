@@ -202,23 +202,28 @@ def test_a_parameter_shows_no_gradient_that_is_not_its_own(stage: int) -> None:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_backwards_that_are_not_the_engines_do_not_count(stage: int) -> None:
+def test_backwards_of_the_scripts_own_count_between_those_of_the_engine(stage: int) -> None:
     """Through the model, past it, and between micro steps whose gradients stay where they are."""
     found: list[dict[str, Tensor]] = []
-    for foreign in (False, True):
+    for own in (False, True):
         engine = make_engine(config(stage, micro=2, gradient_clipping=0), model=gpt())
         for _ in range(2):
             with engine.no_sync():
                 engine.backward(loss(engine, 0))
-            if foreign:
-                loss(engine, 5).backward()
-                engine.module.norm.weight.square().sum().backward()
+            through, past = loss(engine, 5), engine.module.norm.weight.square().sum()
+            through.backward() if own else engine.backward(through)
+            if stage < 3:
+                past.backward() if own else engine.backward(past)
             engine.backward(loss(engine, 1))
             engine.step()
             engine.zero_grad()
         found.append(full_parameters(engine))
     for name, value in found[0].items():
         assert torch.equal(found[1][name], value), name
+    if stage == 3:
+        past.backward()
+        with pytest.raises(ModelError, match=r"`norm\.weight` of `rest` gets a gradient outside of the backward"):
+            engine.backward(loss(engine, 1))
 
 
 def test_a_micro_batch_that_is_changed_changes_the_global_batch_and_not_the_accumulation() -> None:

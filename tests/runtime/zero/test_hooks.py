@@ -770,7 +770,6 @@ def _without_sync(model: str) -> list[tuple[dict[str, Tensor], int, int]]:
                 assert not engine.is_gradient_accumulation_boundary()
                 for seed in (0, 1):
                     engine.backward(engine(sample(10 * rank + seed)).square().mean())
-                    engine.step()
             inside = traffic["all_reduce"] + traffic["reduce_scatter"]
             engine.backward(engine(sample(10 * rank + 2)).square().mean())
             reductions = [inside - before, traffic["all_reduce"] + traffic["reduce_scatter"] - inside]

@@ -80,9 +80,7 @@ class Training(Section):
     managed_gradient_accumulation: Annotated[
         Flag,
         knob(
-            "The engine counts micro steps; false leaves the boundary to the script.",
-            status=Status.PLANNED,
-            why="leave the accumulation boundary to the script by this key",
+            "The engine counts micro steps; false: every `step` updates the parameters.",
         ),
     ] = True
     steps_per_print: Annotated[

@@ -1,0 +1,365 @@
+"""Backwards that a script runs itself count as the engine's own do, to the bit, at every stage, dtype and offload."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dsrun
+from dsrun.errors import InputError, ModelError
+from support.models import TinyGPT, loss_of
+from support.ranks import run_ranks
+from support.training import batches, config, full_parameters, make_engine
+
+STAGES = (0, 1, 2, 3)
+WIDTH = 8
+
+
+class Small(nn.Module):
+    """Every parameter is in the rest unit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.gain = nn.Parameter(torch.ones(WIDTH))
+        self.second = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.tanh(self.first(x)) * self.gain)
+
+
+def micro_step(engine: Any, seed: int, *, script: bool) -> None:
+    inputs, targets = batches(seed, samples=4)
+    share = slice(2 * engine.global_rank, 2 * engine.global_rank + 2)
+    loss = loss_of(engine(inputs[share]), targets[share])
+    if script:
+        engine.scale(loss).backward()
+    else:
+        engine.backward(loss)
+    assert all(param.grad is None for param in engine.module.parameters())
+    engine.step()
+
+
+def both_ways(settings: dict[str, Any], *, model: Any = TinyGPT, steps: int = 5) -> None:
+    """Trains by the engine's backward, by the script's, and by both in turn."""
+    found: list[dict[str, Tensor]] = []
+    for turns in ([False], [True], [False, True]):
+        torch.manual_seed(7)
+        engine = make_engine(settings, model=model())
+        for seed in range(steps):
+            micro_step(engine, seed, script=turns[seed % len(turns)])
+        found.append(full_parameters(engine))
+        engine.destroy()
+    for other in found[1:]:
+        for name, value in found[0].items():
+            assert torch.equal(other[name], value), name
+
+
+def offloaded(stage: int, settings: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    settings["zero_optimization"] = {"stage": stage, **sections}
+    return settings
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_backward_of_the_scripts_own_counts_as_the_engines_does(stage: int) -> None:
+    for accumulation in (1, 2):
+        both_ways(config(stage, micro=2, accumulation=accumulation))
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_it_counts_in_16_bits_and_with_the_loss_scale_that_engine_scale_gives(stage: int) -> None:
+    both_ways(config(stage, micro=2, accumulation=2, bf16=True), steps=4)
+    fp16 = {"enabled": True, "initial_scale_power": 18, "hysteresis": 1, "loss_scale_window": 2}
+    both_ways(config(stage, micro=2, fp16=fp16), steps=6)
+
+
+OFFLOADS: dict[str, tuple[int, dict[str, Any]]] = {
+    "optimizer on the host": (1, {"offload_optimizer": {"device": "cpu"}}),
+    "super-offload": (2, {"offload_optimizer": {"device": "cpu", "super_offload": True}}),
+    "parameters and optimizer on the host": (
+        3,
+        {"offload_optimizer": {"device": "cpu", "super_offload": True}, "offload_param": {"device": "cpu"}},
+    ),
+    "on a drive": (3, {"offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "nvme"}}),
+}
+
+
+@pytest.mark.parametrize("name", OFFLOADS)
+def test_it_counts_where_the_optimizer_or_parameters_are_elsewhere(name: str, tmp_path: Path) -> None:
+    stage, sections = OFFLOADS[name]
+    placed = {
+        key: {**where, **({"nvme_path": str(tmp_path)} if where["device"] == "nvme" else {})}
+        for key, where in sections.items()
+    }
+    both_ways(offloaded(stage, config(stage, micro=2, accumulation=2, bf16=True), **placed), steps=4)
+
+
+def _both_ways_on_this_rank(stage: int) -> None:
+    dsrun.init_distributed(timeout_s=30)
+    both_ways(config(stage, micro=2, accumulation=2), steps=4)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_it_counts_on_several_ranks(stage: int) -> None:
+    run_ranks(2, _both_ways_on_this_rank, stage)
+
+
+# Beside plain torch ---------------------------------------------------------------------------------------------------
+
+
+def settings_of(stage: int, **more: Any) -> dict[str, Any]:
+    return {**config(stage, micro=1, optimizer="SGD"), "gradient_clipping": 0, **more}
+
+
+def small(stage: int, seed: int = 7, **more: Any) -> Any:
+    return make_engine(settings_of(stage, **more), model=plain(seed))
+
+
+def plain(seed: int = 7) -> Small:
+    torch.manual_seed(seed)
+    return Small()
+
+
+def x(seed: int) -> Tensor:
+    return torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_gradients(engine: Any, model: nn.Module, *, divided_by: float = 1.0) -> None:
+    """The gradients that the next step takes are those of a plain model."""
+    names = dict(model.named_parameters())
+    for name, param in engine.module.named_parameters():
+        found = dsrun.zero.safe_get_full_grad(param)
+        wanted = names[name].grad
+        assert found is not None, name
+        assert wanted is not None, name
+        torch.testing.assert_close(found, wanted / divided_by, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_model_without_units_counts_whatever_its_loss_reads(stage: int) -> None:
+    """Small leftovers alone; a backward of a tensor with a gradient; a penalty past the model, before and after."""
+    engine, model = small(stage), plain()
+    for seed in range(2):
+        for each in (engine, model):
+            each(x(seed)).square().mean().backward()
+            each(x(seed + 5)).backward(torch.full((3, 1), 0.5))
+            (each(x(seed)).mean() * getattr(each, "module", each).gain.sum()).backward()
+        assert_gradients(engine, model)
+        engine.step()
+        model.load_state_dict(full_parameters(engine))
+        model.zero_grad()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_penalty_that_the_script_takes_past_the_model_counts(stage: int, last: bool) -> None:
+    engine, model = small(stage, gradient_accumulation_steps=2), plain()
+    engine.set_gradient_accumulation_boundary(True)
+
+    def penalty(module: Any) -> None:
+        (0.1 * module.second.weight.square().sum()).backward()
+
+    if not last:
+        penalty(engine.module)
+    engine.backward(engine(x(0)).square().mean())
+    if last:
+        penalty(engine.module)
+    engine.step()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, weight_decay=0.1, momentum=0.9)
+    penalty(model)
+    model(x(0)).square().mean().backward()
+    for param in model.parameters():
+        assert param.grad is not None
+        param.grad /= 2
+    optimizer.step()
+    for name, value in full_parameters(engine).items():
+        torch.testing.assert_close(value, dict(model.named_parameters())[name])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_loss_through_several_engines_counts_for_each(stage: int) -> None:
+    """Side by side, and one behind the other; each divides by its own accumulation steps."""
+    engines = small(stage, 7, gradient_accumulation_steps=2), small(stage, 8, gradient_accumulation_steps=4)
+    models = plain(7), plain(8)
+    for actor, critic in (engines, models):
+        (actor(x(0)).square().mean() + critic(x(1)).square().mean()).backward()
+        critic(actor(x(2)) * torch.ones(WIDTH)).mean().backward()
+    assert_gradients(engines[0], models[0], divided_by=2)
+    assert_gradients(engines[1], models[1], divided_by=4)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_is_no_backward_into_gradients_stays_what_it_is(stage: int) -> None:
+    engine, judge = make_engine(config(stage, micro=2)), small(stage, 8)
+    inputs, targets = batches(0, samples=2)
+    loss = loss_of(engine(inputs), targets)
+    assert torch.autograd.grad(loss, engine.module.position)[0].any()
+    embedded = torch.randn(1, WIDTH, requires_grad=True)
+    judge(embedded).sum().backward(inputs=[embedded])
+    assert embedded.grad is not None
+    maker = small(stage, 9)
+    maker.backward(judge(maker(x(0)) * torch.ones(WIDTH)).mean())  # what the judge gets there is not its own
+    for each in (engine, judge):
+        with pytest.raises(ModelError, match="no backward through the engine's model"):
+            each.step()
+        assert all(param.grad is None for param in each.module.parameters())
+    maker.step()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_graph_that_is_kept_may_be_gone_through_again(stage: int) -> None:
+    found: list[dict[str, Tensor]] = []
+    for script in (False, True):
+        engine = make_engine(config(stage, micro=2, accumulation=4))
+        for seed in range(4):
+            inputs, targets = batches(seed, samples=2)
+            loss = loss_of(engine(inputs), targets)
+            if script:
+                loss.backward(retain_graph=True)
+                loss.backward()
+            else:
+                engine.backward(loss, retain_graph=True)
+                engine.backward(loss)
+            engine.step()
+        assert engine.global_steps == 1
+        found.append(full_parameters(engine))
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value), name
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_inside_no_sync_it_stays_or_is_reduced_as_the_engines(stage: int) -> None:
+    found: list[dict[str, Tensor]] = []
+    for script in (False, True):
+        engine = make_engine(config(stage, micro=2, accumulation=4))
+        engine.set_gradient_accumulation_boundary(True)
+        with engine.no_sync():
+            for seed in range(4):
+                inputs, targets = batches(seed, samples=2)
+                loss = loss_of(engine(inputs), targets)
+                loss.backward() if script and seed != 1 else engine.backward(loss)
+        engine.step()
+        found.append(full_parameters(engine))
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value), name
+
+
+# Refused, and failed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_loss_without_the_loss_scale_is_refused_and_changes_nothing(stage: int) -> None:
+    fp16 = {"enabled": True, "initial_scale_power": 8}
+    engine = make_engine(config(stage, micro=2, fp16=fp16))
+    inputs, targets = batches(0, samples=2)
+    with pytest.raises(ModelError, match=r"has not been multiplied by the loss scale, 256") as caught:
+        loss_of(engine(inputs), targets).backward()
+    assert "engine.scale(loss).backward()" in str(caught.value.hint)
+    with pytest.raises(ModelError, match="no backward through the engine's model"):
+        engine.step()
+    scaled = engine.scale(loss_of(engine(inputs), targets))
+    for again in (engine.scale, engine.backward):
+        with pytest.raises(ModelError, match="multiplied by a loss scale already"):
+            again(scaled)
+    scaled.backward()
+    engine.step()
+    assert engine.was_step_applied()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_graph_of_gradients_is_refused(stage: int) -> None:
+    engine = small(stage)
+    with pytest.raises(ModelError, match="create_graph=True"):
+        engine(x(0)).sum().backward(create_graph=True)
+    with pytest.raises(ModelError, match="expected a scalar"):
+        engine.scale(engine(x(0)))
+    engine(x(0)).sum().backward()
+    engine.step()
+
+
+def _fail(grad: Tensor) -> None:
+    raise ArithmeticError
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_one_that_raises_leaves_the_engine_as_one_of_the_engines_does(stage: int) -> None:
+    found: list[dict[str, Tensor]] = []
+    for fails in (False, True):
+        engine = make_engine(config(stage, micro=2))
+        if fails:
+            inputs, targets = batches(0, samples=2)
+            loss = loss_of(engine(inputs), targets)
+            handle = engine.module.blocks[0].down.weight.register_hook(_fail)
+            with pytest.raises(ArithmeticError):
+                loss.backward()
+            handle.remove()
+            with pytest.raises(ModelError, match="no backward through the engine's model"):
+                engine.step()
+        for seed in range(3):
+            micro_step(engine, seed, script=True)
+        found.append(full_parameters(engine))
+    for name, value in found[0].items():
+        assert torch.equal(found[1][name], value), name
+
+
+def test_an_engine_that_is_gone_counts_nothing() -> None:
+    model = Small()
+    engine = make_engine(settings_of(1), model=model)
+    engine(x(0)).sum().backward()
+    del engine
+    gc.collect()
+    model(x(0)).sum().backward()
+    assert all(param.grad is None for param in model.parameters())
+
+
+# The boundary, and what is reported -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_script_that_owns_the_boundary_updates_at_every_step(stage: int) -> None:
+    engine = make_engine(config(stage, micro=2, accumulation=2, managed_gradient_accumulation=False))
+    counted = make_engine(config(stage, micro=2, accumulation=2))
+    for each in (engine, counted):
+        counted.set_gradient_accumulation_boundary(True)
+        for backwards in (1, 3, 2):
+            for seed in range(backwards):
+                inputs, targets = batches(seed, samples=2)
+                loss = loss_of(each(inputs), targets)
+                assert each is counted or not engine.is_gradient_accumulation_boundary()
+                loss.backward() if seed == 1 else each.backward(loss)
+            each.step()
+    for name, value in full_parameters(counted).items():
+        assert torch.equal(full_parameters(engine)[name], value), name
+    assert (engine.global_steps, engine.global_samples, counted.global_samples) == (3, 12, 12)
+    with pytest.raises(InputError, match="`managed_gradient_accumulation` is false"):
+        engine.set_gradient_accumulation_boundary(True)
+
+
+def test_the_loss_is_reported_where_it_was_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = small(1, steps_per_print=1)
+    for way in range(3):
+        loss = engine(x(0)).square().mean()
+        if way == 2:
+            engine.backward(loss)
+        else:
+            (engine.scale(loss) if way else loss).backward()
+        engine.step()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step ")]
+    assert ["loss not seen" in line for line in lines] == [True, False, False]
+    assert "loss 0." in lines[1]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_step_inside_no_sync_is_refused(stage: int) -> None:
+    engine = small(stage)
+    with engine.no_sync():
+        engine.backward(engine(x(0)).sum())
+        with pytest.raises(ModelError, match=r"engine\.step: called inside engine\.no_sync"):
+            engine.step()
+    engine.step()
+    assert engine.global_steps == 1
