@@ -100,10 +100,12 @@ class HangTracker:
 
     def look(self, now_s: float) -> float | None:
         """Returns for how long there was no progress, once for each hang; to be asked every second or so."""
+        # Asked at every look: what was not looked at would count at the first.
+        has_run_out = self._job.has_run_out(now_s)
         if self._waiting:
             self._job.renew()
             return None
-        is_silent = self._job.has_run_out(now_s) and self._judges_silence and bool(self._never_beat)
+        is_silent = has_run_out and self._judges_silence and bool(self._never_beat)
         idle_s = min(max(self._idle_s.values(), default=0.0), now_s - self._resumed_at_s)
         hangs = is_silent or idle_s >= self._timeout_s
         is_news = hangs and not self._told

@@ -99,7 +99,7 @@ def test_words_arrive_byte_for_byte(folder: Path) -> None:
         ([], ["--lr", "3"], ["--lr", "3"], False),
         ([], ["--lr", "3", "--config", "ds.json", "x"], ["--lr", "3", "x"], True),
         (["--config", "ds.json"], ["x"], ["x"], True),
-        ([], ["--", "--config", "mine.yaml"], ["--config", "mine.yaml"], False),
+        ([], ["--", "--config", "mine.yaml"], ["--", "--config", "mine.yaml"], False),
         ([], ["--deepspeed_config", "ds.json"], ["--deepspeed_config", "ds.json"], True),
         (["--config", "ds.json"], ["--deepspeed_config=./ds.json"], ["--deepspeed_config=./ds.json"], True),
     ],

@@ -70,8 +70,10 @@ def test_a_host_with_a_dsrun_of_its_own_gives_every_word(folder: Path) -> None:
 def test_a_detached_job_gives_every_word(folder: Path) -> None:
     env = environment(folder)
     started = run_dsrun("-d", "--start", "exec", "show.py", *WORDS, cwd=folder, env=env)
-    done = run_dsrun("attach", started.stdout.strip(), cwd=folder, env=env)
-    assert json.dumps(WORDS) in done.stdout, done.stderr
+    job = started.stdout.strip()
+    done = run_dsrun("attach", job, cwd=folder, env=env)
+    log = folder / "state" / "dsrun" / "jobs" / job / "rank0.log"
+    assert log.read_text() == f"{json.dumps(WORDS)}\n", done.stderr
 
 
 def test_ranks_of_other_hosts_get_every_word(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,24 @@ def test_the_users_stop_is_passed_on_and_named_in_the_exit_code(tmp_path: Path) 
     assert received[1:] == [Stop(signal=signal.SIGINT)]
 
 
+def test_an_interrupt_is_the_ranks_alone_that_waits_for_a_person(tmp_path: Path) -> None:
+    waits = Reading(rank=1, state="waits")
+    script = [*BEGIN, waits, out("x\n"), Await(Signal), exited(1, -2), Await(Stop), exited(0, -15), DONE]
+    transport, sink = FakeTransport({"box": script}), RecordingSink()
+    session = session_for(plan_for(tmp_path), transport, sink)
+    sink.act_on_lines(lambda rank, text: session.request_stop(signal.SIGINT))
+    outcome = session.run()
+    assert transport.channels["box"].received[1:] == [Signal(signal=signal.SIGINT, rank=1), Stop(signal=signal.SIGTERM)]
+    assert (outcome.exit_code, outcome.report) == (130, None), "it is the user who ended the job"
+    assert session.interrupts_given == 1
+
+
+def test_a_rank_without_stdin_that_reads_is_told_of_once(tmp_path: Path) -> None:
+    script = [*BEGIN, *(Reading(rank=rank, state="has_none") for rank in (1, 0)), exited(0, 0), exited(1, 0), DONE]
+    _, sink, _ = run(tmp_path, script)
+    assert sink.notes == ["rank 1 reads stdin, which is empty: no rank was given dsrun's own"]
+
+
 def test_a_second_request_kills(tmp_path: Path) -> None:
     def twice(session: Session) -> None:
         session.request_stop(signal.SIGTERM)
