@@ -13,10 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.hooks import RemovableHandle
-
-from .compat import forward_pre_hooks
 
 
 class OwnHook(partial[Any]):
@@ -38,11 +35,6 @@ class OwnHook(partial[Any]):
     def __reduce__(self) -> tuple[Any, ...]:
         """Leaves what it runs behind, see `_LeftBehind`."""
         return _LeftBehind, (RemovableHandle(OrderedDict()),)
-
-
-def has_own_hooks(module: nn.Module) -> bool:
-    """Whether an engine's hooks follow the forward of this very module."""
-    return any(isinstance(hook, OwnHook) for hook in forward_pre_hooks(module))
 
 
 class _LeftBehind:

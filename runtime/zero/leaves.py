@@ -21,7 +21,8 @@ from torch import nn
 
 from dsrun.errors import ModelError
 
-from ..own_hooks import has_own_hooks
+from ..compat import forward_pre_hooks
+from ..own_hooks import OwnHook
 from .partition_parameters import is_zero_param
 
 _LEAF = "_z3_leaf"
@@ -228,4 +229,5 @@ def _mark(modules: list[nn.Module], flag: bool, who: str) -> list[nn.Module]:
 
 def _is_cut(module: nn.Module) -> bool:
     """Whether an engine gathers the module's parameters now, in units that it has chosen."""
-    return any(map(is_zero_param, module.parameters())) and any(map(has_own_hooks, module.modules()))
+    hooks = (hook for inner in module.modules() for hook in forward_pre_hooks(inner))
+    return any(map(is_zero_param, module.parameters())) and any(isinstance(hook, OwnHook) for hook in hooks)
