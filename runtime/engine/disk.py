@@ -58,8 +58,8 @@ def states_on_disk(settings: Config, given: OptimizerLike | None, memory: Arenas
     )
 
 
-def tell_of_memory(settings: Config, say: Say) -> None:
-    """Warns of folders for drives whose files are memory: the state would lie in the RAM that it is to leave.
+def tell_of_drives(settings: Config, say: Say) -> None:
+    """Warns of folders for drives whose files are memory, and says where bytes that a drive has changed go unnoticed.
 
     Args:
         settings: the config.
@@ -70,11 +70,17 @@ def tell_of_memory(settings: Config, say: Say) -> None:
         f"zero_optimization.{name}.nvme_path": section.nvme_path if section.device == "nvme" else None
         for name, section in (("offload_optimizer", zero.offload_optimizer), ("offload_param", zero.offload_param))
     }
-    for key, folders in {**asked, "activation_checkpointing.nvme_path": inputs}.items():
-        for folder in folders or ():
+    used = {key: folders for key, folders in {**asked, "activation_checkpointing.nvme_path": inputs}.items() if folders}
+    for key, folders in used.items():
+        for folder in folders:
             kind = memory_file_system(folder)
             if kind is not None:
                 say(f"dsrun: `{key}`: {folder} is {kind}, memory of this host and no drive: what goes there takes RAM")
+    if used and not settings.aio.verify:
+        say(
+            f"dsrun: {', '.join(f'`{key}`' for key in used)}: what the drive gives back is not verified, so a flipped "
+            "bit would train on; `aio.verify` true turns that on"
+        )
 
 
 def file_of_parameters(settings: Config, *, rank: int) -> ExtentFile:

@@ -55,7 +55,7 @@ from .arguments import check_parallelism, config_source
 from .checkpoints import policy_of_saving
 from .comparison import check_same_everywhere
 from .cut import cut_model
-from .disk import finder_of, foreseen_states, states_on_disk, tell_of_memory, wear_of
+from .disk import finder_of, foreseen_states, states_on_disk, tell_of_drives, wear_of
 from .distributed import join_job
 from .engine import Engine
 from .hosted import host_tier, update_on_host
@@ -147,7 +147,7 @@ def initialize(
     memory = Arenas()
     bus = bus_for(mesh.device)
     host = host_tier(settings, mesh.device, bus, say=say_once(info))
-    tell_of_memory(settings, say_once(info))
+    tell_of_drives(settings, say_once(info))
     fence = Fence()
     splits = stage == 3 and settings.zero_optimization.offload_optimizer.split_master
     disk = states_on_disk(settings, optimizer, memory, rank=info.rank)

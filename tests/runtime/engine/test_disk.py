@@ -10,7 +10,7 @@ from torch import nn, optim
 
 from dsrun.config.load import load
 from dsrun.direct_io.memory_folders import memory_file_system
-from dsrun.runtime.engine.disk import foreseen_states, tell_of_memory
+from dsrun.runtime.engine.disk import foreseen_states, tell_of_drives
 
 
 def settings_of(kind: str | None, **params: Any) -> Any:
@@ -44,9 +44,10 @@ def test_a_folder_in_memory_is_told_where_it_is_to_be_a_drive(device: str) -> No
         name: {"device": device, "nvme_path": ["/dev/shm/a", "/"]} for name in ("offload_optimizer", "offload_param")
     }
     zero = {"stage": 3, **sections}
-    settings = load({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero}, world_size=1)
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "aio": {"verify": True}}
+    settings = load(config, world_size=1)
     said: list[str] = []
-    tell_of_memory(settings, said.append)
+    tell_of_drives(settings, said.append)
     kind = memory_file_system("/dev/shm/a")
     expected = [
         f"dsrun: `zero_optimization.{name}.nvme_path`: /dev/shm/a is {kind}, memory of this host and no drive: what "
@@ -55,3 +56,15 @@ def test_a_folder_in_memory_is_told_where_it_is_to_be_a_drive(device: str) -> No
     ]
     root = [line for line in said if ": / is " in line]  # of a host that runs from memory
     assert [line for line in said if line not in root] == (expected if device == "nvme" and kind else [])
+
+
+@pytest.mark.parametrize(("device", "verify", "told"), [("nvme", False, 1), ("nvme", True, 0), ("cpu", False, 0)])
+def test_a_line_says_that_what_a_drive_gives_back_is_not_verified(device: str, verify: bool, told: int) -> None:
+    section = {"device": device, "nvme_path": "/nowhere"}
+    zero = {"stage": 1, "offload_optimizer": section}
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "aio": {"verify": verify}}
+    said: list[str] = []
+    tell_of_drives(load(config, world_size=1), said.append)
+    lines = [line for line in said if "not verified" in line]
+    assert len(lines) == told
+    assert all("`zero_optimization.offload_optimizer.nvme_path`" in line and "`aio.verify`" in line for line in lines)
