@@ -461,7 +461,7 @@ def _plain(name: str, ranks: int) -> list[Trained]:
     """What each of `ranks` replicas sees whose gradients are averaged: buffers are a replica's own."""
     case = CASES[name]
     replicas = [_build(name) for _ in range(ranks)]
-    optimizers = [torch.optim.SGD(r.parameters(), lr=0.05, momentum=0.9, fused=True) for r in replicas]
+    optimizers = [torch.optim.SGD(r.parameters(), lr=0.05, momentum=0.9) for r in replicas]
     losses: list[list[float]] = [[] for _ in replicas]
     for step in range(STEPS):
         for rank, replica in enumerate(replicas):
@@ -469,6 +469,8 @@ def _plain(name: str, ranks: int) -> list[Trained]:
             loss.backward()
             losses[rank].append(loss.item())
         for params in zip(*(replica.parameters() for replica in replicas), strict=True):
+            if all(param.grad is None for param in params):
+                continue  # nobody has used it
             grads = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in params]
             for param in params:
                 param.grad = sum(grads[1:], start=grads[0]) / ranks

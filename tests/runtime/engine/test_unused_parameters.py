@@ -392,6 +392,14 @@ def test_a_gradient_that_a_hook_replaces_counts() -> None:
     assert steps_of(engine) == {"first"}
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_backward_of_the_scripts_own_counts(stage: int) -> None:
+    engine = two(stage)
+    engine("second").backward()
+    engine.step()
+    assert steps_of(engine) == {"second"}
+
+
 def _fail(grad: Tensor) -> Tensor:
     raise ArithmeticError("no such gradient")
 
