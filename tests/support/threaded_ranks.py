@@ -149,7 +149,7 @@ class _Here:
     def show(self, patch: pytest.MonkeyPatch) -> None:
         """Has the composition root ask here."""
         root = importlib.import_module(_INITIALIZE)
-        patch.setattr(root, "init_distributed", lambda **_: self._info())
+        patch.setattr(root, "join_job", lambda **_: self._info())
         patch.setattr(root, "present_backend", lambda: "gloo")
         patch.setattr(root, "choose_device", lambda backend, info: self._device)
         patch.setattr(root, "make_mesh", self._mesh)

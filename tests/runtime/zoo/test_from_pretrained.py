@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import dsrun
+from dsrun.errors import ModelError
 from support.ranks import run_ranks
 from support.training import config, full_parameters
 
@@ -163,3 +164,53 @@ def test_a_model_of_transformers_has_its_values_at_stage_3(ranks: list[Loaded], 
                 assert torch.equal(values[name], value), f"{case}: {name}"
             if way.endswith("config"):
                 assert held < whole / 10, f"{case}: a rank had {held} elements of {whole} before the engine"
+
+
+def _use(root: str) -> list[Any]:
+    """Resizes a model that was built in slices, trains it, generates and saves, all by transformers' functions."""
+    import transformers
+    from transformers.integrations.deepspeed import set_hf_deepspeed_config
+
+    from support import deepspeed_stand_in
+
+    deepspeed_stand_in.install()
+    dsrun.init_distributed()
+    settings = config(3, micro=2)
+    folder = Path(root) / "GPT2LMHeadModel"
+    hf = deepspeed_stand_in.HfConfig(settings)
+    set_hf_deepspeed_config(hf)
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    model.resize_token_embeddings(70, mean_resizing=False)
+    tied = model.get_input_embeddings().weight is model.lm_head.weight
+    engine: Any = dsrun.initialize(model=model, config=settings)[0]
+    embedding = full_parameters(engine)["transformer.wte.weight"]
+    tokens = torch.arange(3, 19).view(2, 8)
+    engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+    engine.step()
+    wanted = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    generated = engine.module.generate(tokens, **wanted)
+    saved = folder.parent / "saved"
+    try:
+        engine.module.save_pretrained(saved)
+        refused = ""
+    except ModelError as error:
+        refused = str(error)
+    engine.module.save_pretrained(saved, state_dict=engine.module_state_dict(all_ranks=True))
+    torch.distributed.barrier()  # one rank has written
+    del hf
+    again = transformers.GPT2LMHeadModel.from_pretrained(saved)
+    return [tied, embedding, generated, refused, torch.equal(again.generate(tokens, **wanted), generated)]
+
+
+def test_a_model_is_resized_trained_asked_and_saved_by_transformers_functions(tmp_path: Path) -> None:
+    (tmp_path / "GPT2LMHeadModel").mkdir()
+    save_tied(tmp_path / "GPT2LMHeadModel")
+    (tied, embedding, generated, refused, same), other = run_ranks(2, _use, str(tmp_path))
+    assert tied
+    assert embedding.shape == (70, 32)
+    assert bool(embedding.isfinite().all())
+    assert torch.equal(embedding, other[1])
+    assert generated.shape == (2, 11)
+    assert torch.equal(generated, other[2])
+    assert "is sharded: at ZeRO stage 3 no rank holds the whole model" in refused
+    assert same
