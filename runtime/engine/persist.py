@@ -23,6 +23,7 @@ from ..checkpoint import client_state as script_state
 from ..checkpoint.json_values import check_json, to_json
 from ..checkpoint.sources import AT_ONCE_BYTES, NO_UNIT
 from ..checkpoint.under_way import Wanted
+from ..optim.option_values import plain_option
 from ..protocols import StateEntry
 from .git_state import git_state
 from .going_on import RNG_ROLE, Moment, random_entries
@@ -162,4 +163,4 @@ def _tell(parts: EngineParts, target: Place, step: int, nbytes: int, seconds: fl
 
 
 def _schedule(scheduler: Scheduler) -> dict[str, Any]:
-    return {"type": type(scheduler).__name__, "state": to_json(scheduler.state_dict())}
+    return {"type": type(scheduler).__name__, "state": to_json(plain_option(scheduler.state_dict()))}

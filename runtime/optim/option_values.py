@@ -23,11 +23,17 @@ def set_option(group: dict[str, Any], name: str, value: Any) -> None:
 
 
 def plain_option(value: Any) -> Any:
-    """Returns an option with numbers of Python's for its tensors of one number, exactly; reads from their devices."""
+    """Returns an option, or a schedule's state, with numbers of Python's for its tensors of one number, exactly.
+
+    Reads from their devices. Looks into tuples, lists and dicts.
+    """
     if isinstance(value, Tensor) and value.numel() == 1:
         return value.item()
-    if isinstance(value, tuple):
-        return tuple(plain_option(item) for item in cast("tuple[Any, ...]", value))
+    if type(value) in (tuple, list):
+        items = cast("list[Any] | tuple[Any, ...]", value)
+        return type(items)(plain_option(item) for item in items)
+    if type(value) is dict:
+        return {key: plain_option(item) for key, item in cast("dict[Any, Any]", value).items()}
     return value
 
 

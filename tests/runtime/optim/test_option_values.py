@@ -129,3 +129,23 @@ def test_a_rate_that_a_script_has_set_in_its_tensor_comes_back_without_a_schedul
     resumed.load_checkpoint(tmp_path)
     assert resumed.optimizer.param_groups[0]["lr"] is again
     assert float(again) == 0.125
+
+
+def test_a_schedule_of_torch_over_a_rate_in_a_tensor_is_saved_and_goes_on(tmp_path: Path) -> None:
+    case = {key: value for key, value in settings(1).items() if key != "scheduler"}
+
+    def made() -> Any:
+        torch.manual_seed(7)
+        model = TinyGPT()
+        optimizer = optim.AdamW(model.parameters(), lr=double(RATE), fused=True)
+        schedule = optim.lr_scheduler.LinearLR(optimizer, total_iters=4)
+        return make_engine(case, model=model, optimizer=optimizer, lr_scheduler=schedule)
+
+    engine, resumed = made(), made()
+    train(engine, range(2), samples=4)
+    engine.save_checkpoint(tmp_path)
+    resumed.load_checkpoint(tmp_path)
+    assert train(engine, range(2, 4), samples=4) == train(resumed, range(2, 4), samples=4)
+    rates = [each.optimizer.param_groups[0]["lr"] for each in (engine, resumed)]
+    assert all(isinstance(rate, Tensor) for rate in rates)
+    assert float(rates[0]) == float(rates[1])
