@@ -9,6 +9,7 @@ import math
 import weakref
 from collections.abc import Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,6 @@ from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
 from ..precision.casting import cast_floating
-from ..zero.partition_parameters import unsettle
 from ..zero.timeline import engines_own_backward
 from .answers import Answers
 from .checkpoints import Checkpoints
@@ -86,7 +86,17 @@ class Engine(
         parts.hooks.follow(parts.module)
         if parts.optimizer is not None:
             self._follow_script()
-        take_over(parts.module, parts.optimizer, loss_scale=parts.loss_scale.value)
+        # Not the engine's own method: what a model keeps must not keep the engine.
+        self._take_off = partial(
+            let_go, parts.module, parts.hooks, parts.activations, stays_sharded=parts.step.plan.shard_parameters
+        )
+        take_over(
+            parts.module,
+            parts.optimizer,
+            loss_scale=parts.loss_scale.value,
+            engine=self,
+            release=self._take_off,
+        )
         self._taken = Taken(parts.module)
         self._report = StepReport(
             parts.collectives,
@@ -435,12 +445,5 @@ class Engine(
             self._let_go()
 
     def _let_go(self) -> None:
-        if self._parts.activations is not None:
-            self._parts.activations.remove()
-        self._parts.hooks.remove()
-        let_go(self.module)
-        if not self._parts.step.plan.shard_parameters:
-            for param in self.module.parameters():
-                unsettle(param)
-                param.grad = None
+        self._take_off()
         leave(self._parts.mesh)

@@ -5,6 +5,9 @@ Nothing is wrapped here. Whether a model stays as it was taken over is looked at
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +15,10 @@ from torch import nn, optim
 from torch.nn.parameter import is_lazy
 
 from dsrun.errors import ModelError, Problem
+
+from ..activation.activate import Activations
+from ..zero.hooks import UnitHooks
+from ..zero.partition_parameters import unsettle
 
 _TAKEN = "_dsrun_has_engine"
 #: Classes that shard or reduce themselves, by the name of a base: most are never imported here.
@@ -46,7 +53,10 @@ def check_unwrapped(model: object) -> None:
                 f"dsrun.initialize: {where} is wrapped by {wrapper} already, which reduces or shards by itself",
                 hint="pass the plain model; the engine takes the wrapper's place",
             )
-        if module.__dict__.get(_TAKEN):
+        taken = module.__dict__.get(_TAKEN)
+        if isinstance(taken, _Taken) and taken.is_left():
+            taken.release()
+        elif taken:
             raise ModelError(
                 f"dsrun.initialize: {where} has an engine already",
                 hint="use that engine, or call its destroy() first",
@@ -67,14 +77,30 @@ def _check_parameters(model: nn.Module) -> None:
         raise ModelError.of(problems)
 
 
-def take_over(model: nn.Module, optimizer: optim.Optimizer | None, *, loss_scale: float = 1.0) -> None:
+def take_over(
+    model: nn.Module,
+    optimizer: optim.Optimizer | None,
+    *,
+    loss_scale: float = 1.0,
+    engine: object,
+    release: Callable[[], None],
+) -> None:
     """Marks the model as taken, and lets its optimizer refuse groups of parameters that no engine knows.
 
     The optimizer gets the attributes that accelerate, DeepSpeed's and Megatron's scripts read: `overflow`, and the loss
     scale, which is 1 where no fp16 is trained.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer, if it has one.
+        loss_scale: of the first step.
+        engine: which takes it.
+        release: takes the engine's hooks and marks off the model, once nothing refers to the engine any more and the
+            model gets another one; must not refer to it.
     """
+    taken = _Taken(engine, release)
     for module in model.modules():
-        module.__dict__[_TAKEN] = _Taken()
+        module.__dict__[_TAKEN] = taken
     if optimizer is not None:
         optimizer.add_param_group = _refuse_group
         told: Any = optimizer
@@ -83,7 +109,22 @@ def take_over(model: nn.Module, optimizer: optim.Optimizer | None, *, loss_scale
 
 
 class _Taken:
-    """Marks a module that an engine has; a copy of the module, pickled or not, has False instead."""
+    """Marks a module that an engine has; a copy of the module, pickled or not, has False instead.
+
+    Args:
+        engine: which has it.
+        release: see `take_over`.
+    """
+
+    def __init__(self, engine: object, release: Callable[[], None]) -> None:
+        self._engine = weakref.ref(engine)
+        self.release = release
+
+    def is_left(self) -> bool:
+        """Whether nothing refers to the engine any more, cycles left aside."""
+        if self._engine() is not None:
+            gc.collect()
+        return self._engine() is None
 
     def __reduce__(self) -> tuple[type[bool], tuple[()]]:
         return bool, ()
@@ -97,10 +138,24 @@ def note_outcome(optimizer: optim.Optimizer | None, *, overflow: bool, loss_scal
         told.cur_scale = told.loss_scale = loss_scale
 
 
-def let_go(model: nn.Module) -> None:
-    """Undoes the marks of `take_over`."""
+def let_go(model: nn.Module, hooks: UnitHooks, activations: Activations | None, *, stays_sharded: bool) -> None:
+    """Takes an engine's hooks and marks off its model; parameters that are whole are ordinary ones again.
+
+    Args:
+        model: the model.
+        hooks: of its units.
+        activations: what was switched on for its blocks; None: nothing.
+        stays_sharded: parameters stay slices, for the next engine.
+    """
+    if activations is not None:
+        activations.remove()
+    hooks.remove()
     for module in model.modules():
         module.__dict__.pop(_TAKEN, None)
+    if not stays_sharded:
+        for param in model.parameters():
+            unsettle(param)
+            param.grad = None
 
 
 def _refuse_group(param_group: dict[str, object]) -> None:

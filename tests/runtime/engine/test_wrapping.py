@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dsrun
 from dsrun.errors import ModelError
-from support.training import config, make_engine
+from support.training import config, make_engine, train
 
 
 def test_a_model_with_an_engine_is_refused_until_the_engine_is_destroyed() -> None:
@@ -56,3 +56,21 @@ def test_parameters_that_fit_into_no_flat_buffer_are_refused_all_at_once() -> No
         "model: `0.weight` is lazy: it has no shape yet",
         "model: `0.bias` is lazy: it has no shape yet",
     ]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_model_whose_engine_nobody_has_any_more_gets_another_one(stage: int) -> None:
+    losses: list[list[float]] = []
+    for ends in ("destroy", "drop"):
+        engine = make_engine(config(stage, micro=2))
+        model = engine.module
+        losses.append(train(engine, range(2), samples=2))
+        if ends == "destroy":
+            engine.destroy()
+        del engine
+        again = make_engine(config((stage + 2) % 4, micro=2, optimizer="SGD"), model=model)
+        losses[-1] += train(again, range(2, 4), samples=2)
+        with pytest.raises(ModelError, match="has an engine already"):
+            make_engine(config(stage, micro=2), model=model)
+        again.destroy()
+    assert losses[0] == losses[1]
