@@ -8,6 +8,8 @@
 - None: the tensor is no trainable parameter of an engine, there is no such state (yet), or no backward has left a
   gradient since the last step. What is not there cannot be set. All ranks get None, or none does.
 Gradients are the mean over the ranks, summed over the micro steps of the global batch so far, before clipping.
+Where some of them stay on their rank, inside `engine.no_sync` at stages 0 and 1, getting is collective: an all-reduce of
+the tensor.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def safe_get_full_grad(param: Tensor) -> Tensor | None:
     home = _trained(param)
     if home is None and param.grad is not None:
         return param.grad.to(torch.float32, copy=True)  # of a parameter in no optimizer group
-    return None if home is None or not home.access.reducer.has_sums else _full(home, _sum(home))
+    return None if home is None else _full_grad(home)
 
 
 def safe_get_full_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
@@ -69,7 +71,12 @@ def safe_get_local_fp32_param(param: Tensor) -> Tensor | None:
 def safe_get_local_grad(param: Tensor) -> Tensor | None:
     """Returns this rank's piece of the gradient; see [Note: who gets what]."""
     home = _trained(param)
-    return None if home is None or not home.access.reducer.has_sums else _local(home, _sum(home))
+    if home is None or not home.access.reducer.has_unreduced:
+        return None if home is None or not home.access.reducer.has_sums else _local(home, _sum(home))
+    whole, piece = _full_grad(home), _piece(home, _unit(home).master)
+    assert whole is not None, "there are gradients that no reduction has taken"
+    flat = whole.reshape(-1)
+    return flat.new_empty(0) if piece is None else flat.narrow(0, piece[0], piece[1].numel()).clone()
 
 
 def safe_get_local_optimizer_state(param: Tensor, optim_state_key: str) -> Tensor | None:
@@ -217,6 +224,17 @@ def _home(param: Tensor, who: str) -> UnitHome:
 def _unit(home: UnitHome) -> ParamUnit:
     assert home.unit is not None, "a trainable parameter is in a unit"
     return home.unit
+
+
+def _full_grad(home: UnitHome) -> Tensor | None:
+    """Returns the whole gradient, with what stays on each rank inside `engine.no_sync`; None where there is none."""
+    reducer, extent = home.access.reducer, home.extent
+    whole = _full(home, _sum(home)) if reducer.has_sums else None
+    if not reducer.has_unreduced:
+        return whole
+    assert extent is not None, "a trainable parameter has a place"
+    stayed = reducer.reduced_copy_of_stayed(_unit(home), extent.offset, extent.numel).view(extent.shape)
+    return stayed if whole is None else whole.add_(stayed)
 
 
 def _sum(home: UnitHome) -> Tensor:

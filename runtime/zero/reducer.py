@@ -352,6 +352,22 @@ class GradReducer:
         self._cursor = self._summed = 0
         self._holder.clear()
 
+    def reduced_copy_of_stayed(self, unit: ParamUnit, start: int, numel: int) -> Tensor:
+        """Returns what a reduction would add now of gradients that stay where they are, fp32; every rank must call.
+
+        Args:
+            unit: the unit.
+            start: in its buffer.
+            numel: from there on.
+        """
+        progress = self._progress[unit.index]
+        stays = unit.index in self._stayed
+        mine = progress.flat.narrow(0, start, numel).to(torch.float32, copy=True)
+        if not stays:
+            mine.zero_()
+        self._collectives.all_reduce(mine, of=unit.label).wait()
+        return mine.div_(self._divide_by)
+
     def drop_strays(self) -> None:
         """Forgets gradients that no micro step has taken."""
         for unit in self._units:
