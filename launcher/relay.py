@@ -121,9 +121,11 @@ class Relay:
     def drain(self, rank: int) -> None:
         """Sends what a rank has written so far, so that what is told of the rank next comes after it."""
         for stream in [stream for stream in self._streams if stream.rank == rank]:
-            # A stream that ends meanwhile leaves the list; one that is held back is not read here either.
-            while not self._paused and stream in self._streams and self._read(stream):
-                pass
+            # What a pipe holds, and no more: another thread of the rank may write for ever. A stream may end meanwhile;
+            # one that is held back is not read here either.
+            for _ in range(1 + _PIPE_BYTES // _READ_BYTES):
+                if self._paused or stream not in self._streams or not self._read(stream):
+                    break
 
     def close_streams(self) -> None:
         """Stops reading pipes that have not ended."""

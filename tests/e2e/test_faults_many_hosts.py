@@ -30,6 +30,7 @@ class Nodes(LocalTransport):
     """Every host is this machine; one is slow to answer, and one cannot be reached."""
 
     def __init__(self, *, slow: str, dead: str) -> None:
+        super().__init__()
         self._before = {
             slow: ["sh", "-c", 'sleep 1; exec "$@"', "sh"],
             dead: ["sh", "-c", "echo 'no route to host' >&2; exit 255", "sh"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 
-from dsrun.launcher.protocol import Failed, FrameReader, Message, Pulse
+from dsrun.launcher.protocol import Failed, FrameReader, Message, Output, Pulse, Reading
 from dsrun.launcher.relay import Relay
 
 
@@ -64,4 +64,25 @@ def test_a_front_end_that_reads_no_more_is_sent_no_more() -> None:
         relay.send_sign_of_life(Pulse(ranks=[], time_s=1.0))
         assert relay.broken
         assert not selector.get_map()
+    os.close(write_fd)
+
+
+def test_what_a_rank_has_written_is_drained_and_what_is_told_meanwhile_keeps_its_place() -> None:
+    read_fd, write_fd = os.pipe()
+    with selectors.DefaultSelector() as selector:
+        relay = Relay(selector, write_fd)
+        told = [Reading(rank=0, state="typed")]
+        relay.before_output = lambda: relay.send(told.pop()) if told else None
+        stdout_fd, other_fd = relay.open_stream(0, "stdout"), relay.open_stream(1, "stdout")
+        os.write(stdout_fd, b"hello\nname? ")
+        os.write(other_fd, b"of another rank\n")
+        relay.drain(0)
+        relay.send(Reading(rank=0, state="waits"))
+        os.close(stdout_fd)
+        os.close(other_fd)
+        messages = read_all(relay, selector, read_fd)
+    shown = [message.text if isinstance(message, Output) else message for message in messages]
+    typed, waits = Reading(rank=0, state="typed"), Reading(rank=0, state="waits")
+    assert shown == [typed, "hello\nname? ", waits, "of another rank\n"]
+    os.close(read_fd)
     os.close(write_fd)

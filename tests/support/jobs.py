@@ -118,6 +118,7 @@ class RememberingTransport(LocalTransport):
     """Starts agents for real, and knows which it started."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.channels: list[LocalChannel] = []
 
     def start(self, host: HostSpec, argv: Sequence[str]) -> LocalChannel:
