@@ -52,6 +52,7 @@ __all__ = [
     "untransformed",
     "uses_autograd_threads",
     "when_backward_ends",
+    "without_overrides",
 ]
 
 
@@ -290,3 +291,8 @@ def function_modes() -> Sequence[TorchFunctionMode]:
 def unseen_by_modes() -> AbstractContextManager[None]:
     """Returns a context whose operations no TorchFunctionMode of the caller sees."""
     return torch._C.DisableTorchFunction()  # pyright: ignore
+
+
+def without_overrides() -> AbstractContextManager[None]:
+    """Returns a context whose operations go past `__torch_function__` of their arguments' classes."""
+    return torch._C.DisableTorchFunctionSubclass()  # pyright: ignore

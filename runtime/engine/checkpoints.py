@@ -32,6 +32,7 @@ from .persist import save_engine
 from .resume import choose_checkpoint
 from .state import Counters
 from .step import StepResult
+from .taken import Taken
 from .wrapping import note_outcome
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Checkpoints:
     _counters: Counters
     _micro_steps_done: int
     _backward_done: bool
+    _taken: Taken
     _boundary: bool | None
     _last: StepResult | None
     _find_copy: Callable[[Place | None], Restored | None]
@@ -103,6 +105,7 @@ class Checkpoints:
         self._parts.heartbeat.beat(phase="save checkpoint")
         self._check_states_here("engine.save_checkpoint")
         self._parts.torn.check("engine.save_checkpoint")
+        self._taken.check_memory()
         if self._parts.step.away is not None:
             self._parts.step.away.settle()
         save_engine(
@@ -242,6 +245,9 @@ class Checkpoints:
             self._parts.step.away.settle()
         # A forward without a backward may still hold parameters, and gradients of before would be added to those after.
         self._parts.hooks.before_step()
+        self._taken.check_memory()
+        if self._parts.step.writes is not None:
+            self._parts.step.writes.take_over()
         self._parts.step.reducer.zero()
         self._micro_steps_done = 0
         self._backward_done = False

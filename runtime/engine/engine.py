@@ -190,6 +190,8 @@ class Engine(
         """What comes before a backward that counts, whoever runs it."""
         self._heartbeat.beat(phase="backward")
         self._memory_watch.begin_backward(self._memory_kinds)
+        if self._parts.step.writes is not None:
+            self._parts.step.writes.take_over()
         if self._parts.step.away is not None:
             self._parts.step.away.settle()  # gradients go where the last update has taken them from
             is_last = self.is_gradient_accumulation_boundary()
@@ -203,6 +205,12 @@ class Engine(
         if not self._counts_micro_steps:
             self._micro_steps_done += 1
             self._say_where()
+
+    def _take_over_writes(self) -> None:
+        """Lets masters have what the script has written to parameters since they were last looked at."""
+        self._taken.check()
+        if self._parts.step.writes is not None:
+            self._parts.step.writes.take_over()
 
     def _run_backward(self, scaled: Tensor, *, retain_graph: bool) -> None:
         self._parts.hooks.before_backward(
@@ -336,7 +344,7 @@ class Engine(
 
     def _take_step(self, lr_kwargs: Mapping[str, Any]) -> None:
         parts = self._parts
-        self._taken.check()
+        self._take_over_writes()
         if wish := self._wish():
             self._report.wish(wish)
         result = take_step(

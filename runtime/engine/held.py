@@ -12,6 +12,7 @@ from ..observe.memory import measure
 from ..observe.memory_report import MemoryReport
 from ..observe.memory_watch import MemoryWatch
 from ..offload.params_on_disk import DiskShards
+from ..zero.partition_parameters import memory_of
 from ..zero.trained import is_trained
 from .parts import EngineParts
 
@@ -39,7 +40,7 @@ class HeldMemory:
         buffers += [t for tier in tiers for t in tier.buffers()]
         windows = {id(u.window): u.window for u in units if u.window is not None}.values()
         buffers += [t for window in windows for t in (window.grad, window.master) if t is not None]
-        buffers += [param.data for param in self.module.parameters() if not is_trained(param)]
+        buffers += [memory_of(param) for param in self.module.parameters() if not is_trained(param)]
         states = [] if self.optimizer is None else self._parts.step.optimizer.tensors()
         away = [] if self._parts.step.away is None else self._parts.step.away.buffers()
         return measure(t for t in (*buffers, *states, *away) if self._parts.memory.takes_memory(t))

@@ -259,7 +259,10 @@ def initialize(
         reducer=cut.reducer,
         optimizer=shard_optimizer,
         running=hooks.running_unit,
+        read_released=hooks.read_released,
+        settle=lambda: None if away is None else away.settle(),
         fence=fence,
+        compares=settings.zero_optimization.enable_sanity_checks,
     )
     access.settle(model)
     watch_state_dicts(model)
@@ -279,6 +282,7 @@ def initialize(
                 reducer=cut.reducer,
                 optimizer=shard_optimizer,
                 store=cut.store,
+                writes=access.writes,
                 away=away,
             ),
             memory=memory,

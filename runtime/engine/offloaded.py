@@ -102,6 +102,8 @@ class OffloadedUpdate:
             self._host.settle()
         self._store.invalidate()
         for unit in self._units:
+            if unit.writes.has_handed_out and not self._gathers:
+                unit.arrive()  # whoever has an alias of its memory waits for nothing
             if unit.module is None:
                 # Fresh from here on, also for calls that pass the engine by; see `publish`.
                 self._store.acquire(unit)
@@ -156,6 +158,7 @@ class OffloadedUpdate:
                 firsts = [extent.offset for extent in unit.layout.extents if extent.numel]
                 self._marks[unit.index] = torch.tensor(firsts, dtype=torch.int64, device=unit.flat_param.device)
             unit.flat_param.index_fill_(0, self._marks[unit.index], float("nan"))
+            unit.expect_values()
 
 
 class _Arrival:

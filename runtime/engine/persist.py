@@ -93,6 +93,8 @@ def _state(
     step = parts.step
     rank = parts.mesh.info.rank
     whole = not step.plan.shard_optimizer
+    if step.writes is not None:
+        step.writes.take_over()
     entries = parameter_entries(
         parts.module, step.units, replicated=whole, frozen=frozen and not apart, frozen_units=parts.frozen_units
     )

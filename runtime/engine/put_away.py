@@ -98,6 +98,8 @@ class PutAway:
         parts = self._parts
         if parts.step.away is not None:
             parts.step.away.settle()
+        if parts.step.writes is not None:
+            parts.step.writes.take_over()
         parts.saver.fence.wait_all()
         self._end_coming()
         copies = self._copies_for(pin_memory)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..protocols import StateEntry
+from ..zero.partition_parameters import memory_of
 from ..zero.pretrained import persistent_buffers
 from ..zero.trained import is_trained
 from ..zero.unit import ParamUnit
@@ -62,7 +63,7 @@ def parameter_entries(
         entries += unit_entries(unit, unit.whole_master(), replicated=replicated)
     if frozen:
         entries += frozen_entries(model, replicated=replicated, frozen_units=frozen_units)
-    entries += [_whole(name, "buffer", buffer.data) for name, buffer in persistent_buffers(model).items()]
+    entries += [_whole(name, "buffer", memory_of(buffer)) for name, buffer in persistent_buffers(model).items()]
     return entries
 
 
@@ -72,7 +73,7 @@ def frozen_entries(model: nn.Module, *, replicated: bool, frozen_units: Sequence
     cut = {id(param) for unit in frozen_units for param in unit.params}
     for name, param in model.named_parameters():
         if not is_trained(param) and id(param) not in cut:
-            entries.append(_whole(name, "param", param.data))
+            entries.append(_whole(name, "param", memory_of(param)))
     return entries
 
 

@@ -16,6 +16,7 @@ from ..precision.non_finite import first_non_finite
 from ..zero.plan import ZeroPlan
 from ..zero.publisher import publish
 from ..zero.reducer import GradReducer
+from ..zero.script_writes import ScriptWrites
 from ..zero.store import ParamStore
 from ..zero.unit import ParamUnit
 
@@ -110,6 +111,7 @@ class StepParts:
         reducer: of the gradients.
         optimizer: of the masters.
         store: of the parameters.
+        writes: of scripts to parameters; None: nobody looks for any.
         away: takes the update where masters do not lie beside the parameters; None: they do.
     """
 
@@ -119,6 +121,7 @@ class StepParts:
     reducer: GradReducer
     optimizer: ShardOptimizer
     store: ParamStore
+    writes: ScriptWrites | None = None
     away: UpdateAway | None = None
 
 
@@ -153,11 +156,13 @@ def take_step(
         parts.collectives,
         spread=parts.plan.shard_optimizer,
         total_numel=sum(unit.layout.padded_numel for unit in parts.units),
-        mark=parts.store.take_fingerprint(),
+        mark=parts.store.take_fingerprint() ^ (0 if parts.writes is None else parts.writes.take_mark()),
         extra_N=told_2,
         more=[] if unused is None else [unused.count_1()],
     )
     if totals.largest != totals.smallest:
+        if parts.writes is not None:
+            parts.writes.refuse_differences(at)
         parts.store.refuse_order(at)
     norm = totals.norm / loss_scale
 

@@ -18,7 +18,8 @@ from torch import nn
 
 from dsrun.errors import ModelError
 
-from ..zero.partition_parameters import home_of, is_zero_param
+from ..zero.partition_parameters import home_of, is_zero_param, memory_of
+from ..zero.pieces import OTHER_MEMORY_HINT, other_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class Taken:
             param = place.param
             if param.requires_grad is not place.trained:
                 _refuse_other_training(place)
-            if _has_moved(place):
+            if _has_moved(place) and not _is_brought_back(place):
                 _refuse_moved(place)
 
     def check_memory(self) -> None:
@@ -129,6 +130,12 @@ def _has_moved(place: _Place) -> bool:
     return is_view and param.data_ptr() != place.address and not _is_open(param)
 
 
+def _is_brought_back(place: _Place) -> bool:
+    """Whether the values of a parameter that a script gave other memory are where the engine's are."""
+    home = home_of(place.param)
+    return home is not None and home.bring_back() and not _has_moved(place)
+
+
 def _is_open(param: nn.Parameter) -> bool:
     home = home_of(param)
     return home is not None and home.is_open
@@ -150,10 +157,4 @@ def _refuse_other_training(place: _Place) -> NoReturn:
 
 
 def _refuse_moved(place: _Place) -> NoReturn:
-    dtype = str(place.param.dtype).removeprefix("torch.")
-    raise ModelError(
-        f"model: `{place.name}` has other memory than the engine gave it (now {dtype} on {place.param.device}), so "
-        "updates would not reach it",
-        hint="convert or move the model (.half(), .to()) before dsrun.initialize, choose dtypes by the config's "
-        "`bf16`, and set new values in place or inside dsrun.zero.GatheredParameters",
-    )
+    raise ModelError(other_memory(place.name, memory_of(place.param)), hint=OTHER_MEMORY_HINT)

@@ -28,6 +28,8 @@ from .exact_sums import power_of_two
 _FP64_DIGITS = 53
 #: See [Note: rows of one shape].
 _FEWEST_ROWS = 16
+#: Marks below this have squares whose sum over thousands of ranks is exact in fp64; a prime.
+_MARKS = 1048573
 _ROW_ALIGN_BYTES = 64
 
 
@@ -37,7 +39,7 @@ class Totals:
 
     Attributes:
         norm: L2 norm over all owned ranges of all ranks; inf or nan where a gradient is.
-        largest: the largest mark of any rank.
+        largest: the largest mark of any rank; the same number as `smallest` where all marks are the same.
         smallest: the smallest mark of any rank.
         sums: the extra numbers, each summed over the ranks.
     """
@@ -78,12 +80,13 @@ def global_totals(
     """The norm, see [Note: exact norm], and what else ranks have to tell each other once a step.
 
     Two all-reduces: of three numbers, and of 1 + N and more. Where every rank holds all gradients, the first is not
-    needed. Reads from the device once, after both, and writes to it without waiting.
+    needed: marks are the same where their squares add up to the square of their sum, divided by the ranks. Reads from
+    the device once, after both, and writes to it without waiting.
 
     Args:
         norms: `block_norms` of this rank's accumulated gradients, of each range.
         collectives: the axis.
-        spread: the ranges are spread over the axis; False: every rank holds all of them, and no mark is compared.
+        spread: the ranges are spread over the axis; False: every rank holds all of them.
         total_numel: elements over all ranks, which fixes the rounding; the same on every rank.
         mark: what should be the same on every rank; less than 2^53.
         extra_N: fp64, [N], on the norms' device; to be summed over the ranks. Left as it is.
@@ -105,7 +108,9 @@ def global_totals(
         sums = torch.cat([total, extra_N, *more])
         collectives.all_reduce(sums, of="gradient norm and mean loss").wait()
     else:
-        extra_N = torch.cat([extra_N, *more])
+        marks = torch.full((2,), float(mark % _MARKS), dtype=torch.float64, device=blocks.device)
+        marks[1:].square_()
+        extra_N = torch.cat([extra_N, *more, marks])
         collectives.all_reduce(extra_N, of="mean loss").wait()
         sums = torch.cat([total, extra_N])
     # frexp of inf or nan gives no useful exponent; the norm is then what the largest block is.
@@ -113,7 +118,11 @@ def global_totals(
     results = torch.cat([norm, extremes[1:], sums[1:]])
     with collectives.reading("gradient norm and mean loss"):
         read = results.tolist()
-    return Totals(read[0], read[1], -read[2], read[3:])
+    if spread:
+        return Totals(read[0], read[1], -read[2], read[3:])
+    *rest, marked, squares = read[3:]
+    differ = collectives.size * int(squares) != int(marked) ** 2
+    return Totals(read[0], float(mark), float(mark - differ), rest)
 
 
 def clip_factor(norm: float, *, limit: float, loss_scale: float = 1.0) -> float:

@@ -11,7 +11,7 @@ moved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
 import torch
@@ -23,14 +23,17 @@ from ..compat import in_backward
 from ..mesh.collectives import Collectives, Pending
 from ..optim.sharded import ShardOptimizer
 from ..protocols import ChangeFence
-from .partition_parameters import Keeper, settle
+from .partition_parameters import EngineParameter, Keeper, ShardedParameter, memory_of, set_memory, settle
 from .pieces import Pieces, UnitHome
 from .plan import ZeroPlan
 from .reducer import GradReducer
+from .released import ReleasedParameter
+from .script_writes import ScriptWrites
 from .store import ParamStore
 from .tier import gather
 from .torn import TornState
 from .unit import ParamUnit
+from .write_watch import version_of
 
 
 class ParamAccess(Keeper):
@@ -45,7 +48,10 @@ class ParamAccess(Keeper):
         reducer: asked whether there are gradients.
         optimizer: asked for its states.
         running: returns a unit that is inside its forward now.
+        read_released: returns a parameter's values with a gradient, where it is not gathered.
+        settle: returns when no update works on masters, and nothing has been computed ahead of them.
         fence: keeps state as it is while a checkpoint copies it; None: nothing does.
+        compares: refuse what is written in a `GatheredParameters` without `modifier_rank`, on every rank at once.
 
     Attributes:
         torn: what a load that failed has left of the engine's state.
@@ -62,15 +68,23 @@ class ParamAccess(Keeper):
         reducer: GradReducer,
         optimizer: ShardOptimizer,
         running: Callable[[], ParamUnit | None],
+        read_released: Callable[[nn.Parameter], Tensor],
+        settle: Callable[[], None],
         fence: ChangeFence | None = None,
+        compares: bool = False,
     ) -> None:
         self.units = units
+        self._compares = compares
         self.device = device
         self.pieces = Pieces(plan, collectives, store, fence)
         self.reducer = reducer
         self.optimizer = optimizer
         self._running = running
         self.torn = TornState()
+        self._read_released = read_released
+        self.writes = ScriptWrites(
+            units, self.pieces, device=device, settle=settle, is_put_away=lambda: optimizer.put_away
+        )
 
     @property
     def world_size(self) -> int:
@@ -87,7 +101,48 @@ class ParamAccess(Keeper):
         for number, (name, param) in enumerate(model.named_parameters()):
             unit, extent = places.get(id(param), (None, None))
             home = UnitHome(self, param, number=number, name=name, unit=unit, extent=extent)
-            settle(param, home, sharded=unit is not None and self.pieces.plan.shard_parameters)
+            kind = self._class_in(unit)
+            settle(param, home, sharded=issubclass(kind, ShardedParameter), kind=kind)
+        for unit in self.units:
+            unit.shown = [param for param in unit.gathered_params if isinstance(param, EngineParameter)]
+            unit.writes.skip()
+
+    def _class_in(self, unit: ParamUnit | None) -> type[nn.Parameter]:
+        """Returns the class of a unit's parameters, while it is not in use; None: of parameters in no unit."""
+        if unit is None:
+            return nn.Parameter
+        if self.pieces.plan.shard_parameters:
+            return ReleasedParameter
+        # Where parameters are the masters, what is written to them needs nobody's help.
+        own = unit.shard if self.pieces.plan.shard_optimizer else unit.flat_param
+        return nn.Parameter if unit.master.data_ptr() == own.data_ptr() else EngineParameter
+
+    # Released parameters ----------------------------------------------------------------------------------------------
+
+    def read(self, home: UnitHome) -> Tensor:
+        """See `Home.read`: a broadcast for each piece, or an all-gather of its unit where torch records."""
+        if torch.is_grad_enabled() and home.param.requires_grad and not torch.is_inference_mode_enabled():
+            return self._read_released(home.param)
+        with torch.inference_mode(mode=False), torch.no_grad():  # changes of a tensor of inference mode are not counted
+            return self.pieces.whole(home)
+
+    def write(self, home: UnitHome, value: Tensor) -> None:
+        """See `Home.write`."""
+        assert home.unit is not None, "a parameter in no unit is whole on every rank"
+        if home.unit.trains:  # frozen ones have no states
+            self.check_states(f"a write to `{home.name}`")
+        with torch.no_grad():
+            self.pieces.write_slice(home, value)
+        self.writes.note(home)
+        torch.autograd.graph.increment_version(home.param)  # graphs that have saved it are refused, as everywhere
+        home.unit.writes.skip_one(home.position)
+
+    def set_exactly(self, home: UnitHome, value: Tensor) -> None:
+        """Takes a new master over, and what forward reads of it; every rank must call with the same one."""
+        self.check_states(f"a write to `{home.name}`")
+        self.pieces.write(home, value, exact=True)
+        assert home.unit is not None, "a parameter in no unit has no master"
+        self.pieces.publish([home.unit])
 
     # Whole for a while ------------------------------------------------------------------------------------------------
 
@@ -99,6 +154,7 @@ class ParamAccess(Keeper):
         """
         self.check_quiet("GatheredParameters")
         settle_all(homes)
+        self.writes.take_over()
         if writes:
             self.check_states("GatheredParameters")
             self.pieces.before_change()
@@ -116,7 +172,9 @@ class ParamAccess(Keeper):
             work.wait()
         for home in wanted:
             assert home.full is not None, "fetched just now"
-            home.resident, home.param.data = home.param.data, home.full
+            home.resident = memory_of(home.param)
+            set_memory(home.param, home.full)
+            home.version = version_of(home.param)
 
     def close(self, homes: Sequence[UnitHome], *, source: int | None, failed: bool) -> None:
         """See `Keeper`. With a source: an all-reduce of one number, and a broadcast of what was gathered as one.
@@ -124,6 +182,9 @@ class ParamAccess(Keeper):
         Raises:
             ModelError: a parameter was given another shape; on the rank where that is so.
         """
+        changed: list[tuple[UnitHome, Tensor | None]] = []
+        if source is None and not self.pieces.plan.shard_parameters:
+            changed += [(home, None) for home in self.writes.look(homes)]
         try:
             if source is not None:
                 self._take_over([home for home in homes if home.full is not None], source, failed=failed)
@@ -133,8 +194,17 @@ class ParamAccess(Keeper):
                 home.writers -= source is not None
                 if not home.opened and home.full is not None:
                     assert home.resident is not None, "it was left when the parameter was opened"
-                    home.param.data = home.resident
+                    if source is None and version_of(home.param) != home.version:
+                        changed.append((home, memory_of(home.param)))
+                    set_memory(home.param, home.resident)
                     home.full = home.flat = home.resident = None
+                    if home.unit is not None:
+                        home.unit.writes.skip_one(home.position)
+        if self._compares:
+            self._refuse_unannounced(homes, {home.number for home, _ in changed})
+        for home, value in [] if failed else changed:
+            if value is not None:
+                self.write(home, value)
 
     def check_quiet(self, who: str) -> None:
         """Raises inside a forward or a backward.
@@ -175,6 +245,23 @@ class ParamAccess(Keeper):
             raise ModelError(
                 f"{who}: `{home.name}` is open in a GatheredParameters, whose values would replace the new one",
                 hint="leave the context first, or write to the parameter inside it with modifier_rank",
+            )
+
+    def _refuse_unannounced(self, homes: Sequence[UnitHome], changed: Collection[int]) -> None:
+        """Enters an all-reduce of one byte a parameter that was open.
+
+        Raises:
+            ModelError: a rank has written to a parameter that no rank was named for; on every rank.
+        """
+        written = torch.tensor([home.number in changed for home in homes], dtype=torch.uint8, device=self.device)
+        self.pieces.collectives.all_reduce(written, op="max", of="GatheredParameters changes").wait()
+        with self.pieces.collectives.reading("GatheredParameters changes"):
+            names = [home.name for home, one in zip(homes, written.tolist(), strict=True) if one]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ModelError(
+                f"GatheredParameters: `{names[0]}`{more} written to without a modifier_rank",
+                hint="name the rank whose values all take over: GatheredParameters(params, modifier_rank=0)",
             )
 
     def _is_elsewhere(self, home: UnitHome) -> bool:

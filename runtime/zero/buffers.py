@@ -19,6 +19,7 @@ from ..memory.pages import fresh_zeros
 from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
 from ..protocols import Window
+from .partition_parameters import set_memory
 from .plan import ZeroPlan
 from .tier import ShardTier
 from .unit import ParamUnit
@@ -122,7 +123,7 @@ class UnitBuffers:
                 unit.shard = self._take_params(layout.shard_numel).copy_(mine)
             # The model's first tensors must not live on until the slots exist.
             for param in unit.params:
-                param.data = torch.empty(0, dtype=self._precision.compute, device=self._device)
+                set_memory(param, torch.empty(0, dtype=self._precision.compute, device=self._device))
         else:
             if promised:
                 self._collectives.all_gather(whole, mine, of=unit.label).wait()

@@ -206,7 +206,7 @@ def _trained(param: Tensor) -> UnitHome | None:
     home = home_of(param)
     if not (isinstance(home, UnitHome) and home.unit is not None and home.unit.trains):
         return None
-    home.unit.settle()
+    home.settle()
     home.access.check_states("safe_get")
     return home
 

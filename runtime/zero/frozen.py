@@ -22,7 +22,7 @@ from ..layout.unit_layout import lay_out
 from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives, own_slice
 from ..precision.policy import PrecisionPolicy
-from .partition_parameters import home_of, is_zero_param
+from .partition_parameters import home_of, is_zero_param, memory_of, set_memory
 from .pieces import UnitHome
 from .plan import ZeroPlan
 from .seeds import SeedHome
@@ -130,21 +130,21 @@ def place_frozen(
     for param in tensors:
         home = home_of(param)
         if isinstance(home, SeedHome):
-            param.data = home.nursery.give(home)
+            set_memory(param, home.nursery.give(home))
         elif isinstance(home, UnitHome) and is_zero_param(param):
-            param.data = home.access.pieces.hand_over(home, collectives)
+            set_memory(param, home.access.pieces.hand_over(home, collectives))
         elif isinstance(home, StoredHome):
             values = home.stored.read(0, param.numel()).view(param.shape)
             home.keep(device)
-            param.data = values.to(device)
+            set_memory(param, values.to(device))
     for tensor in [*tensors, *model.buffers()]:
         dtype = dtypes.get(id(tensor), precision.compute) if tensor.is_floating_point() else tensor.dtype
-        tensor.data = tensor.data.to(device=device, dtype=dtype)
+        set_memory(tensor, memory_of(tensor).to(device=device, dtype=dtype))
         if tensor.numel():
-            flat = tensor.data.contiguous().view(-1)
+            flat = memory_of(tensor).contiguous().view(-1)
             # As bytes, for a backend need not know every dtype (Gloo has no bool).
             collectives.broadcast(flat.view(torch.uint8), source=0, of="frozen tensors").wait()
-            tensor.data = flat.view(tensor.shape)
+            set_memory(tensor, flat.view(tensor.shape))
 
 
 def whole_bytes(model: nn.Module, *, cut: Collection[ParamUnit]) -> int:
@@ -201,4 +201,4 @@ def _fill(
         # Whoever sets a piece sets the one copy there is, as where masters are the parameters themselves.
         unit.master = unit.shard
         for param in unit.params:
-            param.data = torch.empty(0, dtype=precision.compute, device=device)
+            set_memory(param, torch.empty(0, dtype=precision.compute, device=device))

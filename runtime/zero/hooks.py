@@ -46,6 +46,12 @@ class UnitHooks:
         self._timeline = Timeline(store, reducer, trained=lambda: trained)
         self._drivers = [_UnitDriver(unit, self._timeline) for unit in units if unit.module is not None]
         self._handles: list[RemovableHandle] = []
+        rest = [UnitCalls(unit) for unit in units if unit.module is None]
+        self._places = {
+            id(param): (calls, position)
+            for calls in (*(driver.calls for driver in self._drivers), *rest)
+            for position, param in enumerate(calls.unit.gathered_params)
+        }
         self._rest = [unit for unit in units if unit.module is None]
         self._rest_held = False
         self._reach_root: Callable[[Any], None] = OwnHook(self._timeline.reach_root)
@@ -138,6 +144,11 @@ class UnitHooks:
     def running_unit(self) -> ParamUnit | None:
         """Returns a unit whose module is inside its forward now."""
         return next((driver.calls.unit for driver in self._drivers if driver.is_open), None)
+
+    def read_released(self, param: nn.Parameter) -> Tensor:
+        """Returns the values of a parameter whose unit is not in use, with a gradient; every rank must call."""
+        calls, position = self._places[id(param)]
+        return self._timeline.read_released(calls, position)
 
     def unused_units(self) -> list[ParamUnit]:
         """Returns the units whose module has never been called."""

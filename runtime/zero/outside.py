@@ -41,6 +41,7 @@ from dsrun.errors import ModelError
 
 from ..compat import in_transform, pass_for_parameter, untransformed
 from .partition_parameters import home_of, is_zero_param
+from .released import outside
 from .unit import ParamUnit
 
 _SOURCE = "_dsrun_source"
@@ -171,6 +172,14 @@ def handed_out(param: nn.Parameter, reading: Reading) -> Tensor:
     setattr(made, _SOURCE, param)
     pass_for_parameter(made)
     return made
+
+
+def followed(made: Tensor, param: nn.Parameter) -> Tensor:
+    """Returns what was handed out so that a write to it reaches the parameter; see `released.py`."""
+    found = outside(made, param)
+    setattr(found, _SOURCE, param)
+    pass_for_parameter(found)
+    return found
 
 
 class _HandedOut(torch.autograd.Function):

@@ -1,8 +1,8 @@
-"""What scripts read of a sharded parameter, by DeepSpeed's names and at DeepSpeed's path: status, shape, own piece.
+"""What scripts read of a parameter that an engine has, by DeepSpeed's names and at DeepSpeed's path.
 
 Nothing is gathered here. A parameter's *home* says where its values are; it is put on the parameter as an attribute
 when something takes the parameter over, and whoever has it is asked each time, so that nothing goes stale and forward
-and backward have nothing to update.
+and backward have nothing to update. What an operation gets whose parameter is elsewhere, `released.py` says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..compat import without_overrides
+
 _ATTRIBUTE = "_dsrun_home"
+_DATA: Any = Tensor.data
 
 
 class ZeroParamStatus(Enum):
@@ -69,6 +72,42 @@ class Home(ABC):
         """Raises where a copy of the parameter would silently have other values; by default it shows in them."""
         return
 
+    def hand_out(self, memory: Tensor) -> Tensor:
+        """Returns what a script gets that asks for the parameter's `data`; by default the memory itself.
+
+        Args:
+            memory: that the parameter has now.
+        """
+        return memory
+
+    def arrive(self) -> None:
+        """Returns when the parameter may be read where it lies; by default no update is on its way."""
+        return
+
+    def read(self) -> Tensor:
+        """Returns a copy of the whole values, with a gradient where torch records; every rank must call."""
+        raise AssertionError("the parameter is nobody's to read for another")
+
+    def write(self, value: Tensor) -> None:
+        """Takes whole new values over, in place; every rank must call."""
+        raise AssertionError("the parameter is nobody's to write for another")
+
+    def replace(self, value: Tensor) -> None:
+        """Takes whole new values over, as where a script gives the parameter other memory; every rank must call."""
+        raise AssertionError("the parameter is nobody's to write for another")
+
+    def note_moved(self) -> None:
+        """A script has given the parameter other memory; by default that is nobody's business."""
+        return
+
+    def bring_back(self) -> bool:
+        """Takes over the values of other memory that a script has given the parameter; whether that could be done."""
+        return False
+
+    def moment(self) -> tuple[int, int]:
+        """Returns how often the parameter was given other memory, and how often values have changed."""
+        return (0, 0)
+
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         """A parameter that is pickled leaves its home behind: process groups cannot travel."""
         return OrderedDict, ()
@@ -102,11 +141,26 @@ class Keeper(ABC):
         """
 
 
-class ShardedParameter(nn.Parameter):
-    """A parameter of which a rank holds a piece. Its `shape` stays the whole one, also while the values are elsewhere.
+class EngineParameter(nn.Parameter):
+    """A parameter that an engine trains. Kernels and torch treat it as any other; copies of it are ordinary ones.
 
-    A class of its own, and not attributes, for what it says changes with every gather. Kernels treat it as a parameter.
+    A class of its own for its `data`: what a script writes there, torch does not count as a change of the parameter.
     """
+
+    @property
+    def data(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The parameter's memory without its history, as on any tensor; what is written to it is taken over."""
+        home = home_of(self)
+        memory = memory_of(self)
+        return memory if home is None else home.hand_out(memory)
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        """Gives the parameter other memory, as on any tensor; the engine takes the values over when it next looks."""
+        set_memory(self, value)
+        home = home_of(self)
+        if home is not None:
+            home.note_moved()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Copies the values, where they are there, into an ordinary parameter."""
@@ -119,6 +173,13 @@ class ShardedParameter(nn.Parameter):
         """Pickles the values, where they are there, as those of an ordinary parameter."""
         whole = _whole_copy(self)  # and not a view, which would take along what was gathered with it
         return super().__reduce_ex__(protocol) if whole is None else whole.__reduce_ex__(protocol)
+
+
+class ShardedParameter(EngineParameter):
+    """A parameter of which a rank holds a piece. Its `shape` stays the whole one, also while the values are elsewhere.
+
+    A class of its own, and not attributes, for what it says changes with every gather. Kernels treat it as a parameter.
+    """
 
     @property
     def ds_id(self) -> int:
@@ -146,29 +207,57 @@ class ShardedParameter(nn.Parameter):
         return _home(self).own_piece()
 
 
+def memory_of(param: Tensor) -> Tensor:
+    """Returns the memory that a parameter has now, whatever is in it, past what scripts get for `data`."""
+    with without_overrides():
+        return _DATA.__get__(param)
+
+
+def set_memory(param: Tensor, memory: Tensor) -> None:
+    """Gives a parameter other memory, past what scripts get for `data`."""
+    with without_overrides():
+        _DATA.__set__(param, memory)
+
+
 def home_of(tensor: Tensor) -> Home | None:
     """Returns the home of a parameter that has one."""
     found = getattr(tensor, _ATTRIBUTE, None)
     return found if isinstance(found, Home) else None
 
 
-def settle(param: nn.Parameter, home: Home, *, sharded: bool) -> None:
+def settle(param: nn.Parameter, home: Home, *, sharded: bool, kind: type[nn.Parameter] | None = None) -> None:
     """Gives a parameter its home, and DeepSpeed's attributes if it is sharded.
 
     Parameters of a class of their own (quantised ones) keep it, and have a home only.
+
+    Args:
+        param: the parameter.
+        home: of it.
+        sharded: a rank has a piece of it.
+        kind: class of it; None: the one that goes with `sharded`.
     """
     setattr(param, _ATTRIBUTE, home)
-    if type(param) in (nn.Parameter, ShardedParameter):
-        param.__class__ = ShardedParameter if sharded else nn.Parameter
+    if is_ordinary(param):
+        set_class(param, kind or (ShardedParameter if sharded else nn.Parameter))
 
 
 def unsettle(param: nn.Parameter) -> None:
     """Takes a parameter's home away."""
     if hasattr(param, _ATTRIBUTE):
         delattr(param, _ATTRIBUTE)
+    if is_ordinary(param):
+        set_class(param, nn.Parameter)
+
+
+def is_ordinary(param: Tensor) -> bool:
+    """Whether a parameter is one of torch's own class, or of ours in its place."""
+    return type(param) is nn.Parameter or isinstance(param, EngineParameter)
+
+
+def set_class(param: nn.Parameter, kind: type[nn.Parameter]) -> None:
+    """Makes an ordinary parameter one of another of these classes; its identity, memory and history stay."""
     bare: Any = param
-    if type(param) is ShardedParameter:
-        bare.__class__ = nn.Parameter
+    bare.__class__ = kind
 
 
 def is_zero_param(tensor: Tensor) -> bool:
@@ -184,7 +273,7 @@ def _whole_copy(param: nn.Parameter) -> nn.Parameter | None:
     home.check_copy()
     if home.status() is not ZeroParamStatus.AVAILABLE:
         return None
-    return nn.Parameter(param.detach().clone(), requires_grad=param.requires_grad)
+    return nn.Parameter(memory_of(param).clone(), requires_grad=param.requires_grad)
 
 
 def _home(param: ShardedParameter) -> Home:

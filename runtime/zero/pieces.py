@@ -16,13 +16,28 @@ from dsrun.errors import ModelError
 from ..layout.unit_layout import TensorExtent
 from ..mesh.collectives import Collectives, Pending
 from ..protocols import ChangeFence
-from .partition_parameters import Home, ZeroParamStatus
+from .partition_parameters import Home, ZeroParamStatus, memory_of, set_memory
 from .plan import ZeroPlan
 from .store import ParamStore
 from .unit import ParamUnit
 
 if TYPE_CHECKING:
     from .access import ParamAccess
+
+
+OTHER_MEMORY_HINT = (
+    "convert or move the model (.half(), .to()) before dsrun.initialize, choose dtypes by the config's `bf16`, and set "
+    "new values in place or inside dsrun.zero.GatheredParameters"
+)
+
+
+def other_memory(name: str, memory: Tensor) -> str:
+    """Returns what is wrong with a parameter that has memory in which an engine cannot train it."""
+    dtype = str(memory.dtype).removeprefix("torch.")
+    return (
+        f"model: `{name}` has other memory than the engine gave it (now {dtype} of shape {tuple(memory.shape)} on "
+        f"{memory.device}), so updates would not reach it"
+    )
 
 
 class UnitHome(Home):
@@ -38,6 +53,9 @@ class UnitHome(Home):
         full: the whole values, if the parameter has memory of its own while it is open.
         flat: the unit's whole buffer that `full` is a view of, if it was gathered as one.
         resident: what the parameter's data is while it is not open.
+        version: torch's count of changes in place when the parameter was opened.
+        rebound: how often a script has given the parameter other memory while it was released.
+        changed: how often it alone was given new values.
     """
 
     def __init__(
@@ -61,6 +79,9 @@ class UnitHome(Home):
         self.full: Tensor | None = None
         self.flat: Tensor | None = None
         self.resident: Tensor | None = None
+        self.version = 0
+        self.rebound = 0
+        self.changed = 0
 
     @property
     def keeper(self) -> ParamAccess:
@@ -74,9 +95,86 @@ class UnitHome(Home):
         return self.access.pieces.store.status(self.unit)
 
     def settle(self) -> None:
-        """See `Home`."""
+        """See `Home`: and what a script has written to parameters is in their masters.
+
+        Raises:
+            ModelError: a script has given the parameter other memory, which the next step takes over.
+        """
         if self.unit is not None:
             self.unit.settle()
+            if self._has_moved:
+                raise ModelError(
+                    f"model: `{self.name}` was given other memory (`param.data = ...`) since the last step, and "
+                    "masters have its values from the next step on",
+                    hint="look at the parameter itself, or write the values in place: param.data.copy_(values)",
+                )
+            self.access.writes.take_over()
+
+    def arrive(self) -> None:
+        """See `Home`."""
+        if self.unit is not None:
+            self.unit.arrive()
+
+    def hand_out(self, memory: Tensor) -> Tensor:
+        """See `Home`: what is written to it is seen."""
+        return memory if self.unit is None else self.unit.writes.hand_out(self.position, memory)
+
+    def read(self) -> Tensor:
+        """See `Home`."""
+        return self.access.read(self)
+
+    def write(self, value: Tensor) -> None:
+        """See `Home`."""
+        self.access.write(self, value)
+
+    def replace(self, value: Tensor) -> None:
+        """See `Home`.
+
+        Raises:
+            ModelError: the value has another shape or dtype, or is elsewhere.
+        """
+        memory = memory_of(self.param)
+        if (value.shape, value.dtype, value.device) != (memory.shape, memory.dtype, memory.device):
+            raise ModelError(other_memory(self.name, value), hint=OTHER_MEMORY_HINT)
+        self.access.write(self, value)
+        self.rebound += 1
+
+    def note_moved(self) -> None:
+        """See `Home`."""
+        if self.unit is not None and self.access.pieces.plan.shard_parameters:
+            self.unit.writes.mark(self.position)  # where parameters are whole, the step looks
+
+    def bring_back(self) -> bool:
+        """See `Home`: values of the same shape and dtype, on the same device, are copied to where they belong."""
+        if self.unit is None or self.full is not None:
+            return False
+        if self._has_moved:
+            place, now = self.unit.views(self.unit.flat_param)[self.position], memory_of(self.param)
+            if (now.shape, now.dtype, now.device) != (place.shape, place.dtype, place.device):
+                return False
+            self.unit.settle()
+            place.copy_(now)
+            set_memory(self.param, place)
+            self.access.writes.note(self)
+        return True
+
+    def moment(self) -> tuple[int, int]:
+        """See `Home`."""
+        return (self.rebound, self.changed + self.access.pieces.store.changes)
+
+    @property
+    def _has_moved(self) -> bool:
+        unit, extent = self.unit, self.extent
+        if unit is None or extent is None or self.full is not None or not extent.numel:
+            return False
+        flat = unit.flat_param
+        return memory_of(self.param).data_ptr() != flat.data_ptr() + extent.offset * flat.itemsize
+
+    @property
+    def position(self) -> int:
+        """Place among the parameters of the unit."""
+        assert self.unit is not None, "a parameter in no unit has no position in one"
+        return next(n for n, param in enumerate(self.unit.params) if param is self.param)
 
     @property
     def is_open(self) -> bool:
@@ -104,12 +202,12 @@ class UnitHome(Home):
     def own_piece(self) -> Tensor:
         """See `Home`."""
         if self.unit is None:
-            return self.param.detach().view(-1)
+            return memory_of(self.param).view(-1)
         self.unit.settle()
         if self.unit.tier is not None:
             self.unit.tier.settle()
         found = self.access.pieces.own_piece(self, self.unit.shard, start=self.access.pieces.shard_start(self.unit))
-        return self.param.detach().new_empty(0) if found is None else found[1]
+        return memory_of(self.param).new_empty(0) if found is None else found[1]
 
 
 class Pieces:
@@ -148,6 +246,7 @@ class Pieces:
         """
         unit = home.unit
         assert unit is not None, "a parameter in no unit has no pieces"
+        home.changed += 1
         whole_N = unit.whole_master()
         piece = self.own_piece(home, whole_N, start=unit.owned[0])
         if piece is None:
@@ -186,6 +285,7 @@ class Pieces:
         unit, extent = home.unit, home.extent
         assert unit is not None, "a parameter in no unit has no master"
         assert extent is not None, "a parameter in a unit has a place"
+        home.changed += 1
         flat = value.detach().reshape(-1)
         whole = unit.flat_param.narrow(0, extent.offset, extent.numel)
         whole_N = unit.whole_master()
@@ -211,6 +311,64 @@ class Pieces:
                 unit.halves.part(whole_N)
         if not self.plan.shard_parameters:
             whole.copy_(flat)
+
+    def whole(self, home: UnitHome) -> Tensor:
+        """Returns a copy of a sharded parameter's whole values; a broadcast for each piece, every rank must call."""
+        unit = home.unit
+        assert unit is not None, "a parameter in no unit is whole on every rank"
+        unit.arrive()
+        if unit.tier is not None:
+            unit.tier.settle()
+        piece = self.own_piece(home, unit.shard, start=self.shard_start(unit))
+        values, pending = self.assemble(home, None if piece is None else piece[1], dtype=unit.dtype)
+        for work in pending:
+            work.wait()
+        return values
+
+    def write_slice(self, home: UnitHome, value: Tensor) -> None:
+        """Gives this rank's slice of a sharded parameter new values, and not the master; every rank must call.
+
+        A master in halves has its part at once, for the slice is one of them.
+
+        Args:
+            home: of a parameter in a unit.
+            value: whole, in any dtype.
+        """
+        unit = home.unit
+        assert unit is not None, "a parameter in no unit has no slice"
+        home.changed += 1
+        if unit.halves is not None:
+            self.write(home, value, exact=False)
+        else:
+            unit.settle()
+            if unit.tier is not None:
+                unit.tier.settle()
+            self.before_change(unit)
+            piece = self.own_piece(home, unit.shard, start=self.shard_start(unit))
+            if piece is not None:
+                first, slice_N = piece
+                slice_N.copy_(value.detach().reshape(-1).narrow(0, first, slice_N.numel()))
+        self.publish([unit])
+
+    def adopt(self, home: UnitHome) -> None:
+        """Gives a master what forward reads, but where rounding the master gives that; masters have settled."""
+        unit = home.unit
+        assert unit is not None, "a parameter in no unit has no master"
+        piece = self.own_piece(home, unit.master, start=unit.owned[0])
+        if piece is None or unit.halves is not None:
+            return
+        master = piece[1]
+        compute = unit.shard if self.plan.shard_optimizer else unit.flat_param
+        read_by_forward = self.own_piece(home, compute, start=unit.owned[0])
+        assert read_by_forward is not None, "whoever owns a piece of the master owns the parameter's"
+        new = read_by_forward[1]
+        if new.data_ptr() == master.data_ptr():
+            return
+        if unit.tier is not None:
+            unit.tier.settle()
+        self.before_change(unit)
+        here = new.to(master.device)
+        master.copy_(torch.where(master.to(here.dtype) != here, here.to(master.dtype), master))
 
     def publish(self, units: Sequence[ParamUnit]) -> None:
         """Units have new values: copies that were gathered before are stale."""

@@ -17,7 +17,8 @@ from ..memory.arenas import Arenas
 from ..mesh.collectives import Collectives, Pending
 from .gather_log import GatherLog
 from .order import EvaluatedOrder, RecordedOrder
-from .partition_parameters import ZeroParamStatus
+from .partition_parameters import ShardedParameter, ZeroParamStatus, memory_of
+from .released import ReleasedParameter
 from .slots import elements_of, in_dtype, views_of_slots
 from .stale import StaleMarks
 from .tier import gather
@@ -95,6 +96,7 @@ class SlottedStore:
     """
 
     always_there = False
+    changes = 0
 
     def __init__(
         self,
@@ -161,6 +163,7 @@ class SlottedStore:
             ModelError: another unit in the same slot is still in use.
         """
         turns = False
+        begins = False
         for place in self._places[unit.index]:
             slot = place.slot
             if slot.occupant is not unit:
@@ -176,20 +179,28 @@ class SlottedStore:
                 self._gather(slot)
             if slot.pending:
                 slot.wait()
+            begins |= not slot.users
             slot.users += 1
             turns |= slot.turns
+        if begins:
+            unit.show(ShardedParameter)
         self._has_begun |= unit.module is not None and not evaluating
         if turns:
             order = self._evaluated if evaluating else self._order
             self._prefetch(order.after(unit, self._ahead))
 
     def release(self, unit: ParamUnit) -> None:
-        """See `ParamStore`. The data stays until another unit takes the slot."""
-        for place in self._places[unit.index]:
+        """See `ParamStore`. The data stays until another unit takes the slot. What was written to it is taken over."""
+        places = self._places[unit.index]
+        for place in places:
+            assert place.slot.occupant is unit, f"unit {unit.name} was not acquired"
+            assert place.slot.users > 0, f"unit {unit.name} was released twice"
+            place.slot.users -= 1
+        if not places[0].slot.users:
+            self._take_writes(unit)
+            unit.show(ReleasedParameter)
+        for place in places:
             slot = place.slot
-            assert slot.occupant is unit, f"unit {unit.name} was not acquired"
-            assert slot.users > 0, f"unit {unit.name} was released twice"
-            slot.users -= 1
             if slot.users == 0 and (self.poison or (not self._is_recorded and not self._stays(place))):
                 for part in place.parts:
                     part.flat_param.fill_(float("nan"))
@@ -199,7 +210,7 @@ class SlottedStore:
         """See `ParamStore`."""
         return all(place.slot.occupant is unit and place.slot.users > 0 for place in self._places[unit.index])
 
-    def read(self, unit: ParamUnit, position: int) -> Tensor:
+    def read(self, unit: ParamUnit, position: int, *, evaluating: bool = False) -> Tensor:
         """See `ParamStore`: a copy, gathered into the unit's slot or, where that is in use, into memory of its own."""
         of_frozen = position >= len(unit.params)
         part = unit.frozen if of_frozen and unit.frozen is not None else unit
@@ -209,8 +220,8 @@ class SlottedStore:
             gather(part, flat, self._collectives).wait()
             self._log.note(part.index)
             return part.views(flat)[position - len(unit.params) if of_frozen else position].clone()
-        self.acquire(unit)
-        copy = unit.gathered_params[position].detach().clone()
+        self.acquire(unit, evaluating=evaluating)
+        copy = memory_of(unit.gathered_params[position]).clone()
         self.release(unit)
         return copy
 
@@ -218,6 +229,7 @@ class SlottedStore:
         """See `ParamStore`. What is stale is marked with NaN, see [Note: stale values].
 
         Starts gathering what stays; that it is waited for is `acquire`'s business."""
+        self.changes += 1
         for slot in self._slots:
             assert slot.users == 0, "parameters are in use during a step"
             slot.wait()
@@ -239,7 +251,7 @@ class SlottedStore:
         self._is_recorded |= self._has_begun
 
     def refresh(self, unit: ParamUnit) -> None:
-        """See `ParamStore`. Enters an all-gather of a unit that is in use, or that calls past the engine read."""
+        """See `ParamStore`. Enters an all-gather of a unit that is in use."""
         place = self._place_of[unit.index]
         slot = place.slot
         if slot.occupant is not place.unit:
@@ -247,7 +259,7 @@ class SlottedStore:
         slot.wait()
         if unit not in slot.missing:
             slot.missing = (*slot.missing, unit)
-        if slot.users or place.unit.module is None:
+        if slot.users:
             self._gather(slot)
             slot.wait()
 
@@ -278,6 +290,12 @@ class SlottedStore:
             largest, negated_smallest = bounds.tolist()
         if largest != -negated_smallest:
             self._log.refuse()
+
+    def _take_writes(self, unit: ParamUnit) -> None:
+        """Hands on what a script has written where the unit is gathered."""
+        for part in (unit, unit.frozen):
+            if part is not None and part.on_write is not None and (written := part.writes.take()):
+                part.on_write(part, written)
 
     def _prefetch(self, upcoming: Sequence[ParamUnit]) -> None:
         """Gathers units ahead of their use, as far as none of them needs the slot of one that is needed sooner."""

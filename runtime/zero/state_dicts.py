@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 
 from .absent_values import AbsentTensor
-from .partition_parameters import home_of, is_zero_param
+from .partition_parameters import ShardedParameter, ZeroParamStatus, home_of, is_zero_param, set_class
+from .pieces import UnitHome
+from .released import ReleasedParameter
 
 _WATCHED = "_dsrun_watched"
 
@@ -38,6 +40,8 @@ def _wait_for_updates(module: nn.Module, prefix: str, keep_vars: bool) -> None:
         home = home_of(param)
         if home is not None:
             home.settle()
+            if isinstance(param, ReleasedParameter) and not home.is_open:
+                set_class(param, ShardedParameter)  # torch puts it in as it lies, and nothing is gathered for that
 
 
 def _leave_out_values(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
@@ -46,6 +50,8 @@ def _leave_out_values(module: nn.Module, state_dict: dict[str, Any], prefix: str
         home, key = home_of(param), f"{prefix}{name}"
         if home is None or home.is_open or not is_zero_param(param):
             continue
+        if home.status() is not ZeroParamStatus.AVAILABLE and isinstance(home, UnitHome):
+            set_class(param, ReleasedParameter)
         found = state_dict.get(key)
         if found is not None and found is not param:  # the parameter itself: `keep_vars`
             state_dict[key] = AbsentTensor.of(param, f"`{key}` of {type(module).__name__}.state_dict()")
@@ -53,11 +59,15 @@ def _leave_out_values(module: nn.Module, state_dict: dict[str, Any], prefix: str
 
 def _check_writable(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
     for name, param in module.named_parameters(recurse=False):
-        home = home_of(param)
-        if home is not None and f"{prefix}{name}" in state_dict and not home.is_writable:
+        home, value = home_of(param), state_dict.get(f"{prefix}{name}")
+        if home is None or home.is_writable or not isinstance(value, Tensor) or value.shape != param.shape:
+            continue  # what does not fit, torch refuses with all that does not
+        if isinstance(home, UnitHome) and not is_zero_param(param):
+            home.settle()
+            home.access.set_exactly(home, value)  # before torch does, for masters take all digits
+        else:
             raise ModelError(
-                f"{type(module).__name__}.load_state_dict: the engine has taken `{prefix}{name}` over, and its fp32 "
-                "master would not hear of new values",
+                f"{type(module).__name__}.load_state_dict: `{prefix}{name}` is in pieces on all ranks",
                 hint="use engine.load_module_state_dict or engine.load_checkpoint, or call it inside "
                 "dsrun.zero.GatheredParameters(module.parameters(), modifier_rank=0)",
             )

@@ -18,9 +18,11 @@ class ParamStore(Protocol):
 
     Attributes:
         always_there: parameters may be read at any time, `acquire` or not.
+        changes: grows whenever parameters get new values.
     """
 
     always_there: bool
+    changes: int
 
     def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
         """Returns when the unit's parameters may be read, until `release`. May be nested.
@@ -39,8 +41,14 @@ class ParamStore(Protocol):
         """Whether the unit's parameters may be read now, without an `acquire`."""
         ...
 
-    def read(self, unit: ParamUnit, position: int) -> Tensor:
-        """Returns the values of a parameter, by its place in `gathered_params`; they stay. May enter an all-gather."""
+    def read(self, unit: ParamUnit, position: int, *, evaluating: bool = False) -> Tensor:
+        """Returns the values of a parameter; they stay. May enter an all-gather.
+
+        Args:
+            unit: the unit.
+            position: of the parameter, in `gathered_params`.
+            evaluating: see `acquire`.
+        """
         ...
 
     def invalidate(self) -> None:
@@ -76,11 +84,11 @@ class ResidentStore:
     """Every rank holds every parameter all the time."""
 
     always_there = True
+    changes = 0
 
     def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
         """See `ParamStore`: the last update's values may still be on their way."""
-        if unit.arrival is not None:
-            unit.arrival.wait(unit.index)
+        unit.arrive()
 
     def release(self, unit: ParamUnit) -> None:
         """See `ParamStore`: nothing to do."""
@@ -89,7 +97,7 @@ class ResidentStore:
         """See `ParamStore`."""
         return True
 
-    def read(self, unit: ParamUnit, position: int) -> Tensor:
+    def read(self, unit: ParamUnit, position: int, *, evaluating: bool = False) -> Tensor:
         """See `ParamStore`: the parameter's own memory."""
         unit.arrive()
         return unit.params[position].detach()

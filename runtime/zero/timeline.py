@@ -69,7 +69,7 @@ from ..compat import (
     out_of_transforms,
     when_backward_ends,
 )
-from .outside import Reading, handed_out
+from .outside import Reading, followed, handed_out
 from .reducer import GradReducer
 from .store import ParamStore
 from .unit import ParamUnit
@@ -339,7 +339,17 @@ class Timeline:
         reading = Reading(partial(self._store.read, unit, position), partial(self._open_loose, calls))
         if torch.is_grad_enabled():
             calls.reads.add(ref(reading, calls.reads.discard))
-        return handed_out(param, reading)
+        made = handed_out(param, reading)
+        return made if transformed or self._store.always_there else followed(made, param)
+
+    def read_released(self, calls: UnitCalls, position: int) -> Tensor:
+        """Returns the values of a parameter whose unit is not in use, with a gradient; see `released.py`."""
+        reading = Reading(
+            partial(self._store.read, calls.unit, position, evaluating=not self.is_active),
+            partial(self._open_loose, calls),
+        )
+        calls.reads.add(ref(reading, calls.reads.discard))
+        return handed_out(calls.unit.gathered_params[position], reading)
 
     def _open_loose(self, calls: UnitCalls) -> None:
         if self._counts():

@@ -5,17 +5,20 @@ Which buffers are whole and which are slots is decided by the store and the redu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..layout.unit_layout import UnitLayout, lay_out
 from ..protocols import OwnedRange, Window
+from .partition_parameters import EngineParameter, set_memory
+from .released import PendingParameter
 from .tier import ShardTier
 from .units import UnitSpec
+from .write_watch import WriteWatch
 
 
 class Arrival(Protocol):
@@ -74,6 +77,10 @@ class ParamUnit:
         trains: False for a unit of frozen parameters, which has no gradients and no optimizer state.
         frozen: unit of the frozen parameters of the same module that is gathered and dropped with this one; None where
             there are none, or they are whole on every rank.
+        shown: those of `gathered_params` that have a class of ours, which `show` changes.
+        writes: sees what scripts write to the parameters.
+        on_write: called with the unit and positions of parameters that were written to where they are gathered, before
+            that memory is given up; None: the parameters are always there.
         without_grad: positions of parameters that have got no gradient since somebody set this, see `look_for_grads`.
     """
 
@@ -102,6 +109,10 @@ class ParamUnit:
         self.grad_sum = empty
         self.window: Window | None = None
         self.arrival: Arrival | None = None
+        self.shown: list[Any] = []
+        self._is_pending = False
+        self.writes = WriteWatch(self.params)
+        self.on_write: Callable[[ParamUnit, Sequence[int]], None] | None = None
         self._grad_views: list[Tensor] = []
         self._versions: list[int] = []
         self.without_grad: Sequence[int] = ()
@@ -136,6 +147,19 @@ class ParamUnit:
         """Returns when the parameters may be read where they lie; see `Arrival`."""
         if self.arrival is not None:
             self.arrival.wait(self.index)
+            if self._is_pending:
+                self._is_pending = False
+                self.show(EngineParameter)
+
+    def expect_values(self) -> None:
+        """An update brings the parameters new values where they lie: who reads one waits, see `PendingParameter`."""
+        self._is_pending = True
+        self.show(PendingParameter)
+
+    def show(self, kind: type[nn.Parameter]) -> None:
+        """Gives the parameters that are gathered together the class that says where their values are."""
+        for param in self.shown:
+            param.__class__ = kind
 
     def settle(self) -> None:
         """Returns when nothing works on the parameters, masters or states behind the last step; see `Arrival`."""
@@ -150,7 +174,7 @@ class ParamUnit:
         """Makes the parameters views of `flat_N`, once and for all: the addresses never change again."""
         self.flat_param = flat_N
         for param, view in zip(self.params, self.views(flat_N), strict=True):
-            param.data = view
+            set_memory(param, view)
 
     def bind_grads(self, flat_N: Tensor) -> None:
         """Says where the gradients are when they are attached: in views of `flat_N`."""

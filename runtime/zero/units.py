@@ -30,7 +30,7 @@ from torch import nn
 
 from ..stacks import SMALL_NUMEL, blocks_of, numel_of
 from .leaves import is_leaf
-from .partition_parameters import ShardedParameter
+from .partition_parameters import is_ordinary
 from .trained import is_trained
 
 REST = "rest"
@@ -109,7 +109,7 @@ def find_frozen_units(model: nn.Module, *, kept: Collection[int] = ()) -> list[U
 
 def _may_be_cut(param: nn.Parameter) -> bool:
     has_values = param.is_floating_point() and param.numel() > 0
-    return not is_trained(param) and has_values and type(param) in (nn.Parameter, ShardedParameter)
+    return not is_trained(param) and has_values and is_ordinary(param)
 
 
 def _only(unit: UnitSpec, wanted: Callable[[nn.Parameter], bool]) -> UnitSpec:
