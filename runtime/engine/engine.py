@@ -18,6 +18,7 @@ from torch import Tensor
 from dsrun.errors import InputError, ModelError
 
 from ..mesh.groups import leave
+from ..mesh.where import at_step
 from ..observe.allocation_history import wanted_history
 from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
@@ -70,6 +71,8 @@ class Engine(
         self._counts_micro_steps = bool(parts.config.get("managed_gradient_accumulation", True))
         self._in_step = False
         self._backwards = 0  # since the last update
+        self._forwards = 0  # that train, since the last backward
+        self._usual_forwards = 0  # before the first one
         self._scaled_losses: list[Tensor] = []
         self._micro_steps_done = 0  # of the present global batch; a count of all of them would not survive a change
         self._last: StepResult | None = None
@@ -140,6 +143,7 @@ class Engine(
         self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
         if torch.is_grad_enabled():
             self._prepare_script_backward()
+            self._forwards += 1
             self._report.add_tokens(count_tokens(args, kwargs))
             self._memory_watch.begin_forward(self._counters.global_steps + 1, self._memory_kinds)
         if self._parts.cast_inputs is not None:
@@ -189,6 +193,7 @@ class Engine(
     def _begin_backward(self) -> None:
         """What comes before a backward that counts, whoever runs it."""
         self._heartbeat.beat(phase="backward")
+        self._compare_forwards()
         self._memory_watch.begin_backward(self._memory_kinds)
         if self._parts.step.writes is not None:
             self._parts.step.writes.take_over()
@@ -196,6 +201,21 @@ class Engine(
             self._parts.step.away.settle()  # gradients go where the last update has taken them from
             is_last = self.is_gradient_accumulation_boundary()
             self._parts.step.away.expect(1.0 / self._parts.loss_scale.value if is_last else None)
+
+    def _compare_forwards(self) -> None:
+        """Notes a backward that more forwards came before than before the first one.
+
+        A rank that leaves a batch out after its forward does not hang at stages 0 to 2, where forwards enter no
+        collective: it is ahead of the others from then on, and they wait for it at the end.
+        """
+        forwards, self._forwards = self._forwards, 0
+        if not self._usual_forwards:
+            self._usual_forwards = forwards
+        elif forwards > self._usual_forwards:
+            place = at_step(self._counters.global_steps + 1, self._micro_steps_done + 1)
+            self._parts.mesh.where.oddity = (
+                f"{forwards} forwards before its backward{place}, {self._usual_forwards} before"
+            )
 
     def _end_backward(self) -> None:
         """What comes after a backward that counts."""

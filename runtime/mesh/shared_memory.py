@@ -357,8 +357,9 @@ class SharedMemoryCollectives(C10dCollectives):
         nbytes = buffer.numel() * buffer.element_size()
         kind = crc32(name.encode())
         where = self._where
+        text = f"{name}\n{where.oddity}" if where.oddity else name
         self._turnstile.say(
-            kind, nbytes, place=place, offset=offset, step=where.step, micro_step=where.micro_step, text=name
+            kind, nbytes, place=place, offset=offset, step=where.step, micro_step=where.micro_step, text=text
         )
         self._turnstile.arrive()
         if meanwhile is not None:

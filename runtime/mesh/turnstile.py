@@ -53,7 +53,7 @@ class Notice:
         place: number of the shared segment where its data lies; -1 if it lies elsewhere.
         offset: in that segment, bytes.
         micro_step: of the step.
-        text: the collective in words, for errors.
+        text: the collective in words, for errors; on a second line, what is odd about the rank, see `Where`.
     """
 
     kind: int
@@ -67,7 +67,9 @@ class Notice:
     def __str__(self) -> str:
         if not self.text:
             return "none"
-        return f"{self.text} ({self.nbytes} bytes){at_step(self.step, self.micro_step)}"
+        name, _, oddity = self.text.partition("\n")
+        told = f"{name} ({self.nbytes} bytes){at_step(self.step, self.micro_step)}"
+        return f"{told} ({oddity})" if oddity else told
 
 
 def turnstile_bytes(size: int) -> int:

@@ -12,10 +12,12 @@ class Where:
     Attributes:
         step: the optimizer step under way, counted from 1; 0 before the first one.
         micro_step: the micro step of it, counted from 1.
+        oddity: what set this rank's last micro steps apart from its first one, in words; errors repeat it.
     """
 
     step: int = 0
     micro_step: int = 0
+    oddity: str = ""
 
     def at(self, step: int, micro_step: int) -> None:
         """Says which step begins; once a micro step."""
@@ -23,7 +25,7 @@ class Where:
         self.micro_step = micro_step
 
     def __str__(self) -> str:
-        return at_step(self.step, self.micro_step)
+        return at_step(self.step, self.micro_step) + (f" ({self.oddity})" if self.oddity else "")
 
 
 def at_step(step: int, micro_step: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -67,3 +68,33 @@ def test_ranks_that_part_name_each_other_and_the_step(way: str, stage: int, tmp_
     micro = {"saves": (1, 1), "steps early": (2, 1), "forgets to step": (2, 2)}[way]
     assert f" at step 3, micro step {micro[0]} while rank 1 is in " in zero, zero
     assert zero.endswith(f" at step 3, micro step {micro[1]}"), zero
+
+
+def _leave_a_batch_out(stage: int) -> str:
+    dsrun.init_distributed(timeout_s=2)
+    engine = make_engine(config(stage, micro=2))
+    gave_up = torch.distributed.distributed_c10d._get_default_store()
+    try:
+        for step in range(4):
+            inputs, _ = batches(step, samples=2)
+            loss = engine(inputs).float().square().mean()
+            if engine.global_rank == 1 and step == 2:
+                continue
+            engine.backward(loss)
+            engine.step()
+        gave_up.wait(["gave up"], timedelta(seconds=20))  # busy elsewhere until rank 0 has
+    except DsrunError as error:
+        return str(error)
+    finally:
+        gave_up.set("gave up", "yes")
+    return ""
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_rank_that_left_a_batch_out_is_named_with_the_step_where_it_did(stage: int) -> None:
+    """Below stage 3 ranks go on with other batches, so it shows when the others wait for one more step."""
+    zero, one = run_ranks(2, _leave_a_batch_out, stage)
+    assert one == ""
+    assert "rank 0 waited 2 s for rank 1" in zero, zero
+    assert " at step 4, micro step 1; its last collective was " in zero, zero
+    assert "(2 forwards before its backward at step 3, micro step 1, 1 before)" in zero, zero
