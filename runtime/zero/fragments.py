@@ -8,7 +8,7 @@
 - None: the tensor is no trainable parameter of an engine, there is no such state (yet), or no backward has left a
   gradient since the last step. What is not there cannot be set. All ranks get None, or none does.
 Gradients are the mean over the ranks, summed over the micro steps of the global batch so far, before clipping.
-Where some of them stay on their rank, inside `engine.no_sync` at stages 0 and 1, getting is collective: an all-reduce of
+Where some stay on their rank, inside `engine.no_sync` at stages 0 and 1, getting is collective: an all-reduce of
 the tensor.
 """
 
