@@ -198,11 +198,47 @@ def _zamba2() -> Family:
     return _causal("Zamba2", **sizes, **more)
 
 
+def _modern_bert() -> Family:
+    special = {**_SPECIAL, "cls_token_id": 1, "sep_token_id": 2}
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 48}
+    return Family(_of("ModernBertForMaskedLM", "ModernBertConfig", **_WIDE, **special, **sizes), tokens)
+
+
+def _pyramid(name: str, **values: Any) -> Family:
+    """A network for images whose stages have blocks of other widths."""
+    sizes = {"image_size": IMAGE, "patch_size": 2, "depths": [2, 2], **_LABELS, **values}
+    return Family(_of(f"{name}ForImageClassification", f"{name}Config", **sizes), classified)
+
+
+def _siglip() -> Family:
+    text = {**_WIDE, **_SPECIAL, "num_hidden_layers": 2, "intermediate_size": 48, "projection_size": 32}
+    return Family(_of("SiglipModel", "SiglipConfig", text_config=text, vision_config=_VISION), matched)
+
+
+def _mamba2() -> Family:
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "state_size": 8, "num_hidden_layers": 2, "n_groups": 1}
+    heads = {"num_heads": 16, "head_dim": 4, "chunk_size": 8}
+    return Family(_of("Mamba2ForCausalLM", "Mamba2Config", **sizes, **heads), tokens)
+
+
+def _linear_attention() -> Family:
+    heads = {
+        "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    }
+    kinds = {"layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 16}
+    return _causal("Qwen3Next", head_dim=8, num_experts=4, **heads, **kinds, **_EXPERTS)
+
+
+_LABELS = {"num_labels": 16}
+_SCAN: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1}
 _EXPERTS: dict[str, Any] = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 _JAMBA: dict[str, Any] = {"mamba_d_state": 8, "mamba_dt_rank": 4, "num_experts": 4, "num_hidden_layers": 4}
 _LATENT: dict[str, Any] = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
 _DEEPSEEK: dict[str, Any] = {**_EXPERTS, **_LATENT, "v_head_dim": 8, "n_routed_experts": 4, "n_shared_experts": 1}
-_LABELS = {"num_labels": 16}
+_LLAMA_4: dict[str, Any] = {"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 4}
 
 FAMILIES: dict[str, Family] = {
     "GPT-2": _gpt2(),
@@ -215,6 +251,9 @@ FAMILIES: dict[str, Family] = {
     "OLMo-2": _causal("Olmo2"),
     "Gemma 2": _causal("Gemma2", head_dim=8),
     "Gemma 3": Family(_of("Gemma3ForCausalLM", "Gemma3TextConfig", **_TEXT, head_dim=8), tokens),
+    "OPT": _causal("OPT", ffn_dim=48, word_embed_proj_dim=32, dropout=0.0),
+    "Falcon": _causal("Falcon", num_kv_heads=2, ffn_hidden_size=48),
+    "Llama 4": Family(_of("Llama4ForCausalLM", "Llama4TextConfig", **_TEXT, **_LLAMA_4), tokens),
     "Mixtral": _causal("Mixtral", num_local_experts=4),
     "Qwen3-MoE": _causal("Qwen3Moe", head_dim=8, num_experts=4, **_EXPERTS),
     "DeepSeek-V3": _causal(
@@ -227,6 +266,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "Jamba": _causal("Jamba", attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, **_JAMBA),
     "Zamba2": _zamba2(),
+    "Mamba 2": _mamba2(),
+    "Bamba": _causal("Bamba", num_hidden_layers=4, attn_layer_indices=[1, 3], mamba_chunk_size=8, **_SCAN),
+    "Falcon-H1": _causal("FalconH1", head_dim=8, mamba_chunk_size=8, mamba_d_ssm=64, **_SCAN),
+    "Qwen3-Next": _linear_attention(),
     "T5": _t5(),
     "BART": _bart(),
     "BERT": Family(
@@ -244,9 +287,15 @@ FAMILIES: dict[str, Family] = {
         ),
         tokens,
     ),
+    "ModernBERT": _modern_bert(),
     "ViT": Family(_of("ViTForImageClassification", "ViTConfig", **_VISION, **_NO_DROPOUT, **_LABELS), classified),
+    "Swin": _pyramid(
+        "Swin", embed_dim=16, num_heads=[2, 4], window_size=4, drop_path_rate=0.0, hidden_dropout_prob=0.0
+    ),
+    "ConvNeXt": _pyramid("ConvNext", hidden_sizes=[16, 32], num_stages=2),
     "Whisper": _whisper(),
     "wav2vec 2": _wav2vec2(),
     "CLIP": _clip(),
+    "SigLIP": _siglip(),
     "LLaVA": _llava(),
 }
