@@ -179,6 +179,9 @@ WRITES: dict[str, Write] = {
 }
 
 
+#: Placements that come by what is written in different ways, and writes that are tried at all others too.
+DIFFERENT = ("stage 0", "stage 2, host", "stage 3", "stage 3, parameters on the host")
+EVERYWHERE = ("one_row", "other_memory")
 #: Masters have the values of other memory from the next step on.
 MOVES = (other_memory, as_a_vector)
 
@@ -225,6 +228,8 @@ def test_what_a_script_writes_between_steps_is_trained_on_as_in_plain_torch(
 ) -> None:
     losses, masters = train_plain(WRITES[name], bf16=bf16)
     for place, zero in placements(tmp_path).items():
+        if place not in DIFFERENT and name not in EVERYWHERE:
+            continue
         theirs, trained = train_engine(zero, WRITES[name], bf16=bf16)
         assert [float(x) for x in theirs] == [float(x) for x in losses], place
         for number, (one, other) in enumerate(zip(trained, masters, strict=True)):
@@ -239,7 +244,7 @@ def _train_ranks(zero: dict[str, Any], name: str, bf16: bool) -> tuple[list[floa
         found = loss(engine, step, first=2 * engine.global_rank)
         engine.backward(found)
         engine.step()
-        losses.append(float(found))
+        losses.append(float(found.detach()))
         if step < 2:
             WRITES[name](engine.module, step)
     masters = [dsrun.zero.safe_get_full_fp32_param(param) for param in engine.module.parameters()]
@@ -387,7 +392,7 @@ def _momentum(stage: int, by: str, bf16: bool, folder: str) -> list[float]:
         value = engine(torch.randn(4, 32).to(dtype))
         engine.backward(value)
         engine.step()
-        found.append(float(value))
+        found.append(float(value.detach()))
         if step == 2:
             engine.save_checkpoint(folder)
     engine.load_checkpoint(folder)
@@ -396,7 +401,7 @@ def _momentum(stage: int, by: str, bf16: bool, folder: str) -> list[float]:
         value = engine(torch.randn(4, 32).to(dtype))
         engine.backward(value)
         engine.step()
-        found.append(float(value))
+        found.append(float(value.detach()))
     return found
 
 
@@ -419,7 +424,7 @@ def test_encoders_that_follow_inside_forward_are_the_same_at_every_stage_and_res
             value.backward()
             plain.optimizer.step()
             plain.optimizer.zero_grad()
-            assert float(value) == found[0][step]
+            assert float(value.detach()) == found[0][step]
 
 
 class Constrained(nn.Module):
@@ -470,7 +475,7 @@ def test_blocks_that_write_to_their_own_weights_train_as_in_plain_torch(bf16: bo
         value = plain.model(torch.randint(0, 64, (4, 8)))
         value.backward()
         plain.step()
-        expected.append(float(value))
+        expected.append(float(value.detach()))
     for place in ("stage 0", "stage 2", "stage 2, host", "stage 3", "stage 3, host", "stage 3, parameters on nvme"):
         torch.manual_seed(5)
         engine = dsrun.initialize(model=Constrained(), config=settings_of(placements(tmp_path)[place], bf16=bf16))[0]
@@ -480,7 +485,7 @@ def test_blocks_that_write_to_their_own_weights_train_as_in_plain_torch(bf16: bo
             value = engine(torch.randint(0, 64, (4, 8)))
             engine.backward(value)
             engine.step()
-            found.append(float(value))
+            found.append(float(value.detach()))
         assert found == expected, place
 
 
