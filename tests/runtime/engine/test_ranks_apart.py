@@ -11,6 +11,7 @@ import torch
 
 import dsrun
 from dsrun.errors import DsrunError
+from dsrun.runtime.compat import store_of
 from support.ranks import run_ranks
 from support.training import batches, config, make_engine
 
@@ -73,7 +74,8 @@ def test_ranks_that_part_name_each_other_and_the_step(way: str, stage: int, tmp_
 def _leave_a_batch_out(stage: int) -> str:
     dsrun.init_distributed(timeout_s=2)
     engine = make_engine(config(stage, micro=2))
-    gave_up = torch.distributed.distributed_c10d._get_default_store()
+    assert torch.distributed.group.WORLD is not None
+    gave_up = store_of(torch.distributed.group.WORLD)
     try:
         for step in range(4):
             inputs, _ = batches(step, samples=2)
