@@ -48,7 +48,7 @@ class Run:
     @property
     def first_name(self) -> str:
         """Name of the first tensor that it has elements of; no run has gaps alone."""
-        return self.pieces()[0].extent.name
+        return next(e.name for e in self.layout.extents if e.numel and e.offset + e.numel > self.start)
 
     def pieces(self) -> list[ShardPiece]:
         """Returns the parts of tensors in the run; `shard_offset` counts from its start."""
