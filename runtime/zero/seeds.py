@@ -14,7 +14,17 @@ from dsrun.errors import ModelError
 
 from ..compat import unseen_by_modes
 from ..mesh.collectives import Collectives, own_slice
-from .partition_parameters import Home, Keeper, ZeroParamStatus, home_of, settle, unsettle
+from .partition_parameters import (
+    Home,
+    Keeper,
+    ZeroParamStatus,
+    home_of,
+    memory_of,
+    set_memory,
+    settle,
+    unsettle,
+)
+from .released import ReleasedParameter
 
 
 class SeedHome(Home):
@@ -26,6 +36,7 @@ class SeedHome(Home):
         piece: this rank's slice of the flat values, in the parameter's dtype; the last slices may be padded.
         opened: how often it is open now.
         writers: how many of those take new values over.
+        changed: how often it was given new values while it was not open.
     """
 
     def __init__(self, nursery: Nursery, param: nn.Parameter, *, number: int, name: str) -> None:
@@ -36,6 +47,7 @@ class SeedHome(Home):
         self.piece = torch.empty(0)
         self.opened = 0
         self.writers = 0
+        self.changed = 0
 
     @property
     def keeper(self) -> Nursery:
@@ -55,6 +67,25 @@ class SeedHome(Home):
     def is_writable(self) -> bool:
         """See `Home`."""
         return self.writers > 0
+
+    def read(self) -> Tensor:
+        """See `Home`: an all-gather, and no gradient, for nothing trains yet."""
+        with unseen_by_modes(), torch.inference_mode(mode=False), torch.no_grad():
+            return self.nursery.whole(self).to(self.param.device)
+
+    def write(self, value: Tensor) -> None:
+        """See `Home`: with rank 0's value, as all first values are; one broadcast."""
+        self.changed += 1
+        with unseen_by_modes(), torch.no_grad():
+            self.nursery.take_value(self, value)
+
+    def replace(self, value: Tensor) -> None:
+        """See `Home`: in its dtype, on its device."""
+        self.write(value)
+
+    def moment(self) -> tuple[int, int]:
+        """See `Home`."""
+        return (0, self.changed)
 
     @property
     def own_range(self) -> tuple[int, int]:
@@ -105,8 +136,8 @@ class Nursery(Keeper):
             home = SeedHome(self, param, number=self._taken, name=name)
             self._taken += 1
             if self._dtype is not None and param.is_floating_point():
-                param.data = param.data.to(self._dtype)
-            whole = param.detach().to(self.device).contiguous().view(-1)
+                set_memory(param, memory_of(param).to(self._dtype))
+            whole = memory_of(param).to(self.device).contiguous().view(-1)
             if whole.numel():
                 self.collectives.broadcast(whole, source=0, of=f"`{name}`").wait()
             self._cut(home, whole)
@@ -117,7 +148,7 @@ class Nursery(Keeper):
             for home in homes:
                 if not home.opened:
                     # Where the model is built, which may be elsewhere: there random numbers are the plain model's.
-                    home.param.data = self.whole(home).to(home.param.device)
+                    set_memory(home.param, self.whole(home).to(home.param.device))
                     # An ordinary parameter for as long: others may be made of it, which torch refuses of subclasses.
                     settle(home.param, home, sharded=False)
                 home.opened += 1
@@ -135,10 +166,10 @@ class Nursery(Keeper):
             home.writers -= source is not None
             if taken_over and home.param.numel():
                 assert source is not None, "checked just now"
-                flat = home.param.detach().to(self.device).contiguous().view(-1)
+                flat = memory_of(home.param).to(self.device).contiguous().view(-1)
                 self.collectives.broadcast(flat, source=source, of=f"`{home.name}`").wait()
                 if home.opened:
-                    home.param.data.copy_(flat.view(home.param.shape))
+                    memory_of(home.param).copy_(flat.view(home.param.shape))
                 self._cut(home, flat, release=not home.opened)
             elif not home.opened:
                 self._release(home)
@@ -149,8 +180,9 @@ class Nursery(Keeper):
         Raises:
             ModelError: the parameter was written to while it was not open.
         """
-        marked = home.param.is_floating_point() and home.param.numel() and not home.opened
-        if marked and not bool(home.param.detach().view(-1)[:1].isnan()):
+        memory = memory_of(home.param)
+        marked = memory.is_floating_point() and memory.numel() and not home.opened
+        if marked and not bool(memory.view(-1)[:1].isnan()):
             raise ModelError(
                 f"model: `{home.name}` was written to while its values were sharded, so they were lost",
                 hint="write to it inside dsrun.zero.Init, or inside dsrun.zero.GatheredParameters(param, "
@@ -161,6 +193,19 @@ class Nursery(Keeper):
             self.collectives.all_gather(flat, home.piece.to(self.device), of=f"`{home.name}`").wait()
         values = flat.narrow(0, 0, home.param.numel()).view(home.param.shape)
         return values.to(home.param.dtype)  # `model.bfloat16()` has reached the parameter, not its slices
+
+    def take_value(self, home: SeedHome, value: Tensor) -> None:
+        """Gives a parameter that is not open a new value, rank 0's, in its dtype and on its device; every rank calls.
+
+        Args:
+            home: of the parameter.
+            value: whole.
+        """
+        flat = value.detach().to(self.device).contiguous().view(-1)
+        if flat.numel():
+            self.collectives.broadcast(flat, source=0, of=f"`{home.name}`").wait()
+        set_memory(home.param, value.detach())
+        self._cut(home, flat)
 
     def give(self, home: SeedHome) -> Tensor:
         """Returns the whole values as `whole` does, and lets go of the parameter, which is without a home then."""
@@ -181,8 +226,8 @@ class Nursery(Keeper):
             self._release(home)
 
     def _release(self, home: SeedHome) -> None:
-        home.param.data = _placeholder(home.param)
-        settle(home.param, home, sharded=True)
+        set_memory(home.param, _placeholder(memory_of(home.param)))
+        settle(home.param, home, sharded=True, kind=ReleasedParameter)
 
     def _gave_up(self, failed: bool) -> bool:
         outcome = torch.tensor([int(failed)], device=self.device)

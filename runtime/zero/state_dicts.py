@@ -50,7 +50,7 @@ def _leave_out_values(module: nn.Module, state_dict: dict[str, Any], prefix: str
         home, key = home_of(param), f"{prefix}{name}"
         if home is None or home.is_open or not is_zero_param(param):
             continue
-        if home.status() is not ZeroParamStatus.AVAILABLE and isinstance(home, UnitHome):
+        if home.status() is not ZeroParamStatus.AVAILABLE:
             set_class(param, ReleasedParameter)
         found = state_dict.get(key)
         if found is not None and found is not param:  # the parameter itself: `keep_vars`

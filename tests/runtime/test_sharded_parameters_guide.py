@@ -23,7 +23,7 @@ def test_the_examples_run_in_their_order(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     names: dict[str, Any] = {}
     exec(blocks[0], names)
     torch.manual_seed(3)

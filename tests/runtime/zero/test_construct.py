@@ -18,6 +18,7 @@ from dsrun import zero
 from dsrun.errors import InputError, ModelError
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.zero.construct import ConstructionBySlices
+from dsrun.runtime.zero.partition_parameters import memory_of
 from dsrun.runtime.zero.seeds import Nursery
 from support.models import Block, TinyGPT
 from support.ranks import run_ranks
@@ -142,12 +143,21 @@ def test_a_cast_of_the_whole_model_is_kept() -> None:
     assert same(full_parameters(engine), expected)
 
 
-def test_a_parameter_written_to_while_it_is_sharded_is_refused_and_not_lost() -> None:
+def test_a_parameter_written_to_while_it_is_sharded_keeps_what_was_written() -> None:
     with zero.Init():
         model = TinyGPT()
     model.norm.bias.data.fill_(3.0)
-    with pytest.raises(ModelError, match=r"LayerNorm\.bias` was written to while its values were sharded"):
-        make_engine(config(3, micro=2), model=model)
+    nn.init.constant_(model.head.weight, 0.25)
+    model.blocks[0].up.weight.data[1] = 2.0
+    engine = make_engine(config(3, micro=2), model=model)
+    values = full_parameters(engine)
+    assert bool((values["norm.bias"] == 3.0).all())
+    assert bool((values["head.weight"] == 0.25).all())
+    assert bool((values["blocks.0.up.weight"][1] == 2.0).all())
+    assert bool((values["blocks.0.up.weight"][0] != 2.0).all())
+
+
+def test_a_copy_of_a_parameter_whose_values_are_elsewhere_is_refused() -> None:
     with zero.Init():
         original = TinyGPT()
     with pytest.raises(ModelError, match="is a copy of a sharded parameter"):
@@ -162,7 +172,8 @@ def test_slices_of_all_ranks_are_the_parameter_once() -> None:
         nursery.take([("seven", parameter), ("empty", empty)])
         assert empty.shape == (0, 3)
         assert parameter.shape == (7,)
-        assert bool(parameter.isnan().all())
+        assert bool(memory_of(parameter).isnan().all())
+        assert torch.equal(parameter.detach().clone(), torch.arange(7.0)), "rank 0's, asked of all"
         return [parameter.ds_tensor.clone(), empty.ds_tensor]  # type: ignore[attr-defined]
 
     ranks = LoopbackWorld(3).run(body)

@@ -383,9 +383,8 @@ class ZeroOptimization(Section):
         Flag,
         knob(
             "Gather parameters inside `Module.apply`.",
-            status=Status.PLANNED,
-            why="gather parameters inside Module.apply",
-            harmless=True,
+            status=Status.NO_MEANING,
+            why="every operation on a parameter finds its values, inside Module.apply and outside",
             stages=(3,),
         ),
     ] = True
@@ -410,10 +409,9 @@ class ZeroOptimization(Section):
     enable_sanity_checks: Annotated[
         Flag,
         knob(
-            "Check internal invariants in every step.",
-            status=Status.PLANNED,
-            why="add checks by this key",
-            harmless=True,
+            "Refuse on every rank, at the end of the context, what any rank writes inside a GatheredParameters without "
+            "modifier_rank. Costs an all-reduce of one byte a parameter that was open. Without it such writes are taken "
+            "over, and the next step refuses them where not all ranks have written to the same parameters.",
         ),
     ] = False
     save_muon_momentum_buffer_in_memory: Annotated[
