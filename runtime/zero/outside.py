@@ -40,11 +40,12 @@ from torch import Tensor, nn
 from dsrun.errors import ModelError
 
 from ..compat import in_transform, pass_for_parameter, untransformed
-from .partition_parameters import home_of, is_zero_param
-from .released import outside
+from .partition_parameters import home_of, is_zero_param, set_memory
+from .released import OutsideTensor, outside
 from .unit import ParamUnit
 
 _SOURCE = "_dsrun_source"
+_DATA: Any = Tensor.data
 
 
 class ReadsOutside:
@@ -174,12 +175,54 @@ def handed_out(param: nn.Parameter, reading: Reading) -> Tensor:
     return made
 
 
+def aliased(made: Tensor) -> Tensor:
+    """Returns what was handed out of a parameter that is always there, so that its `data` is the parameter's."""
+    bare: Any = made
+    bare.__class__ = ParameterAlias
+    return made
+
+
 def followed(made: Tensor, param: nn.Parameter) -> Tensor:
     """Returns what was handed out so that a write to it reaches the parameter; see `released.py`."""
-    found = outside(made, param)
+    found: Any = outside(made, param)
+    if isinstance(found, OutsideTensor):
+        found.__class__ = ParameterCopy
     setattr(found, _SOURCE, param)
     pass_for_parameter(found)
     return found
+
+
+class ParameterAlias(Tensor):
+    """What a read gets where parameters are always there. Kernels and torch treat it as any other tensor."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore
+
+    @property
+    def data(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The parameter's, for torch does not count what is written there as a change of the parameter."""
+        return getattr(self, _SOURCE).data
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        _give_memory(self, value)
+
+
+class ParameterCopy(OutsideTensor):
+    """What a read gets where the unit is not in use."""
+
+    @property
+    def data(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The copy without its history, which follows and writes as the copy does."""
+        return _DATA.__get__(self)
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        _give_memory(self, value)
+
+
+def _give_memory(read: Tensor, value: Tensor) -> None:
+    getattr(read, _SOURCE).data = value
+    set_memory(read, value)
 
 
 class _HandedOut(torch.autograd.Function):

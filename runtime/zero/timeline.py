@@ -69,7 +69,7 @@ from ..compat import (
     out_of_transforms,
     when_backward_ends,
 )
-from .outside import Reading, followed, handed_out
+from .outside import Reading, aliased, followed, handed_out
 from .reducer import GradReducer
 from .store import ParamStore
 from .unit import ParamUnit
@@ -340,7 +340,9 @@ class Timeline:
         if torch.is_grad_enabled():
             calls.reads.add(ref(reading, calls.reads.discard))
         made = handed_out(param, reading)
-        return made if transformed or self._store.always_there else followed(made, param)
+        if transformed:
+            return made
+        return aliased(made) if self._store.always_there else followed(made, param)
 
     def read_released(self, calls: UnitCalls, position: int) -> Tensor:
         """Returns the values of a parameter whose unit is not in use, with a gradient; see `released.py`."""

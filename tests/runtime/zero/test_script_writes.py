@@ -489,6 +489,44 @@ def test_blocks_that_write_to_their_own_weights_train_as_in_plain_torch(bf16: bo
         assert found == expected, place
 
 
+def _halve_in_place(block: Any) -> None:
+    block.up.weight.data.mul_(0.5)
+
+
+def _give_half(block: Any) -> None:
+    block.up.weight.data = block.up.weight.data * 0.5
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("write", [_halve_in_place, _give_half])
+def test_blocks_whose_weights_a_forward_writes_to_outside_of_them_train_as_in_plain_torch(
+    write: Callable[[Any], None], bf16: bool, tmp_path: Path
+) -> None:
+    """By attributes, which are no parameters while a forward runs outside of their block."""
+
+    def hooked() -> TinyGPT:
+        model = model_of()
+        model.blocks[0].register_forward_hook(lambda *_: write(model.blocks[1]))
+        return model
+
+    plain = Plain(hooked(), bf16=bf16)
+    expected = list[float]()
+    for step in range(4):
+        value = loss(plain.model, step)
+        value.backward()
+        plain.step()
+        expected.append(float(value.detach()))
+    for place in DIFFERENT:
+        engine = dsrun.initialize(model=hooked(), config=settings_of(placements(tmp_path)[place], bf16=bf16))[0]
+        found = list[float]()
+        for step in range(4):
+            value = loss(engine, step)
+            engine.backward(value)
+            engine.step()
+            found.append(float(value.detach()))
+        assert found == expected, place
+
+
 # What is refused ------------------------------------------------------------------------------------------------------
 
 
