@@ -195,12 +195,13 @@ class Engine(
         self._heartbeat.beat(phase="backward")
         self._compare_forwards()
         self._memory_watch.begin_backward(self._memory_kinds)
-        if self._parts.step.writes is not None:
-            self._parts.step.writes.take_over()
-        if self._parts.step.away is not None:
-            self._parts.step.away.settle()  # gradients go where the last update has taken them from
-            is_last = self.is_gradient_accumulation_boundary()
-            self._parts.step.away.expect(1.0 / self._parts.loss_scale.value if is_last else None)
+        writes, away = self._parts.step.writes, self._parts.step.away
+        lacks = writes is not None and writes.are_due()
+        if away is not None:
+            away.settle()  # gradients go where the last update has taken them from
+            # What a script has written may be put back before the step, so masters that lack it are left alone here.
+            begins = self.is_gradient_accumulation_boundary() and not lacks
+            away.expect(1.0 / self._parts.loss_scale.value if begins else None)
 
     def _compare_forwards(self) -> None:
         """Notes a backward that more forwards came before than before the first one.

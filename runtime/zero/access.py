@@ -154,8 +154,9 @@ class ParamAccess(Keeper):
         """
         self.check_quiet("GatheredParameters")
         settle_all(homes)
-        self.writes.take_over()
+        self.writes.are_due()
         if writes:
+            self.writes.take_over()
             self.check_states("GatheredParameters")
             self.pieces.before_change()
         wanted = [home for home in homes if home.full is None and (writes or self._is_elsewhere(home))]

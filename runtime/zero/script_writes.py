@@ -83,14 +83,22 @@ class ScriptWrites:
         units = {home.unit.index: home.unit for home in homes if home.unit is not None}
         return [home for home in self._look(list(units.values())) if home.number in numbers]
 
+    def are_due(self) -> bool:
+        """Looks at what was written, and returns whether masters lack any of it.
+
+        Raises:
+            ModelError: a sharded parameter was written to by an alias of the memory it had in a forward.
+        """
+        self._look(self._units)
+        return bool(self._due)
+
     def take_over(self) -> None:
         """Gives masters what scripts have written to their parameters. Enters no collective.
 
         Raises:
             ModelError: a sharded parameter was written to by an alias of the memory it had in a forward.
         """
-        self._look(self._units)
-        if not self._due or self._is_put_away():
+        if not self.are_due() or self._is_put_away():
             return
         due, self._due = list(self._due.values()), {}
         self._settle()

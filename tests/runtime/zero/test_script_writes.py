@@ -265,6 +265,50 @@ def test_what_two_ranks_write_alike_is_the_same_at_every_stage(name: str, bf16: 
             assert all(torch.equal(*pair) for pair in zip(masters, values, strict=True)), place
 
 
+def _perturbed(model: nn.Module, step: int) -> Callable[[], None]:
+    """Other weights, as optimizers have them that look for flat minima; returns what puts the old ones back."""
+    kept = [param.detach().clone() for param in model.parameters()]
+    torch.manual_seed(step)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(torch.randn_like(param) * 0.01)
+
+    def restore() -> None:
+        with torch.no_grad():
+            for param, values in zip(model.parameters(), kept, strict=True):
+                param.copy_(values)
+
+    return restore
+
+
+@pytest.mark.parametrize("bf16", [False, True], ids=["fp32", "bf16"])
+def test_weights_that_are_put_back_before_the_step_leave_masters_their_bits(bf16: bool, tmp_path: Path) -> None:
+    """A forward and a backward come between, and others ask for the weights: no one needs masters to."""
+    plain = Plain(model_of(), bf16=bf16)
+    expected = list[float]()
+    for step in range(4):
+        restore = _perturbed(plain.model, step)
+        value = loss(plain.model, step)
+        value.backward()
+        restore()
+        plain.step()
+        expected.append(float(value.detach()))
+    for place in (*DIFFERENT, "stage 3, ahead"):
+        engine = dsrun.initialize(model=model_of(), config=settings_of(placements(tmp_path)[place], bf16=bf16))[0]
+        found = list[float]()
+        for step in range(4):
+            restore = _perturbed(engine.module, step)
+            value = loss(engine, step)
+            engine.backward(value)
+            engine.module.state_dict()
+            with dsrun.zero.GatheredParameters(engine.module.parameters()):
+                copy.deepcopy(engine.module)
+            restore()
+            engine.step()
+            found.append(float(value.detach()))
+        assert found == expected, place
+
+
 # By references that a script has kept ---------------------------------------------------------------------------------
 
 
