@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ class ScriptBackwards:
         return None if self._needs_scaler else 1.0 / self.gradient_accumulation_steps()
 
     def _follow_script(self) -> None:
-        """Has backwards of the script's own begin and end micro steps, for as long as the engine is there."""
+        """Has backwards of the script's own begin and end micro steps; without the engine they are refused."""
         hooks = self._parts.hooks
         begin, end = weakref.WeakMethod(self._begin_script_backward), weakref.WeakMethod(self._end_script_backward)
 
@@ -108,7 +109,12 @@ class ScriptBackwards:
             bound()
 
         hooks.follow_script(ScriptBackward(lambda: run(begin), lambda: run(end), hooks.abandon_backward))
-        weakref.finalize(self, hooks.follow_script, None).atexit = False
+        gone = ScriptBackward(
+            partial(_refuse_without_engine, self._parts.step.reducer.drop_strays),
+            hooks.abandon_backward,
+            hooks.abandon_backward,
+        )
+        weakref.finalize(self, hooks.follow_script, gone).atexit = False
 
     def _begin_script_backward(self) -> None:
         try:
@@ -160,3 +166,13 @@ class ScriptBackwards:
                 f"{self._parts.loss_scale.value:g}",
                 hint="call engine.backward(loss), or engine.scale(loss).backward()",
             )
+
+
+def _refuse_without_engine(drop_strays: Callable[[], None]) -> NoReturn:
+    """Refuses a backward whose gradients nobody would take: parameters have none of their own, see `reducer.py`."""
+    drop_strays()
+    raise ModelError(
+        "loss.backward(): the engine of the model is gone, and the gradients would be lost",
+        hint="keep the engine for as long as the model trains, or give the model another one; below "
+        "stage 3 engine.destroy() leaves a plain model",
+    )

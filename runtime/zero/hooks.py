@@ -65,8 +65,8 @@ class UnitHooks:
             root.register_forward_hook(OwnHook(self._leave_root), always_call=True),
         ]
 
-    def follow_script(self, script: ScriptBackward | None) -> None:
-        """Has backwards of the script's own count, or no more; see [Note: backwards of the script] in `timeline.py`."""
+    def follow_script(self, script: ScriptBackward) -> None:
+        """Has backwards of the script's own asked for; see [Note: backwards of the script] in `timeline.py`."""
         self._timeline.script = script
 
     def find_failed(self) -> None:

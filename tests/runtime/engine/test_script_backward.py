@@ -305,14 +305,49 @@ def test_one_that_raises_leaves_the_engine_as_one_of_the_engines_does(stage: int
         assert torch.equal(found[1][name], value), name
 
 
-def test_an_engine_that_is_gone_counts_nothing() -> None:
-    model = Small()
-    engine = make_engine(settings_of(1), model=model)
+@pytest.mark.parametrize("stage", STAGES)
+def test_with_its_engine_gone_a_backward_is_refused_until_the_model_has_another(stage: int) -> None:
+    """Where torch would leave gradients, none are there: an optimizer of the script's own would train nothing."""
+    model = plain()
+    engine = make_engine(settings_of(stage), model=model)
     engine(x(0)).sum().backward()
     del engine
     gc.collect()
-    model(x(0)).sum().backward()
+    with pytest.raises(ModelError, match="the engine of the model is gone") as caught:
+        model(x(0)).sum().backward()
+    assert "destroy()" in str(caught.value.hint)
     assert all(param.grad is None for param in model.parameters())
+    embedded = torch.randn(1, WIDTH, requires_grad=True)
+    assert torch.autograd.grad(model(embedded).sum(), embedded)[0].any()
+    maker = small(stage, 9)
+    maker.backward(model(maker(x(0)) * torch.ones(WIDTH)).mean())  # another engine's own has no part in it
+    maker.step()
+    engine = make_engine(settings_of(stage), model=model)
+    engine(x(0)).sum().backward()
+    engine.step()
+    assert engine.was_step_applied()
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_gradients_are_forgotten_by_the_engine_alone(stage: int) -> None:
+    """Loops written for torch call `zero_grad` of the others, some of them at every micro step."""
+    found: list[dict[str, Tensor]] = []
+    for forgets in (None, "others", "engine"):
+        engine = small(stage, gradient_accumulation_steps=2)
+        engine.set_gradient_accumulation_boundary(True)
+        engine(x(0)).square().mean().backward()
+        if forgets == "others":
+            engine.module.zero_grad()
+            engine.optimizer.zero_grad()
+        elif forgets == "engine":
+            engine.zero_grad()
+        engine(x(1)).square().mean().backward()
+        engine.step()
+        found.append(full_parameters(engine))
+    kept, others, forgotten = found
+    for name, value in kept.items():
+        assert torch.equal(others[name], value), name
+    assert not torch.equal(forgotten["second.weight"], kept["second.weight"])
 
 
 # The boundary, and what is reported -----------------------------------------------------------------------------------
