@@ -265,8 +265,8 @@ def _read_tensors(parts: EngineParts, found: Examined) -> None:
         frozen=found.frozen,
         frozen_units=parts.frozen_units,
     )
-    saved = step.optimizer.saved
-    if found.states:
+    saved = step.optimizer.saved if found.states else None
+    if saved is not None:
         step.optimizer.cut_as(_left_out(found.index))
         roles, without = sorted(found.index.state_roles()), _without_states(found.index)
         entries += saved.loadable_entries(roles, replicated=whole, without=without)
@@ -279,6 +279,6 @@ def _read_tensors(parts: EngineParts, found: Examined) -> None:
         fetch(unit_entries(unit, master_N, replicated=whole))
         assert unit.halves is not None, "it was asked"
         unit.halves.part(master_N)
-    for change in saved.format_changes() if found.states else []:
+    for change in [] if saved is None else saved.format_changes():
         fetch(change.begin())
         change.end()
