@@ -7,13 +7,13 @@ alone switches on does not use it, but for the named generators.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
 from dsrun.config.load import load
 from dsrun.config.sections.activation import ActivationCheckpointing
+from dsrun.config.source import ConfigSource
 from dsrun.direct_io.configured import io_settings
 from dsrun.direct_io.settings import IoSettings
 from dsrun.errors import InputError, ModelError
@@ -64,7 +64,7 @@ _process = _Process()
 
 def configure(
     mpu_: Any = None,
-    deepspeed_config: str | Path | Mapping[str, Any] | None = None,
+    deepspeed_config: ConfigSource | None = None,
     partition_activations: bool | None = None,
     contiguous_checkpointing: bool | None = None,
     num_checkpoints: int | None = None,

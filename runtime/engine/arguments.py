@@ -10,11 +10,11 @@ import argparse
 import os
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 
+from dsrun.config.source import ConfigSource
 from dsrun.contract import CONFIG_ENV, RankInfo
 from dsrun.errors import InputError
 
@@ -42,9 +42,9 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
 
 def config_source(
     args: Namespace | Mapping[str, Any] | None,
-    config: str | Path | Mapping[str, Any] | None,
-    config_params: str | Path | Mapping[str, Any] | None,
-) -> str | Path | Mapping[str, Any]:
+    config: ConfigSource | None,
+    config_params: ConfigSource | None,
+) -> ConfigSource:
     """Returns the one config that was given, in the script, in its arguments or to the launcher.
 
     Args:

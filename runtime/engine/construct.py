@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import nn
 
-from dsrun.config.source import read_source
+from dsrun.config.source import ConfigSource, read_source
 from dsrun.errors import InputError
 
 from ..mesh.gpus import choose_device
@@ -56,8 +55,8 @@ class Init:
         mem_efficient_linear: bool = True,
         remote_device: str | None = None,
         pin_memory: bool = False,
-        config_dict_or_path: str | Path | Mapping[str, Any] | None = None,
-        config: str | Path | Mapping[str, Any] | None = None,
+        config_dict_or_path: ConfigSource | None = None,
+        config: ConfigSource | None = None,
         enabled: bool = True,
         dtype: torch.dtype | None = None,
         mpu: object = None,
@@ -97,7 +96,7 @@ class Init:
         return Nursery(mesh.axes[DATA_AXIS], device=mesh.device, dtype=self._dtype, on_host=self._on_host)
 
 
-def _zero_section(source: str | Path | Mapping[str, Any]) -> Mapping[str, Any]:
+def _zero_section(source: ConfigSource) -> Mapping[str, Any]:
     """Returns what a config says of ZeRO; what else is in it, and what is wrong with it, `dsrun.initialize` says."""
     root, _ = read_source(source)
     raw = root.plain()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import nn, optim
@@ -17,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.config.buckets import tell_auto
 from dsrun.config.load import load
+from dsrun.config.source import ConfigSource
 from dsrun.contract import resume_folder
 from dsrun.direct_io.configured import io_settings
 from dsrun.errors import ModelError
@@ -81,9 +81,9 @@ def initialize(
     mpu: object = None,
     dist_init_required: bool | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
-    config: str | Path | Mapping[str, Any] | None = None,
+    config: ConfigSource | None = None,
     mesh_param: Sequence[int] | None = None,
-    config_params: str | Path | Mapping[str, Any] | None = None,
+    config_params: ConfigSource | None = None,
 ) -> tuple[Engine, optim.Optimizer | None, TrainingLoader | StreamLoader | None, Scheduler | None]:
     """Makes an engine that trains `model`; every rank must call with the same model and config.
 

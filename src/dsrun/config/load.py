@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY
 from dsrun.config.build import Build, build_section, is_comment
@@ -14,7 +11,7 @@ from dsrun.config.findings import Code, Finding, Report, Severity, errors_of
 from dsrun.config.legacy import translate
 from dsrun.config.provenance import Provenance
 from dsrun.config.rules import check_rules
-from dsrun.config.source import read_source
+from dsrun.config.source import ConfigSource, read_source
 from dsrun.config.status import judge
 from dsrun.config.suggest import suggest_key
 from dsrun.config.tree import Node, Position, show
@@ -38,7 +35,7 @@ class Inspection:
     findings: tuple[Finding, ...]
 
 
-def load(source: str | Path | Mapping[str, Any], *, world_size: int | None = None) -> Config:
+def load(source: ConfigSource, *, world_size: int | None = None) -> Config:
     """Loads and checks a config.
 
     Args:
@@ -59,9 +56,7 @@ def load(source: str | Path | Mapping[str, Any], *, world_size: int | None = Non
     return inspection.config
 
 
-def inspect(
-    source: str | Path | Mapping[str, Any], *, world_size: int | None = None, keep_planned: bool = False
-) -> Inspection:
+def inspect(source: ConfigSource, *, world_size: int | None = None, keep_planned: bool = False) -> Inspection:
     """Checks a config without raising for what is wrong inside it.
 
     Args:

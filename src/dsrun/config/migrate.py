@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dsrun.config.build import is_comment, section_in
@@ -16,7 +15,7 @@ from dsrun.config.knob import Section
 from dsrun.config.legacy import translate
 from dsrun.config.load import inspect, inspect_tree
 from dsrun.config.sections.training import Training
-from dsrun.config.source import read_source
+from dsrun.config.source import ConfigSource, read_source
 from dsrun.config.tree import Node, join, show
 from dsrun.config.values import as_flag, as_real, as_whole
 from dsrun.errors import ConfigError
@@ -43,7 +42,7 @@ class Migration:
     left: tuple[Finding, ...]
 
 
-def migrate(source: str | Path | Mapping[str, Any]) -> Migration:
+def migrate(source: ConfigSource) -> Migration:
     """Rewrites a config.
 
     Args:

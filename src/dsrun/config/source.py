@@ -16,6 +16,9 @@ from dsrun.config.tree import Node, from_plain
 from dsrun.errors import ConfigError
 from dsrun.units import format_bytes
 
+#: Path of a file (JSON, or YAML by its ending), inline JSON, urlsafe base64 of JSON, or a dict.
+ConfigSource = str | os.PathLike[str] | Mapping[str, Any]
+
 #: Largest text that is parsed; the largest real config seen has 15 KB.
 MAX_BYTES = 1 << 20
 #: The same for YAML, whose parser may be the slow one in Python.
@@ -27,7 +30,7 @@ _OPEN_FILES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 _BASE64 = re.compile(r"[A-Za-z0-9_\-+/]{4,}={0,2}\s*")
 
 
-def read_source(source: str | Path | Mapping[str, Any]) -> tuple[Node, str]:
+def read_source(source: ConfigSource) -> tuple[Node, str]:
     """Reads a config into a tree.
 
     Args:
@@ -48,10 +51,10 @@ def read_source(source: str | Path | Mapping[str, Any]) -> tuple[Node, str]:
             text = _from_base64(source)
             if text is not None:
                 return parse_json(_bounded(text, "<base64>"), "<base64>"), "<base64>"
-    elif not isinstance(source, os.PathLike):  # pyright: ignore[reportUnnecessaryIsInstance]
+    elif not isinstance(source, os.PathLike) or isinstance(os.fspath(source), bytes):  # pyright: ignore
         kind = type(source).__name__
         raise ConfigError(f"the config is of type {kind}; expected a path, JSON text or a dict")
-    return _parse_file(Path(source)), str(source)
+    return _parse_file(Path(source)), os.fspath(source)
 
 
 def _parse_file(path: Path) -> Node:

@@ -560,5 +560,26 @@ def test_a_config_without_a_batch_size_is_a_warning_until_a_run_needs_it() -> No
     ]
 
 
+class _Upath:
+    """A path of no `pathlib`, as those of fsspec's friends are."""
+
+    def __init__(self, path: Any) -> None:
+        self._path = path
+
+    def __fspath__(self) -> Any:
+        return self._path
+
+
+def test_any_path_of_text_is_read_and_named_by_its_text(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(MICRO | {"gradient_clipping": -1}))
+    ((message, _),) = errors_of(_Upath(str(path)))
+    assert message.startswith(f"{path}:")
+    path.write_text(json.dumps(MICRO))
+    assert inspect(_Upath(str(path))).config is not None
+    ((message, _),) = errors_of(_Upath(bytes(path)))
+    assert message == "the config is of type _Upath; expected a path, JSON text or a dict"
+
+
 def test_a_config_of_the_wrong_kind_is_refused_by_name() -> None:
     assert errors_of(["--config"]) == [("the config is of type list; expected a path, JSON text or a dict", None)]
