@@ -166,7 +166,7 @@ def test_the_module_is_reachable_through_the_engine() -> None:
     assert not engine.module.training
     assert engine.train().module.training
     assert len(engine.state_dict()) == len(engine.module.state_dict())
-    with pytest.raises(ModelError, match="`position` of TinyGPT.state_dict.* is sharded: at ZeRO stage 3 no rank"):
+    with pytest.raises(ModelError, match=r"`position` of TinyGPT\.state_dict.* is sharded: at ZeRO stage 3 no rank"):
         make_engine(config(3, micro=2)).module.state_dict()["position"].clone()
 
 
@@ -234,11 +234,11 @@ def test_a_step_sends_what_the_formula_says(stage: int, bf16: bool, accumulation
     steps, size = 2, 2 if bf16 else 4
     micro = steps * accumulation
     # Numbers of 8 bytes: the mean loss, what ranks wish, and how many parameters they have not used; where gradients
-    # are spread, the sum of the norm with them, and before them the norm's largest block with the bounds of what ranks
-    # gathered.
+    # are spread, the sum of the norm with them, and before them the norm's largest block with the bounds of a mark of
+    # what ranks gathered and wrote; where they are not, that mark and its square.
     if stage == 0:
         expected = {"all_reduce": micro * units + steps}
-        expected_bytes = {"all_reduce": micro * numel * size + steps * 24}
+        expected_bytes = {"all_reduce": micro * numel * size + steps * (3 + 2) * 8}
     else:
         expected = {"reduce_scatter": micro * units, "all_reduce": steps * 2}
         expected_bytes = {"reduce_scatter": micro * numel * size, "all_reduce": steps * (3 + 4) * 8}
@@ -376,7 +376,8 @@ def _passing_the_engine_by(stage: int) -> tuple[bool, list[str]]:
         direct = engine.module(inputs)
         same = torch.equal(direct, engine(inputs))
     refused: list[str] = []
-    for misuse in (engine.optimizer.step, lambda: engine.module.load_state_dict({"position": inputs})):
+    position = {"position": torch.zeros(engine.module.position.shape)}
+    for misuse in (engine.optimizer.step, lambda: engine.module.load_state_dict(position, strict=False)):
         try:
             misuse()
         except ModelError as error:
@@ -388,4 +389,4 @@ def _passing_the_engine_by(stage: int) -> tuple[bool, list[str]]:
 def test_the_module_called_by_itself_reads_the_new_weights_and_what_would_be_lost_is_refused(stage: int) -> None:
     for same, refused in run_ranks(2, _passing_the_engine_by, stage):
         assert same
-        assert refused == ["optimizer.step", "TinyGPT.load_state_dict"]
+        assert refused == ["optimizer.step", "TinyGPT.load_state_dict"][: 2 if stage == 3 else 1]

@@ -410,7 +410,7 @@ class ZeroOptimization(Section):
         Flag,
         knob(
             "Refuse on every rank, at the end of the context, what any rank writes inside a GatheredParameters without "
-            "modifier_rank. Costs an all-reduce of one byte a parameter that was open. Without it such writes are taken "
+            "modifier_rank. Costs an all-reduce of one byte a parameter that was open. Otherwise such writes are taken "
             "over, and the next step refuses them where not all ranks have written to the same parameters.",
         ),
     ] = False
