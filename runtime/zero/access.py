@@ -12,6 +12,7 @@ moved.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import chain
 
 import torch
@@ -181,9 +182,10 @@ class ParamAccess(Keeper):
         """See `Keeper`. With a source: an all-reduce of one number, and a broadcast of what was gathered as one.
 
         Raises:
-            ModelError: a parameter was given another shape; on the rank where that is so.
+            ModelError: a parameter was given another shape, or without a source another dtype; on the rank where that
+                is so.
         """
-        changed: list[tuple[UnitHome, Tensor | None]] = []
+        changed: list[tuple[UnitHome, Callable[[], None] | None]] = []
         if source is None and not self.pieces.plan.shard_parameters:
             changed += [(home, None) for home in self.writes.look(homes)]
         try:
@@ -195,17 +197,19 @@ class ParamAccess(Keeper):
                 home.writers -= source is not None
                 if not home.opened and home.full is not None:
                     assert home.resident is not None, "it was left when the parameter was opened"
-                    if source is None and version_of(home.param) != home.version:
-                        changed.append((home, memory_of(home.param)))
+                    now = memory_of(home.param)
+                    moved = now.data_ptr() != home.full.data_ptr() or now.shape != home.full.shape
+                    if source is None and (moved or version_of(home.param) != home.version):
+                        changed.append((home, partial(home.replace if moved else home.write, now)))
                     set_memory(home.param, home.resident)
                     home.full = home.flat = home.resident = None
                     if home.unit is not None:
                         home.unit.writes.skip_one(home.position)
         if self._compares:
             self._refuse_unannounced(homes, {home.number for home, _ in changed})
-        for home, value in [] if failed else changed:
-            if value is not None:
-                self.write(home, value)
+        for _, write in [] if failed else changed:
+            if write is not None:
+                write()
 
     def check_quiet(self, who: str) -> None:
         """Raises inside a forward or a backward.

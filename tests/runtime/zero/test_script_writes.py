@@ -597,14 +597,18 @@ def test_what_one_rank_alone_writes_is_refused_on_all(stage: int, bf16: bool, by
         assert "`blocks.1.up.weight` was written to on some ranks" in error
 
 
-def _open_without_a_name(stage: int, checks: bool, everywhere: bool) -> tuple[str, list[float]]:
+def _open_without_a_name(stage: int, checks: bool, everywhere: bool, moves: bool = False) -> tuple[str, list[float]]:
     settings = settings_of({"stage": stage, "enable_sanity_checks": checks}, bf16=False)
     engine = dsrun.initialize(model=model_of(), config=settings)[0]
     error = ""
     try:
         with dsrun.zero.GatheredParameters(engine.module.blocks.parameters()), torch.no_grad():
             if everywhere or engine.global_rank == 0:
-                engine.module.blocks[0].down.weight.fill_(0.125)
+                weight = engine.module.blocks[0].down.weight
+                if moves:
+                    weight.data = torch.full_like(weight, 0.125)
+                else:
+                    weight.fill_(0.125)
         engine.backward(loss(engine, 0))
         engine.step()
     except ModelError as refused:
@@ -612,10 +616,19 @@ def _open_without_a_name(stage: int, checks: bool, everywhere: bool) -> tuple[st
     return error, [float(loss(engine, 1).detach())] if not error else []
 
 
-def test_what_all_ranks_write_in_a_context_without_a_modifier_is_kept_at_every_stage() -> None:
-    found = [run_ranks(2, _open_without_a_name, stage, False, True) for stage in (0, 2, 3)]
+@pytest.mark.parametrize("moves", [False, True], ids=["in place", "other memory"])
+def test_what_all_ranks_write_in_a_context_without_a_modifier_is_kept_at_every_stage(moves: bool) -> None:
+    found = [run_ranks(2, _open_without_a_name, stage, False, True, moves) for stage in (0, 2, 3)]
     assert all(error == "" for ranks in found for error, _ in ranks)
     assert found[0] == found[1] == found[2]
+
+
+def test_a_shape_that_a_context_without_a_modifier_changes_is_refused() -> None:
+    engine = dsrun.initialize(model=model_of(), config=settings_of({"stage": 3}, bf16=False))[0]
+    weight = engine.module.head.weight
+    with pytest.raises(ModelError, match=r"`head\.weight` has other memory"), dsrun.zero.GatheredParameters(weight):
+        weight.data = torch.zeros(3, 3)
+    assert weight.shape == (64, 64)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
