@@ -260,11 +260,21 @@ class GradReducer:
         Args:
             unit: the unit.
             is_there: strays are right though parameters are not always there: its own have been since its forward.
+
+        Raises:
+            ModelError: the unit has been reduced in this micro step, for no gradient of it was to come; or see
+                [Note: strays].
         """
         if not unit.trains:
             return
         progress = self._progress[unit.index]
-        assert progress.phase not in (_Phase.REDUCING, _Phase.DONE), f"a gradient of {unit.name} after its reduction"
+        if progress.phase in (_Phase.REDUCING, _Phase.DONE):
+            raise ModelError(
+                f"model: the backward goes through a forward of `{unit.name}` from before the last engine.step(), or "
+                "one that a backward has gone through already",
+                hint="call backward before engine.step(), with retain_graph=True but for the last one of a forward; "
+                "detach() what is kept from step to step",
+            )
         if progress.phase is _Phase.OPEN:
             return
         if progress.phase is _Phase.IDLE:

@@ -280,6 +280,21 @@ def test_a_graph_of_gradients_is_refused(stage: int) -> None:
     engine.step()
 
 
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("script", [False, True])
+def test_a_graph_from_before_the_last_step_is_refused(stage: int, script: bool) -> None:
+    engine = make_engine(config(stage, micro=2))
+    inputs, targets = batches(0, samples=2)
+    losses = [loss_of(engine(inputs), targets) for _ in range(2)]
+    engine.backward(losses[0])
+    engine.step()
+    with pytest.raises(ModelError, match=r"a forward of `head` from before the last engine\.step") as caught:
+        losses[1].backward() if script else engine.backward(losses[1])
+    assert "detach()" in str(caught.value.hint)
+    micro_step(engine, 1, script=script)
+    assert engine.global_steps == 2
+
+
 def _fail(grad: Tensor) -> None:
     raise ArithmeticError
 
