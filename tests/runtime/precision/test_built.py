@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dsrun.errors import ModelError
-from support.training import config, make_engine
+from support.training import config, full_parameters, make_engine, train
 
 BF16_KEEPS = 'neither `bf16` nor `fp16` is enabled, "bf16": {"enabled": true} keeps them'
 
@@ -100,3 +100,19 @@ def test_tensors_in_8_bits_are_refused_for_their_scale_is_elsewhere() -> None:
     model.table = nn.Parameter(torch.ones(4).to(torch.float8_e4m3fn), requires_grad=False)
     with pytest.raises(ModelError, match="`table` is float8_e4m3fn; a cast would leave out the scale"):
         make_engine(config(0, micro=2, bf16=True), model=model)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_second_engine_begins_with_exact_weights_at_stage_3_and_with_rounded_ones_below(
+    stage: int, again: bool
+) -> None:
+    first = make_engine(config(stage, micro=2, bf16=True))
+    train(first, range(2), samples=2)
+    masters = full_parameters(first)
+    first.destroy()
+    second = make_engine(config(stage, micro=2, bf16=again), model=first.module)
+    for name, value in full_parameters(second).items():
+        expected = masters[name] if stage == 3 else masters[name].bfloat16().float()
+        assert torch.equal(value, expected), name
+    second.destroy()
