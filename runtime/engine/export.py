@@ -61,7 +61,13 @@ class WholeWeights:
 
         Raises:
             CheckpointError: naming every tensor that is missing, unexpected or of another shape.
+            InputError: it is no dict of tensors.
         """
+        if not isinstance(state_dict, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InputError(
+                f"load_module_state_dict: state_dict is a {type(state_dict).__name__}; expected a dict of tensors",
+                hint="every rank passes the same one; engine.module_state_dict(all_ranks=True) gives it to all ranks",
+            )
         sources = {name: Held(value) for name, value in state_dict.items()}
         assign(self._parts.module, lambda: sources, where="load_module_state_dict", strict=strict)
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from dsrun.errors import ModelError
 
+from ..compat import without_overrides
 from ..zero.partition_parameters import home_of, is_zero_param, memory_of
 from ..zero.pieces import OTHER_MEMORY_HINT, other_memory
 
@@ -55,12 +56,13 @@ class Taken:
         if self._is_rebuilt():
             self._check_strangers()
             self._note()
-        for place in self._places:
-            param = place.param
-            if param.requires_grad is not place.trained:
-                _refuse_other_training(place)
-            if _has_moved(place) and not _is_brought_back(place):
-                _refuse_moved(place)
+        with without_overrides():  # or torch would ask the classes of parameters that are not in use
+            for place in self._places:
+                param = place.param
+                if param.requires_grad is not place.trained:
+                    _refuse_other_training(place)
+                if _has_moved(place) and not _is_brought_back(place):
+                    _refuse_moved(place)
 
     def check_memory(self) -> None:
         """Looks only whether parameters have the memory that the engine gave them.

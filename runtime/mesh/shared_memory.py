@@ -384,8 +384,9 @@ class SharedMemoryCollectives(C10dCollectives):
         mine, theirs = self._turnstile.notice(self.rank), self._turnstile.notice(rank)
         raise ModelError(
             f"rank {self._ranks[self.rank]} is in {mine} while rank {self._ranks[rank]} is in {theirs}",
-            hint="every rank must run the same model with the same config, and call it equally often; "
-            "of blocks that ranks choose for themselves see `dsrun config explain zero_optimization.leaf_module`",
+            hint="every rank must run the same model with the same config, and call it equally often; at stage 3 that "
+            "holds for what reads or writes a parameter outside of its forward too, also to print it; of blocks that "
+            "ranks choose for themselves see `dsrun config explain zero_optimization.leaf_module`",
         )
 
     def _everyones(self, buffer: Tensor) -> list[Tensor]:

@@ -57,11 +57,13 @@ class UnitHooks:
         self._reach_root: Callable[[Any], None] = OwnHook(self._timeline.reach_root)
         self._watches: list[RemovableHandle] = []
         self._watched = False
+        self._steps = 0
+        self._inputs: list[set[Node]] = []  # of the root's forwards under way: the nodes that made them
 
     def follow(self, root: nn.Module) -> None:
         """Watches the forwards of the root too, whoever calls it; the engine's own go through `before_forward`."""
         self._handles += [
-            root.register_forward_pre_hook(OwnHook(self._enter_root)),
+            root.register_forward_pre_hook(OwnHook(self._enter_root), with_kwargs=True),
             root.register_forward_hook(OwnHook(self._leave_root), always_call=True),
         ]
 
@@ -130,6 +132,7 @@ class UnitHooks:
 
     def before_step(self) -> None:
         """The parameters get new values: no backward goes through an earlier call any more."""
+        self._steps += 1
         self.release_rest()
         for driver in self._drivers:
             driver.calls.forget_all()
@@ -166,20 +169,40 @@ class UnitHooks:
         order = [driver.calls.unit for driver in sorted(self._drivers, key=_first_use) if driver.first_use is not None]
         return [*self._rest, *order]
 
-    def _enter_root(self, module: nn.Module, args: Any) -> None:
+    def _enter_root(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._timeline.enter_root()
         self._hold_rest()
+        inputs: set[Node] = set()
+        if self._rest and torch.is_grad_enabled() and not in_transform():
+            _add_nodes(args, inputs)
+            _add_nodes(kwargs, inputs)
+        self._inputs.append(inputs)
 
     def _leave_root(self, module: nn.Module, args: Any, output: Any) -> None:
         self._timeline.leave_root()
+        inputs = self._inputs.pop() if self._inputs else set[Node]()
         if not torch.is_grad_enabled():
             if not self._timeline.is_active:
                 self.release_rest()
         elif self._rest and not in_transform():
             nodes: set[Node] = set()
             _add_nodes(output, nodes)
-            for node in nodes:
-                node.register_prehook(self._reach_root)
+            for node in nodes - inputs:  # an input that is handed through belongs to who made it
+                node.register_prehook(partial(self._reach_from, self._steps))
+
+    def _reach_from(self, step: int, grads: Any) -> None:
+        """A backward comes to an output of the root's forward; units look for themselves, the rest unit has no calls.
+
+        Raises:
+            ModelError: the weights that the forward has read are gone.
+        """
+        if step != self._steps:
+            raise ModelError(
+                "model: the backward goes through a forward from before the last engine.step(), which has changed its "
+                "weights",
+                hint="call backward before engine.step(); detach() what is kept from step to step",
+            )
+        self._reach_root(grads)
 
     def _hold_rest(self) -> None:
         if not self._rest_held:

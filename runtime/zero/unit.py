@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..compat import without_overrides
 from ..layout.unit_layout import UnitLayout, lay_out
 from ..protocols import OwnedRange, Window
 from .partition_parameters import EngineParameter, set_memory
@@ -184,20 +185,23 @@ class ParamUnit:
         self._grad_views = [view.data for view in self.views(flat_N)]
         self._versions = [0] * len(self._grad_views)
 
-    # These run for each unit and micro step, some of them several times: as little Python a parameter as can be.
+    # These run for each unit and micro step, some of them several times: as little Python a parameter as can be. At
+    # stage 3 the parameters may be released by then, and torch would ask their class about each `grad`.
 
     def attach_grads(self) -> None:
         """Lets autograd accumulate into the views in place, until `detach_grads`."""
-        for param, view in zip(self.params, self._grad_views, strict=True):
-            param.grad = view
+        with without_overrides():
+            for param, view in zip(self.params, self._grad_views, strict=True):
+                param.grad = view
 
     def detach_grads(self) -> None:
         """Takes the views off, so that `.grad` is None. Where a script had set it to None, autograd made a new one."""
-        for param, view in zip(self.params, self._grad_views, strict=True):
-            grad = param.grad
-            if grad is not view and grad is not None:
-                view.copy_(grad)
-            param.grad = None
+        with without_overrides():
+            for param, view in zip(self.params, self._grad_views, strict=True):
+                grad = param.grad
+                if grad is not view and grad is not None:
+                    view.copy_(grad)
+                param.grad = None
         self.look_for_grads()
 
     def begin_to_look(self) -> None:
@@ -213,15 +217,17 @@ class ParamUnit:
 
     def drop_grads(self) -> None:
         """Sets `.grad` to None."""
-        for param in self.params:
-            param.grad = None
+        with without_overrides():
+            for param in self.params:
+                param.grad = None
 
     @property
     def has_grads(self) -> bool:
         """Whether a parameter has a gradient; while none are attached, one that came from where nobody expects it."""
-        for param in self.params:  # noqa: SIM110 - a generator takes twice as long
-            if param.grad is not None:
-                return True
+        with without_overrides():
+            for param in self.params:
+                if param.grad is not None:
+                    return True
         return False
 
     def scale_grads(self, factor: float) -> None:
