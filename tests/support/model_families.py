@@ -290,7 +290,7 @@ FAMILIES: dict[str, Family] = {
     "ModernBERT": _modern_bert(),
     "ViT": Family(_of("ViTForImageClassification", "ViTConfig", **_VISION, **_NO_DROPOUT, **_LABELS), classified),
     "Swin": _pyramid(
-        "Swin", embed_dim=16, num_heads=[2, 4], window_size=4, drop_path_rate=0.0, hidden_dropout_prob=0.0
+        "Swin", embed_dim=32, num_heads=[16, 16], window_size=4, drop_path_rate=0.0, hidden_dropout_prob=0.0
     ),
     "ConvNeXt": _pyramid("ConvNext", hidden_sizes=[16, 32], num_stages=2),
     "Whisper": _whisper(),

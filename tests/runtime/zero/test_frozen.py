@@ -17,6 +17,7 @@ from dsrun.estimate.settings import RunSettings
 from dsrun.estimate.state import pad_units, state_bytes
 from dsrun.gathering import GatherBudgets
 from dsrun.runtime.engine.describe import describe
+from dsrun.runtime.engine.wrapping import let_go
 from dsrun.runtime.zero.units import find_frozen_units, find_units
 from support.models import AdaptedBlock, TinyGPT
 from support.ranks import run_ranks
@@ -329,10 +330,7 @@ def _take_again(first: int, second: int) -> list[bool]:
     train(engine, range(1), samples=2)
     before = {**full_parameters(engine), **frozen_parameters(engine)}
     model = engine.module
-    engine._parts.hooks.remove()
-    from dsrun.runtime.engine.wrapping import let_go
-
-    let_go(model)
+    let_go(model, engine._parts.hooks, engine._parts.activations, stays_sharded=first == 3)
     again = make_engine(config(second, micro=2), model=model)
     after = {**full_parameters(again), **frozen_parameters(again)}
     return [torch.equal(after[name], value) for name, value in before.items()]
