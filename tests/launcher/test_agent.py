@@ -588,7 +588,8 @@ def test_stacks_come_from_all_ranks_that_can_answer_and_a_state_from_those_that_
         pids = agent.until_ready(3)
         os.kill(pids[2], signal.SIGSTOP)
         wait_for_state(pids[2], "T")
-        wait_for_state(pids[1], "S")  # it says that it is ready before it sleeps
+        for pid in pids[:2]:
+            wait_for_state(pid, "S")  # they say that they are ready before they sleep
         waiting, holding, stopped = take_stacks(agent)
         again = take_stacks(agent)
         agent.send(Kill())
