@@ -18,14 +18,13 @@ pytestmark = pytest.mark.timeout(60)
 #: Says that it is ready, and what signal came; ends when it has said so, in its own time.
 CATCH = """
 import os, signal, sys, threading
-came = threading.Event()
-signals = []
+came, note = os.pipe()  # an Event would be set by a handler that may have interrupted its own wait, lock in hand
 for signum in (signal.SIGTERM, signal.SIGUSR1):
-    signal.signal(signum, lambda signum, frame: (signals.append(signum), came.set()))
+    signal.signal(signum, lambda signum, frame: os.write(note, bytes([signum])))
 sys.stdout.write("ready\\n")
-came.wait()
+first = os.read(came, 1)[0]
 threading.Event().wait(0.3)
-sys.stdout.write(f"saved after {signal.Signals(signals[0]).name}\\n")
+sys.stdout.write(f"saved after {signal.Signals(first).name}\\n")
 """
 
 
