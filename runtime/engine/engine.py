@@ -196,10 +196,10 @@ class Engine(
         self._compare_forwards()
         self._memory_watch.begin_backward(self._memory_kinds)
         writes, away = self._parts.step.writes, self._parts.step.away
-        lacks = writes is not None and writes.are_due()
         if away is not None:
-            away.settle()  # gradients go where the last update has taken them from
             # What a script has written may be put back before the step, so masters that lack it are left alone here.
+            lacks = writes is not None and writes.are_due()
+            away.settle()  # gradients go where the last update has taken them from
             begins = self.is_gradient_accumulation_boundary() and not lacks
             away.expect(1.0 / self._parts.loss_scale.value if begins else None)
 
