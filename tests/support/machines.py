@@ -1,16 +1,18 @@
-"""Recorded machines: tests/fixtures/machines/*.yaml made into /proc and /sys trees and a driver that answers for them.
+"""Recorded machines: tests/fixtures/machines/*.yaml made into /proc, /sys and /dev trees and a driver that answers.
 
-A file says what is on the machine; here it is written as Linux and NVML would tell it, so that the probe runs as on the
-real thing. `at` of a device is its NUMA node, its host bridge and the chain of bridges down to it.
+A file says what is on the machine; here it is written as Linux and NVML would tell it, so that the launcher runs as on
+the real thing. `at` of a device is its NUMA node, its host bridge and the chain of bridges down to it, in PCI domain
+0000 where it names none. `like` names a machine of which only the rest differs. `job` says what a job sees of it:
+NVML lists its GPUs alone, while /proc shows all of them, as the kernel does. `faults` are the same machine broken.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import os
+import stat
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import yaml
@@ -18,50 +20,112 @@ import yaml
 from dsrun.launcher.cpu_topology import parse_cpu_list
 from dsrun.launcher.probe import probe
 from dsrun.launcher.probe_report import ProbeReport
-from support.nvml import NVMLError
+from support.machine_driver import driver_of, full_address
 from support.topologies import write_cpu, write_tree
 
 FOLDER = Path(__file__).parent.parent / "fixtures" / "machines"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 GIB = 1 << 30
-MIB = 1 << 20
 _SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0"}
+_NO_UUID = "GPU-????????-????-????-????-????????????"
+#: Keys of which a machine that is `like` another changes parts.
+_MERGED = ("cpus", "driver", "gpu")
+#: PCI classes, and the vendor of a network card by its driver.
+_GPU_CLASS, _INFINIBAND_CLASS, _ETHERNET_CLASS, _DRIVE_CLASS = "0x030200", "0x020700", "0x020000", "0x010802"
+_VENDORS = {
+    "mlx5_core": "0x15b3",
+    "ixgbe": "0x8086",
+    "igc": "0x8086",
+    "efa": "0x1d0f",
+    "ena": "0x1d0f",
+    "bnxt_en": "0x14e4",
+}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A recorded machine: its tree, its driver, its interfaces' addresses, and its CPUs."""
+    """A recorded machine: its tree, its driver, its interfaces' addresses, and what a job there has.
+
+    Attributes:
+        root: its tree.
+        load_nvml: its driver, as `read_gpus` and others take it.
+        addresses: of each interface.
+        cpus: those a job may be scheduled on.
+        environ: variables of a job; empty on a machine without a scheduler.
+    """
 
     root: Path
     load_nvml: Callable[[], Any]
     addresses: Mapping[str, Sequence[str]]
     cpus: Sequence[int]
+    environ: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def report(self, environ: Mapping[str, str] | None = None, **changes: Any) -> ProbeReport:
-        """Probes the machine, in an empty environment if none is given."""
+        """Probes the machine, in the environment of its job if none is given."""
         arguments: dict[str, Any] = {"affinity": self.cpus, "import_path": [], "load_nvml": self.load_nvml, **changes}
-        return probe(root=self.root, environ=environ or {}, ask_addresses=lambda: self.addresses, **arguments)
+        env = self.environ if environ is None else environ
+        return probe(root=self.root, environ=env, ask_addresses=lambda: self.addresses, **arguments)
 
 
-def recorded_machine(name: str, root: Path) -> Machine:
+def recorded_facts(name: str, *, fault: str | None = None) -> dict[str, Any]:
+    """Reads a machine's file.
+
+    Args:
+        name: of the file, without `.yaml`.
+        fault: one of its `faults`.
+    """
+    facts: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    if "like" in facts:
+        base = recorded_facts(facts["like"])
+        facts = _changed({key: base[key] for key in base.keys() - {"says", "faults"}}, facts)
+    return facts if fault is None else _changed(facts, facts["faults"][fault])
+
+
+def recorded_machine(
+    name: str,
+    root: Path,
+    *,
+    fault: str | None = None,
+    driver_fails: str | None = None,
+    lost: Collection[int] = (),
+    forbidden: Collection[int] = (),
+) -> Machine:
     """Writes the tree of a recorded machine below an empty folder.
 
     Args:
         name: of its file, without `.yaml`.
         root: where.
+        fault: one of its `faults`.
+        driver_fails: the error with which the driver does not start: the end of its name in `pynvml`.
+        lost: NVML's indices of GPUs that fell off the bus.
+        forbidden: NVML's indices of GPUs that may not be opened.
     """
-    facts: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    gpus: list[dict[str, Any]] = [{**facts["gpu"], **gpu} for gpu in facts["gpus"]]
+    facts = recorded_facts(name, fault=fault)
+    driver: dict[str, Any] = facts["driver"] if driver_fails is None else {**facts["driver"], "fails": driver_fails}
+    gpus = _gpus(facts)
+    job: dict[str, Any] = facts.get("job", {})
+    seen = [gpus[number] for number in job.get("gpus", range(len(gpus)))]
     cards: list[dict[str, Any]] = facts.get("nics", [])
-    ports: list[dict[str, Any]] = [*cards, *facts.get("ethernet", ())]
+    ports: list[dict[str, Any]] = [*(card for card in cards if "net" in card), *facts.get("ethernet", ())]
     cpus = _write_processors(root, facts)
-    _write_host(root, facts)
+    _write_host(root, facts, job)
     for gpu in gpus:
-        folder = _write_device(root, gpu["at"])
+        folder = _write_device(
+            root, gpu["at"], pci=(gpu.get("class", _GPU_CLASS), "0x10de", gpu.get("device", "0x2330"))
+        )
         if "iommu_type" in facts:
             write_tree(folder, {"iommu_group/type": f"{facts['iommu_type']}\n"})
-        for pid, _ in gpu.get("processes", ()):
+        for pid, _ in (*gpu.get("processes", ()), *gpu.get("graphics", ()), *gpu.get("mps", ())):
             write_tree(root, {f"proc/{pid}/stat": ""})
+    for device in facts.get("others", ()):
+        _write_device(root, device["at"], pci=(device["class"], device["vendor"], device.get("device", "0x0000")))
+    write_tree(root, dict.fromkeys(facts.get("files", ()), ""))
+    if driver.get("fails") != "DriverNotLoaded":
+        _write_driver(root, driver, gpus)
+        closed = range(len(gpus)) if driver.get("fails") == "Unknown" else ()
+        _write_nodes(root, gpus, opened=[gpu["minor"] for gpu in seen], closed=closed, job=job)
+    for index in forbidden:
+        _close(root / f"dev/nvidia{seen[index]['minor']}")
     for port in ports:
         _write_interface(root, port)
     for card in cards:
@@ -69,25 +133,141 @@ def recorded_machine(name: str, root: Path) -> Machine:
     _write_drives(root, facts)
     return Machine(
         root=root,
-        load_nvml=_driver(gpus, facts["driver"]),
+        load_nvml=driver_of(seen, driver, lost=lost, forbidden=forbidden),
         addresses={"lo": ["127.0.0.1"], **{port["net"]: [port["address"]] for port in ports if "address" in port}},
-        cpus=cpus,
+        cpus=parse_cpu_list(job["cpus"]) if "cpus" in job else cpus,
+        environ={name: str(value) for name, value in job.get("environ", {}).items()},
     )
+
+
+def _changed(facts: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Applies what differs; `gpus` of a fault are changes by number."""
+    found = dict(facts) | {key: value for key, value in changes.items() if key not in (*_MERGED, "gpus")}
+    for key in _MERGED:
+        found[key] = {**facts[key], **changes.get(key, {})}
+    gpus: Any = changes.get("gpus", {})
+    if isinstance(gpus, list):
+        found["gpus"] = gpus
+    else:
+        found["gpus"] = [{**gpu, **gpus.get(number, {})} for number, gpu in enumerate(facts["gpus"])]
+    return found
+
+
+def _gpus(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns all GPUs of the machine with what a file may leave out: number, UUID and slices in full."""
+    gpus: list[dict[str, Any]] = []
+    for number, stated in enumerate(facts["gpus"]):
+        gpu: dict[str, Any] = {"minor": number, "uuid": f"GPU-{number:08x}-1111-2222-3333-444444444444"}
+        gpu |= {**facts["gpu"], **stated}
+        if gpu.get("mig"):
+            slices = gpu["mig"]["slices"]
+            gpu["mig"] = {
+                "slices": [
+                    {
+                        "part": part,
+                        "uuid": f"MIG-{number:08x}-1111-2222-3333-{part:012x}",
+                        "name": f"{gpu['name']} MIG {one['profile']}",
+                        "sm": gpu["sm"],
+                        "free_mib": one["memory_mib"] - 15,
+                        **one,
+                    }
+                    for part, one in enumerate(slices)
+                ]
+            }
+        gpus.append(gpu)
+    return gpus
+
+
+def _write_driver(root: Path, driver: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> None:
+    """Writes what the kernel module tells of itself and of every GPU, in control groups and out of them."""
+    version = driver.get("module", driver["version"])
+    write_tree(
+        root,
+        {
+            "proc/driver/nvidia/version": (
+                f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Thu May 30 12:00:00 UTC 2024\n"
+                "GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04)\n"
+            ),
+            "sys/module/nvidia/version": f"{version}\n",
+            "sys/module/nvidia/refcnt": "0\n",
+        },
+    )
+    for gpu in gpus:
+        address = full_address(gpu["at"].split()[-1])
+        sleeps = gpu.get("uuid_hidden", False)
+        rows = {
+            "Model: \t": gpu["name"],
+            "IRQ:   \t": 300 + gpu["minor"],
+            "GPU UUID:": _NO_UUID if sleeps else gpu["uuid"],
+            "Video BIOS:": "??.??.??.??.??" if sleeps else "96.00.89.00.01",
+            "Bus Type: \t": "PCIe",
+            "DMA Size: \t": "52 bits",
+            "DMA Mask: \t": "0xfffffffffffff",
+            "Bus Location:": address,
+            "Device Minor:": gpu["minor"],
+            "GPU Excluded:": "No",
+        }
+        text = "".join(f"{name} \t {value}\n" for name, value in rows.items())
+        write_tree(root, {f"proc/driver/nvidia/gpus/{address}/information": text})
+
+
+def _write_nodes(
+    root: Path,
+    gpus: Sequence[Mapping[str, Any]],
+    *,
+    opened: Collection[int],
+    closed: Collection[int],
+    job: Mapping[str, Any],
+) -> None:
+    """Writes /dev/nvidia*.
+
+    Args:
+        root: of the tree.
+        gpus: of the machine.
+        opened: minors of those that a job may open.
+        closed: minors of those that it may not open though they are its own.
+        job: its `devices` are `absent` (a container's /dev has no others) or `denied` (a control group).
+    """
+    write_tree(root, {"dev/nvidiactl": "", "dev/nvidia-uvm": ""})
+    for gpu in gpus:
+        path = root / f"dev/nvidia{gpu['minor']}"
+        if gpu["minor"] in closed or (gpu["minor"] not in opened and job.get("devices") == "denied"):
+            _close(path)
+        elif gpu["minor"] in opened:
+            path.touch()
+
+
+def _close(path: Path) -> None:
+    """Makes a file that is there and does not open, for root neither: a socket."""
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mknod(path, stat.S_IFSOCK | 0o666)
+
+
+_X86_PROCESSOR = "processor\t: {number}\nmodel name\t: {model}\nflags\t\t: fpu {flags}\n\n"
+#: No name and no `flags`: whether it is virtual stands nowhere.
+_ARM_PROCESSOR = (
+    "processor\t: {number}\nBogoMIPS\t: 2000.00\nFeatures\t: fp {features}\nCPU implementer\t: 0x41\n"
+    "CPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\nCPU revision\t: 0\n\n"
+)
 
 
 def _write_processors(root: Path, facts: dict[str, Any]) -> range:
     cpu, nodes = facts["cpus"], facts["nodes"]
     cores = cpu["sockets"] * cpu["cores"]
     total = cores * cpu["threads"]
-    one = "processor\t: {number}\nmodel name\t: {model}\nflags\t\t: fpu {flags}\n\n"
+    one = _ARM_PROCESSOR if "features" in cpu else _X86_PROCESSOR
     system = "sys/devices/system"
     write_tree(
         root,
         {
             "proc/cpuinfo": "".join(one.format(number=number, **cpu) for number in range(total)),
             f"{system}/cpu/online": f"0-{total - 1}\n",
-            f"{system}/cpu/cpufreq/policy0/scaling_governor": f"{cpu['governor']}\n",
-            f"{system}/cpu/cpufreq/policy0/scaling_driver": f"{cpu['driver']}\n",
+            **{
+                f"{system}/cpu/cpufreq/policy0/scaling_{name}": f"{cpu[name]}\n"
+                for name in ("governor", "driver")
+                if name in cpu
+            },
             f"{system}/node/online": f"0-{len(nodes) - 1}\n" if len(nodes) > 1 else "0\n",
         },
     )
@@ -95,7 +275,6 @@ def _write_processors(root: Path, facts: dict[str, Any]) -> range:
         core = number % cores
         write_cpu(root, number, siblings=range(core, total, cores), package=core // cpu["cores"])
     for number, node in enumerate(nodes):
-        assert parse_cpu_list(node["cpus"]), "a node of a recorded machine has CPUs"
         memory = "".join(
             f"Node {number} {name}: {node[key] << 20:>12} kB\n"
             for name, key in (("MemTotal", "memory_gib"), ("MemFree", "free_gib"))
@@ -103,7 +282,7 @@ def _write_processors(root: Path, facts: dict[str, Any]) -> range:
         write_tree(
             root / system / f"node/node{number}",
             {
-                "cpulist": f"{node['cpus']}\n",
+                "cpulist": f"{node.get('cpus', '')}\n",
                 "meminfo": memory,
                 "distance": " ".join(map(str, node["distances"])) + "\n",
             },
@@ -111,7 +290,7 @@ def _write_processors(root: Path, facts: dict[str, Any]) -> range:
     return range(total)
 
 
-def _write_host(root: Path, facts: dict[str, Any]) -> None:
+def _write_host(root: Path, facts: dict[str, Any], job: Mapping[str, Any]) -> None:
     total = sum(node["memory_gib"] for node in facts["nodes"])
     swap, swap_free = facts.get("swap_gib", (0, 0))
     limits = facts["limits"]
@@ -122,6 +301,8 @@ def _write_host(root: Path, facts: dict[str, Any]) -> None:
     }
     table = f"{'Limit':<26}{'Soft Limit':<21}{'Hard Limit':<21}Units\n"
     table += "".join(f"{name:<26}{value!s:<21}{value!s:<21}{unit}\n" for name, (value, unit) in rows.items())
+    group = job.get("cgroup", {"path": "user.slice"})
+    limit = f"{group['memory_gib'] << 30}" if "memory_gib" in group else "max"
     words = " ".join(f"[{word}]" if word == facts["thp"] else word for word in ("always", "madvise", "never"))
     memory = {"MemTotal": total, "MemAvailable": facts["available_gib"], "SwapTotal": swap, "SwapFree": swap_free}
     write_tree(
@@ -134,8 +315,8 @@ def _write_host(root: Path, facts: dict[str, Any]) -> None:
             "proc/self/limits": table,
             "proc/self/status": "Name:\tdsrun\nUmask:\t0022\n",
             "proc/uptime": "864000.25 1.0\n",
-            "proc/self/cgroup": "0::/user.slice\n",
-            "sys/fs/cgroup/user.slice/memory.max": "max\n",
+            "proc/self/cgroup": f"0::/{group['path']}\n",
+            f"sys/fs/cgroup/{group['path']}/memory.max": f"{limit}\n",
             "sys/kernel/mm/transparent_hugepage/enabled": f"{words}\n",
             "dev/kmsg": facts.get("kmsg", ""),
             "dev/shm/.keep": "",
@@ -148,12 +329,17 @@ def _write_host(root: Path, facts: dict[str, Any]) -> None:
         (root / "sys/kernel/iommu_groups" / str(group)).mkdir()
 
 
-def _write_device(root: Path, at: str, link: Sequence[int] = ()) -> Path:
-    """Writes a PCI device and what leads to it; returns its folder."""
+def _write_device(root: Path, at: str, link: Sequence[int] = (), *, pci: tuple[str, str, str] | None = None) -> Path:
+    """Writes a PCI device and what leads to it, with its class, vendor and number if given; returns its folder."""
     node, bridge, *chain = at.split()
-    chain = [f"0000:{address}" for address in chain]
-    folder = root / "sys/devices" / f"pci0000:{bridge}" / "/".join(chain)
+    chain = [full_address(address) for address in chain]
+    root_bridge = bridge if ":" in bridge else f"0000:{bridge}"
+    folder = root / "sys/devices" / f"pci{root_bridge}" / "/".join(chain)
     write_tree(folder, {"numa_node": f"{node}\n"})
+    if pci is not None:
+        write_tree(
+            folder, {f"{name}": f"{value}\n" for name, value in zip(("class", "vendor", "device"), pci, strict=True)}
+        )
     if link:
         write_tree(
             folder,
@@ -169,10 +355,12 @@ def _write_device(root: Path, at: str, link: Sequence[int] = ()) -> Path:
 
 
 def _write_interface(root: Path, port: dict[str, Any]) -> None:
-    device = _write_device(root, port["at"])
+    driver_name = port.get("driver", "mlx5_core")
+    infiniband = port.get("layer") == "InfiniBand"
+    kind = _INFINIBAND_CLASS if infiniband else _ETHERNET_CLASS
+    device = _write_device(root, port["at"], pci=(kind, _VENDORS[driver_name], "0x1021"))
     folder = device / "net" / port["net"]
     works = "ACTIVE" in port.get("state", "4: ACTIVE")
-    infiniband = port.get("layer") == "InfiniBand"
     speed = port.get("speed", port.get("rate", 0) * 1000)
     write_tree(
         folder,
@@ -183,7 +371,7 @@ def _write_interface(root: Path, port: dict[str, Any]) -> None:
             "type": "32\n" if infiniband else "1\n",
         },
     )
-    driver = root / "sys/bus/pci/drivers" / port.get("driver", "mlx5_core")
+    driver = root / "sys/bus/pci/drivers" / driver_name
     driver.mkdir(parents=True, exist_ok=True)
     _link(device / "driver", driver)
     _link(folder / "device", device)
@@ -196,7 +384,9 @@ def _write_interface(root: Path, port: dict[str, Any]) -> None:
 
 
 def _write_card(root: Path, card: dict[str, Any]) -> None:
-    device = _write_device(root, card["at"])
+    driver_name = card.get("driver", "mlx5_core")
+    kind = _INFINIBAND_CLASS if card["layer"] == "InfiniBand" else _ETHERNET_CLASS
+    device = _write_device(root, card["at"], pci=(kind, _VENDORS[driver_name], "0x1021"))
     folder = device / "infiniband" / card["name"]
     write_tree(
         folder,
@@ -205,7 +395,7 @@ def _write_card(root: Path, card: dict[str, Any]) -> None:
             "ports/1/link_layer": f"{card['layer']}\n",
             "ports/1/state": f"{card.get('state', '4: ACTIVE')}\n",
             "ports/1/phys_state": f"{card.get('physical', '5: LinkUp')}\n",
-            "ports/1/rate": f"{card['rate']} Gb/sec (4X NDR)\n",
+            "ports/1/rate": f"{card['rate']} Gb/sec (4X {'EDR' if card['rate'] == 100 else 'NDR'})\n",
             "ports/1/counters/link_downed": "0\n",
             "ports/1/counters/symbol_error": "0\n",
             **_gids(card),
@@ -216,9 +406,10 @@ def _write_card(root: Path, card: dict[str, Any]) -> None:
 
 
 def _gids(card: dict[str, Any]) -> dict[str, str]:
-    """An InfiniBand port has one address; one of RoCE has link-local ones first, of both versions, then its IPv4."""
-    local = f"fe80:0000:0000:0000:0000:0000:0000:{int(card['name'].rpartition('_')[2]) + 1:04x}\n"
-    if card["layer"] == "InfiniBand":
+    """InfiniBand and EFA have one address; RoCE has link-local ones first, of both versions, then its IPv4."""
+    number = int("".join(filter(str.isdecimal, card["name"].rpartition("_")[2])))
+    local = f"fe80:0000:0000:0000:0000:0000:0000:{number + 1:04x}\n"
+    if card["layer"] != "Ethernet":
         return {"ports/1/gids/0": local}
     found = {"ports/1/gids/0": local, "ports/1/gids/1": local}
     if "address" in card:
@@ -238,7 +429,7 @@ def _write_drives(root: Path, facts: dict[str, Any]) -> None:
         write_tree(root / "sys/devices/virtual/block" / name, {"dev": f"{array['number']}\n"})
         mount(array["number"], name, array["mount"])
     for drive in facts["nvme"]:
-        device = _write_device(root, drive["at"], drive["link"])
+        device = _write_device(root, drive["at"], drive.get("link", ()), pci=(_DRIVE_CLASS, "0x144d", "0xa80a"))
         controller = device / "nvme" / drive["name"].removesuffix("n1")
         folder = controller / drive["name"]
         write_tree(controller, {"model": f"{drive['model']:<40}\n", "firmware_rev": "ECA7P4Q1\n"})
@@ -263,109 +454,3 @@ def _link(link: Path, target: Path) -> None:
     if not link.is_symlink():
         link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(target)
-
-
-class _FabricInfo(ctypes.Structure):
-    _fields_ = (
-        ("clusterUuid", ctypes.c_uint8 * 16),
-        ("status", ctypes.c_uint),
-        ("cliqueId", ctypes.c_uint32),
-        ("state", ctypes.c_uint8),
-    )
-
-
-def _driver(gpus: list[dict[str, Any]], driver: dict[str, Any]) -> Callable[[], Any]:
-    """Returns what loads a `pynvml` that answers for these GPUs; what a file does not tell is not supported."""
-
-    def told(gpu: dict[str, Any], key: str) -> Any:
-        if key not in gpu:
-            raise NVMLError("Not Supported")
-        return gpu[key]
-
-    def bus(at: str) -> SimpleNamespace:
-        # NVML writes eight digits of domain and upper case.
-        return SimpleNamespace(busId=f"00000000:{at.split()[-1].upper()}")
-
-    def links(gpu: dict[str, Any]) -> list[str | None]:
-        """Where each link ends: the address of a GPU, or None for a switch."""
-        nvlink = told(gpu, "nvlink")
-        peers = [address for address, count in nvlink.get("peers", {}).items() for _ in range(count)]
-        return [*peers, *[None] * nvlink.get("switches", 0)]
-
-    def link_state(gpu: dict[str, Any], link: int) -> int:
-        up, down = len(links(gpu)), gpu["nvlink"].get("down", 0)
-        if link >= up + down:
-            raise NVMLError("Invalid Argument")
-        return int(link < up)
-
-    def fabric(gpu: dict[str, Any], info: Any) -> int:
-        info._obj.state = told(told(gpu, "nvlink"), "fabric")
-        return 0
-
-    def fields(gpu: dict[str, Any], ids: Sequence[int]) -> list[SimpleNamespace]:
-        known = {90: told(gpu, "nvlink").get("mbyte_s"), 52: gpu["nvlink"].get("replays")}
-        return [
-            SimpleNamespace(
-                fieldId=field,
-                nvmlReturn=3 if known.get(field) is None else 0,
-                value=SimpleNamespace(ullVal=known.get(field)),
-            )
-            for field in ids
-        ]
-
-    def memory(gpu: dict[str, Any]) -> SimpleNamespace:
-        return SimpleNamespace(total=gpu["memory_mib"] * MIB, free=gpu["free_mib"] * MIB)
-
-    def processes(gpu: dict[str, Any]) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=pid, usedGpuMemory=mib * MIB) for pid, mib in gpu.get("processes", ())]
-
-    def value(key: str, index: int | None = None, scale: int = 1) -> Callable[..., Any]:
-        def answer(gpu: dict[str, Any], *_: Any) -> Any:
-            found = told(gpu, key) if index is None else told(gpu, key)[index]
-            return found * scale
-
-        return answer
-
-    answers: dict[str, Any] = {
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: driver["version"],
-        "nvmlSystemGetCudaDriverVersion_v2": lambda: driver["cuda"],
-        "nvmlDeviceGetCount": lambda: len(gpus),
-        "nvmlDeviceGetHandleByIndex": lambda index: gpus[index],
-        "nvmlDeviceGetUUID": lambda gpu: f"GPU-{gpus.index(gpu):08x}-1111-2222-3333-444444444444",
-        "nvmlDeviceGetName": value("name"),
-        "nvmlDeviceGetMemoryInfo": memory,
-        "nvmlDeviceGetCudaComputeCapability": value("sm"),
-        "nvmlDeviceGetPciInfo": lambda gpu: bus(gpu["at"]),
-        "nvmlDeviceGetEccMode": lambda gpu: [int(gpu["ecc"])] * 2,
-        "nvmlDeviceGetTotalEccErrors": lambda gpu, kind, counter: gpu.get("ecc_uncorrected", 0),
-        "nvmlDeviceGetRemappedRows": value("remapped"),
-        "nvmlDeviceGetRetiredPages": value("retired"),
-        "nvmlDeviceGetPowerUsage": value("power_w", 0, 1000),
-        "nvmlDeviceGetEnforcedPowerLimit": value("power_w", 1, 1000),
-        "nvmlDeviceGetPowerManagementDefaultLimit": value("power_w", 2, 1000),
-        "nvmlDeviceGetClockInfo": lambda gpu, kind: gpu["clocks_mhz"][0 if kind == 1 else 2],
-        "nvmlDeviceGetMaxClockInfo": value("clocks_mhz", 1),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": value("throttle"),
-        "nvmlDeviceGetTemperature": value("temperature"),
-        "nvmlDeviceGetPersistenceMode": value("persistence"),
-        "nvmlDeviceGetComputeMode": lambda gpu: gpu.get("compute_mode", 0),
-        "nvmlDeviceGetUtilizationRates": lambda gpu: SimpleNamespace(gpu=0, memory=0),
-        "nvmlDeviceGetBAR1MemoryInfo": lambda gpu: SimpleNamespace(bar1Total=gpu["bar1_mib"] * MIB),
-        "nvmlDeviceGetMigMode": value("mig"),
-        "nvmlDeviceGetFieldValues": fields,
-        "nvmlDeviceGetP2PStatus": lambda gpu, other, kind: gpu.get("p2p", 0),
-        "nvmlDeviceGetComputeRunningProcesses": processes,
-        "nvmlDeviceGetCurrPcieLinkGeneration": value("link", 0),
-        "nvmlDeviceGetCurrPcieLinkWidth": value("link", 1),
-        "nvmlDeviceGetMaxPcieLinkGeneration": value("link", 2),
-        "nvmlDeviceGetMaxPcieLinkWidth": value("link", 3),
-        "nvmlDeviceGetNvLinkState": link_state,
-        "nvmlDeviceGetNvLinkVersion": lambda gpu, link: gpu["nvlink"]["version"],
-        "nvmlDeviceGetNvLinkRemoteDeviceType": lambda gpu, link: 2 if links(gpu)[link] is None else 0,
-        "nvmlDeviceGetNvLinkRemotePciInfo": lambda gpu, link: bus(links(gpu)[link] or ""),
-        "c_nvmlGpuFabricInfo_t": _FabricInfo,
-        "nvmlDeviceGetGpuFabricInfo": fabric,
-    }
-    return lambda: SimpleNamespace(NVMLError=NVMLError, **answers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +13,23 @@ GIB = 1 << 30
 
 class NVMLError(Exception):
     """What the driver raises."""
+
+
+#: Errors by the names that `pynvml` gives their classes after `NVMLError_`, with the driver's words for them.
+ERRORS: Mapping[str, type[NVMLError]] = {
+    name: type(f"NVMLError_{name}", (NVMLError,), {"__str__": lambda self, words=words: words})
+    for name, words in {
+        "DriverNotLoaded": "Driver Not Loaded",
+        "GpuIsLost": "GPU is lost",
+        "InvalidArgument": "Invalid Argument",
+        "LibRmVersionMismatch": "Driver/library version mismatch",
+        "LibraryNotFound": "NVML Shared Library Not Found",
+        "NoPermission": "Insufficient Permissions",
+        "NotFound": "Not Found",
+        "NotSupported": "Not Supported",
+        "Unknown": "Unknown Error",
+    }.items()
+}
 
 
 @dataclass(frozen=True)
@@ -30,7 +47,7 @@ def made_up_nvml(*gpus: Part) -> Callable[[], Any]:
 
     def slice_at(gpu: Part, index: int) -> Part:
         if index >= len(gpu.slices):
-            raise NVMLError("not found")
+            raise ERRORS["NotFound"]
         return gpu.slices[index]
 
     calls: dict[str, Any] = {
