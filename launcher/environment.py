@@ -36,21 +36,24 @@ RESERVED = frozenset(
         *(RESUME_ENV, NONCE_ENV, HEARTBEAT_ENV, STACKS_ENV, MEMORY_COPY_ENV, GROUP_TIMEOUT_ENV),
     }
 )
-#: Of the environment here, what ranks of other hosts get too: settings of the libraries that ranks talk and compute
-#: with, which hang or differ where hosts do not agree. docs/decisions/0012 has why these.
-_PASSED_PREFIXES = (
-    "NCCL_",
-    "UCX_",
-    "GLOO_",
-    "TORCH_",
-    "PYTORCH_",
-    "TORCHINDUCTOR_",
-    "CUBLAS_",
-    "OMP_",
-    "MKL_",
+#: Beginnings of the variables that set up the libraries with which ranks talk and compute. Of the environment here,
+#: ranks of other hosts get these too: jobs hang or differ where hosts do not agree. docs/decisions/0012 has why these.
+LIBRARY_PREFIXES = (
+    *("NCCL_", "OFI_", "FI_", "SHARP_", "UCX_", "NVSHMEM_", "GLOO_"),
+    *("TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TRITON_", "NVTE_"),
+    *("CUBLAS_", "CUBLASLT_", "CUDNN_", "OMP_", "GOMP_", "KMP_", "MKL_"),
     "PYTHON",
 )
-_PASSED_NAMES = frozenset({"CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING"})
+_PASSED_NAMES = frozenset(
+    {
+        *("CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING"),
+        *("CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE"),
+    }
+)
+#: Folders are this machine's: where a library is installed or keeps its cache. torch's caches are put somewhere on
+#: purpose, most often because a home folder has no room, which goes for all hosts.
+_FOLDER_ENDINGS = ("_DIR", "_HOME", "_PATH", "_ROOT")
+_FOLDERS_PASSED = ("TORCH", "PYTORCH_")
 #: They say where this interpreter lives, which the other host knows better.
 _NOT_PASSED = frozenset({"PYTHONHOME", "PYTHONEXECUTABLE", "PYTHONPLATLIBDIR", "PYTHONUSERBASE"})
 #: What to do instead, where a user may want what the variable is for.
@@ -124,8 +127,9 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in environ.items()
-        if (name.startswith(_PASSED_PREFIXES) or name in _PASSED_NAMES)
+        if (name.startswith(LIBRARY_PREFIXES) or name in _PASSED_NAMES)
         and name not in _NOT_PASSED | RESERVED
+        and (not name.endswith(_FOLDER_ENDINGS) or name.startswith(_FOLDERS_PASSED))
         # A file in the folder of the job that this one was started in.
         and not (outer and value.startswith(f"{outer}/"))
     }

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from .environment import LIBRARY_PREFIXES
 from .secrets_mask import masked
 
 #: Variables that change what a training run does.
 TELLING_PREFIXES = (
-    *("CUDA_", "CUBLAS_", "NVIDIA_", "NCCL_", "GLOO_", "UCX_", "TORCH", "PYTORCH_", "TRITON_", "OMP_", "MKL_", "KMP_"),
-    *("DSRUN_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "PYTHON", "LD_", "VIRTUAL_ENV", "CONDA_", "FI_", "NVSHMEM_"),
+    *LIBRARY_PREFIXES,
+    *("CUDA_", "NVIDIA_", "TORCH", "DSRUN_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "LD_", "VIRTUAL_ENV", "CONDA_"),
 )
 _CUDNN_PACKAGES = ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12", "nvidia-cudnn-cu11")
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11", "nvidia-nccl")

@@ -4,6 +4,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launcher.environment import RESERVED, interface_variables, job_environment, parse_env_options, passed_on
+from dsrun.launcher.probe_versions import telling_variables
 
 
 def test_a_value_is_taken_as_it_stands_and_a_lone_name_is_copied() -> None:
@@ -71,6 +72,27 @@ def test_other_hosts_get_the_settings_of_libraries_and_nothing_of_this_machine_o
     assert passed_on({**passed, **kept}).items() >= passed.items()
     assert passed_on(kept).keys().isdisjoint({"CUDA_VISIBLE_DEVICES", "PYTHONHOME", "WANDB_API_KEY", "RANK"})
     assert not passed_on(kept).keys() & RESERVED
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("FI_PROVIDER", "OFI_NCCL_PROTOCOL", "NVSHMEM_BOOTSTRAP", "NVTE_FLASH_ATTN", "TRITON_PRINT_AUTOTUNING"),
+        *("CUDNN_LOGINFO_DBG", "KMP_AFFINITY", "GOMP_SPINCOUNT", "SHARP_COLL_LOG_LEVEL", "CUBLASLT_LOG_LEVEL"),
+        *("NVIDIA_TF32_OVERRIDE", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_DEVICE_ORDER", "TORCHDYNAMO_DISABLE"),
+        *("TORCHINDUCTOR_CACHE_DIR", "TORCH_HOME", "PYTHONPATH"),
+    ],
+)
+def test_what_changes_results_or_must_agree_goes_to_all_hosts_and_is_told_by_the_probe(name: str) -> None:
+    assert passed_on({name: "1"}) == {name: "1"}
+    assert telling_variables({name: "1"}) == {name: "1"}
+
+
+@pytest.mark.parametrize(
+    "name", ["TRITON_CACHE_DIR", "TRITON_HOME", "TRITON_PTXAS_PATH", "NCCL_HOME", "NVSHMEM_HOME", "FI_PROVIDER_PATH"]
+)
+def test_folders_in_which_libraries_lie_here_are_not_sent(name: str) -> None:
+    assert passed_on({name: "/opt/x"}) == {}
 
 
 def test_nccl_takes_an_interface_by_its_whole_name() -> None:
