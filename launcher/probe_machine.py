@@ -70,14 +70,31 @@ def parse_os_release(text: str) -> str | None:
 
 
 def container_of(root: Path, environ: Mapping[str, str]) -> str | None:
-    """Names the container this process runs in; None where there is no sign of one."""
+    """Names the container this process runs in; None where there is no sign of one.
+
+    Args:
+        root: `/`, or a made-up tree.
+        environ: of this process.
+    """
     if "KUBERNETES_SERVICE_HOST" in environ:
         return "kubernetes"
-    named = read_text(root / "run/systemd/container")
+    if "APPTAINER_CONTAINER" in environ or is_there(root / ".singularity.d"):
+        return "apptainer" if "APPTAINER_CONTAINER" in environ else "singularity"
+    mounts = [line.split() for line in (read_text(root / "proc/self/mountinfo") or "").splitlines()]
+    tops = [words for words in mounts if len(words) > 4 and words[4] == "/"]
+    # enroot, and pyxis by it, keeps a lock file in the folder that becomes the root. Images have none.
+    if is_there(root / ".lock") and any(words[3] != "/" or "enroot" in " ".join(words) for words in tops):
+        return "enroot"
+    named = (read_text(root / "run/systemd/container") or "").strip() or environ.get("container")
     if named:
-        return named.strip()
-    signs = {"docker": ".dockerenv", "podman": "run/.containerenv", "singularity": ".singularity.d"}
-    return next((name for name, sign in signs.items() if is_there(root / sign)), None)
+        return named
+    signs = {"docker": ".dockerenv", "podman": "run/.containerenv", "lxc": "dev/lxd/sock", "incus": "dev/incus/sock"}
+    found = next((name for name, sign in signs.items() if is_there(root / sign)), None)
+    if found is not None:
+        return found
+    if any("containerd.snapshotter" in " ".join(words) for words in tops):
+        return "containerd"
+    return "lxc" if any("lxcfs" in words for words in mounts) else None
 
 
 def machine_of(root: Path) -> str | None:

@@ -51,3 +51,45 @@ def test_container_and_machine_are_told_by_their_signs(tmp_path: Path) -> None:
     assert container_of(tmp_path, {}) == "docker"
     assert container_of(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == "kubernetes"
     assert machine_of(tmp_path) == "Dell Inc. PowerEdge"
+
+
+_OVERLAY = "31 22 0:51 / / rw,relatime - overlay overlay rw,lowerdir="
+
+
+@pytest.mark.parametrize(
+    ("files", "environ", "name"),
+    [
+        (
+            {
+                ".lock": "",
+                "proc/self/mountinfo": "31 22 8:1 /raid/enroot/data/user-1000/pyxis_99.0 / rw - ext4 /dev/sda1 rw\n",
+            },
+            {},
+            "enroot",
+        ),
+        ({".lock": "", "proc/self/mountinfo": f"{_OVERLAY}/run/enroot/1000/pytorch/lower\n"}, {}, "enroot"),
+        # A file of that name on a host is no sign of anything.
+        ({".lock": "", "proc/self/mountinfo": "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"}, {}, None),
+        ({".singularity.d/env": ""}, {"APPTAINER_CONTAINER": "/home/ada/torch.sif"}, "apptainer"),
+        ({".singularity.d/env": ""}, {"SINGULARITY_CONTAINER": "/home/ada/torch.sif"}, "singularity"),
+        ({"run/.containerenv": ""}, {}, "podman"),
+        ({}, {"container": "podman"}, "podman"),
+        ({"run/systemd/container": "lxc\n"}, {}, "lxc"),
+        ({"dev/lxd/sock": ""}, {}, "lxc"),
+        ({"proc/self/mountinfo": "40 31 0:44 /proc/cpuinfo /proc/cpuinfo rw - fuse.lxcfs lxcfs rw\n"}, {}, "lxc"),
+        (
+            {
+                "proc/self/mountinfo": f"{_OVERLAY}"
+                "/var/lib/containerd/io.containerd.snapshotter.v1.overlayfs/snapshots/7/fs\n"
+            },
+            {},
+            "containerd",
+        ),
+        ({"proc/self/mountinfo": f"{_OVERLAY}/live/rootfs.squashfs\n"}, {}, None),
+    ],
+)
+def test_each_kind_of_container_is_known_by_what_it_leaves(
+    tmp_path: Path, files: dict[str, str], environ: dict[str, str], name: str | None
+) -> None:
+    write_tree(tmp_path, files)
+    assert container_of(tmp_path, environ) == name
