@@ -5,6 +5,12 @@ known by their leases before they use the GPU, everybody else by NVML. The proce
 a notebook that calls dsrun has made room for it, or else has to know. Seen on made-up driver answers only: busy
 GPUs of other users, MIG, and containers were not at hand.
 
+[Note: users of a GPU] Who computes there is listed, clients of MPS in a list of their own. Who draws there does not
+count (a desktop stays), unless it computes as well and has more than a desktop's part. Processes of other containers
+are in no list, but their memory is in use: what nobody listed has, beyond a driver's own need, is theirs. Only where the
+GPU's memory is a NUMA node of the host (GH200, GB200) is it the kernel's too, which puts page cache there; it
+gives that back, so there the lists alone count.
+
 [Note: MIG] CUDA shows a process one slice only, as `cuda:0`. So with slices each rank gets a CUDA_VISIBLE_DEVICES of
 its own, and LOCAL_RANK stays the rank's number on the host, for it names its heartbeat, cores and error file: a script
 that runs on slices takes `cuda:0`, not `cuda:LOCAL_RANK`. NCCL refuses two ranks on one GPU, slices or not
@@ -23,12 +29,14 @@ from typing import Any
 
 from dsrun.errors import DsrunError
 
-from .probe_gpu import listed_devices
-from .probe_nvml import NoDriver, ask_driver, open_nvml, text_of
+from .gpu_usage import running_on
+from .probe_gpu import gpu_handle, listed_devices
+from .probe_mig import slice_handles
+from .probe_nvml import NoDriver, ask, ask_driver, open_nvml, text_of
 
 #: Monitors and MPS daemons keep less than this on a GPU; a CUDA context alone is more.
 LITTLE_BYTES = 100 << 20
-#: More than any driver keeps for itself. Processes of other containers are not listed, their memory is.
+#: More than any driver keeps for itself, and than a browser computes in. See [Note: users of a GPU].
 UNSEEN_BYTES = 2 << 30
 
 
@@ -42,6 +50,7 @@ class Device:
         is_slice: a MIG slice.
         used_by: who computes there, in words: `pid 4242 of user bob`; empty if nobody does.
         used_bytes: memory in use.
+        desktop_bytes: of it, what processes have that draw there and do not count as users.
     """
 
     name: str
@@ -49,6 +58,7 @@ class Device:
     is_slice: bool = False
     used_by: tuple[str, ...] = ()
     used_bytes: int = 0
+    desktop_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +107,8 @@ def read_devices(
     """Asks the driver for the devices a job may see, in the order in which it sees them.
 
     Where CUDA_VISIBLE_DEVICES is not set, the slices of a GPU in MIG mode are devices of their own; the GPU counts as
-    one only in the number of ranks that a job has without `-n`.
+    one only in the number of ranks that a job has without `-n`. In MIG mode without slices it is no device. A GPU that
+    the driver counts and does not let this process reach is left out, and not counted, as CUDA does not.
 
     Args:
         environ: where CUDA_VISIBLE_DEVICES is read.
@@ -108,9 +119,9 @@ def read_devices(
     Raises:
         DsrunError: the driver does not answer.
     """
-    ask = _Questions(user_of=user_of or user_of_process, own=frozenset(own_line() if own is None else own))
+    known = _Known(user_of=user_of or user_of_process, own=frozenset(own_line() if own is None else own))
     with driver_open(load_nvml) as nvml:
-        return _read(nvml, environ.get("CUDA_VISIBLE_DEVICES"), ask)
+        return _read(nvml, environ.get("CUDA_VISIBLE_DEVICES"), known)
 
 
 @contextlib.contextmanager
@@ -210,65 +221,81 @@ def _parent_of(pid: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Questions:
+class _Known:
     """What the driver does not know of processes: their users, and which are our own."""
 
     user_of: Callable[[int], str | None]
     own: frozenset[int]
 
 
-def _read(nvml: Any, visible: str | None, ask: _Questions) -> tuple[Device, ...]:
+def _read(nvml: Any, visible: str | None, known: _Known) -> tuple[Device, ...]:
     uuids: list[str | None] = []
     parts: list[list[Device]] = []
     for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        handle = gpu_handle(nvml, index, keep_lost=True)
+        if handle is None:
+            continue
         uuids.append(text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)))
-        slices = _slices(nvml, handle, index, ask)
-        parts.append(slices or [_device(nvml, handle, f"GPU {index}", str(index), ask)])
+        slices = slice_handles(nvml, handle)
+        if slices is None:
+            parts.append([_device(nvml, handle, f"GPU {index}", str(index), known)])
+        else:
+            parts.append(
+                [
+                    _device(nvml, part, f"slice {number} of GPU {index}", f"{index}:{number}", known, is_slice=True)
+                    for number, part in slices
+                ]
+            )
     if visible is None:
         return tuple(device for devices in parts for device in devices)
     slice_of = {device.name: device for devices in parts for device in devices if device.is_slice}
     return tuple(
-        # Of a GPU in MIG mode that is named as a whole, CUDA shows the first slice.
-        parts[entry][0]
-        if isinstance(entry, int)
-        else slice_of.get(entry, Device(name=entry, label=f"slice {entry}", is_slice=True))
+        device
         for entry in listed_devices(visible, uuids)
+        for device in (
+            # Of a GPU in MIG mode that is named as a whole, CUDA shows the first slice.
+            parts[entry][:1]
+            if isinstance(entry, int)
+            else [slice_of.get(entry, Device(name=entry, label=f"slice {entry}", is_slice=True))]
+        )
     )
 
 
-def _slices(nvml: Any, handle: Any, index: int, ask: _Questions) -> list[Device]:
-    mode: Any = ask_driver(nvml, nvml.nvmlDeviceGetMigMode, handle)
-    if mode is None or not mode[0]:
-        return []
-    found: list[Device] = []
-    for number in range(ask_driver(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-        part: Any = ask_driver(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, number)
-        if part is not None:
-            label = f"slice {number} of GPU {index}"
-            found.append(_device(nvml, part, label, f"{index}:{number}", ask, is_slice=True))
-    return found
-
-
-def _device(nvml: Any, handle: Any, label: str, index: str, ask: _Questions, *, is_slice: bool = False) -> Device:
+def _device(nvml: Any, handle: Any, label: str, index: str, known: _Known, *, is_slice: bool = False) -> Device:
     memory: Any = ask_driver(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     used_bytes = 0 if memory is None else int(memory.total) - int(memory.free)
-    processes: Sequence[Any] = ask_driver(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    computing = running_on(nvml, handle)
+    drawing = {
+        process.pid: process.usedGpuMemory
+        for process in ask(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle) or ()
+    }
+    desktop = {
+        pid: has for pid, has in drawing.items() if pid not in computing or (has is not None and has <= UNSEEN_BYTES)
+    }
     # A process whose memory the driver does not tell (vGPU, some MIG drivers) counts: nothing says that it is small.
-    used_by = tuple(
-        _in_words(process.pid, ask.user_of(process.pid))
-        for process in processes
-        if process.pid not in ask.own and (process.usedGpuMemory is None or process.usedGpuMemory > LITTLE_BYTES)
-    )
-    if not processes and used_bytes > UNSEEN_BYTES:
-        used_by = (f"processes that cannot be seen from here ({used_bytes >> 30} GiB)",)
+    used_by = [
+        _in_words(pid, known.user_of(pid))
+        for pid, has in computing.items()
+        if pid not in known.own and pid not in desktop and (has is None or has > LITTLE_BYTES)
+    ]
+    listed = {**drawing, **computing}
+    unseen_bytes = used_bytes - sum(has or 0 for has in listed.values())
+    is_all_told = None not in listed.values()
+    if unseen_bytes > UNSEEN_BYTES and is_all_told and not _is_host_memory(nvml, handle):
+        used_by.append(f"processes that cannot be seen from here ({unseen_bytes >> 30} GiB)")
     return Device(
         name=text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) or index,
         label=label,
         is_slice=is_slice,
-        used_by=used_by,
+        used_by=tuple(used_by),
         used_bytes=used_bytes,
+        desktop_bytes=sum(has or 0 for has in desktop.values()),
     )
+
+
+def _is_host_memory(nvml: Any, handle: Any) -> bool:
+    """Whether the GPU's memory is a NUMA node of the host; only such platforms answer."""
+    return ask(nvml, "nvmlDeviceGetNumaNodeId", handle) is not None
 
 
 def _in_words(pid: int, user: str | None) -> str:

@@ -1,12 +1,16 @@
-"""What processes do to the GPUs of this machine, by pid, as the driver tells. Never fails: without driver, nothing."""
+"""What processes do to the GPUs of this machine, by pid, as the driver tells. Never fails: without driver, nothing.
+
+A GPU that cannot be reached, because it is lost or forbidden, is left out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .probe_nvml import NoDriver, ask_driver, open_nvml
+from .probe_gpu import gpu_handle
+from .probe_nvml import NoDriver, ask, ask_driver, open_nvml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,20 +37,37 @@ def gpu_use_by_pid(load_nvml: Callable[[], Any] | None = None) -> dict[int, GpuU
     try:
         with open_nvml(load_nvml) as nvml:
             for index in range(nvml.nvmlDeviceGetCount()):
-                _add(nvml, nvml.nvmlDeviceGetHandleByIndex(index), found)
+                handle = gpu_handle(nvml, index, keep_lost=True)
+                if handle is not None:
+                    _add(nvml, handle, found)
     except NoDriver:
         return {}
     return found
 
 
+def running_on(nvml: Any, handle: Any) -> dict[int, int | None]:
+    """Returns the processes that compute on a GPU or slice, clients of MPS too, with their memory.
+
+    Args:
+        nvml: the open driver.
+        handle: of the GPU or slice.
+
+    Returns:
+        pid -> bytes; None where the driver does not tell how much.
+    """
+    questions = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
+    listed = (process for question in questions for process in ask(nvml, question, handle) or ())
+    return {process.pid: process.usedGpuMemory for process in listed}
+
+
 def _add(nvml: Any, handle: Any, found: dict[int, GpuUse]) -> None:
-    processes: Sequence[Any] = ask_driver(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
+    processes = running_on(nvml, handle)
     rates: Any = ask_driver(nvml, nvml.nvmlDeviceGetUtilizationRates, handle) if processes else None
     percent = None if rates is None else int(rates.gpu)
-    for process in processes:
-        before = found.get(process.pid, GpuUse(memory_bytes=None, percent=None))
-        found[process.pid] = GpuUse(
-            memory_bytes=_together(sum, before.memory_bytes, process.usedGpuMemory),
+    for pid, memory_bytes in processes.items():
+        before = found.get(pid, GpuUse(memory_bytes=None, percent=None))
+        found[pid] = GpuUse(
+            memory_bytes=_together(sum, before.memory_bytes, memory_bytes),
             percent=_together(max, before.percent, percent),
         )
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -33,6 +34,68 @@ def test_a_gpu_is_used_by_processes_that_hold_more_than_a_little() -> None:
 def test_memory_that_no_visible_process_holds_is_another_containers() -> None:
     (device,) = read(Part("GPU-0", used_bytes=37 * GIB))
     assert device.used_by == ("processes that cannot be seen from here (37 GiB)",)
+
+
+def test_a_small_process_that_is_seen_does_not_hide_a_large_one_that_is_not() -> None:
+    (device,) = read(Part("GPU-0", processes=[(9, 60 * MIB)], used_bytes=70 * GIB))
+    assert device.used_by == ("processes that cannot be seen from here (69 GiB)",)
+    (both,) = read(Part("GPU-0", processes=[(4242, 30 * GIB)], used_bytes=70 * GIB))
+    assert both.used_by == ("pid 4242 of user bob", "processes that cannot be seen from here (40 GiB)")
+
+
+def test_memory_that_listed_processes_hold_is_nobody_elses() -> None:
+    own = [(os.getpid(), 70 * GIB)]
+    gpus = [
+        Part("GPU-0", processes=[(9, 60 * MIB)], used_bytes=1 * GIB),
+        Part("GPU-1", processes=own, used_bytes=71 * GIB),
+        # Whoever's memory the driver does not tell may have all of it.
+        Part("GPU-2", processes=[(os.getpid(), None)], used_bytes=71 * GIB),
+    ]
+    assert [device.used_by for device in read(*gpus)] == [(), (), ()]
+
+
+def test_clients_of_mps_are_users_and_its_server_is_not() -> None:
+    server, client = (31, 30 * MIB), (4242, 9 * GIB)
+    (device,) = read(Part("GPU-0", processes=[server], mps=[client], used_bytes=10 * GIB))
+    assert device.used_by == ("pid 4242 of user bob",)
+    (listed_twice,) = read(Part("GPU-0", processes=[server, client], mps=[client], used_bytes=10 * GIB))
+    assert listed_twice.used_by == ("pid 4242 of user bob",)
+
+
+def test_a_desktop_does_not_count_and_its_memory_is_nobody_elses() -> None:
+    xorg, browser = (11, 900 * MIB), (12, 1600 * MIB)
+    (device,) = read(Part("GPU-0", graphics=[xorg, browser], used_bytes=3 * GIB))
+    assert (device.used_by, device.desktop_bytes) == ((), 2500 * MIB)
+    (busy,) = read(Part("GPU-0", graphics=[xorg], processes=[(4242, 8 * GIB)], used_bytes=9 * GIB))
+    assert busy.used_by == ("pid 4242 of user bob",)
+
+
+def test_who_draws_and_computes_counts_with_more_than_a_desktops_part() -> None:
+    browser, simulator = (12, 700 * MIB), (4242, 20 * GIB)
+    (device,) = read(Part("GPU-0", graphics=[browser, simulator], processes=[browser, simulator], used_bytes=22 * GIB))
+    assert (device.used_by, device.desktop_bytes) == (("pid 4242 of user bob",), 700 * MIB)
+
+
+def test_page_cache_in_the_memory_of_a_gpu_that_is_a_numa_node_is_no_user() -> None:
+    gh200 = Part("GPU-0", used_bytes=30 * GIB, numa_node=1)
+    (device,) = read(gh200)
+    assert device.used_by == ()
+    (busy,) = read(replace(gh200, processes=[(4242, 9 * GIB)]))
+    assert busy.used_by == ("pid 4242 of user bob",)
+
+
+@pytest.mark.parametrize("fault", ["GpuIsLost", "NoPermission"])
+def test_a_gpu_that_cannot_be_reached_is_left_out_and_the_others_are_counted_without_it(fault: str) -> None:
+    gpus = [Part("GPU-0"), Part("GPU-1", fails=fault), Part("GPU-2")]
+    assert [(device.name, device.label) for device in read(*gpus)] == [("GPU-0", "GPU 0"), ("GPU-2", "GPU 2")]
+    assert [device.name for device in read(*gpus, visible="1")] == ["GPU-2"]
+
+
+def test_a_gpu_in_mig_mode_without_slices_is_no_device() -> None:
+    gpus = [Part("GPU-0", slices=[]), Part("GPU-1")]
+    assert [device.name for device in read(*gpus)] == ["GPU-1"]
+    assert read(*gpus, visible="0") == ()
+    assert [device.name for device in read(*gpus, visible="1,0")] == ["GPU-1"]
 
 
 @pytest.mark.parametrize(

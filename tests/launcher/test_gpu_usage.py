@@ -32,6 +32,14 @@ def test_what_the_driver_does_not_tell_is_none() -> None:
     assert gpu_use_by_pid(driver(Part("a", processes=[(7, None)]))) == {7: GpuUse(memory_bytes=None, percent=None)}
 
 
+def test_clients_of_mps_are_listed_and_a_gpu_that_cannot_be_reached_is_left_out() -> None:
+    gpus = (Part("a", fails="NoPermission"), Part("b", processes=[(7, GIB)], mps=[(9, 2 * GIB)]))
+    assert gpu_use_by_pid(driver(*gpus)) == {
+        7: GpuUse(memory_bytes=GIB, percent=None),
+        9: GpuUse(memory_bytes=2 * GIB, percent=None),
+    }
+
+
 def test_without_a_driver_there_is_no_use() -> None:
     def missing() -> Any:
         raise ImportError("pynvml")

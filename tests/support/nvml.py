@@ -34,39 +34,71 @@ ERRORS: Mapping[str, type[NVMLError]] = {
 
 @dataclass(frozen=True)
 class Part:
-    """A GPU, or with `slices` one in MIG mode; `processes` are pairs of pid and bytes (None untold)."""
+    """A GPU, or a slice of one; processes are pairs of pid and bytes (None untold).
+
+    Attributes:
+        uuid: its name.
+        processes: those that compute there.
+        used_bytes: memory in use.
+        slices: of a GPU in MIG mode; None where it is not.
+        mps: clients of MPS.
+        graphics: processes that draw there.
+        numa_node: of the host, that its memory is; None where it is none.
+        fails: the error with which the driver answers for it, of `ERRORS`.
+        model: its product name.
+    """
 
     uuid: str
     processes: Sequence[tuple[int, int | None]] = ()
     used_bytes: int = 600 * MIB
-    slices: Sequence[Part] = ()
+    slices: Sequence[Part] | None = None
+    mps: Sequence[tuple[int, int | None]] = ()
+    graphics: Sequence[tuple[int, int | None]] = ()
+    numa_node: int | None = None
+    fails: str | None = None
+    model: str = "H100"
 
 
 def made_up_nvml(*gpus: Part) -> Callable[[], Any]:
     """Returns what loads a driver with these GPUs."""
 
+    def gpu_at(index: int) -> Part:
+        if (fails := gpus[index].fails) is not None:
+            raise ERRORS[fails]
+        return gpus[index]
+
     def slice_at(gpu: Part, index: int) -> Part:
-        if index >= len(gpu.slices):
+        if index >= len(gpu.slices or ()):
             raise ERRORS["NotFound"]
-        return gpu.slices[index]
+        return (gpu.slices or ())[index]
+
+    def numa_node(part: Part) -> int:
+        if part.numa_node is None:
+            raise ERRORS["NotSupported"]
+        return part.numa_node
+
+    def running(processes: Sequence[tuple[int, int | None]]) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in processes]
 
     calls: dict[str, Any] = {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
         "nvmlSystemGetDriverVersion": lambda: "580.65",
         "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
-        "nvmlDeviceGetName": lambda part: "H100",
+        "nvmlDeviceGetName": lambda part: part.model,
         "nvmlDeviceGetCudaComputeCapability": lambda part: (9, 0),
         "nvmlDeviceGetCount": lambda: len(gpus),
-        "nvmlDeviceGetHandleByIndex": lambda index: gpus[index],
+        "nvmlDeviceGetHandleByIndex": gpu_at,
         "nvmlDeviceGetUUID": lambda part: part.uuid,
         "nvmlDeviceGetMemoryInfo": lambda part: SimpleNamespace(total=80 * GIB, free=80 * GIB - part.used_bytes),
-        "nvmlDeviceGetMigMode": lambda part: (bool(part.slices), bool(part.slices)),
+        "nvmlDeviceGetMigMode": lambda part: [int(part.slices is not None)] * 2,
         "nvmlDeviceGetMaxMigDeviceCount": lambda part: 7,
         "nvmlDeviceGetMigDeviceHandleByIndex": slice_at,
-        "nvmlDeviceGetComputeRunningProcesses": lambda part: [
-            SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in part.processes
-        ],
+        "nvmlDeviceGetNumaNodeId": numa_node,
+        "nvmlDeviceGetUtilizationRates": lambda part: SimpleNamespace(gpu=0, memory=0),
+        "nvmlDeviceGetComputeRunningProcesses": lambda part: running(part.processes),
+        "nvmlDeviceGetMPSComputeRunningProcesses": lambda part: running(part.mps),
+        "nvmlDeviceGetGraphicsRunningProcesses": lambda part: running(part.graphics),
     }
     return lambda: SimpleNamespace(NVMLError=NVMLError, **calls)
 
