@@ -137,7 +137,7 @@ def _gpus(
 ) -> GpuReport:
     try:
         with open_nvml(load_nvml) as nvml:
-            report = list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"), keep_lost=True)
+            report = list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
             if state:
                 report = replace(report, gpus=_all_detailed(nvml, report.gpus, root, why))
             else:
@@ -157,7 +157,7 @@ def _all_detailed(nvml: Any, gpus: Sequence[Gpu], root: Path, why: dict[str, str
     xids = read_xids(root)
     if isinstance(xids, str):
         why["gpus.*.xids"] = xids
-    handles = [gpu_handle(nvml, gpu.index, keep_lost=True) for gpu in gpus]
+    handles = [gpu_handle(nvml, gpu.index) for gpu in gpus]
     # A GPU takes milliseconds for some answers, and others need not wait for it: NVML may be asked by many threads.
     with ThreadPoolExecutor(len(gpus)) as pool:
         asked = [pool.submit(_detailed, nvml, gpu, handles, root, xids) for gpu in gpus]

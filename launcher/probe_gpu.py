@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from dsrun.gpu_presence import hides_all_gpus, nvidia_presence
+
+from .driver_fault import DriverFault, fault_at_start, fault_of_all, fault_of_none, idle_text
 from .probe_gpu_state import GpuState
 from .probe_nvlink import NvLinks
-from .probe_nvml import NoDriver, ask_driver, open_nvml, text_of
+from .probe_nvml import NoDriver, ask_driver, error_name, open_nvml, text_of
 from .probe_pci import PcieLink
 
 
@@ -26,7 +30,7 @@ class Gpu:
         usable: CUDA_VISIBLE_DEVICES lets the job see it.
         cuda_index: its number to the job, `cuda:0` first, where CUDA sorts by PCI address (it does among equal GPUs);
             None where the job does not see it as a whole.
-        lost: the driver counts it and cannot reach it.
+        lost: the driver counts it and cannot reach it, or this process may not.
         pci_address: as /sys writes it, `0000:1b:00.0`.
         numa_node: the node its slot is wired to.
         iommu: kind of the IOMMU's domain for it (`identity`, `DMA`, `DMA-FQ`); asked by the probe alone, as the rest.
@@ -57,6 +61,21 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A GPU that the driver counts and does not give.
+
+    Attributes:
+        index: the driver's number.
+        reason: its words.
+        is_forbidden: this process may not open it; else it cannot be reached at all.
+    """
+
+    index: int
+    reason: str
+    is_forbidden: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReport:
     """All GPUs of a machine.
 
@@ -67,6 +86,10 @@ class GpuReport:
         driver_cuda: newest CUDA version the driver can run.
         reason: why there are none, where there are none.
         slice_count: how many of the usable devices are MIG slices named in CUDA_VISIBLE_DEVICES.
+        left_out: GPUs that the driver counts and no job can use.
+        fault: why none can be used of those that this process was given; None where that is not so, and where
+            CUDA_VISIBLE_DEVICES hides all.
+        idle: what to say of GPUs that this process was not given; None without any.
     """
 
     gpus: tuple[Gpu, ...]
@@ -75,40 +98,80 @@ class GpuReport:
     driver_cuda: str | None
     reason: str | None
     slice_count: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+    fault: DriverFault | None = None
+    idle: str | None = None
 
 
-def read_gpus(environ: Mapping[str, str], *, load_nvml: Callable[[], Any] | None = None) -> GpuReport:
-    """Asks the driver for the GPUs of this machine.
+def read_gpus(
+    environ: Mapping[str, str], *, load_nvml: Callable[[], Any] | None = None, root: Path = Path("/")
+) -> GpuReport:
+    """Asks the driver for the GPUs of this machine, and where it has none to give, the kernel why that is.
 
     Args:
         environ: where CUDA_VISIBLE_DEVICES is read.
         load_nvml: returns the `pynvml` module; tests give a made-up one.
+        root: `/`, or a made-up tree with proc, sys and dev.
     """
+    failure: NoDriver | None = None
     try:
         with open_nvml(load_nvml) as nvml:
-            return list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
+            report = list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
     except NoDriver as error:
-        return GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=str(error))
+        failure = error
+        report = GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=str(error))
+    return explained(report, failure, environ=environ, root=root)
 
 
-def list_gpus(nvml: Any, visible: str | None, *, keep_lost: bool = False) -> GpuReport:
-    """Lists the GPUs of an open driver.
+def explained(
+    report: GpuReport, failure: NoDriver | None, *, environ: Mapping[str, str], root: Path = Path("/")
+) -> GpuReport:
+    """Returns a report that says whether it is the driver's fault that there is no GPU, or nobody's.
+
+    Args:
+        report: what the driver told.
+        failure: why it told nothing, where it did not.
+        environ: where CUDA_VISIBLE_DEVICES is read.
+        root: `/`, or a made-up tree with proc, sys and dev.
+    """
+    if len(report.left_out) < len(report.gpus) or hides_all_gpus(environ):
+        return report
+    presence = nvidia_presence(root)
+    if failure is not None:
+        fault = fault_at_start(failure.error, failure.words, presence)
+    elif report.left_out:
+        reasons = [gpu.reason for gpu in report.left_out]
+        fault = fault_of_all(reasons, presence, forbidden=all(gpu.is_forbidden for gpu in report.left_out))
+    else:
+        fault = fault_of_none(presence)
+    if fault is not None:
+        return replace(report, reason=fault.reason, fault=fault)
+    idle = idle_text(presence)
+    return report if idle is None else replace(report, reason=idle, idle=idle)
+
+
+def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
+    """Lists the GPUs of an open driver, those that cannot be reached or opened too.
+
+    CUDA_VISIBLE_DEVICES counts those that are left, as CUDA does not count a GPU that it may not open; numbers of the
+    report are the driver's.
 
     Args:
         nvml: the open driver.
         visible: CUDA_VISIBLE_DEVICES; None where it is not set.
-        keep_lost: list a GPU that cannot be reached too; otherwise it is an error of the driver, for a job would fail.
     """
-    handles = [gpu_handle(nvml, index, keep_lost=keep_lost) for index in range(nvml.nvmlDeviceGetCount())]
-    uuids = [
-        None if handle is None else text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) for handle in handles
-    ]
-    named = visible_devices(visible, uuids)
-    devices = tuple(index for index in named if index is None or handles[index] is not None)
+    handles = [_reach(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    left_out = tuple(handle for handle in handles if isinstance(handle, LeftOut))
+    there = [index for index, handle in enumerate(handles) if not isinstance(handle, LeftOut)]
+    uuids = {index: text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handles[index])) for index in there}
+    named = visible_devices(visible, [uuids[index] for index in there])
+    devices = [None if place is None else there[place] for place in named]
     cuda: int | None = ask_driver(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
     return GpuReport(
         gpus=tuple(
-            _lost(index) if handle is None else _read_one(nvml, handle, index=index, uuid=uuids[index], devices=devices)
+            _lost(index)
+            if isinstance(handle, LeftOut)
+            else _read_one(nvml, handle, index=index, uuid=uuids[index], devices=devices)
             for index, handle in enumerate(handles)
         ),
         usable_count=len(devices),
@@ -116,6 +179,7 @@ def list_gpus(nvml: Any, visible: str | None, *, keep_lost: bool = False) -> Gpu
         driver_cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         reason=None if handles else "the driver finds no GPU",
         slice_count=devices.count(None),
+        left_out=left_out,
     )
 
 
@@ -158,11 +222,17 @@ def _names(entry: str, index: int, uuid: str | None) -> bool:
     return entry.startswith("GPU-") and uuid is not None and uuid.startswith(entry)
 
 
-def gpu_handle(nvml: Any, index: int, *, keep_lost: bool) -> Any:
-    """Returns the driver's handle of a GPU; with `keep_lost` None for one that cannot be reached."""
-    if keep_lost:
-        return ask_driver(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
-    return nvml.nvmlDeviceGetHandleByIndex(index)
+def gpu_handle(nvml: Any, index: int, *, keep_lost: bool = True) -> Any:
+    """Returns the driver's handle of a GPU; None for one that cannot be reached, or may not be opened."""
+    return ask_driver(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
+
+
+def _reach(nvml: Any, index: int) -> Any:
+    """Returns the driver's handle of a GPU, or why there is none."""
+    try:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    except nvml.NVMLError as error:
+        return LeftOut(index=index, reason=str(error), is_forbidden=error_name(error) == "NoPermission")
 
 
 def _lost(index: int) -> Gpu:

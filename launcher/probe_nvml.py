@@ -14,7 +14,18 @@ _T = TypeVar("_T")
 
 
 class NoDriver(Exception):
-    """The driver does not answer; the text says why."""
+    """The driver does not answer; the text says why.
+
+    Attributes:
+        error: what NVML raised, by the end of its name in `pynvml` (`LibRmVersionMismatch`); empty where the package is
+            not installed.
+        words: the driver's own for it.
+    """
+
+    def __init__(self, text: str, *, error: str, words: str = "") -> None:
+        super().__init__(text)
+        self.error = error
+        self.words = words
 
 
 @contextlib.contextmanager
@@ -30,15 +41,15 @@ def open_nvml(load_nvml: Callable[[], Any] | None = None) -> Generator[Any, None
     try:
         nvml = (load_nvml or _load_pynvml)()
     except ImportError:
-        raise NoDriver("the package nvidia-ml-py is not installed") from None
+        raise NoDriver("the package nvidia-ml-py is not installed", error="") from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        raise NoDriver(_why(error)) from error
+        raise _no_driver(error) from error
     try:
         yield nvml
     except nvml.NVMLError as error:
-        raise NoDriver(_why(error)) from error
+        raise _no_driver(error) from error
     finally:
         ask_driver(nvml, nvml.nvmlShutdown)
 
@@ -57,6 +68,11 @@ def ask(nvml: Any, name: str, *args: Any) -> Any:
     return None if call is None else ask_driver(nvml, call, *args)
 
 
+def error_name(error: Exception) -> str:
+    """Returns the end of an NVML error's name in `pynvml`: `GpuIsLost`."""
+    return type(error).__name__.removeprefix("NVMLError_")
+
+
 def text_of(value: Any) -> str | None:
     """Returns a text of the driver, which older versions give as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
@@ -68,8 +84,8 @@ def _load_pynvml() -> Any:
     return pynvml
 
 
-def _why(error: Exception) -> str:
-    name = type(error).__name__
-    if name in ("NVMLError_LibraryNotFound", "NVMLError_DriverNotLoaded"):
-        return "no NVIDIA driver"
-    return f"the NVIDIA driver does not answer: {error}"
+def _no_driver(error: Exception) -> NoDriver:
+    name, words = error_name(error), str(error)
+    if name in ("LibraryNotFound", "DriverNotLoaded"):
+        return NoDriver("no NVIDIA driver", error=name, words=words)
+    return NoDriver(f"the NVIDIA driver does not answer: {words}", error=name, words=words)

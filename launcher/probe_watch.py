@@ -236,7 +236,7 @@ def _rates(before: Counters, after: Counters, took_s: float) -> dict[str, tuple[
 def _gpus(load_nvml: Callable[[], Any] | None) -> tuple[GpuLoad, ...]:
     try:
         with open_nvml(load_nvml) as nvml:
-            return tuple(_load_of(nvml, gpu) for gpu in list_gpus(nvml, None).gpus)
+            return tuple(_load_of(nvml, gpu) for gpu in list_gpus(nvml, None).gpus if not gpu.lost)
     except NoDriver:
         return ()
 

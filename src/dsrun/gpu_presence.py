@@ -42,6 +42,8 @@ class NvidiaPresence:
         cards: kernel driver of each GPU on the PCI bus by its address: `nvidia`, `nouveau`, `vfio-pci`; None without.
         files: files of GPUs in /dev, `/dev/nvidia0` first.
         open_files: those of them that this process may open; see [Note: given].
+        closed_by_rights: one of the others is closed to this user; else the device cgroup of a container or a job is
+            what forbids them.
         kernel_module: version of NVIDIA's loaded kernel module; None where it is not loaded.
         in_wsl: Windows lends its GPU: WSL has the device and Windows' driver.
         has_own_dev: /dev is a container's own: what is not in it was not given.
@@ -50,6 +52,7 @@ class NvidiaPresence:
     cards: Mapping[str, str | None]
     files: tuple[str, ...]
     open_files: tuple[str, ...]
+    closed_by_rights: bool
     kernel_module: str | None
     in_wsl: bool
     has_own_dev: bool
@@ -90,6 +93,7 @@ def nvidia_presence(root: Path = Path("/"), *, may_open: Callable[[Path], bool] 
     """
     may_open = may_open or _may_open
     files = _files(root, r"nvidia[0-9]+")
+    open_files = [name for name in files if may_open(root / "dev" / name)]
     wsl = root / "usr/lib/wsl/lib"
     return NvidiaPresence(
         cards={
@@ -98,7 +102,8 @@ def nvidia_presence(root: Path = Path("/"), *, may_open: Callable[[Path], bool] 
             if vendor == _NVIDIA and kind.startswith(_DISPLAY)
         },
         files=tuple(f"/dev/{name}" for name in files),
-        open_files=tuple(f"/dev/{name}" for name in files if may_open(root / "dev" / name)),
+        open_files=tuple(f"/dev/{name}" for name in open_files),
+        closed_by_rights=any(_rights_forbid(root / "dev" / name) for name in files if name not in open_files),
         kernel_module=_module_version(_text(root / "proc/driver/nvidia/version")),
         # The device is there for GPUs of all makers; NVIDIA's libraries are lent with a driver of NVIDIA only.
         in_wsl=(root / "dev/dxg").exists()
@@ -193,8 +198,21 @@ def _may_open(path: Path) -> bool:
     return os.access(path, os.R_OK | os.W_OK)
 
 
+def _rights_forbid(path: Path) -> bool:
+    """Whether a file's owner, group and mode are what closes it to this user."""
+    try:
+        found = path.stat()
+    except OSError:
+        return True
+    user = os.geteuid()
+    if user == 0:
+        return False
+    digit = 6 if user == found.st_uid else 3 if found.st_gid in (os.getegid(), *os.getgroups()) else 0
+    return (found.st_mode >> digit) & 0o6 != 0o6
+
+
 def _module_version(text: str) -> str | None:
-    """Reads /proc/driver/nvidia/version: `... Kernel Module  535.216.03 ...`, `... Kernel Module for x86_64  580 ...`."""
+    """Reads /proc/driver/nvidia/version: `... Kernel Module  535.216.03 ...`, `... Kernel Module for x86_64  5...`."""
     match = re.search(r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)\s", text)
     return match and match[1]
 

@@ -1,21 +1,18 @@
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from dsrun.launcher.probe_gpu import list_gpus, read_gpus, visible_devices
+from dsrun.launcher.probe_gpu import GpuReport, read_gpus, visible_devices
+from support.machines import Machine, recorded_machine
+from support.nvml import ERRORS, NVMLError
 
 GIB = 1 << 30
-
-
-class NVMLError(Exception):
-    pass
-
-
-class NVMLError_LibraryNotFound(NVMLError):
-    pass
 
 
 def fake_nvml(count: int, *, init: Exception | None = None, **changes: Any) -> SimpleNamespace:
@@ -65,15 +62,15 @@ def test_a_question_the_driver_does_not_answer_leaves_the_others_standing() -> N
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (NVMLError_LibraryNotFound(), "no NVIDIA driver"),
+        (ERRORS["LibraryNotFound"](), "no NVIDIA driver"),
         (
             NVMLError("Driver/library version mismatch"),
             "the NVIDIA driver does not answer: Driver/library version mismatch",
         ),
     ],
 )
-def test_no_driver_is_an_answer_and_not_a_crash(error: Exception, reason: str) -> None:
-    report = read_gpus({}, load_nvml=lambda: fake_nvml(0, init=error))
+def test_no_driver_is_an_answer_and_not_a_crash(error: Exception, reason: str, tmp_path: Path) -> None:
+    report = read_gpus({}, load_nvml=lambda: fake_nvml(0, init=error), root=tmp_path)
     assert (report.gpus, report.usable_count, report.reason) == ((), 0, reason)
 
 
@@ -109,25 +106,82 @@ def test_a_gpu_is_told_with_its_number_to_the_job() -> None:
     assert [(gpu.usable, gpu.cuda_index) for gpu in report.gpus] == [(True, 1), (False, None), (True, 0)]
 
 
-def lost_at(index: int) -> Any:
+def lost_at(index: int, name: str = "GpuIsLost") -> Any:
     def handle(number: int) -> int:
         if number == index:
-            raise NVMLError("GPU is lost")
+            raise ERRORS[name]
         return number
 
     return fake_nvml(3, nvmlDeviceGetHandleByIndex=handle)
 
 
-def test_a_lost_gpu_is_an_error_of_the_driver_for_a_launch() -> None:
-    report = read_gpus({}, load_nvml=lambda: lost_at(1))
-    assert (report.gpus, report.reason) == ((), "the NVIDIA driver does not answer: GPU is lost")
-
-
-def test_a_lost_gpu_is_listed_where_that_is_asked_for_and_no_job_has_it() -> None:
-    report = list_gpus(lost_at(1), None, keep_lost=True)
-    assert [(gpu.lost, gpu.usable, gpu.name) for gpu in report.gpus] == [
-        (False, True, "NVIDIA H200"),
-        (True, False, None),
-        (False, True, "NVIDIA H200"),
+@pytest.mark.parametrize(
+    ("name", "words"), [("GpuIsLost", "GPU is lost"), ("NoPermission", "Insufficient Permissions")]
+)
+def test_one_gpu_that_is_lost_or_forbidden_is_left_out_and_the_others_are_a_jobs(name: str, words: str) -> None:
+    report = read_gpus({}, load_nvml=lambda: lost_at(1, name))
+    assert [(gpu.index, gpu.usable, gpu.cuda_index, gpu.lost) for gpu in report.gpus] == [
+        (0, True, 0, False),
+        (1, False, None, True),
+        (2, True, 1, False),
     ]
-    assert report.usable_count == 2
+    assert (report.usable_count, report.fault, report.reason) == (2, None, None)
+    assert [(gpu.index, gpu.reason, gpu.is_forbidden) for gpu in report.left_out] == [
+        (1, words, name == "NoPermission")
+    ]
+
+
+def test_cuda_visible_devices_counts_the_gpus_that_are_left() -> None:
+    report = read_gpus({"CUDA_VISIBLE_DEVICES": "1"}, load_nvml=lambda: lost_at(1))
+    assert [(gpu.usable, gpu.cuda_index) for gpu in report.gpus] == [(False, None), (False, None), (True, 0)]
+
+
+# why there are none
+
+
+def read(machine: Machine, **environ: str) -> GpuReport:
+    return read_gpus({**machine.environ, **environ}, load_nvml=machine.load_nvml, root=machine.root)
+
+
+FAULTS = {
+    "LibRmVersionMismatch": (
+        r"Driver/library version mismatch: the driver was updated, and the old kernel module \S+ is still loaded",
+        "reboot this machine",
+    ),
+    "Unknown": ("the NVIDIA driver does not answer: Unknown Error", "dmesg"),
+    "DriverNotLoaded": ("NVIDIA's kernel module is not loaded", "modprobe"),
+    "LibraryNotFound": ("libnvidia-ml.so.1, the driver's library, is not found, and the GPUs are there", "--nv"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("machine", ["dgx_h100", "workstation"])
+def test_a_driver_that_fails_beside_its_gpus_is_a_fault_with_a_way_out(tmp_path: Path, machine: str, name: str) -> None:
+    report = read(recorded_machine(machine, tmp_path, driver_fails=name))
+    reason, way_out = FAULTS[name]
+    assert report.fault is not None
+    assert re.fullmatch(reason, report.fault.reason)
+    assert way_out in report.fault.way_out
+    assert (report.usable_count, report.reason) == (0, report.fault.reason)
+
+
+def test_the_choice_of_no_gpu_is_no_fault_of_the_driver(tmp_path: Path) -> None:
+    machine = recorded_machine("dgx_h100", tmp_path, driver_fails="LibRmVersionMismatch")
+    assert read(machine, CUDA_VISIBLE_DEVICES="").fault is None
+
+
+def test_a_machine_whose_gpus_are_all_lost_is_a_fault(tmp_path: Path) -> None:
+    report = read(recorded_machine("l40s_pcie", tmp_path, lost=range(8)))
+    assert report.fault is not None
+    assert report.fault.reason.endswith("GPUs: GPU is lost")
+
+
+def test_a_missing_package_is_a_fault_beside_gpus_and_none_without(tmp_path: Path) -> None:
+    def no_package() -> Any:
+        raise ImportError
+
+    assert read_gpus({}, load_nvml=no_package, root=tmp_path).fault is None
+    machine = replace(recorded_machine("workstation", tmp_path), load_nvml=no_package)
+    fault = read(machine).fault
+    assert fault is not None
+    assert fault.way_out == "`pip install nvidia-ml-py`"
