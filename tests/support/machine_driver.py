@@ -86,6 +86,7 @@ def driver_of(
         "nvmlDeviceGetHandleByUUID": by_uuid,
         "nvmlDeviceGetIndex": lambda gpu: list(gpus).index(gpu),
         "nvmlDeviceGetMinorNumber": _value("minor"),
+        "nvmlDeviceGetNumaNodeId": _value("numa"),
         "nvmlDeviceGetUUID": _value("uuid"),
         "nvmlDeviceGetName": _value("name"),
         "nvmlDeviceGetMemoryInfo": _memory,

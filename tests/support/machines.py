@@ -32,13 +32,13 @@ _NO_UUID = "GPU-????????-????-????-????-????????????"
 _MERGED = ("cpus", "driver", "gpu")
 #: PCI classes, and the vendor of a network card by its driver.
 _GPU_CLASS, _INFINIBAND_CLASS, _ETHERNET_CLASS, _DRIVE_CLASS = "0x030200", "0x020700", "0x020000", "0x010802"
+_NO_VENDOR = "0x0000"
 _VENDORS = {
     "mlx5_core": "0x15b3",
     "ixgbe": "0x8086",
     "igc": "0x8086",
     "efa": "0x1d0f",
     "ena": "0x1d0f",
-    "bnxt_en": "0x14e4",
 }
 
 
@@ -120,7 +120,7 @@ def recorded_machine(
     for device in facts.get("others", ()):
         _write_device(root, device["at"], pci=(device["class"], device["vendor"], device.get("device", "0x0000")))
     write_tree(root, dict.fromkeys(facts.get("files", ()), ""))
-    if driver.get("fails") != "DriverNotLoaded":
+    if driver.get("fails") != "DriverNotLoaded" and not driver.get("absent"):
         _write_driver(root, driver, gpus)
         closed = range(len(gpus)) if driver.get("fails") == "Unknown" else ()
         _write_nodes(root, gpus, opened=[gpu["minor"] for gpu in seen], closed=closed, job=job)
@@ -253,7 +253,8 @@ _ARM_PROCESSOR = (
 
 
 def _write_processors(root: Path, facts: dict[str, Any]) -> range:
-    cpu, nodes = facts["cpus"], facts["nodes"]
+    cpu = facts["cpus"]
+    nodes = [node for node in facts["nodes"] for _ in range(node.get("times", 1))]
     cores = cpu["sockets"] * cpu["cores"]
     total = cores * cpu["threads"]
     one = _ARM_PROCESSOR if "features" in cpu else _X86_PROCESSOR
@@ -276,7 +277,7 @@ def _write_processors(root: Path, facts: dict[str, Any]) -> range:
         write_cpu(root, number, siblings=range(core, total, cores), package=core // cpu["cores"])
     for number, node in enumerate(nodes):
         memory = "".join(
-            f"Node {number} {name}: {node[key] << 20:>12} kB\n"
+            f"Node {number} {name}: {node.get(key, 0) << 20:>12} kB\n"
             for name, key in (("MemTotal", "memory_gib"), ("MemFree", "free_gib"))
         )
         write_tree(
@@ -284,14 +285,16 @@ def _write_processors(root: Path, facts: dict[str, Any]) -> range:
             {
                 "cpulist": f"{node.get('cpus', '')}\n",
                 "meminfo": memory,
-                "distance": " ".join(map(str, node["distances"])) + "\n",
             },
         )
+        if "distances" in node:
+            distances = " ".join(map(str, node["distances"]))
+            write_tree(root / system / f"node/node{number}", {"distance": f"{distances}\n"})
     return range(total)
 
 
 def _write_host(root: Path, facts: dict[str, Any], job: Mapping[str, Any]) -> None:
-    total = sum(node["memory_gib"] for node in facts["nodes"])
+    total = sum(node.get("memory_gib", 0) for node in facts["nodes"])
     swap, swap_free = facts.get("swap_gib", (0, 0))
     limits = facts["limits"]
     rows = {
@@ -358,7 +361,9 @@ def _write_interface(root: Path, port: dict[str, Any]) -> None:
     driver_name = port.get("driver", "mlx5_core")
     infiniband = port.get("layer") == "InfiniBand"
     kind = _INFINIBAND_CLASS if infiniband else _ETHERNET_CLASS
-    device = _write_device(root, port["at"], pci=(kind, _VENDORS[driver_name], "0x1021"))
+    pci = (kind, _VENDORS.get(driver_name, _NO_VENDOR), "0x1021")
+    # A virtual machine's own interface is no PCI device.
+    device = _write_device(root, port["at"], pci=pci) if "at" in port else root / "sys/devices/vmbus" / port["net"]
     folder = device / "net" / port["net"]
     works = "ACTIVE" in port.get("state", "4: ACTIVE")
     speed = port.get("speed", port.get("rate", 0) * 1000)
@@ -386,7 +391,7 @@ def _write_interface(root: Path, port: dict[str, Any]) -> None:
 def _write_card(root: Path, card: dict[str, Any]) -> None:
     driver_name = card.get("driver", "mlx5_core")
     kind = _INFINIBAND_CLASS if card["layer"] == "InfiniBand" else _ETHERNET_CLASS
-    device = _write_device(root, card["at"], pci=(kind, _VENDORS[driver_name], "0x1021"))
+    device = _write_device(root, card["at"], pci=(kind, _VENDORS.get(driver_name, _NO_VENDOR), "0x1021"))
     folder = device / "infiniband" / card["name"]
     write_tree(
         folder,
