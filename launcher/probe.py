@@ -40,10 +40,10 @@ from .probe_storage import PathReport, read_storage
 from .probe_topology import iommu_kind, numa_node_of, read_topology
 from .probe_verdicts import judge
 from .probe_versions import read_software, read_versions
-from .probe_xid import read_xids
+from .probe_xid import DriverErrors, read_driver_errors
 
 #: Fields of a GPU that a launch does not ask for.
-_GPU_STATE = ("pci_address", "numa_node", "iommu", "pcie", "nvlink", "state", "xids")
+_GPU_STATE = ("pci_address", "numa_node", "iommu", "pcie", "nvlink", "state", "xids", "xid_events")
 
 
 def probe(
@@ -75,7 +75,10 @@ def probe(
     why = dict(WHY)
     info = parse_cpuinfo(read_text(root / "proc/cpuinfo") or "")
     limits = read_limits(root)
-    gpus = _gpus(root, env, load_nvml, why, state=gpu_state)
+    errors = read_driver_errors(root) if gpu_state else "not asked"
+    if isinstance(errors, str):
+        why |= dict.fromkeys(("gpus.*.xids", "gpus.*.xid_events", "topology.switch_events"), errors)
+    gpus = _gpus(root, env, load_nvml, why, errors, state=gpu_state)
     cpus = node_cpus(root)
     rdma = read_rdma(root)
     no_network: dict[str, str] = {}
@@ -97,7 +100,9 @@ def probe(
         gpus_usable=gpus.usable_count,
         driver=gpus.driver,
         driver_cuda=gpus.driver_cuda,
-        topology=read_topology(root, gpus.gpus, rdma, cpus),
+        topology=read_topology(
+            root, gpus.gpus, rdma, cpus, switch_events=None if isinstance(errors, str) else errors.switches
+        ),
         disk=_disk(storage.paths[0] if len(storage.paths) > len(paths) else None),
         storage=storage,
         network=network,
@@ -133,13 +138,19 @@ def with_loaded(report: ProbeReport, loaded: Loaded | NotLoaded) -> ProbeReport:
 
 
 def _gpus(
-    root: Path, environ: Mapping[str, str], load_nvml: Callable[[], Any] | None, why: dict[str, str], *, state: bool
+    root: Path,
+    environ: Mapping[str, str],
+    load_nvml: Callable[[], Any] | None,
+    why: dict[str, str],
+    errors: DriverErrors | str,
+    *,
+    state: bool,
 ) -> GpuReport:
     try:
         with open_nvml(load_nvml) as nvml:
             report = list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
             if state:
-                report = replace(report, gpus=_all_detailed(nvml, report.gpus, root, why))
+                report = replace(report, gpus=_all_detailed(nvml, report.gpus, root, errors))
             else:
                 why |= {f"gpus.*.{name}": "not asked" for name in _GPU_STATE}
     except NoDriver as error:
@@ -149,24 +160,19 @@ def _gpus(
     return report
 
 
-def _all_detailed(nvml: Any, gpus: Sequence[Gpu], root: Path, why: dict[str, str]) -> tuple[Gpu, ...]:
+def _all_detailed(nvml: Any, gpus: Sequence[Gpu], root: Path, errors: DriverErrors | str) -> tuple[Gpu, ...]:
     if not gpus:
         return ()
     from concurrent.futures import ThreadPoolExecutor
 
-    xids = read_xids(root)
-    if isinstance(xids, str):
-        why["gpus.*.xids"] = xids
     handles = [gpu_handle(nvml, gpu.index) for gpu in gpus]
     # A GPU takes milliseconds for some answers, and others need not wait for it: NVML may be asked by many threads.
     with ThreadPoolExecutor(len(gpus)) as pool:
-        asked = [pool.submit(_detailed, nvml, gpu, handles, root, xids) for gpu in gpus]
+        asked = [pool.submit(_detailed, nvml, gpu, handles, root, errors) for gpu in gpus]
         return tuple(future.result() for future in asked)
 
 
-def _detailed(
-    nvml: Any, gpu: Gpu, handles: Sequence[Any], root: Path, xids: Mapping[str, tuple[int, ...]] | str
-) -> Gpu:
+def _detailed(nvml: Any, gpu: Gpu, handles: Sequence[Any], root: Path, errors: DriverErrors | str) -> Gpu:
     handle = handles[gpu.index]
     if handle is None:
         return gpu
@@ -186,7 +192,8 @@ def _detailed(
         nvlink=read_nvlinks(nvml, handle),
         peer_access=read_peer_access(nvml, handle, gpu.index, handles),
         state=read_state(nvml, handle, user_of=lambda pid: user_of_process(pid, proc=root / "proc")),
-        xids=None if isinstance(xids, str) or address is None else xids.get(address, ()),
+        xids=None if isinstance(errors, str) or address is None else errors.xids.get(address, ()),
+        xid_events=None if isinstance(errors, str) or address is None else errors.events.get(address, ()),
     )
 
 

@@ -61,7 +61,7 @@ def _text(gpu: Gpu) -> str:
         down = f" ({nvlink['inactive']} down)" if nvlink["inactive"] else ""
         parts.append(f"{nvlink['active']} NVLinks{down}")
     if state.get("mig_enabled"):
-        parts.append(f"MIG: {len(state['mig_slices'])} slices")
+        parts.append(f"MIG: {len(state['mig_slices']) or 'no'} slices")
     if not gpu["usable"]:
         parts.append("hidden by CUDA_VISIBLE_DEVICES")
     return ", ".join(parts)

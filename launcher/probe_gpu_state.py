@@ -28,6 +28,12 @@ _COMPUTE_MODES = ("default", "exclusive thread", "prohibited", "exclusive proces
 _UNCORRECTED, _SINCE_BOOT, _LIFETIME = 1, 0, 1
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
 _DOUBLE_BIT_ERROR = 1
+#: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, which a user may ask where the kernel's log is closed; and its answers.
+_RECOVERY_FIELD = 230
+_RECOVERY_ACTIONS = (
+    *("none", "reset the GPU", "reboot the node", "drain peer-to-peer", "drain and reset"),
+    *("recover the IMEX domain", "reset the bus", "reboot the system"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +69,8 @@ class GpuState:
         throttle_reasons: what holds the clocks down, in words; empty if nothing does.
         persistence: the driver stays loaded between jobs.
         bar1_bytes: memory others reach over PCIe; all of it with a resizable BAR.
-        mig_enabled: cut into slices.
+        mig_enabled: in MIG mode: CUDA sees its slices only.
+        recovery_action: what the driver asks to be done with it, `none` if it is well.
     """
 
     ecc_enabled: bool | None
@@ -88,6 +95,7 @@ class GpuState:
     mig_enabled: bool | None
     mig_slices: tuple[MigSlice, ...]
     processes: tuple[GpuProcess, ...] | None
+    recovery_action: str | None = None
 
 
 def read_state(nvml: Any, handle: Any, *, user_of: Callable[[int], str | None]) -> GpuState:
@@ -128,6 +136,7 @@ def read_state(nvml: Any, handle: Any, *, user_of: Callable[[int], str | None]) 
         mig_enabled=None if mig is None else bool(mig[0]),
         mig_slices=_slices(nvml, handle) if mig is not None and mig[0] else (),
         processes=_processes(nvml, handle, user_of),
+        recovery_action=_recovery_action(nvml, handle),
     )
 
 
@@ -142,6 +151,16 @@ def _watts(milliwatts: int | None) -> float | None:
 
 def _flag(value: int | None) -> bool | None:
     return None if value is None else bool(value)
+
+
+def _recovery_action(nvml: Any, handle: Any) -> str | None:
+    found: Sequence[Any] = ask(nvml, "nvmlDeviceGetFieldValues", handle, [_RECOVERY_FIELD]) or ()
+    for value in found:
+        # The answer is 32 bits of a union of 64.
+        number = int(value.value.ullVal) & 0xFFFFFFFF if value.nvmlReturn == 0 else len(_RECOVERY_ACTIONS)
+        if value.fieldId == _RECOVERY_FIELD and number < len(_RECOVERY_ACTIONS):
+            return _RECOVERY_ACTIONS[number]
+    return None
 
 
 def _slices(nvml: Any, handle: Any) -> tuple[MigSlice, ...]:

@@ -9,49 +9,25 @@ from collections.abc import Iterator
 
 from dsrun.units import format_bytes
 
+from .probe_fabric_verdicts import access_remarks, fabric_verdicts, iommu_remarks, is_untrained, link_remarks
 from .probe_gpu import Gpu
 from .probe_gpu_state import GpuState
 from .probe_pci import PcieLink
-from .probe_report import Level, ProbeReport, ProbeVerdict
+from .probe_report import ProbeReport, ProbeVerdict, Remark
+from .probe_xid_verdicts import recovery_remarks, switch_verdicts, xid_remarks
 
-#: Xids of the GPU or its links; most others are a program's own doing (13, 31, 43, 45).
-#: Source: docs.nvidia.com/deploy/xid-errors.
-_XIDS: dict[int, tuple[Level, str]] = {
-    48: ("red", "double-bit memory error"),
-    62: ("amber", "internal micro-controller halted"),
-    63: ("amber", "memory row remapped"),
-    64: ("red", "memory row could not be remapped"),
-    74: ("red", "NVLink error"),
-    79: ("red", "fell off the bus"),
-    92: ("amber", "many single-bit memory errors"),
-    94: ("amber", "contained memory error"),
-    95: ("red", "uncontained memory error"),
-    119: ("red", "GSP does not answer"),
-    120: ("red", "GSP error"),
-    140: ("red", "unrecovered memory error"),
-}
 _SLOWED = frozenset(
     {"hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake", "board limit", "reliability"}
 )
-_NO_ACCESS = {
-    "CNS": "not with this chipset",
-    "GNS": "not with these GPUs",
-    "TNS": "not where they are plugged in",
-    "DR": "switched off in the driver",
-    "NS": "not supported",
-}
 #: Monitors keep less.
 _LITTLE_BYTES = 100 << 20
-
-#: Level, what of GPUs it is said (after "GPU 3" or "GPUs 0-7", so without a verb), way out, path below `gpus.N`.
-_Remark = tuple[Level, str, str, str]
 
 
 def gpu_verdicts(report: ProbeReport) -> list[ProbeVerdict]:
     """Applies every rule about GPUs, in the order of the GPUs."""
-    said: dict[_Remark, list[int]] = {}
+    said: dict[Remark, list[int]] = {}
     for gpu in report.gpus:
-        for remark in _remarks(gpu, user=report.host.user, many=len(report.gpus) > 1, virtual=report.host.virtual):
+        for remark in _remarks(gpu, report):
             said.setdefault(remark, []).append(gpu.index)
     found = [
         ProbeVerdict(
@@ -62,60 +38,42 @@ def gpu_verdicts(report: ProbeReport) -> list[ProbeVerdict]:
         )
         for (level, text, fix, path), indices in said.items()
     ]
-    return [*found, *_whole(report)]
+    return [*fabric_verdicts(report), *switch_verdicts(report.topology.switch_events or ()), *found, *_whole(report)]
 
 
 def _whole(report: ProbeReport) -> Iterator[ProbeVerdict]:
     if report.gpus and report.gpus_usable == 0:
         text = "CUDA_VISIBLE_DEVICES hides every GPU from jobs"
         yield ProbeVerdict(level="amber", text=text, fix="`unset CUDA_VISIBLE_DEVICES`", path="gpus_usable")
-    works = any(port.state == "ACTIVE" for card in report.rdma for port in card.ports)
-    if report.gpus and works and not report.topology.peermem:
+    # EFA, whose link layer is unspecified, reaches GPU memory by other means.
+    layers = {port.layer for card in report.rdma for port in card.ports if port.state == "ACTIVE"}
+    if report.gpus and layers & {"InfiniBand", "Ethernet"} and not report.topology.peermem:
         text = "nvidia_peermem is not loaded: without dma-buf, network cards reach GPU memory through the host's"
         yield ProbeVerdict(level="note", text=text, fix="`modprobe nvidia_peermem`", path="topology.peermem")
 
 
-def _remarks(gpu: Gpu, *, user: str, many: bool, virtual: bool | None) -> Iterator[_Remark]:
+def _remarks(gpu: Gpu, report: ProbeReport) -> Iterator[Remark]:
     if gpu.lost:
         fix = "`nvidia-smi -r` or reboot; look at power, seat and `dmesg | grep -i nvrm`; exchange it if it comes back"
         yield "red", "lost: the driver counts it and cannot reach it", fix, "lost"
+    if gpu.state is not None:
+        yield from recovery_remarks(gpu.state)
     if gpu.pcie is not None:
         yield from _link(gpu.pcie)
     if gpu.nvlink is not None:
-        links = gpu.nvlink
-        # With no link up a GPU was given to a virtual machine alone, and waits for no fabric.
-        if links.active and links.fabric is not None and links.fabric != "completed":
-            fix = "`systemctl start nvidia-fabricmanager`, of the driver's version"
-            yield "red", f"waiting for the NVSwitch fabric ({links.fabric}): CUDA does not start", fix, "nvlink.fabric"
-        # A card without its bridge has all links down, and is as it was bought.
-        if links.active and links.inactive:
-            text = f"with {links.inactive} of {links.active + links.inactive} NVLinks down"
-            yield "amber", text, "`nvidia-smi nvlink -s -i GPU_INDEX`; reset it, or have it serviced", "nvlink.inactive"
-    if gpu.nvlink is not None and gpu.nvlink.errors:
-        text = f"with {gpu.nvlink.errors} errors on its NVLinks"
-        yield "note", text, "`nvidia-smi nvlink -e -i GPU_INDEX`; have it serviced if they grow", "nvlink.errors"
-    for xid in dict.fromkeys(gpu.xids or ()):
-        if xid in _XIDS:
-            level, text = _XIDS[xid]
-            yield level, f"Xid {xid}: {text}", "`nvidia-smi -r -i GPU_INDEX` or reboot; `dcgmi diag -r 3`", "xids"
-    if many and not virtual and gpu.iommu is not None and gpu.iommu.startswith("DMA"):
-        text = f"behind an IOMMU that translates ({gpu.iommu}): copies between GPUs are slow or hang"
-        yield "amber", text, "`iommu=pt` on the kernel's command line, or off in the firmware", "iommu"
-    refused = {word for word in gpu.peer_access if word in _NO_ACCESS}
-    if refused:
-        # Consumer cards have none: nothing is broken then.
-        why = ", ".join(_NO_ACCESS[word] for word in sorted(refused))
-        text = f"without access to the memory of other GPUs ({why}): copies go through the host"
-        level: Level = "note" if refused <= {"GNS", "NS"} else "amber"
-        fix = "nothing, where the cards cannot; else switch ACS and the IOMMU off: `nvidia-smi topo -p2p r`"
-        yield level, text, fix, "peer_access"
+        switches, untrained = report.topology.nvswitches, is_untrained(report)
+        yield from link_remarks(gpu, gpu.nvlink, switches=switches, untrained=untrained)
+    yield from xid_remarks(gpu.xid_events or (), gpu.state)
+    if len(report.gpus) > 1:
+        yield from iommu_remarks(gpu, arch=report.host.arch, virtual=report.host.virtual)
+    yield from access_remarks(gpu, virtual=report.host.virtual)
     if gpu.state is not None:
         yield from _health(gpu.state)
         yield from _modes(gpu.state)
-        yield from _others(gpu.state, user)
+        yield from _others(gpu.state, report.host.user)
 
 
-def _link(link: PcieLink) -> Iterator[_Remark]:
+def _link(link: PcieLink) -> Iterator[Remark]:
     now, most = (link.generation, link.width), (link.generation_max, link.width_max)
     if None in (*now, *most) or now == most:
         return
@@ -127,7 +85,7 @@ def _link(link: PcieLink) -> Iterator[_Remark]:
         yield "note", f"{text}: idle GPUs lower it", fix, "pcie.generation"
 
 
-def _health(state: GpuState) -> Iterator[_Remark]:
+def _health(state: GpuState) -> Iterator[Remark]:
     diagnose = "`dcgmi diag -r 3`; reset it (`nvidia-smi -r -i GPU_INDEX`), exchange it if they come back"
     if state.remap_failed:
         text = "without a spare row left for broken memory"
@@ -144,7 +102,7 @@ def _health(state: GpuState) -> Iterator[_Remark]:
         yield "amber", f"slowed down: {', '.join(slowed)}{hot}", fix, "state.throttle_reasons"
 
 
-def _modes(state: GpuState) -> Iterator[_Remark]:
+def _modes(state: GpuState) -> Iterator[Remark]:
     limit, default = state.power_limit_w, state.power_limit_default_w
     if limit is not None and default is not None and limit < default:
         text = f"limited to {limit:.0f} W of {default:.0f} W"
@@ -155,9 +113,17 @@ def _modes(state: GpuState) -> Iterator[_Remark]:
     if state.compute_mode == "prohibited":
         text = "closed to computing (compute mode prohibited)"
         yield "red", text, "`nvidia-smi -c DEFAULT -i GPU_INDEX`", "state.compute_mode"
+    if state.compute_mode in ("exclusive process", "exclusive thread"):
+        text = f"open to one process at a time (compute mode {state.compute_mode})"
+        text += ": ranks that share it fail, `busy or unavailable`, unless MPS runs"
+        yield "note", text, "one rank a GPU, or `nvidia-smi -c DEFAULT -i GPU_INDEX`", "state.compute_mode"
+    if state.mig_enabled and not state.mig_slices:
+        text = "in MIG mode without slices: CUDA sees nothing of it"
+        fix = "`nvidia-smi mig -i GPU_INDEX -cgi 0 -C` makes one slice of all of it, `nvidia-smi -i GPU_INDEX -mig 0`"
+        yield "amber", text, f"{fix} ends the mode", "state.mig_slices"
 
 
-def _others(state: GpuState, user: str) -> Iterator[_Remark]:
+def _others(state: GpuState, user: str) -> Iterator[Remark]:
     for process in state.processes or ():
         large = process.memory_bytes is None or process.memory_bytes > _LITTLE_BYTES
         if process.user is not None and process.user != user and large:

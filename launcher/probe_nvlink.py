@@ -9,8 +9,8 @@ from typing import Any
 from .probe_nvml import ask, text_of
 from .probe_pci import pci_address
 
-#: No GPU so far has more (Hopper and Blackwell have 18).
-_MOST_LINKS = 18
+#: NVML_NVLINK_MAX_LINKS: no driver so far numbers more. Hopper and Blackwell have 18.
+_MOST_LINKS = 36
 _TO_GPU, _TO_SWITCH = 0, 2
 _READ = 0
 #: Fields of NVML: totals of CRC errors in flits and in data, of replays and of recoveries; speed of a link.
@@ -18,6 +18,7 @@ _ERROR_FIELDS = (38, 45, 52, 59)
 _SPEED_FIELD = 90
 #: NVML's status of peer access, in the words of `nvidia-smi topo -p2p r`.
 _PEER_WORDS = ("OK", "CNS", "GNS", "TNS", "DR", "NS", "U")
+_SUCCESS = 0
 _FABRIC_STATES = ("not supported", "not started", "in progress", "completed")
 
 
@@ -43,6 +44,7 @@ class NvLinks:
         errors: transfers that were wrong, repeated or had to be recovered since the driver was loaded, over all links.
         fabric: how far the fabric manager got, `completed` before which CUDA starts nothing; None where the GPU is in
             no fabric.
+        fabric_error: why it was not let into the fabric, where that is completed and has failed.
     """
 
     version: int | None
@@ -53,6 +55,7 @@ class NvLinks:
     link_mbyte_s: int | None
     errors: int | None
     fabric: str | None
+    fabric_error: str | None = None
 
 
 def read_nvlinks(nvml: Any, handle: Any) -> NvLinks:
@@ -67,7 +70,7 @@ def read_nvlinks(nvml: Any, handle: Any) -> NvLinks:
     for link in range(_MOST_LINKS):
         up = ask(nvml, "nvmlDeviceGetNvLinkState", handle, link)
         if up is None:
-            # Links are numbered without gaps: a GPU without any is asked one question, not eighteen.
+            # Links are numbered without gaps: a GPU without any is asked one question, not all.
             break
         if up:
             active.append(link)
@@ -82,6 +85,7 @@ def read_nvlinks(nvml: Any, handle: Any) -> NvLinks:
             peers[address] = peers.get(address, 0) + 1
     values = _field_values(nvml, handle) if active or inactive else {}
     errors = [values[field] for field in _ERROR_FIELDS if field in values]
+    fabric, fabric_error = _fabric(nvml, handle) if active or inactive else (None, None)
     return NvLinks(
         version=ask(nvml, "nvmlDeviceGetNvLinkVersion", handle, active[0]) if active else None,
         active=len(active),
@@ -90,7 +94,8 @@ def read_nvlinks(nvml: Any, handle: Any) -> NvLinks:
         peers=tuple(NvLinkPeer(address=address, links=links) for address, links in sorted(peers.items())),
         link_mbyte_s=values.get(_SPEED_FIELD),
         errors=sum(errors) if errors else None,
-        fabric=_fabric(nvml, handle) if active or inactive else None,
+        fabric=fabric,
+        fabric_error=fabric_error,
     )
 
 
@@ -130,14 +135,20 @@ def _field_values(nvml: Any, handle: Any) -> dict[int, int]:
     return {value.fieldId: int(value.value.ullVal) for value in found if value.nvmlReturn == 0}
 
 
-def _fabric(nvml: Any, handle: Any) -> str | None:
+def _fabric(nvml: Any, handle: Any) -> tuple[str | None, str | None]:
+    """Returns how far registration with the fabric got, and the error it ended with."""
     kind = getattr(nvml, "c_nvmlGpuFabricInfo_t", None)
     if kind is None:
-        return None
+        return None, None
     # The launch imports this module for its types alone, and ctypes costs it milliseconds.
     import ctypes
 
     info = kind()
     if ask(nvml, "nvmlDeviceGetGpuFabricInfo", handle, ctypes.byref(info)) is None:
-        return None
-    return _FABRIC_STATES[info.state] if 0 < info.state < len(_FABRIC_STATES) else None
+        return None, None
+    state = _FABRIC_STATES[info.state] if 0 < info.state < len(_FABRIC_STATES) else None
+    # NVML: the status is to be looked at once the state is completed.
+    if state != "completed" or info.status == _SUCCESS:
+        return state, None
+    said = text_of(ask(nvml, "nvmlErrorString", info.status))
+    return state, said or f"NVML's error {info.status}"

@@ -28,6 +28,11 @@ SCHEMA_VERSION = 2
 Level = Literal["red", "amber", "note"]
 
 
+#: Something of one GPU: level, what is said of it after its name (so without a verb), way out (`GPU_INDEX` for its
+#: number), path below `gpus.N`.
+Remark = tuple[Level, str, str, str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeVerdict:
     """Something that is not as it should be.

@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .probe_fabric import FabricManager, read_fabric_manager
 from .probe_gpu import Gpu
 from .probe_machine import is_there, read_text
 from .probe_network import RdmaDevice
 from .probe_nvlink import links_between
 from .probe_pci import PciPlace, path_class, place_of_address, read_number
+from .probe_xid import SwitchEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,10 @@ class Topology:
         nodes: GPUs first, then network cards.
         paths: a row a node, a column a node: `X`, `NV18`, `PIX`, `PXB`, `PHB`, `NODE`, `SYS`, or `?` where a place is
             unknown.
-        nvswitches: NVSwitch chips that are seen; a virtual machine may not see those it uses.
+        nvswitches: NVSwitch chips that are seen; a virtual machine may not see those it uses, and those of Blackwell
+            are no devices of the GPU's driver.
+        fabric_manager: what sets the switches up; None where none are seen.
+        switch_events: errors of the switches that the driver wrote to the kernel's log; None where that is closed.
         peermem: nvidia_peermem is loaded, by which network cards reach GPU memory.
         gdrcopy: the module of GDRCopy is loaded.
         iommu_groups: how many groups the IOMMU made; 0 if it is off.
@@ -55,10 +60,17 @@ class Topology:
     peermem: bool
     gdrcopy: bool
     iommu_groups: int | None
+    fabric_manager: FabricManager | None = None
+    switch_events: tuple[SwitchEvent, ...] | None = ()
 
 
 def read_topology(
-    root: Path, gpus: Sequence[Gpu], cards: Sequence[RdmaDevice], node_cpus: Mapping[int, str]
+    root: Path,
+    gpus: Sequence[Gpu],
+    cards: Sequence[RdmaDevice],
+    node_cpus: Mapping[int, str],
+    *,
+    switch_events: tuple[SwitchEvent, ...] | None = (),
 ) -> Topology:
     """Puts the matrix together.
 
@@ -67,7 +79,9 @@ def read_topology(
         gpus: with their addresses and links.
         cards: network cards that do RDMA; others play no part between GPUs.
         node_cpus: NUMA node -> its CPUs.
+        switch_events: see `Topology`.
     """
+    nvswitches = _count(root / "proc/driver/nvidia-nvswitch/devices") or 0
     members = [(f"GPU{gpu.index}", gpu.uuid, gpu.pci_address, gpu) for gpu in gpus]
     members += [(f"NIC{index}", card.name, card.pci_address, None) for index, card in enumerate(cards)]
     places = [None if address is None else place_of_address(root, address) for _, _, address, _ in members]
@@ -90,10 +104,12 @@ def read_topology(
             for (label, name, address, _), place in zip(members, places, strict=True)
         ),
         paths=tuple(rows),
-        nvswitches=_count(root / "proc/driver/nvidia-nvswitch/devices") or 0,
+        nvswitches=nvswitches,
         peermem=is_there(root / "sys/module/nvidia_peermem") or is_there(root / "sys/module/nv_peer_mem"),
         gdrcopy=is_there(root / "sys/module/gdrdrv"),
         iommu_groups=_count(root / "sys/kernel/iommu_groups"),
+        fabric_manager=read_fabric_manager(root) if nvswitches else None,
+        switch_events=switch_events,
     )
 
 

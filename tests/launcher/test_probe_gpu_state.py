@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from dsrun.launcher.probe_gpu_state import GpuProcess, read_state, throttle_words
@@ -60,6 +61,27 @@ def test_processes_are_told_with_their_users() -> None:
         GpuProcess(pid=7, user="bob", memory_bytes=GIB),
         GpuProcess(pid=8, user=None, memory_bytes=None),
     )
+
+
+@pytest.mark.parametrize(
+    ("answer", "action"),
+    [
+        (None, None),
+        (0, "none"),
+        (2, "reboot the node"),
+        (7, "reboot the system"),
+        (99, None),
+        (1 << 40 | 4, "drain and reset"),
+    ],
+)
+def test_what_the_driver_asks_to_be_done_with_a_gpu_is_told(answer: int | None, action: str | None) -> None:
+    def fields(handle: int, ids: list[int]) -> list[SimpleNamespace]:
+        assert ids == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
+        value = SimpleNamespace(ullVal=answer)
+        return [SimpleNamespace(fieldId=ids[0], nvmlReturn=3 if answer is None else 0, value=value)]
+
+    nvml = SimpleNamespace(NVMLError=RuntimeError, nvmlDeviceGetFieldValues=fields)
+    assert read_state(nvml, 0, user_of=lambda pid: None).recovery_action == action
 
 
 def test_slices_of_a_gpu_in_mig_mode_are_told() -> None:

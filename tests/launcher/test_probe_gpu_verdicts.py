@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from dsrun.launcher.probe_gpu import Gpu
-from dsrun.launcher.probe_gpu_state import GpuProcess
+from dsrun.launcher.probe_gpu_state import GpuProcess, MigSlice
 from dsrun.launcher.probe_gpu_verdicts import gpu_verdicts
 from dsrun.launcher.probe_pci import PcieLink
 from dsrun.launcher.probe_report import ProbeReport
+from dsrun.launcher.probe_xid import XidEvent
 from support.machines import recorded_machine
 
+SLICE = MigSlice(uuid="MIG-1", name="NVIDIA H100 MIG 1g.10gb", memory_total_bytes=10 << 30)
 Change = Callable[[Gpu], Gpu]
 
 
@@ -44,6 +46,11 @@ def nvlink(**values: Any) -> Change:
     return change
 
 
+def xids(*numbers: int) -> Change:
+    events = tuple(XidEvent(number=number, text="", fatal=None, action=None, age_s=None) for number in numbers)
+    return lambda gpu: replace(gpu, xids=numbers, xid_events=events)
+
+
 def link(generation: int, width: int) -> Change:
     found = PcieLink(generation=generation, width=width, generation_max=5, width_max=16)
     return lambda gpu: replace(gpu, pcie=found)
@@ -61,8 +68,12 @@ def process(user: str | None, memory_bytes: int | None) -> Change:
         (nvlink(fabric="in progress"), "red gpus.3.nvlink.fabric: GPU 3 waiting for the NVSwitch fabric (in progress)"),
         (nvlink(active=16, inactive=2), "amber gpus.3.nvlink.inactive: GPU 3 with 2 of 18 NVLinks down"),
         (nvlink(errors=7), "note gpus.3.nvlink.errors: GPU 3 with 7 errors on its NVLinks"),
-        (lambda gpu: replace(gpu, xids=(13, 79, 79)), "red gpus.3.xids: GPU 3 Xid 79: fell off the bus"),
-        (lambda gpu: replace(gpu, xids=(63,)), "amber gpus.3.xids: GPU 3 Xid 63: memory row remapped"),
+        (
+            nvlink(fabric_error="GPU is lost"),
+            "red gpus.3.nvlink.fabric_error: GPU 3 refused by the NVSwitch fabric (GPU",
+        ),
+        (xids(13, 79), "red gpus.3.xid_events: GPU 3 Xid 79: fell off the bus"),
+        (xids(63), "amber gpus.3.xid_events: GPU 3 Xid 63: memory row remapped"),
         (
             lambda gpu: replace(gpu, peer_access=("X", "OK", "GNS")),
             "note gpus.3.peer_access: GPU 3 without access to the memory of other GPUs (not with these GPUs)",
@@ -83,6 +94,12 @@ def process(user: str | None, memory_bytes: int | None) -> Change:
         (state(persistence=False), "note gpus.3.state.persistence: GPU 3 persistence off"),
         (state(compute_mode="prohibited"), "red gpus.3.state.compute_mode: GPU 3 closed to computing"),
         (
+            state(compute_mode="exclusive process"),
+            "note gpus.3.state.compute_mode: GPU 3 open to one process at a time (compute mode exclusive process)",
+        ),
+        (state(mig_enabled=True), "amber gpus.3.state.mig_slices: GPU 3 in MIG mode without slices"),
+        (state(recovery_action="reset the GPU"), "red gpus.3.state.recovery_action: GPU 3 needs a reset"),
+        (
             process("somebody", 30 << 30),
             "amber gpus.3.state.processes: GPU 3 used by pid 4242 of user somebody (30.0 GiB)",
         ),
@@ -99,15 +116,14 @@ def test_what_is_wrong_with_a_gpu_is_said_with_a_way_out(dgx: ProbeReport, chang
 @pytest.mark.parametrize(
     "change",
     [
-        lambda gpu: replace(gpu, xids=None),
+        lambda gpu: replace(gpu, xids=None, xid_events=None),
         # A program's own doing.
-        lambda gpu: replace(gpu, xids=(13, 31, 43, 45)),
+        xids(13, 31, 43, 45),
+        state(recovery_action="none"),
+        state(mig_enabled=True, mig_slices=(SLICE,)),
         lambda gpu: replace(gpu, iommu="identity"),
         lambda gpu: replace(gpu, pcie=PcieLink(generation=None, width=None, generation_max=5, width_max=16)),
         lambda gpu: replace(gpu, peer_access=("X", "U", "OK")),
-        # A card without its bridge is as it was bought.
-        nvlink(active=0, inactive=4, fabric=None),
-        nvlink(active=0, inactive=18, fabric="not started"),
         state(throttle_reasons=("power cap",)),
         state(throttle_reasons=None, persistence=None, processes=None, ecc_uncorrected=None),
         state(power_limit_w=None),
@@ -118,6 +134,24 @@ def test_what_is_wrong_with_a_gpu_is_said_with_a_way_out(dgx: ProbeReport, chang
 )
 def test_what_is_well_or_unknown_is_not_spoken_of(dgx: ProbeReport, change: Change) -> None:
     assert gpu_verdicts(with_gpu(dgx, 3, change)) == []
+
+
+@pytest.mark.parametrize("fabric", [None, "not started"])
+def test_a_card_without_its_bridge_or_switches_is_as_it_was_bought(dgx: ProbeReport, fabric: str | None) -> None:
+    alone = replace(dgx, topology=replace(dgx.topology, nvswitches=0, fabric_manager=None))
+    assert gpu_verdicts(with_gpu(alone, 3, nvlink(active=0, inactive=4, fabric=fabric))) == []
+
+
+def test_one_gpu_without_its_links_is_told_beside_others_that_have_theirs(dgx: ProbeReport) -> None:
+    (verdict,) = gpu_verdicts(with_gpu(dgx, 3, nvlink(active=0, inactive=18)))
+    assert (verdict.level, verdict.text) == ("amber", "GPU 3 with 18 of 18 NVLinks down")
+
+
+def test_cards_of_efa_need_no_module_of_mellanox(dgx: ProbeReport) -> None:
+    cards = tuple(
+        replace(card, ports=tuple(replace(port, layer="Unspecified") for port in card.ports)) for card in dgx.rdma
+    )
+    assert gpu_verdicts(replace(dgx, rdma=cards, topology=replace(dgx.topology, peermem=False))) == []
 
 
 def test_ones_own_processes_are_no_strangers(dgx: ProbeReport) -> None:

@@ -86,3 +86,11 @@ def test_every_question_is_one_that_pynvml_knows(module: ModuleType) -> None:
 def test_a_gpu_without_links_has_none(tmp_path: Path) -> None:
     nvlink = recorded_machine("l40s_pcie", tmp_path).report().gpus[0].nvlink
     assert nvlink == replace(links(), version=None)
+
+
+def test_all_links_that_a_driver_may_number_are_asked_for() -> None:
+    """A GPU of which the last link that NVML can number is down: its 36 links are told."""
+    nvml = SimpleNamespace(NVMLError=NVMLError, nvmlDeviceGetNvLinkState=lambda handle, link: int(link < 35))
+    found = probe_nvlink.read_nvlinks(nvml, 0)
+    assert (found.active, found.inactive) == (35, 1)
+    assert found.active + found.inactive == pynvml.NVML_NVLINK_MAX_LINKS

@@ -1,0 +1,171 @@
+"""A fabric that is not ready is foretold on every generation of NVSwitch, and never where there is none to wait for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.probe_fabric import FabricManager
+from dsrun.launcher.probe_fabric_verdicts import access_remarks, iommu_remarks
+from dsrun.launcher.probe_gpu import Gpu
+from dsrun.launcher.probe_gpu_verdicts import gpu_verdicts
+from dsrun.launcher.probe_report import ProbeReport
+from support.machines import NAMES, recorded_machine
+from support.topologies import write_tree
+
+VISIBLE = {"proc/2/comm": "kthreadd\n"}
+RUNNING = {**VISIBLE, "proc/2345/comm": "nv-fabricmanage\n"}
+DPKG = "Package: nvidia-fabricmanager-550\nStatus: install ok installed\nVersion: {}-1\n"
+
+
+def said(report: ProbeReport) -> list[str]:
+    return [f"{verdict.level} {verdict.path}: {verdict.text}" for verdict in gpu_verdicts(report)]
+
+
+def broken(name: str, fault: str, root: Path, files: dict[str, str]) -> ProbeReport:
+    """A machine with a fault, and files beside."""
+    machine = recorded_machine(name, root, fault=fault)
+    write_tree(root, files)
+    return machine.report()
+
+
+@pytest.mark.parametrize(("name", "switches"), [("dgx_a100", 6), ("dgx_h100", 4)])
+@pytest.mark.parametrize("files", [{}, VISIBLE])
+def test_without_a_fabric_manager_cuda_does_not_start(
+    tmp_path: Path, name: str, switches: int, files: dict[str, str]
+) -> None:
+    report = broken(name, "no_fabric_manager", tmp_path, files)
+    (verdict,) = [verdict for verdict in gpu_verdicts(report) if verdict.level == "red"]
+    assert verdict.text == f"{switches} NVSwitches and no NVLink up: CUDA does not start (error 802)"
+    assert verdict.fix == f"`systemctl enable --now nvidia-fabricmanager`, of version {report.driver}"
+
+
+def test_a_fabric_manager_that_runs_in_vain_is_to_be_asked_why(tmp_path: Path) -> None:
+    files = {**RUNNING, "var/lib/dpkg/status": DPKG.format("550.54.15")}
+    (verdict,) = gpu_verdicts(broken("dgx_h100", "no_fabric_manager", tmp_path, files))
+    assert verdict.text == "4 NVSwitches, the fabric manager runs, no NVLink is up: CUDA does not start (error 802)"
+    assert verdict.fix == (
+        "why: `journalctl -u nvidia-fabricmanager`; restart it, of version 550.90.07 (installed is 550.54.15)"
+    )
+
+
+def test_gpus_that_wait_for_the_fabric_and_those_it_refused_are_named(tmp_path: Path) -> None:
+    assert said(broken("dgx_h100", "waiting", tmp_path / "waiting", RUNNING)) == [
+        "red gpus.0.nvlink.fabric: GPUs 0-7 waiting for the NVSwitch fabric (in progress): CUDA does not start "
+        "(error 802)"
+    ]
+    assert said(broken("dgx_h100", "refused", tmp_path / "refused", RUNNING)) == [
+        "red gpus.5.nvlink.fabric_error: GPU 5 refused by the NVSwitch fabric (NVML's error 15): CUDA does not start "
+        "(error 802)"
+    ]
+
+
+def test_a_fabric_manager_that_ended_stops_an_a100_now_and_an_h100_at_its_next_reset(tmp_path: Path) -> None:
+    for name, level in (("dgx_a100", "red"), ("dgx_h100", "amber")):
+        machine = recorded_machine(name, tmp_path / name)
+        write_tree(machine.root, VISIBLE)
+        (verdict,) = [its for its in gpu_verdicts(machine.report()) if its.path.startswith("topology.fabric_manager")]
+        assert (verdict.level, verdict.path) == (level, "topology.fabric_manager.running")
+        assert ("the next reset" in verdict.text) == (level == "amber")
+
+
+def test_a_fabric_manager_of_another_version_is_told_of(tmp_path: Path) -> None:
+    machine = recorded_machine("dgx_h100", tmp_path)
+    write_tree(tmp_path, {**RUNNING, "var/lib/dpkg/status": DPKG.format("550.54.15")})
+    assert said(machine.report()) == [
+        "amber topology.fabric_manager.version: fabric manager 550.54.15 beside driver 550.90.07: it starts with its "
+        "own version only"
+    ]
+    write_tree(tmp_path, {"var/lib/dpkg/status": DPKG.format("550.90.07")})
+    assert said(machine.report()) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_fabric_is_missed_on_a_machine_that_is_well(tmp_path: Path, name: str) -> None:
+    machine = recorded_machine(name, tmp_path)
+    write_tree(tmp_path, RUNNING)
+    assert not [text for text in said(machine.report()) if "802" in text or "fabric" in text]
+
+
+def test_what_has_no_fabric_waits_for_none(tmp_path: Path) -> None:
+    """One GPU in a virtual machine, GPUs in MIG mode, and Blackwell, whose switches are no devices of the driver."""
+    down = recorded_machine("dgx_h100", tmp_path / "h100", fault="no_fabric_manager").report()
+    guest = replace(down, topology=replace(down.topology, nvswitches=0, fabric_manager=None), gpus=down.gpus[:1])
+    assert said(guest) == []
+    sliced = recorded_machine("dgx_a100", tmp_path / "a100", fault="no_fabric_manager").report()
+    assert not any("802" in text for text in said(_in_mig_mode(sliced)))
+    whole = recorded_machine("dgx_h100", tmp_path / "b200").report()
+    manager = FabricManager(running=True, version=None)
+    assert said(replace(whole, topology=replace(whole.topology, nvswitches=0, fabric_manager=None))) == []
+    assert said(replace(whole, topology=replace(whole.topology, fabric_manager=manager))) == []
+
+
+def _in_mig_mode(report: ProbeReport) -> ProbeReport:
+    found: list[Gpu] = []
+    for gpu in report.gpus:
+        assert gpu.state is not None
+        found.append(replace(gpu, state=replace(gpu.state, mig_enabled=True)))
+    return replace(report, gpus=tuple(found))
+
+
+def gpu(name: str, *, access: tuple[str, ...] = (), iommu: str | None = None) -> Gpu:
+    return Gpu(
+        index=0,
+        uuid="GPU-1",
+        name=name,
+        memory_total_bytes=None,
+        memory_free_bytes=None,
+        compute_capability=None,
+        usable=True,
+        peer_access=access,
+        iommu=iommu,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "virtual", "level", "fix"),
+    [
+        ("NVIDIA GeForce RTX 4090", "GNS", False, "note", "nothing: these cards cannot"),
+        ("NVIDIA GeForce RTX 3090", "CNS", False, "note", "nothing: these cards cannot"),
+        ("NVIDIA GeForce RTX 3090", "TNS", None, "note", "nothing: these cards cannot"),
+        ("NVIDIA L40S", "NS", False, "note", "nothing: these cards cannot"),
+        ("NVIDIA GH200 480GB", "TNS", None, "note", "nothing: chips without NVLink between them are built so"),
+        ("NVIDIA A100-PCIE-40GB", "CNS", True, "note", "nothing from here"),
+        ("NVIDIA A100-PCIE-40GB", "TNS", False, "amber", "switch PCIe's ACS and the IOMMU off"),
+        ("NVIDIA A100-PCIE-40GB", "DR", False, "amber", "remove what switches it off"),
+    ],
+)
+def test_access_between_gpus_has_the_way_out_of_its_kind_of_machine(
+    name: str, word: str, virtual: bool | None, level: str, fix: str
+) -> None:
+    ((found, _, way_out, path),) = access_remarks(gpu(name, access=("X", word)), virtual=virtual)
+    assert (found, path) == (level, "peer_access")
+    assert way_out.startswith(fix)
+
+
+@pytest.mark.parametrize("word", ["OK", "U"])
+def test_access_that_is_there_or_unknown_is_not_spoken_of(word: str) -> None:
+    assert list(access_remarks(gpu("NVIDIA L40S", access=("X", word)), virtual=False)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "virtual", "said"),
+    [
+        ("NVIDIA L40S", "x86_64", False, ("amber", "`iommu=pt` on the kernel's command line")),
+        ("NVIDIA L40S", "x86_64", True, None),
+        ("NVIDIA L40S", "aarch64", None, ("note", "`iommu.passthrough=1` on the kernel's command line")),
+        ("NVIDIA GH200 480GB", "aarch64", None, None),
+    ],
+)
+def test_an_iommu_is_spoken_of_in_the_words_of_its_machine(
+    name: str, arch: str, virtual: bool | None, said: tuple[str, str] | None
+) -> None:
+    found = list(iommu_remarks(gpu(name, iommu="DMA-FQ"), arch=arch, virtual=virtual))
+    if said is None:
+        assert found == []
+    else:
+        ((level, _, fix, path),) = found
+        assert (level, path) == (said[0], "iommu")
+        assert fix.startswith(said[1])
