@@ -35,10 +35,14 @@ class RunWords:
     Attributes:
         script: its script or module.
         grace_s: seconds that ranks have to end.
+        ranks_per_host: as it was given; None where it was not.
+        backend: how ranks talk, likewise.
     """
 
     script: str
     grace_s: float
+    ranks_per_host: int | None
+    backend: str | None
 
 
 def divide(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -93,7 +97,12 @@ def check_run_words(
         check_program(Program(kind=kind, target=target, args=(), python=""), verbs=())
         # How many ranks there will be is for the scheduler to say.
         check_config(given["config"], _split(read), None, os.environ)
-    return RunWords(script=given["words"][0], grace_s=given["grace"])
+    return RunWords(
+        script=given["words"][0],
+        grace_s=given["grace"],
+        ranks_per_host=given["ranks_per_host"],
+        backend=given["backend"],
+    )
 
 
 def _split(read: click.Context) -> ScriptWords:
