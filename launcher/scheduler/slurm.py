@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from dsrun.contract import JOB_ID_ENV
 from dsrun.errors import HostfileError, InputError
-from dsrun.foreign_ranks import is_task_of_many, tasks_of_node
+from dsrun.foreign_ranks import in_interactive_step, in_step, is_task_of_many, tasks_of_node
 
 from ..excerpts import Misread, quoted
 from ..host_patterns import MAX_HOSTS, check_name, expand_names
@@ -30,7 +30,7 @@ def job_id(environ: Mapping[str, str]) -> str | None:
 
 def signal_names(environ: Mapping[str, str]) -> dict[int, str]:
     """Returns what notes call the signals that Slurm ends a job with, where this process is the job's batch script."""
-    is_script = job_id(environ) is not None and "SLURM_PROCID" in environ and "SLURM_STEP_ID" not in environ
+    is_script = job_id(environ) is not None and "SLURM_PROCID" in environ and not in_step(environ)
     return {signal.SIGTERM: "SIGTERM from Slurm (scancel, time limit or preemption)"} if is_script else {}
 
 
@@ -125,8 +125,9 @@ def _count(text: str) -> int:
 def _tasks(environ: Mapping[str, str], names: list[str]) -> list[int] | None:
     """Returns the tasks that the job was asked to run on each host; None where nobody has said."""
     per_node = environ.get("SLURM_TASKS_PER_NODE", "")
-    # Without `-n`, and in a shell that is a step itself, it holds a number that nobody asked for.
-    if "SLURM_NTASKS" in environ and "SLURM_STEP_ID" not in environ:
+    # Without `-n`, and in a shell that is a step itself, it holds a number that nobody asked for; but the shell that
+    # `salloc` opens on a node keeps what the job was asked for.
+    if "SLURM_NTASKS" in environ and (not in_step(environ) or in_interactive_step(environ)):
         return [tasks_of_node(per_node, node) for node in range(len(names))]
     asked = _typed_count(environ.get("SLURM_NTASKS_PER_NODE", ""))
     return [asked] * len(names) if asked else None

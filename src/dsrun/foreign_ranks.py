@@ -1,19 +1,32 @@
-"""Which rank this process is where another launcher started it: Open MPI, MPICH and its kin, Cray PALS, Slurm's srun.
+"""Which rank this process is where another launcher started it: Open MPI, MPICH and its kin, jsrun, Flux, PALS, srun.
 
 Reads variables only, and knows nothing of how ranks meet: `dsrun.contract` puts a place in the job together from it.
-Not for ranks of dsrun or torchrun: RANK says all about those.
+Not for ranks of dsrun or torchrun: RANK says all about those. Which variables are a rank's own, and must not reach
+ranks that dsrun starts, stands here too.
 
 [Note: port by hash] These launchers give their ranks no port to meet at. All ranks of a job know its id, so the port is
 made of that: one of `FIRST_PORT` to `FIRST_PORT + PORTS - 1`, below those that the kernel gives away. Two jobs whose
 first ranks share a host meet at the same port once in `PORTS` times, and something else may have it: MASTER_PORT
 overrules it.
+
+[Note: PMI of Slurm] Slurm's plugins for MPI set a part of what an MPI launcher sets, beside Slurm's own variables which
+say everything: mpi/pmi2 sets PMI_RANK and PMI_SIZE and no local ones, mpi/cray_shasta up to Slurm 22.05 PALS_RANKID
+alone, later ones all of PMI's. They stay in the environment of whatever a step of one task, a shell say, starts later,
+`srun --mpi=none` among it, which does not take them away. So where a step of Slurm is there, and PMI's are incomplete
+or bear the Slurm job's id, Slurm's own variables count.
+
+[Note: left over] srun and sbatch pass the environment on that they were called in. So a task of srun that was started
+from a `srun --pty` shell has that shell's SLURM_PTY_PORT, and a batch script that was submitted from a step has that
+step's SLURM_STEP_*. srun sets SLURM_TASKS_PER_NODE to SLURM_STEP_TASKS_PER_NODE, unless `--preserve-env` asks it not
+to; a batch script has SLURM_PROCID=0, SLURM_GTIDS=0 and the job's SLURM_TASKS_PER_NODE.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from dsrun.errors import InputError
@@ -24,7 +37,53 @@ FIRST_PORT, PORTS = 20000, 10000
 PLAIN_PORT = 29500
 
 #: What names a job, for all its ranks alike and for no other job. The first that is set counts.
-_JOB_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+_JOB_IDS = (
+    *(
+        "PMIX_NAMESPACE",
+        "OMPI_MCA_ess_base_jobid",
+        "FLUX_JOB_ID",
+        "PALS_APID",
+        "SLURM_JOB_ID",
+        "PBS_JOBID",
+        "LSB_JOBID",
+    ),
+)
+
+#: What Slurm tells one task of a step of itself and its step.
+_OF_SLURM = (
+    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_TASKS_PER_NODE"),
+    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NODELIST"),
+    *("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_LAUNCHER_PORT"),
+    *("SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_DISTRIBUTION"),
+    *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SRUN_DEBUG"),
+    *("SLURM_PTY_PORT", "SLURM_PTY_WIN_COL", "SLURM_PTY_WIN_ROW", "SLURM_MPI_TYPE"),
+    *("SLURM_PMI2_PROC_MAPPING", "SLURM_PMI2_SRUN_PORT", "SLURM_PMI2_STEP_NODES"),
+    *("SLURM_PMIX_MAPPING_SERV", "SLURM_PMIXP_ABORT_AGENT_PORT"),
+)
+#: What the others tell a rank. A library for MPI would take the rank for this one, and call a server that has no place
+#: for it. Settings of the same libraries (`OMPI_MCA_btl`, `PMIX_MCA_...`) are none of these.
+_OF_OTHERS = (
+    *("PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PMI_ID", "PMI_JOBID", "PMI_SPAWNED", "PMI_LOCAL_RANK"),
+    *("PMI_LOCAL_SIZE", "PMI_UNIVERSE_SIZE", "PMI_CONTROL_PORT", "PMI_SHARED_SECRET", "PMI_APPNUM"),
+    *("MPI_LOCALRANKID", "MPI_LOCALNRANKS", "HYDI_CONTROL_FD"),
+    *("PALS_APID", "PALS_APINFO", "PALS_FD", "PALS_NODEID", "PALS_RANKID", "PALS_SIZE", "PALS_SPOOL_DIR"),
+    *("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
+    *("FLUX_TASK_RANK", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_SIZE", "FLUX_JOB_NNODES"),
+    *("PMIX_BFROP_BUFFER_TYPE", "PMIX_GDS_MODULE", "PMIX_HOSTNAME", "PMIX_ID", "PMIX_NAMESPACE", "PMIX_RANK"),
+    *("PMIX_SECURITY_MODE", "PMIX_SYSTEM_TMPDIR", "PMIX_VERSION"),
+    *("OMPI_APP_CTX_NUM_PROCS", "OMPI_ARGV", "OMPI_COMMAND", "OMPI_FILE_LOCATION", "OMPI_FIRST_RANKS"),
+    *("OMPI_NUM_APP_CTX", "OMPI_UNIVERSE_SIZE", "OMPI_MCA_ess", "OMPI_MCA_orte_app_num", "OMPI_MCA_orte_hnp_uri"),
+    *("OMPI_MCA_orte_launch", "OMPI_MCA_orte_local_daemon_uri", "OMPI_MCA_orte_num_nodes", "OMPI_MCA_pmix"),
+    *("OMPI_MCA_orte_bound_at_launch", "OMPI_MCA_orte_jobfam_session_dir", "OMPI_MCA_orte_top_session_dir"),
+    *("OMPI_MCA_orte_precondition_transports", "OMPI_MCA_initial_wdir", "OMPI_MCA_shmem_RUNTIME_QUERY_hint"),
+)
+_OF_A_RANK = frozenset((*_OF_SLURM, *_OF_OTHERS))
+_OF_A_RANK_PREFIXES = (
+    *("OMPI_COMM_WORLD_", "OMPI_MCA_ess_base_", "OMPI_MCA_orte_ess_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_"),
+    *("PMIX_SERVER_", "PMIX_DSTORE_"),
+)
+#: Id of the step in which `salloc` runs its shell where a cluster has `LaunchParameters=use_interactive_step`.
+_INTERACTIVE_STEP = str(0xFFFFFFFA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,33 +111,76 @@ class ForeignRank:
 
 @dataclass(frozen=True, slots=True)
 class _Variables:
-    """How one launcher calls what it tells its ranks; of several names, the first that is set counts."""
+    """How one launcher calls what it tells its ranks; of several names, the first that is set counts.
+
+    Attributes:
+        launcher: its name, for messages.
+        sign: variables that its ranks have, all of them.
+        rank: global rank.
+        size: ranks of the job.
+        local_rank: rank on the host.
+        local_size: ranks of the host.
+        giving: words that start its ranks with MASTER_ADDR.
+    """
 
     launcher: str
+    sign: tuple[str, ...]
     rank: tuple[str, ...]
     size: tuple[str, ...]
     local_rank: tuple[str, ...]
     local_size: tuple[str, ...]
+    giving: str = "MASTER_ADDR=HOST mpiexec ..."
 
 
-# Those that say more come first: Open MPI's ranks may have the variables of PMI and Slurm too, Cray's those of PMI.
+# Those that say more come first: Open MPI's ranks may have the variables of PMI and Slurm too, Cray's and Flux's those
+# of PMI. Flux names no ranks of a host: see `_flux_rank`.
 _LAUNCHERS = (
     _Variables(
         "Open MPI",
         ("OMPI_COMM_WORLD_RANK",),
+        ("OMPI_COMM_WORLD_RANK",),
         ("OMPI_COMM_WORLD_SIZE",),
         ("OMPI_COMM_WORLD_LOCAL_RANK",),
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        "mpirun -x MASTER_ADDR=HOST ...",
     ),
     _Variables(
         "MVAPICH2",
+        ("MV2_COMM_WORLD_RANK",),
         ("MV2_COMM_WORLD_RANK",),
         ("MV2_COMM_WORLD_SIZE",),
         ("MV2_COMM_WORLD_LOCAL_RANK",),
         ("MV2_COMM_WORLD_LOCAL_SIZE",),
     ),
     _Variables(
+        "jsrun",
+        ("JSM_NAMESPACE_RANK",),
+        ("JSM_NAMESPACE_RANK",),
+        ("JSM_NAMESPACE_SIZE",),
+        ("JSM_NAMESPACE_LOCAL_RANK",),
+        ("JSM_NAMESPACE_LOCAL_SIZE",),
+        "jsrun -E MASTER_ADDR=HOST ...",
+    ),
+    _Variables(
+        "MPI",
+        ("PMI_RANK", "MPI_LOCALRANKID"),
+        ("PMI_RANK",),
+        ("PMI_SIZE",),
+        ("MPI_LOCALRANKID",),
+        ("MPI_LOCALNRANKS",),
+    ),
+    _Variables(
+        "Flux",
+        ("FLUX_TASK_RANK",),
+        ("FLUX_TASK_RANK",),
+        ("FLUX_JOB_SIZE",),
+        ("FLUX_TASK_LOCAL_ID",),
+        (),
+        "flux run --env=MASTER_ADDR=HOST ...",
+    ),
+    _Variables(
         "PALS",
+        ("PALS_RANKID",),
         ("PALS_RANKID",),
         ("PALS_SIZE", "PMI_SIZE"),
         ("PALS_LOCAL_RANKID", "PMI_LOCAL_RANK"),
@@ -87,29 +189,47 @@ _LAUNCHERS = (
     _Variables(
         "MPI",
         ("PMI_RANK",),
+        ("PMI_RANK",),
         ("PMI_SIZE",),
-        ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
-        ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
+        ("PMI_LOCAL_RANK",),
+        ("PMI_LOCAL_SIZE",),
     ),
 )
 
 
-def find_foreign_rank(environ: Mapping[str, str]) -> ForeignRank | None:
+def _in_terminal() -> bool:
+    """Whether a terminal controls this process: it was started from a shell that people type into."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def find_foreign_rank(
+    environ: Mapping[str, str], *, in_terminal: Callable[[], bool] = _in_terminal
+) -> ForeignRank | None:
     """Returns which of several ranks this process is; None for one that no other launcher started, or alone.
 
     MPI says nothing of hosts: where Slurm does not, ranks are taken to fill one host after the other, as they do unless
     asked otherwise.
 
+    Args:
+        environ: this process's variables.
+        in_terminal: whether a terminal controls this process.
+
     Raises:
         InputError: what the launcher says is incomplete, or is no number in range.
     """
-    for variables in _LAUNCHERS:
-        if any(name in environ for name in variables.rank):
-            found = _read(variables, environ)
-            return found if found.world_size > 1 else None
-    if is_task_of_many(environ):
+    found = next((known for known in _LAUNCHERS if all(name in environ for name in known.sign)), None)
+    if found is not None and not _is_slurms(found, environ):
+        # One rank is none of several, however little else is said of it.
+        if _number(environ, found.size, minimum=1) == 1:
+            return None
+        return _flux_rank(found, environ) if found.launcher == "Flux" else _read(found, environ)
+    if is_task_of_many(environ, in_terminal=in_terminal):
         return _slurm_rank(environ)
-    if environ.get("PMIX_RANK") and _number(environ, ("PMIX_RANK",)) > 0:
+    if found is None and environ.get("PMIX_RANK") and _number(environ, ("PMIX_RANK",)) > 0:
         raise InputError(
             f"environment: PMIX_RANK is {environ['PMIX_RANK']}, and no variable says how many ranks there are",
             hint="give the ranks RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, or start them with `dsrun`",
@@ -117,12 +237,61 @@ def find_foreign_rank(environ: Mapping[str, str]) -> ForeignRank | None:
     return None
 
 
-def is_task_of_many(environ: Mapping[str, str]) -> bool:
-    """Whether this is one of several tasks of an `srun`; not so in a batch script or an interactive shell."""
-    # A batch script has SLURM_PROCID too, and SLURM_NTASKS of the whole job. `srun --pty` runs in its first task only.
-    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ or "SLURM_PTY_PORT" in environ:
+def _is_slurms(found: _Variables, environ: Mapping[str, str]) -> bool:
+    """Whether Slurm's own variables say who this process is, see [Note: PMI of Slurm]."""
+    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ or found.launcher == "Flux":
         return False
-    return _number(environ, ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), default=1) > 1
+    apid = environ.get("PALS_APID", "") if found.launcher == "PALS" else ""
+    is_job = apid.partition(".")[0] == environ.get("SLURM_JOB_ID")
+    return is_job or not all(any(name in environ for name in names) for names in (found.local_rank, found.local_size))
+
+
+def is_task_of_many(environ: Mapping[str, str], *, in_terminal: Callable[[], bool] = _in_terminal) -> bool:
+    """Whether this is one of several tasks of an `srun`; not so in a batch script or an interactive shell.
+
+    Args:
+        environ: this process's variables.
+        in_terminal: whether a terminal controls this process.
+
+    Raises:
+        InputError: Slurm's variable holds no number.
+    """
+    if not in_step(environ) or "SLURM_PROCID" not in environ:
+        return False
+    if _number(environ, ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), default=1) <= 1:
+        return False
+    if environ["SLURM_PROCID"] != "0" or "SLURM_PTY_PORT" not in environ:
+        return True
+    # `srun --pty` gives its first task a terminal; what a shell there starts by another srun has none.
+    return environ.get("SLURM_TASK_PID") == str(os.getpid()) or not in_terminal()
+
+
+def in_step(environ: Mapping[str, str]) -> bool:
+    """Whether this process runs in a step of srun's, not in a batch script; see [Note: left over]."""
+    if "SLURM_STEP_ID" not in environ:
+        return False
+    own, of_step = environ.get("SLURM_TASKS_PER_NODE"), environ.get("SLURM_STEP_TASKS_PER_NODE")
+    reads_as_script = environ.get("SLURM_PROCID") == "0" == environ.get("SLURM_GTIDS")
+    is_left_over = own is not None and of_step is not None and own != of_step and reads_as_script
+    return not is_left_over or in_interactive_step(environ)
+
+
+def in_interactive_step(environ: Mapping[str, str]) -> bool:
+    """Whether this process runs in the shell that `salloc` opens on a node, where a cluster is set up for that."""
+    return environ.get("SLURM_STEP_ID") == _INTERACTIVE_STEP
+
+
+def without_own_rank(environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns variables without those by which another launcher told one process which rank it is.
+
+    Args:
+        environ: variables of a process that starts ranks: true of itself, and of none of them.
+    """
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in _OF_A_RANK and not name.startswith(_OF_A_RANK_PREFIXES)
+    }
 
 
 def meeting_point(rank: ForeignRank, environ: Mapping[str, str]) -> tuple[str, int]:
@@ -146,10 +315,13 @@ def _address(rank: ForeignRank, environ: Mapping[str, str]) -> str:
     nodes = environ.get("SLURM_STEP_NODELIST") if rank.launcher == "Slurm" else None
     if nodes := nodes or environ.get("SLURM_JOB_NODELIST"):
         return first_node(nodes)
+    giving = next(
+        (known.giving for known in _LAUNCHERS if known.launcher == rank.launcher), "MASTER_ADDR=HOST srun ..."
+    )
     raise InputError(
         f"environment: {rank.launcher} started {rank.world_size} ranks on several hosts, "
         "and MASTER_ADDR does not say where the first one is",
-        hint="name the host of rank 0: `mpirun -x MASTER_ADDR=HOST ...`",
+        hint=f"name the host of rank 0: `{giving}`",
     )
 
 
@@ -200,6 +372,35 @@ def _read(variables: _Variables, environ: Mapping[str, str]) -> ForeignRank:
         local_world_size=local_size,
         node_rank=rank // local_size,
         node_count=-(-size // local_size),
+    )
+
+
+def _flux_rank(variables: _Variables, environ: Mapping[str, str]) -> ForeignRank:
+    """Reads a task of `flux run`; Flux counts tasks and hosts of a job, and says of no host how many it has."""
+    size = _number(environ, variables.size, minimum=1)
+    count = _number(environ, ("FLUX_JOB_NNODES",), minimum=1, maximum=size)
+    rank = _number(environ, variables.rank, maximum=size - 1)
+    local_rank = _number(environ, variables.local_rank, maximum=size - 1)
+    local_size = size // count
+    if local_size * count != size:
+        raise InputError(
+            f"environment: Flux has {size} tasks on {count} hosts, and does not say how many each host has",
+            hint=f"ask for as many on each: `flux run -N {count} --tasks-per-node={local_size + 1}`",
+        )
+    if local_rank != rank % local_size:
+        raise InputError(
+            f"environment: FLUX_TASK_RANK is {rank} and FLUX_TASK_LOCAL_ID {local_rank}: ranks do not fill one host "
+            "after the other",
+            hint="leave `--taskmap` out, or give the ranks RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT",
+        )
+    return ForeignRank(
+        launcher=variables.launcher,
+        rank=rank,
+        world_size=size,
+        local_rank=local_rank,
+        local_world_size=local_size,
+        node_rank=rank // local_size,
+        node_count=count,
     )
 
 

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dsrun.contract import RankInfo
 from dsrun.errors import InputError
 from dsrun.launcher.foreign_launch import launcher_of
+from dsrun.launcher.launch import Request
+from dsrun.launcher.resolve import resolve
+from support.environments import environment_of
 
 TORCHRUN = RankInfo(rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1).to_env()
 OPEN_MPI = {
@@ -42,3 +47,30 @@ def test_a_rank_of_dsrun_starts_jobs_of_its_own_wherever_dsrun_runs(environ: dic
 def test_a_place_that_makes_no_sense_is_refused_before_anything_runs() -> None:
     with pytest.raises(InputError, match="RANK is 2; expected at least 0 and at most 1"):
         launcher_of(TORCHRUN | {"RANK": "2"})
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [
+        ("slurm_batch", 2),
+        ("slurm_batch_from_step", 4),
+        ("slurm_interactive_step", 4),
+        ("slurm_pty_pmi2", 2),
+        ("slurm_pty_cray_shasta", 2),
+        ("slurm_pty_pmix", 2),
+        ("flux_one_task", 1),
+        ("flux_batch", 1),
+        ("open_mpi_one_rank", 1),
+    ],
+)
+def test_dsrun_starts_ranks_in_scripts_shells_and_steps_of_one_task(tmp_path: Path, name: str, ranks: int) -> None:
+    script = tmp_path / "train.py"
+    script.touch()
+    environ = environment_of(name) | {"CUDA_VISIBLE_DEVICES": ""}
+    assert launcher_of(environ) is None
+    assert resolve(Request(words=(str(script),)), environ=environ, verbs=()).placement.world_size == ranks
+
+
+@pytest.mark.parametrize("name", ["slurm_pmi2", "slurm_cray_shasta", "slurm_cray_shasta_later", "slurm_pmix"])
+def test_a_task_of_srun_is_slurms_whatever_plugin_for_mpi_it_has(name: str) -> None:
+    assert launcher_of(environment_of(name)) == "Slurm"

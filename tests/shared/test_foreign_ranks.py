@@ -1,10 +1,23 @@
 from __future__ import annotations
 
+import os
+from dataclasses import astuple
+
 import pytest
 
 from dsrun.contract import RankInfo
 from dsrun.errors import InputError
-from dsrun.foreign_ranks import FIRST_PORT, PLAIN_PORT, PORTS, find_foreign_rank, first_node, tasks_of_node
+from dsrun.foreign_ranks import (
+    FIRST_PORT,
+    PLAIN_PORT,
+    PORTS,
+    find_foreign_rank,
+    first_node,
+    tasks_of_node,
+    without_own_rank,
+)
+from support.environments import NAMES as RECORDED
+from support.environments import environment_of
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "3",
@@ -86,12 +99,24 @@ def test_ranks_of_mpirun_inside_a_slurm_job_meet_on_its_first_node() -> None:
     assert RankInfo.from_env(OPEN_MPI | {"SLURM_JOB_NODELIST": "w[07-09]"}).master_addr == "w07"
 
 
-@pytest.mark.parametrize("environ", [OPEN_MPI, MPICH, MVAPICH, PALS])
-def test_ranks_on_several_hosts_that_nothing_names_are_told_which_variable_to_set(environ: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        (OPEN_MPI, "mpirun -x MASTER_ADDR=HOST ..."),
+        (MPICH, "MASTER_ADDR=HOST mpiexec ..."),
+        (MVAPICH, "MASTER_ADDR=HOST mpiexec ..."),
+        (PALS, "MASTER_ADDR=HOST mpiexec ..."),
+        (environment_of("jsrun"), "jsrun -E MASTER_ADDR=HOST ..."),
+        (environment_of("flux_task"), "flux run --env=MASTER_ADDR=HOST ..."),
+    ],
+)
+def test_ranks_on_several_hosts_that_nothing_names_are_told_which_variable_to_set(
+    environ: dict[str, str], words: str
+) -> None:
     with pytest.raises(InputError) as caught:
         RankInfo.from_env(environ)
     assert "MASTER_ADDR" in str(caught.value)
-    assert caught.value.hint == "name the host of rank 0: `mpirun -x MASTER_ADDR=HOST ...`"
+    assert caught.value.hint == f"name the host of rank 0: `{words}`"
 
 
 @pytest.mark.parametrize(
@@ -100,8 +125,6 @@ def test_ranks_on_several_hosts_that_nothing_names_are_told_which_variable_to_se
         {},
         # A batch script knows the tasks of its job, and is none of them.
         {"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"},
-        # `srun --pty bash`
-        SRUN | {"SLURM_PROCID": "0", "SLURM_PTY_PORT": "4711"},
         SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"},
         OPEN_MPI | dict.fromkeys(("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), "1")
         | dict.fromkeys(("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"), "0"),
@@ -112,6 +135,104 @@ def test_a_process_that_is_not_one_of_several_is_alone(environ: dict[str, str]) 
     assert RankInfo.from_env(environ) == RankInfo()
 
 
+#: By name of a recorded environment: launcher, rank, ranks, local rank, ranks of the host, host and hosts; None for a
+#: process that is none of several ranks.
+PLACES = {
+    "flux_batch": None,
+    "flux_one_task": None,
+    "flux_task": ("Flux", 5, 8, 1, 4, 1, 2),
+    "jsrun": ("jsrun", 7, 12, 1, 6, 1, 2),
+    "open_mpi_one_rank": None,
+    "slurm_batch": None,
+    "slurm_batch_from_step": None,
+    "slurm_cray_shasta": ("Slurm", 1, 4, 1, 3, 0, 2),
+    "slurm_cray_shasta_later": ("Slurm", 1, 4, 1, 3, 0, 2),
+    "slurm_interactive_step": None,
+    "slurm_pmi2": ("Slurm", 1, 4, 1, 3, 0, 2),
+    "slurm_pmix": ("Slurm", 1, 4, 1, 3, 0, 2),
+    "slurm_pty_cray_shasta": None,
+    "slurm_pty_of_many": None,
+    "slurm_pty_pmi2": None,
+    "slurm_pty_pmix": None,
+    "slurm_task_from_pty": ("Slurm", 0, 4, 0, 3, 0, 2),
+}
+#: Environments of shells that people type into.
+SHELLS = {name for name in RECORDED if "pty" in name or "interactive" in name} - {"slurm_task_from_pty"}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_a_process_finds_its_place_in_whatever_a_launcher_or_scheduler_has_set(name: str) -> None:
+    found = find_foreign_rank(environment_of(name), in_terminal=lambda: name in SHELLS)
+    assert (None if found is None else astuple(found)) == PLACES.get(name)
+
+
+@pytest.mark.parametrize("size", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "JSM_NAMESPACE_SIZE"])
+def test_one_rank_is_alone_however_little_else_is_said(size: str) -> None:
+    assert find_foreign_rank({size: "1", size.replace("SIZE", "RANK"): "0"}) is None
+
+
+def test_a_task_of_srun_pty_itself_is_a_rank_in_its_terminal() -> None:
+    own = environment_of("slurm_pty_of_many") | {"SLURM_TASK_PID": str(os.getpid())}
+    found = find_foreign_rank(own, in_terminal=lambda: True)
+    assert found is not None
+    assert found.world_size == 4
+
+
+def test_tasks_of_an_srun_that_kept_the_jobs_variables_are_ranks() -> None:
+    # `srun --preserve-env`: SLURM_TASKS_PER_NODE stays the job's.
+    kept = environment_of("slurm_pmi2") | {"SLURM_PROCID": "0", "SLURM_GTIDS": "0,1,2", "SLURM_TASKS_PER_NODE": "4(x2)"}
+    found = find_foreign_rank(kept)
+    assert found is not None
+    assert (found.rank, found.world_size) == (0, 4)
+
+
+def test_ranks_of_mpiexec_in_a_step_of_one_task_are_mpiexecs() -> None:
+    shell = environment_of("slurm_pty_pmi2") | {"MASTER_ADDR": "n1"}
+    assert find_foreign_rank(shell | MPICH, in_terminal=lambda: True) == find_foreign_rank(MPICH)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"FLUX_JOB_SIZE": "7"}, "Flux has 7 tasks on 2 hosts, and does not say how many each host has"),
+        ({"FLUX_TASK_LOCAL_ID": "2"}, "ranks do not fill one host after the other"),
+    ],
+)
+def test_tasks_of_flux_that_cannot_be_told_apart_by_host_are_refused(changes: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        find_foreign_rank(environment_of("flux_task") | changes)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_nothing_of_a_launchers_rank_is_left_for_other_ranks(name: str) -> None:
+    own = environment_of(name)
+    left = without_own_rank(own)
+    assert left.items() <= own.items()
+    told = (
+        "PMI_",
+        "PALS_",
+        "PMIX_",
+        "JSM_",
+        "OMPI_COMM",
+        "OMPI_UNI",
+        "OMPI_MCA_orte_ess",
+        "SLURM_STEP_NUM",
+        "SLURM_NT",
+    )
+    told += ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "FLUX_TASK")
+    kept = [variable for variable in left if variable.startswith(told)]
+    # A setting, which mpirun passes on as it found it.
+    assert [variable for variable in kept if not variable.startswith("PMIX_MCA_")] == []
+    assert find_foreign_rank(left) is None
+
+
+def test_what_is_the_jobs_and_what_users_set_stays() -> None:
+    kept = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_NODELIST": "n1", "FLUX_JOB_ID": "f", "A": ""}
+    kept |= {"OMPI_MCA_btl": "self", "PMIX_MCA_gds": "hash", "MPICH_GPU_SUPPORT_ENABLED": "1", "PBS_JOBID": "3"}
+    assert without_own_rank(kept | OPEN_MPI) == kept
+
+
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
@@ -119,7 +240,7 @@ def test_a_process_that_is_not_one_of_several_is_alone(environ: dict[str, str]) 
         (OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "4"}, "OMPI_COMM_WORLD_RANK is 4; expected at least 0 and at most 3"),
         (OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "x"}, "OMPI_COMM_WORLD_SIZE is 'x'; expected a whole number"),
         (OPEN_MPI | {"MASTER_ADDR": "a", "MASTER_PORT": "0"}, "MASTER_PORT is 0; expected at least 1"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "MPI_LOCALNRANKS or PMI_LOCAL_SIZE is not set"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "PMI_LOCAL_SIZE is not set"),
         ({"PMIX_RANK": "1"}, "PMIX_RANK is 1, and no variable says how many ranks there are"),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2"}, "tasks per node are '2'"),
     ],

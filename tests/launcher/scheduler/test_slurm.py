@@ -6,6 +6,7 @@ import pytest
 
 from dsrun.errors import HostfileError
 from dsrun.launcher.scheduler.slurm import read_allocation, signal_names
+from support.environments import environment_of
 
 JOB = {"SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "w[00-02]"}
 
@@ -74,10 +75,32 @@ def test_tasks_that_nobody_asked_for_do_not_count() -> None:
 
 
 def test_an_interactive_shell_in_a_job_has_the_whole_job() -> None:
-    shell = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "4711"}
-    assert found(**shell, SLURM_STEP_NUM_TASKS="3") == [("w00", 1), ("w01", 1), ("w02", 1)]
     one = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_TASKS_PER_NODE": "1"}
     assert found(**one, SLURM_NTASKS="1") == [("w00", 1), ("w01", 1), ("w02", 1)]
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        ("slurm_batch", [("n1", 2)]),
+        ("slurm_batch_from_step", [("n1", 2), ("n2", 2)]),
+        ("slurm_interactive_step", [("n1", 2), ("n2", 2)]),
+        ("slurm_pty_pmi2", [("n1", 2)]),
+        ("slurm_pty_cray_shasta", [("n1", 2)]),
+        ("slurm_pty_pmix", [("n1", 2)]),
+    ],
+)
+def test_scripts_and_shells_in_a_job_have_its_hosts_and_gpus(name: str, hosts: list[tuple[str, int]]) -> None:
+    specs = read_allocation(environment_of(name))
+    assert specs is not None
+    assert [(host.name, host.slots) for host in specs] == hosts
+
+
+def test_the_shell_that_salloc_opens_on_a_node_keeps_the_tasks_that_were_asked_for() -> None:
+    own = {name: value for name, value in environment_of("slurm_interactive_step").items() if "GPU" not in name}
+    specs = read_allocation(own)
+    assert specs is not None
+    assert [(host.name, host.slots) for host in specs] == [("n1", 3), ("n2", 1)]
 
 
 def test_one_of_several_tasks_of_srun_is_a_rank_and_has_no_hosts() -> None:
@@ -110,6 +133,8 @@ def test_what_makes_no_sense_is_refused_by_the_jobs_name(variables: dict[str, st
 def test_only_a_batch_script_takes_sigterm_for_slurms() -> None:
     script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}
     assert "scancel" in signal_names(script)[signal.SIGTERM]
+    # Submitted from within another job's step, whose variables are left over.
+    assert "scancel" in signal_names(environment_of("slurm_batch_from_step"))[signal.SIGTERM]
     # A shell in a job, where people end what they started; and no job.
     assert signal_names(script | {"SLURM_STEP_ID": "0"}) == {}
     assert signal_names({"SLURM_JOB_ID": "7"}) == {}
