@@ -93,7 +93,6 @@ class GpuReport:
         fault: why none can be used of those that this process was given; None where that is not so, and where
             CUDA_VISIBLE_DEVICES hides all.
         idle: what to say of GPUs that this process was not given; None without any.
-        places: where those are that CUDA counts, in its order.
     """
 
     gpus: tuple[Gpu, ...]
@@ -105,7 +104,6 @@ class GpuReport:
     left_out: tuple[LeftOut, ...] = ()
     fault: DriverFault | None = None
     idle: str | None = None
-    places: tuple[GpuPlace, ...] = ()
 
 
 def read_gpus(
@@ -159,7 +157,7 @@ def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
     """Lists the GPUs of an open driver, those that cannot be reached or opened too.
 
     CUDA_VISIBLE_DEVICES counts those that are left, as CUDA does not count a GPU that it may not open; numbers of the
-    report are the driver's. A GPU in MIG mode without slices is counted, and no job sees it.
+    report are the driver's.
 
     Args:
         nvml: the open driver.
@@ -170,8 +168,7 @@ def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
     there = [index for index, handle in enumerate(handles) if not isinstance(handle, LeftOut)]
     uuids = {index: text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handles[index])) for index in there}
     named = visible_devices(visible, [uuids[index] for index in there])
-    slices = {index: slice_handles(nvml, handles[index]) for index in there}
-    devices = [None if place is None else there[place] for place in named if place is None or slices[there[place]] != []]
+    devices = [None if place is None else there[place] for place in named]
     cuda: int | None = ask_driver(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
     return GpuReport(
         gpus=tuple(
@@ -186,19 +183,6 @@ def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
         reason=None if handles else "the driver finds no GPU",
         slice_count=devices.count(None),
         left_out=left_out,
-        places=tuple(_place(nvml, handles[index], uuids[index], slices[index]) for index in there),
-    )
-
-
-def _place(nvml: Any, handle: Any, uuid: str | None, slices: Sequence[tuple[int, Any]] | None) -> GpuPlace:
-    info = ask(nvml, "nvmlDeviceGetPciInfo", handle)
-    return GpuPlace(
-        uuid=uuid,
-        address=None if info is None else pci_address(text_of(info.busId) or ""),
-        model=text_of(ask_driver(nvml, nvml.nvmlDeviceGetName, handle)),
-        slices=None
-        if slices is None
-        else tuple(text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, part)) or "" for _, part in slices),
     )
 
 
