@@ -24,6 +24,7 @@ from dsrun.contract import (
     STDIN_RANK_ENV,
 )
 from dsrun.errors import InputError
+from dsrun.foreign_ranks import without_own_rank
 
 from . import processes
 from .flight_recorder import recorder_environment, without_outer
@@ -67,8 +68,10 @@ def node_environment(base: Mapping[str, str], plan: LaunchPlan, node: NodePlan) 
     shared: dict[str, str] = dict(node.workers[0].env) if node.workers else {}
     for worker in node.workers[1:]:
         shared = {name: value for name, value in shared.items() if worker.env.get(name) == value}
-    # Of a job that this one was started in; everything else that it was given there is given anew here.
-    inherited = {name: value for name, value in without_outer(base, plan.run_dir).items() if name != RESUME_ENV}
+    # Of a job that this one was started in; everything else that it was given there is given anew here. And dsrun's own
+    # place in a step of Slurm, or below mpirun, is none of its ranks'.
+    outer = without_own_rank(without_outer(base, plan.run_dir))
+    inherited = {name: value for name, value in outer.items() if name != RESUME_ENV}
     resume = {} if plan.resume is None else {RESUME_ENV: plan.resume}
     job = {JOB_ID_ENV: plan.job_id, RUN_DIR_ENV: plan.run_dir, NONCE_ENV: plan.nonce}
     return {**node.env, **inherited, **plan.env, **node.host.env, **shared, **job, **resume}

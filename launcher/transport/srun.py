@@ -35,17 +35,9 @@ _OF_THE_JOB = re.compile(
     r"TIMELIMIT|IMMEDIATE|DEPENDENCY|WAIT|KILL_BAD_EXIT|NO_KILL|EXPORT_ENV|MPI_TYPE|LABELIO|UNBUFFEREDIO|OPEN_MODE|"
     r"STD(IN|OUT|ERR)MODE|PROLOG|EPILOG|DEBUG|TEST_EXEC|BCAST\w*|REMOTE_CWD|WORKING_DIR)|SRUN_\w+"
 )
-#: What Slurm tells the one task of a step: of the ranks, which inherit it, none of it is true.
-_OF_THE_TASK = (
-    *("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_GTIDS", "SLURM_TASK_PID", "SLURM_TASKS_PER_NODE"),
-    *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NODELIST"),
-    *("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_LAUNCHER_PORT"),
-    *("SLURM_SRUN_COMM_HOST", "SLURM_SRUN_COMM_PORT", "SLURM_LAUNCH_NODE_IPADDR", "SLURM_DISTRIBUTION"),
-    *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE", "SRUN_DEBUG"),
-)
 #: A script that is always the same: no shell reads a word of the command. The mark tells the command's output from what
 #: Slurm and the site's prologues print before it.
-_SCRIPT = f'unset {" ".join(_OF_THE_TASK)}; echo "$0"; echo "$0" >&2; exec "$@"'
+_SCRIPT = 'echo "$0"; echo "$0" >&2; exec "$@"'
 
 
 class SrunTransport:

@@ -7,9 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.plan import LaunchPlan, Program, make_plan
 from dsrun.launcher.worker import exec_command, isolated_command, node_environment, worker_environment
+from support.environments import environment_of
 
 
 def two_hosts(**per_host: dict[str, str]) -> LaunchPlan:
@@ -84,6 +87,22 @@ def test_what_dsrun_found_fills_in_only_what_nobody_has_set() -> None:
     }
     other = plan.nodes[1]
     assert "NOBODY" not in worker_environment({}, plan, other, other.workers[0], address="h", port=5)
+
+
+@pytest.mark.parametrize("name", ["slurm_batch", "slurm_pty_pmi2", "flux_one_task", "open_mpi_one_rank"])
+def test_ranks_do_not_see_the_place_that_dsrun_itself_has_with_another_launcher(name: str) -> None:
+    plan = two_hosts()
+    env = node_environment(environment_of(name) | {"OMPI_MCA_btl": "self"}, plan, plan.nodes[0])
+    told = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "SLURM_STEP_ID", "PMI_", "PMIX_RANK")
+    told += ("OMPI_COMM_WORLD", "OMPI_MCA_ess", "FLUX_TASK")
+    assert [variable for variable in env if variable.startswith(told)] == []
+    assert env["OMPI_MCA_btl"] == "self"
+    assert env.get("SLURM_JOB_ID") == environment_of(name).get("SLURM_JOB_ID")
+
+
+def test_ranks_see_what_the_user_sets_whatever_it_is_called() -> None:
+    plan = replace(two_hosts(), env={"SLURM_PROCID": "5"})
+    assert node_environment({"SLURM_PROCID": "0"}, plan, plan.nodes[0])["SLURM_PROCID"] == "5"
 
 
 def test_a_job_inside_a_job_does_not_take_over_its_checkpoint() -> None:

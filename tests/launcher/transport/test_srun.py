@@ -54,11 +54,10 @@ def test_a_task_that_died_by_a_signal_is_told_from_one_that_failed(tmp_path: Pat
     assert all_of(channel)[2] == -9
 
 
-def test_ranks_inherit_the_job_and_not_the_step_of_one_task(tmp_path: Path) -> None:
+def test_a_command_inherits_the_job(tmp_path: Path) -> None:
     channel = fake_srun(tmp_path, RUNS).start(HOST, ["env"])
     seen = all_of(channel)[0].decode().splitlines()
     assert {"SLURM_JOB_ID=7", "SLURM_ARRAY_TASK_ID=3", "MINE=é"} <= set(seen)
-    assert not [line for line in seen if line.startswith(("SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP", "SLURM_CPU_B"))]
 
 
 def test_a_refusal_comes_in_slurms_own_words(tmp_path: Path) -> None:
