@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError, PreflightError
 
-from .causes import Cause, cause_of, signal_name
+from .cause_rules import Cause
+from .causes import cause_of, signal_name
 from .protocol import GroupProgress
 
 #: A host could not run its ranks, or its agent was lost.
@@ -74,8 +75,8 @@ class RankEnd:
         """What is known of why it failed; None if it did not, or nothing is."""
         if not self.status:
             return None
-        error = "" if self.error is None else f"{self.error.message}\n{self.error.traceback}"
-        return cause_of(self.status, error, self.last_lines, oom_kills=self.oom_kills)
+        message, traceback = ("", "") if self.error is None else (self.error.message, self.error.traceback)
+        return cause_of(self.status, message, traceback, self.last_lines, oom_kills=self.oom_kills)
 
     @property
     def follows(self) -> bool:

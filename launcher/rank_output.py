@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from .causes import WATCHDOG_WORDS
+from .cause_texts_groups import WATCHDOG_WORDS
 from .failures import TAIL_LINES
 from .lines import BAR_INTERVAL_S, LineAssembler
 from .log_files import LogFiles

@@ -3,17 +3,79 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from dsrun.launcher.cause_rules import Cause
 from dsrun.launcher.causes import cause_of, signal_name
+
+FOLDER = Path(__file__).parents[1] / "fixtures" / "failures"
+TABLE: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "table.yaml").read_text())
+HARMLESS = (FOLDER / "harmless_lines.txt").read_text().splitlines()
+
+
+def text_of(name: str) -> str:
+    return (FOLDER / f"{name}.txt").read_text().rstrip("\n")
+
+
+def error_of(text: str) -> tuple[str, str]:
+    """Returns what the rank's error file says of an exception that ended it: message and traceback."""
+    lines = [line.partition(": ")[2] if line.startswith("[rank") else line for line in text.split("\n")]
+    start = max(number for number, line in enumerate(lines) if line == "Traceback (most recent call last):")
+    own = next(number for number in range(start + 1, len(lines)) if not lines[number].startswith(" "))
+    # As `type(error).__name__` has it, without the module.
+    kind, _, words = lines[own].partition(": ")
+    message = "\n".join([f"{kind.rpartition('.')[2]}: {words}", *lines[own + 1 :]])
+    return message, "\n".join(lines[start:])
+
+
+def assert_told(cause: Cause | None, row: dict[str, Any]) -> None:
+    if row["words"] is None:
+        assert cause is None
+        return
+    assert cause is not None
+    told = (cause.words, cause.follows, cause.timed_out)
+    assert told == (row["words"], row.get("follows", False), row.get("timed_out", False))
+    assert all(word in (cause.hint or "") for word in row["hint"]), cause.hint
+
+
+def test_every_text_of_a_failure_has_a_row() -> None:
+    texts = {path.stem for path in FOLDER.glob("*.txt")} - {"harmless_lines"}
+    assert set(TABLE) == texts
+    assert len(texts) >= 53
+    assert all(len(text_of(name).split("\n")) <= 30 for name in texts)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_last_lines_of_a_failure_are_told_as_what_they_are(name: str) -> None:
+    row = TABLE[name]
+    lines = text_of(name).split("\n")
+    assert_told(cause_of(row.get("status", 1), "", "", lines), row)
+    # What it printed while all was well says nothing.
+    assert_told(cause_of(row.get("status", 1), "", "", [*HARMLESS, *lines]), row)
+
+
+@pytest.mark.parametrize("name", [name for name in TABLE if "Traceback (most recent" in text_of(name)])
+def test_the_error_file_of_a_failure_is_told_as_what_it_is(name: str) -> None:
+    message, traceback = error_of(text_of(name))
+    lines = ["torch.OutOfMemoryError: CUDA out of memory", *text_of(name).split("\n")]
+    assert_told(cause_of(1, message, traceback, lines), TABLE[name])
+
+
+def test_lines_of_a_job_that_is_well_are_no_cause() -> None:
+    assert len(HARMLESS) >= 15
+    told = [line for line in HARMLESS if cause_of(1, "", "", [line]) is not None]
+    assert told == []
+    assert cause_of(1, "", "", HARMLESS) is None
+
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.25 GiB "
     "of which 1.06 GiB is free. Process 3 has 78.18 GiB memory in use."
 )
-ASSERT = "torch.AcceleratorError: CUDA error: device-side assert triggered"
-ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 WATCHDOG = (
     "[rank0]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation "
     "timeout: WorkNCCL(SeqNum=1580, OpType=ALLREDUCE, NumelIn=466, NumelOut=466, Timeout(ms)=600000) ran for 600060 "
@@ -25,70 +87,34 @@ WATCHDOG_OF_A_GROUP = (
     "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=57, OpType=_ALLGATHER_BASE, NumelIn=8, NumelOut=32, "
     "Timeout(ms)=600000) ran for 600014 milliseconds before timing out."
 )
-STUCK = (
-    "[rank0]:[F1122 ProcessGroupNCCL.cpp:1724] [PG ID 0 PG GUID 0(default_pg) Rank 0] ProcessGroupNCCL's watchdog got "
-    "stuck for 480 seconds without making progress in monitoring enqueued collectives."
-)
 REMOTE = (
     "torch.distributed.DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.hpp:268, remote "
     "process exited or there was a network error, NCCL version 2.21.5"
 )
-UNHANDLED = "DistBackendError: NCCL error in: NCCLUtils.hpp:317, unhandled cuda error (run with NCCL_DEBUG=INFO)"
 GLOO = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:3475: Connection "
     "reset by peer. This is typically caused by a remote worker hanging or bugs in the application."
 )
 GLOO_CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:31846"
-IN_USE = (
-    "DistNetworkError: The server socket has failed to listen on any local network address. port: 29500, use"
-    "Ipv6: false, code: -98, name: EADDRINUSE, message: address already in use"
-)
-LOADER_SHM = (
-    "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."
-)
-LOADER_KILLED = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "
 
 
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (OOM, "CUDA out of memory"),
-        (ASSERT, "device-side assert"),
-        ("/b/Loss.cu:242: nll_loss: block: [0,0,0] Assertion `t >= 0 && t < n_classes` failed.", "device-side assert"),
-        (ECC, "GPU memory error (ECC)"),
-        ("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.", "GPU fault"),
         (WATCHDOG, "a collective timed out: all_reduce 1580 was not done after 10m 0s"),
         (WATCHDOG_OF_A_GROUP, "a collective timed out: all_gather 57 of tensor was not done after 10m 0s"),
-        (STUCK, "a call of CUDA or NCCL never returned, and torch ended the rank for it"),
-        (
-            "RuntimeError: [gloo/unbound_buffer.cc:83] Timed out waiting 30000ms for recv operation",
-            "a collective timed out",
-        ),
-        (REMOTE, "lost the connection to another rank"),
-        (GLOO, "lost the connection to another rank"),
-        (GLOO_CLOSED, "lost the connection to another rank"),
-        (UNHANDLED, "NCCL met a CUDA error"),
-        ("ModuleNotFoundError: No module named 'flash_attn'", "an import failed"),
-        ("ImportError: libcudart.so.12: cannot open shared object file: No such file or directory", "an import failed"),
-        (IN_USE, "a port is taken already"),
-        ("OSError: [Errno 28] No space left on device: '/ckpt/step10'", "no space left on a disk"),
         ("OSError: [Errno 24] Too many open files: 'x.bin'", "too many open files"),
-        (LOADER_SHM, "bus error"),
-        (LOADER_KILLED, "a DataLoader worker was killed"),
         ("RuntimeError: DataLoader worker (pid(s) 12, 13) exited unexpectedly", "a DataLoader worker died"),
         ("PermissionError: [Errno 13] Permission denied: '/data/x'", "permission denied"),
         ("RuntimeError: can't start new thread", "no more processes or threads are allowed"),
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.", "out of memory on the host"),
-        (
-            "torch.distributed.DistStoreError: wait timeout after 1000ms, keys: /x",
-            "the other ranks were not met in time",
-        ),
+        ("[rank0]: MemoryError", "out of memory on the host"),
+        ("RuntimeError: CUDA error: operation not permitted", "a call of CUDA failed"),
     ],
 )
 @pytest.mark.parametrize("where", ["error file", "last lines"])
 def test_what_a_rank_said_is_named_and_has_a_way_out(line: str, words: str, where: str) -> None:
     error, lines = (line, ()) if where == "error file" else ("", ("step 1", "Traceback ...", line, "more"))
-    cause = cause_of(1, error, lines)
+    cause = cause_of(1, error, "", lines)
     assert cause is not None
     assert cause.words == words
     assert cause.hint
@@ -96,13 +122,13 @@ def test_what_a_rank_said_is_named_and_has_a_way_out(line: str, words: str, wher
 
 @pytest.mark.parametrize("line", [REMOTE, GLOO, GLOO_CLOSED])
 def test_a_rank_whose_peer_is_gone_is_a_follower(line: str) -> None:
-    cause = cause_of(1, line, ())
+    cause = cause_of(1, line, "", ())
     assert cause is not None
     assert cause.follows
 
 
 def test_the_error_file_counts_before_lines_that_were_printed_earlier() -> None:
-    cause = cause_of(1, OOM, (GLOO,))
+    cause = cause_of(1, OOM, "", (GLOO,))
     assert cause is not None
     assert cause.words == "CUDA out of memory"
 
@@ -110,7 +136,7 @@ def test_the_error_file_counts_before_lines_that_were_printed_earlier() -> None:
 def test_what_an_exception_says_itself_counts_before_those_that_led_to_it() -> None:
     chain = "OSError: [Errno 28] No space left on device\n" + GLOO + "\n\nDuring handling of the above ..."
     for first in ("ModuleNotFoundError: No module named 'x'", "ImportError: libx.so: cannot open shared object file"):
-        cause = cause_of(1, f"{first}\n{chain}\n{first}", ())
+        cause = cause_of(1, first, f"{chain}\n{first}", ())
         assert cause is not None
         assert (cause.words, cause.follows) == ("an import failed", False)
 
@@ -124,19 +150,19 @@ def test_what_an_exception_says_itself_counts_before_those_that_led_to_it() -> N
     ],
 )
 def test_a_connection_of_python_is_not_taken_for_one_to_another_rank(line: str) -> None:
-    cause = cause_of(1, line, ())
+    cause = cause_of(1, line, "", ())
     assert cause is not None
     assert (cause.words, cause.follows) == ("the other end closed a connection", False)
 
 
 def test_sigkill_is_out_of_memory_where_the_control_group_counted_a_kill() -> None:
-    cause = cause_of(-signal.SIGKILL, "", (), oom_kills=1)
+    cause = cause_of(-signal.SIGKILL, "", "", (), oom_kills=1)
     assert cause is not None
     assert cause.words == "out of memory (cgroup limit)"
 
 
 def test_sigkill_without_a_count_is_not_put_down_to_what_the_rank_said_before() -> None:
-    cause = cause_of(-signal.SIGKILL, "", (GLOO,))
+    cause = cause_of(-signal.SIGKILL, "", "", (GLOO,))
     assert cause is not None
     assert (cause.words, cause.follows) == ("", False)
     assert "dmesg" in (cause.hint or "")
@@ -147,13 +173,13 @@ def test_sigkill_without_a_count_is_not_put_down_to_what_the_rank_said_before() 
     [(signal.SIGBUS, "/dev/shm"), (signal.SIGSEGV, "native code"), (signal.SIGABRT, "gave up")],
 )
 def test_a_signal_has_its_usual_meaning(signum: signal.Signals, part: str) -> None:
-    cause = cause_of(-signum, "", ())
+    cause = cause_of(-signum, "", "", ())
     assert cause is not None
     assert part in (cause.hint or "")
 
 
 def test_what_an_abort_said_counts_more_than_the_signal() -> None:
-    cause = cause_of(-signal.SIGABRT, "", (WATCHDOG,))
+    cause = cause_of(-signal.SIGABRT, "", "", (WATCHDOG,))
     assert cause is not None
     assert cause.words.startswith("a collective timed out: all_reduce 1580")
     assert cause.timed_out
@@ -161,19 +187,93 @@ def test_what_an_abort_said_counts_more_than_the_signal() -> None:
 
 def test_a_rank_that_torch_ended_for_anothers_failure_is_a_follower_whatever_that_was() -> None:
     signalled = "Received a dump signal due to a collective timeout from  rank 3 and we will try our best to dump the"
-    cause = cause_of(-signal.SIGABRT, "", (signalled,))
+    cause = cause_of(-signal.SIGABRT, "", "", (signalled,))
     assert cause is not None
     assert (cause.follows, cause.timed_out) == (True, False)
-    # torch says so of errors as well: what it was stands in the lines, too.
-    cause = cause_of(-signal.SIGABRT, "", (signalled, REMOTE))
+    assert "rank 3" in cause.words
+    # torch says so of errors as well, and the rank may lose its connection on top: whom to look at stands above.
+    cause = cause_of(-signal.SIGABRT, "", "", (signalled, REMOTE))
     assert cause is not None
-    assert cause.words == "lost the connection to another rank"
+    assert (cause.words, cause.follows) == ("a collective failed on rank 3", True)
+    # What this rank itself met is nearer.
+    cause = cause_of(-signal.SIGABRT, "", "", (signalled, "CUDA error: an illegal memory access was encountered"))
+    assert cause is not None
+    assert (cause.words, cause.follows) == ("illegal memory access on the GPU", False)
 
 
 def test_an_unknown_failure_has_no_cause() -> None:
-    assert cause_of(3, "", ("loss 1.5",)) is None
-    assert cause_of(3, "ValueError: boom", ("warning: cache: Permission denied", "loss 1.5")) is None
+    assert cause_of(3, "", "", ("loss 1.5",)) is None
+    assert cause_of(3, "ValueError: boom", "", ("warning: cache: Permission denied", "loss 1.5")) is None
 
 
 def test_signals_have_names() -> None:
     assert (signal_name(9), signal_name(40)) == ("SIGKILL", "signal 40")
+
+
+def test_the_number_of_an_xid_is_not_looked_for_in_its_address() -> None:
+    for address, number, words in (
+        ("0000:95:00", 31, "illegal memory"),
+        ("0000:48:00", 79, "bus"),
+        ("0008:01:00", 95, "ECC"),
+    ):
+        cause = cause_of(1, "", "", [f"NVRM: Xid (PCI:{address}): {number}, pid=1, name=python"])
+        assert cause is not None
+        assert words in cause.words
+        assert f"Xid {number} of {address}" in cause.words
+
+
+def test_ends_of_other_errors_are_no_xid_of_their_own() -> None:
+    assert cause_of(1, "", "", ["NVRM: Xid (PCI:0000:95:00): 45, pid=1, Ch 00000010"]) is None
+
+
+def test_what_nccl_warned_of_names_the_root_of_an_error_that_has_only_a_class() -> None:
+    message = (
+        "DistBackendError: NCCL error in: x:1, unhandled system error\nncclSystemError: System call\nLast error:\n"
+    )
+    warning = "box:1:2 [0] NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
+    for lines, words in (((warning,), "InfiniBand may not lock memory"), ((), "NCCL met a system error")):
+        cause = cause_of(1, message, "", lines)
+        assert cause is not None
+        assert cause.words == words
+
+
+def test_what_nccl_said_last_is_nearer_than_what_was_printed_before() -> None:
+    lines = [
+        "GPU is lost in thought",
+        "ncclRemoteError: A call failed",
+        "Last error:",
+        "Duplicate GPU detected : rank 1 and rank 0",
+    ]
+    cause = cause_of(1, "", "", lines)
+    assert cause is not None
+    assert cause.words == "two ranks use one GPU"
+
+
+def test_a_network_that_failed_follows_nobody_and_names_the_peer() -> None:
+    status = {
+        12: "no answer",
+        5: "earlier error",
+        4: "local protection",
+        10: "remote access",
+        13: "no room",
+        1: "error of the card",
+    }
+    for number, words in status.items():
+        line = (
+            f"NET/IB: Got completion from peer gpu-a12<4055> with status={number} opcode=0 len=0 vendor err 129 (Send)"
+        )
+        cause = cause_of(
+            1, "DistBackendError: NCCL error in: x:1, remote process exited or there was a network error", "", ()
+        )
+        assert cause is not None
+        assert cause.follows
+        cause = cause_of(
+            1, f"DistBackendError: NCCL error\nncclRemoteError: A call failed\nLast error:\n{line}", "", ()
+        )
+        assert cause is not None
+        assert ("gpu-a12" in cause.words, words in cause.words, f"status {number}" in cause.words, cause.follows) == (
+            True,
+            True,
+            True,
+            False,
+        )
