@@ -109,18 +109,22 @@ def recorded_machine(
     ports: list[dict[str, Any]] = [*(card for card in cards if "net" in card), *facts.get("ethernet", ())]
     cpus = _write_processors(root, facts)
     _write_host(root, facts, job)
+    has_module = driver.get("fails") != "DriverNotLoaded" and not driver.get("absent")
+    (root / "sys/bus/pci/drivers/nvidia").mkdir(parents=True)
     for gpu in gpus:
         folder = _write_device(
             root, gpu["at"], pci=(gpu.get("class", _GPU_CLASS), "0x10de", gpu.get("device", "0x2330"))
         )
+        if has_module:
+            _link(folder / "driver", root / "sys/bus/pci/drivers/nvidia")
         if "iommu_type" in facts:
             write_tree(folder, {"iommu_group/type": f"{facts['iommu_type']}\n"})
         for pid, _ in (*gpu.get("processes", ()), *gpu.get("graphics", ()), *gpu.get("mps", ())):
             write_tree(root, {f"proc/{pid}/stat": ""})
     for device in facts.get("others", ()):
         _write_device(root, device["at"], pci=(device["class"], device["vendor"], device.get("device", "0x0000")))
-    write_tree(root, dict.fromkeys(facts.get("files", ()), ""))
-    if driver.get("fails") != "DriverNotLoaded" and not driver.get("absent"):
+    write_tree(root, facts.get("files", {}))
+    if has_module:
         _write_driver(root, driver, gpus)
         closed = range(len(gpus)) if driver.get("fails") == "Unknown" else ()
         _write_nodes(root, gpus, opened=[gpu["minor"] for gpu in seen], closed=closed, job=job)
@@ -238,7 +242,7 @@ def _write_nodes(
 
 
 def _close(path: Path) -> None:
-    """Makes a file that is there and does not open, for root neither: a socket."""
+    """Makes a file that is there and does not open, for root neither, whom no rights stop: a socket."""
     path.unlink(missing_ok=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     os.mknod(path, stat.S_IFSOCK | 0o666)
@@ -425,7 +429,9 @@ def _gids(card: dict[str, Any]) -> dict[str, str]:
 
 
 def _write_drives(root: Path, facts: dict[str, Any]) -> None:
-    lines = ["30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"]
+    # A container has a /dev of its own.
+    dev = "tmpfs tmpfs" if facts.get("job", {}).get("devices") == "absent" else "devtmpfs udev"
+    lines = ["30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw", f"24 1 0:5 / /dev rw,nosuid - {dev} rw"]
 
     def mount(number: str, name: str, point: str) -> None:
         lines.append(f"{len(lines) + 40} 1 {number} / {point} rw,relatime shared:1 - ext4 /dev/{name} rw")
