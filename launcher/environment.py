@@ -1,8 +1,9 @@
 """Which variables all ranks of a job get beside the environment their agent was started in. Pure; RANK, cores and
 devices are the business of others.
 
-Nothing is taken away, and nothing overwritten but what is named here. Ranks of this machine inherit the environment
-dsrun was started in; those of other hosts have what a login there has, and of the one here what `passed_on` returns.
+Nothing is overwritten but what is named here. Ranks of this machine inherit the environment dsrun was started in, but
+for its own place among the ranks of another launcher (`dsrun.foreign_ranks`); those of other hosts have what a login
+there has, and of the one here what `passed_on` returns.
 """
 
 from __future__ import annotations
@@ -107,14 +108,15 @@ def _problem_with(name: str, *, copied: bool, environ: Mapping[str, str]) -> Pro
     return None
 
 
-def interface_variables(interface: str) -> dict[str, str]:
-    """Returns the variables by which ranks talk over an interface of their host.
+def interface_variables(interface: str, rails: Sequence[str] = ()) -> dict[str, str]:
+    """Returns the variables by which ranks talk over interfaces of their host.
 
     Args:
         interface: its name.
+        rails: names of all over which NCCL's sockets may spread; empty for that one alone. Gloo takes one.
     """
     # NCCL takes a bare name for the beginning of one: eth1 would mean eth10 too.
-    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+    return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={','.join(rails or (interface,))}"}
 
 
 def passed_on(environ: Mapping[str, str]) -> dict[str, str]:

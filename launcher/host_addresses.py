@@ -4,35 +4,91 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 
 from dsrun.errors import DsrunError
 
-#: Interfaces by which containers and virtual machines of one host talk; what is behind them is on that host.
+from .interface_kinds import Kind, interface_kind
+from .probe_machine import read_text
+from .probe_network import default_routes
+
+#: Interfaces by which containers and virtual machines of one host talk, and overlays that lead to others' containers.
+#: Bridges without a card are known by /sys; these are names that their makers give.
 _INNER = re.compile(
-    r"(docker|podman|virbr|veth|vnet|lxc|lxdbr|cni|cali|flannel|cilium|weave|kube|nerdctl|vmnet|vboxnet|br-[0-9a-f]{12}$)"
+    r"docker|podman|virbr|veth|vnet|lxc|lxdbr|incusbr|nerdctl|vmnet|vboxnet|br-[0-9a-f]{12}$|ifb\d|dummy"
+    r"|cni|cali|vxlan(-v6)?\.calico$|wireguard\.cali|tunl\d|flannel|cilium|weave|kube|nodelocaldns"
+    r"|antrea-|ovn-k8s|genev_sys|ovs-system$|br-int$|eni[0-9a-f]{11}$|azv[0-9a-f]{11}$|gke[0-9a-f]{11}$"
 )
+_INNER_WORDS = "a network of containers or virtual machines inside the host"
+#: What a card of unknown speed is taken for. Cards of virtual machines (ENA, virtio, gVNIC) do not say theirs, and have
+#: 10 Gbit/s and more where people train: above a card of 1 Gbit/s, below those that are known to be fast.
+_CARD_MBIT = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class LinkFacts:
+    """An interface at one end of a connection.
+
+    Attributes:
+        interface: its name; None where the end's address is no interface's.
+        speed_mbit: of its link; None where nothing says.
+        kind: what it is.
+        driver: of its card.
+        cards: through which its packets leave.
+    """
+
+    interface: str | None
+    speed_mbit: int | None
+    kind: Kind = "virtual"
+    driver: str | None = None
+    cards: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cards", tuple(self.cards))  # JSON has lists only
+
+    @property
+    def taken_mbit(self) -> int:
+        """What its speed is taken for where it is compared."""
+        return self.speed_mbit or (_CARD_MBIT if self.cards else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address(LinkFacts):
     """An address of this host.
 
     Attributes:
         address: as text, without a scope.
         interface: whose it is.
         prefix: bits of its network; None where the kernel does not say.
-        speed_mbit: of the interface's link; None where it does not say.
         unfit: why nobody should meet there, unless the user names the interface; None if it is fit.
+        default_route: packets to elsewhere leave by its interface.
     """
 
     address: str
     interface: str
     prefix: int | None
-    speed_mbit: int | None
     unfit: str | None
+    default_route: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InterfaceAddresses:
+    """An interface as psutil tells it.
+
+    Attributes:
+        name: of it.
+        is_up: it works.
+        speed_mbit: of its link; 0 if unknown.
+        addresses: with their netmasks, where there is one.
+    """
+
+    name: str
+    is_up: bool
+    speed_mbit: int
+    addresses: tuple[tuple[str, str | None], ...]
 
 
 def addresses() -> Iterator[Address]:
@@ -41,18 +97,44 @@ def addresses() -> Iterator[Address]:
 
     stats = psutil.net_if_stats()
     numbers = {name: number for number, name in socket.if_nameindex()}
-    for name, entries in sorted(psutil.net_if_addrs().items(), key=lambda item: numbers.get(item[0], 1 << 31)):
-        is_up = name in stats and stats[name].isup
-        for entry in entries:
-            if entry.family in (socket.AF_INET, socket.AF_INET6):
-                text = entry.address.partition("%")[0]
-                yield Address(
-                    address=text,
-                    interface=name,
-                    prefix=_prefix(text, entry.netmask),
-                    speed_mbit=(stats[name].speed or None) if is_up else None,
-                    unfit=why_unfit(text, name) if is_up else "the interface is down",
-                )
+    found = [
+        InterfaceAddresses(
+            name,
+            name in stats and stats[name].isup,
+            stats[name].speed if name in stats else 0,
+            tuple((one.address, one.netmask) for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)),
+        )
+        for name, entries in psutil.net_if_addrs().items()
+    ]
+    return addresses_of(Path("/"), sorted(found, key=lambda one: numbers.get(one.name, 1 << 31)))
+
+
+def addresses_of(root: Path, found: Iterable[InterfaceAddresses]) -> Iterator[Address]:
+    """Yields the addresses of a host.
+
+    Args:
+        root: `/`, or a made-up tree with sys/class/net and proc/net.
+        found: its interfaces, in the order wanted.
+    """
+    routes = default_routes(read_text(root / "proc/net/route") or "", read_text(root / "proc/net/ipv6_route") or "")
+    for one in found:
+        what = interface_kind(root, one.name)
+        for text, netmask in one.addresses:
+            address = text.partition("%")[0]
+            unfit = "the interface is down"
+            if one.is_up:
+                unfit = why_unfit(address, one.name) or (_INNER_WORDS if what.kind == "inner" else None)
+            yield Address(
+                address=address,
+                interface=one.name,
+                prefix=_prefix(address, netmask),
+                speed_mbit=(one.speed_mbit or what.speed_mbit) if one.is_up else None,
+                unfit=unfit,
+                kind=what.kind,
+                driver=what.driver,
+                cards=what.cards,
+                default_route=one.name in routes,
+            )
 
 
 def why_unfit(address: str, interface: str) -> str | None:
@@ -63,11 +145,11 @@ def why_unfit(address: str, interface: str) -> str | None:
     if parsed.version == 6 and parsed.is_link_local:
         return "link-local: its name differs from host to host"
     if _INNER.match(interface):
-        return "a network of containers or virtual machines inside the host"
+        return _INNER_WORDS
     return None
 
 
-def of_interfaces(found: list[Address], named: list[str]) -> list[Address]:
+def of_interfaces(found: Sequence[Address], named: Sequence[str]) -> list[Address]:
     """Returns the addresses of the interfaces a user named, in the order of the names.
 
     Args:

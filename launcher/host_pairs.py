@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .hosts import HostSpec
-from .meeting import ANSWER_PATIENCE_S, Found
+from .meeting import Found
+from .reachability import ANSWER_PATIENCE_S, following
 from .survey import Survey, Told, Unable
 
 #: For all of them: a busy host may take a while to say its word, and is not to be refused for it.
 _PATIENCE_S = 5.0
-#: Of a large job each host tries only those that follow it in rank order, where NCCL's rings and trees mostly go.
-_MOST_TARGETS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ def cut_off_hosts(survey: Survey, hosts: Sequence[HostSpec], found: Found) -> li
         for name, answer in heard.items()
         if isinstance(answer, Told)
     }
-    tried = {name: [other for other in _others(names, name) if other in targets] for name in names}
+    tried = {name: [other for other in following(names, name) if other in targets] for name in names}
     answers = survey.ask(
         "reach",
         lambda host: {"targets": [targets[other] for other in tried[host.name]], "patience_s": _PATIENCE_S},
@@ -81,9 +80,3 @@ def cut_off_hosts(survey: Survey, hosts: Sequence[HostSpec], found: Found) -> li
         CutOff(host=name, address=found.ends.get(name, found.meeting.address), by=tuple(by), reason=reason)
         for (name, reason), by in missed.items()
     ]
-
-
-def _others(names: Sequence[str], name: str) -> list[str]:
-    """Returns whom a host tries: all others, or those that follow it."""
-    index = names.index(name)
-    return [*names[index + 1 :], *names[:index]][:_MOST_TARGETS]

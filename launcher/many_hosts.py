@@ -116,9 +116,14 @@ class JobHosts:
                 meeting = self._check(survey, hosts, plan)
             else:
                 _refuse_unreached(survey)
-                meeting = choose_meeting(survey, hosts, iface=self._settings.iface)
+                meeting = choose_meeting(survey, hosts, iface=self._settings.iface, env=plan.env)
         # They fill in what nobody has set. See [Note: variables] of plan.
-        found = {name: interface_variables(interface) for name, interface in meeting.interfaces.items()}
+        found = {
+            name: interface_variables(interface, meeting.rails.get(name, ()))
+            for name, interface in meeting.interfaces.items()
+        }
+        if (chosen := meeting.text()) is not None:
+            self._note(chosen)
         return plan.at(meeting.address, found)
 
     def _attend(self) -> None:
@@ -164,6 +169,7 @@ def wants_of(plan: LaunchPlan, *, iface: str | None) -> Wants:
         is_python=program.kind != "command",
         on_gpus=None if backend is None else backend == "nccl",
         iface=iface,
+        nccl={name: value for name, value in plan.env.items() if name.startswith("NCCL_")},
     )
 
 

@@ -7,7 +7,7 @@ All hosts are judged, and all problems told at once: a cluster that is repaired 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dsrun.errors import DsrunError, PreflightError, Problem
@@ -38,6 +38,7 @@ class Wants:
             then, and refuses nothing.
         paths: folders it writes to on every host (checkpoints, NVMe), absolute or from `folder`.
         iface: as for `choose_meeting`.
+        nccl: variables for NCCL that all ranks get.
     """
 
     folder: str | None = None
@@ -46,6 +47,7 @@ class Wants:
     on_gpus: bool | None = None
     paths: tuple[str, ...] = ()
     iface: str | None = None
+    nccl: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ def check_hosts(survey: Survey, hosts: Sequence[HostSpec], wants: Wants) -> Pref
     names = [host.name for host in hosts]
     asked = survey.ask("facts", lambda host: _question(host, wants), of=names, patience_s=_FACTS_PATIENCE_S)
     seen = {name: _seen(asked[name]) for name in names}
-    meeting, not_met = _meet(survey, hosts, seen, wants.iface)
+    meeting, not_met = _meet(survey, hosts, seen, wants)
     findings = [*not_met, *judge(hosts, seen, wants)]
     return Preflight(
         seen=seen,
@@ -73,14 +73,14 @@ def _seen(answer: Told | Unable) -> Seen | Unable:
 
 
 def _meet(
-    survey: Survey, hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], iface: str | None
+    survey: Survey, hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: Wants
 ) -> tuple[Meeting | None, list[Finding]]:
     """Lets those hosts meet that can be asked; who does not answer is told anyway."""
     there = [host for host in hosts if isinstance(seen[host.name], Seen)]
     if not there or there[0] is not hosts[0]:
         return None, []
     try:
-        found = find_meeting(survey, there, iface=iface)
+        found = find_meeting(survey, there, iface=wants.iface, env=wants.nccl)
     except PreflightError as error:
         return None, [
             Finding(

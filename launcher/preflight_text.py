@@ -32,14 +32,15 @@ def summary(preflight: Preflight) -> str:
 
 
 def describe(preflight: Preflight, *, colour: bool = False) -> list[str]:
-    """Returns the summary and, below it, a row for each finding with its fix.
+    """Returns the summary, where ranks meet if there was a choice, and a row for each finding with its fix.
 
     Args:
         preflight: what was found.
         colour: verdicts are coloured.
     """
     rows = [_row(finding, colour=colour) for finding in _aligned(preflight.findings)]
-    return [summary(preflight), *(line for row in rows for line in row)]
+    chosen = None if preflight.meeting is None else preflight.meeting.text()
+    return [summary(preflight), *([] if chosen is None else [chosen]), *(line for row in rows for line in row)]
 
 
 def preflight_json(preflight: Preflight) -> dict[str, Any]:

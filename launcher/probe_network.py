@@ -56,7 +56,7 @@ class RdmaPort:
 
     Attributes:
         number: counted from 1.
-        layer: `InfiniBand`, or `Ethernet` for RoCE.
+        layer: `InfiniBand`, or `Ethernet` for RoCE; `Unknown` for EFA.
         state: `ACTIVE` is the one that works.
         physical: `LinkUp`, `Polling`, `Disabled`.
         rate_gbit: of the link.
@@ -80,9 +80,14 @@ class RdmaPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RdmaDevice:
-    """An InfiniBand or RoCE card."""
+    """A card that does RDMA.
+
+    Attributes:
+        kind: `InfiniBand` and `RoCE` are NCCL's own network, `EFA` (AWS) is a plugin's; None where no port says.
+    """
 
     name: str
+    kind: Literal["InfiniBand", "RoCE", "EFA"] | None
     firmware: str | None
     interface: str | None
     pci_address: str | None
@@ -203,14 +208,25 @@ def _interface(folder: Path, addresses: Sequence[str], *, default_route: bool) -
 
 def _rdma(folder: Path) -> RdmaDevice:
     place = place_of(folder / "device")
+    ports = tuple(_port(folder / "ports" / name) for name in sorted(_names(folder / "ports"), key=_natural))
     return RdmaDevice(
         name=folder.name,
+        kind=_kind(_target(folder / "device/driver"), [port.layer for port in ports]),
         firmware=(read_text(folder / "fw_ver") or "").strip() or None,
         interface=next(iter(sorted(_names(folder / "device/net"))), None),
         pci_address=None if place is None else place.address,
         numa_node=None if place is None else place.numa_node,
-        ports=tuple(_port(folder / "ports" / name) for name in sorted(_names(folder / "ports"), key=_natural)),
+        ports=ports,
     )
+
+
+def _kind(driver: str | None, layers: Sequence[str | None]) -> Literal["InfiniBand", "RoCE", "EFA"] | None:
+    """Tells EFA by its driver: of its link layer the kernel says `Unknown`, and libibverbs `Unspecified`."""
+    if driver == "efa":
+        return "EFA"
+    if "InfiniBand" in layers:
+        return "InfiniBand"
+    return "RoCE" if "Ethernet" in layers else None
 
 
 def _port(folder: Path) -> RdmaPort:
@@ -233,6 +249,8 @@ def _port(folder: Path) -> RdmaPort:
 def _gid_index(folder: Path, layer: str | None) -> int | None:
     if layer == "InfiniBand":
         return 0 if is_there(folder / "gids/0") else None
+    if layer != "Ethernet":
+        return None
     for index in range(_MOST_GIDS):
         # An entry that is not in use cannot be read.
         kind = read_text(folder / f"gid_attrs/types/{index}")

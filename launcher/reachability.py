@@ -12,32 +12,36 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from .host_addresses import addresses, of_interfaces
+from .host_addresses import LinkFacts, addresses, of_interfaces
+from .nccl_sockets import why_no_sockets
+from .probe_network import read_rdma
 
 #: Longest wait for an address; two lost packets are repeated within it.
 REACH_PATIENCE_S = 3.0
+#: For a host to answer beyond what it waits for.
+ANSWER_PATIENCE_S = 10.0
+#: Of a large job each host tries only those that follow it in rank order, where NCCL's rings and trees mostly go.
+_MOST_TARGETS = 64
 #: All hosts of a job may knock at the same moment.
 _BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class Reached(LinkFacts):
     """How an address of another host was reached from here.
 
     Attributes:
         source: this host's end of the connection.
         interface: whose address that is; None if nobody's.
-        speed_mbit: of its link; None where it does not say.
     """
 
     source: str
-    interface: str | None
-    speed_mbit: int | None
 
 
 def listen(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
@@ -83,6 +87,26 @@ def listen_at(arguments: Mapping[str, Any], keep: ExitStack) -> int:
     return _say_at(str(arguments["address"]), str(arguments["word"]).encode(), keep)
 
 
+def listen_rails(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
+    """Listens at several addresses until the survey is over; whoever connects is sent the word.
+
+    Args:
+        arguments: `word`, `addresses`, and `env`, variables that ranks of this host get beside its own.
+        keep: ends it.
+
+    Returns:
+        `ports`, one an address; `no_sockets`, why NCCL takes no sockets on this host, or others than dsrun finds; None
+        if it takes these. Where there is a reason, there are no ports.
+    """
+    environ = {**os.environ, **arguments["env"]}
+    reason = why_no_sockets(environ, read_rdma(Path("/")))
+    if "NCCL_SOCKET_IFNAME" in environ:
+        reason = "NCCL_SOCKET_IFNAME is set"
+    word = str(arguments["word"]).encode()
+    ports = [] if reason is not None else [_say_at(str(address), word, keep) for address in arguments["addresses"]]
+    return {"ports": ports, "no_sockets": reason}
+
+
 def reach(arguments: Mapping[str, Any], keep: ExitStack) -> list[dict[str, Any]]:
     """Tries addresses of other hosts, all at once.
 
@@ -107,9 +131,22 @@ def reach(arguments: Mapping[str, Any], keep: ExitStack) -> list[dict[str, Any]]
             answers.append({"fault": source.reason})
         else:
             mine = own.get(source)
-            interface, speed_mbit = (None, None) if mine is None else (mine.interface, mine.speed_mbit)
-            answers.append(asdict(Reached(source=source, interface=interface, speed_mbit=speed_mbit)))
+            known: dict[str, Any] = {"interface": None, "speed_mbit": None}
+            if mine is not None:
+                known = {name: getattr(mine, name) for name in LinkFacts.__dataclass_fields__}
+            answers.append(asdict(Reached(source=source, **known)))
     return answers
+
+
+def following(names: Sequence[str], name: str) -> list[str]:
+    """Returns whom a host of a job tries: all others, or those that follow it.
+
+    Args:
+        names: of all hosts, in rank order.
+        name: of the one.
+    """
+    index = names.index(name)
+    return [*names[index + 1 :], *names[:index]][:_MOST_TARGETS]
 
 
 def serve_at(address: str, serve: Callable[[socket.socket], None], keep: ExitStack) -> int:

@@ -35,6 +35,7 @@ QUESTIONS = {
     "complete_checkpoints": "dsrun.launcher.resume_point:complete_folders",
     "listen": "dsrun.launcher.reachability:listen",
     "listen_at": "dsrun.launcher.reachability:listen_at",
+    "listen_rails": "dsrun.launcher.reachability:listen_rails",
     "reach": "dsrun.launcher.reachability:reach",
     "probe": "dsrun.launcher.probe_question:answer",
     "watch": "dsrun.launcher.probe_watch:answer",

@@ -97,3 +97,7 @@ def test_folders_in_which_libraries_lie_here_are_not_sent(name: str) -> None:
 
 def test_nccl_takes_an_interface_by_its_whole_name() -> None:
     assert interface_variables("eth1") == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1"}
+    assert interface_variables("eth1", ("eth1", "eth2")) == {
+        "GLOO_SOCKET_IFNAME": "eth1",
+        "NCCL_SOCKET_IFNAME": "=eth1,eth2",
+    }

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dsrun.errors import DsrunError
-from dsrun.launcher.host_addresses import Address, addresses, of_interfaces, why_unfit
+from dsrun.launcher.host_addresses import (
+    Address,
+    InterfaceAddresses,
+    addresses,
+    addresses_of,
+    of_interfaces,
+    why_unfit,
+)
+from support.topologies import write_tree
 
 
 @pytest.mark.parametrize(
@@ -27,6 +37,15 @@ from dsrun.launcher.host_addresses import Address, addresses, of_interfaces, why
         ("10.244.0.0", "flannel.1", False),
         ("10.244.0.1", "cni0", False),
         ("10.0.0.9", "vethab12", False),
+        ("10.244.0.0", "vxlan.calico", False),
+        ("10.244.0.1", "tunl0", False),
+        ("169.254.20.10", "nodelocaldns", False),
+        ("10.244.0.2", "ovn-k8s-mp0", False),
+        ("10.244.0.1", "antrea-gw0", False),
+        ("10.244.0.1", "cilium_host", False),
+        ("10.0.0.9", "eni0123456789a", False),
+        ("10.0.0.9", "enp71s0", True),
+        ("100.64.0.7", "tailscale0", True),
     ],
 )
 def test_loopback_link_local_and_networks_inside_the_host_are_unfit(address: str, interface: str, is_fit: bool) -> None:
@@ -58,3 +77,9 @@ def test_a_name_stands_for_its_interface_or_for_all_that_begin_with_it() -> None
 def test_this_machines_loopback_is_listed_with_its_network() -> None:
     (loopback,) = [entry for entry in addresses() if entry.address == "127.0.0.1"]
     assert (loopback.interface, loopback.prefix, loopback.unfit) == ("lo", 8, "loopback")
+
+
+def test_bridges_without_a_card_are_inside_the_host_whatever_their_name(tmp_path: Path) -> None:
+    write_tree(tmp_path / "sys/class/net/lab", {"bridge/bridge_id": "x\n", "type": "1\n"})
+    (one,) = addresses_of(tmp_path, [InterfaceAddresses("lab", True, 0, (("192.168.7.1", "255.255.255.0"),))])
+    assert one.unfit == "a network of containers or virtual machines inside the host"

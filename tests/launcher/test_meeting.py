@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
 from dsrun.errors import PreflightError
 from dsrun.launcher.host_addresses import Address
 from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.meeting import Meeting, Report, choose_meeting, decide
+from dsrun.launcher.meeting import Meeting, choose_meeting
+from dsrun.launcher.meeting import decide as decide_with_rails
+from dsrun.launcher.rails import Report
 from dsrun.launcher.reachability import Reached
 from dsrun.launcher.survey import Survey
 from dsrun.launcher.transport.local import LocalTransport
 
 
 def offer(
-    address: str, interface: str, *, speed: int | None = None, prefix: int = 24, unfit: str | None = None
+    address: str, interface: str, *, speed: int | None = None, prefix: int = 24, unfit: str | None = None, **more: Any
 ) -> Address:
-    return Address(address=address, interface=interface, prefix=prefix, speed_mbit=speed, unfit=unfit)
+    return Address(address=address, interface=interface, prefix=prefix, speed_mbit=speed, unfit=unfit, **more)
 
 
-def reached(source: str, interface: str | None = "eth0", *, speed: int | None = None) -> Reached:
-    return Reached(source=source, interface=interface, speed_mbit=speed)
+def reached(source: str, interface: str | None = "eth0", *, speed: int | None = None, **more: Any) -> Reached:
+    return Reached(source=source, interface=interface, speed_mbit=speed, **more)
+
+
+def decide(first: str, offers: Sequence[Address], reports: Mapping[str, Report], **more: Any) -> Meeting:
+    return decide_with_rails(first, offers, reports, **more)[0]
 
 
 SLOW = offer("10.0.0.1", "eth0", speed=1000)
@@ -69,6 +77,36 @@ def test_of_equal_links_the_near_one_then_ipv4_then_the_first_is_taken() -> None
     assert decide("n1", [far, six, second], {"n2": report}).address == second.address
     assert decide("n1", [far, six], {"n2": report}).address == six.address
     assert decide("n1", [far], {"n2": report}).address == far.address
+
+
+def test_a_card_of_unknown_speed_wins_over_a_slow_one_and_yields_to_a_fast_one() -> None:
+    cloud = offer("10.3.0.1", "ens5", kind="card", cards=("0000:00:05.0",))
+    end = reached("10.3.0.2", "ens5", kind="card", cards=("0000:00:05.0",))
+    report: Report = {**both("n2", 2), cloud.address: end}
+    assert decide("n1", [SLOW, cloud], {"n2": report}).address == cloud.address
+    assert decide("n1", [cloud, FAST], {"n2": report}).address == FAST.address
+
+
+def test_of_equal_rails_the_one_with_the_default_route_is_taken() -> None:
+    offers = [offer(f"10.{rail}.0.1", f"eth{rail}", speed=400_000, default_route=rail == 3) for rail in range(5)]
+    report: Report = {f"10.{rail}.0.1": reached(f"10.{rail}.0.2", f"eth{rail}", speed=400_000) for rail in range(5)}
+    met = decide("n1", offers, {"n2": report})
+    assert met.address == "10.3.0.1"
+    assert met.reason == "as fast as eth0, eth1, eth2, eth4 (400 Gbit/s), and has the default route"
+
+
+def test_a_tunnel_is_taken_only_where_nothing_else_leads_to_all() -> None:
+    tunnel = offer("100.64.0.1", "tailscale0", speed=100_000, kind="tunnel")
+    report: Report = {SLOW.address: reached("10.0.0.2"), tunnel.address: reached("100.64.0.2", "wg0", kind="tunnel")}
+    met = decide("n1", [tunnel, SLOW], {"n2": report})
+    assert (met.address, met.reason) == (SLOW.address, "tailscale0 is a tunnel")
+    assert decide("n1", [tunnel], {"n2": report}).address == tunnel.address
+
+
+def test_what_was_chosen_and_why_is_one_line_and_nothing_without_a_choice() -> None:
+    met = decide("n1", [SLOW, FAST], {"n2": both("n2", 2)})
+    assert met.text() == ("ranks meet at 10.1.0.1 (ib0): the fastest that all reach (200 Gbit/s; eth0 1 Gbit/s)")
+    assert decide("n1", [SLOW], {"n2": both("n2", 2)}).text() is None
 
 
 def test_an_address_the_host_gave_itself_is_the_last_resort() -> None:

@@ -65,7 +65,12 @@ def test_the_json_form_has_facts_findings_and_who_did_not_answer() -> None:
     assert value["findings"][0]["hosts"] == ["n7"]
     assert value["hosts"][0]["facts"]["versions"]["torch"] == "2.13.0"
     assert value["hosts"][2] == {"name": "n3", "answered": False, "reason": "refused", "hint": "start sshd"}
-    assert preflight_json(preflight())["meeting"] == {"address": "10.0.0.1", "interfaces": {"n1": "eth0"}}
+    assert preflight_json(preflight())["meeting"] == {
+        "address": "10.0.0.1",
+        "interfaces": {"n1": "eth0"},
+        "rails": {},
+        "reason": "",
+    }
 
 
 def test_the_guides_table_is_what_such_hosts_show() -> None:

@@ -96,6 +96,16 @@ def test_the_address_that_nccl_takes_is_told_with_its_index(tmp_path: Path) -> N
     assert (unused.layer, unused.gid_index, unused.gid) == ("Ethernet", None, None)
 
 
+@pytest.mark.parametrize(
+    ("machine", "kinds"),
+    [("aws_p5", {"EFA"}), ("dgx_h100", {"InfiniBand", "RoCE"}), ("l40s_pcie", {"RoCE"}), ("desktop", set[str]())],
+)
+def test_cards_are_told_by_what_they_speak(tmp_path: Path, machine: str, kinds: set[str]) -> None:
+    cards = recorded_machine(machine, tmp_path).report().rdma
+    assert {card.kind for card in cards} == kinds
+    assert all(port.gid_index is None for card in cards if card.kind == "EFA" for port in card.ports)
+
+
 def test_no_rdma_is_no_card(tmp_path: Path) -> None:
     assert read_rdma(tmp_path) == ()
 

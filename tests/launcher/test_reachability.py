@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dsrun.launcher.reachability import listen, reach
+from dsrun.launcher.reachability import following, listen, listen_rails, reach
 
 
 def offers_on(interface: str, word: str, keep: ExitStack) -> list[dict[str, Any]]:
@@ -44,7 +44,17 @@ def test_an_address_with_the_word_is_reached_through_an_interface_of_ones_own() 
         (port,) = [offer["port"] for offer in offers_on("lo", "word", keep) if offer["address"] == "127.0.0.1"]
         assert (
             try_to_reach("word", ("127.0.0.1", port), ("127.0.0.1", port))
-            == [{"source": "127.0.0.1", "interface": "lo", "speed_mbit": None}] * 2
+            == [
+                {
+                    "source": "127.0.0.1",
+                    "interface": "lo",
+                    "speed_mbit": None,
+                    "kind": "virtual",
+                    "driver": None,
+                    "cards": (),
+                }
+            ]
+            * 2
         )
 
 
@@ -85,3 +95,24 @@ def test_nobody_listens_any_more_once_the_survey_is_over() -> None:
     with ExitStack() as keep:
         ports = [offer["port"] for offer in offers_on("lo", "word", keep)]
     assert try_to_reach("word", ("127.0.0.1", ports[0])) == [{"fault": "connection refused"}]
+
+
+def test_rails_are_listened_at_only_where_nccl_takes_the_interfaces_that_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NCCL_SOCKET_IFNAME", "NCCL_NET", "NCCL_NET_PLUGIN"):
+        monkeypatch.delenv(name, raising=False)
+    asked = {"word": "w", "addresses": ["127.0.0.1", "127.0.0.1"]}
+    with ExitStack() as keep:
+        found = listen_rails({**asked, "env": {"NCCL_IB_DISABLE": "1"}}, keep)
+        assert found["no_sockets"] is None
+        targets = [("127.0.0.1", port) for port in found["ports"]]
+        assert [way["interface"] for way in try_to_reach("w", *targets)] == ["lo", "lo"]
+        own = listen_rails({**asked, "env": {"NCCL_SOCKET_IFNAME": "eth7"}}, keep)
+    assert own == {"ports": [], "no_sockets": "NCCL_SOCKET_IFNAME is set"}
+
+
+def test_a_host_of_a_large_job_tries_those_that_follow_it() -> None:
+    names = [f"n{number}" for number in range(100)]
+    assert following(names[:4], "n2") == ["n3", "n0", "n1"]
+    assert following(names, "n90") == [*names[91:], *names[:55]]

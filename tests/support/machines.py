@@ -380,9 +380,7 @@ def _write_interface(root: Path, port: dict[str, Any]) -> None:
             "type": "32\n" if infiniband else "1\n",
         },
     )
-    driver = root / "sys/bus/pci/drivers" / driver_name
-    driver.mkdir(parents=True, exist_ok=True)
-    _link(device / "driver", driver)
+    _link_driver(root, device, driver_name)
     _link(folder / "device", device)
     _link(root / "sys/class/net" / port["net"], folder)
     if port.get("default"):
@@ -390,6 +388,12 @@ def _write_interface(root: Path, port: dict[str, Any]) -> None:
         write_tree(
             root, {"proc/net/route": f"{head}{port['net']}\t00000000\t0100000A\t0003\t0\t0\t0\t00000000\t0\t0\t0\n"}
         )
+
+
+def _link_driver(root: Path, device: Path, name: str) -> None:
+    driver = root / "sys/bus/pci/drivers" / name
+    driver.mkdir(parents=True, exist_ok=True)
+    _link(device / "driver", driver)
 
 
 def _write_card(root: Path, card: dict[str, Any]) -> None:
@@ -410,6 +414,7 @@ def _write_card(root: Path, card: dict[str, Any]) -> None:
             **_gids(card),
         },
     )
+    _link_driver(root, device, driver_name)
     _link(folder / "device", device)
     _link(root / "sys/class/infiniband" / card["name"], folder)
 

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsrun.launcher.nccl_sockets import find_net_plugin, why_no_sockets
+from support.machines import recorded_machine
+from support.topologies import write_tree
+
+
+@pytest.mark.parametrize(
+    ("machine", "environ", "reason"),
+    [
+        ("dgx_h100", {}, "mlx5_0 does RDMA"),
+        ("aws_p5", {}, "rdmap79s0 does RDMA"),
+        ("desktop", {}, None),
+        ("dgx_h100", {"NCCL_IB_DISABLE": "1"}, None),
+        ("dgx_h100", {"NCCL_IB_DISABLE": "0"}, "mlx5_0 does RDMA"),
+        # AWS's plugin does not ask that variable.
+        ("aws_p5", {"NCCL_IB_DISABLE": "1"}, "rdmap79s0 does RDMA"),
+        ("dgx_h100", {"NCCL_NET": "socket"}, None),
+        ("desktop", {"NCCL_NET": "FasTrak"}, "NCCL_NET=FasTrak"),
+        ("desktop", {"NCCL_NET_PLUGIN": "/opt/libnccl-net-x.so"}, "NCCL_NET_PLUGIN=/opt/libnccl-net-x.so"),
+        ("desktop", {"NCCL_NET_PLUGIN": "none"}, None),
+    ],
+)
+def test_nccl_takes_sockets_where_there_is_nothing_better_or_it_is_told_to(
+    tmp_path: Path, machine: str, environ: dict[str, str], reason: str | None
+) -> None:
+    assert why_no_sockets(environ, recorded_machine(machine, tmp_path).report().rdma) == reason
+
+
+def test_a_plugin_is_found_where_it_is_installed_or_where_the_loader_is_told_to_look(tmp_path: Path) -> None:
+    assert find_net_plugin(tmp_path, {"LD_LIBRARY_PATH": ":/none"}) is None
+    write_tree(tmp_path, {"opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so": ""})
+    assert find_net_plugin(tmp_path, {}) == "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so"
+    write_tree(tmp_path, {"work/lib/libnccl-net-ofi.so.0": ""})
+    assert find_net_plugin(tmp_path, {"LD_LIBRARY_PATH": "/x:/work/lib"}) == "/work/lib/libnccl-net-ofi.so.0"
