@@ -17,7 +17,7 @@ from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 5
+VERSION = 6
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
@@ -232,6 +232,7 @@ class RankStack:
         step: as in `RankPulse`.
         idle_s: as in `RankPulse`.
         uses_gpu: it has an NVIDIA GPU open, so that what looks like computing may be waiting for the GPU.
+        uses_nccl: NCCL's watchdog runs in it, so that its GPU may be waiting for other ranks.
         groups: its process groups, the one that it has waited in longest first; None where it left no dump.
         dump_error: why there is no dump though there should be one; empty else.
     """
@@ -245,6 +246,7 @@ class RankStack:
     step: int | None
     idle_s: float | None
     uses_gpu: bool = False
+    uses_nccl: bool = False
     groups: list[GroupProgress] | None = None
     dump_error: str = ""
 
@@ -305,6 +307,24 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OomKill:
+    """Processes of a host were killed for want of memory.
+
+    Attributes:
+        by: whose doing it was: a group's limit; the machine's end of memory; one of both that cannot be told apart
+            from inside a container; systemd-oomd's.
+        group: the control group that had the limit, or that systemd-oomd ended; empty for the others.
+        limit_bytes: the group's limit; None where a group below it has it.
+        kills_whole_group: the kernel ends all processes of the group at once (memory.oom.group).
+    """
+
+    by: Literal["limit", "machine", "above", "systemd-oomd"]
+    group: str = ""
+    limit_bytes: int | None = None
+    kills_whole_group: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """Spawner to agent to front end: a rank ended.
 
@@ -313,8 +333,8 @@ class Exit:
         status: exit code, or minus the signal's number.
         time_s: when it was reaped, by the host's clock.
         error: what the rank itself wrote into its error file; added by the agent.
-        oom_kills: processes that the kernel killed in the host's memory cgroup since the ranks started; added by the
-            agent. Above 0, a SIGKILL that nobody sent has its cause.
+        oom: the last kill for want of memory on the host, if it was just before; added by the agent. A SIGKILL that
+            nobody sent has its cause in it.
         step: optimizer steps it had finished, as it said itself; None where it said nothing. Added by the agent, as
             the last pulse may be older.
         groups: as in `RankStack`, from the dump that torch left when it ended the rank; added by the agent.
@@ -324,7 +344,7 @@ class Exit:
     status: int
     time_s: float
     error: WorkerError | None = None
-    oom_kills: int = 0
+    oom: OomKill | None = None
     step: int | None = None
     groups: list[GroupProgress] | None = None
 
@@ -450,11 +470,10 @@ def encode(message: Message) -> bytes:
     # A shallow dict: `asdict` copies deeply, which costs more than everything else on the output path.
     body: dict[str, Any] = {name: getattr(message, name) for name in _FIELDS_OF[cls]}
     match message:
-        case Exit(error=WorkerError() as error):
-            body["error"] = asdict(error)
-            body["groups"] = _plain(body["groups"])
-        case Exit(groups=groups):
+        case Exit(error=error, groups=groups, oom=oom):
+            body["error"] = None if error is None else asdict(error)
             body["groups"] = _plain(groups)
+            body["oom"] = None if oom is None else asdict(oom)
         case Pulse(ranks=ranks) | Stacks(ranks=ranks):
             body["ranks"] = [asdict(rank) for rank in ranks]
         case _:
@@ -477,6 +496,7 @@ def decode(line: bytes) -> Message:
         if cls is Exit:
             body["error"] = None if body["error"] is None else WorkerError(**body["error"])
             body["groups"] = _groups(body["groups"])
+            body["oom"] = None if body["oom"] is None else OomKill(**body["oom"])
         elif cls is Stacks:
             body["ranks"] = [_stack(rank) for rank in body["ranks"]]
         elif cls is Pulse:

@@ -39,6 +39,8 @@ _DUMP_ENDS = (b".", b"}")
 #: Of a rank's text, half from its beginning and half from its end, where faulthandler puts the main thread.
 _MOST_BYTES = 64 << 10
 _STOPPED = frozenset("TtZX")
+#: torch's name for the thread that watches the process's NCCL groups, as long as the kernel keeps names.
+_WATCHDOG_THREAD = "pt_nccl_watchdg"
 
 
 @dataclass(slots=True)
@@ -161,6 +163,7 @@ def _look_at(rank: LiveRank, table: HeartbeatTable, now_s: float) -> RankStack:
         step=None if beat is None else beat.step,
         idle_s=idle_s(beat, now_s),
         uses_gpu=_has_gpu_open(folder),
+        uses_nccl=_has_watchdog(folder),
     )
 
 
@@ -178,6 +181,21 @@ def _has_gpu_open(folder: Path) -> bool:
     except OSError:
         # It has ended, or one of its files was closed meanwhile.
         return False
+
+
+def _has_watchdog(folder: Path) -> bool:
+    try:
+        return any(_name_of_thread(task) == _WATCHDOG_THREAD for task in (folder / "task").iterdir())
+    except OSError:
+        return False
+
+
+def _name_of_thread(task: Path) -> str:
+    try:
+        return (task / "comm").read_text(errors="replace").rstrip("\n")
+    except OSError:
+        # It ended since its folder was listed.
+        return ""
 
 
 def _sleeps_in(folder: Path) -> str:

@@ -2,6 +2,11 @@
 behind whom in a process group is judged in `nccl_verdict`.
 
 Reads the text of `faulthandler` as Python 3.10 to 3.14 write it. Does not judge whether a job hangs; see `hang`.
+
+[Note: who waits for a GPU] NCCL's collectives run on the GPU, so a rank that waits for another one waits in its next
+read from its GPU, or in a launch, once the queue of kernels is full. CUDA spins there, below whatever line of Python
+that is: by its state and its stack alone such a rank computes. Where NCCL's watchdog runs in the process it is as
+likely a victim, and never the odd one out.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ import enum
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from dsrun.units import format_duration
 
@@ -45,29 +51,31 @@ def main_thread(text: str) -> tuple[Frame, ...]:
 
 
 _C10D = "torch/distributed/distributed_c10d.py"
-#: Where a library waits: end of the file's name, function, what one calls it, and whether that waits for other ranks.
-#: `{}` stands for the function's own name.
-_PLACES: tuple[tuple[str, str, str, bool], ...] = (
-    ("torch/utils/data/dataloader.py", r"__next__", "DataLoader.__next__", False),
-    (_C10D, r"init_process_group|new_group|_store_based_barrier", "init_process_group", True),
-    ("torch/distributed/rendezvous.py", r".*", "init_process_group", True),
-    (_C10D, r"(monitored_)?barrier|all_\w+|reduce\w*|broadcast\w*|gather\w*|scatter\w*|i?send|i?recv", "{}", True),
-    ("dsrun/runtime/mesh/collectives.py", r"[a-z]\w*", "{}", True),
-    ("dsrun/runtime/mesh/shared_memory.py", r"[a-z]\w*", "{}", True),
-    ("dsrun/runtime/checkpoint/save.py", r"save", "saving a checkpoint", False),
-    ("torch/cuda/__init__.py", r"synchronize", "torch.cuda.synchronize", False),
-    ("torch/cuda/streams.py", r"synchronize", "torch.cuda synchronize", False),
-    ("torch/autograd/graph.py", r"_engine_run_backward", "backward", False),
-    ("subprocess.py", r"wait|communicate|_try_wait", "subprocess.wait", False),
-    ("concurrent/futures/_base.py", r"result", "Future.result", False),
-    ("multiprocessing/queues.py", r"get", "Queue.get", False),
-    ("multiprocessing/connection.py", r"recv\w*|poll", "Connection.recv", False),
-    ("queue.py", r"get|put|join", "Queue.{}", False),
-    ("threading.py", r"join", "Thread.join", False),
-    ("threading.py", r"wait", "Event.wait", False),
-    ("socket.py", r".*", "socket.{}", False),
-    ("ssl.py", r"read|recv\w*", "socket.{}", False),
-    ("asyncio/base_events.py", r"run_\w+", "asyncio.{}", False),
+#: What a place waits for: other ranks, its GPU, or the threads of a backward, which may be waiting for either.
+_Waits = Literal["", "ranks", "gpu", "backward"]
+#: Where a library waits: end of the file's name, function, what one calls it, and what is waited for there. `{}` stands
+#: for the function's own name.
+_PLACES: tuple[tuple[str, str, str, _Waits], ...] = (
+    ("torch/utils/data/dataloader.py", r"__next__", "DataLoader.__next__", ""),
+    (_C10D, r"init_process_group|new_group|_store_based_barrier", "init_process_group", "ranks"),
+    ("torch/distributed/rendezvous.py", r".*", "init_process_group", "ranks"),
+    (_C10D, r"(monitored_)?barrier|all_\w+|reduce\w*|broadcast\w*|gather\w*|scatter\w*|i?send|i?recv", "{}", "ranks"),
+    ("dsrun/runtime/mesh/collectives.py", r"[a-z]\w*", "{}", "ranks"),
+    ("dsrun/runtime/mesh/shared_memory.py", r"[a-z]\w*", "{}", "ranks"),
+    ("dsrun/runtime/checkpoint/save.py", r"save", "saving a checkpoint", ""),
+    ("torch/cuda/__init__.py", r"synchronize", "torch.cuda.synchronize", "gpu"),
+    ("torch/cuda/streams.py", r"synchronize", "torch.cuda synchronize", "gpu"),
+    ("torch/autograd/graph.py", r"_engine_run_backward", "backward", "backward"),
+    ("subprocess.py", r"wait|communicate|_try_wait", "subprocess.wait", ""),
+    ("concurrent/futures/_base.py", r"result", "Future.result", ""),
+    ("multiprocessing/queues.py", r"get", "Queue.get", ""),
+    ("multiprocessing/connection.py", r"recv\w*|poll", "Connection.recv", ""),
+    ("queue.py", r"get|put|join", "Queue.{}", ""),
+    ("threading.py", r"join", "Thread.join", ""),
+    ("threading.py", r"wait", "Event.wait", ""),
+    ("socket.py", r".*", "socket.{}", ""),
+    ("ssl.py", r"read|recv\w*", "socket.{}", ""),
+    ("asyncio/base_events.py", r"run_\w+", "asyncio.{}", ""),
 )
 
 
@@ -78,14 +86,17 @@ class _Kind(enum.IntEnum):
     KERNEL = 1
     SILENT = 2
     ELSEWHERE = 3
-    COLLECTIVE = 4
-    WELL = 5
+    GPU = 4
+    COLLECTIVE = 5
+    WELL = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
     kind: _Kind
     where: str
+    #: It may compute as well.
+    may_compute: bool = False
 
 
 def verdict(
@@ -147,7 +158,7 @@ def is_gone(stack: RankStack) -> bool:
 
 
 def _spot_of(stack: RankStack) -> _Spot:
-    name, waits_for_ranks = _name_of(main_thread(stack.text))
+    name, waits_for = _name_of(main_thread(stack.text))
     if stack.state in ("T", "t"):
         return _Spot(_Kind.STOPPED, "stopped (SIGSTOP or a debugger)")
     if stack.state == "D":
@@ -160,11 +171,15 @@ def _spot_of(stack: RankStack) -> _Spot:
     if not name:
         doing = "computing" if stack.state == "R" else "waiting"
         return _Spot(_Kind.SILENT, f"{doing}, without a Python stack to show")
-    if waits_for_ranks:
+    if waits_for == "ranks":
         return _Spot(_Kind.COLLECTIVE, name)
-    # One that computes, maybe without ever giving Python's lock away, is told from one that sleeps; not so from one
-    # that reads from its GPU (`.item()`, `.tolist()`): CUDA spins there, below the same line of Python.
-    busy = "busy, or waits for its GPU," if stack.uses_gpu and _may_read_from_gpu(stack) else "busy"
+    spins = stack.state == "R" and _may_read_from_gpu(stack)
+    if stack.uses_nccl and (waits_for or spins):
+        # See [Note: who waits for a GPU].
+        return _Spot(_Kind.GPU, name, may_compute=waits_for != "gpu")
+    if waits_for == "gpu":
+        return _Spot(_Kind.ELSEWHERE, f"waiting for the GPU in {name}")
+    busy = "busy, or waits for its GPU," if stack.uses_gpu and spins else "busy"
     return _Spot(_Kind.ELSEWHERE, f"{busy} in {name}" if stack.state == "R" else f"in {name}")
 
 
@@ -186,18 +201,18 @@ def _dump_errors(stacks: Sequence[tuple[str, RankStack]]) -> list[str]:
     return [f"{named_ranks(those)} {error}" for error, those in ranks.items()]
 
 
-def _name_of(frames: Sequence[Frame]) -> tuple[str, bool]:
-    """Returns what one calls the place, and whether it waits for other ranks there."""
+def _name_of(frames: Sequence[Frame]) -> tuple[str, _Waits]:
+    """Returns what one calls the place, and what is waited for there, where that is known."""
     if not frames:
-        return "", False
+        return "", ""
     users = next((number for number, frame in enumerate(frames) if frame.is_users), len(frames))
     # What the user's code called, seen from there: it is called by a name that users know.
     for frame in reversed(frames[:users]):
-        for ending, function, name, waits_for_ranks in _PLACES:
+        for ending, function, name, waits_for in _PLACES:
             if frame.file.endswith(f"/{ending}") and re.fullmatch(function, frame.function):
-                return f"{name.format(frame.function)} ({frame.place})", waits_for_ranks
+                return f"{name.format(frame.function)} ({frame.place})", waits_for
     frame = frames[users] if users < len(frames) else frames[0]
-    return f"{frame.function} ({frame.place})", False
+    return f"{frame.function} ({frame.place})", ""
 
 
 def _sentence(spot: _Spot, ranks: Sequence[int]) -> str:
@@ -206,6 +221,10 @@ def _sentence(spot: _Spot, ranks: Sequence[int]) -> str:
         return f"{_subject(ranks)} {'goes' if is_one else 'go'} on"
     if spot.kind is _Kind.COLLECTIVE:
         return f"{_subject(ranks)} {'waits' if is_one else 'wait'} in {spot.where}"
+    if spot.kind is _Kind.GPU:
+        waits, computes = ("waits", "computes") if is_one else ("wait", "compute")
+        computes = f", or {computes}," if spot.may_compute else ""
+        return f"{_subject(ranks)} {waits} for the GPU{computes} in {spot.where}"
     return f"{_subject(ranks)} {'is' if is_one else 'are'} {spot.where}"
 
 

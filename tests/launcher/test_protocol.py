@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from dsrun.contract import WorkerError
 from dsrun.launcher.protocol import (
     MAX_FRAME_BYTES,
+    VERSION,
     Collective,
     Exit,
     Failed,
@@ -61,6 +62,7 @@ MESSAGES: list[Message] = [
                 step=None,
                 idle_s=None,
                 uses_gpu=True,
+                uses_nccl=True,
                 groups=[GROUP],
                 dump_error="is damaged",
             )
@@ -131,7 +133,7 @@ def test_reader_finds_messages_wherever_the_pipe_cuts(size: int) -> None:
     ],
 )
 def test_what_is_no_message_is_refused_and_shown(line: bytes) -> None:
-    with pytest.raises(ProtocolError, match="expected a message of version 5"):
+    with pytest.raises(ProtocolError, match=f"expected a message of version {VERSION}"):
         decode(line)
 
 

@@ -21,6 +21,7 @@ from dsrun.launcher.job_output import JobOutput
 from dsrun.launcher.log_reader import read_log
 from dsrun.launcher.plan import LaunchPlan, Program, make_plan
 from dsrun.launcher.protocol import (
+    VERSION,
     Exit,
     Failed,
     Finished,
@@ -269,8 +270,8 @@ def test_a_stop_that_is_no_signal_says_why(tmp_path: Path) -> None:
         ([Die(1)], "the agent exited with code 1 unexpectedly"),
         ([*BEGIN, Die(-9)], "the agent was killed by SIGKILL unexpectedly"),
         ([*BEGIN, exited(0, 0), exited(1, 0)], "the agent exited with code 0 unexpectedly"),
-        ([b"Welcome to box!\n"], "protocol: expected a message of version 5, got 'Welcome to box!'"),
-        ([Hello(pid=1, time_s=0, version=1)], "its agent speaks protocol 1, this dsrun speaks 5"),
+        ([b"Welcome to box!\n"], f"protocol: expected a message of version {VERSION}, got 'Welcome to box!'"),
+        ([Hello(pid=1, time_s=0, version=1)], f"its agent speaks protocol 1, this dsrun speaks {VERSION}"),
         ([hello(), Failed(reason="cannot import torch: no", time_s=0), DONE], "cannot import torch: no"),
         ([hello(), Stop(signal=1)], "its agent sent an unexpected Stop"),
     ],

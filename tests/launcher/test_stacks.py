@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,6 +95,33 @@ def test_half_of_a_dump_is_told_when_time_is_up(rank: Rank) -> None:
     answer = rank.look(15.1)
     assert answer is not None
     assert (answer.groups, answer.dump_error) == (None, "was not written in time")
+
+
+#: A thread with the name that torch gives NCCL's watchdog, until stdin ends.
+WATCHDOG = """
+import ctypes, sys, threading
+def watch():
+    ctypes.CDLL(None).prctl(15, sys.argv[1].encode())  # PR_SET_NAME
+    print("named", flush=True)
+    sys.stdin.read()
+threading.Thread(target=watch).start()
+"""
+
+
+@pytest.mark.parametrize(("thread", "uses_nccl"), [("pt_nccl_watchdg", True), ("pt_autograd_0", False)])
+def test_a_rank_whose_nccl_groups_are_watched_is_told_from_others(tmp_path: Path, thread: str, uses_nccl: bool) -> None:
+    words = [sys.executable, "-S", "-c", WATCHDOG, thread]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"named\n"
+        table = HeartbeatTable(1)
+        rank = LiveRank(0, 0, psutil.Process(process.pid))
+        taking = StackTaking([rank], run_dir=str(tmp_path), table=table, recorders={}, now_s=0.0)
+        answer = taking.look(0.2)
+        table.close()
+        process.communicate()
+    assert answer is not None
+    assert answer.ranks[0].uses_nccl is uses_nccl
 
 
 def test_a_rank_that_makes_no_pipe_is_not_waited_for(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def stack(
     step: int | None = None,
     idle_s: float | None = 312.0,
     uses_gpu: bool = False,
+    uses_nccl: bool = False,
     groups: list[GroupProgress] | None = None,
     dump_error: str = "",
 ) -> tuple[str, RankStack]:
@@ -87,6 +88,7 @@ def stack(
         step=step,
         idle_s=idle_s,
         uses_gpu=uses_gpu,
+        uses_nccl=uses_nccl,
         groups=groups,
         dump_error=dump_error,
     )
@@ -115,7 +117,7 @@ def test_the_odd_one_out_is_named_first_and_those_that_wait_for_it_are_counted()
         (LOADER, "rank 0 is in DataLoader.__next__ (torch/utils/data/dataloader.py:725)"),
         (DATASET, "rank 0 is in __getitem__ (train.py:8)"),
         (EVENT, "rank 0 is in Event.wait (threading.py:629)"),
-        (SYNCHRONIZE, "rank 0 is in torch.cuda.synchronize (torch/cuda/__init__.py:1040)"),
+        (SYNCHRONIZE, "rank 0 is waiting for the GPU in torch.cuda.synchronize (torch/cuda/__init__.py:1040)"),
         (ALL_REDUCE, "rank 0 waits in all_reduce (torch/distributed/distributed_c10d.py:3252)"),
         (INIT, "rank 0 waits in init_process_group (torch/distributed/distributed_c10d.py:1775)"),
     ],
@@ -273,6 +275,62 @@ def test_without_a_dump_one_that_may_read_from_its_gpu_is_not_said_to_compute(te
     told = headline(stack(0, text, state="R", uses_gpu=True))
     assert "rank 0 is busy, or waits for its GPU, in step (train.py:31)" in told
     assert "rank 0 is busy in step (train.py:31)" in headline(stack(0, text, state="R"))
+
+
+#: One whose queue of kernels is full, in an operation of the model.
+LINEAR = f"""Current thread 0x00007f7aa9003b80 (most recent call first):
+  File "{SITE}/torch/nn/modules/linear.py", line 134 in forward
+  File "{SITE}/torch/nn/modules/module.py", line 1786 in _call_impl
+  File "/home/me/model.py", line 12 in forward
+  File "/home/me/train.py", line 30 in step
+"""
+#: One whose backward runs on a thread of autograd's.
+BACKWARD = f"""Current thread 0x00007f7aa9003b80 (most recent call first):
+  File "{SITE}/torch/autograd/graph.py", line 865 in _engine_run_backward
+  File "{SITE}/torch/autograd/__init__.py", line 354 in backward
+  File "{SITE}/torch/_tensor.py", line 630 in backward
+  File "/home/me/train.py", line 32 in step
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "said"),
+    [
+        (ITEM, "R", "rank 0 waits for the GPU, or computes, in step (train.py:31)"),
+        (LINEAR, "R", "rank 0 waits for the GPU, or computes, in forward (model.py:12)"),
+        (BACKWARD, "S", "rank 0 waits for the GPU, or computes, in backward (torch/autograd/graph.py:865)"),
+        (SYNCHRONIZE, "R", "rank 0 waits for the GPU in torch.cuda.synchronize (torch/cuda/__init__.py:1040)"),
+        (SYNCHRONIZE, "S", "rank 0 waits for the GPU in torch.cuda.synchronize (torch/cuda/__init__.py:1040)"),
+        # Asleep in a call of C: a file, a lock, `time.sleep`.
+        (ITEM, "S", "rank 0 is in step (train.py:31)"),
+        (EVENT, "S", "rank 0 is in Event.wait (threading.py:629)"),
+        (LOADER, "R", "rank 0 is busy in DataLoader.__next__ (torch/utils/data/dataloader.py:725)"),
+    ],
+)
+def test_a_rank_of_nccl_that_spins_is_said_to_wait_for_its_gpu(text: str, state: str, said: str) -> None:
+    assert headline(stack(0, text, state=state, uses_gpu=True, uses_nccl=True)) == f"no progress for 5m 0s: {said}"
+
+
+def test_of_the_victims_of_a_hang_under_nccl_none_is_named_before_who_is_elsewhere() -> None:
+    # Each at a line of its own, so that nobody is many.
+    victims = [
+        stack(rank, text, state="R", uses_gpu=True, uses_nccl=True, idle_s=None)
+        for rank, text in enumerate((ITEM, LINEAR, SYNCHRONIZE))
+    ]
+    culprits = [stack(rank, LOADER, uses_gpu=True, uses_nccl=True, idle_s=None) for rank in (3, 4)]
+    lines = verdict([*victims, *culprits], silent_s=300.0)
+    assert lines[0] == (
+        "no progress for 5m 0s: ranks 3, 4 are in DataLoader.__next__ (torch/utils/data/dataloader.py:725), "
+        "rank 0 waits for the GPU, or computes, in step (train.py:31), "
+        "rank 1 waits for the GPU, or computes, in forward (model.py:12), "
+        "rank 2 waits for the GPU in torch.cuda.synchronize (torch/cuda/__init__.py:1040)"
+    )
+    assert "busy" not in "".join(lines)
+
+
+def test_victims_at_one_place_are_told_together() -> None:
+    victims = [stack(rank, ITEM, state="R", uses_gpu=True, uses_nccl=True) for rank in range(4)]
+    assert headline(*victims).endswith(": 4 ranks wait for the GPU, or compute, in step (train.py:31)")
 
 
 def test_why_there_is_no_dump_is_told_once_for_all_ranks_with_that_reason() -> None:
