@@ -60,8 +60,10 @@ def fault_at_start(error: str, words: str, presence: NvidiaPresence) -> DriverFa
             reason=f"{words}: the driver was updated, and the old kernel module{loaded} is still loaded",
             way_out="reboot this machine; if only its host was updated, start the container anew",
         )
-    if (presence.files and not presence.open_files) or error == "NoPermission":
+    if error == "NoPermission":
         return None if _is_forbidden(presence) else _closed(words, presence)
+    if presence.files and not presence.open_files:
+        return _closed(words, presence)
     if error == "Unknown" and presence.has_own_dev:
         return DriverFault(
             reason=f"{words}: the driver does not answer in this container",

@@ -16,7 +16,7 @@ from dsrun.foreign_ranks import find_foreign_rank
 
 from .environment import job_environment, parse_env_options
 from .job_config import check_config
-from .launch import Backend
+from .launch import NCCL_WITHOUT_GPU, NO_GPU_ENV, Backend
 from .plan import Program, ProgramKind
 from .program import check_program, find_program
 from .script_words import split_script_words
@@ -53,6 +53,7 @@ def become_rank(
     config: str | None,
     env: Sequence[str],
     backend: Backend | None,
+    no_gpu: bool,
     environ: Mapping[str, str],
     quiet: bool,
 ) -> NoReturn:
@@ -66,6 +67,7 @@ def become_rank(
         config: `--config` from before the script.
         env: values of `--env`.
         backend: how ranks talk; None leaves it to the script.
+        no_gpu: the rank sees no GPU.
         environ: this process's variables.
         quiet: no notes.
 
@@ -78,6 +80,8 @@ def become_rank(
     program = Program(kind=asked, target=target, args=ours.args, python=sys.executable)
     problems: list[Problem] = []
     user_env: dict[str, str] = {}
+    if no_gpu and backend == "nccl":
+        problems.append(NCCL_WITHOUT_GPU)
     path, warnings = None, ()
     try:
         check_program(program, verbs=())
@@ -96,6 +100,7 @@ def become_rank(
     if rank.rank == 0 and not quiet:
         note = f"dsrun: {launcher} started {rank.world_size} ranks; each runs {words[0]}, and dsrun starts no others"
         print(*warnings, note, sep="\n", file=sys.stderr, flush=True)
-    given = {**environ, **job_environment(user=user_env, config=path, backend=backend), **rank.to_env()}
+    ours_env = job_environment(user=user_env, config=path, backend="gloo" if no_gpu else backend)
+    given = {**environ, **ours_env, **(NO_GPU_ENV if no_gpu else {}), **rank.to_env()}
     _, error = exec_program(program, {**given, "PYTHONUNBUFFERED": "1"})
     raise error

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from dsrun.errors import Problem
+
 from .affinity import Binding
 from .devices import Demand, Held
 from .environment import THREADS_ENV, interface_variables
@@ -23,6 +25,11 @@ from .stdin_choice import StdinWish, Taken, choose_stdin_rank
 from .transport.choice import describe_reach
 
 Backend = Literal["nccl", "gloo"]
+#: What hides all GPUs from a rank.
+NO_GPU_ENV = {"CUDA_VISIBLE_DEVICES": ""}
+NCCL_WITHOUT_GPU = Problem(
+    "`--no-gpu` and `--backend nccl` cannot be used together: NCCL moves tensors of GPUs", "leave one of them out"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,7 @@ class Request:
         workdir: `--workdir`; None means the folder here.
         sync: the folder here is copied to the working folder of every host first.
         backend: None leaves the choice to the script.
+        no_gpu: ranks see no GPU, on any host.
         start: how ranks are made; None means by fork where that can be.
         grace_s: seconds between asking and killing.
         bind: which cores each rank may run on.
@@ -60,6 +68,7 @@ class Request:
     workdir: str | None = None
     sync: bool = False
     backend: Backend | None = None
+    no_gpu: bool = False
     start: StartMethod | None = None
     grace_s: float = 10.0
     bind: Bind = "auto"
@@ -123,7 +132,7 @@ class Launch:
             nonce=secrets.token_hex(16),
             bind=self.request.bind,
             max_restarts=self.request.max_restarts,
-            worker_env=_chosen_devices(self.placement),
+            worker_env=self._hidden_gpus() if self.request.no_gpu else _chosen_devices(self.placement),
             stdin_rank=self.stdin_rank,
             outside=None if static is None else _outside(static),
         )
@@ -131,6 +140,11 @@ class Launch:
             plan = plan.at(static.master_addr, _interface_of(static, self.allocation))
             plan = replace(plan, nonce=shared_nonce(plan, os.environ))
         return plan if held is None else _with_devices(plan, held, self.placement.local_hosts)
+
+    def _hidden_gpus(self) -> dict[str, dict[str, str]]:
+        """Returns what hides all GPUs from all ranks, whatever a hostfile or a shell says, where that was asked for."""
+        hosts = self.allocation.hosts if self.request.no_gpu else ()
+        return {host.name: NO_GPU_ENV for host in hosts}
 
     @property
     def stdin_rank(self) -> int | None:

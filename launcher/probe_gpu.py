@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.gpu_presence import hides_all_gpus, nvidia_presence
+from dsrun.gpu_presence import hides_all_gpus, nvidia_open_files, nvidia_presence
 
 from .driver_fault import DriverFault, fault_at_start, fault_of_all, fault_of_none, idle_text
 from .probe_gpu_state import GpuState
@@ -90,6 +90,7 @@ class GpuReport:
         reason: why there are none, where there are none.
         slice_count: how many of the usable devices are MIG slices named in CUDA_VISIBLE_DEVICES.
         left_out: GPUs that the driver counts and no job can use.
+        unlisted: GPUs that this process was given and the driver does not count: it could not start them.
         fault: why none can be used of those that this process was given; None where that is not so, and where
             CUDA_VISIBLE_DEVICES hides all.
         idle: what to say of GPUs that this process was not given; None without any.
@@ -102,6 +103,7 @@ class GpuReport:
     reason: str | None
     slice_count: int = 0
     left_out: tuple[LeftOut, ...] = ()
+    unlisted: int = 0
     fault: DriverFault | None = None
     idle: str | None = None
 
@@ -137,8 +139,10 @@ def explained(
         environ: where CUDA_VISIBLE_DEVICES is read.
         root: `/`, or a made-up tree with proc, sys and dev.
     """
-    if len(report.left_out) < len(report.gpus) or hides_all_gpus(environ):
+    if hides_all_gpus(environ):
         return report
+    if len(report.left_out) < len(report.gpus):
+        return replace(report, unlisted=max(0, nvidia_open_files(root) - len(report.gpus)))
     presence = nvidia_presence(root)
     if failure is not None:
         fault = fault_at_start(failure.error, failure.words, presence)

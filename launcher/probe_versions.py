@@ -124,6 +124,18 @@ def read_versions(path: Sequence[str] | None = None) -> Versions:
     )
 
 
+def read_torch_builds(path: Sequence[str] | None = None) -> dict[str, str]:
+    """Returns what torch was built for, `cuda`, `hip` or `xpu`, with its version; nothing for a CPU build.
+
+    Args:
+        path: folders to search instead of `sys.path`.
+    """
+    torch = _find("torch", path)
+    text = "" if torch is None else _version_text(torch)
+    found = {name: parse_constant(text, name) for name in ("cuda", "hip", "xpu")}
+    return {name: version for name, version in found.items() if version is not None}
+
+
 def parse_cuda_version(version_py: str) -> str | None:
     """Finds the CUDA version in the text of torch/version.py."""
     return parse_constant(version_py, "cuda")

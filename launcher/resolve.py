@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 from dsrun.contract import BACKEND_ENV
 from dsrun.errors import InputError, Problem, UsageError
@@ -20,7 +21,7 @@ from .environment import job_environment, parse_env_options, passed_on
 from .host_addresses import addresses
 from .hosts import HostSpec
 from .job_config import check_config
-from .launch import Backend, Launch, Request
+from .launch import NCCL_WITHOUT_GPU, Backend, Launch, Request
 from .placement import Placement, StaticNode, place
 from .plan import Program, StartMethod
 from .probe_gpu import GpuReport, read_gpus
@@ -28,6 +29,7 @@ from .probe_machine import host_names
 from .probe_versions import read_versions
 from .program import check_program, find_program, start_method, start_warnings
 from .script_words import ScriptWords, split_script_words
+from .unserved import unserved_accelerators
 
 _T = TypeVar("_T")
 _NO_WORDS = ScriptWords(args=(), config=None, deepspeed_config=None)
@@ -47,14 +49,29 @@ class _Findings:
             self.problems += error.problems
             return None
 
+    def holds(self, check: Callable[[], object]) -> bool:
+        """Returns whether `check` found nothing wrong."""
+        before = len(self.problems)
+        self.attempt(check)
+        return len(self.problems) == before
 
-def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str]) -> Launch:
+
+def resolve(
+    request: Request,
+    *,
+    environ: Mapping[str, str],
+    verbs: Sequence[str],
+    load_nvml: Callable[[], Any] | None = None,
+    root: Path = Path("/"),
+) -> Launch:
     """Checks a request against the machine and the files it names.
 
     Args:
         request: what was asked for.
         environ: the environment the ranks inherit.
         verbs: dsrun's own, for a first word that was meant to be one.
+        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        root: `/`, or a made-up tree with proc, sys and dev, in which GPUs are looked for.
 
     Raises:
         UsageError: carries every problem of program, hosts, variables, backend and config.
@@ -71,8 +88,9 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
     start: StartMethod | None = findings.attempt(lambda: start_method(program, request.start))
     files = [findings.attempt(lambda path=path: read_env_file(path)) or {} for path in request.env_files]
     options = findings.attempt(lambda: parse_env_options(request.env, environ=environ)) or {}
-    choice = findings.attempt(lambda: _choose_backend(request.backend, environ)) or _BackendChoice(None, "")
-    machine = _Machine(environ, asks_driver=choice.backend != "gloo")
+    choice = findings.attempt(lambda: _choose_backend(request, environ)) or _BackendChoice(None, "")
+    asks_driver = choice.backend != "gloo"
+    machine = _Machine(lambda: read_gpus(environ, load_nvml=load_nvml, root=root) if asks_driver else None)
     placement = findings.attempt(
         lambda: place(
             request.hosts, environ=environ, local_names=host_names(), device_count=lambda: machine.device_count
@@ -86,7 +104,8 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
         found.attempt(lambda: check_program(program, verbs=verbs))
         findings.problems[program_at:program_at] = found.problems
     gpus = machine.gpus if placement is None or local else None
-    if choice.backend == "nccl" and gpus is not None:
+    is_served = gpus is None or findings.holds(lambda: check_gpus(gpus, environ=environ, root=root))
+    if choice.backend == "nccl" and gpus is not None and is_served:
         versions = read_versions()
         findings.attempt(
             lambda: check_nccl(gpus, local, torch=versions.torch, cuda=versions.cuda, asked_by=choice.asked_by)
@@ -113,11 +132,13 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
         cwd=paths.folder,
         env=job_environment(user=user_env, config=None if path is None else paths.there(path), backend=choice.backend),
         demand=demand,
-        devices=choice.backend or ("" if placement.remote_hosts else _devices(gpus)),
+        devices=_devices(request, choice, gpus, has_others=bool(placement.remote_hosts)),
         warnings=(
             *warnings,
             *start_warnings(program, request.start),
             *slice_warnings(gpus),
+            *gpu_warnings(gpus),
+            *_idle_warnings(program, gpus),
             *_unused_warnings(request, placement),
         ),
     )
@@ -127,18 +148,21 @@ def resolve(request: Request, *, environ: Mapping[str, str], verbs: Sequence[str
 
 
 class _Machine:
-    """The GPUs of this machine, asked for once and only where the answer changes something: it can take a second."""
+    """The GPUs of this machine, asked for once and only where the answer changes something: it can take a second.
 
-    def __init__(self, environ: Mapping[str, str], *, asks_driver: bool) -> None:
-        self._environ = environ
-        self._asks_driver = asks_driver
+    Args:
+        ask: returns what the driver reports; None for a job that uses no GPU.
+    """
+
+    def __init__(self, ask: Callable[[], GpuReport | None]) -> None:
+        self._ask = ask
         self._report: GpuReport | None = None
 
     @property
     def gpus(self) -> GpuReport | None:
         """What the driver reports; None for a job that uses no GPU."""
-        if self._report is None and self._asks_driver:
-            self._report = read_gpus(self._environ)
+        if self._report is None:
+            self._report = self._ask()
         return self._report
 
     @property
@@ -192,10 +216,14 @@ class _Paths:
         return os.path.join(self.folder, inside) if is_copied else path
 
 
-def _choose_backend(asked: Backend | None, environ: Mapping[str, str]) -> _BackendChoice:
-    """Returns `--backend`, else what DSRUN_BACKEND in the environment says: ranks would find it all the same."""
-    if asked is not None:
-        return _BackendChoice(asked, f"`--backend {asked}`")
+def _choose_backend(request: Request, environ: Mapping[str, str]) -> _BackendChoice:
+    """Returns what the words say, else what DSRUN_BACKEND in the environment says: ranks would find it all the same."""
+    if request.no_gpu and request.backend == "nccl":
+        raise UsageError.of([NCCL_WITHOUT_GPU])
+    if request.no_gpu:
+        return _BackendChoice("gloo", "`--no-gpu`")
+    if request.backend is not None:
+        return _BackendChoice(request.backend, f"`--backend {request.backend}`")
     inherited = environ.get(BACKEND_ENV, "")
     if inherited not in ("", "nccl", "gloo"):
         raise UsageError(
@@ -233,20 +261,28 @@ def _working_folder() -> str:
         raise UsageError("the working folder does not exist any more", hint="`cd` to another") from error
 
 
-def _devices(gpus: GpuReport | None) -> str:
+def _devices(request: Request, choice: _BackendChoice, gpus: GpuReport | None, *, has_others: bool) -> str:
+    """Says what the job trains on; nothing where only other hosts know."""
+    if request.no_gpu:
+        return "no GPU (--no-gpu)"
+    if choice.backend is not None or has_others:
+        return choice.backend or ""
     count = 0 if gpus is None else gpus.usable_count
     return f"{count} GPU{'s' if count > 1 else ''}" if count else "no GPU"
 
 
-def _unused_warnings(request: Request, placement: Placement) -> tuple[str, ...]:
+def _unused_warnings(request: Request, placement: Placement) -> Iterator[str]:
     """Says of options for other hosts that there is none, and of options for this machine that no rank runs here."""
+    if request.no_gpu and "--share-gpus" in request.for_local:
+        yield "warning: `--share-gpus` has no effect: `--no-gpu` takes none"
     if not placement.remote_hosts:
         words, why = request.for_remote, "dsrun starts ranks on this machine alone"
     elif not placement.local_hosts:
         words, why = request.for_local, "it is about GPUs and slots of this machine, where no rank runs"
     else:
-        return ()
-    return tuple(f"warning: `{word}` has no effect: {why}" for word in words)
+        return
+    for word in words:
+        yield f"warning: `{word}` has no effect: {why}"
 
 
 def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
@@ -286,6 +322,65 @@ def slice_warnings(gpus: GpuReport | None) -> tuple[str, ...]:
     return (
         f"warning: CUDA_VISIBLE_DEVICES names {gpus.slice_count} MIG slices: each rank sees its own as cuda:0, and "
         "NCCL does not connect slices of one GPU",
+    )
+
+
+def check_gpus(
+    gpus: GpuReport,
+    *,
+    environ: Mapping[str, str],
+    root: Path = Path("/"),
+    import_path: Sequence[str] | None = None,
+) -> None:
+    """Looks whether this machine has accelerators that a job would go without, unasked: it would train on the CPU.
+
+    Args:
+        gpus: what the driver reports.
+        environ: of the job.
+        root: `/`, or a made-up tree.
+        import_path: where torch is looked for instead of `sys.path`.
+
+    Raises:
+        UsageError: the driver does not serve its GPUs, or they are of another maker.
+    """
+    if gpus.fault is not None:
+        raise UsageError(
+            f"the GPUs of this machine cannot be used: {gpus.fault.reason}",
+            hint=f"{gpus.fault.way_out}; `--no-gpu` trains on the CPU",
+        )
+    unserved = None if gpus.usable_count else unserved_accelerators(environ, root=root, import_path=import_path)
+    if unserved is not None:
+        raise UsageError(unserved.text, hint=unserved.way_out)
+
+
+def gpu_warnings(gpus: GpuReport | None) -> tuple[str, ...]:
+    """Says which GPUs a job goes without: those that are left out, and those that it was not given."""
+    if gpus is None:
+        return ()
+    found = [
+        f"warning: GPU {gpu.index} is left out: {gpu.reason}; "
+        + ("`ls -l /dev/nvidia*` shows who may open it" if gpu.is_forbidden else "a lost GPU needs a reset or a reboot")
+        for gpu in (gpus.left_out if gpus.usable_count else ())
+    ]
+    if gpus.unlisted:
+        what = "a GPU is" if gpus.unlisted == 1 else f"{gpus.unlisted} GPUs are"
+        found.append(f"warning: {what} left out: the driver could not start it; `dmesg | grep NVRM` says why")
+    if gpus.idle is not None:
+        found.append(f"warning: {gpus.idle}; ranks train on the CPU, and `--no-gpu` says that this is meant")
+    return tuple(found)
+
+
+def _idle_warnings(program: Program, gpus: GpuReport | None) -> tuple[str, ...]:
+    """Says that the installed torch cannot use GPUs that are there. Who installs a CPU build may mean it."""
+    if gpus is None or not gpus.usable_count or program.kind == "command":
+        return ()
+    versions = read_versions()
+    if versions.torch is None or versions.cuda is not None:
+        return ()
+    idle = "1 GPU stays" if gpus.usable_count == 1 else f"{gpus.usable_count} GPUs stay"
+    return (
+        f"warning: torch {versions.torch} is built without CUDA: ranks train on the CPU, and {idle} idle; "
+        "https://pytorch.org/get-started has CUDA builds",
     )
 
 

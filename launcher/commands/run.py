@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 DEFAULT_GRACE_S = 10.0
 #: What a rank of another launcher obeys too.
-_RANK_OPTIONS = frozenset({"module", "no_python", "config", "backend", "env", "quiet"})
+_RANK_OPTIONS = frozenset({"module", "no_python", "config", "backend", "no_gpu", "env", "quiet"})
 
 
 @click.command(
@@ -61,6 +61,7 @@ _RANK_OPTIONS = frozenset({"module", "no_python", "config", "backend", "env", "q
 @click.option("--no-python", is_flag=True, help="SCRIPT is any program, run as it is.")
 @click.option("--config", type=parse_path, metavar="FILE", help="Training config; checked first.")
 @click.option("--backend", type=click.Choice(["nccl", "gloo"]), help="How ranks talk.  [default: up to SCRIPT]")
+@click.option("--no-gpu", is_flag=True, help="Train on the CPU: ranks see no GPU.")
 @click.option("--start", type=click.Choice(["fork", "exec"]), help="Import torch once and fork, or start each anew.")
 @click.option("--env", multiple=True, metavar="K[=V]", help="Set a variable for all ranks, or pass it on.")
 @click.option("--env-file", multiple=True, type=parse_path, metavar="FILE", help="Set those of a file, `K=V` a line.")
@@ -137,6 +138,7 @@ def command(
     no_python: bool,
     config: str | None,
     backend: Backend | None,
+    no_gpu: bool,
     start: StartMethod | None,
     env: tuple[str, ...],
     env_file: tuple[str, ...],
@@ -183,6 +185,7 @@ def command(
             config=config,
             env=env,
             backend=backend,
+            no_gpu=no_gpu,
             environ=os.environ,
             quiet=quiet,
         )
@@ -204,6 +207,7 @@ def command(
         workdir=hosts.workdir,
         sync=hosts.sync,
         backend=backend,
+        no_gpu=no_gpu,
         start=start,
         grace_s=grace,
         bind=bind,
@@ -352,6 +356,7 @@ command.sections = {
         "no_python",
         "config",
         "backend",
+        "no_gpu",
         "start",
         "env",
         "env_file",

@@ -11,6 +11,7 @@ import pytest
 from dsrun.launcher.probe_gpu import GpuReport, read_gpus, visible_devices
 from support.machines import Machine, recorded_machine
 from support.nvml import ERRORS, NVMLError
+from support.topologies import write_tree
 
 GIB = 1 << 30
 
@@ -148,7 +149,7 @@ FAULTS = {
         r"Driver/library version mismatch: the driver was updated, and the old kernel module \S+ is still loaded",
         "reboot this machine",
     ),
-    "Unknown": ("the NVIDIA driver does not answer: Unknown Error", "dmesg"),
+    "Unknown": ("Unknown Error: this process may not open /dev/nvidia0", "ls -l"),
     "DriverNotLoaded": ("NVIDIA's kernel module is not loaded", "modprobe"),
     "LibraryNotFound": ("libnvidia-ml.so.1, the driver's library, is not found, and the GPUs are there", "--nv"),
 }
@@ -174,6 +175,19 @@ def test_a_machine_whose_gpus_are_all_lost_is_a_fault(tmp_path: Path) -> None:
     report = read(recorded_machine("l40s_pcie", tmp_path, lost=range(8)))
     assert report.fault is not None
     assert report.fault.reason.endswith("GPUs: GPU is lost")
+
+
+def test_a_gpu_that_the_driver_could_not_start_is_counted(tmp_path: Path) -> None:
+    machine = recorded_machine("workstation", tmp_path)
+    assert read(machine).unlisted == 0
+    write_tree(tmp_path, {"dev/nvidia9": ""})
+    report = read(machine)
+    assert (report.unlisted, report.fault) == (1, None)
+
+
+def test_gpus_of_other_jobs_are_not_missed(tmp_path: Path) -> None:
+    report = read(recorded_machine("hgx_h200_job", tmp_path))
+    assert (report.usable_count, report.unlisted, report.fault, report.idle) == (4, 0, None, None)
 
 
 def test_a_missing_package_is_a_fault_beside_gpus_and_none_without(tmp_path: Path) -> None:

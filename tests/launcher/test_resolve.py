@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launcher.devices import Demand, Held
 from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.launch import Launch, Request
-from dsrun.launcher.placement import HostRequest
+from dsrun.launcher.launch import Backend, Launch, Request
+from dsrun.launcher.placement import HostRequest, StaticNode
 from dsrun.launcher.probe_gpu import Gpu, GpuReport
 from dsrun.launcher.resolve import check_nccl, demand_of, resolve, slice_warnings
+from dsrun.launcher.worker import worker_environment
+from support.machines import Machine, recorded_machine
+from support.topologies import write_tree
 
 
 def gpu_report(usable: int, reason: str | None = None) -> GpuReport:
@@ -149,8 +154,9 @@ def test_other_hosts_are_told_their_gpus_and_ask_nothing_of_this_machine(folder:
     )
     assert (launch.demand, launch.devices) == (Demand(ranks=0, gpus=0), "nccl")
     plan = launch.plan(job_id="j", run_dir="/r", held=Held())
-    seen = [worker.env["CUDA_VISIBLE_DEVICES"] for node in plan.nodes for worker in node.workers]
-    assert seen == ["0,1,2,3"] * 4 + ["2"]
+    # Which devices these are, is for the hosts to say: a scheduler may have named them there.
+    assert [node.chosen for node in plan.nodes] == [(0, 1, 2, 3), (2,)]
+    assert [worker.env for node in plan.nodes for worker in node.workers] == [{}] * 5
     assert launch.reached() == {"w1": "ssh w1", "w2": "ssh w2"}
 
 
@@ -178,3 +184,142 @@ def test_what_is_held_reaches_the_ranks_of_this_machine_only(folder: Path) -> No
         {},
     ]
     assert list(both.bindings({})) == ["localhost"]
+
+
+# drivers that fail, and what a job without GPUs says
+
+
+def resolved_on(machine: Machine, *, backend: Backend | None = None, no_gpu: bool = False, **changes: Any) -> Launch:
+    """A job of the machine's own environment, which `environ` may change."""
+    environ = {**machine.environ, **changes.pop("environ", {})}
+    request = Request(words=("train.py",), backend=backend, no_gpu=no_gpu, **changes)
+    return resolve(request, environ=environ, verbs=[], load_nvml=machine.load_nvml, root=machine.root)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("LibRmVersionMismatch", 8), *((name, None) for name in ("Unknown", "DriverNotLoaded", "LibraryNotFound"))],
+)
+def test_a_driver_that_fails_is_refused_and_never_a_job_on_the_cpu(folder: Path, name: str, ranks: int | None) -> None:
+    machine = recorded_machine("workstation", folder / "root", driver_fails=name)
+    with pytest.raises(UsageError, match="the GPUs of this machine cannot be used: ") as caught:
+        resolved_on(machine, hosts=HostRequest(ranks_per_host=ranks))
+    assert len(caught.value.problems) == 1
+    assert str(caught.value.problems[0].hint).endswith("; `--no-gpu` trains on the CPU")
+
+
+def test_nccl_on_a_driver_that_fails_is_refused_once(folder: Path) -> None:
+    machine = recorded_machine("workstation", folder / "root", driver_fails="LibRmVersionMismatch")
+    with pytest.raises(UsageError) as caught:
+        resolved_on(machine, backend="nccl")
+    assert [problem.message for problem in caught.value.problems] == [
+        "the GPUs of this machine cannot be used: Driver/library version mismatch: the driver was updated, and the old "
+        "kernel module 550.90.07 is still loaded"
+    ]
+
+
+def test_one_of_several_nodes_refuses_its_driver_too(folder: Path) -> None:
+    static = StaticNode(node_rank=1, node_count=2, master_addr="node0", master_port=29500)
+    machine = recorded_machine("workstation", folder / "root", driver_fails="Unknown")
+    with pytest.raises(UsageError, match="the GPUs of this machine cannot be used"):
+        resolved_on(machine, hosts=HostRequest(static=static))
+
+
+@pytest.mark.parametrize("choice", [{"backend": "gloo"}, {"no_gpu": True}, {"environ": {"CUDA_VISIBLE_DEVICES": ""}}])
+def test_a_job_that_is_meant_for_the_cpu_runs_whatever_the_driver_does(folder: Path, choice: dict[str, Any]) -> None:
+    machine = recorded_machine("workstation", folder / "root", driver_fails="LibRmVersionMismatch")
+    launch = resolved_on(machine, **choice)
+    assert (launch.placement.world_size, launch.demand.gpus, launch.warnings) == (1, 0, ())
+
+
+@pytest.mark.parametrize("kind", ["lost", "forbidden"])
+def test_one_gpu_that_does_not_answer_is_left_out_with_a_warning(folder: Path, kind: str) -> None:
+    machine = recorded_machine("workstation", folder / "root", **{kind: (3,)})
+    launch = resolved_on(machine)
+    assert (launch.placement.world_size, launch.devices, launch.demand.gpus) == (3, "3 GPUs", 3)
+    told = {
+        "lost": "GPU is lost; a lost GPU needs a reset or a reboot",
+        "forbidden": "Insufficient Permissions; `ls -l /dev/nvidia*` shows who may open it",
+    }
+    assert f"warning: GPU 3 is left out: {told[kind]}" in launch.warnings
+
+
+def test_a_gpu_that_the_driver_could_not_start_is_said(folder: Path) -> None:
+    machine = recorded_machine("workstation", folder / "root")
+    write_tree(machine.root, {"dev/nvidia9": ""})
+    assert "warning: a GPU is left out: the driver could not start it; `dmesg | grep NVRM` says why" in (
+        resolved_on(machine).warnings
+    )
+
+
+def test_a_container_that_was_given_no_gpu_trains_on_the_cpu_and_says_so(folder: Path) -> None:
+    machine = recorded_machine("workstation", folder / "root", driver_fails="LibraryNotFound")
+    for number in range(4):
+        (machine.root / f"dev/nvidia{number}").unlink()
+    write_tree(machine.root, {"proc/self/mountinfo": "24 27 0:6 / /dev rw - tmpfs tmpfs rw\n"})
+    launch = resolved_on(machine)
+    assert (launch.placement.world_size, launch.devices) == (1, "no GPU")
+    assert launch.warnings == (
+        "warning: the host has 4 NVIDIA GPUs, and this container was given none (`--gpus all`, `nvidia.com/gpu`); "
+        "ranks train on the CPU, and `--no-gpu` says that this is meant",
+    )
+
+
+def test_a_cpu_build_of_torch_beside_gpus_is_said(folder: Path) -> None:
+    (warning,) = resolved_on(recorded_machine("workstation", folder / "root")).warnings
+    assert re.fullmatch(
+        r"warning: torch \S+\+cpu is built without CUDA: ranks train on the CPU, and 4 GPUs stay idle; .*", warning
+    )
+
+
+def test_accelerators_of_other_makers_are_refused_by_name_and_gloo_goes_on(folder: Path) -> None:
+    machine = recorded_machine("mi300x", folder / "root")
+    with pytest.raises(UsageError) as caught:
+        resolved_on(machine)
+    assert caught.value.render() == (
+        "error: this machine has 8 AMD GPUs; dsrun trains on GPUs of NVIDIA, and on CPUs\n"
+        "hint: `--backend gloo` trains on the CPU"
+    )
+    assert resolved_on(machine, backend="gloo").devices == "gloo"
+
+
+# --no-gpu
+
+
+def test_no_gpu_hides_gpus_from_all_ranks_of_all_hosts_whatever_else_is_said(folder: Path) -> None:
+    (folder / "hosts").write_text("localhost slots=2 gpus=0,1\nb slots=2 gpus=2,3 env.CUDA_VISIBLE_DEVICES=1\n")
+    machine = recorded_machine("workstation", folder / "root")
+    launch = resolved_on(
+        machine,
+        no_gpu=True,
+        hosts=HostRequest(hostfile="hosts"),
+        env=("CUDA_VISIBLE_DEVICES=3",),
+        environ={"DSRUN_BACKEND": "nccl"},
+    )
+    plan = launch.plan(job_id="j", run_dir="/r", held=Held())
+    ranks = [(node, worker) for node in plan.nodes for worker in node.workers]
+    seen = [
+        worker_environment({"CUDA_VISIBLE_DEVICES": "0"}, plan, node, worker, address="a", port=1)
+        for node, worker in ranks
+    ]
+    assert [(env["CUDA_VISIBLE_DEVICES"], env["DSRUN_BACKEND"]) for env in seen] == [("", "gloo")] * 4
+    assert (launch.demand, launch.devices) == (Demand(ranks=2, gpus=0), "no GPU (--no-gpu)")
+
+
+def test_no_gpu_is_one_rank_and_takes_the_driver_out_of_it(folder: Path) -> None:
+    def load() -> Any:
+        raise AssertionError("the driver is not asked")
+
+    machine = replace(recorded_machine("workstation", folder / "root"), load_nvml=load)
+    assert resolved_on(machine, no_gpu=True).placement.world_size == 1
+    (warning,) = resolved_on(machine, no_gpu=True, for_local=("--share-gpus",)).warnings
+    assert warning == "warning: `--share-gpus` has no effect: `--no-gpu` takes none"
+
+
+def test_no_gpu_and_nccl_exclude_each_other(folder: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        resolved(Request(words=("train.py",), backend="nccl", no_gpu=True))
+    assert caught.value.render() == (
+        "error: `--no-gpu` and `--backend nccl` cannot be used together: NCCL moves tensors of GPUs\n"
+        "hint: leave one of them out"
+    )

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.gpu_presence import Accelerators, hides_all_gpus, nvidia_presence, other_accelerators
+from dsrun.gpu_presence import Accelerators, hides_all_gpus, nvidia_open_files, nvidia_presence, other_accelerators
 from support.topologies import write_tree
 
 NVIDIA, AMD, INTEL, ASPEED, GAUDI = "0x10de", "0x1002", "0x8086", "0x1a03", "0x1da3"
 VGA, DISPLAY_3D, DISPLAY_OTHER, ACCELERATOR, NETWORK = "0x030000", "0x030200", "0x038000", "0x120000", "0x020000"
+LINUX = ("linux", "x86_64")
 VERSION = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs@U22)\n"
 
 
@@ -49,6 +50,13 @@ def test_files_that_the_device_cgroup_forbids_are_there_and_not_given(tmp_path: 
     found = nvidia_presence(root, may_open=lambda path: path.name == "nvidia2")
     assert (found.count, found.open_files, found.is_given) == (4, ("/dev/nvidia2",), True)
     assert not nvidia_presence(root, may_open=lambda path: False).is_given
+
+
+def test_a_folder_in_a_devices_place_is_no_device(tmp_path: Path) -> None:
+    (tmp_path / "dev/nvidia0").mkdir(parents=True)
+    assert (nvidia_presence(tmp_path).is_given, nvidia_open_files(tmp_path)) == (False, 0)
+    write_tree(tmp_path, {"dev/nvidia1": ""})
+    assert nvidia_open_files(tmp_path) == 1
 
 
 def test_cards_of_the_bus_tell_their_kernel_drivers_and_other_devices_of_nvidia_do_not_count(tmp_path: Path) -> None:
@@ -127,16 +135,18 @@ MI300X = {name: text for at in range(2, 10) for name, text in node(at, 1216, 904
 def test_accelerators_of_other_makers_are_told_from_what_draws_the_desktop(
     tmp_path: Path, files: Mapping[str, str], expected: tuple[str, int, bool] | tuple[()]
 ) -> None:
-    found = other_accelerators(write_tree(tmp_path, files), platform="linux")
+    found = other_accelerators(write_tree(tmp_path, files), system=LINUX)
     name, count, for_computing = expected or ("", 0, False)
     assert found == ((Accelerators(name=name, count=count, for_computing=for_computing),) if expected else ())
 
 
 def test_files_that_may_not_be_opened_are_no_accelerators(tmp_path: Path) -> None:
     root = write_tree(tmp_path, {"dev/kfd": "", **node(1, 1216, 90402), **GPU_OF_INTEL})
-    assert other_accelerators(root, platform="linux", may_open=lambda path: False) == ()
+    assert other_accelerators(root, system=LINUX, may_open=lambda path: False) == ()
 
 
-def test_a_mac_has_a_gpu_of_apples(tmp_path: Path) -> None:
-    (found,) = other_accelerators(tmp_path, platform="darwin")
-    assert (found.name, found.for_computing) == ("Apple", False)
+@pytest.mark.parametrize(("processor", "names"), [("arm64", ["Apple"]), ("x86_64", [])])
+def test_a_mac_has_a_gpu_of_apples_where_the_processor_is_apples_too(
+    tmp_path: Path, processor: str, names: list[str]
+) -> None:
+    assert [found.name for found in other_accelerators(tmp_path, system=("darwin", processor))] == names
