@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import LaunchError
+from dsrun.host_memory import read_host_memory
 
 from .bench_values import LEAST_REPETITIONS, Figure, figure
 from .probe_cgroup import read_limits
-from .probe_machine import parse_meminfo, usable_cores
+from .probe_machine import usable_cores
 
 #: Of each of a core's two buffers: several times what a core has of the last cache.
 BUFFER_BYTES = 128 << 20
@@ -121,6 +122,6 @@ def _copy(cpus: Sequence[int], size: int, repetition_s: float, repetitions: int)
 
 
 def _room() -> int:
-    available = parse_meminfo(Path("/proc/meminfo").read_text()).get("MemAvailable", 0)
+    available = read_host_memory().available_bytes or 0
     left = read_limits(Path("/")).memory_left_bytes
     return available if left is None else min(available, left)

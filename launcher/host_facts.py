@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
+from dsrun.host_memory import read_host_memory
 
 from .devices import Device, driver_open, read_devices, user_of_process
 from .file_facts import FileFacts, PathFacts, code_digests, file_facts, folder_fault, path_facts
 from .probe_cgroup import read_limits
 from .probe_gpu import Gpu, GpuReport, read_gpus
-from .probe_machine import parse_meminfo, read_text, usable_cores
+from .probe_machine import read_text, usable_cores
 from .probe_versions import Versions, read_versions
 
 
@@ -172,7 +173,7 @@ def read_facts(
     root = Path("/")
     limits = read_limits(root)
     report, devices = _read_driver(environ, load_nvml)
-    memory = parse_meminfo(read_text(root / "proc/meminfo") or "").get("MemTotal")
+    memory = read_host_memory(root).total_bytes
     sizes = [size for size in (memory, limits.memory_limit_bytes) if size is not None]
     shm = _space("/dev/shm")
     return HostFacts(

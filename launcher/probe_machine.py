@@ -51,17 +51,6 @@ def parse_cpuinfo(text: str) -> CpuInfo:
     )
 
 
-def parse_meminfo(text: str) -> dict[str, int]:
-    """Reads /proc/meminfo: name -> bytes."""
-    values: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if len(words) == 2 and words[0].isdecimal() and words[1] == "kB":
-            values[name] = int(words[0]) * 1024
-    return values
-
-
 def parse_os_release(text: str) -> str | None:
     """Reads the name for people out of /etc/os-release."""
     fields = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)

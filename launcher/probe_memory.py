@@ -7,8 +7,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsrun.host_memory import parse_meminfo, read_host_memory
+
 from .probe_cgroup import CgroupLimits
-from .probe_machine import parse_meminfo, read_text
+from .probe_machine import read_text
 from .probe_pci import read_number
 
 
@@ -23,7 +25,7 @@ class HugePages:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Memory in bytes.
+    """Memory of the host in bytes; that of GPUs is left out where the kernel counts it (Grace).
 
     Attributes:
         usable_bytes: what a job may take now: free memory or room below the cgroup limit.
@@ -51,11 +53,12 @@ def read_memory(root: Path, limits: CgroupLimits) -> MemoryReport:
         limits: of this process's cgroups.
     """
     info = parse_meminfo(read_text(root / "proc/meminfo") or "")
-    available = info.get("MemAvailable")
+    host = read_host_memory(root)
+    available = host.available_bytes
     room = [value for value in (available, limits.memory_left_bytes) if value is not None]
     shm = space_of(root / "dev/shm")
     return MemoryReport(
-        total_bytes=info.get("MemTotal"),
+        total_bytes=host.total_bytes,
         available_bytes=available,
         cgroup_limit_bytes=limits.memory_limit_bytes,
         usable_bytes=min(room, default=None),

@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dsrun.host_memory import read_host_memory
+
 from .devices import user_of_process
 from .probe_cgroup import read_limits
 from .probe_gpu import Gpu, list_gpus
 from .probe_gpu_state import read_state
-from .probe_machine import parse_meminfo, read_text
+from .probe_machine import read_text
 from .probe_nvml import NoDriver, open_nvml
 
 _SECTOR_BYTES = 512
@@ -161,9 +163,9 @@ def sample(
         load_nvml: returns the `pynvml` module; tests give a made-up one.
     """
     cores, busy, everything = parse_stat(read_text(root / "proc/stat") or "")
-    memory = parse_meminfo(read_text(root / "proc/meminfo") or "")
-    total = memory.get("MemTotal", 0)
-    used = total - memory.get("MemAvailable", 0)
+    memory = read_host_memory(root)
+    total = memory.total_bytes or 0
+    used = max(0, total - (memory.available_bytes or 0))
     limits = read_limits(root)
     limit, left = limits.memory_limit_bytes, limits.memory_left_bytes
     if limit is not None and left is not None and limit < total:

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 from xxhash import xxh3_64_hexdigest
@@ -26,6 +25,7 @@ from dsrun.checkpoint_files.index import Index, StoredFile
 from dsrun.checkpoint_files.publish import add_boxes
 from dsrun.checkpoint_files.reference import summed
 from dsrun.errors import CheckpointError
+from dsrun.host_memory import read_host_memory
 
 from .staging import PageLocks
 
@@ -135,7 +135,7 @@ class CopyFiles:
     def free_bytes(self) -> int:
         """Returns the memory that copies may take: what is free, and copies there that are written over."""
         disk = os.statvfs(self.folder)
-        free = min(disk.f_bavail * disk.f_frsize, int(psutil.virtual_memory().available))
+        free = min(disk.f_bavail * disk.f_frsize, read_host_memory().available_bytes or 0)
         return free + self.bytes_there()
 
     def label(self, rank: int, generation: int, label: Label) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dsrun.host_memory import read_host_memory
 from dsrun.units import format_bytes
 
 from .page_lock import CannotLock, CudaLock, Lock
@@ -109,11 +110,7 @@ def why_pageable(nbytes: int, failure: str, *, effect: str) -> str:
 
 def available_bytes() -> int:
     """Returns how much host memory may be taken without anything being swapped out, as the kernel tells it."""
-    with open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    return 0
+    return read_host_memory().available_bytes or 0
 
 
 def _let_go(unlock: Callable[[], object], pages: mmap.mmap, process: int) -> None:

@@ -8,7 +8,6 @@ from dsrun.launcher.probe_machine import (
     container_of,
     machine_of,
     parse_cpuinfo,
-    parse_meminfo,
     parse_os_release,
     usable_cores,
 )
@@ -29,10 +28,6 @@ def test_cpuinfo_of_x86_gives_model_cores_and_instruction_sets() -> None:
 def test_cpuinfo_of_arm_has_no_model_and_says_nothing_of_a_hypervisor() -> None:
     info = parse_cpuinfo("processor\t: 0\nFeatures\t: fp asimd sve2 bf16\nCPU implementer\t: 0x41\n")
     assert (info.model, info.cores, info.isa, info.virtual) == (None, 1, ("asimd", "sve2", "bf16"), None)
-
-
-def test_meminfo_is_in_bytes_and_skips_what_is_no_size() -> None:
-    assert parse_meminfo("MemTotal:  16 kB\nHugePages_Total: 0\nrubbish\n") == {"MemTotal": 16384}
 
 
 @pytest.mark.parametrize(
