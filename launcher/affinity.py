@@ -49,7 +49,12 @@ class Binding:
 
 
 def bind_ranks(
-    cpus: Sequence[Cpu], *, bind: Bind, gpu_nodes: Sequence[int | None], quota_cores: float | None = None
+    cpus: Sequence[Cpu],
+    *,
+    bind: Bind,
+    gpu_nodes: Sequence[int | None],
+    quota_cores: float | None = None,
+    whole_sockets: bool = False,
 ) -> tuple[Binding, ...]:
     """Shares the cores of a host among its ranks; never fails, and the same values give the same shares.
 
@@ -58,6 +63,8 @@ def bind_ranks(
         bind: what was asked for, see `plan.Bind`.
         gpu_nodes: NUMA node of each local rank's GPU; None where it has none or the machine does not say.
         quota_cores: processor time a second that the control groups allow; None is no limit.
+        whole_sockets: `auto` takes all nodes of a GPU's socket, not its node alone: for ranks that compute in host
+            memory (an offloaded optimizer), whose speed is that of the memory channels they reach.
 
     Returns:
         one binding a local rank, in their order.
@@ -68,7 +75,7 @@ def bind_ranks(
         case "none":
             sets = None
         case "auto":
-            sets = _by_even_nodes(cores, gpu_nodes)
+            sets = _by_even_nodes(cores, gpu_nodes, whole_sockets=whole_sockets)
         case "numa":
             sets = _by_node(cores, _node_of_each(cores, gpu_nodes))
         case "cores":
@@ -99,7 +106,9 @@ def _threads(cores: int, sharers: int, allowed: int | None) -> int:
     return max(1, share if allowed is None else min(share, allowed))
 
 
-def _by_even_nodes(cores: Sequence[_Core], gpu_nodes: Sequence[int | None]) -> list[tuple[int, ...]] | None:
+def _by_even_nodes(
+    cores: Sequence[_Core], gpu_nodes: Sequence[int | None], *, whole_sockets: bool
+) -> list[tuple[int, ...]] | None:
     """Binds by node where that gains something for sure; None where it might take cores from a rank.
 
     With GPUs, their nodes must have cores enough: not one node of eight for the only rank, nor the two cores of a node
@@ -113,8 +122,9 @@ def _by_even_nodes(cores: Sequence[_Core], gpu_nodes: Sequence[int | None]) -> l
     sizes = {node: sum(core[0].node == node for core in cores) for node in nodes}
     known = [node for node in gpu_nodes if node in sizes]
     if len(known) == ranks:
-        least = min((sizes[node] / known.count(node) for node in known), default=0.0)
-        return _by_node(cores, known) if least * ranks >= _NEAR_ENOUGH * len(cores) else None
+        near = [_socket_of(cores, node) if whole_sockets else [node] for node in known]
+        least = min((sum(sizes[node] for node in its) / near.count(its) for its in near), default=0.0)
+        return [_cpus_of(cores, its) for its in near] if least * ranks >= _NEAR_ENOUGH * len(cores) else None
     if ranks < 2 or min(sizes.values()) < _EVEN_ENOUGH * max(sizes.values()):
         return None
     if ranks % len(nodes) == 0:
@@ -172,6 +182,12 @@ def _shares(numbers: Sequence[int], ranks: int) -> list[tuple[int, ...]]:
 def _nodes(cores: Sequence[_Core]) -> list[int]:
     """Returns the nodes that have a usable core, in the order of the cores."""
     return list(dict.fromkeys(core[0].node for core in cores))
+
+
+def _socket_of(cores: Sequence[_Core], node: int) -> list[int]:
+    """Returns the nodes of a node's socket: firmware cuts one into as many as four (NPS4, SNC4)."""
+    sockets = {core[0].package for core in cores if core[0].node == node}
+    return [other for other in _nodes(cores) if any(c[0].package in sockets for c in cores if c[0].node == other)]
 
 
 def _cpus_of(cores: Sequence[_Core], nodes: Sequence[int]) -> tuple[int, ...]:

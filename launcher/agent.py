@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dsrun.contract import CONFIG_ENV, HEARTBEAT_ENV, MEMORY_COPY_ENV, READING_ENV
+from dsrun.errors import InputError
 from dsrun.heartbeats import HeartbeatTable
 
 from . import processes
@@ -268,6 +269,8 @@ class Agent:
             self._ranks.start({**os.environ, **told, **copies}, rendezvous, stdin_fd=self._stdin_fd)
         except OSError as error:
             self._fail(f"cannot start the ranks: {refusal_of(error)}")
+        except InputError as error:
+            self._fail(str(error), hint=error.hint, is_mistake=True)
         finally:
             if self._stdin_fd is not None:
                 # Whoever writes to it is to see when the rank reads no more.

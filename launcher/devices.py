@@ -7,9 +7,9 @@ GPUs of other users, MIG, and containers were not at hand.
 
 [Note: users of a GPU] Who computes there is listed, clients of MPS in a list of their own. Who draws there does not
 count (a desktop stays), unless it computes as well and has more than a desktop's part. Processes of other containers
-are in no list, but their memory is in use: what nobody listed has, beyond a driver's own need, is theirs. Only where the
-GPU's memory is a NUMA node of the host (GH200, GB200) is it the kernel's too, which puts page cache there; it
-gives that back, so there the lists alone count.
+are in no list, but their memory is in use: what nobody listed has, beyond a driver's own need, is theirs. Where the
+GPU's memory is a NUMA node of the host (GH200, GB200), the kernel puts page cache there, and gives it back when it is
+needed: there the lists alone count.
 
 [Note: MIG] CUDA shows a process one slice only, as `cuda:0`. So with slices each rank gets a CUDA_VISIBLE_DEVICES of
 its own, and LOCAL_RANK stays the rank's number on the host, for it names its heartbeat, cores and error file: a script

@@ -23,6 +23,7 @@ from .environment import THREADS_ENV
 from .failures import describe_status
 from .flight_recorder import RecorderFiles, pipe_environment, recorder_files, without_outer
 from .host_binding import read_bindings
+from .host_gpus import rank_variables, slice_note
 from .last_words import LastWords
 from .nccl_dumps import MOST_BYTES, DumpError, read_dump
 from .oom_kills import OomKills
@@ -111,6 +112,7 @@ class HostRanks:
 
         Raises:
             OSError: a pipe or the process cannot be made.
+            InputError: devices were chosen that this host does not show.
         """
         for worker in self._node.workers:
             # The word of an earlier job or attempt must not be taken for this one's.
@@ -118,7 +120,9 @@ class HostRanks:
         environ = without_outer(environ, self._plan.run_dir)
         if self._plan.program.kind != "command":
             environ |= pipe_environment(environ, run_dir=self._plan.run_dir)
-        plan, cpus = _bound(self._plan, self._node, environ)
+        plan, cpus, note = _bound(self._plan, self._node, environ)
+        if note is not None:
+            self._relay.send(Note(text=note))
         address, port = rendezvous
         for worker in plan.nodes[self._node.node_rank].workers:
             given = worker_environment(environ, plan, self._node, worker, address=address, port=port)
@@ -298,14 +302,23 @@ def _groups_of(recorder: RecorderFiles) -> list[GroupProgress] | None:
 
 def _bound(
     plan: LaunchPlan, node: NodePlan, environ: Mapping[str, str]
-) -> tuple[LaunchPlan, list[tuple[int, ...] | None]]:
-    """Shares this host's cores among its ranks; returns the plan with their threads, and the CPUs of each."""
+) -> tuple[LaunchPlan, list[tuple[int, ...] | None], str | None]:
+    """Shares this host's devices and cores among its ranks.
+
+    Returns:
+        the plan with the devices and threads of ranks, the CPUs of each, and what the user should know of it.
+    """
     # With what the ranks of this host have in common: the front end may have chosen their GPUs.
     given = node_environment(environ, plan, node)
-    bindings = read_bindings(plan.bind, len(node.workers), given)
+    devices = rank_variables(node, given)
+    environs = [{**given, **worker.env, **own} for worker, own in zip(node.workers, devices, strict=True)]
+    bindings = read_bindings(plan.bind, environs, gpus=node.gpus, whole_sockets=plan.steps_on_host)
     workers = tuple(
-        replace(worker, env={**({} if THREADS_ENV in given else {THREADS_ENV: str(binding.threads)}), **worker.env})
-        for worker, binding in zip(node.workers, bindings, strict=True)
+        replace(
+            worker,
+            env={**({} if THREADS_ENV in given else {THREADS_ENV: str(binding.threads)}), **worker.env, **own},
+        )
+        for worker, binding, own in zip(node.workers, bindings, devices, strict=True)
     )
     nodes = tuple(replace(other, workers=workers) if other is node else other for other in plan.nodes)
-    return replace(plan, nodes=nodes), [binding.cpus for binding in bindings]
+    return replace(plan, nodes=nodes), [binding.cpus for binding in bindings], slice_note(environs, given)

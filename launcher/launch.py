@@ -20,7 +20,7 @@ from .gathering import shared_nonce
 from .host_binding import read_bindings
 from .hosts import Allocation
 from .placement import HostRequest, Placement, StaticNode
-from .plan import Bind, LaunchPlan, Outside, Program, ProgramKind, StartMethod, make_plan
+from .plan import Bind, GpuPlace, LaunchPlan, Outside, Program, ProgramKind, StartMethod, make_plan
 from .stdin_choice import StdinWish, Taken, choose_stdin_rank
 from .transport.choice import describe_reach
 
@@ -93,6 +93,8 @@ class Launch:
         demand: what the job wants of this machine, for `job_queue.hold_devices`.
         devices: `nccl`, `gloo`, `2 GPUs` or `no GPU`: what the job trains on, for the eye; empty where only other hosts
             know.
+        gpus: those of this machine, in CUDA's order; empty where its driver was not asked.
+        steps_on_host: the config says that the optimizer's step computes in host memory.
         warnings: what will not be as one may expect, as `warning:` lines; they stop nothing.
     """
 
@@ -104,6 +106,8 @@ class Launch:
     env: dict[str, str]
     demand: Demand
     devices: str
+    gpus: tuple[GpuPlace, ...] = ()
+    steps_on_host: bool = False
     warnings: tuple[str, ...] = ()
 
     @property
@@ -132,13 +136,16 @@ class Launch:
             nonce=secrets.token_hex(16),
             bind=self.request.bind,
             max_restarts=self.request.max_restarts,
-            worker_env=self._hidden_gpus() if self.request.no_gpu else _chosen_devices(self.placement),
+            worker_env=self._hidden_gpus(),
+            chosen={} if self.request.no_gpu else _chosen_devices(self.placement),
+            steps_on_host=self.steps_on_host,
             stdin_rank=self.stdin_rank,
             outside=None if static is None else _outside(static),
         )
         if static is not None:
             plan = plan.at(static.master_addr, _interface_of(static, self.allocation))
             plan = replace(plan, nonce=shared_nonce(plan, os.environ))
+        plan = plan.with_gpus(dict.fromkeys(self.placement.local_hosts, self.gpus))
         return plan if held is None else _with_devices(plan, held, self.placement.local_hosts)
 
     def _hidden_gpus(self) -> dict[str, dict[str, str]]:
@@ -174,7 +181,12 @@ class Launch:
         found: dict[str, tuple[Binding, ...]] = {}
         for host in self.allocation.hosts:
             if host.name in self.placement.local_hosts:
-                bindings = read_bindings(self.request.bind, host.slots, {**given, **host.env})
+                bindings = read_bindings(
+                    self.request.bind,
+                    [{**given, **host.env}] * host.slots,
+                    gpus=self.gpus,
+                    whole_sockets=self.steps_on_host,
+                )
                 if threads.isdecimal():
                     bindings = tuple(replace(binding, threads=int(threads)) for binding in bindings)
                 found[host.name] = bindings
@@ -204,16 +216,9 @@ def _interface_of(static: StaticNode, allocation: Allocation) -> dict[str, dict[
     return {host.name: interface_variables(static.interface) for host in allocation.hosts}
 
 
-def _chosen_devices(placement: Placement) -> dict[str, dict[str, str]]:
-    """Returns what ranks of other hosts see of their GPUs, where a filter or the hostfile chose; by name of the host.
-
-    The GPUs of this machine are held under their UUIDs instead, see devices.
-    """
-    return {
-        host.name: {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.gpus))}
-        for host in placement.remote_hosts
-        if host.gpus is not None
-    }
+def _chosen_devices(placement: Placement) -> dict[str, tuple[int, ...]]:
+    """Returns which GPUs ranks of other hosts take, where a filter or the hostfile chose; by name of the host."""
+    return {host.name: host.gpus for host in placement.remote_hosts if host.gpus is not None}
 
 
 def _with_devices(plan: LaunchPlan, held: Held, local_hosts: frozenset[str]) -> LaunchPlan:

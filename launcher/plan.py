@@ -67,6 +67,27 @@ class WorkerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlace:
+    """Where a GPU of a host is, by the word of its driver. JSON values of its fields make an equal one.
+
+    Attributes:
+        uuid: what CUDA_VISIBLE_DEVICES may call it; None where the driver does not say.
+        address: on the PCI bus, as /sys writes it, `0000:1b:00.0`; None likewise.
+        model: product name; None likewise.
+        slices: names of its MIG slices; None where it is not in MIG mode.
+    """
+
+    uuid: str | None
+    address: str | None
+    model: str | None = None
+    slices: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.slices is not None:
+            object.__setattr__(self, "slices", tuple(self.slices))  # JSON has lists only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodePlan:
     """The workers of one host.
 
@@ -75,12 +96,16 @@ class NodePlan:
         host: how it was described; its `env` is for all its workers.
         workers: in rank order.
         env: what dsrun found out about the host, as variables (its interface). See [Note: variables].
+        gpus: its GPUs that ranks may reach, in CUDA's order by PCI address; empty where its driver was not asked.
+        chosen: GPUs that its ranks take, as places among those that a process there sees; None leaves them as they are.
     """
 
     node_rank: int
     host: HostSpec
     workers: tuple[WorkerSpec, ...]
     env: dict[str, str] = field(default_factory=dict[str, str])
+    gpus: tuple[GpuPlace, ...] = ()
+    chosen: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +150,7 @@ class LaunchPlan:
         resume: folder of the checkpoint to go on from; None at the first start, or where there is none.
         stdin_rank: the rank that gets dsrun's own stdin; None where all find an empty one.
         outside: the job's other hosts, where they have a dsrun of their own; None where `nodes` are all.
+        steps_on_host: the optimizer's step computes in host memory; see `affinity.bind_ranks`.
     """
 
     job_id: str
@@ -144,6 +170,7 @@ class LaunchPlan:
     resume: str | None = None
     stdin_rank: int | None = None
     outside: Outside | None = None
+    steps_on_host: bool = False
 
     @property
     def ranks(self) -> range:
@@ -189,6 +216,11 @@ class LaunchPlan:
         nodes = tuple(replace(node, env={**node.env, **env_of.get(node.host.name, {})}) for node in self.nodes)
         return replace(self, master_addr=address, nodes=nodes)
 
+    def with_gpus(self, gpus_of: Mapping[str, tuple[GpuPlace, ...]]) -> LaunchPlan:
+        """Returns the plan with what drivers told of the GPUs of hosts, by the host's name."""
+        nodes = tuple(replace(node, gpus=gpus_of.get(node.host.name, node.gpus)) for node in self.nodes)
+        return replace(self, nodes=nodes)
+
     def run_by(self, python: str) -> LaunchPlan:
         """Returns the plan as the ranks of one host run it: with that host's interpreter."""
         return replace(self, program=replace(self.program, python=python))
@@ -207,6 +239,8 @@ class LaunchPlan:
                 host=HostSpec(**node["host"]),
                 workers=tuple(WorkerSpec(**worker) for worker in node["workers"]),
                 env=node["env"],
+                gpus=tuple(GpuPlace(**gpu) for gpu in node["gpus"]),
+                chosen=None if node["chosen"] is None else tuple(node["chosen"]),
             )
             for node in value["nodes"]
         )
@@ -229,8 +263,10 @@ def make_plan(
     bind: Bind = "auto",
     max_restarts: int = 0,
     worker_env: dict[str, dict[str, str]] | None = None,
+    chosen: Mapping[str, tuple[int, ...]] | None = None,
     stdin_rank: int | None = None,
     outside: Outside | None = None,
+    steps_on_host: bool = False,
 ) -> LaunchPlan:
     """Numbers the ranks host by host and puts the launch together.
 
@@ -246,9 +282,11 @@ def make_plan(
         nonce: secret word of the job.
         bind: which cores each rank may run on.
         max_restarts: how often the job may be started again.
-        worker_env: variables for all ranks of one host, by host name (devices).
+        worker_env: variables for all ranks of one host, by host name.
+        chosen: see `NodePlan`, by host name.
         stdin_rank: the rank that gets dsrun's own stdin, if one does.
         outside: the job's other hosts, where they have a dsrun of their own; the allocation is one host then.
+        steps_on_host: see `LaunchPlan`.
     """
     assert outside is None or len(allocation.hosts) == 1, "of a job with hosts outside, this dsrun starts one"
     nodes: list[NodePlan] = []
@@ -259,7 +297,7 @@ def make_plan(
             WorkerSpec(rank=first_rank + local_rank, local_rank=local_rank, env=dict(extra))
             for local_rank in range(host.slots)
         )
-        nodes.append(NodePlan(node_rank=node_rank, host=host, workers=workers))
+        nodes.append(NodePlan(node_rank=node_rank, host=host, workers=workers, chosen=(chosen or {}).get(host.name)))
         first_rank += host.slots
     return LaunchPlan(
         job_id=job_id,
@@ -275,4 +313,5 @@ def make_plan(
         max_restarts=max_restarts,
         stdin_rank=stdin_rank,
         outside=outside,
+        steps_on_host=steps_on_host,
     )

@@ -78,7 +78,8 @@ def _describe_node(node: NodePlan, way: str) -> str:
     first, last = node.workers[0].rank, node.workers[-1].rank
     by = "" if not way else f", {way}" if way == "here" else f", by {way}"
     python = "" if node.host.python is None else f", with {node.host.python}"
-    return f"{_span(first, last)} on {node.host.name} ({node.host.source}){by}{python}"
+    gpus = "" if node.chosen is None else f", GPU{'s' * (len(node.chosen) > 1)} {number_ranges(node.chosen)}"
+    return f"{_span(first, last)} on {node.host.name} ({node.host.source}){gpus}{by}{python}"
 
 
 def _describe_cores(node: NodePlan, bindings: Sequence[Binding]) -> list[str]:

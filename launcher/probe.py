@@ -95,7 +95,7 @@ def probe(
         cgroup_version=limits.version,
         cgroup=read_cgroup(root, limits),
         numa=read_numa(root, cpus, affinity=allowed, gpus=gpus.gpus, network=network, rdma=rdma, nvme=storage.nvme),
-        binding=read_binding(root, affinity=allowed, gpus=gpus.gpus, quota_cores=limits.quota_cores),
+        binding=read_binding(root, env, affinity=allowed, report=gpus, quota_cores=limits.quota_cores),
         gpus=gpus.gpus,
         gpus_usable=gpus.usable_count,
         driver=gpus.driver,

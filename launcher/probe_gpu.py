@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,12 @@ from typing import Any
 from dsrun.gpu_presence import hides_all_gpus, nvidia_open_files, nvidia_presence
 
 from .driver_fault import DriverFault, fault_at_start, fault_of_all, fault_of_none, idle_text
+from .plan import GpuPlace
 from .probe_gpu_state import GpuState
+from .probe_mig import slice_handles
 from .probe_nvlink import NvLinks
-from .probe_nvml import NoDriver, ask_driver, error_name, open_nvml, text_of
-from .probe_pci import PcieLink
+from .probe_nvml import NoDriver, ask, ask_driver, error_name, open_nvml, text_of
+from .probe_pci import PcieLink, pci_address
 from .probe_xid import XidEvent
 
 
@@ -94,6 +96,7 @@ class GpuReport:
         fault: why none can be used of those that this process was given; None where that is not so, and where
             CUDA_VISIBLE_DEVICES hides all.
         idle: what to say of GPUs that this process was not given; None without any.
+        places: where those are that CUDA counts, in its order.
     """
 
     gpus: tuple[Gpu, ...]
@@ -106,6 +109,7 @@ class GpuReport:
     unlisted: int = 0
     fault: DriverFault | None = None
     idle: str | None = None
+    places: tuple[GpuPlace, ...] = ()
 
 
 def read_gpus(
@@ -157,11 +161,25 @@ def explained(
     return report if idle is None else replace(report, reason=idle, idle=idle)
 
 
+def left_out_texts(report: GpuReport) -> Iterator[str]:
+    """Says which GPUs of a machine no job can use while others are used, and what to do about each.
+
+    Args:
+        report: what the driver told.
+    """
+    for gpu in report.left_out:
+        fix = "`ls -l /dev/nvidia*` shows who may open it" if gpu.is_forbidden else "it needs a reset or a reboot"
+        yield f"GPU {gpu.index} is left out: {gpu.reason}; {fix}"
+    if report.unlisted:
+        what = "a GPU is" if report.unlisted == 1 else f"{report.unlisted} GPUs are"
+        yield f"{what} left out: the driver could not start it; `dmesg | grep NVRM` says why"
+
+
 def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
     """Lists the GPUs of an open driver, those that cannot be reached or opened too.
 
     CUDA_VISIBLE_DEVICES counts those that are left, as CUDA does not count a GPU that it may not open; numbers of the
-    report are the driver's.
+    report are the driver's. A GPU in MIG mode without slices is counted, and no job sees it.
 
     Args:
         nvml: the open driver.
@@ -172,7 +190,10 @@ def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
     there = [index for index, handle in enumerate(handles) if not isinstance(handle, LeftOut)]
     uuids = {index: text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handles[index])) for index in there}
     named = visible_devices(visible, [uuids[index] for index in there])
-    devices = [None if place is None else there[place] for place in named]
+    slices = {index: slice_handles(nvml, handles[index]) for index in there}
+    devices = [
+        None if place is None else there[place] for place in named if place is None or slices[there[place]] != []
+    ]
     cuda: int | None = ask_driver(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
     return GpuReport(
         gpus=tuple(
@@ -187,6 +208,19 @@ def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
         reason=None if handles else "the driver finds no GPU",
         slice_count=devices.count(None),
         left_out=left_out,
+        places=tuple(_place(nvml, handles[index], uuids[index], slices[index]) for index in there),
+    )
+
+
+def _place(nvml: Any, handle: Any, uuid: str | None, slices: Sequence[tuple[int, Any]] | None) -> GpuPlace:
+    info = ask(nvml, "nvmlDeviceGetPciInfo", handle)
+    return GpuPlace(
+        uuid=uuid,
+        address=None if info is None else pci_address(text_of(info.busId) or ""),
+        model=text_of(ask_driver(nvml, nvml.nvmlDeviceGetName, handle)),
+        slices=None
+        if slices is None
+        else tuple(text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, part)) or "" for _, part in slices),
     )
 
 

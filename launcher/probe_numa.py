@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .affinity import bind_ranks
 from .cpu_topology import parse_cpu_list, read_cpus
-from .probe_gpu import Gpu
+from .host_gpus import gpus_of_ranks
+from .probe_gpu import Gpu, GpuReport
 from .probe_machine import read_text
 from .probe_network import NetworkReport, RdmaDevice
 from .probe_storage import NvmeDrive
@@ -48,7 +49,7 @@ class RankBinding:
 
     Attributes:
         local_rank: the rank.
-        gpu: index of its GPU.
+        gpu: index of its GPU, or of the one that its MIG slice is of.
         cpus: the CPUs it is bound to, as the kernel lists them and `taskset -c` takes them; None if it is not bound.
         threads: what OMP_NUM_THREADS would say.
     """
@@ -60,20 +61,23 @@ class RankBinding:
 
 
 def read_binding(
-    root: Path, *, affinity: Collection[int], gpus: Sequence[Gpu], quota_cores: float | None
+    root: Path, environ: Mapping[str, str], *, affinity: Collection[int], report: GpuReport, quota_cores: float | None
 ) -> tuple[RankBinding, ...]:
     """Works out where ranks would run, by the rule of `dsrun run --bind auto`.
 
     Args:
         root: `/`, or a made-up tree.
+        environ: what ranks inherit.
         affinity: logical processors this process may run on.
-        gpus: of this machine.
+        report: the GPUs of this machine.
         quota_cores: processor time a second that cgroups allow.
     """
-    seen = sorted(((gpu.cuda_index, gpu) for gpu in gpus if gpu.cuda_index is not None), key=lambda pair: pair[0])
-    if not seen:
+    if not report.usable_count:
         return ()
-    nodes = [gpu.numa_node for _, gpu in seen]
+    gpu_of = dict(zip(report.places, (gpu for gpu in report.gpus if not gpu.lost), strict=True))
+    used = gpus_of_ranks(report.places, [environ] * report.usable_count)
+    gpus = [None if place is None else gpu_of[place] for place in used]
+    nodes = [None if gpu is None else gpu.numa_node for gpu in gpus]
     bound = bind_ranks(read_cpus(root, allowed=affinity), bind="auto", gpu_nodes=nodes, quota_cores=quota_cores)
     return tuple(
         RankBinding(
@@ -82,7 +86,8 @@ def read_binding(
             cpus=None if binding.cpus is None else cpu_list(binding.cpus),
             threads=binding.threads,
         )
-        for rank, ((_, gpu), binding) in enumerate(zip(seen, bound, strict=True))
+        for rank, (gpu, binding) in enumerate(zip(gpus, bound, strict=True))
+        if gpu is not None
     )
 
 

@@ -701,7 +701,7 @@ def test_ranks_run_on_the_cores_that_the_binding_gives_them(tmp_path: Path) -> N
     given = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     with agent_for(plan) as agent:
         messages = agent.rest()
-    for rank, binding in enumerate(read_bindings("cores", 2, given)):
+    for rank, binding in enumerate(read_bindings("cores", [given] * 2)):
         cpus = sorted(os.sched_getaffinity(0)) if binding.cpus is None else list(binding.cpus)
         said = "".join(message.text for message in messages if isinstance(message, Output) and message.rank == rank)
         assert said == f"{cpus} {os.environ.get('OMP_NUM_THREADS', binding.threads)}\n"

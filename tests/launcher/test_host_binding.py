@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.affinity import Binding
-from dsrun.launcher.host_binding import read_bindings, read_gpu_nodes
+from dsrun.launcher.host_binding import read_bindings
+from dsrun.launcher.plan import GpuPlace
+from dsrun.launcher.probe_gpu import read_gpus
+from dsrun.launcher.probe_numa import cpu_list
+from support.machines import NAMES, recorded_machine
 from support.topologies import write_gpus, write_machine, write_tree
 
 
@@ -14,8 +18,8 @@ def test_ranks_run_beside_their_gpus(tmp_path: Path) -> None:
     cpus = write_machine(tmp_path, packages=2, cores=4)
     write_gpus(tmp_path, [1, 1, 0, 0])
     far, near = Binding(cpus=(4, 5, 6, 7), threads=2), Binding(cpus=(0, 1, 2, 3), threads=2)
-    assert read_bindings("auto", 4, {}, root=tmp_path, allowed=cpus) == (far, far, near, near)
-    assert read_bindings("auto", 2, {"CUDA_VISIBLE_DEVICES": "3,0"}, root=tmp_path, allowed=cpus) == (
+    assert read_bindings("auto", [{}] * 4, root=tmp_path, allowed=cpus) == (far, far, near, near)
+    assert read_bindings("auto", [{"CUDA_VISIBLE_DEVICES": "3,0"}] * 2, root=tmp_path, allowed=cpus) == (
         Binding(cpus=(0, 1, 2, 3), threads=4),
         Binding(cpus=(4, 5, 6, 7), threads=4),
     )
@@ -24,14 +28,14 @@ def test_ranks_run_beside_their_gpus(tmp_path: Path) -> None:
 def test_a_job_on_the_cpu_is_not_drawn_to_gpus_it_does_not_use(tmp_path: Path) -> None:
     cpus = write_machine(tmp_path, packages=2, cores=4)
     write_gpus(tmp_path, [1, 1, 0, 0])
-    found = read_bindings("auto", 2, {"DSRUN_BACKEND": "gloo"}, root=tmp_path, allowed=cpus)
+    found = read_bindings("auto", [{"DSRUN_BACKEND": "gloo"}] * 2, root=tmp_path, allowed=cpus)
     assert [one.cpus for one in found] == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
 def test_ranks_that_share_gpus_are_bound_as_if_there_were_none(tmp_path: Path) -> None:
     cpus = write_machine(tmp_path, packages=2, cores=4)
     write_gpus(tmp_path, [1])
-    found = read_bindings("auto", 2, {}, root=tmp_path, allowed=cpus)
+    found = read_bindings("auto", [{}] * 2, root=tmp_path, allowed=cpus)
     assert [one.cpus for one in found] == [(0, 1, 2, 3), (4, 5, 6, 7)]
 
 
@@ -45,27 +49,98 @@ def test_a_quota_limits_the_threads_and_not_the_cpus(tmp_path: Path) -> None:
             "sys/fs/cgroup/cpu.max": "400000 100000\n",
         },
     )
-    assert read_bindings("cores", 2, {}, root=tmp_path, allowed=cpus) == (
+    assert read_bindings("cores", [{}] * 2, root=tmp_path, allowed=cpus) == (
         Binding(cpus=(0, 1, 2, 3), threads=2),
         Binding(cpus=(4, 5, 6, 7), threads=2),
     )
 
 
-def test_gpus_are_named_by_index_uuid_and_the_beginning_of_one(tmp_path: Path) -> None:
-    uuids = write_gpus(tmp_path, [0, 1, -1])
-    assert read_gpu_nodes(tmp_path, None) == (0, 1, None)
-    assert read_gpu_nodes(tmp_path, f"{uuids[1]},0") == (1, 0)
-    assert read_gpu_nodes(tmp_path, uuids[1][:13]) == (1,)
-    assert read_gpu_nodes(tmp_path, "") == ()
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_are_bound_as_the_probe_says(tmp_path: Path, name: str) -> None:
+    machine = recorded_machine(name, tmp_path)
+    told = machine.report().binding
+    gpus = read_gpus(machine.environ, load_nvml=machine.load_nvml, root=machine.root).places
+    for known in (gpus, ()):
+        bound = read_bindings(
+            "auto",
+            [machine.environ] * len(told),
+            gpus=known,
+            root=machine.root,
+            allowed=machine.cpus,
+            # One that a device cgroup forbids is a socket there.
+            may_open=Path.is_file,
+        )
+        found = [(None if one.cpus is None else cpu_list(one.cpus), one.threads) for one in bound]
+        assert found == [(one.cpus, one.threads) for one in told], "asked" if known else "not asked"
 
 
-def test_the_node_of_a_mig_slice_is_unknown(tmp_path: Path) -> None:
+def test_a_job_with_gpus_of_one_socket_is_bound_to_that_socket(tmp_path: Path) -> None:
+    machine = recorded_machine("hgx_h200_job", tmp_path)
+    bound = read_bindings("auto", [machine.environ] * 4, root=machine.root, allowed=machine.cpus, may_open=Path.is_file)
+    second = (*range(56, 112), *range(168, 224))
+    assert bound == (Binding(cpus=second, threads=14),) * 4
+
+
+def test_gpus_that_sleep_are_found_by_the_names_that_the_driver_told(tmp_path: Path) -> None:
+    cpus = write_machine(tmp_path, packages=2, cores=4)
+    uuids = write_gpus(tmp_path, [1, 0])
+    places = tuple(GpuPlace(uuid=uuid, address=f"0000:{16 * number + 1:02x}:00.0") for number, uuid in enumerate(uuids))
+    for number in range(2):
+        path = tmp_path / f"proc/driver/nvidia/gpus/0000:{16 * number + 1:02x}:00.0/information"
+        path.write_text(path.read_text().replace(uuids[number], "GPU-????????-????-????-????-????????????"))
+    environ = {"CUDA_VISIBLE_DEVICES": ",".join(uuids)}
+    far, near = Binding(cpus=(4, 5, 6, 7), threads=4), Binding(cpus=(0, 1, 2, 3), threads=4)
+    assert read_bindings("auto", [environ] * 2, gpus=places, root=tmp_path, allowed=cpus) == (far, near)
+
+
+def test_each_rank_with_a_gpu_of_its_own_runs_beside_that_one(tmp_path: Path) -> None:
+    cpus = write_machine(tmp_path, packages=2, cores=4)
+    write_gpus(tmp_path, [1, 0])
+    environs = [{"CUDA_VISIBLE_DEVICES": "1"}, {"CUDA_VISIBLE_DEVICES": "0"}]
+    found = read_bindings("auto", environs, root=tmp_path, allowed=cpus)
+    assert [one.cpus for one in found] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+def test_a_container_without_gpus_is_not_drawn_to_those_of_its_host(tmp_path: Path) -> None:
+    cpus = write_machine(tmp_path, packages=2, cores=4)
     write_gpus(tmp_path, [1, 1])
-    assert read_gpu_nodes(tmp_path, "MIG-aaaa") == (None,)
+    for number in range(2):
+        (tmp_path / f"dev/nvidia{number}").unlink()
+    found = read_bindings("auto", [{}] * 2, root=tmp_path, allowed=cpus)
+    assert [one.cpus for one in found] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+def test_the_node_of_a_slice_is_its_gpus_where_the_driver_told_and_unknown_otherwise(tmp_path: Path) -> None:
+    cpus = write_machine(tmp_path, packages=2, cores=4)
+    write_gpus(tmp_path, [1, 1])
+    environ = {"CUDA_VISIBLE_DEVICES": "MIG-aaaa"}
+    cut = GpuPlace(uuid="GPU-0", address="0000:01:00.0", slices=("MIG-aaaa",))
+    (told,) = read_bindings("auto", [environ], gpus=(cut,), root=tmp_path, allowed=cpus)
+    (untold,) = read_bindings("auto", [environ], root=tmp_path, allowed=cpus)
+    assert (told.cpus, untold.cpus) == ((4, 5, 6, 7), None)
+
+
+def test_ranks_that_step_in_host_memory_get_the_whole_socket_of_their_gpu(tmp_path: Path) -> None:
+    machine = recorded_machine("dgx_a100", tmp_path)
+    gpus = read_gpus({}, load_nvml=machine.load_nvml, root=machine.root).places
+
+    def bound(*, whole_sockets: bool) -> list[Binding]:
+        return list(
+            read_bindings(
+                "auto", [{}] * 8, gpus=gpus, whole_sockets=whole_sockets, root=machine.root, allowed=machine.cpus
+            )
+        )
+
+    sockets = ((*range(64), *range(128, 192)), (*range(64, 128), *range(192, 256)))
+    assert bound(whole_sockets=True) == [
+        *[Binding(cpus=sockets[0], threads=16)] * 4,
+        *[Binding(cpus=sockets[1], threads=16)] * 4,
+    ]
+    assert {len(one.cpus or ()) for one in bound(whole_sockets=False)} == {32}
 
 
 @pytest.mark.parametrize("bind", ["auto", "numa", "cores", "none"])
 def test_this_very_machine_can_be_bound(bind: str) -> None:
-    for one in read_bindings(bind, 3, {"CUDA_VISIBLE_DEVICES": ""}):  # type: ignore[arg-type]
+    for one in read_bindings(bind, [{"CUDA_VISIBLE_DEVICES": ""}] * 3):  # type: ignore[arg-type]
         assert one.threads >= 1
         assert one.cpus is None or set(one.cpus) <= os.sched_getaffinity(0)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.plan import LaunchPlan, Outside, Program, make_plan
+from dsrun.launcher.plan import GpuPlace, LaunchPlan, Outside, Program, make_plan
 from dsrun.launcher.plan_text import describe_plan
 
 
@@ -73,6 +74,14 @@ def test_what_was_found_out_about_hosts_is_part_of_the_plan() -> None:
     assert whole.master_addr == "10.0.0.2"
     assert [node.env for node in whole.nodes] == [{"A": "1", "B": "2"}, {}]
     assert [node.workers for node in whole.nodes] == [node.workers for node in plan(1, 1).nodes]
+    assert LaunchPlan.from_json(json.loads(json.dumps(whole.to_json()))) == whole
+
+
+def test_gpus_of_hosts_and_what_was_chosen_of_them_survive_json() -> None:
+    cut = GpuPlace(uuid="GPU-a", address="0000:17:00.0", slices=("MIG-a", "MIG-b"))
+    whole = plan(1, 1).with_gpus({"w1": (cut, GpuPlace(uuid=None, address=None))})
+    whole = replace(whole, nodes=(replace(whole.nodes[0], chosen=(3,)), whole.nodes[1]), steps_on_host=True)
+    assert [node.gpus[:1] for node in whole.nodes] == [(), (cut,)]
     assert LaunchPlan.from_json(json.loads(json.dumps(whole.to_json()))) == whole
 
 

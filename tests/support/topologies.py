@@ -56,12 +56,16 @@ def write_gpus(root: Path, nodes: Sequence[int]) -> list[str]:
     uuids = [f"GPU-{index:08x}-1111-2222-3333-444444444444" for index in range(len(nodes))]
     for index, (uuid, node) in enumerate(zip(uuids, nodes, strict=True)):
         address = f"0000:{16 * index + 1:02x}:00.0"
-        information = f"Model: \t\t NVIDIA H200\nIRQ:   \t\t {index}\nGPU UUID: \t {uuid}\nBus Location: \t {address}\n"
+        information = (
+            f"Model: \t\t NVIDIA H200\nIRQ:   \t\t {index}\nGPU UUID: \t {uuid}\nBus Location: \t {address}\n"
+            f"Device Minor: \t {index}\n"
+        )
         write_tree(
             root,
             {
                 f"proc/driver/nvidia/gpus/{address}/information": information,
                 f"sys/bus/pci/devices/{address}/numa_node": f"{node}\n",
+                f"dev/nvidia{index}": "",
             },
         )
     return uuids
