@@ -366,6 +366,7 @@ class Agent:
             self._lose_front_end()
         if now_s >= self._news.pulse_at_s:
             self._ranks.kill_failed(now_s)
+            self._ranks.count_kills(now_s)
         self._news.tell(now_s)
 
     def _fail(self, reason: str, *, hint: str | None = None, is_mistake: bool = False) -> None:

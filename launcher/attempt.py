@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from .causes import signal_name
 from .descent import Descent, count_ranks
@@ -145,7 +145,8 @@ class Attempt:
         host, status = link.node.host.name, message.status
         if (stop := self._interrupts.ended(message.rank, status)) is not None:
             self.tally.user_stop = self.tally.user_stop or stop
-        self._sink.event("rank_exit", rank=message.rank, host=host, status=status, oom_kills=message.oom_kills)
+        oom = None if message.oom is None else asdict(message.oom)
+        self._sink.event("rank_exit", rank=message.rank, host=host, status=status, oom=oom)
         if self.tally.all_ended(link.node):
             self.descent.expect_end(link)
         if status != 0:

@@ -16,8 +16,11 @@ import re
 import signal
 from collections.abc import Sequence
 
+from dsrun.units import format_bytes
+
 from . import cause_texts_cuda, cause_texts_groups, cause_texts_host
 from .cause_rules import Cause, Rule, cause_by
+from .protocol import OomKill
 
 #: What cards and the driver say themselves is nearest to the root, whatever torch makes of it.
 _HARDWARE: tuple[Rule, ...] = (*cause_texts_cuda.HARDWARE, *cause_texts_groups.HARDWARE)
@@ -29,15 +32,12 @@ _LAST_ERROR = re.compile(r"^Last error:\n((?:(?!Exception raised from |frame #).
 #: What torch writes before each line of a traceback where a process group is.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 
-_OUT_OF_MEMORY = Cause(
-    "out of memory (cgroup limit)",
-    "the kernel ended it because its control group's memory limit was reached; raise the limit, or lower what ranks "
-    "hold: `dsrun plan` shows what the model needs",
-)
 _KILLED = Cause(
     "",
-    "nothing in dsrun sent this signal; it is often the kernel's out-of-memory killer: see `dmesg`",
+    "nothing in dsrun sent this signal, and the kernel counts no kill for want of memory here; systemd-oomd and "
+    "earlyoom do it uncounted: see `dmesg`, `journalctl -u systemd-oomd -u earlyoom`",
 )
+_PLAN = "`dsrun plan` shows what the model needs"
 _SIGNALS: dict[int, Cause] = {
     signal.SIGBUS: cause_texts_host.BUS_ERROR,
     signal.SIGSEGV: Cause("", "a crash in native code; the Python stack is in the rank's log"),
@@ -57,7 +57,7 @@ def signal_name(number: int) -> str:
 
 
 def cause_of(
-    status: int, message: str, traceback: str, last_lines: Sequence[str], *, oom_kills: int = 0
+    status: int, message: str, traceback: str, last_lines: Sequence[str], *, oom: OomKill | None = None
 ) -> Cause | None:
     """Finds out why a rank failed.
 
@@ -66,20 +66,52 @@ def cause_of(
         message: what the exception says itself, as the rank's error file has it; empty if it left none.
         traceback: its traceback, with the exceptions that led to it; empty if there is none.
         last_lines: its last lines, oldest first.
-        oom_kills: processes that the kernel killed in its host's memory cgroup since the ranks started.
+        oom: what was killed for want of memory on its host just before it ended; None if nothing was.
 
     Returns:
         what is known; None if nothing is.
     """
     if status == -signal.SIGKILL:
         # Whatever it said before, it did not end by itself.
-        return _OUT_OF_MEMORY if oom_kills else _KILLED
+        return _KILLED if oom is None else _out_of_memory(oom)
     # An exception says why the rank ended; lines that it printed before may be about anything.
     texts = (message, traceback) if message or traceback else ("\n".join(last_lines),)
     for text in map(_without_rank, texts):
         if cause := _root_in(text) or _class_in(text, last_lines):
             return cause
     return _SIGNALS.get(-status) if status < 0 else None
+
+
+def _out_of_memory(kill: OomKill) -> Cause:
+    """Says whose memory was at an end, for each has a way out of its own."""
+    match kill.by:
+        case "limit":
+            limit = (
+                "a memory limit below"
+                if kill.limit_bytes is None
+                else f"the limit of {format_bytes(kill.limit_bytes)} of"
+            )
+            whole = "; the kernel ends all of that group at once (memory.oom.group)" if kill.kills_whole_group else ""
+            return Cause(
+                f"out of memory: {limit} the control group {kill.group}",
+                f"raise the limit (Slurm `--mem`, a pod's `limits`, `docker --memory`), or hold less: {_PLAN}{whole}",
+            )
+        case "machine":
+            return Cause(
+                "out of memory: the whole machine",
+                f"no limit was reached, its memory was: fewer ranks, less offload or more swap; {_PLAN}",
+            )
+        case "above":
+            return Cause(
+                "out of memory: the machine, or a limit above this container",
+                f"see the pod's or the machine's memory, and `dmesg` on the host; {_PLAN}",
+            )
+        case "systemd-oomd":
+            return Cause(
+                f"out of memory: systemd-oomd ended the control group {kill.group}",
+                "it does so before the kernel must, for pressure or full swap: `journalctl -u systemd-oomd`, `oomctl`; "
+                f"{_PLAN}",
+            )
 
 
 def _without_rank(text: str) -> str:

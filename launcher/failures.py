@@ -14,7 +14,7 @@ from dsrun.errors import DsrunError, PreflightError
 
 from .cause_rules import Cause
 from .causes import cause_of, signal_name
-from .protocol import GroupProgress
+from .protocol import GroupProgress, OomKill
 
 #: A host could not run its ranks, or its agent was lost.
 EXIT_HOST_LOST = 74
@@ -53,7 +53,7 @@ class RankEnd:
         error: what it wrote into its error file, with its time on the front end's clock.
         last_lines: its last lines of output, both streams.
         log: path of its complete output on the front end's host.
-        oom_kills: as in `Exit`.
+        oom: as in `Exit`.
         groups: as in `Exit`.
         cut_short: it had raised and was stopped on its way out; `status` is what the exception would have made it.
     """
@@ -66,7 +66,7 @@ class RankEnd:
     error: WorkerError | None
     last_lines: tuple[str, ...]
     log: str
-    oom_kills: int = 0
+    oom: OomKill | None = None
     groups: Sequence[GroupProgress] | None = None
     cut_short: bool = False
 
@@ -76,7 +76,7 @@ class RankEnd:
         if not self.status:
             return None
         message, traceback = ("", "") if self.error is None else (self.error.message, self.error.traceback)
-        return cause_of(self.status, message, traceback, self.last_lines, oom_kills=self.oom_kills)
+        return cause_of(self.status, message, traceback, self.last_lines, oom=self.oom)
 
     @property
     def follows(self) -> bool:

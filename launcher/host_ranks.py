@@ -130,6 +130,8 @@ class HostRanks:
         remove_empty_scopes()
         # Last: until the spawner knows of it, nobody would remove it after us.
         self._scope = make_scope(scope_name(self._plan.job_id, self._node.node_rank))
+        if self._scope is not None:
+            self._oom_kills.watch(self._scope.folder)
         self._spawner = SpawnerPipe(
             plan,
             self._node.node_rank,
@@ -189,6 +191,10 @@ class HostRanks:
         for rank in self._last_words.overdue(self.live, now_s):
             self._ended_for.add(rank.rank)
             processes.send(rank.process, signal.SIGKILL)
+
+    def count_kills(self, now_s: float) -> None:
+        """Notes what was killed for want of memory since the last time; `now_s` is monotonic."""
+        self._oom_kills.look(now_s)
 
     def end_scope(self, *, remove: bool) -> None:
         """Kills what is in the job's control group, the spawner included; and removes the group if nothing is left.
@@ -274,11 +280,11 @@ class HostRanks:
             # What its interpreter would have returned; the signal was only ours.
             status = 1
         error = read_error_file(error_file(self._plan.run_dir, rank)) if status else None
-        oom_kills = self._oom_kills.since_start()
+        oom = self._oom_kills.recent(time.monotonic()) if status else None
         step = self._last_step(self._local_rank_of[rank])
         groups = _groups_of(self.recorders[rank]) if status and rank in self.recorders else None
         self._relay.send(
-            Exit(rank=rank, status=status, time_s=time_s, error=error, oom_kills=oom_kills, step=step, groups=groups)
+            Exit(rank=rank, status=status, time_s=time_s, error=error, oom=oom, step=step, groups=groups)
         )
 
     def remove_pipes(self) -> None:

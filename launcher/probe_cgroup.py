@@ -208,6 +208,12 @@ def _quota(folder: Path) -> list[float]:
     return [int(words[0]) / int(words[1])]
 
 
+def memory_limit(folder: Path) -> int | None:
+    """Returns the memory limit of one group, in bytes; None if it has none."""
+    limit = _number(_read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes"))
+    return None if limit is None or limit >= _NO_LIMIT_BYTES else limit
+
+
 def _memory(folder: Path) -> list[tuple[int, int | None]]:
     """Returns (limit, bytes in use) of one level; several where v1 also knows of limits above the mounted root."""
     stat = dict(line.split(" ", 1) for line in (_read(folder / "memory.stat") or "").splitlines() if " " in line)

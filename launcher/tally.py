@@ -152,6 +152,6 @@ class Tally:
             error=None if message is None else message.error,
             last_lines=last_lines,
             log=log,
-            oom_kills=0 if message is None else message.oom_kills,
+            oom=None if message is None else message.oom,
             groups=None if message is None else message.groups,
         )

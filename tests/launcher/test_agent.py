@@ -690,9 +690,11 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_one_that_
         starved = agent.until(Exit)
         agent.rest()
         agent.process.wait(20)
-    assert (killed.rank, killed.status, killed.oom_kills) == (0, -9, 0)
+    assert (killed.rank, killed.status, killed.oom) == (0, -9, None)
     assert (starved.rank, starved.status) == (1, -9)
-    assert starved.oom_kills >= 1
+    assert starved.oom is not None
+    assert (starved.oom.by, starved.oom.limit_bytes) == ("limit", 256 << 20)
+    assert starved.oom.group.endswith(group.name)
 
 
 def test_ranks_run_on_the_cores_that_the_binding_gives_them(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import yaml
 
 from dsrun.launcher.cause_rules import Cause
 from dsrun.launcher.causes import cause_of, signal_name
+from dsrun.launcher.protocol import OomKill
 
 FOLDER = Path(__file__).parents[1] / "fixtures" / "failures"
 TABLE: dict[str, dict[str, Any]] = yaml.safe_load((FOLDER / "table.yaml").read_text())
@@ -155,10 +156,32 @@ def test_a_connection_of_python_is_not_taken_for_one_to_another_rank(line: str) 
     assert (cause.words, cause.follows) == ("the other end closed a connection", False)
 
 
-def test_sigkill_is_out_of_memory_where_the_control_group_counted_a_kill() -> None:
-    cause = cause_of(-signal.SIGKILL, "", "", (), oom_kills=1)
+@pytest.mark.parametrize(
+    ("kill", "words", "hint"),
+    [
+        (
+            OomKill(by="limit", group="/a/b", limit_bytes=1 << 30),
+            "the limit of 1.0 GiB of the control group /a/b",
+            "--mem",
+        ),
+        (OomKill(by="limit", group="/a"), "a memory limit below the control group /a", "raise the limit"),
+        (OomKill(by="limit", group="/a", limit_bytes=1, kills_whole_group=True), "/a", "memory.oom.group"),
+        (OomKill(by="machine"), "the whole machine", "swap"),
+        (OomKill(by="above"), "above this container", "pod"),
+        (
+            OomKill(by="systemd-oomd", group="/user.slice"),
+            "systemd-oomd ended the control group /user.slice",
+            "journalctl",
+        ),
+    ],
+)
+def test_a_kill_for_want_of_memory_says_whose_it_was(kill: OomKill, words: str, hint: str) -> None:
+    cause = cause_of(-signal.SIGKILL, "", "", (GLOO,), oom=kill)
     assert cause is not None
-    assert cause.words == "out of memory (cgroup limit)"
+    assert cause.words.startswith("out of memory: ")
+    assert cause.words.endswith(words)
+    assert hint in (cause.hint or "")
+    assert "dsrun plan" in (cause.hint or "")
 
 
 def test_sigkill_without_a_count_is_not_put_down_to_what_the_rank_said_before() -> None:
@@ -166,6 +189,7 @@ def test_sigkill_without_a_count_is_not_put_down_to_what_the_rank_said_before() 
     assert cause is not None
     assert (cause.words, cause.follows) == ("", False)
     assert "dmesg" in (cause.hint or "")
+    assert "systemd-oomd and earlyoom" in (cause.hint or "")
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from dsrun.launcher.failures import (
     exit_code_of,
 )
 from dsrun.launcher.judgement import judge
-from dsrun.launcher.protocol import Collective, GroupProgress
+from dsrun.launcher.protocol import Collective, GroupProgress, OomKill
 
 GLOO = WorkerError(message="RuntimeError: [pair.cc:547] Connection closed by peer [::1]:2", traceback="", time_s=9.99)
 TIMED_OUT = WorkerError(
@@ -86,7 +86,8 @@ def test_sigkill_that_was_not_ours_hints_at_the_out_of_memory_killer() -> None:
         "last lines of rank 0:",
         "  | step 1",
         "  | step 2",
-        "hint: nothing in dsrun sent this signal; it is often the kernel's out-of-memory killer: see `dmesg`",
+        "hint: nothing in dsrun sent this signal, and the kernel counts no kill for want of memory here; systemd-oomd "
+        "and earlyoom do it uncounted: see `dmesg`, `journalctl -u systemd-oomd -u earlyoom`",
         "full log: /run/rank0.log",
     ]
 
@@ -299,10 +300,26 @@ def test_the_cause_stands_in_the_first_line_and_the_way_out_below() -> None:
 
 
 def test_a_kill_for_want_of_memory_is_told_from_one_that_somebody_sent() -> None:
-    killed = dataclasses.replace(end(0, -9), oom_kills=1)
+    killed = dataclasses.replace(end(0, -9), oom=OomKill(by="limit", group="/slurm/job_7", limit_bytes=64 << 30))
     _, report = judge([killed], [], None)
     assert report is not None
-    assert report.headline() == "rank 0 on box (pid 100) was killed by SIGKILL: out of memory (cgroup limit)"
+    told = "out of memory: the limit of 64.0 GiB of the control group /slurm/job_7"
+    assert report.headline() == f"rank 0 on box (pid 100) was killed by SIGKILL: {told}"
+
+
+def test_a_rank_whose_network_failed_is_the_cause_and_those_that_lost_it_follow() -> None:
+    head = "DistBackendError: NCCL error\nncclRemoteError: A call failed\nLast error:\n"
+    said = "NET/IB: Got completion from peer 10.40.7.12<40554> with status=12 opcode=0 len=0 vendor err 129 (Send)"
+    link = WorkerError(message=f"{head}{said}", traceback="Traceback ...", time_s=9.5)
+    closed = f"{head}socketProgress: Connection closed by remote peer b<1>"
+    lost = WorkerError(message=closed, traceback="Traceback ...", time_s=9.0)
+    _, report = judge([end(0, 1, 10.0, error=lost), end(1, 1, 10.5, error=link), end(2, 1, 10.0, error=lost)], [], None)
+    assert report is not None
+    assert report.headline() == (
+        "rank 1 on box (pid 101) exited with code 1: the InfiniBand or RoCE path to 10.40.7.12 failed: "
+        "no answer after all retries (status 12)"
+    )
+    assert (report.followed, report.also_failed) == (2, 0)
 
 
 def test_a_hang_that_ended_the_job_is_its_cause_and_has_a_code_of_its_own() -> None:

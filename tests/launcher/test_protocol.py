@@ -20,6 +20,7 @@ from dsrun.launcher.protocol import (
     Kill,
     Message,
     Note,
+    OomKill,
     Output,
     ProtocolError,
     RankStack,
@@ -48,6 +49,7 @@ MESSAGES: list[Message] = [
     Started(pids=[1, 2]),
     Output(rank=0, stream="stderr", sequence=3, time_s=1.5, text="a\nb"),
     Exit(rank=1, status=-9, time_s=2.0),
+    Exit(rank=1, status=-9, time_s=2.0, oom=OomKill(by="limit", group="/job", limit_bytes=1 << 30)),
     Exit(rank=1, status=1, time_s=2.0, error=WorkerError(message="m", traceback="t", time_s=1.9)),
     Exit(rank=1, status=-6, time_s=2.0, groups=[GROUP]),
     Stacks(
