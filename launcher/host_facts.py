@@ -22,9 +22,10 @@ from dsrun.host_memory import read_host_memory
 from .devices import Device, driver_open, read_devices, user_of_process
 from .file_facts import FileFacts, PathFacts, code_digests, file_facts, folder_fault, path_facts
 from .probe_cgroup import read_limits
-from .probe_gpu import Gpu, GpuReport, read_gpus
+from .probe_gpu import Gpu, GpuReport, left_out_texts, read_gpus
 from .probe_machine import read_text, usable_cores
 from .probe_versions import Versions, read_versions
+from .unserved import unserved_accelerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,9 @@ class HostFacts:
         driver_cuda: newest CUDA version it runs.
         gpus: those a job may see.
         no_gpus: why there are none, where there are none.
+        no_gpus_fix: how GPUs that are there come to be used, where the driver does not serve them or they are of another
+            maker; None where none was to be expected.
+        left_out: GPUs that no job can use while others of the host are used, in words.
         cores_usable: affinity and quota applied.
         memory_bytes: of the machine, or its cgroup's limit if that is less.
         shm_bytes: size of /dev/shm.
@@ -90,6 +94,8 @@ class HostFacts:
     driver_cuda: str | None
     gpus: tuple[GpuFacts, ...]
     no_gpus: str | None
+    no_gpus_fix: str | None = None
+    left_out: tuple[str, ...] = ()
     cores_usable: int
     memory_bytes: int | None
     shm_bytes: int | None
@@ -116,6 +122,7 @@ class HostFacts:
             "gpus": tuple(GpuFacts(**gpu) for gpu in gpus),
             "files": {kind: FileFacts(**file) for kind, file in value["files"].items()},
             "paths": tuple(PathFacts(**path) for path in value["paths"]),
+            "left_out": tuple(value["left_out"]),
         }
         return cls(**known)
 
@@ -157,6 +164,7 @@ def read_facts(
     paths: tuple[PathFacts, ...] = (),
     asked_s: float,
     load_nvml: Callable[[], Any] | None = None,
+    root: Path = Path("/"),
 ) -> HostFacts:
     """Looks at this machine.
 
@@ -169,10 +177,11 @@ def read_facts(
         paths: see there.
         asked_s: see there.
         load_nvml: returns the `pynvml` module; tests give a made-up one.
+        root: `/`, or a made-up tree.
     """
-    root = Path("/")
     limits = read_limits(root)
-    report, devices = _read_driver(environ, load_nvml)
+    report, devices = _read_driver(environ, load_nvml, root)
+    no_gpus, no_gpus_fix = (None, None) if devices else _why_none(report, environ, root)
     memory = read_host_memory(root).total_bytes
     sizes = [size for size in (memory, limits.memory_limit_bytes) if size is not None]
     shm = _space("/dev/shm")
@@ -185,7 +194,9 @@ def read_facts(
         driver=report.driver,
         driver_cuda=report.driver_cuda,
         gpus=gpu_facts(report.gpus, devices),
-        no_gpus=None if devices else report.reason or "CUDA_VISIBLE_DEVICES hides all of them",
+        no_gpus=no_gpus,
+        no_gpus_fix=no_gpus_fix,
+        left_out=tuple(left_out_texts(report)) if devices else (),
         cores_usable=usable_cores(os.sched_getaffinity(0), limits.quota_cores),
         memory_bytes=min(sizes, default=None),
         shm_bytes=shm and shm[0],
@@ -228,15 +239,25 @@ def gpu_facts(gpus: Sequence[Gpu], devices: Sequence[Device]) -> tuple[GpuFacts,
 
 
 def _read_driver(
-    environ: Mapping[str, str], load_nvml: Callable[[], Any] | None
+    environ: Mapping[str, str], load_nvml: Callable[[], Any] | None, root: Path
 ) -> tuple[GpuReport, tuple[Device, ...]]:
     try:
         with driver_open(load_nvml):
-            report = read_gpus(environ, load_nvml=load_nvml)
+            report = read_gpus(environ, load_nvml=load_nvml, root=root)
             return report, read_devices(environ, load_nvml=load_nvml) if report.gpus else ()
     except DsrunError:
         # The report says why the driver does not answer.
-        return read_gpus(environ, load_nvml=load_nvml), ()
+        return read_gpus(environ, load_nvml=load_nvml, root=root), ()
+
+
+def _why_none(report: GpuReport, environ: Mapping[str, str], root: Path) -> tuple[str, str | None]:
+    """Returns why there is no GPU, and how that is mended where it is a fault."""
+    if report.fault is not None:
+        return report.fault.reason, report.fault.way_out
+    unserved = unserved_accelerators(environ, root=root)
+    if unserved is not None:
+        return unserved.text, unserved.way_out
+    return report.reason or "CUDA_VISIBLE_DEVICES hides all of them", None
 
 
 def _place() -> str:

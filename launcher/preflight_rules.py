@@ -56,6 +56,8 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
     if facts:
         on_gpus = any(its.gpus for its in facts.values()) if wants.on_gpus is None else wants.on_gpus
         found += judge_versions(facts, is_python=wants.is_python, on_gpus=on_gpus)
+        if wants.on_gpus is not False:
+            found += fold("GPU driver", {name: _driver_faults(its) for name, its in facts.items()}, count)
         if on_gpus:
             found += fold("GPUs", {name: _gpu_faults(specs[name], its) for name, its in facts.items()}, count)
         found += _same_machine(specs, facts, on_gpus=on_gpus)
@@ -90,9 +92,20 @@ def _silent(silent: Mapping[str, Unable], count: int) -> Iterator[Finding]:
     return fold("host", faults, count)
 
 
+def _driver_faults(facts: HostFacts) -> Iterator[Fault]:
+    """Judges a host whose GPUs do not serve: no job asked for a host of the CPU there."""
+    if facts.no_gpus_fix is not None:
+        fix = facts.no_gpus_fix
+        yield "red", facts.no_gpus or "no GPU", fix if "`--backend gloo`" in fix else f"{fix}; or run with `--no-gpu`"
+    for text in facts.left_out:
+        yield "amber", text, "leave the host out with `--exclude` if its ranks need all GPUs"
+
+
 def _gpu_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
     """Judges the GPUs that the host's slots take: ids count those a job sees there."""
     there = facts.gpus
+    if facts.no_gpus_fix is not None:
+        return
     missing = [number for number in spec.gpus or () if number >= len(there)]
     if not there:
         yield "red", f"no GPU: {facts.no_gpus}", "leave the host out with `--exclude`, or run with `--backend gloo`"

@@ -24,7 +24,7 @@ from .job_config import check_config
 from .launch import NCCL_WITHOUT_GPU, Backend, Launch, Request
 from .placement import Placement, StaticNode, place
 from .plan import Program, StartMethod
-from .probe_gpu import GpuReport, read_gpus
+from .probe_gpu import GpuReport, left_out_texts, read_gpus
 from .probe_machine import host_names
 from .probe_versions import read_versions
 from .program import check_program, find_program, start_method, start_warnings
@@ -357,14 +357,7 @@ def gpu_warnings(gpus: GpuReport | None) -> tuple[str, ...]:
     """Says which GPUs a job goes without: those that are left out, and those that it was not given."""
     if gpus is None:
         return ()
-    found = [
-        f"warning: GPU {gpu.index} is left out: {gpu.reason}; "
-        + ("`ls -l /dev/nvidia*` shows who may open it" if gpu.is_forbidden else "a lost GPU needs a reset or a reboot")
-        for gpu in (gpus.left_out if gpus.usable_count else ())
-    ]
-    if gpus.unlisted:
-        what = "a GPU is" if gpus.unlisted == 1 else f"{gpus.unlisted} GPUs are"
-        found.append(f"warning: {what} left out: the driver could not start it; `dmesg | grep NVRM` says why")
+    found = [f"warning: {text}" for text in (left_out_texts(gpus) if gpus.usable_count else ())]
     if gpus.idle is not None:
         found.append(f"warning: {gpus.idle}; ranks train on the CPU, and `--no-gpu` says that this is meant")
     return tuple(found)

@@ -10,8 +10,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dsrun.launcher.file_facts import file_facts
 from dsrun.launcher.host_facts import HostFacts, facts, read_facts
+from support.machines import recorded_machine
 from support.nvml import GIB, Part, box, made_up_nvml
 
 
@@ -68,6 +71,32 @@ def test_slices_are_devices_without_a_number() -> None:
 def test_without_gpus_it_says_why() -> None:
     hidden = read_facts({"CUDA_VISIBLE_DEVICES": ""}, asked_s=0, load_nvml=made_up_nvml(*box(1)))
     assert (hidden.gpus, hidden.no_gpus) == ((), "CUDA_VISIBLE_DEVICES hides all of them")
+
+
+@pytest.mark.parametrize("name", ["LibRmVersionMismatch", "DriverNotLoaded"])
+def test_a_driver_that_fails_is_told_with_its_way_out(tmp_path: Path, name: str) -> None:
+    machine = recorded_machine("workstation", tmp_path, driver_fails=name)
+    found = read_facts({}, asked_s=0, load_nvml=machine.load_nvml, root=machine.root)
+    assert found.gpus == ()
+    assert found.no_gpus is not None
+    assert found.no_gpus_fix is not None
+    hidden = read_facts({"CUDA_VISIBLE_DEVICES": ""}, asked_s=0, load_nvml=machine.load_nvml, root=machine.root)
+    assert hidden.no_gpus_fix is None
+
+
+def test_accelerators_of_another_maker_are_told_by_name(tmp_path: Path) -> None:
+    machine = recorded_machine("mi300x", tmp_path)
+    found = read_facts({}, asked_s=0, load_nvml=machine.load_nvml, root=machine.root)
+    assert found.no_gpus == "this machine has 8 AMD GPUs; dsrun trains on GPUs of NVIDIA, and on CPUs"
+    assert found.no_gpus_fix is not None
+
+
+def test_a_gpu_that_is_lost_is_told_beside_those_that_are_left(tmp_path: Path) -> None:
+    machine = recorded_machine("workstation", tmp_path, lost=[1])
+    found = read_facts({}, asked_s=0, load_nvml=machine.load_nvml, root=machine.root)
+    assert [gpu.index for gpu in found.gpus] == [0, 2, 3]
+    assert found.left_out == ("GPU 1 is left out: GPU is lost; it needs a reset or a reboot",)
+    assert found.no_gpus is None
 
 
 def test_torch_is_not_imported() -> None:

@@ -79,6 +79,28 @@ def test_without_a_word_on_gpus_what_is_wrong_with_them_is_told_and_refuses_noth
     ]
 
 
+FAULT = {"gpus": (), "no_gpus": "the NVIDIA driver does not answer: Unknown Error", "no_gpus_fix": "reboot"}
+
+
+@pytest.mark.parametrize("wants", [Wants(), GPU])
+@pytest.mark.parametrize("others", [(), gpus(1)])
+def test_a_host_whose_driver_fails_is_refused_though_no_host_has_a_gpu(wants: Wants, others: Any) -> None:
+    found = judged(2, {"n2": FAULT}, wants=wants, gpus=others)
+    (fault,) = [finding for finding in found if finding.name == "GPU driver"]
+    assert (fault.verdict, fault.text) == ("red", "n2: the NVIDIA driver does not answer: Unknown Error")
+    assert fault.fix == "reboot; or run with `--no-gpu`"
+    assert not [finding for finding in found if "n2: no GPU" in finding.text]
+
+
+def test_a_job_that_is_meant_for_the_cpu_asks_no_host_for_its_driver() -> None:
+    assert judged(2, {"n2": FAULT}, wants=CPU) == []
+
+
+def test_a_gpu_that_a_host_leaves_out_is_told() -> None:
+    (lost,) = judged(1, wants=GPU, slots=3, gpus=gpus(3), left_out=("GPU 3 is left out: GPU is lost",))
+    assert (lost.verdict, lost.name, lost.text) == ("amber", "GPU driver", "n1: GPU 3 is left out: GPU is lost")
+
+
 def test_two_names_of_one_machine_are_told_and_refused_where_they_share_gpus() -> None:
     assert only(judged(2, place="same")) == ("amber", "machine", "both hosts: one machine", ("n1", "n2"))
     verdict, _, text, _ = only(judged(2, place="same", wants=GPU, gpus=gpus(8), slots=2))

@@ -238,7 +238,7 @@ def test_one_gpu_that_does_not_answer_is_left_out_with_a_warning(folder: Path, k
     launch = resolved_on(machine)
     assert (launch.placement.world_size, launch.devices, launch.demand.gpus) == (3, "3 GPUs", 3)
     told = {
-        "lost": "GPU is lost; a lost GPU needs a reset or a reboot",
+        "lost": "GPU is lost; it needs a reset or a reboot",
         "forbidden": "Insufficient Permissions; `ls -l /dev/nvidia*` shows who may open it",
     }
     assert f"warning: GPU 3 is left out: {told[kind]}" in launch.warnings
