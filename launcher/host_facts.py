@@ -21,11 +21,14 @@ from dsrun.host_memory import read_host_memory
 
 from .devices import Device, driver_open, read_devices, user_of_process
 from .file_facts import FileFacts, PathFacts, code_digests, file_facts, folder_fault, path_facts
+from .nccl_sockets import why_no_sockets
 from .probe_cgroup import read_limits
 from .probe_gpu import Gpu, GpuReport, left_out_texts, read_gpus
 from .probe_machine import read_text, usable_cores
+from .probe_network import read_rdma
 from .probe_versions import Versions, read_versions
 from .unserved import unserved_accelerators
+from .rdma_facts import RdmaFacts, lockable_bytes, rdma_facts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +78,8 @@ class HostFacts:
         shm_free_bytes: what is left of it.
         memlock_bytes: memory a process may lock; None without limit.
         nofile: files a process may open; None without limit.
-        has_infiniband: there is an InfiniBand or RoCE device.
+        rdma: ports for RDMA that work.
+        no_sockets: why NCCL takes no sockets there, see `why_no_sockets`; None if it takes them.
         folder_fault: why the working folder cannot be used; None if it can.
         folder_free_bytes: what this user may still write there.
         files: those the job needs, by what they are: `script`.
@@ -102,7 +106,8 @@ class HostFacts:
     shm_free_bytes: int | None
     memlock_bytes: int | None
     nofile: int | None
-    has_infiniband: bool
+    rdma: tuple[RdmaFacts, ...]
+    no_sockets: str | None
     folder_fault: str | None
     folder_free_bytes: int | None
     files: Mapping[str, FileFacts]
@@ -120,6 +125,7 @@ class HostFacts:
             # The other dsrun may tell other versions too.
             "versions": Versions(**{name: value["versions"].get(name) for name in Versions.__dataclass_fields__}),
             "gpus": tuple(GpuFacts(**gpu) for gpu in gpus),
+            "rdma": tuple(RdmaFacts(**port) for port in value["rdma"]),
             "files": {kind: FileFacts(**file) for kind, file in value["files"].items()},
             "paths": tuple(PathFacts(**path) for path in value["paths"]),
             "left_out": tuple(value["left_out"]),
@@ -185,6 +191,7 @@ def read_facts(
     memory = read_host_memory(root).total_bytes
     sizes = [size for size in (memory, limits.memory_limit_bytes) if size is not None]
     shm = _space("/dev/shm")
+    cards = read_rdma(root)
     return HostFacts(
         user=user_of_process(os.getpid()) or str(os.geteuid()),
         kernel=platform.release(),
@@ -201,9 +208,10 @@ def read_facts(
         memory_bytes=min(sizes, default=None),
         shm_bytes=shm and shm[0],
         shm_free_bytes=shm and shm[1],
-        memlock_bytes=_limit(resource.RLIMIT_MEMLOCK),
+        memlock_bytes=lockable_bytes(root),
         nofile=_limit(resource.RLIMIT_NOFILE),
-        has_infiniband=any(_entries("/sys/class/infiniband")),
+        rdma=rdma_facts(cards),
+        no_sockets=why_no_sockets(environ, cards),
         folder_fault=folder_fault,
         folder_free_bytes=folder_free_bytes,
         files=files or {},
@@ -278,13 +286,6 @@ def _glibc() -> str | None:
 def _limit(which: int) -> int | None:
     soft = resource.getrlimit(which)[0]
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _entries(folder: str) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def _space(path: str) -> tuple[int, int] | None:

@@ -1,7 +1,7 @@
 """Which hosts cannot run their part of a job, and which only badly: each rule looks at one thing on every host. Pure.
 
-What differs in software stands in preflight_versions, and in files in preflight_files. A rule that depends on a size
-names it as a constant here.
+What differs in software stands in preflight_versions, in files in preflight_files, and in networks in
+preflight_network. A rule that depends on a size names it as a constant.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from .host_facts import GpuFacts, HostFacts
 from .hosts import HostSpec
 from .preflight import Fault, Finding, Seen, Verdict, Wants, fold, named
 from .preflight_files import judge_files
+from .preflight_network import judge_network
 from .preflight_versions import groups, judge_versions
 from .survey import Unable
 
@@ -26,14 +27,13 @@ _CLOCK_RED_S = 3600.0
 #: A CUDA context with NCCL's buffers takes about so much before the first tensor.
 _LEAST_GPU_BYTES = 512 << 20
 _SMALL_SHM_BYTES = 1 << 30
-_LITTLE_LOCKED_BYTES = 64 << 20
 _FEW_FILES = 1024
 _LEAST_SHM_BYTES = 100 << 20
 #: Of memory, between a host and the usual one.
 _MEMORY_SHARE = 0.1
 
 #: Findings that stop a job on GPUs only.
-_OF_GPUS = ("GPUs", "CUDA", "machine")
+_OF_GPUS = ("GPUs", "CUDA", "machine", "memlock")
 
 
 def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: Wants) -> list[Finding]:
@@ -63,7 +63,7 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
         found += _same_machine(specs, facts, on_gpus=on_gpus)
         found += judge_files(facts, wants, count)
         found += fold("/dev/shm", {name: _shm_faults(its) for name, its in facts.items()}, count)
-        found += fold("memlock", {name: _memlock_faults(its) for name, its in facts.items()}, count)
+        found += judge_network(specs, facts, wants, on_gpus=on_gpus, count=count)
         found += fold("nofile", {name: _nofile_faults(its) for name, its in facts.items()}, count)
         found += _less(
             "memory",
@@ -173,13 +173,6 @@ def _shm_faults(facts: HostFacts) -> Iterator[Fault]:
         yield "amber", text, "`docker run --shm-size=8g`, or `mount -o remount,size=8G /dev/shm`"
     elif facts.shm_free_bytes is not None and facts.shm_free_bytes < _LEAST_SHM_BYTES:
         yield "amber", "full", "`ls -l /dev/shm` there shows what dead programs left"
-
-
-def _memlock_faults(facts: HostFacts) -> Iterator[Fault]:
-    limit = facts.memlock_bytes
-    if facts.has_infiniband and limit is not None and limit < _LITTLE_LOCKED_BYTES:
-        text = f"{format_bytes(limit)} may be locked: RDMA fails with so little"
-        yield "amber", text, "`* - memlock unlimited` in /etc/security/limits.conf there"
 
 
 def _nofile_faults(facts: HostFacts) -> Iterator[Fault]:

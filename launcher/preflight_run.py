@@ -52,7 +52,7 @@ def _question(host: HostSpec, wants: Wants) -> dict[str, Any]:
         "files": {} if wants.script is None else {"script": wants.script},
         "code": wants.is_python,
         "paths": list(wants.paths),
-        "env": host.env,
+        "env": {**wants.nccl, **host.env},
     }
 
 

@@ -15,6 +15,7 @@ SMALL_SHM_BYTES = 1 << 30
 FEW_FILES = 4096
 #: With less locked memory than this RDMA fails.
 LITTLE_LOCKED_BYTES = 64 << 20
+_CAP_IPC_LOCK = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class LimitsReport:
         nofile_hard: up to where it may raise that itself.
         memlock_bytes: memory it may lock, which RDMA and pinned buffers need.
         memlock_hard_bytes: up to where it may raise that itself.
+        locks_without_limit: it may lock more all the same, see `locks_without_limit`.
         nproc: processes and threads its user may have.
         stack_bytes: of a thread.
         core_bytes: of a core file; 0 writes none.
@@ -38,6 +40,7 @@ class LimitsReport:
     nproc: int | None
     stack_bytes: int | None
     core_bytes: int | None
+    locks_without_limit: bool = False
 
 
 def read_process_limits(root: Path) -> LimitsReport | None:
@@ -59,7 +62,24 @@ def read_process_limits(root: Path) -> LimitsReport | None:
         nproc=limits.get("Max processes", none)[0],
         stack_bytes=limits.get("Max stack size", none)[0],
         core_bytes=limits.get("Max core file size", none)[0],
+        locks_without_limit=locks_without_limit(root),
     )
+
+
+def locks_without_limit(root: Path) -> bool:
+    """Whether the calling process may lock memory beyond its limit: with CAP_IPC_LOCK, as root of the machine has it.
+
+    Root of a container with users of its own has that capability there alone, and the limit holds.
+
+    Args:
+        root: `/`, or a made-up tree with proc/self/status and proc/self/uid_map.
+
+    Source: ib_umem_get (drivers/infiniband/core/umem.c of Linux) asks `capable(CAP_IPC_LOCK)`.
+    """
+    lines = (line.split() for line in (read_text(root / "proc/self/status") or "").splitlines())
+    effective = next((words[1] for words in lines if len(words) == 2 and words[0] == "CapEff:"), "0")
+    same_users = (read_text(root / "proc/self/uid_map") or "").split() == ["0", "0", "4294967295"]
+    return same_users and bool(int(effective, 16) >> _CAP_IPC_LOCK & 1)
 
 
 def parse_limits(text: str) -> dict[str, tuple[int | None, int | None]]:

@@ -9,7 +9,7 @@ import pytest
 from dsrun.launcher.preflight import Wants
 from dsrun.launcher.preflight_rules import judge
 from dsrun.launcher.survey import Unable
-from support.host_facts import CPU, GIB, GPU, cluster, gpus, judged, only, specs
+from support.host_facts import CPU, GIB, GPU, cluster, gpus, judged, only, rdma, specs
 
 
 def test_hosts_that_are_alike_have_nothing_to_tell() -> None:
@@ -121,7 +121,7 @@ def test_two_names_of_one_machine_are_told_and_refused_where_they_share_gpus() -
         ({"shm_bytes": 64 << 20}, "amber", "/dev/shm", "n2: 64.0 MiB, small for data loaders"),
         ({"shm_free_bytes": 0}, "amber", "/dev/shm", "n2: full"),
         (
-            {"memlock_bytes": 65536, "has_infiniband": True},
+            {"memlock_bytes": 65536, **rdma(0)},
             "amber",
             "memlock",
             "n2: 64.0 KiB may be locked: RDMA fails with so little",

@@ -12,7 +12,7 @@ from dsrun.launcher.preflight import Finding, Preflight, Wants
 from dsrun.launcher.preflight_rules import judge
 from dsrun.launcher.preflight_text import describe, preflight_json, summary
 from dsrun.launcher.survey import Unable
-from support.host_facts import GIB, cluster, gpus, script, specs
+from support.host_facts import GIB, cluster, gpus, rdma, script, specs
 
 TORCH = Finding(
     verdict="red", name="torch", text="2.13.0 on 15 hosts, 2.11.0 on n7", hosts=("n7",), fix="`pip install` on n7"
@@ -80,8 +80,10 @@ def test_the_guides_table_is_what_such_hosts_show() -> None:
         "n3": {"files": script(digest=None, fault="/data/train.py: no such file or directory")},
         "n5": {"gpus": held},
         "n7": {"torch": "2.11.0"},
+        "n9": {"memlock_bytes": 65536},
+        "n14": rdma(*[0] * 7),
     }
-    common: dict[str, Any] = {"memlock_bytes": 65536, "has_infiniband": True, "torch": "2.13.0", "gpus": gpus(8)}
+    common: dict[str, Any] = {**rdma(*[0] * 8), "torch": "2.13.0", "gpus": gpus(8)}
     seen = {
         **cluster(16, odd, files=script(), **common),
         "n12": Unable("connection refused", "is sshd running?", unreached=True),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.probe_host import full_name, read_host
-from dsrun.launcher.probe_limits import parse_limits, read_process_limits, umask_of
+from dsrun.launcher.probe_limits import locks_without_limit, parse_limits, read_process_limits, umask_of
 from support.topologies import write_tree
 
 LIMITS = """\
@@ -74,3 +74,21 @@ def test_a_host_is_told_with_its_boot_and_its_user(tmp_path: Path) -> None:
     assert (host.uptime_s, host.boot_id, host.umask, host.os) == (12.5, "aaaa-bbbb", "0022", "Debian 12")
     assert host.core_pattern == "|/usr/lib/systemd/systemd-coredump %P"
     assert host.user
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "users", "may"),
+    [
+        ("000001ffffffffff", "0 0 4294967295", True),
+        ("0000000000000000", "0 0 4294967295", False),
+        # Root of a container with users of its own: the kernel asks for the capability of the machine.
+        ("000001ffffffffff", "0 100000 65536", False),
+    ],
+)
+def test_root_of_the_machine_locks_memory_beyond_its_limit(
+    tmp_path: Path, capabilities: str, users: str, may: bool
+) -> None:
+    write_tree(
+        tmp_path, {"proc/self/status": f"Name:\tx\nCapEff:\t{capabilities}\n", "proc/self/uid_map": f"{users}\n"}
+    )
+    assert locks_without_limit(tmp_path) == may

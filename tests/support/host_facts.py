@@ -11,6 +11,7 @@ from dsrun.launcher.hosts import HostSpec
 from dsrun.launcher.preflight import Finding, Seen, Wants
 from dsrun.launcher.preflight_rules import judge
 from dsrun.launcher.probe_versions import Versions
+from dsrun.launcher.rdma_facts import RdmaFacts
 
 GIB = 1 << 30
 CPU = Wants(on_gpus=False)
@@ -40,7 +41,8 @@ _FACTS = HostFacts(
     shm_free_bytes=256 * GIB,
     memlock_bytes=None,
     nofile=65536,
-    has_infiniband=False,
+    rdma=(),
+    no_sockets=None,
     folder_fault=None,
     folder_free_bytes=900 * GIB,
     files={},
@@ -80,6 +82,15 @@ def a_host(place: str, *, offset_s: float = 0.0, doubt_s: float = 0.001, **chang
         _FACTS, **{"place": place, **changes}, versions=dataclasses.replace(_FACTS.versions, **versions)
     )
     return Seen(facts=facts, clock_offset_s=offset_s, clock_doubt_s=doubt_s)
+
+
+def rdma(*gid_index: int | None, kind: Any = "InfiniBand", rate: float = 400) -> dict[str, Any]:
+    """Working ports of RDMA cards, one for each index; what NCCL takes follows from it."""
+    ports = tuple(
+        RdmaFacts(card=f"mlx5_{number}", kind=kind, rate_gbit=rate, gid_index=index)
+        for number, index in enumerate(gid_index)
+    )
+    return {"rdma": ports, "no_sockets": "mlx5_0 does RDMA" if ports else None}
 
 
 def script(*, digest: str | None = "9:aaaaaaaaaa", fault: str | None = None) -> dict[str, FileFacts]:
