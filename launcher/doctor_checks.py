@@ -28,6 +28,7 @@ from .job_list import JobState, all_jobs
 from .probe import probe
 from .probe_limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
 from .probe_report import ProbeReport
+from .probe_verdicts import fit_of
 from .worker import isolated_command
 
 #: `green`: as it should be; `amber`: a job may run, but worse or not at scale; `red`: jobs fail.
@@ -108,13 +109,11 @@ def check_torch(report: ProbeReport) -> list[Finding]:
         text = f"torch is built without CUDA, and this machine has {len(report.gpus)} GPUs"
         fix = "install a CUDA build: https://pytorch.org/get-started"
         return [found, Finding(name="CUDA", verdict="amber", text=text, fix=fix)]
-    newest = report.driver_cuda
-    text = f"torch is built for CUDA {versions.cuda}, driver {report.driver} runs up to {newest}"
-    # Within one major version a driver runs newer minor ones too.
-    if newest is not None and int(versions.cuda.split(".")[0]) > int(newest.split(".")[0]):
-        fix = f"update the driver, or install a torch that is built for CUDA {newest} or older"
-        return [found, Finding(name="CUDA", verdict="red", text=text, fix=fix)]
-    return [found, Finding(name="CUDA", verdict="green", text=text)]
+    fit = fit_of(report)
+    assert fit is not None, "there are GPUs and a torch for them"
+    if fit.verdict in ("green", "note"):
+        return [found, Finding(name="CUDA", verdict="green", text=fit.text)]
+    return [found, Finding(name="CUDA", verdict=fit.verdict, text=fit.text, fix=fit.fix)]
 
 
 def check_trial(environ: Mapping[str, str], *, python: str = sys.executable) -> Finding:

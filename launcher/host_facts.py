@@ -42,6 +42,7 @@ class GpuFacts:
         total_bytes: its memory.
         free_bytes: memory nobody holds.
         used_by: who computes there, in words.
+        compute_capability: `9.0` for Hopper.
     """
 
     index: int | None
@@ -50,6 +51,7 @@ class GpuFacts:
     total_bytes: int | None
     free_bytes: int | None
     used_by: tuple[str, ...]
+    compute_capability: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "used_by", tuple(self.used_by))  # JSON has lists only
@@ -197,7 +199,7 @@ def read_facts(
         kernel=platform.release(),
         glibc=_glibc(),
         place=_place(),
-        versions=read_versions(),
+        versions=read_versions(environ=environ),
         driver=report.driver,
         driver_cuda=report.driver_cuda,
         gpus=gpu_facts(report.gpus, devices),
@@ -241,6 +243,7 @@ def gpu_facts(gpus: Sequence[Gpu], devices: Sequence[Device]) -> tuple[GpuFacts,
                 total_bytes=None if gpu is None else gpu.memory_total_bytes,
                 free_bytes=None if gpu is None else gpu.memory_free_bytes,
                 used_by=device.used_by,
+                compute_capability=None if gpu is None else gpu.compute_capability,
             )
         )
     return tuple(found)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from .cuda_fit import CudaFit, FitGpu, cuda_fit
 from .host_facts import HostFacts
 from .preflight import Finding, Verdict, named
 
@@ -121,18 +122,29 @@ def _cuda(facts: Facts) -> Iterator[Finding]:
         text = f"torch is built without CUDA on {named(lacking, count)}"
         fix = "install a CUDA build (https://pytorch.org/get-started), or run with `--backend gloo`"
         yield Finding(verdict="red", name="CUDA", text=text, hosts=tuple(lacking), fix=fix)
-    too_old: dict[str, tuple[str, str, str]] = {}
+    unfit: dict[str, tuple[Verdict, str, str]] = {}
     for name, its in facts.items():
-        built, driver, newest = its.versions.cuda, its.driver, its.driver_cuda
-        # Within one major version a driver runs newer minor ones too.
-        if built is not None and newest is not None and int(newest.split(".")[0]) < int(built.split(".")[0]):
-            too_old[name] = (built, str(driver), newest)
-    for (built, driver, newest), names in groups(too_old):
-        text = f"torch is built for CUDA {built}, driver {driver} runs up to {newest} on {named(names, count)}"
-        fix = f"update the driver, or install a torch that is built for CUDA {newest} or older"
-        yield Finding(verdict="red", name="CUDA", text=text, hosts=tuple(names), fix=fix)
+        fit = _fit(its)
+        if fit is not None and fit.fix is not None and fit.verdict in ("amber", "red"):
+            unfit[name] = (fit.verdict, fit.text, fit.fix)
+    for (verdict, text, fix), names in groups(unfit):
+        where = f"{text} on {named(names, count)}"
+        yield Finding(verdict=verdict, name="CUDA", text=where, hosts=tuple(names), fix=fix)
     yield from _difference(
         "CUDA", facts, lambda host: host.versions.cuda, fix="install one build of torch on all hosts"
+    )
+
+
+def _fit(host: HostFacts) -> CudaFit | None:
+    """Returns whether a host's torch runs on its GPUs; None where it is not known."""
+    if host.versions.cuda is None or not host.gpus:
+        return None
+    return cuda_fit(
+        built=host.versions.cuda,
+        driver=host.driver,
+        newest=host.driver_cuda,
+        libcuda=host.versions.libcuda,
+        gpus=[FitGpu(name=gpu.model, capability=gpu.compute_capability) for gpu in host.gpus],
     )
 
 

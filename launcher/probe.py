@@ -85,7 +85,7 @@ def probe(
     network = read_network(root, _addresses(ask_addresses, no_network))
     storage = read_storage(root, [*_working_folder(), *paths])
     host = read_host(root, env, virtual=info.virtual)
-    versions = read_versions(import_path)
+    versions = read_versions(import_path, environ=env, root=root)
     no_cuda = "torch is not installed" if versions.torch is None else "torch is built without CUDA"
     why |= {"versions.cuda": no_cuda, "versions.nccl": "no nvidia-nccl-* package" if versions.cuda else no_cuda}
     report = ProbeReport(

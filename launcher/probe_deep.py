@@ -29,6 +29,18 @@ found["nccl"] = None
 if found["cuda_available"]:
     version = torch.cuda.nccl.version()
     found["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
+found["architectures"] = torch._C._cuda_getArchFlags().split() if torch.version.cuda else []
+found["cuda_init"] = found["driver_cuda"] = None
+if torch.version.cuda:
+    import ctypes
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+        found["cuda_init"] = library.cuInit(0)
+        number = ctypes.c_int()
+        if library.cuDriverGetVersion(ctypes.byref(number)) == 0:
+            found["driver_cuda"] = f"{number.value // 1000}.{number.value % 1000 // 10}"
+    except OSError:
+        pass
 found["gloo"] = torch.distributed.is_available() and torch.distributed.is_gloo_available()
 found["mpi"] = torch.distributed.is_available() and torch.distributed.is_mpi_available()
 found["threads"] = torch.get_num_threads()
@@ -54,6 +66,9 @@ class Loaded:
         mpi: the backend is there.
         threads: threads torch would use.
         libraries: files of NVIDIA's libraries in the process.
+        architectures: of GPUs that torch has kernels for, `sm_90`, or that it can compile them for, `compute_90`.
+        driver_cuda: newest CUDA version of the driver library that was loaded.
+        cuda_init: what starting CUDA returned: 0 if it did, else the number of its error.
     """
 
     torch: str
@@ -66,6 +81,9 @@ class Loaded:
     mpi: bool
     threads: int
     libraries: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
+    driver_cuda: str | None = None
+    cuda_init: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +120,7 @@ def read_loaded(python: str, environ: Mapping[str, str], *, patience_s: float = 
         return NotLoaded(reason=said[-1][:_SHOWN_CHARS])
     try:
         found: dict[str, Any] = json.loads(lines[-1])
-        libraries: list[str] = found.pop("libraries")
-        return Loaded(**found, libraries=tuple(libraries))
+        lists: dict[str, list[str]] = {name: found.pop(name) for name in ("libraries", "architectures")}
+        return Loaded(**found, libraries=tuple(lists["libraries"]), architectures=tuple(lists["architectures"]))
     except (ValueError, TypeError, KeyError):
         return NotLoaded(reason=f"{python} answered {lines[-1][:_SHOWN_CHARS]!r}")

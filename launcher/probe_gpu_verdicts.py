@@ -45,9 +45,10 @@ def _whole(report: ProbeReport) -> Iterator[ProbeVerdict]:
     if report.gpus and report.gpus_usable == 0:
         text = "CUDA_VISIBLE_DEVICES hides every GPU from jobs"
         yield ProbeVerdict(level="amber", text=text, fix="`unset CUDA_VISIBLE_DEVICES`", path="gpus_usable")
-    # EFA, whose link layer is unspecified, reaches GPU memory by other means.
-    layers = {port.layer for card in report.rdma for port in card.ports if port.state == "ACTIVE"}
-    if report.gpus and layers & {"InfiniBand", "Ethernet"} and not report.topology.peermem:
+    # EFA reaches GPU memory by other means.
+    cards = [card for card in report.rdma if card.kind in ("InfiniBand", "RoCE")]
+    works = any(port.state == "ACTIVE" for card in cards for port in card.ports)
+    if report.gpus and works and not report.topology.peermem:
         text = "nvidia_peermem is not loaded: without dma-buf, network cards reach GPU memory through the host's"
         yield ProbeVerdict(level="note", text=text, fix="`modprobe nvidia_peermem`", path="topology.peermem")
 

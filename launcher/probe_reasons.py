@@ -81,6 +81,7 @@ SOURCES: Mapping[str, str] = {
     "versions.python": "this interpreter",
     "versions.python_path": "this interpreter",
     "versions.cuda": "torch/version.py",
+    "versions.libcuda": "LD_LIBRARY_PATH, /etc/ld.so.cache",
     "software": "package metadata",
     "software.environment": "this interpreter",
     "software.prefix": "this interpreter",
@@ -186,12 +187,15 @@ WHY: Mapping[str, str] = {
     "gloo_interface": "/etc/hosts does not name this host, and no name server is asked",
     "versions.dsrun": "not installed as a package",
     "versions.torch": "not installed beside this interpreter",
+    "versions.libcuda": "the loader finds no libcuda.so.1, or its file does not say",
     "software": "not installed beside this interpreter",
     "software.torch_git": "torch/version.py does not tell it",
     "software.compiler": "no cc, gcc or clang in PATH",
     "software.nvcc": "neither in PATH nor in CUDA_HOME",
     "software.mpi": "no mpirun in PATH",
     "loaded": "not asked: `--deep` imports torch to tell",
+    "loaded.driver_cuda": "torch is built without CUDA, or there is no libcuda.so.1",
+    "loaded.cuda_init": "torch is built without CUDA, or there is no libcuda.so.1",
 }
 
 

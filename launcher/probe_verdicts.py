@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from dsrun.units import format_bytes
 
+from .cuda_fit import CudaFit, FitGpu, cuda_fit, has_kernels
 from .probe_gpu_verdicts import gpu_verdicts
 from .probe_limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
 from .probe_report import Level, ProbeReport, ProbeVerdict
@@ -22,6 +23,14 @@ _SWAPPED_BYTES = 1 << 30
 #: Their `powersave` still clocks up under load.
 _SELF_CLOCKING = ("intel_pstate", "amd-pstate-epp")
 
+#: Of cuInit: what CUDA calls it, and the way out.
+_CUDA_ERRORS = {
+    100: ("no device", "are the device files there and yours (`ls -l /dev/nvidia*`)? In a container: `--gpus all`"),
+    802: ("system not yet initialized", "`systemctl status nvidia-fabricmanager`, of the driver's version"),
+    803: ("driver and libcuda do not fit", "take a folder with another libcuda out of LD_LIBRARY_PATH, or reboot"),
+    804: ("no forward compatibility on this GPU", "update the driver, or take cuda-compat out of LD_LIBRARY_PATH"),
+    999: ("unknown error", "`sudo modprobe -r nvidia_uvm && sudo modprobe nvidia_uvm`, or reboot"),
+}
 _ORDER: dict[Level, int] = {"red": 0, "amber": 1, "note": 2}
 
 
@@ -30,6 +39,7 @@ def judge(report: ProbeReport) -> tuple[ProbeVerdict, ...]:
     found = [
         *gpu_verdicts(report),
         *_torch(report),
+        *_loaded(report),
         *_limits(report),
         *_memory(report),
         *_cpu(report),
@@ -40,7 +50,7 @@ def judge(report: ProbeReport) -> tuple[ProbeVerdict, ...]:
 
 
 def _torch(report: ProbeReport) -> Iterator[ProbeVerdict]:
-    versions, newest = report.versions, report.driver_cuda
+    versions = report.versions
     if versions.torch is None:
         fix = f"{versions.python_path} -m pip install torch"
         yield _verdict(
@@ -49,11 +59,47 @@ def _torch(report: ProbeReport) -> Iterator[ProbeVerdict]:
     elif report.gpus and versions.cuda is None:
         text = f"torch {versions.torch} is built without CUDA, and this machine has {_count(len(report.gpus), 'GPU')}"
         yield _verdict("amber", text, "install a CUDA build: https://pytorch.org/get-started", "versions.cuda")
-    # Within one major version a driver runs newer minor ones too.
-    elif versions.cuda is not None and newest is not None and _major(versions.cuda) > _major(newest):
-        text = f"torch is built for CUDA {versions.cuda}, and driver {report.driver} runs up to {newest}"
-        fix = f"update the driver, or install a torch that is built for CUDA {newest} or older"
-        yield _verdict("red", text, fix, "versions.cuda")
+    fit = fit_of(report)
+    if fit is not None and fit.verdict != "green":
+        yield _verdict(fit.verdict, fit.text, fit.fix or "nothing", "versions.cuda")
+
+
+def fit_of(report: ProbeReport) -> CudaFit | None:
+    """Returns whether the installed torch runs on these GPUs; None without GPUs, or a torch for them."""
+    if not report.gpus or report.versions.cuda is None:
+        return None
+    return cuda_fit(
+        built=report.versions.cuda,
+        driver=report.driver,
+        newest=report.driver_cuda,
+        libcuda=report.versions.libcuda,
+        gpus=[FitGpu(name=gpu.name, capability=gpu.compute_capability) for gpu in report.gpus if gpu.usable],
+        starts=report.loaded is not None and report.loaded.cuda_init == 0,
+    )
+
+
+def _loaded(report: ProbeReport) -> Iterator[ProbeVerdict]:
+    """Yields what was found by trying: CUDA that does not start, GPUs that the imported torch has no kernels for."""
+    loaded = report.loaded
+    if loaded is None or not report.gpus_usable:
+        return
+    if loaded.cuda_init:
+        text, fix = _CUDA_ERRORS.get(loaded.cuda_init, ("", "`nvidia-smi` and `dmesg | grep NVRM` say more"))
+        told = f"CUDA does not start: error {loaded.cuda_init}{text and f', {text}'}"
+        yield _verdict("red", told, fix, "loaded.cuda_init")
+    without: dict[str, list[int]] = {}
+    for gpu in report.gpus:
+        capability = gpu.compute_capability
+        if not gpu.usable or capability is None or not loaded.architectures:
+            continue
+        if not has_kernels(capability, loaded.architectures):
+            without.setdefault(capability, []).append(gpu.index)
+    for capability, indices in without.items():
+        name = report.gpus[indices[0]].name or "GPU"
+        text = f"torch {loaded.torch} has no kernels for {name} (sm {capability})"
+        text += f": it has {', '.join(loaded.architectures)}"
+        fix = "install a torch that is built for this GPU: https://pytorch.org/get-started"
+        yield _verdict("red", text, fix, f"gpus.{indices[0]}.compute_capability")
 
 
 def _limits(report: ProbeReport) -> Iterator[ProbeVerdict]:
@@ -201,8 +247,3 @@ def _verdict(level: Level, text: str, fix: str, path: str) -> ProbeVerdict:
 
 def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
-
-
-def _major(version: str) -> int:
-    digits = version.split(".")[0]
-    return int(digits) if digits.isdecimal() else 0

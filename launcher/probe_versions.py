@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from .environment import LIBRARY_PREFIXES
+from .probe_libcuda import libcuda_version
 from .secrets_mask import masked
 
 #: Variables that change what a training run does.
@@ -35,6 +36,7 @@ class Versions:
         torch: with the build's tag, `2.13.0+cpu`.
         cuda: what torch was built for; None for a CPU build.
         nccl: the package torch loads it from.
+        libcuda: CUDA's driver library that programs load: the driver's own, or a newer one by forward compatibility.
     """
 
     dsrun: str | None
@@ -43,6 +45,7 @@ class Versions:
     torch: str | None
     cuda: str | None
     nccl: str | None
+    libcuda: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +109,15 @@ def environment_kind(prefix: str, base_prefix: str, *, conda: bool) -> str:
     return "conda" if conda else "system"
 
 
-def read_versions(path: Sequence[str] | None = None) -> Versions:
+def read_versions(
+    path: Sequence[str] | None = None, *, environ: Mapping[str, str] | None = None, root: Path = Path("/")
+) -> Versions:
     """Reads the versions of what stands on the import path.
 
     Args:
         path: folders to search instead of `sys.path`.
+        environ: of programs that will load libcuda; this process's if None.
+        root: `/`, or a made-up tree with etc and lib.
     """
     torch = _find("torch", path)
     dsrun = _find("dsrun", path)
@@ -121,6 +128,7 @@ def read_versions(path: Sequence[str] | None = None) -> Versions:
         torch=None if torch is None else torch.version,
         cuda=None if torch is None else parse_cuda_version(_version_text(torch)),
         nccl=_first_version(_NCCL_PACKAGES, path),
+        libcuda=libcuda_version(root, os.environ if environ is None else environ),
     )
 
 

@@ -44,9 +44,11 @@ GPU = Gpu(
 )
 
 
-def report(*, torch: str | None, cuda: str | None, gpus: int, driver_cuda: str | None = "13.0") -> ProbeReport:
+def report(
+    *, torch: str | None, cuda: str | None, gpus: int, driver_cuda: str | None = "13.0", libcuda: str | None = None
+) -> ProbeReport:
     here = probe(environ={"CUDA_VISIBLE_DEVICES": ""})
-    versions = dataclasses.replace(here.versions, torch=torch, cuda=cuda)
+    versions = dataclasses.replace(here.versions, torch=torch, cuda=cuda, libcuda=libcuda)
     return dataclasses.replace(
         here, versions=versions, gpus=(GPU,) * gpus, driver="580.1", driver_cuda=driver_cuda, gpus_usable=gpus
     )
@@ -70,6 +72,13 @@ def test_torch_must_be_there_and_the_driver_able_to_run_it(
     found = check_torch(report(torch=torch, cuda=cuda, gpus=gpus, driver_cuda=driver_cuda))
     assert [finding.verdict for finding in found] == verdicts
     assert all((finding.fix is None) == (finding.verdict == "green") for finding in found)
+
+
+def test_a_newer_libcuda_before_the_drivers_own_is_as_it_should_be() -> None:
+    """NGC's images on an older driver of a data centre GPU."""
+    found = check_torch(report(torch="2.13.0+cu140", cuda="14.0", gpus=8, driver_cuda="13.0", libcuda="700.10"))
+    assert [finding.verdict for finding in found] == ["green", "green"]
+    assert found[1].text.endswith("libcuda 700.10 runs it on driver 580.1 (forward compatibility)")
 
 
 GIB = 1 << 30

@@ -54,3 +54,14 @@ def test_torch_must_be_able_to_use_the_gpus() -> None:
         "torch is built without CUDA on n1",
         "torch is built for CUDA 13.0, driver 550.1 runs up to 12.4 on n2",
     ]
+
+
+def test_a_newer_libcuda_refuses_no_host_of_data_centre_gpus() -> None:
+    """NGC's images on an older driver, and the same image on a host with GeForce."""
+    old = {"driver": "535.216.03", "driver_cuda": "13.0", "libcuda": "580.65.06"}
+    assert judged(2, {"n2": {"driver_cuda": "12.2"}}, wants=GPU, gpus=gpus(1), **old) == []
+    found = judged(2, {"n2": {"gpus": gpus(1, model="NVIDIA GeForce RTX 4090")}}, wants=GPU, gpus=gpus(1), **old)
+    assert [finding.text for finding in found if finding.verdict == "red"] == [
+        "libcuda 580.65.06 is newer than driver 535.216.03: CUDA does not start on NVIDIA GeForce RTX 4090 (error 804) "
+        "on n2"
+    ]

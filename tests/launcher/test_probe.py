@@ -156,7 +156,7 @@ def test_a_report_keeps_reasons_that_still_hold_and_drops_those_that_do_not(tmp_
     full = with_loaded(report, loaded)
     assert full.loaded == loaded
     assert {path for path in full.null_reasons if path.startswith("loaded")} == {
-        *("loaded.cuda_built", "loaded.cudnn", "loaded.nccl")
+        *("loaded.cuda_built", "loaded.cudnn", "loaded.nccl", "loaded.driver_cuda", "loaded.cuda_init")
     }
     assert full.null_reasons["driver"] == report.null_reasons["driver"]
     assert completed(full) == full

@@ -9,6 +9,24 @@ import pytest
 from dsrun.launcher.probe_deep import Loaded, NotLoaded, read_loaded
 from support.cli import clean_environment
 
+TORCH = """
+import ctypes
+from types import SimpleNamespace
+__version__ = "2.14.1+cu130"
+version = SimpleNamespace(cuda="13.0")
+cuda = SimpleNamespace(is_available=lambda: False)
+backends = SimpleNamespace(cudnn=SimpleNamespace(is_available=lambda: False))
+distributed = SimpleNamespace(is_available=lambda: False)
+_C = SimpleNamespace(_cuda_getArchFlags=lambda: "sm_75 sm_90 compute_120")
+get_num_threads = lambda: 4
+
+def tell(number):
+    number._obj.value = 13010
+    return 0
+
+ctypes.CDLL = {"libcuda.so.1": SimpleNamespace(cuInit=lambda flags: 802, cuDriverGetVersion=tell)}.__getitem__
+"""
+
 
 def program(folder: Path, text: str) -> str:
     """A made-up interpreter."""
@@ -27,7 +45,19 @@ def test_torch_that_is_imported_elsewhere_says_what_it_is(tmp_path: Path, monkey
     assert loaded.torch == version("torch")
     assert (loaded.gloo, loaded.devices) == (True, 0) or loaded.cuda_available
     assert loaded.threads >= 1
+    # A build for CUDA has kernels, and starts CUDA only with a driver.
+    assert bool(loaded.architectures) == (loaded.cuda_built is not None)
+    assert (loaded.cuda_init == 0) == loaded.cuda_available
     assert "torch" not in sys.modules or sys.modules["torch"].__file__ != str(tmp_path / "torch.py")
+
+
+def test_cuda_itself_is_asked_whether_it_starts_and_how_new_it_is(tmp_path: Path) -> None:
+    """A made-up torch and libcuda, as no machine of a test has every error."""
+    (tmp_path / "torch.py").write_text(TORCH)
+    loaded = read_loaded(sys.executable, {**clean_environment(), "PYTHONPATH": str(tmp_path)})
+    assert isinstance(loaded, Loaded)
+    assert (loaded.cuda_init, loaded.driver_cuda) == (802, "13.1")
+    assert loaded.architectures == ("sm_75", "sm_90", "compute_120")
 
 
 def test_an_import_that_fails_is_told_in_its_last_words(tmp_path: Path) -> None:

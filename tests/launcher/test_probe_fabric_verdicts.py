@@ -36,7 +36,7 @@ def broken(name: str, fault: str, root: Path, files: dict[str, str]) -> ProbeRep
 def test_without_a_fabric_manager_cuda_does_not_start(
     tmp_path: Path, name: str, switches: int, files: dict[str, str]
 ) -> None:
-    report = broken(name, "no_fabric_manager", tmp_path, files)
+    report = broken(name, "no fabric manager", tmp_path, files)
     (verdict,) = [verdict for verdict in gpu_verdicts(report) if verdict.level == "red"]
     assert verdict.text == f"{switches} NVSwitches and no NVLink up: CUDA does not start (error 802)"
     assert verdict.fix == f"`systemctl enable --now nvidia-fabricmanager`, of version {report.driver}"
@@ -44,7 +44,7 @@ def test_without_a_fabric_manager_cuda_does_not_start(
 
 def test_a_fabric_manager_that_runs_in_vain_is_to_be_asked_why(tmp_path: Path) -> None:
     files = {**RUNNING, "var/lib/dpkg/status": DPKG.format("550.54.15")}
-    (verdict,) = gpu_verdicts(broken("dgx_h100", "no_fabric_manager", tmp_path, files))
+    (verdict,) = gpu_verdicts(broken("dgx_h100", "no fabric manager", tmp_path, files))
     assert verdict.text == "4 NVSwitches, the fabric manager runs, no NVLink is up: CUDA does not start (error 802)"
     assert verdict.fix == (
         "why: `journalctl -u nvidia-fabricmanager`; restart it, of version 550.90.07 (installed is 550.54.15)"
@@ -91,10 +91,10 @@ def test_no_fabric_is_missed_on_a_machine_that_is_well(tmp_path: Path, name: str
 
 def test_what_has_no_fabric_waits_for_none(tmp_path: Path) -> None:
     """One GPU in a virtual machine, GPUs in MIG mode, and Blackwell, whose switches are no devices of the driver."""
-    down = recorded_machine("dgx_h100", tmp_path / "h100", fault="no_fabric_manager").report()
+    down = recorded_machine("dgx_h100", tmp_path / "h100", fault="no fabric manager").report()
     guest = replace(down, topology=replace(down.topology, nvswitches=0, fabric_manager=None), gpus=down.gpus[:1])
     assert said(guest) == []
-    sliced = recorded_machine("dgx_a100", tmp_path / "a100", fault="no_fabric_manager").report()
+    sliced = recorded_machine("dgx_a100", tmp_path / "a100", fault="no fabric manager").report()
     assert not any("802" in text for text in said(_in_mig_mode(sliced)))
     whole = recorded_machine("dgx_h100", tmp_path / "b200").report()
     manager = FabricManager(running=True, version=None)

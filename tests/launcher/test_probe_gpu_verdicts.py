@@ -148,9 +148,7 @@ def test_one_gpu_without_its_links_is_told_beside_others_that_have_theirs(dgx: P
 
 
 def test_cards_of_efa_need_no_module_of_mellanox(dgx: ProbeReport) -> None:
-    cards = tuple(
-        replace(card, ports=tuple(replace(port, layer="Unspecified") for port in card.ports)) for card in dgx.rdma
-    )
+    cards = tuple(replace(card, kind="EFA") for card in dgx.rdma)
     assert gpu_verdicts(replace(dgx, rdma=cards, topology=replace(dgx.topology, peermem=False))) == []
 
 

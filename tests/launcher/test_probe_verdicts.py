@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from dsrun.launcher.probe import probe
+from dsrun.launcher.probe_deep import Loaded
+from dsrun.launcher.probe_gpu import Gpu
 from dsrun.launcher.probe_network import NetworkReport, RdmaDevice, RdmaPort
 from dsrun.launcher.probe_pci import PcieLink
 from dsrun.launcher.probe_report import ProbeReport
@@ -23,6 +25,15 @@ Max processes             100000               100000               processes
 Max open files            1048576              1048576              files
 Max locked memory         unlimited            unlimited            bytes
 """
+H100 = Gpu(
+    index=0,
+    uuid="GPU-1",
+    name="NVIDIA H100 80GB HBM3",
+    memory_total_bytes=80 * GIB,
+    memory_free_bytes=80 * GIB,
+    compute_capability="9.0",
+    usable=True,
+)
 Change = Callable[[ProbeReport], ProbeReport]
 
 
@@ -67,10 +78,23 @@ def cgroup(**values: Any) -> Change:
     return lambda report: replace(report, cgroup=replace(report.cgroup, **values))
 
 
-def versions(**values: Any) -> Change:
+def versions(*, gpus: tuple[Gpu, ...] = (), **values: Any) -> Change:
     return lambda report: replace(
-        report, versions=replace(report.versions, **values), driver_cuda="12.4", driver="550.1"
+        report,
+        versions=replace(report.versions, **values),
+        driver_cuda="12.4",
+        driver="550.1",
+        gpus=gpus,
+        gpus_usable=len(gpus),
     )
+
+
+def loaded(**values: Any) -> Change:
+    """What a torch said that was imported on a machine with one H100."""
+    told: dict[str, Any] = {"torch": "2.13.0+cu130", "cuda_built": "13.0", "cuda_available": True, "devices": 1}
+    told |= {"cudnn": None, "nccl": None, "gloo": True, "mpi": False, "threads": 4, "libraries": ()}
+    told |= {"architectures": ("sm_75", "sm_90"), "driver_cuda": "13.0", "cuda_init": 0, **values}
+    return lambda report: replace(report, gpus=(H100,), gpus_usable=1, loaded=Loaded(**told))
 
 
 def path(name: str, **values: Any) -> Change:
@@ -119,7 +143,13 @@ def card(name: str, state: str, layer: str = "InfiniBand", physical: str | None 
         gid=None,
     )
     found = RdmaDevice(
-        name=name, firmware=None, interface=f"net{name}", pci_address=None, numa_node=None, ports=(port,)
+        name=name,
+        kind="InfiniBand" if layer == "InfiniBand" else "RoCE",
+        firmware=None,
+        interface=f"net{name}",
+        pci_address=None,
+        numa_node=None,
+        ports=(port,),
     )
     return lambda report: replace(report, rdma=(*report.rdma, found))
 
@@ -137,7 +167,24 @@ def both(*changes: Change) -> Change:
     ("change", "said"),
     [
         (versions(torch=None, cuda=None), "amber versions.torch: torch is not installed beside Python at"),
-        (versions(cuda="13.0"), "red versions.cuda: torch is built for CUDA 13.0, and driver 550.1 runs up to 12.4"),
+        (
+            versions(cuda="13.0", gpus=(H100,)),
+            "red versions.cuda: torch is built for CUDA 13.0, driver 550.1 runs up to 12.4",
+        ),
+        (
+            versions(cuda="13.0", libcuda="580.65.06", gpus=(H100,)),
+            "note versions.cuda: torch is built for CUDA 13.0, libcuda 580.65.06 runs it on driver 550.1 (forward",
+        ),
+        (
+            loaded(cuda_init=802, cuda_available=False, devices=0),
+            "red loaded.cuda_init: CUDA does not start: error 802, system not yet initialized",
+        ),
+        (loaded(cuda_init=46), "red loaded.cuda_init: CUDA does not start: error 46"),
+        (
+            loaded(architectures=("sm_100", "sm_120")),
+            "red gpus.0.compute_capability: torch 2.13.0+cu130 has no kernels for NVIDIA H100 80GB HBM3 (sm 9.0): it "
+            "has sm_100, sm_120",
+        ),
         (
             both(limits(memlock_bytes=65536), card("mlx5_0", "ACTIVE")),
             "red host.limits.memlock_bytes: memlock 64.0 KiB: RDMA will fail",
@@ -193,7 +240,10 @@ def test_what_is_wrong_is_said_with_its_path_and_a_way_out(well: ProbeReport, ch
     [
         limits(memlock_bytes=65536),
         limits(nofile=None, nproc=None),
-        versions(cuda="12.8"),
+        versions(cuda="12.8", gpus=(H100,)),
+        loaded(),
+        loaded(architectures=("sm_80", "compute_80")),
+        loaded(architectures=(), cuda_init=None),
         versions(cuda=None),
         cgroup(memory_limit_bytes=40 * GIB),
         memory(swap_total_bytes=8 * GIB, swap_free_bytes=int(7.5 * GIB)),
