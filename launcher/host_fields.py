@@ -68,12 +68,13 @@ class Fault:
     hint: str
 
 
-def build_hosts(entry: Entry, *, source: str) -> tuple[list[HostSpec], list[Fault]]:
+def build_hosts(entry: Entry, *, source: str, slots: int | None = None) -> tuple[list[HostSpec], list[Fault]]:
     """Returns the hosts that an entry describes, none if anything is wrong with it, and what that is.
 
     Args:
         entry: the words and their places.
         source: file and line for `HostSpec.source`.
+        slots: of a host that names none; None refuses it.
     """
     said = _Said()
     faults: list[Fault] = []
@@ -82,14 +83,14 @@ def build_hosts(entry: Entry, *, source: str) -> tuple[list[HostSpec], list[Faul
         if (fault := _read_field(field, said)) is not None:
             faults.append(fault)
     if not faults and not entry.broken:
-        faults += _contradictions(said, names=len(names), end_at=entry.end_at)
+        faults += _contradictions(said, names=len(names), end_at=entry.end_at, has_slots=slots is not None)
     if faults or entry.broken:
         return [], faults
     gpus = said.gpus
     return [
         HostSpec(
             name=name,
-            slots=said.slots or len(gpus or ()),
+            slots=said.slots or len(gpus or ()) or slots or 0,
             source=source,
             port=said.port,
             user=said.user,
@@ -255,10 +256,10 @@ def _unknown_key(key: str) -> tuple[str, str]:
     return message, "keys are " + ", ".join(f"`{known}`" for known in KEYS[:-1]) + " and `env.NAME`"
 
 
-def _contradictions(said: _Said, *, names: int, end_at: Place) -> Iterator[Fault]:
+def _contradictions(said: _Said, *, names: int, end_at: Place, has_slots: bool) -> Iterator[Fault]:
     """Finds what is right word by word and wrong together."""
-    if said.slots is None and said.gpus is None:
-        yield Fault(end_at, "the host has no `slots=N`", _SLOTS)
+    if said.slots is None and said.gpus is None and not has_slots:
+        yield Fault(end_at, "the host has no `slots=N`", f"{_SLOTS}; `dsrun -n N` gives N to each host that says none")
     if said.slots is not None and said.gpus is not None and said.slots != len(said.gpus):
         yield Fault(
             said.places["slots"],

@@ -2,20 +2,26 @@
 
 Every line that DeepSpeed reads without dropping a part of it means the same here; docs/guides/hostfiles.md has the
 grammar. Everything wrong is reported at once, as file:line:column with the line and a caret under it.
+
+[Note: a line a slot] The node files of PBS, OAR and `mpirun -machinefile` name a host on a line of its own for each of
+its slots, and say nothing else. So where all lines are names alone and one stands there twice, lines are counted. Where
+each stands there once, it may as well be a hostfile without its slots: `-n N` has to say.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
 from dsrun.errors import HostfileError, Problem
 
 from .excerpts import Place, listed, point_at
-from .host_fields import Entry, Fault, build_hosts
-from .host_patterns import MAX_HOSTS, name_key
+from .host_fields import Entry, Fault, Field, build_hosts
+from .host_patterns import MAX_HOSTS, name_key, split_slots
 from .hostfile_forms import find_form, read_tree
 from .hostfile_lines import read_line
 from .hosts import MAX_SLOTS as MAX_SLOTS
@@ -32,11 +38,12 @@ _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-
 _EXAMPLE = "a line reads `worker-0 slots=4`"
 
 
-def read_hostfile(path: Path, *, stdin: BinaryIO | None = None) -> tuple[HostSpec, ...]:
+def read_hostfile(path: Path, *, slots: int | None = None, stdin: BinaryIO | None = None) -> tuple[HostSpec, ...]:
     """Reads and parses a hostfile.
 
     Args:
         path: the file as the user named it; messages name it the same way. `-` is the standard input.
+        slots: of hosts that name none; None refuses them.
         stdin: what to read for `-`; None means this process's own.
 
     Returns:
@@ -59,7 +66,7 @@ def read_hostfile(path: Path, *, stdin: BinaryIO | None = None) -> tuple[HostSpe
         raise HostfileError(
             f"{name} has more than {_MAX_BYTES >> 20} MiB; no hostfile does", hint="is it another file?"
         )
-    return parse_hostfile(_decode(data, name), name=name)
+    return parse_hostfile(_decode(data, name), name=name, slots=slots)
 
 
 def _read_file(path: Path) -> bytes:
@@ -93,12 +100,13 @@ def _decode(data: bytes, name: str) -> str:
         ) from error
 
 
-def parse_hostfile(text: str, *, name: str) -> tuple[HostSpec, ...]:
+def parse_hostfile(text: str, *, name: str, slots: int | None = None) -> tuple[HostSpec, ...]:
     """Parses the text of a hostfile.
 
     Args:
         text: the whole file; lines may end in LF, CRLF or CR.
         name: what messages call the file; `.json`, `.yaml` and `.yml` decide its form, others leave that to the text.
+        slots: of hosts that name none; None refuses them.
 
     Returns:
         the hosts in the order of the file; never empty.
@@ -111,13 +119,14 @@ def parse_hostfile(text: str, *, name: str) -> tuple[HostSpec, ...]:
     form = find_form(text, name=name)
     if form == "lines":
         entries, faults = _read_lines(lines)
+        entries = _with_counted_slots(entries)
     elif faults := _forbidden(lines):
         entries = []
     elif text.strip():
         entries, faults = read_tree(text, name=name, form=form)
     else:
         entries = []
-    hosts = _gather(entries, faults, name)
+    hosts = _gather(entries, faults, name, slots=slots)
     if not hosts and not faults:
         raise HostfileError(f"{name}: the hostfile names no host", hint=_EXAMPLE)
     if faults:
@@ -155,14 +164,29 @@ def _forbidden(lines: list[str], first: int = 1) -> list[Fault]:
     return found
 
 
-def _gather(entries: list[Entry], faults: list[Fault], name: str) -> tuple[HostSpec, ...]:
+def _with_counted_slots(entries: list[Entry]) -> list[Entry]:
+    """Makes one entry of all lines of a host, where lines are slots; see [Note: a line a slot]."""
+    if any(entry.fields or entry.broken or split_slots(entry.host)[1] is not None for entry in entries):
+        return entries
+    counts = Counter(name_key(entry.host) for entry in entries)
+    if len(counts) == len(entries):
+        return entries
+    first = {name_key(entry.host): entry for entry in reversed(entries)}
+    return [
+        replace(entry, fields=(Field("slots", str(counts[key]), entry.host_at, entry.host_at),))
+        for entry in entries
+        if first[key := name_key(entry.host)] is entry
+    ]
+
+
+def _gather(entries: list[Entry], faults: list[Fault], name: str, *, slots: int | None) -> tuple[HostSpec, ...]:
     """Builds the hosts of all entries in order; adds to `faults` what is wrong."""
     hosts: list[HostSpec] = []
     lines: dict[str, int] = {}
     for entry in entries:
         if len(faults) >= _MOST_PROBLEMS:
             break
-        built, wrong = build_hosts(entry, source=f"{name}:{entry.host_at.line}")
+        built, wrong = build_hosts(entry, source=f"{name}:{entry.host_at.line}", slots=slots)
         faults += wrong
         keys = [name_key(host.name) for host in built]
         again = [(host.name, lines[key]) for host, key in zip(built, keys, strict=True) if key in lines]

@@ -29,6 +29,46 @@ def test_lines_keep_their_order_and_know_where_they_stood() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("text", "slots"),
+    [
+        ("n1\nn1\nn2\nn2\n", {"n1": 2, "n2": 2}),
+        # In any order, with hosts that have one slot, and as other spellings of one name.
+        ("n1.lab\nn2.lab\nN1.lab\nn3.lab\n", {"n1.lab": 2, "n2.lab": 1, "n3.lab": 1}),
+        ("# PBS\n\n10.0.0.1\n10.0.0.1 # the same\n", {"10.0.0.1": 2}),
+        ("[fd00::4]\n[fd00::4]\n", {"[fd00::4]": 2}),
+    ],
+)
+def test_where_all_lines_are_names_alone_a_host_has_a_slot_for_each_of_its_lines(
+    text: str, slots: dict[str, int]
+) -> None:
+    hosts = parse_hostfile(text, name="hosts")
+    assert {host.name: host.slots for host in hosts} == slots
+    # What was counted is there: `-n` may not ask for more.
+    assert parse_hostfile(text, name="hosts", slots=9) == hosts
+
+
+def test_hosts_without_slots_have_those_that_the_user_names() -> None:
+    hosts = parse_hostfile("n1\nn2 port=2222\nn3 slots=2\nn4 gpus=0,2\n", name="hosts", slots=8)
+    assert [host.slots for host in hosts] == [8, 8, 2, 2]
+    assert [host.slots for host in parse_hostfile('{"n1": null}', name="hosts", slots=4)] == [4]
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("n1\nn2\n", ["hosts:1:3: the host has no `slots=N`", "hosts:2:3: the host has no `slots=N`"]),
+        # Lines that say more are not counted: which of them is meant?
+        ("n1\nn1 port=22\n", ["hosts:1:3: the host has no `slots=N`", "hosts:2:11: the host has no `slots=N`"]),
+        ("n1:2\nn1\n", ["hosts:2:3: the host has no `slots=N`"]),
+        ("ada@n1\nn1\nn1\n", ["hosts:2:1: host `n1` stands on line 1 already"]),
+        ("n1\n" * 4097, ["hosts:1:1: `slots` is 4097; expected 1 to 4096"]),
+    ],
+)
+def test_lines_are_counted_only_where_they_can_mean_nothing_else(text: str, messages: list[str]) -> None:
+    assert problems(text) == messages
+
+
 def test_a_problem_shows_the_line_and_the_way_out() -> None:
     with pytest.raises(HostfileError) as caught:
         parse_hostfile("a slots=4\nb slots=4 prot=2222\n", name="hosts")

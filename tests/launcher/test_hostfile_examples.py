@@ -44,6 +44,7 @@ HOSTS: dict[str, list[tuple[str, int, str]]] = {
         ("worker-3", 4, "fd00::13"),
     ],
     "mpi": [(f"worker-{n}", slots, f"worker-{n}") for n, slots in enumerate((4, 4, 8, 8))],
+    "a-line-a-slot": [("x1001", 4, "x1001"), ("x1002", 4, "x1002")],
     "hosts.json": [("worker-0", 8, "10.1.0.10"), ("worker-1", 8, "10.1.0.11"), ("lab-1", 3, "lab-1")],
     "hosts.yaml": [
         ("worker-0", 8, "worker-0"),
