@@ -14,22 +14,34 @@ from .tally import Outcome
 
 #: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
 SCHEMA_VERSION = 1
+#: Hosts that the first line names.
+_MOST_NAMES = 4
 
 
-def opening(plan: LaunchPlan, *, devices: str) -> str:
+def opening(plan: LaunchPlan, *, devices: str, source: str = "") -> str:
     """Returns the line with which a job begins.
 
     Args:
         plan: the launch.
         devices: what it trains on, for the eye; empty where that is not known here.
+        source: whose hosts they are, `PBS job 123`; empty where the user named them, or it is this machine.
     """
     count = len(plan.ranks)
     ranks = f"{count} rank{'s' if count > 1 else ''}"
     if plan.outside is not None:
         ranks += f" of {plan.world_size} (node {plan.outside.node_rank} of {plan.outside.node_count})"
     hosts = plan.nodes[0].host.name if len(plan.nodes) == 1 else f"{len(plan.nodes)} hosts"
+    if source:
+        hosts += f" of {source}{'' if len(plan.nodes) == 1 else _names(plan)}"
     parts = [f"{ranks} on {hosts}", devices, plan.program.target, f"logs in {short(plan.run_dir)}"]
     return f"job {plan.job_id}: {', '.join(part for part in parts if part)}"
+
+
+def _names(plan: LaunchPlan) -> str:
+    """Names the hosts of a scheduler's job, which the user has not, as far as a line of output has room."""
+    names = [node.host.name for node in plan.nodes]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f" ({', '.join(names[:_MOST_NAMES])}{more})"
 
 
 def closing(value: dict[str, Any]) -> str:

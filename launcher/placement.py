@@ -1,6 +1,7 @@
-"""Where a job's ranks go: hostfile, Slurm job or this machine -> hosts, which of them are this one, and the way there.
+"""Where a job's ranks go: hostfile, scheduler's job or this machine -> hosts, those that are this one, the way there.
 
-Reads the hostfile and the environment, contacts nobody. Which slots are taken stands in selection.
+Reads the hostfile, the environment and the list of a scheduler, contacts nobody. Which slots are taken stands in
+selection.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dsrun.errors import HostfileError, Problem, UsageError
 from .hostfile import read_hostfile
 from .hosts import Allocation, HostSpec
 from .scheduler import slurm
+from .scheduler.registry import SchedulerJob, find_job
 from .selection import is_local, select, select_local
 from .transport.choice import TransportName
 
@@ -47,7 +49,7 @@ class HostRequest:
     """What the user said about hosts.
 
     Attributes:
-        hostfile: None means those of the Slurm job around this process, or this machine.
+        hostfile: None means those of the scheduler's job around this process, or this machine.
         include: filter of what to take.
         exclude: filter of what to leave.
         nodes: take the first so many hosts.
@@ -76,12 +78,16 @@ class Placement:
         local_hosts: names of those that are this machine, whose ranks are started without a connection.
         transport: the way to the others; `local` where there are none.
         static: set where others start the ranks of further hosts, which the allocation has not.
+        source: whose hosts they are, `PBS job 123`; empty where the user named them, or it is this machine.
+        remarks: what users have to know of the choice.
     """
 
     allocation: Allocation
     local_hosts: frozenset[str]
     transport: TransportName
     static: StaticNode | None = None
+    source: str = ""
+    remarks: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -105,7 +111,7 @@ def place(
 
     Args:
         request: what was asked for.
-        environ: where a Slurm job shows.
+        environ: where a scheduler's job shows.
         local_names: what this machine is called beside `localhost` and its kin, in lower case.
         device_count: asks for the GPUs of this machine; called only where they say how many ranks there are.
 
@@ -118,28 +124,60 @@ def place(
             "`--transport srun` needs a Slurm job, and this process runs in none",
             hint="`salloc` or `sbatch` makes one; `--transport ssh` needs none",
         )
-    usual: TransportName
     if request.static is not None:
         return replace(_here(replace(request, nodes=None), device_count()), static=request.static)
     if request.hostfile is not None:
-        hosts, usual = read_hostfile(Path(request.hostfile)), "ssh"
-    elif allocated := slurm.read_allocation(environ):
-        hosts, usual = _resized(allocated, request.ranks_per_host), "srun"
-    else:
+        slots = request.ranks_per_host
+        hosts = read_hostfile(Path(request.hostfile), slots=slots if slots and slots > 0 else None)
+        return _placed(_select(hosts, request), request, usual="ssh", local_names=frozenset(local_names))
+    job = find_job(environ, local_names=local_names)
+    if job is None:
         return _here(request, device_count())
-    allocation = select(
+    if not job.hosts:
+        return replace(_here(request, device_count()), remarks=() if job.remark is None else (job.remark,))
+    return _in_job(job, request, environ=environ, local_names=local_names, device_count=device_count)
+
+
+def _in_job(
+    job: SchedulerJob,
+    request: HostRequest,
+    *,
+    environ: Mapping[str, str],
+    local_names: Collection[str],
+    device_count: Callable[[], int],
+) -> Placement:
+    """Takes the hosts of a scheduler's job, with `-n` or the GPUs of a host for the slots of each."""
+    hosts, remarks = job.hosts, [] if job.remark is None else [job.remark]
+    names = frozenset({*local_names, *(() if job.here is None else (job.here.lower(),))})
+    if request.ranks_per_host is not None:
+        # What a scheduler itself says is a guess where it counts no GPUs.
+        hosts = _with_slots(hosts, request.ranks_per_host)
+    elif not job.counts_gpus and job.here is not None and (count := device_count()):
+        hosts = _with_slots(hosts, count)
+        visible = environ.get("CUDA_VISIBLE_DEVICES", "")
+        if visible and visible != ",".join(map(str, range(count))):
+            remarks.append(
+                f"{job.name} names its GPUs on this host alone (CUDA_VISIBLE_DEVICES={visible[:80]}): ranks of the "
+                f"other hosts take the first {count} that they see there; `-H FILE` with `gpus=` chooses others"
+            )
+    elif not job.counts_gpus and job.here is None:
+        remarks.append(f"{job.name} does not say how many GPUs a host has: a rank takes each slot; `-n N` gives each N")
+    placed = _placed(_select(hosts, request), request, usual=job.way, local_names=names)
+    return replace(placed, source=job.name, remarks=tuple(remarks))
+
+
+def _select(hosts: tuple[HostSpec, ...], request: HostRequest) -> Allocation:
+    return select(
         hosts,
         include=request.include,
         exclude=request.exclude,
         nodes=request.nodes,
         ranks_per_host=request.ranks_per_host,
     )
-    return _placed(allocation, request, usual=usual, local_names=frozenset(local_names))
 
 
-def _resized(hosts: tuple[HostSpec, ...], ranks_per_host: int | None) -> tuple[HostSpec, ...]:
-    """Takes `-n` for the slots of each host of a Slurm job: what Slurm itself says is a guess where there is no GPU."""
-    return hosts if ranks_per_host is None else tuple(replace(host, slots=ranks_per_host) for host in hosts)
+def _with_slots(hosts: tuple[HostSpec, ...], slots: int) -> tuple[HostSpec, ...]:
+    return tuple(replace(host, slots=slots) for host in hosts)
 
 
 def _here(request: HostRequest, device_count: int) -> Placement:

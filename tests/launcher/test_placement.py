@@ -88,6 +88,15 @@ def test_filters_and_counts_choose_among_the_hosts(tmp_path: Path) -> None:
         placed(tmp_path, "w[1-3] slots=2\n", ranks_per_host=3)
 
 
+def test_hosts_of_a_file_without_slots_take_the_number_of_ranks_that_was_asked_for(tmp_path: Path) -> None:
+    assert placed(tmp_path, "w1\nw2\n", ranks_per_host=4).allocation.world_size == 8
+    assert placed(tmp_path, "w1\nw1\nw2\nw2\n").allocation.world_size == 4
+    with pytest.raises(HostfileError, match="host `w1` has 2 slots"):
+        placed(tmp_path, "w1\nw1\nw2\nw2\n", ranks_per_host=4)
+    with pytest.raises(HostfileError, match="`-n 0`: expected 1 or more"):
+        placed(tmp_path, "w1 slots=1\n", ranks_per_host=0)
+
+
 def test_inside_a_slurm_job_its_hosts_are_taken_and_reached_with_srun() -> None:
     found = in_slurm(SLURM)
     assert (names(found.remote_hosts), found.transport, found.allocation.world_size) == (["n1", "n2"], "srun", 8)
