@@ -140,6 +140,7 @@ def resolve(
             *gpu_warnings(gpus),
             *_idle_warnings(program, gpus),
             *_unused_warnings(request, placement),
+            *(f"warning: {remark}" for remark in placement.remarks),
         ),
     )
     # Refused now if it must be.
