@@ -6,8 +6,13 @@ overtake one for eight, which would else wait for ever; jobs that are held to di
 other. Jobs started without `--queue` take what is free at once and look at no ticket: who starts them sits in front of
 them. Slots are as many as there are usable cores; they are counted for jobs on the CPU only.
 
-Leases and tickets are files of one user on one host, see `leases`. GPUs in use by others are seen through the
+Leases and tickets are files of one user on one machine, see `leases`. GPUs in use by others are seen through the
 driver. Other hosts' devices are not leased.
+
+[Note: one machine] Containers of one machine have host names of their own, and often one home. Their folder is called
+by the boot, which is the machine's in all of them and no other's; a lease is called by the GPU's UUID. Slots are
+counted by each container for itself, for it may have a quota of its own of the same CPUs. Folders were called by the
+host's name before: GPUs that jobs hold there count, too.
 """
 
 from __future__ import annotations
@@ -22,11 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, UsageError
+from dsrun.units import format_bytes
 
-from .devices import Demand, Device, Held, driver_open, held_devices, read_devices, take_devices
+from .devices import UNSEEN_BYTES, Demand, Device, Held, driver_open, held_devices, read_devices, take_devices
 from .job_folder import jobs_folder
-from .leases import Claim, ClaimFolder, safe_name
-from .probe_machine import count_usable_cores
+from .leases import Claim, ClaimFolder, remove_idle, safe_name
+from .probe_machine import count_usable_cores, read_text
 
 _SLOT = "slot"
 #: Between two looks of a waiting job.
@@ -82,22 +88,36 @@ def hold_devices(
         else:
             try:
                 leases, tickets = (ClaimFolder(folder) for folder in claim_folders(environ))
+                for folder in claim_folders(environ):
+                    remove_idle(folder.parent, keep=folder.name)
                 stack.callback(leases.drop_all)
                 stack.callback(tickets.drop_all)
                 turn = _Turn(demand, environ, leases, tickets, job_id=job_id, share=share, load_nvml=load_nvml)
                 if queue:
                     held = turn.wait(priority, note=note, keep_waiting=keep_waiting, look_every_s=look_every_s)
                 else:
-                    held = turn.take_now()
+                    held = turn.take_now(note)
             except OSError as error:
                 held = _unleased(error, queue=queue, note=note)
         yield held
 
 
-def claim_folders(environ: Mapping[str, str]) -> tuple[Path, Path]:
-    """Returns the folders of leases and tickets: of this host, as a home may be shared by several."""
-    state, host = jobs_folder(environ).parent, safe_name(socket.gethostname())
-    return state / "leases" / host, state / "queue" / host
+def claim_folders(environ: Mapping[str, str], *, boot: str | None = None) -> tuple[Path, Path]:
+    """Returns the folders of leases and tickets: of this machine, as a home may be shared by several.
+
+    Args:
+        environ: XDG_STATE_HOME is where they are.
+        boot: what the kernel calls this boot; it is asked if None. See [Note: one machine].
+    """
+    state = jobs_folder(environ).parent
+    name = safe_name(boot or (read_text(Path("/proc/sys/kernel/random/boot_id")) or "").strip() or socket.gethostname())
+    return state / "leases" / name, state / "queue" / name
+
+
+def older_leases(environ: Mapping[str, str]) -> ClaimFolder | None:
+    """Returns the leases of jobs of an earlier version; None where it left no folder. See [Note: one machine]."""
+    path = jobs_folder(environ).parent / "leases" / safe_name(socket.gethostname())
+    return ClaimFolder(path) if path.is_dir() and path != claim_folders(environ)[0] else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +129,14 @@ class _Offer:
         held: what the ranks see with them.
         obstacles: who holds what it lacks -> labels of these.
         names: everything it may choose from.
+        desktops: what to say of desktops on what is taken.
     """
 
     taken: tuple[str, ...]
     held: Held
     obstacles: dict[str, list[str]]
     names: tuple[str, ...]
+    desktops: tuple[str, ...] = ()
 
 
 class _Turn:
@@ -138,8 +160,9 @@ class _Turn:
         self._job_id = job_id
         self._share = share
         self._load_nvml = load_nvml
+        self._older = older_leases(environ)
 
-    def take_now(self) -> Held:
+    def take_now(self, note: Callable[[str], None]) -> Held:
         """Takes what is free, or says why that is too little."""
         devices = self._read_devices()
         with self._leases.deciding():
@@ -147,6 +170,8 @@ class _Turn:
             self._lease(offer)
         if self._demand.gpus and not offer.taken:
             raise _refusal(self._demand, offer)
+        for text in offer.desktops:
+            note(text)
         return offer.held
 
     def wait(
@@ -174,6 +199,8 @@ class _Turn:
                 if offer.taken and not ahead:
                     self._lease(offer)
                     self._tickets.drop_all()
+                    for text in offer.desktops:
+                        note(text)
                     return offer.held
             text = _waiting_text(self._demand, offer.obstacles, ahead)
             if text != said:
@@ -193,7 +220,8 @@ class _Turn:
         return devices
 
     def _offer(self, devices: Sequence[Device], *, partly: bool) -> _Offer:
-        leased = _holders(self._leases.others(clean=True))
+        older = [] if self._older is None else self._older.others()
+        leased = _holders([*self._leases.others(clean=True), *older])
         if not self._demand.gpus:
             return _offer_slots(self._demand.ranks, leased, partly=partly)
         chosen = self._demand.chosen
@@ -204,6 +232,11 @@ class _Turn:
             held=held_devices(taken, devices, ranks=self._demand.ranks),
             obstacles=obstacles,
             names=tuple(device.name for device in eligible),
+            desktops=tuple(
+                f"{device.label} draws a desktop too, which has {format_bytes(device.desktop_bytes)} of its memory"
+                for device in taken
+                if device.desktop_bytes > UNSEEN_BYTES
+            ),
         )
 
     def _lease(self, offer: _Offer) -> None:
@@ -223,7 +256,10 @@ class _Turn:
 
 def _offer_slots(ranks: int, leased: Mapping[str, str], *, partly: bool) -> _Offer:
     """Slots for a job on the CPU: one a rank; a job that queues waits for all it needs, at most all there are."""
-    names = tuple(f"{_SLOT}-{number}" for number in range(count_usable_cores()))
+    # By CPU: jobs of a scheduler, each with cores of its own, do not stand in each other's way.
+    cpus = sorted(os.sched_getaffinity(0))[: count_usable_cores()]
+    labels = {f"{_SLOT}-{cpu}@{socket.gethostname()}": f"{_SLOT}-{cpu}" for cpu in cpus}
+    names = tuple(labels)
     free = [name for name in names if name not in leased]
     taken = free[:ranks]
     if not partly and len(taken) < min(ranks, len(names)):
@@ -231,8 +267,9 @@ def _offer_slots(ranks: int, leased: Mapping[str, str], *, partly: bool) -> _Off
     obstacles: dict[str, list[str]] = {}
     for name in names:
         if name in leased:
-            obstacles.setdefault(leased[name], []).append(name)
-    return _Offer(taken=tuple(taken), held=Held(labels=tuple(taken)), obstacles=obstacles, names=names)
+            obstacles.setdefault(leased[name], []).append(labels[name])
+    held = Held(labels=tuple(labels[name] for name in taken))
+    return _Offer(taken=tuple(taken), held=held, obstacles=obstacles, names=names)
 
 
 def _holders(claims: Sequence[Claim]) -> dict[str, str]:

@@ -26,6 +26,7 @@ from typing import Any
 
 _DECISION_FILE = ".deciding"
 _LOOK_AGAIN_S = 0.02
+_IDLE_S = 30 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,23 @@ class ClaimFolder:
 def safe_name(name: str) -> str:
     """Returns the name of the file for a claim: letters, digits and `-_.~` as they are."""
     return re.sub(r"[^\w.~-]", "_", name, flags=re.ASCII).lstrip(".") or "_"
+
+
+def remove_idle(parent: Path, *, keep: str, now_s: float | None = None) -> None:
+    """Removes folders of claims in which nothing was claimed or dropped for a month, as each boot has one of its own.
+
+    Args:
+        parent: what they are in.
+        keep: name of one that stays.
+        now_s: time of the files' clock; the present if None.
+    """
+    before_s = (time.time() if now_s is None else now_s) - _IDLE_S
+    for path in parent.iterdir():
+        # No folder, or gone meanwhile: another dsrun may do the same.
+        with contextlib.suppress(OSError):
+            if path.name != keep and path.stat().st_mtime < before_s and os.listdir(path) == [_DECISION_FILE]:
+                (path / _DECISION_FILE).unlink()
+                path.rmdir()
 
 
 def _content_if_locked(path: Path) -> dict[str, Any] | None:

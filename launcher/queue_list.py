@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .job_queue import claim_folders, place, together, whole
+from .job_queue import claim_folders, older_leases, place, together, whole
 from .leases import Claim, ClaimFolder
 
 
@@ -35,12 +35,14 @@ class Entry:
 
 
 def list_queue(environ: Mapping[str, str]) -> list[Entry]:
-    """Returns the jobs of this user on this host: those that hold devices, then those that wait, the next first.
+    """Returns the jobs of this user on this machine: those that hold devices, then those that wait, the next first.
 
     Args:
         environ: XDG_STATE_HOME is where leases and tickets are.
     """
     leases, tickets = ((ClaimFolder(path).others() if path.is_dir() else []) for path in claim_folders(environ))
+    older = older_leases(environ)
+    leases += [] if older is None else older.others()
     by_job: dict[str, list[Claim]] = {}
     for lease in leases:
         by_job.setdefault(str(lease.content.get("job_id", "?")), []).append(lease)

@@ -3,11 +3,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from dsrun.errors import DsrunError
 from dsrun.launcher.devices import Device, Held, held_devices, own_line, read_devices, take_devices, user_of_process
+from support.machines import recorded_machine
 from support.nvml import GIB, MIB, NVMLError, Part, box, made_up_nvml
 
 
@@ -82,6 +84,18 @@ def test_page_cache_in_the_memory_of_a_gpu_that_is_a_numa_node_is_no_user() -> N
     assert device.used_by == ()
     (busy,) = read(replace(gh200, processes=[(4242, 9 * GIB)]))
     assert busy.used_by == ("pid 4242 of user bob",)
+
+
+def test_no_gpu_of_a_recorded_machine_without_jobs_is_busy(tmp_path: Path) -> None:
+    gh200 = recorded_machine("gh200", tmp_path / "gh200").load_nvml
+    desktop = recorded_machine("desktop", tmp_path / "desktop").load_nvml
+    cut = recorded_machine("a100_mig", tmp_path / "a100_mig").load_nvml
+    assert [device.used_by for device in read_devices({}, load_nvml=gh200)] == [()]
+    assert [device.used_by for device in read_devices({}, load_nvml=desktop)] == [(), ()]
+    assert [device.label for device in read_devices({}, load_nvml=cut)] == [
+        *(f"slice {number} of GPU 0" for number in range(7)),
+        "GPU 2",
+    ]
 
 
 @pytest.mark.parametrize("fault", ["GpuIsLost", "NoPermission"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,10 @@ import pytest
 from dsrun.errors import DsrunError, UsageError
 from dsrun.launcher.devices import Demand, Held
 from dsrun.launcher.job_queue import claim_folders, hold_devices
+from dsrun.launcher.leases import ClaimFolder
 from dsrun.launcher.probe_machine import count_usable_cores
+from dsrun.launcher.queue_list import list_queue
+from support.machines import recorded_machine
 from support.nvml import GIB, Part, box, made_up_nvml
 
 TWO = Demand(ranks=2, gpus=2)
@@ -68,6 +72,47 @@ def labels(held: Held | None) -> tuple[str, ...]:
     return held.labels
 
 
+# one machine
+
+
+def test_containers_of_one_machine_hold_what_the_other_sees(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "pod-a")
+    with machine.job("a", TWO):
+        monkeypatch.setattr("socket.gethostname", lambda: "pod-b")
+        with machine.job("b", ONE) as b:
+            assert labels(b) == ("GPU 2",)
+        with pytest.raises(UsageError, match=r"GPUs 0, 1 are held by job a"):
+            machine.job("c", Demand(ranks=3, gpus=3)).__enter__()
+
+
+def test_containers_count_their_slots_for_themselves(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Demand(ranks=count_usable_cores(), gpus=0)
+    monkeypatch.setattr("socket.gethostname", lambda: "pod-a")
+    with machine.job("a", whole) as a:
+        with machine.job("b", whole) as b:
+            assert (len(labels(a)), labels(b)) == (whole.ranks, ())
+        monkeypatch.setattr("socket.gethostname", lambda: "pod-b")
+        with machine.job("c", whole) as c:
+            assert labels(c) == labels(a)
+
+
+def test_machines_that_share_a_home_do_not_share_leases(machine: Machine) -> None:
+    here, there = (claim_folders(machine.environ, boot=boot) for boot in ("one", "another"))
+    assert set(here).isdisjoint(there)
+
+
+def test_jobs_of_an_earlier_version_keep_their_gpus(machine: Machine) -> None:
+    older = ClaimFolder(claim_folders(machine.environ, boot=socket.gethostname())[0])
+    with older.deciding():
+        older.claim("GPU-0.old", {"job_id": "old", "pid": 7, "device": "GPU-0", "label": "GPU 0", "since_s": 1.0})
+    try:
+        with machine.job("a", ONE) as a:
+            assert labels(a) == ("GPU 1",)
+            assert {entry.job_id for entry in list_queue(machine.environ)} == {"old", "a"}
+    finally:
+        older.drop_all()
+
+
 # without the queue
 
 
@@ -95,6 +140,24 @@ def test_gpus_in_use_by_others_are_not_taken(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"1 GPU is asked for and none is free: GPU 0 is held by pid 4000000"):
         machine.job("a", ONE).__enter__()
     assert machine.files() == []
+
+
+def test_a_desktop_with_much_of_a_gpu_is_said_and_stops_nothing(tmp_path: Path) -> None:
+    driver = recorded_machine("desktop", tmp_path / "root").load_nvml
+    said: list[str] = []
+    with hold_devices(
+        TWO,
+        environ={"XDG_STATE_HOME": str(tmp_path)},
+        queue=False,
+        priority=0,
+        share=False,
+        job_id="a",
+        note=said.append,
+        keep_waiting=lambda: False,
+        load_nvml=driver,
+    ) as held:
+        assert labels(held) == ("GPU 0", "GPU 1")
+    assert said == ["GPU 0 draws a desktop too, which has 2.3 GiB of its memory"]
 
 
 def test_jobs_that_share_run_on_what_is_held(machine: Machine) -> None:
@@ -206,6 +269,7 @@ import os, sys
 from pathlib import Path
 from dsrun.launcher.devices import Demand
 from dsrun.launcher.job_queue import hold_devices
+from support.machines import recorded_machine
 from support.nvml import box, made_up_nvml
 name, gpus, priority, book = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
 with hold_devices(Demand(ranks=gpus, gpus=gpus), environ=os.environ, queue=True, priority=priority, share=False,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.leases import Claim, ClaimFolder, safe_name
+from dsrun.launcher.leases import Claim, ClaimFolder, remove_idle, safe_name
 
 HOLD = """
 import sys
@@ -116,3 +116,19 @@ def test_a_decision_that_another_does_not_finish_is_not_waited_for_for_ever(tmp_
 )
 def test_a_name_is_a_file_of_the_folder(name: str, file: str) -> None:
     assert safe_name(name) == file
+
+
+def test_folders_in_which_nothing_happened_for_a_month_go(tmp_path: Path) -> None:
+    month_s = 31 * 24 * 3600.0
+    for name in ("old", "own", "held", "other"):
+        folder = ClaimFolder(tmp_path / name)
+        if name == "other":
+            continue
+        with folder.deciding():
+            pass
+    (tmp_path / "held" / "GPU-0.job").touch()
+    (tmp_path / "file").touch()
+    remove_idle(tmp_path, keep="own")
+    assert {path.name for path in tmp_path.iterdir()} == {"old", "own", "held", "other", "file"}
+    remove_idle(tmp_path, keep="own", now_s=(tmp_path / "old").stat().st_mtime + month_s)
+    assert {path.name for path in tmp_path.iterdir()} == {"own", "held", "other", "file"}
