@@ -14,6 +14,8 @@ import torch
 
 from dsrun.errors import InputError
 
+from .hardware import has_gpu
+
 Backend = Literal["nccl", "gloo"]
 
 
@@ -21,12 +23,18 @@ def choose_backend(asked: str | None) -> Backend:
     """Returns the backend asked for, else NCCL where there is a GPU, else Gloo.
 
     Raises:
-        InputError: an unknown backend, or NCCL on a machine without a usable GPU.
+        InputError: an unknown backend, NCCL on a machine without a usable GPU, or none asked for where an accelerator
+            does not serve; see `hardware.has_gpu`.
     """
     if asked is None:
-        return "nccl" if torch.cuda.is_available() else "gloo"
+        return "nccl" if has_gpu() else "gloo"
     if asked not in ("nccl", "gloo"):
         raise InputError(f"backend is {asked!r}; expected nccl or gloo")
+    if asked == "nccl" and torch.version.hip is not None:
+        raise InputError(
+            f"backend is nccl, and torch is built for ROCm {torch.version.hip}: dsrun trains on GPUs of NVIDIA alone",
+            hint="use `--backend gloo` to train on the CPU",
+        )
     if asked == "nccl" and not torch.cuda.is_available():
         raise InputError(
             "backend is nccl, but torch sees no CUDA device in this process",
@@ -41,7 +49,15 @@ def backend_of(parts: Mapping[str, str], *, has_gpu: Callable[[], bool]) -> Back
     Args:
         parts: of the group, see `compat.backends_of`.
         has_gpu: whether torch sees a GPU; asked only where it matters.
+
+    Raises:
+        InputError: the group is of neither GPUs of NVIDIA nor the CPU.
     """
+    if not parts.keys() & {"cpu", "cuda"}:
+        raise InputError(
+            f"the script has joined its ranks by {_in_words(parts)}; dsrun trains on GPUs of NVIDIA, and on CPUs",
+            hint='join by `dsrun.init_distributed("gloo")` to train on the CPU',
+        )
     return "nccl" if parts.get("cuda") == "nccl" and has_gpu() else "gloo"
 
 
@@ -57,12 +73,16 @@ def idle_gpus_text(parts: Mapping[str, str], *, gpus: int) -> str:
         parts: of its group.
         gpus: that torch sees.
     """
-    config = ",".join(f"{device}:{backend}" for device, backend in parts.items())
+    idle = "GPUs are idle" if gpus > 1 else "GPU is idle"
     return (
-        f"the script has joined its ranks by Gloo alone ({config}): they train on the CPU, and {gpus} visible "
-        f"GPU{'s are' if gpus > 1 else ' is'} idle; join by `init_process_group()` or `dsrun.init_distributed()`, or "
+        f"the script has joined its ranks by Gloo alone ({_in_words(parts)}): they train on the CPU, and {gpus} "
+        f"visible {idle}; join by `init_process_group()` or `dsrun.init_distributed()`, or "
         "start with `--backend nccl`; `--backend gloo` says that the CPU is meant"
     )
+
+
+def _in_words(parts: Mapping[str, str]) -> str:
+    return ",".join(f"{device}:{backend}" for device, backend in parts.items())
 
 
 def order_warning(environ: Mapping[str, str]) -> str | None:

@@ -35,6 +35,7 @@ from .backends import Backend, backend_of, choose_backend, idle_gpus_text, order
 from .c10d import C10dCollectives, GlooCollectives
 from .collectives import Collectives, WaitObserver
 from .gpus import claim_gpu, gpu_name
+from .hardware import has_gpu
 from .hierarchy import HierarchicalCollectives
 from .last_leave import PATIENCE_S, LastLeave
 from .segments import find_hosts
@@ -240,13 +241,14 @@ def present_backend() -> Backend:
     it and torch sees a GPU, see [Note: backend config].
 
     Raises:
-        InputError: `--backend nccl`, on a machine without a usable GPU.
+        InputError: `--backend nccl`, on a machine without a usable GPU; or an accelerator that does not serve, see
+            `has_gpu`.
     """
     use = _uses.get(_world())
     if use is not None and use.joined_by is not None:
         return use.joined_by
     asked = os.environ.get(BACKEND_ENV)
-    return backend_of(backends_of(), has_gpu=torch.cuda.is_available) if asked is None else choose_backend(asked)
+    return backend_of(backends_of(), has_gpu=has_gpu) if asked is None else choose_backend(asked)
 
 
 def make_mesh(

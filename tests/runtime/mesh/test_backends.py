@@ -38,6 +38,11 @@ def test_nccl_is_taken_where_the_group_has_it_and_there_is_a_gpu(
     assert backend_of(parts, has_gpu=lambda: has_gpu) == expected
 
 
+def test_a_group_of_another_makers_devices_is_refused() -> None:
+    with pytest.raises(InputError, match="the script has joined its ranks by xpu:xccl; dsrun trains on GPUs of NVIDIA"):
+        backend_of({"xpu": "xccl"}, has_gpu=lambda: False)
+
+
 def test_a_group_without_nccl_asks_for_no_gpu() -> None:
     # To ask is to make a context of CUDA's in processes that do without.
     assert backend_of({"cpu": "gloo"}, has_gpu=lambda: pytest.fail("asked")) == "gloo"
