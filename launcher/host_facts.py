@@ -21,14 +21,14 @@ from dsrun.host_memory import read_host_memory
 
 from .devices import Device, driver_open, read_devices, user_of_process
 from .file_facts import FileFacts, PathFacts, code_digests, file_facts, folder_fault, path_facts
-from .nccl_sockets import why_no_sockets
+from .nccl_sockets import find_net_plugin, why_no_sockets
 from .probe_cgroup import read_limits
 from .probe_gpu import Gpu, GpuReport, left_out_texts, read_gpus
 from .probe_machine import read_text, usable_cores
 from .probe_network import read_rdma
 from .probe_versions import Versions, read_versions
-from .unserved import unserved_accelerators
 from .rdma_facts import RdmaFacts, lockable_bytes, rdma_facts
+from .unserved import unserved_accelerators
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +213,7 @@ def read_facts(
         memlock_bytes=lockable_bytes(root),
         nofile=_limit(resource.RLIMIT_NOFILE),
         rdma=rdma_facts(cards),
-        no_sockets=why_no_sockets(environ, cards),
+        no_sockets=why_no_sockets(environ, cards, has_plugin=find_net_plugin(root, environ) is not None),
         folder_fault=folder_fault,
         folder_free_bytes=folder_free_bytes,
         files=files or {},

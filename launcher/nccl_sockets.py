@@ -20,14 +20,19 @@ _PLUGIN_FOLDERS = (
     *("opt/aws-ofi-nccl/lib*", "usr/local/lib*", "usr/lib*", "usr/lib/*-linux-gnu"),
 )
 _PLUGIN = "libnccl-net*.so*"
+#: What to do where it is missing and there are EFA devices.
+EFA_FIX = (
+    "install AWS's EFA software (aws-ofi-nccl, /opt/amazon/efa), also in images; LD_LIBRARY_PATH leads to its plugin"
+)
 
 
-def why_no_sockets(environ: Mapping[str, str], cards: Sequence[RdmaDevice]) -> str | None:
+def why_no_sockets(environ: Mapping[str, str], cards: Sequence[RdmaDevice], *, has_plugin: bool) -> str | None:
     """Says why NCCL takes no sockets here; None if it takes them. See [Note: what NCCL takes].
 
     Args:
         environ: of a rank.
         cards: RDMA devices of the host.
+        has_plugin: a network plugin is installed; EFA is reached by one alone.
     """
     net = environ.get("NCCL_NET", "")
     if net:
@@ -39,6 +44,8 @@ def why_no_sockets(environ: Mapping[str, str], cards: Sequence[RdmaDevice]) -> s
     if environ.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         # EFA is a plugin's, which does not ask that variable.
         works = [card for card in works if card.kind == "EFA"]
+    if not has_plugin:
+        works = [card for card in works if card.kind != "EFA"]
     return f"{works[0].name} does RDMA" if works else None
 
 

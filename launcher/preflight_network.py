@@ -11,6 +11,7 @@ from dsrun.units import format_bytes
 
 from .host_facts import HostFacts
 from .hosts import HostSpec
+from .nccl_sockets import EFA_FIX
 from .preflight import Fault, Finding, Wants, fold
 from .preflight_versions import groups, in_words
 from .probe_limits import LITTLE_LOCKED_BYTES
@@ -35,6 +36,7 @@ def judge_network(
     uses_rdma = on_gpus and count > 1
     yield from fold("memlock", {name: _memlock_faults(its, uses_rdma=uses_rdma) for name, its in facts.items()}, count)
     if uses_rdma:
+        yield from fold("EFA", {name: _plugin_faults(its) for name, its in facts.items()}, count)
         yield from _ports(facts)
         yield from _gid_indices(specs, facts, wants)
 
@@ -49,6 +51,11 @@ def _memlock_faults(facts: HostFacts, *, uses_rdma: bool) -> Iterator[Fault]:
             "`PropagateResourceLimitsExcept=MEMLOCK`, of a service `LimitMEMLOCK=infinity`, "
             "of a container `--ulimit memlock=-1`",
         )
+
+
+def _plugin_faults(facts: HostFacts) -> Iterator[Fault]:
+    if facts.no_sockets is None and any(port.kind == "EFA" for port in facts.rdma):
+        yield "amber", "EFA devices, and no plugin by which NCCL takes them: it takes TCP", EFA_FIX
 
 
 def _ports(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:

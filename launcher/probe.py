@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .devices import user_of_process
+from .nccl_sockets import find_net_plugin
 from .probe_cgroup import read_cgroup, read_limits
 from .probe_cpu import read_cpu
 from .probe_deep import Loaded, NotLoaded
@@ -109,6 +110,7 @@ def probe(
         rdma=rdma,
         nccl_interface=nccl_interface(network, env),
         gloo_interface=gloo_interface(network, env, hosts=read_text(root / "etc/hosts") or "", host_name=host.name),
+        nccl_net_plugin=find_net_plugin(root, env),
         versions=versions,
         software=read_software(env, import_path),
         null_reasons=no_network,

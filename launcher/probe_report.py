@@ -69,6 +69,7 @@ class ProbeReport:
         gpus_usable: devices a job sees: CUDA_VISIBLE_DEVICES applied, a MIG slice counted as one.
         driver: version of the NVIDIA driver.
         driver_cuda: newest CUDA version the driver can run.
+        nccl_net_plugin: path of the library by which NCCL takes other networks than InfiniBand and sockets.
         loaded: what torch, CUDA and NCCL say of themselves; None unless asked for.
         measured: what a benchmark found, by its name; empty unless asked for.
         verdicts: what is wrong, the worst first, with a way out.
@@ -93,6 +94,7 @@ class ProbeReport:
     rdma: tuple[RdmaDevice, ...]
     nccl_interface: str | None
     gloo_interface: str | None
+    nccl_net_plugin: str | None
     versions: Versions
     software: Software
     loaded: Loaded | None = None

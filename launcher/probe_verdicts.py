@@ -12,6 +12,7 @@ from dsrun.units import format_bytes
 from .cuda_fit import CudaFit, FitGpu, cuda_fit, has_kernels
 from .probe_gpu_verdicts import gpu_verdicts
 from .probe_limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
+from .probe_rdma_verdicts import rdma_verdicts
 from .probe_report import Level, ProbeReport, ProbeVerdict
 
 _MANY_FILES = 65536
@@ -45,6 +46,7 @@ def judge(report: ProbeReport) -> tuple[ProbeVerdict, ...]:
         *_cpu(report),
         *_storage(report),
         *_network(report),
+        *rdma_verdicts(report),
     ]
     return tuple(sorted(found, key=lambda verdict: _ORDER[verdict.level]))
 
@@ -106,7 +108,7 @@ def _limits(report: ProbeReport) -> Iterator[ProbeVerdict]:
     limits = report.host.limits
     if limits is None:
         return
-    locked, rdma = limits.memlock_bytes, has_rdma(report)
+    locked, rdma = None if limits.locks_without_limit else limits.memlock_bytes, has_rdma(report)
     if locked is not None and locked < LITTLE_LOCKED_BYTES and (rdma or report.gpus):
         fix = "`ulimit -l unlimited`; for good in /etc/security/limits.conf, or `docker run --ulimit memlock=-1`"
         text = f"memlock {format_bytes(locked)}: RDMA will fail"

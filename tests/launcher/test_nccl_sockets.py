@@ -28,7 +28,12 @@ from support.topologies import write_tree
 def test_nccl_takes_sockets_where_there_is_nothing_better_or_it_is_told_to(
     tmp_path: Path, machine: str, environ: dict[str, str], reason: str | None
 ) -> None:
-    assert why_no_sockets(environ, recorded_machine(machine, tmp_path).report().rdma) == reason
+    cards = recorded_machine(machine, tmp_path).report().rdma
+    assert why_no_sockets(environ, cards, has_plugin=True) == reason
+
+
+def test_without_its_plugin_efa_is_left_to_sockets(tmp_path: Path) -> None:
+    assert why_no_sockets({}, recorded_machine("aws_p5", tmp_path).report().rdma, has_plugin=False) is None
 
 
 def test_a_plugin_is_found_where_it_is_installed_or_where_the_loader_is_told_to_look(tmp_path: Path) -> None:

@@ -87,3 +87,14 @@ def test_an_index_for_all_hosts_that_is_wrong_on_one_is_told_with_any_nccl() -> 
     assert one.hosts == ("n3",)
     assert one.text.endswith("GID index 5 on n3, and NCCL_IB_GID_INDEX names another")
     assert found(wants=everywhere, **rdma(3, 3, kind="RoCE")) == []
+
+
+def test_efa_without_a_plugin_is_told_for_each_host() -> None:
+    efa = rdma(None, None, kind="EFA", rate=100)
+    odd = {"n2": {"no_sockets": None}}
+    verdict, name, text, hosts = next(
+        (one.verdict, one.name, one.text, one.hosts) for one in found(odd, **efa) if one.name == "EFA"
+    )
+    assert (verdict, name, hosts) == ("amber", "EFA", ("n2",))
+    assert text == "n2: EFA devices, and no plugin by which NCCL takes them: it takes TCP"
+    assert found(**efa) == []

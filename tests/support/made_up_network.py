@@ -74,7 +74,7 @@ class MadeUpNetwork:
     def listen_rails(self, host: MadeUpHost, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """See `reachability.listen_rails`."""
         environ = {**host.environ, **arguments["env"]}
-        reason = why_no_sockets(environ, host.cards)
+        reason = why_no_sockets(environ, host.cards, has_plugin=False)
         return {"ports": [] if reason else [1 for _ in arguments["addresses"]], "no_sockets": reason}
 
     def reach(self, host: MadeUpHost, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,0 +1,61 @@
+"""Which RDMA cards NCCL should not take, or cannot, and the way out: rules over values, pure.
+
+What is wrong with a port itself is in probe_verdicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .nccl_sockets import EFA_FIX
+from .probe_report import ProbeReport, ProbeVerdict
+
+#: On one switch, or on switches below one bridge: the way on which a card reaches GPU memory itself.
+_NEAR = ("PIX", "PXB")
+
+
+def rdma_verdicts(report: ProbeReport) -> Iterator[ProbeVerdict]:
+    """Applies every rule about RDMA cards."""
+    yield from _far_from_gpus(report)
+    yield from _without_plugin(report)
+
+
+def _far_from_gpus(report: ProbeReport) -> Iterator[ProbeVerdict]:
+    """Names working ports that no GPU is near, where others have one: they are storage's, most often."""
+    if "NCCL_IB_HCA" in report.software.variables:
+        return
+    numbers = {node.name: number for number, node in enumerate(report.topology.nodes) if node.label.startswith("NIC")}
+    gpus = [number for number, node in enumerate(report.topology.nodes) if node.label.startswith("GPU")]
+    near: list[str] = []
+    far: list[tuple[int, str]] = []
+    for position, card in enumerate(report.rdma):
+        if card.kind == "EFA" or card.name not in numbers or all(port.state != "ACTIVE" for port in card.ports):
+            continue
+        if any(report.topology.paths[numbers[card.name]][gpu] in _NEAR for gpu in gpus):
+            near.append(card.name)
+        else:
+            far.append((position, card.name))
+    if near and far:
+        names = [name for _, name in far]
+        yield ProbeVerdict(
+            level="note",
+            text=f"{', '.join(names)}: no GPU near, as is usual of ports for storage; NCCL may take them too",
+            fix=f"`NCCL_IB_HCA=^={','.join(names)}` keeps NCCL off",
+            path=f"rdma.{far[0][0]}",
+        )
+
+
+def _without_plugin(report: ProbeReport) -> Iterator[ProbeVerdict]:
+    cards = [
+        (position, card)
+        for position, card in enumerate(report.rdma)
+        if card.kind == "EFA" and any(port.state == "ACTIVE" for port in card.ports)
+    ]
+    if cards and report.gpus and report.nccl_net_plugin is None:
+        count = f"{len(cards)} EFA device{'' if len(cards) == 1 else 's'}"
+        yield ProbeVerdict(
+            level="note",
+            text=f"{count}, and no plugin by which NCCL takes {'it' if len(cards) == 1 else 'them'}: it takes TCP",
+            fix=f"for jobs of several hosts {EFA_FIX}",
+            path=f"rdma.{cards[0][0]}",
+        )
