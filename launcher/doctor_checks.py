@@ -26,6 +26,8 @@ from dsrun.units import format_bytes, format_duration
 from .job_folder import jobs_folder
 from .job_list import JobState, all_jobs
 from .probe import probe
+from .probe_gpu import Gpu
+from .probe_gpu_verdicts import gpu_verdicts
 from .probe_limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
 from .probe_report import ProbeReport
 from .probe_verdicts import fit_of
@@ -39,6 +41,7 @@ TRIAL_PATIENCE_S = 60.0
 _SLOW_TRIAL_S = 10.0
 #: Named one by one.
 _MOST_JOBS = 3
+_MOST_FAULTS = 2
 #: Before this nobody could have installed this version.
 _RELEASED_S = 1_767_225_600  # 2026-01-01
 
@@ -78,6 +81,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
     report = probe(environ=environ)
     return [
         *check_torch(report),
+        *check_gpus(report),
         check_trial(environ),
         check_shared_memory(report.memory.shm_total_bytes),
         check_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_gpus=bool(report.gpus)),
@@ -103,10 +107,20 @@ def check_torch(report: ProbeReport) -> list[Finding]:
             )
         ]
     found = Finding(name="torch", verdict="green", text=f"torch {versions.torch}, {python}")
+    if report.gpus_unusable is not None:
+        wrong = report.gpus_unusable
+        return [found, Finding(name="CUDA", verdict="red", text=wrong.text, fix=wrong.fix)]
+    if report.gpus_idle is not None:
+        text = f"{report.gpus_idle}: jobs train on the CPU"
+        return [found, Finding(name="CUDA", verdict="amber", text=text, fix="`--no-gpu` says that this is meant")]
     if not report.gpus:
         return [found, Finding(name="CUDA", verdict="green", text="no GPU here: jobs train on the CPU")]
+    if not report.gpus_usable:
+        text = f"none of {_count(report.gpus)} can be used by a job"
+        fix = "`dsrun probe` says why: CUDA_VISIBLE_DEVICES, or MIG mode without slices"
+        return [found, Finding(name="CUDA", verdict="amber", text=text, fix=fix)]
     if versions.cuda is None:
-        text = f"torch is built without CUDA, and this machine has {len(report.gpus)} GPUs"
+        text = f"torch is built without CUDA, and this machine has {_count(report.gpus)}"
         fix = "install a CUDA build: https://pytorch.org/get-started"
         return [found, Finding(name="CUDA", verdict="amber", text=text, fix=fix)]
     fit = fit_of(report)
@@ -114,6 +128,26 @@ def check_torch(report: ProbeReport) -> list[Finding]:
     if fit.verdict in ("green", "note"):
         return [found, Finding(name="CUDA", verdict="green", text=fit.text)]
     return [found, Finding(name="CUDA", verdict=fit.verdict, text=fit.text, fix=fit.fix)]
+
+
+def check_gpus(report: ProbeReport) -> list[Finding]:
+    """Looks for what is wrong with GPUs and what connects them; of a machine without any there is nothing to say."""
+    if not report.gpus:
+        return []
+    wrong = [found for found in gpu_verdicts(report) if found.level != "note"]
+    wrong.sort(key=lambda found: found.level != "red")
+    if not wrong:
+        return [Finding(name="GPUs", verdict="green", text=_count(report.gpus))]
+    worst = [found for found in wrong if found.level == wrong[0].level]
+    text = "; ".join(found.text for found in worst[:_MOST_FAULTS])
+    more = len(wrong) - len(worst[:_MOST_FAULTS])
+    text += f" (and {more} more: `dsrun probe`)" if more else ""
+    verdict: Verdict = "red" if wrong[0].level == "red" else "amber"
+    return [Finding(name="GPUs", verdict=verdict, text=text, fix=worst[0].fix)]
+
+
+def _count(gpus: Sequence[Gpu]) -> str:
+    return "1 GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
 
 
 def check_trial(environ: Mapping[str, str], *, python: str = sys.executable) -> Finding:

@@ -18,7 +18,7 @@ from .nccl_sockets import find_net_plugin
 from .probe_cgroup import read_cgroup, read_limits
 from .probe_cpu import read_cpu
 from .probe_deep import Loaded, NotLoaded
-from .probe_gpu import Gpu, GpuReport, gpu_handle, list_gpus
+from .probe_gpu import Gpu, GpuReport, explained, gpu_handle, list_gpus
 from .probe_gpu_state import read_state
 from .probe_host import read_host
 from .probe_machine import parse_cpuinfo, read_text
@@ -36,12 +36,13 @@ from .probe_nvlink import read_nvlinks, read_peer_access
 from .probe_nvml import NoDriver, ask, open_nvml, text_of
 from .probe_pci import PcieLink, pci_address
 from .probe_reasons import WHY, null_reasons
-from .probe_report import DiskReport, ProbeReport
+from .probe_report import DiskReport, ProbeReport, UnusableGpus
 from .probe_storage import PathReport, read_storage
 from .probe_topology import iommu_kind, numa_node_of, read_topology
 from .probe_verdicts import judge
 from .probe_versions import read_software, read_versions
 from .probe_xid import DriverErrors, read_driver_errors
+from .unserved import unserved_accelerators
 
 #: Fields of a GPU that a launch does not ask for.
 _GPU_STATE = ("pci_address", "numa_node", "iommu", "pcie", "nvlink", "state", "xids", "xid_events")
@@ -101,6 +102,10 @@ def probe(
         gpus_usable=gpus.usable_count,
         driver=gpus.driver,
         driver_cuda=gpus.driver_cuda,
+        gpus_left_out=gpus.left_out,
+        gpus_unlisted=gpus.unlisted,
+        gpus_idle=gpus.idle,
+        gpus_unusable=_unusable(gpus, root, env, import_path),
         topology=read_topology(
             root, gpus.gpus, rdma, cpus, switch_events=None if isinstance(errors, str) else errors.switches
         ),
@@ -148,6 +153,7 @@ def _gpus(
     *,
     state: bool,
 ) -> GpuReport:
+    failure: NoDriver | None = None
     try:
         with open_nvml(load_nvml) as nvml:
             report = list_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
@@ -156,10 +162,23 @@ def _gpus(
             else:
                 why |= {f"gpus.*.{name}": "not asked" for name in _GPU_STATE}
     except NoDriver as error:
+        failure = error
         report = GpuReport(gpus=(), usable_count=0, driver=None, driver_cuda=None, reason=str(error))
+    report = explained(report, failure, environ=environ, root=root)
     if report.reason is not None:
         why |= {"driver": report.reason, "driver_cuda": report.reason}
     return report
+
+
+def _unusable(
+    gpus: GpuReport, root: Path, environ: Mapping[str, str], import_path: Sequence[str] | None
+) -> UnusableGpus | None:
+    """Says why a job would go without a GPU where it was given some."""
+    if gpus.fault is not None:
+        text = f"the GPUs of this machine cannot be used: {gpus.fault.reason}"
+        return UnusableGpus(text=text, fix=gpus.fault.way_out)
+    unserved = None if gpus.usable_count else unserved_accelerators(environ, root=root, import_path=import_path)
+    return None if unserved is None else UnusableGpus(text=unserved.text, fix=unserved.way_out)
 
 
 def _all_detailed(nvml: Any, gpus: Sequence[Gpu], root: Path, errors: DriverErrors | str) -> tuple[Gpu, ...]:

@@ -29,7 +29,7 @@ _NO_ACCESS = {
     "NS": "not supported",
 }
 #: Of a GPU's name: cards for consumers, to whose memory no other card has access, whatever the board.
-_CONSUMER = ("GeForce", "TITAN")
+CONSUMER = ("GeForce", "TITAN")
 #: The GPU shares memory and address translation with a Grace CPU: no PCIe between them, and an IOMMU that is always on.
 _COHERENT = ("GH200", "GB200", "GB300", "GB10", "Grace")
 
@@ -114,11 +114,10 @@ def access_remarks(gpu: Gpu, *, virtual: bool | None) -> Iterator[Remark]:
     if "DR" in refused:
         fix = "remove what switches it off from the driver's options: `grep -r nvidia /etc/modprobe.d`"
         yield "amber", text, fix, "peer_access"
-    elif refused <= {"GNS", "NS"} or is_named(gpu, _CONSUMER):
-        yield "note", text, "nothing: these cards cannot", "peer_access"
     elif is_coherent(gpu):
-        text = f"without access to the memory of other GPUs ({why})"
         yield "note", text, "nothing: chips without NVLink between them are built so", "peer_access"
+    elif refused <= {"GNS", "NS"} or is_named(gpu, CONSUMER):
+        yield "note", text, "nothing: these cards cannot", "peer_access"
     elif virtual:
         yield "note", text, "nothing from here: the host of this virtual machine decides", "peer_access"
     else:
@@ -135,6 +134,9 @@ def iommu_remarks(gpu: Gpu, *, arch: str, virtual: bool | None) -> Iterator[Rema
         virtual: this is a virtual machine, whose IOMMU is not the one between its GPUs; None if nobody knows.
     """
     if virtual or is_coherent(gpu) or gpu.iommu is None or not gpu.iommu.startswith("DMA"):
+        return
+    # Copies between GPUs that have no access to each other go through the host anyhow.
+    if set(gpu.peer_access) & set(_NO_ACCESS) and "OK" not in gpu.peer_access:
         return
     if arch in ("aarch64", "arm64"):
         # It is always on there, and whether this is a virtual machine cannot be told.

@@ -62,7 +62,9 @@ def _text(gpu: Gpu) -> str:
         parts.append(f"{nvlink['active']} NVLinks{down}")
     if state.get("mig_enabled"):
         parts.append(f"MIG: {len(state['mig_slices']) or 'no'} slices")
-    if not gpu["usable"]:
+    if gpu["lost"]:
+        parts.append("out of reach")
+    elif not gpu["usable"] and not (state.get("mig_enabled") and not state["mig_slices"]):
         parts.append("hidden by CUDA_VISIBLE_DEVICES")
     return ", ".join(parts)
 

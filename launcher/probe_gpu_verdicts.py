@@ -9,7 +9,15 @@ from collections.abc import Iterator
 
 from dsrun.units import format_bytes
 
-from .probe_fabric_verdicts import access_remarks, fabric_verdicts, iommu_remarks, is_untrained, link_remarks
+from .probe_fabric_verdicts import (
+    CONSUMER,
+    access_remarks,
+    fabric_verdicts,
+    iommu_remarks,
+    is_named,
+    is_untrained,
+    link_remarks,
+)
 from .probe_gpu import Gpu
 from .probe_gpu_state import GpuState
 from .probe_pci import PcieLink
@@ -42,7 +50,20 @@ def gpu_verdicts(report: ProbeReport) -> list[ProbeVerdict]:
 
 
 def _whole(report: ProbeReport) -> Iterator[ProbeVerdict]:
-    if report.gpus and report.gpus_usable == 0:
+    if report.gpus_unusable is not None:
+        found = report.gpus_unusable
+        yield ProbeVerdict(level="red", text=found.text, fix=found.fix, path="gpus_unusable.text")
+    elif report.gpus_idle is not None:
+        text = f"{report.gpus_idle}: jobs train on the CPU"
+        fix = "nothing, if that is meant: `--no-gpu` says so"
+        yield ProbeVerdict(level="note", text=text, fix=fix, path="gpus_idle")
+    if report.gpus_unlisted:
+        one = report.gpus_unlisted == 1
+        text = "a GPU is there" if one else f"{report.gpus_unlisted} GPUs are there"
+        text += f" that the driver does not list: it could not start {'it' if one else 'them'}"
+        fix = "`dmesg | grep NVRM` says why; reboot, and have it serviced if it comes back"
+        yield ProbeVerdict(level="red", text=text, fix=fix, path="gpus_unlisted")
+    if report.gpus and report.gpus_usable == 0 and "CUDA_VISIBLE_DEVICES" in report.software.variables:
         text = "CUDA_VISIBLE_DEVICES hides every GPU from jobs"
         yield ProbeVerdict(level="amber", text=text, fix="`unset CUDA_VISIBLE_DEVICES`", path="gpus_usable")
     # EFA reaches GPU memory by other means.
@@ -54,13 +75,17 @@ def _whole(report: ProbeReport) -> Iterator[ProbeVerdict]:
 
 
 def _remarks(gpu: Gpu, report: ProbeReport) -> Iterator[Remark]:
-    if gpu.lost:
+    closed = next((one for one in report.gpus_left_out if one.index == gpu.index and one.is_forbidden), None)
+    if closed is not None:
+        text = f"closed to this process ({closed.reason}): jobs go without it"
+        yield "amber", text, "`ls -l /dev/nvidia*` shows who may open it", "lost"
+    elif gpu.lost:
         fix = "`nvidia-smi -r` or reboot; look at power, seat and `dmesg | grep -i nvrm`; exchange it if it comes back"
         yield "red", "lost: the driver counts it and cannot reach it", fix, "lost"
     if gpu.state is not None:
         yield from recovery_remarks(gpu.state)
     if gpu.pcie is not None:
-        yield from _link(gpu.pcie)
+        yield from _link(gpu.pcie, shares_lanes=len(report.gpus) > 1 and is_named(gpu, CONSUMER))
     if gpu.nvlink is not None:
         switches, untrained = report.topology.nvswitches, is_untrained(report)
         yield from link_remarks(gpu, gpu.nvlink, switches=switches, untrained=untrained)
@@ -74,12 +99,15 @@ def _remarks(gpu: Gpu, report: ProbeReport) -> Iterator[Remark]:
         yield from _others(gpu.state, report.host.user)
 
 
-def _link(link: PcieLink) -> Iterator[Remark]:
+def _link(link: PcieLink, *, shares_lanes: bool) -> Iterator[Remark]:
+    """Yields what a GPU's link to the board lacks; boards of desktops give two cards half of the lanes each."""
     now, most = (link.generation, link.width), (link.generation_max, link.width_max)
     if None in (*now, *most) or now == most:
         return
     text = f"PCIe gen{now[0]} x{now[1]} of gen{most[0]} x{most[1]}"
-    if link.width != link.width_max:
+    if shares_lanes and (link.width, link.width_max) == (8, 16):
+        yield "note", text, "nothing: most desktop boards share 16 lanes between two cards", "pcie.width"
+    elif link.width != link.width_max:
         yield "amber", text, "reseat the card or its riser; look up the slot's lanes and its bifurcation", "pcie.width"
     else:
         fix = "nothing, if it rises under load: `dsrun probe --bench`"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from .probe_cgroup import CgroupReport
 from .probe_cpu import CpuReport
 from .probe_deep import Loaded
-from .probe_gpu import Gpu
+from .probe_gpu import Gpu, LeftOut
 from .probe_host import HostReport
 from .probe_memory import MemoryReport
 from .probe_network import NetworkReport, RdmaDevice
@@ -61,12 +61,29 @@ class DiskReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class UnusableGpus:
+    """GPUs that a job here was given and cannot use: the driver fails, or dsrun has no backend for them.
+
+    Attributes:
+        text: what is wrong.
+        fix: the way out.
+    """
+
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
     """Everything `dsrun probe` tells.
 
     Attributes:
         binding: where ranks would run, one for each GPU a job sees; empty without GPUs.
         gpus_usable: devices a job sees: CUDA_VISIBLE_DEVICES applied, a MIG slice counted as one.
+        gpus_left_out: GPUs that the driver counts and no job can use.
+        gpus_unlisted: GPUs that this process was given and the driver does not count: it could not start them.
+        gpus_idle: what is to be said of GPUs that this process was not given; None without any.
+        gpus_unusable: why no GPU can be used where there should be some; None where that is not so.
         driver: version of the NVIDIA driver.
         driver_cuda: newest CUDA version the driver can run.
         nccl_net_plugin: path of the library by which NCCL takes other networks than InfiniBand and sockets.
@@ -97,6 +114,10 @@ class ProbeReport:
     nccl_net_plugin: str | None
     versions: Versions
     software: Software
+    gpus_left_out: tuple[LeftOut, ...] = ()
+    gpus_unlisted: int = 0
+    gpus_idle: str | None = None
+    gpus_unusable: UnusableGpus | None = None
     loaded: Loaded | None = None
     measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
     verdicts: tuple[ProbeVerdict, ...] = ()

@@ -17,6 +17,7 @@ from dsrun.launcher.doctor_checks import (
     Verdict,
     check_clock,
     check_crashed_jobs,
+    check_gpus,
     check_locked_memory,
     check_open_files,
     check_shared_memory,
@@ -32,6 +33,7 @@ from dsrun.launcher.probe import ProbeReport, probe
 from dsrun.launcher.probe_gpu import Gpu
 from support.cli import clean_environment
 from support.job_records import NOW, leave_job
+from support.machines import recorded_machine
 
 GPU = Gpu(
     index=0,
@@ -72,6 +74,39 @@ def test_torch_must_be_there_and_the_driver_able_to_run_it(
     found = check_torch(report(torch=torch, cuda=cuda, gpus=gpus, driver_cuda=driver_cuda))
     assert [finding.verdict for finding in found] == verdicts
     assert all((finding.fix is None) == (finding.verdict == "green") for finding in found)
+
+
+def test_a_driver_that_fails_is_never_a_machine_without_gpus(tmp_path: Path) -> None:
+    torch = {"torch": "2.13.0+cu130", "cuda": "13.0"}
+    broken = recorded_machine("dgx_h100", tmp_path / "broken", driver_fails="LibRmVersionMismatch").report()
+    versions = dataclasses.replace(broken.versions, **torch)
+    (_, cuda) = check_torch(dataclasses.replace(broken, versions=versions))
+    assert cuda.verdict == "red"
+    assert "Driver/library version mismatch" in cuda.text
+    assert cuda.fix
+    foreign = recorded_machine("mi300x", tmp_path / "foreign").report()
+    (_, cuda) = check_torch(dataclasses.replace(foreign, versions=versions))
+    assert (cuda.verdict, cuda.text.split(";")[0]) == ("red", "this machine has 8 AMD GPUs")
+    idle = dataclasses.replace(foreign, versions=versions, gpus_unusable=None, gpus_idle="this machine has a GPU")
+    assert [finding.verdict for finding in check_torch(idle)] == ["green", "amber"]
+    hidden = report(**torch, gpus=2)
+    (_, cuda) = check_torch(dataclasses.replace(hidden, gpus_usable=0))
+    assert (cuda.verdict, cuda.text) == ("amber", "none of 2 GPUs can be used by a job")
+
+
+def test_what_is_wrong_with_gpus_is_said_the_worst_first(tmp_path: Path) -> None:
+    server = recorded_machine("l40s_pcie", tmp_path / "l40s").report()
+    (found,) = check_gpus(server)
+    assert (found.verdict, found.name) == ("red", "GPUs")
+    assert found.text == (
+        "GPU 6 Xid 79: fell off the bus (10 d ago); GPU 7 with 3 uncorrected memory errors (and 4 more: `dsrun probe`)"
+    )
+    fabric = recorded_machine("dgx_a100", tmp_path / "a100", fault="no fabric manager").report()
+    (found,) = check_gpus(fabric)
+    assert (found.verdict, found.text) == ("red", "6 NVSwitches and no NVLink up: CUDA does not start (error 802)")
+    well = recorded_machine("dgx_h100", tmp_path / "h100").report()
+    assert [(found.verdict, found.text) for found in check_gpus(well)] == [("green", "8 GPUs")]
+    assert check_gpus(dataclasses.replace(well, gpus=())) == []
 
 
 def test_a_newer_libcuda_before_the_drivers_own_is_as_it_should_be() -> None:

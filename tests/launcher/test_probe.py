@@ -237,7 +237,8 @@ def test_probe_json_is_one_object_with_its_schema_version() -> None:
             "gpus_usable",
         ),
         *("driver", "driver_cuda", "topology", "disk", "storage", "network", "rdma", "nccl_interface"),
-        *("gloo_interface", "nccl_net_plugin", "versions", "software", "loaded", "measured"),
-        *("verdicts", "null_reasons", "sources"),
+        *("gloo_interface", "nccl_net_plugin", "versions", "software"),
+        *("gpus_left_out", "gpus_unlisted", "gpus_idle", "gpus_unusable"),
+        *("loaded", "measured", "verdicts", "null_reasons", "sources"),
     ]
     assert report["cpu"]["cores_usable"] >= 1

@@ -132,6 +132,7 @@ def gpu(name: str, *, access: tuple[str, ...] = (), iommu: str | None = None) ->
         ("NVIDIA GeForce RTX 3090", "TNS", None, "note", "nothing: these cards cannot"),
         ("NVIDIA L40S", "NS", False, "note", "nothing: these cards cannot"),
         ("NVIDIA GH200 480GB", "TNS", None, "note", "nothing: chips without NVLink between them are built so"),
+        ("NVIDIA GH200 480GB", "NS", None, "note", "nothing: chips without NVLink between them are built so"),
         ("NVIDIA A100-PCIE-40GB", "CNS", True, "note", "nothing from here"),
         ("NVIDIA A100-PCIE-40GB", "TNS", False, "amber", "switch PCIe's ACS and the IOMMU off"),
         ("NVIDIA A100-PCIE-40GB", "DR", False, "amber", "remove what switches it off"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,6 +148,56 @@ def test_one_gpu_without_its_links_is_told_beside_others_that_have_theirs(dgx: P
     assert (verdict.level, verdict.text) == ("amber", "GPU 3 with 18 of 18 NVLinks down")
 
 
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("LibRmVersionMismatch", "Driver/library version mismatch"),
+        ("DriverNotLoaded", "kernel module"),
+        ("LibraryNotFound", "libnvidia-ml.so.1"),
+        ("Unknown", "Unknown Error"),
+    ],
+)
+def test_a_driver_that_fails_is_red_and_says_why(tmp_path: Path, error: str, text: str) -> None:
+    report = recorded_machine("hgx_h200_job", tmp_path, driver_fails=error).report()
+    (verdict,) = gpu_verdicts(report)
+    assert (verdict.level, verdict.path) == ("red", "gpus_unusable.text")
+    assert verdict.text.startswith("the GPUs of this machine cannot be used: ")
+    assert text in verdict.text
+    assert verdict.text.endswith(report.null_reasons["driver"])
+
+
+def test_gpus_of_another_maker_are_red_where_a_job_would_want_them(tmp_path: Path) -> None:
+    (verdict,) = gpu_verdicts(recorded_machine("mi300x", tmp_path).report())
+    assert verdict.level == "red"
+    assert verdict.text == "this machine has 8 AMD GPUs; dsrun trains on GPUs of NVIDIA, and on CPUs"
+
+
+def test_a_gpu_that_is_lost_and_one_that_is_closed_are_told_apart(tmp_path: Path) -> None:
+    verdicts = gpu_verdicts(recorded_machine("dgx_h100", tmp_path, lost=[3], forbidden=[5]).report())
+    assert [(verdict.level, verdict.text) for verdict in verdicts] == [
+        ("red", "GPU 3 lost: the driver counts it and cannot reach it"),
+        ("amber", "GPU 5 closed to this process (Insufficient Permissions): jobs go without it"),
+    ]
+
+
+def test_what_a_job_goes_without_is_told_of_the_whole_machine(dgx: ProbeReport) -> None:
+    idle = replace(
+        dgx, gpus=(), gpus_usable=0, gpus_idle="the host has 8 NVIDIA GPUs, and this container was given none"
+    )
+    (verdict,) = gpu_verdicts(idle)
+    assert (verdict.level, verdict.path) == ("note", "gpus_idle")
+    assert verdict.text.endswith("was given none: jobs train on the CPU")
+    (verdict,) = gpu_verdicts(replace(dgx, gpus_unlisted=2))
+    assert verdict.text == "2 GPUs are there that the driver does not list: it could not start them"
+
+
+def test_two_cards_of_a_desktop_share_the_lanes_of_its_board(tmp_path: Path) -> None:
+    found = {verdict.path: verdict for verdict in gpu_verdicts(recorded_machine("desktop", tmp_path).report())}
+    assert found["gpus.0.pcie.width"].level == "note"
+    # They have no access to each other: an IOMMU is in nobody's way.
+    assert not [path for path in found if path.endswith("iommu")]
+
+
 def test_cards_of_efa_need_no_module_of_mellanox(dgx: ProbeReport) -> None:
     cards = tuple(replace(card, kind="EFA") for card in dgx.rdma)
     assert gpu_verdicts(replace(dgx, rdma=cards, topology=replace(dgx.topology, peermem=False))) == []
@@ -173,8 +224,11 @@ def test_gpus_of_which_the_same_is_said_share_a_line(dgx: ProbeReport) -> None:
 
 
 def test_hidden_gpus_and_a_missing_module_are_told_once(dgx: ProbeReport) -> None:
-    (hidden,) = gpu_verdicts(replace(dgx, gpus_usable=0))
+    variables = {"CUDA_VISIBLE_DEVICES": ""}
+    (hidden,) = gpu_verdicts(replace(dgx, gpus_usable=0, software=replace(dgx.software, variables=variables)))
     assert (hidden.level, hidden.path) == ("amber", "gpus_usable")
+    # No variable hides them: what does says so itself.
+    assert gpu_verdicts(replace(dgx, gpus_usable=0)) == []
     (module,) = gpu_verdicts(replace(dgx, topology=replace(dgx.topology, peermem=False)))
     assert (module.level, module.fix) == ("note", "`modprobe nvidia_peermem`")
 
