@@ -89,20 +89,58 @@ def gpus_per_node(environ: Mapping[str, str]) -> int:
     return _count(here) if here else _typed_count(environ.get("SLURM_GPUS_PER_NODE", ""))
 
 
+def step_gres(environ: Mapping[str, str], host: HostSpec) -> str | None:
+    """Returns what a step has to ask for to see all GPUs that this Slurm job has on a host; None for no GPU.
+
+    Args:
+        environ: this process's variables.
+        host: a node of the job, by Slurm's name for it.
+
+    Raises:
+        InputError: Slurm's variables make no sense.
+    """
+    kinds = environ.get("SLURM_GPUS_PER_NODE", "").split(",")
+    if len(kinds) > 1:
+        # Of several types each has to be asked for: Slurm finds no `gpu:2` in `gpu:a100:1,gpu:v100:1`.
+        return ",".join(f"gpu:{kind}" for kind in kinds)
+    job = job_id(environ) or "?"
+    node_list = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    names = _names(node_list, job) if node_list else [host.name]
+    try:
+        counts = _gpus(environ, names, job)
+    except _Unevenly:
+        # The user has named the hosts, and with their slots how many GPUs each has.
+        return f"gpu:{host.slots}"
+    if counts is None:
+        return None
+    return f"gpu:{dict(zip(names, counts, strict=True)).get(host.name, counts[0])}"
+
+
+class _Unevenly(HostfileError):
+    """GPUs are spread over the hosts, and nothing says how many each has."""
+
+
 def _gpus(environ: Mapping[str, str], names: list[str], job: str) -> list[int] | None:
     """Returns the GPUs on each host; None where the job has asked for none, or not in words that say where they are."""
-    count = gpus_per_node(environ)
-    if not count:
-        return None
+    here = gpus_per_node(environ)
+    per_task = _typed_count(environ.get("SLURM_GPUS_PER_TASK", ""))
+    if per_task and (tasks := _tasks(environ, names)) is not None:
+        counts = [count * per_task for count in tasks]
+        node = environ.get("SLURM_NODEID", "")
+        if not here or (node.isdecimal() and int(node) < len(counts) and counts[int(node)] == here):
+            return counts
     total = _typed_count(environ.get("SLURM_GPUS", ""))
-    if total and total != count * len(names):
+    if total and total != here * len(names):
+        if len(names) == 1:
+            return [here or total]
         # Slurm has spread them as it could, and tells each host its own number only.
-        raise HostfileError(
-            f"Slurm job {job} has {total} GPUs on {len(names)} hosts, {count} of them here: dsrun cannot tell how many "
-            "each host has",
-            hint="ask Slurm for `--gpus-per-node=N` in place of `--gpus=N`",
+        known = f", {here} of them here" if here else ""
+        raise _Unevenly(
+            f"Slurm job {job} has {total} GPUs on {len(names)} hosts{known}: dsrun cannot tell how many each host has",
+            hint="ask Slurm for `--gpus-per-node=N` in place of `--gpus=N`, or name hosts and GPUs with `-H FILE "
+            "--transport srun`",
         )
-    return [count] * len(names)
+    return [here] * len(names) if here else None
 
 
 def _ids(text: str | None) -> str:
@@ -127,7 +165,7 @@ def _tasks(environ: Mapping[str, str], names: list[str]) -> list[int] | None:
     per_node = environ.get("SLURM_TASKS_PER_NODE", "")
     # Without `-n`, and in a shell that is a step itself, it holds a number that nobody asked for; but the shell that
     # `salloc` opens on a node keeps what the job was asked for.
-    if "SLURM_NTASKS" in environ and (not in_step(environ) or in_interactive_step(environ)):
+    if per_node and "SLURM_NTASKS" in environ and (not in_step(environ) or in_interactive_step(environ)):
         return [tasks_of_node(per_node, node) for node in range(len(names))]
     asked = _typed_count(environ.get("SLURM_NTASKS_PER_NODE", ""))
     return [asked] * len(names) if asked else None

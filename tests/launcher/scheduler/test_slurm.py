@@ -5,7 +5,8 @@ import signal
 import pytest
 
 from dsrun.errors import HostfileError
-from dsrun.launcher.scheduler.slurm import read_allocation, signal_names
+from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.scheduler.slurm import read_allocation, signal_names, step_gres
 from support.environments import environment_of
 
 JOB = {"SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "w[00-02]"}
@@ -56,12 +57,53 @@ def test_a_host_has_a_slot_for_each_gpu_that_the_job_has_there(variables: dict[s
     assert found(**variables) == [("w00", 4), ("w01", 4), ("w02", 4)]
 
 
-def test_gpus_that_are_spread_unevenly_are_refused_with_what_to_ask_for() -> None:
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "4"}, "Slurm job 123 has 8 GPUs on 3 hosts, 4 of them here"),
+        # In the shell of `salloc --gpus=9` on a login node: they may be spread anyhow.
+        ({"SLURM_GPUS": "9"}, "Slurm job 123 has 9 GPUs on 3 hosts: dsrun cannot tell"),
+        ({"SLURM_GPUS": "a100:9"}, "Slurm job 123 has 9 GPUs on 3 hosts: dsrun cannot tell"),
+    ],
+)
+def test_gpus_that_are_spread_unevenly_are_refused_with_what_to_ask_for(variables: dict[str, str], said: str) -> None:
     with pytest.raises(HostfileError) as caught:
-        found(SLURM_GPUS="8", SLURM_GPUS_ON_NODE="4")
-    assert str(caught.value).startswith("Slurm job 123 has 8 GPUs on 3 hosts, 4 of them here")
+        found(**variables)
+    assert str(caught.value).startswith(said)
     assert caught.value.hint is not None
     assert "--gpus-per-node=N" in caught.value.hint
+
+
+def test_gpus_of_tasks_are_where_the_tasks_are() -> None:
+    # `-N3 -n5 --gpus-per-task=2`: more on the first hosts than on the last.
+    tasks = {"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1", "SLURM_GPUS_PER_TASK": "2"}
+    spread = [("w00", 4), ("w01", 4), ("w02", 2)]
+    assert found(**tasks) == spread
+    assert found(**tasks, SLURM_GPUS_ON_NODE="4", SLURM_NODEID="0") == spread
+    assert found(**tasks | {"SLURM_GPUS_PER_TASK": "a100:2"}, SLURM_GPUS_ON_NODE="2", SLURM_NODEID="2") == spread
+    # What Slurm counts here is not what the tasks make: the job was changed.
+    assert found(**tasks, SLURM_GPUS_ON_NODE="8", SLURM_NODEID="0") == [("w00", 8), ("w01", 8), ("w02", 8)]
+
+
+def test_all_gpus_of_a_job_on_one_host_are_its_hosts() -> None:
+    assert found(SLURM_JOB_NODELIST="w00", SLURM_GPUS="4") == [("w00", 4)]
+
+
+@pytest.mark.parametrize(
+    ("variables", "slots", "gres"),
+    [
+        ({}, 1, None),
+        ({"SLURM_GPUS_ON_NODE": "4"}, 1, "gpu:4"),
+        ({"SLURM_GPUS_PER_NODE": "a100:4"}, 1, "gpu:4"),
+        ({"SLURM_GPUS_PER_NODE": "a100:1,v100:2", "SLURM_GPUS_ON_NODE": "3"}, 3, "gpu:a100:1,gpu:v100:2"),
+        ({"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1", "SLURM_GPUS_PER_TASK": "2"}, 1, "gpu:2"),
+        ({"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "4"}, 2, "gpu:2"),
+    ],
+)
+def test_a_step_asks_for_the_gpus_that_the_job_has_on_its_host(
+    variables: dict[str, str], slots: int, gres: str | None
+) -> None:
+    assert step_gres(JOB | variables, HostSpec(name="w02", slots=slots, source="test")) == gres
 
 
 def test_without_gpus_a_host_has_a_slot_for_each_task_that_was_asked_for() -> None:
