@@ -232,7 +232,7 @@ def _read(nvml: Any, visible: str | None, known: _Known) -> tuple[Device, ...]:
     uuids: list[str | None] = []
     parts: list[list[Device]] = []
     for index in range(nvml.nvmlDeviceGetCount()):
-        handle = gpu_handle(nvml, index, keep_lost=True)
+        handle = gpu_handle(nvml, index)
         if handle is None:
             continue
         uuids.append(text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)))

@@ -37,7 +37,7 @@ def gpu_use_by_pid(load_nvml: Callable[[], Any] | None = None) -> dict[int, GpuU
     try:
         with open_nvml(load_nvml) as nvml:
             for index in range(nvml.nvmlDeviceGetCount()):
-                handle = gpu_handle(nvml, index, keep_lost=True)
+                handle = gpu_handle(nvml, index)
                 if handle is not None:
                     _add(nvml, handle, found)
     except NoDriver:

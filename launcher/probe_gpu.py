@@ -263,7 +263,7 @@ def _names(entry: str, index: int, uuid: str | None) -> bool:
     return entry.startswith("GPU-") and uuid is not None and uuid.startswith(entry)
 
 
-def gpu_handle(nvml: Any, index: int, *, keep_lost: bool = True) -> Any:
+def gpu_handle(nvml: Any, index: int) -> Any:
     """Returns the driver's handle of a GPU; None for one that cannot be reached, or may not be opened."""
     return ask_driver(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
 
