@@ -28,6 +28,8 @@ from dsrun.errors import Problem, UsageError
 
 #: Threads of a rank; set on the rank's host, which knows its cores, unless the user has set it.
 THREADS_ENV = "OMP_NUM_THREADS"
+#: How CUDA counts GPUs.
+ORDER_ENV = "CUDA_DEVICE_ORDER"
 
 #: Variables that say who a worker is: a user's value could only break the job.
 RESERVED = frozenset(
@@ -135,6 +137,22 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
         # A file in the folder of the job that this one was started in.
         and not (outer and value.startswith(f"{outer}/"))
     }
+
+
+def threads_warnings(passed: Mapping[str, str], asked: Mapping[str, str]) -> tuple[str, ...]:
+    """Says that a number of threads in this login's environment goes to the ranks of all hosts.
+
+    Args:
+        passed: what other hosts get of the environment here.
+        asked: from `--env` and `--env-file`.
+    """
+    if THREADS_ENV not in passed or THREADS_ENV in asked:
+        return ()
+    value = passed[THREADS_ENV]
+    return (
+        f"warning: {THREADS_ENV}={value} of the environment here goes to the ranks of all hosts; `unset {THREADS_ENV}` "
+        f"gives each its share of the cores, `--env {THREADS_ENV}` says that this is meant",
+    )
 
 
 def job_environment(*, user: Mapping[str, str], config: str | None, backend: str | None) -> dict[str, str]:

@@ -15,7 +15,7 @@ from dsrun.errors import InputError, Problem, UsageError
 from dsrun.foreign_ranks import find_foreign_rank
 
 from .environment import job_environment, parse_env_options
-from .job_config import check_config
+from .job_config import JobConfig, check_config
 from .launch import NCCL_WITHOUT_GPU, NO_GPU_ENV, Backend
 from .plan import Program, ProgramKind
 from .program import check_program, find_program
@@ -82,7 +82,7 @@ def become_rank(
     user_env: dict[str, str] = {}
     if no_gpu and backend == "nccl":
         problems.append(NCCL_WITHOUT_GPU)
-    path, warnings = None, ()
+    checked = JobConfig()
     try:
         check_program(program, verbs=())
     except InputError as error:
@@ -92,15 +92,15 @@ def become_rank(
     except InputError as error:
         problems += error.problems
     try:
-        path, warnings = check_config(config, ours, rank.world_size, environ) or (None, ())
+        checked = check_config(config, ours, rank.world_size, environ)
     except InputError as error:
         problems += error.problems
     if problems:
         raise UsageError.of(problems)
     if rank.rank == 0 and not quiet:
         note = f"dsrun: {launcher} started {rank.world_size} ranks; each runs {words[0]}, and dsrun starts no others"
-        print(*warnings, note, sep="\n", file=sys.stderr, flush=True)
-    ours_env = job_environment(user=user_env, config=path, backend="gloo" if no_gpu else backend)
+        print(*checked.warnings, note, sep="\n", file=sys.stderr, flush=True)
+    ours_env = job_environment(user=user_env, config=checked.path, backend="gloo" if no_gpu else backend)
     given = {**environ, **ours_env, **(NO_GPU_ENV if no_gpu else {}), **rank.to_env()}
     _, error = exec_program(program, {**given, "PYTHONUNBUFFERED": "1"})
     raise error

@@ -103,9 +103,19 @@ class FrontEnd:
         settings: how.
         job_id: its id.
         folder: its folder, just made.
+        on_held: called once it has its devices, or waits for none any more.
     """
 
-    def __init__(self, launch: Launch, settings: RunSettings, *, job_id: str, folder: Path) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        settings: RunSettings,
+        *,
+        job_id: str,
+        folder: Path,
+        on_held: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_held = on_held
         self._launch = launch
         self._settings = settings
         self._folder = folder
@@ -153,6 +163,7 @@ class FrontEnd:
                     ready()
                     is_ready = True
                 held = stack.enter_context(self._hold_devices())
+                self._on_held()
                 if held is not None:
                     plan = self._launch.plan(job_id=record.id, run_dir=str(self._folder), held=held)
                     self._plan = self._prepare_hosts(self._with_stdin(plan))

@@ -18,12 +18,12 @@ from pathlib import Path
 from dsrun.contract import BACKEND_ENV
 from dsrun.errors import InputError
 
+from .environment import ORDER_ENV
 from .plan import GpuPlace, NodePlan
 from .probe_gpu import listed_devices
 from .probe_machine import read_text
 
 VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
-ORDER_ENV = "CUDA_DEVICE_ORDER"
 _SLICE = "MIG-"
 
 

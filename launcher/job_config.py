@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.contract import CONFIG_ENV
@@ -14,10 +15,25 @@ from .script_words import CONFIG_FLAG, DEEPSPEED_CONFIG_FLAG, ScriptWords
 _FOR_THE_SCRIPT = "if it is meant for the script, put `--` before the script: `dsrun -- train.py --config FILE`"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobConfig:
+    """What a launch has to know of its config.
+
+    Attributes:
+        path: absolute; None without a config, or where it is no file.
+        warnings: about it.
+        steps_on_host: the optimizer's step computes in host memory.
+    """
+
+    path: str | None = None
+    warnings: tuple[str, ...] = ()
+    steps_on_host: bool = False
+
+
 def check_config(
     asked: str | None, words: ScriptWords, world_size: int | None, environ: Mapping[str, str]
-) -> tuple[str | None, tuple[str, ...]]:
-    """Returns the absolute path of the job's config, if it has one, and the warnings about it.
+) -> JobConfig:
+    """Checks the config that a job has, if it has one.
 
     What the command line names comes before DSRUN_CONFIG in the environment, which ranks would find all the same.
 
@@ -41,7 +57,7 @@ def check_config(
             )
     inherited = environ.get(CONFIG_ENV)
     if not ours and theirs is None:
-        return _check_inherited(inherited, world_size=world_size) if inherited else (None, ())
+        return _check_inherited(inherited, world_size=world_size) if inherited else JobConfig()
     if ours:
         return _load_config(Path(ours[0]), world_size=world_size, hint=_FOR_THE_SCRIPT if words.config else None)
     assert theirs is not None, "one of the two is given"
@@ -49,7 +65,7 @@ def check_config(
     return _load_config(theirs, world_size=world_size, hint=None)
 
 
-def _check_inherited(source: str, *, world_size: int | None) -> tuple[str | None, tuple[str, ...]]:
+def _check_inherited(source: str, *, world_size: int | None) -> JobConfig:
     try:
         return _load_config(source, world_size=world_size, hint=None)
     except ConfigError as error:
@@ -67,18 +83,22 @@ def _same_file(one: str, other: str) -> bool:
         return os.path.abspath(one) == os.path.abspath(other)
 
 
-def _load_config(source: str | Path, *, world_size: int | None, hint: str | None) -> tuple[str | None, tuple[str, ...]]:
+def _load_config(source: str | Path, *, world_size: int | None, hint: str | None) -> JobConfig:
     from dsrun.config.findings import Severity, errors_of
     from dsrun.config.load import inspect
 
     try:
-        findings = inspect(source, world_size=world_size).findings
+        inspected = inspect(source, world_size=world_size)
     except ConfigError as error:
         # Unreadable altogether: it may never have been meant for dsrun.
         first, *rest = error.problems
         raise ConfigError(first.message, hint=first.hint or hint, more=rest) from error
+    findings, config = inspected.findings, inspected.config
     errors = errors_of(findings)
     if errors is not None:
         raise errors
-    warnings = tuple(finding.render() for finding in findings if finding.severity is Severity.WARNING)
-    return (os.path.abspath(source) if os.path.exists(source) else None), warnings
+    return JobConfig(
+        path=os.path.abspath(source) if os.path.exists(source) else None,
+        warnings=tuple(finding.render() for finding in findings if finding.severity is Severity.WARNING),
+        steps_on_host=config is not None and config.zero_optimization.offload_optimizer.device != "none",
+    )

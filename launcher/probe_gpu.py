@@ -90,7 +90,6 @@ class GpuReport:
         driver: version of the driver.
         driver_cuda: newest CUDA version the driver can run.
         reason: why there are none, where there are none.
-        slice_count: how many of the usable devices are MIG slices named in CUDA_VISIBLE_DEVICES.
         left_out: GPUs that the driver counts and no job can use.
         unlisted: GPUs that this process was given and the driver does not count: it could not start them.
         fault: why none can be used of those that this process was given; None where that is not so, and where
@@ -104,7 +103,6 @@ class GpuReport:
     driver: str | None
     driver_cuda: str | None
     reason: str | None
-    slice_count: int = 0
     left_out: tuple[LeftOut, ...] = ()
     unlisted: int = 0
     fault: DriverFault | None = None
@@ -206,7 +204,6 @@ def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
         driver=text_of(ask_driver(nvml, nvml.nvmlSystemGetDriverVersion)),
         driver_cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         reason=None if handles else "the driver finds no GPU",
-        slice_count=devices.count(None),
         left_out=left_out,
         places=tuple(_place(nvml, handles[index], uuids[index], slices[index]) for index in there),
     )

@@ -54,6 +54,19 @@ def open_nvml(load_nvml: Callable[[], Any] | None = None) -> Generator[Any, None
         ask_driver(nvml, nvml.nvmlShutdown)
 
 
+@contextlib.contextmanager
+def nvml_kept_open(load_nvml: Callable[[], Any] | None = None) -> Generator[None, None, None]:
+    """Keeps the driver open over several questions, each of which opens it; nothing where it does not answer.
+
+    Args:
+        load_nvml: see `open_nvml`.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(NoDriver):
+            stack.enter_context(open_nvml(load_nvml))
+        yield
+
+
 def ask_driver(nvml: Any, call: Callable[..., _T], *args: Any) -> _T | None:
     """One question to the driver; None where it has no answer (old driver, MIG, virtual GPU)."""
     try:

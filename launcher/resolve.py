@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,15 +18,17 @@ from dsrun.errors import InputError, Problem, UsageError
 
 from .devices import Demand
 from .env_file import read_env_file
-from .environment import job_environment, parse_env_options, passed_on
+from .environment import job_environment, parse_env_options, passed_on, threads_warnings
+from .gpu_order import check_order, order_warnings
 from .host_addresses import addresses
 from .hosts import HostSpec
-from .job_config import check_config
+from .job_config import JobConfig, check_config
 from .launch import NCCL_WITHOUT_GPU, Backend, Launch, Request
 from .placement import Placement, StaticNode, place
 from .plan import Program, StartMethod
 from .probe_gpu import GpuReport, left_out_texts, read_gpus
 from .probe_machine import host_names
+from .probe_nvml import nvml_kept_open
 from .probe_versions import read_versions
 from .program import check_program, find_program, start_method, start_warnings
 from .script_words import ScriptWords, split_script_words
@@ -63,6 +66,7 @@ def resolve(
     verbs: Sequence[str],
     load_nvml: Callable[[], Any] | None = None,
     root: Path = Path("/"),
+    keep: ExitStack | None = None,
 ) -> Launch:
     """Checks a request against the machine and the files it names.
 
@@ -72,6 +76,7 @@ def resolve(
         verbs: dsrun's own, for a first word that was meant to be one.
         load_nvml: returns the `pynvml` module; tests give a made-up one.
         root: `/`, or a made-up tree with proc, sys and dev, in which GPUs are looked for.
+        keep: the driver stays open in it once it was asked: GPUs that sleep wake once for a launch, not each time.
 
     Raises:
         UsageError: carries every problem of program, hosts, variables, backend and config.
@@ -90,7 +95,13 @@ def resolve(
     options = findings.attempt(lambda: parse_env_options(request.env, environ=environ)) or {}
     choice = findings.attempt(lambda: _choose_backend(request, environ)) or _BackendChoice(None, "")
     asks_driver = choice.backend != "gloo"
-    machine = _Machine(lambda: read_gpus(environ, load_nvml=load_nvml, root=root) if asks_driver else None)
+
+    def ask() -> GpuReport | None:
+        if asks_driver and keep is not None:
+            keep.enter_context(nvml_kept_open(load_nvml))
+        return read_gpus(environ, load_nvml=load_nvml, root=root) if asks_driver else None
+
+    machine = _Machine(ask)
     placement = findings.attempt(
         lambda: place(
             request.hosts, environ=environ, local_names=host_names(), device_count=lambda: machine.device_count
@@ -111,6 +122,9 @@ def resolve(
             lambda: check_nccl(gpus, local, torch=versions.torch, cuda=versions.cuda, asked_by=choice.asked_by)
         )
     demand = findings.attempt(lambda: demand_of(local, gpus))
+    places = () if gpus is None else gpus.places
+    asked: dict[str, str] = {name: value for given in (*files, options) for name, value in given.items()}
+    findings.attempt(lambda: check_order(places, {**environ, **asked}, chosen=_chosen_by(local)))
     paths = _Paths(
         here, request.workdir, synced=request.sync and placement is not None and bool(placement.remote_hosts)
     )
@@ -120,24 +134,28 @@ def resolve(
     config = findings.attempt(lambda: check_config(request.config, words, world_size, environ))
     if findings.problems or placement is None or start is None or demand is None:
         raise UsageError.of(findings.problems)
-    path, warnings = config or (None, ())
-    user_env = passed_on(environ) if placement.remote_hosts else {}
-    for given in (*files, options):
-        user_env |= given
+    config = config or JobConfig()
+    passed = passed_on(environ) if placement.remote_hosts else {}
+    user_env = {**passed, **asked}
     launch = Launch(
         request=request,
         program=replace(program, target=paths.target(program)),
         start=start,
         placement=placement,
         cwd=paths.folder,
-        env=job_environment(user=user_env, config=None if path is None else paths.there(path), backend=choice.backend),
+        env=job_environment(
+            user=user_env, config=None if config.path is None else paths.there(config.path), backend=choice.backend
+        ),
         demand=demand,
         devices=_devices(request, choice, gpus, has_others=bool(placement.remote_hosts)),
+        gpus=places,
+        steps_on_host=config.steps_on_host,
         warnings=(
-            *warnings,
+            *config.warnings,
             *start_warnings(program, request.start),
-            *slice_warnings(gpus),
             *gpu_warnings(gpus),
+            *order_warnings(places, {**environ, **asked}),
+            *threads_warnings(passed, asked),
             *_idle_warnings(program, gpus),
             *_unused_warnings(request, placement),
             *(f"warning: {remark}" for remark in placement.remarks),
@@ -286,6 +304,11 @@ def _unused_warnings(request: Request, placement: Placement) -> Iterator[str]:
         yield f"warning: `{word}` has no effect: {why}"
 
 
+def _chosen_by(local: Sequence[HostSpec]) -> str | None:
+    """Names what has chosen GPUs of this machine by their numbers, for a message."""
+    return next((host.source for host in local if host.gpus is not None), None)
+
+
 def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
     """Returns what the ranks of this machine need of it.
 
@@ -314,16 +337,6 @@ def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
             hint="ids count the GPUs that CUDA_VISIBLE_DEVICES names; `dsrun probe` shows them",
         )
     return Demand(ranks=ranks, gpus=len(chosen), chosen=chosen)
-
-
-def slice_warnings(gpus: GpuReport | None) -> tuple[str, ...]:
-    """Says what a script on several MIG slices has to know. See [Note: MIG] of devices."""
-    if gpus is None or gpus.slice_count < 2:
-        return ()
-    return (
-        f"warning: CUDA_VISIBLE_DEVICES names {gpus.slice_count} MIG slices: each rank sees its own as cuda:0, and "
-        "NCCL does not connect slices of one GPU",
-    )
 
 
 def check_gpus(

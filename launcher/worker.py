@@ -27,6 +27,7 @@ from dsrun.errors import InputError
 from dsrun.foreign_ranks import without_own_rank
 
 from . import processes
+from .environment import ORDER_ENV
 from .flight_recorder import recorder_environment, without_outer
 from .plan import LaunchPlan, NodePlan, Program, WorkerSpec
 
@@ -96,6 +97,8 @@ def worker_environment(
         # torch's own default: a NCCL error or time-out ends the process. torchrun's, 1, aborts the communicators before
         # that, which may hang as well.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        # See [Note: numbers of GPUs] in gpu_order.
+        ORDER_ENV: "PCI_BUS_ID",
         **recorder_environment(given, run_dir=plan.run_dir, attempt=plan.attempt),
         **given,
         **place.to_env(),

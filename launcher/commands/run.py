@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -33,6 +35,7 @@ from ..option_words import (
 )
 from ..plan import Bind, ProgramKind, StartMethod
 from ..plan_text import describe_plan
+from ..program import script_text
 from ..resolve import resolve
 from ..script_command import ScriptCommand, all_are_scripts
 from ..secrets_mask import mask_plan
@@ -217,7 +220,9 @@ def command(
         for_remote=hosts.for_remote(),
         for_local=_for_local(queue=queue, priority=priority, share_gpus=share_gpus),
     )
-    launch = resolve(request, environ=os.environ, verbs=_verbs(ctx))
+    driver = ctx.with_resource(ExitStack())
+    launch = resolve(request, environ=os.environ, verbs=_verbs(ctx), keep=driver)
+    launch = _with_hang_warning(launch, hang_timeout)
     folder = jobs_folder(os.environ) if log_dir is None else Path(log_dir)
     if launch.placement.remote_hosts:
         if model is not None:
@@ -265,13 +270,17 @@ def command(
         as_json=as_json,
         quiet=quiet,
     )
-    return (_run_detached if detach else _run)(launch, settings, job_id=job_id, run_dir=run_dir)
+    if detach:
+        # The driver's library is not to be shared by two processes.
+        driver.close()
+        return _run_detached(launch, settings, job_id=job_id, run_dir=run_dir)
+    return _run(launch, settings, job_id=job_id, run_dir=run_dir, on_held=driver.close)
 
 
-def _run(launch: Launch, settings: RunSettings, *, job_id: str, run_dir: Path) -> int:
+def _run(launch: Launch, settings: RunSettings, *, job_id: str, run_dir: Path, on_held: Callable[[], None]) -> int:
     from ..front_end import FrontEnd
 
-    outcome = FrontEnd(launch, settings, job_id=job_id, folder=run_dir).run()
+    outcome = FrontEnd(launch, settings, job_id=job_id, folder=run_dir, on_held=on_held).run()
     if settings.as_json:
         click.echo(json.dumps(outcome))
     return outcome["exit_code"]
@@ -320,6 +329,16 @@ def _for_local(*, queue: bool, priority: int, share_gpus: bool) -> tuple[str, ..
 def _warn(launch: Launch, *, quiet: bool) -> None:
     for warning in () if quiet else launch.warnings:
         click.echo(warning, err=True)
+
+
+def _with_hang_warning(launch: Launch, hang_timeout_s: float | None) -> Launch:
+    """Returns the launch with a warning more where NCCL would end ranks before they are looked at."""
+    if hang_timeout_s is None or launch.devices in ("gloo", "no GPU"):
+        return launch
+    from ..hang import watchdog_warning
+
+    text, name = script_text(launch.program), os.path.basename(launch.program.target)
+    return replace(launch, warnings=(*launch.warnings, *watchdog_warning(hang_timeout_s, text, name=name)))
 
 
 def _host_settings(hosts: HostOptions) -> HostSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.launch import Backend, Launch, Request
 from dsrun.launcher.placement import HostRequest, StaticNode
 from dsrun.launcher.probe_gpu import Gpu, GpuReport
-from dsrun.launcher.resolve import check_nccl, demand_of, resolve, slice_warnings
+from dsrun.launcher.resolve import check_nccl, demand_of, resolve
 from dsrun.launcher.worker import worker_environment
 from support.machines import Machine, recorded_machine
 from support.topologies import write_tree
@@ -50,12 +51,6 @@ def test_nccl_needs_a_cuda_build_and_a_gpu_for_each_rank() -> None:
         check_nccl(gpu_report(2), hosts, torch="2.13.0+cpu", cuda=None)
     with pytest.raises(UsageError, match="needs a GPU for each rank; 3 ranks share 2"):
         check_nccl(gpu_report(2), hosts, torch="2.13.0+cu128", cuda="12.8")
-
-
-def test_several_slices_come_with_a_warning_and_one_without() -> None:
-    assert slice_warnings(replace(gpu_report(1), slice_count=1)) == ()
-    (warning,) = slice_warnings(replace(gpu_report(2), slice_count=2))
-    assert warning.startswith("warning: CUDA_VISIBLE_DEVICES names 2 MIG slices: each rank sees its own as cuda:0")
 
 
 def here(slots: int, gpus: tuple[int, ...] | None = None, name: str = "localhost") -> HostSpec:
@@ -323,3 +318,98 @@ def test_no_gpu_and_nccl_exclude_each_other(folder: Path) -> None:
         "error: `--no-gpu` and `--backend nccl` cannot be used together: NCCL moves tensors of GPUs\n"
         "hint: leave one of them out"
     )
+
+
+# which GPUs are meant
+
+
+def test_ranks_are_bound_by_what_the_driver_told_of_their_gpus(folder: Path) -> None:
+    machine = recorded_machine("workstation", folder / "root")
+    launch = resolved_on(machine)
+    plan = launch.plan(job_id="j", run_dir="/r", held=Held())
+    assert [gpu.address for gpu in plan.nodes[0].gpus] == [gpu.pci_address for gpu in machine.report().gpus]
+
+
+@pytest.mark.parametrize(
+    ("environ", "env", "warned"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0"}, (), True),
+        ({"CUDA_VISIBLE_DEVICES": "0", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, (), False),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ("CUDA_DEVICE_ORDER=PCI_BUS_ID",), False),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-00000001"}, (), False),
+        ({}, (), False),
+    ],
+)
+def test_how_numbers_of_unequal_gpus_are_counted_is_said(
+    folder: Path, environ: dict[str, str], env: tuple[str, ...], warned: bool
+) -> None:
+    launch = resolved_on(recorded_machine("desktop", folder / "root"), environ=environ, env=env)
+    said = (
+        "warning: CUDA_VISIBLE_DEVICES=0 counts by PCI address here, 0: NVIDIA GeForce RTX 4090, "
+        "1: NVIDIA GeForce RTX 3090; `CUDA_DEVICE_ORDER=PCI_BUS_ID` says that this is meant"
+    )
+    assert (said in launch.warnings) is warned
+    assert warned or not any("PCI address" in warning for warning in launch.warnings)
+
+
+def test_numbers_of_unequal_gpus_that_cuda_counts_by_speed_are_refused_and_names_are_not(folder: Path) -> None:
+    desktop = recorded_machine("desktop", folder / "root")
+    order = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    with pytest.raises(UsageError) as caught:
+        resolved_on(desktop, environ={**order, "CUDA_VISIBLE_DEVICES": "1"})
+    assert caught.value.render() == (
+        "error: `CUDA_DEVICE_ORDER=FASTEST_FIRST` leaves it to CUDA which GPU a number means, and "
+        "CUDA_VISIBLE_DEVICES=1 counts 0: NVIDIA GeForce RTX 4090, 1: NVIDIA GeForce RTX 3090\n"
+        "hint: `unset CUDA_DEVICE_ORDER` counts by PCI address; or name GPUs in CUDA_VISIBLE_DEVICES as "
+        "`nvidia-smi -L` does"
+    )
+    with pytest.raises(UsageError, match="leaves it to CUDA which GPU a number means, and this machine counts"):
+        resolved_on(desktop, environ=order, hosts=HostRequest(include="localhost:1"))
+    assert resolved_on(desktop, environ={**order, "CUDA_VISIBLE_DEVICES": "GPU-00000001"}).demand.gpus == 1
+    assert resolved_on(desktop, environ=order).demand.gpus == 2
+    equal = recorded_machine("workstation", folder / "equal")
+    assert resolved_on(equal, environ={**order, "CUDA_VISIBLE_DEVICES": "1"}).demand.gpus == 1
+
+
+def test_a_driver_that_was_asked_stays_open_for_who_keeps_it(folder: Path) -> None:
+    machine = recorded_machine("workstation", folder / "root")
+    nvml = machine.load_nvml()
+    users = [0]
+
+    def count(change: int) -> None:
+        users[0] += change
+
+    nvml.nvmlInit, nvml.nvmlShutdown = (lambda: count(1)), (lambda: count(-1))
+    kept = replace(machine, load_nvml=lambda: nvml)
+    with ExitStack() as keep:
+        resolve(Request(words=("train.py",)), environ={}, verbs=[], load_nvml=kept.load_nvml, root=kept.root, keep=keep)
+        assert users == [1]
+    assert users == [0]
+
+
+def test_whether_the_optimizer_steps_on_the_host_follows_from_the_config(folder: Path) -> None:
+    batch = '"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}'
+    (folder / "there.json").write_text(
+        f'{{{batch}, "zero_optimization": {{"stage": 2, "offload_optimizer": {{"device": "cpu"}}}}}}'
+    )
+    (folder / "here.json").write_text(f'{{{batch}, "zero_optimization": {{"stage": 2}}}}')
+    found = {
+        name: resolved(Request(words=("train.py",), config=name)).plan(job_id="j", run_dir="/r").steps_on_host
+        for name in ("there.json", "here.json")
+    }
+    assert found == {"there.json": True, "here.json": False}
+
+
+@pytest.mark.parametrize(("env", "warned"), [((), True), (("OMP_NUM_THREADS",), False)])
+def test_threads_of_this_login_that_go_to_other_hosts_are_said(
+    folder: Path, env: tuple[str, ...], warned: bool
+) -> None:
+    (folder / "hosts").write_text("w1 slots=4\n")
+    launch = resolved(Request(words=("train.py",), hosts=HostRequest(hostfile="hosts"), env=env), OMP_NUM_THREADS="1")
+    said = (
+        "warning: OMP_NUM_THREADS=1 of the environment here goes to the ranks of all hosts; `unset OMP_NUM_THREADS` "
+        "gives each its share of the cores, `--env OMP_NUM_THREADS` says that this is meant"
+    )
+    assert launch.warnings == ((said,) if warned else ())
+    assert launch.env["OMP_NUM_THREADS"] == "1"
+    assert not any("OMP" in warning for warning in resolved(Request(words=("train.py",)), OMP_NUM_THREADS="1").warnings)

@@ -161,3 +161,11 @@ def test_the_agent_imports_neither_torch_nor_anything_but_psutil() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
     assert run.stdout.strip() == "['dsrun', 'psutil']"
+
+
+def test_cuda_counts_gpus_by_their_address_unless_somebody_wants_it_otherwise() -> None:
+    plan = two_hosts()
+    node = plan.nodes[0]
+    given = worker_environment({}, plan, node, node.workers[0], address="h", port=5)
+    wanted = worker_environment({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, plan, node, node.workers[0], address="h", port=5)
+    assert (given["CUDA_DEVICE_ORDER"], wanted["CUDA_DEVICE_ORDER"]) == ("PCI_BUS_ID", "FASTEST_FIRST")
