@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.contract import CONFIG_ENV, digest_of
+from dsrun.contract import BACKEND_ENV, CONFIG_ENV, digest_of
 from dsrun.errors import InputError, UsageError
 from dsrun.units import format_bytes
 
@@ -47,7 +47,7 @@ def check_fits(launch: Launch, *, model: str | None, jobs: Sequence[Path], envir
     if size is None or config is None:
         return
     report = probe(environ=environ, gpu_state=False)
-    on_gpus = launch.request.backend != "gloo" and report.versions.cuda is not None
+    on_gpus = launch.env.get(BACKEND_ENV) != "gloo" and report.versions.cuda is not None
     here = machine_here(report, ranks=launch.allocation.world_size, use_gpus=on_gpus)
     most = max(1, sum(gpu.usable for gpu in report.gpus)) if not here.on_cpu else here.ranks
     refuse_misfit(size, config, here, most_ranks=most)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +28,7 @@ def find_machine(
     host_memory: str | None = None,
     nvme: str | None = None,
     speeds: Sequence[str] = (),
+    look: Callable[[], ProbeReport] = probe,
 ) -> Machine:
     """Returns the machine that the options describe.
 
@@ -38,9 +39,10 @@ def find_machine(
         host_memory: memory of each host.
         nvme: space for offloading on each host.
         speeds: `NAME=VALUE`, in GB/s, TFLOP/s for `flops`.
+        look: returns what this machine is, where `gpus` does not say it; tests give a made-up one.
 
     Raises:
-        UsageError: carries everything that is wrong with the options.
+        UsageError: carries everything that is wrong with the options, or GPUs of this machine do not serve.
         HostfileError: the hostfile is wrong.
     """
     problems: list[Problem] = []
@@ -49,7 +51,7 @@ def find_machine(
     space = _size(nvme, "--nvme", problems)
     machine: Machine | None = None
     try:
-        machine = _machine(gpus=gpus, hostfile=hostfile, ranks=ranks)
+        machine = _machine(gpus=gpus, hostfile=hostfile, ranks=ranks, look=look)
     except InputError as error:
         problems += error.problems
     if problems or machine is None:
@@ -59,7 +61,7 @@ def find_machine(
     return replace(machine, nvme_bytes=space if space is not None else machine.nvme_bytes, given=stated)
 
 
-def _machine(*, gpus: str | None, hostfile: str | None, ranks: int | None) -> Machine:
+def _machine(*, gpus: str | None, hostfile: str | None, ranks: int | None, look: Callable[[], ProbeReport]) -> Machine:
     hosts = None if hostfile is None else read_hostfile(Path(hostfile))
     if gpus is not None:
         match = _GPUS.fullmatch(gpus.strip())
@@ -85,9 +87,9 @@ def _machine(*, gpus: str | None, hostfile: str | None, ranks: int | None) -> Ma
             gpu_memory_bytes=spec.memory_bytes,
         )
     if hosts is None:
-        return machine_here(probe(), ranks=ranks)
+        return _here(look(), ranks=ranks)
     total, most = sum(host.slots for host in hosts), max(host.slots for host in hosts)
-    here = machine_here(probe(), ranks=most)
+    here = _here(look(), ranks=most)
     note = "every host of the hostfile is taken to be like this machine"
     return replace(
         here,
@@ -116,6 +118,18 @@ def _of_gpus(spec: GpuSpec, *, hosts: str | None, count: int) -> Machine:
     )
 
 
+def _here(report: ProbeReport, *, ranks: int | None) -> Machine:
+    """Returns this machine; one whose GPUs do not serve is not taken for one without.
+
+    Raises:
+        UsageError: they do not.
+    """
+    if report.gpus_unusable is not None:
+        hint = f"{report.gpus_unusable.fix}; `--gpus 8xH100-80G` plans for GPUs that are named"
+        raise UsageError(report.gpus_unusable.text, hint=hint)
+    return machine_here(report, ranks=ranks)
+
+
 def machine_here(report: ProbeReport, *, ranks: int | None, use_gpus: bool = True) -> Machine:
     """Returns this machine as it is now: free memory of its GPUs, or memory its ranks may take.
 
@@ -134,20 +148,27 @@ def machine_here(report: ProbeReport, *, ranks: int | None, use_gpus: bool = Tru
         host_memory_bytes=None if memory is None else memory + (report.memory.swap_free_bytes or 0),
         nvme_bytes=report.disk.free_bytes,
     )
-    free = [gpu.memory_free_bytes for gpu in gpus if gpu.memory_free_bytes is not None]
-    if not gpus or not free:
+    # GB10 and Thor compute in the host's memory, and their driver tells of none.
+    free = [memory if gpu.memory_free_bytes is None else gpu.memory_free_bytes for gpu in gpus]
+    known = [size for size in free if size is not None]
+    if not known:
         return base
     product = gpus[0].name or "an unnamed GPU"
     spec = find_product(product)
     sharing = -(-count // len(gpus))
     notes = [f"free GPU memory as it is now, of {product}"]
+    if any(gpu.memory_free_bytes is None for gpu in gpus):
+        notes = [
+            f"the driver tells no memory of {product}: it is taken to be this machine's own, as free as it is now; "
+            "what is offloaded to the CPU stays in the same memory"
+        ]
     if spec is None:
         notes.append(f"{product} is not in the catalogue, so its speeds are not known")
     return replace(
         base,
         label=f"{count} x {product} of this machine",
         gpu=spec,
-        gpu_memory_bytes=min(free) // sharing,
+        gpu_memory_bytes=min(known) // sharing,
         notes=tuple(notes),
     )
 

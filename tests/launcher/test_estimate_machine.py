@@ -11,6 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.launcher.estimate_machine import find_machine, machine_here
 from dsrun.launcher.probe import ProbeReport, probe
 from dsrun.launcher.probe_gpu import Gpu
+from support.machines import recorded_machine
 
 GIB = 1 << 30
 
@@ -98,3 +99,27 @@ def test_ranks_on_the_cpu_share_what_the_machine_has_left() -> None:
     assert machine.on_cpu
     assert machine.ranks_per_host == 3
     assert machine.host_memory_bytes is not None
+
+
+def test_a_gpu_whose_memory_the_driver_does_not_tell_has_the_hosts(tmp_path: Path) -> None:
+    spark = recorded_machine("dgx_spark", tmp_path).report()
+    machine = machine_here(spark, ranks=None)
+    assert not machine.on_cpu
+    assert (machine.label, machine.ranks) == ("1 x NVIDIA GB10 of this machine", 1)
+    assert machine.gpu_memory_bytes == spark.memory.usable_bytes
+    assert machine.notes[0].startswith(
+        "the driver tells no memory of NVIDIA GB10: it is taken to be this machine's own"
+    )
+
+
+@pytest.mark.parametrize("ranks", [None, 4])
+def test_a_plan_for_a_machine_whose_driver_fails_is_none_for_its_cpu(tmp_path: Path, ranks: int | None) -> None:
+    broken = recorded_machine("workstation", tmp_path, driver_fails="LibRmVersionMismatch")
+    with pytest.raises(UsageError, match="the GPUs of this machine cannot be used: Driver/library version") as error:
+        find_machine(gpus=None, hostfile=None, ranks=ranks, look=broken.report)
+    assert "`--gpus 8xH100-80G` plans for GPUs that are named" in (error.value.problems[0].hint or "")
+    assert find_machine(gpus="4xA100-80G", hostfile=None, ranks=None, look=broken.report).ranks == 4
+    hidden = find_machine(
+        gpus=None, hostfile=None, ranks=ranks, look=lambda: broken.report({"CUDA_VISIBLE_DEVICES": ""})
+    )
+    assert hidden.on_cpu
