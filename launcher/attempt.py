@@ -24,6 +24,7 @@ from .protocol import (
     Exit,
     Failed,
     Finished,
+    GpuFindings,
     Hello,
     Listening,
     Meet,
@@ -70,6 +71,8 @@ class Attempt:
         self._hang = hang
         self._passing = Passing()
         self._interrupts = Interrupts()
+        #: What ended a rank, while hosts are still to say where the others are.
+        self._put_off: str | None = None
         self._watch = ProgressWatch(self.tally, sink, plan, timeout_s=hang.timeout_s)
 
     def on_message(self, link: Link, message: Message) -> None:
@@ -102,7 +105,8 @@ class Attempt:
                 self._passing.answered(link.node.host.name, message)
                 self._tell_passed()
             case Output():
-                self._watch.printed()
+                if self._watch.printed(message) and not self.descent.has_begun:
+                    self._watch.ask(time.monotonic(), self._ask_where_ranks_are())
                 self._sink.take(replace(message, time_s=link.our_time_s(message.time_s)))
             case Reading():
                 self._watch.reading(message)
@@ -110,6 +114,8 @@ class Attempt:
                 self._sink.reading(message)
             case Exit():
                 self._on_exit(link, link.on_our_clock(message))
+            case GpuFindings():
+                self.tally.asked_driver(link.node.host.name, message)
             case Records(text=text):
                 self._sink.records(text)
             case Note(text=text):
@@ -152,7 +158,11 @@ class Attempt:
         if status != 0:
             # Of bad input every rank ends by itself, and the report says all.
             failure = f"rank {message.rank} on {host} {describe_status(status)}"
-            self.descent.after_failure(failure, silent=is_mistake(status, message.error))
+            if not self._watch.is_asking_before_end:
+                self.descent.after_failure(failure, silent=is_mistake(status, message.error))
+            elif self._put_off is None:
+                # See [Note: torch ends a rank] in hang: who is stopped now cannot say any more where it was.
+                self._put_off = failure
 
     def _finish(self, link: Link) -> None:
         """Nothing more is expected of this host."""
@@ -211,15 +221,26 @@ class Attempt:
             elif is_silent and self.tally.is_running(link.node):
                 self._give_up(link, f"no word from its agent for {self._lease_s:g} s")
 
-        running = [link for link in self._links if not link.over and self.tally.is_running(link.node)]
-        if not self.descent.has_begun and self._watch.look(now_s, [link.node.host.name for link in running]):
-            for link in running:
-                link.send(TakeStacks())
+        if not self.descent.has_begun and self._watch.look(now_s, [link.node.host.name for link in self._running()]):
+            self._ask_where_ranks_are()
         self._judge_hang(now_s)
+
+    def _running(self) -> list[Link]:
+        return [link for link in self._links if not link.over and self.tally.is_running(link.node)]
+
+    def _ask_where_ranks_are(self) -> list[str]:
+        """Asks all hosts with ranks that run, and returns their names."""
+        running = self._running()
+        for link in running:
+            link.send(TakeStacks())
+        return [link.node.host.name for link in running]
 
     def _judge_hang(self, now_s: float) -> None:
         """Does what the policy says, once it is known who hangs where."""
         hang = self._watch.verdict(now_s)
+        if self._put_off is not None and not self._watch.is_asking_before_end:
+            failure, self._put_off = self._put_off, None
+            self.descent.after_failure(failure)
         if hang is None or self.descent.has_begun:
             return
         if self._hang.on_hang == "report":

@@ -6,16 +6,24 @@ scripts only rank 0 prints, so the silence of the others says nothing as long as
 explicit time-out only ranks that beat are judged, for a script that prints nothing for half an hour may be well.
 While a rank waits for a person nobody is judged: the others wait for that rank, and a person takes the time they take.
 Afterwards all ranks have the whole time again.
+
+[Note: torch ends a rank] NCCL's watchdog, a thread of torch in each rank, ends it by SIGABRT once a collective takes
+longer than its group allows: ten minutes, if a script has made the group by itself. It says so on stderr first, and
+then has all ranks write down what they wait in, so there is time to ask them where they are. So does the thread that
+watches the watchdog, when that one is stuck.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from dsrun.contract import DEFAULT_HANG_TIMEOUT_S
+from dsrun.units import format_duration
 
+from .cause_texts_groups import WATCHDOG_WORDS
 from .lifeline import Lifeline
 from .protocol import RankPulse, RankStack
 
@@ -23,6 +31,14 @@ from .protocol import RankPulse, RankStack
 OnHang = Literal["report", "stop", "restart"]
 #: For all hosts to say where their ranks are; each takes 16 s at most.
 STACKS_PATIENCE_S = 20.0
+#: How long torch's own groups wait under NCCL.
+NCCL_TIMEOUT_S = 600.0
+_WATCHDOG = re.compile(
+    WATCHDOG_WORDS + r"(?:[^\n]* ran for (?P<milliseconds>[0-9]{1,12}) milliseconds)?"
+    r"|Heartbeat monitor timed out!|ProcessGroupNCCL's watchdog got stuck for (?P<seconds>[0-9]{1,9}) seconds"
+)
+#: Of a line that is not complete, as much as may hold the watchdog's words.
+_MOST_TAIL = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +129,59 @@ class HangTracker:
         return max(idle_s, self._timeout_s) if is_news else None
 
 
+@dataclass(frozen=True, slots=True)
+class WatchdogEnd:
+    """torch is about to end a rank. See [Note: torch ends a rank].
+
+    Attributes:
+        rank: which one.
+        waited_s: how long it waited for the others.
+    """
+
+    rank: int
+    waited_s: float
+
+
+class WatchdogWords:
+    """Looks in what ranks print for the words that torch ends them with."""
+
+    def __init__(self) -> None:
+        self._begun: dict[int, str] = {}
+
+    def look(self, rank: int, text: str) -> WatchdogEnd | None:
+        """Returns that torch ends the rank, where this part of its stderr says so.
+
+        Args:
+            rank: whose.
+            text: what follows what was looked at before; cut anywhere.
+        """
+        text = self._begun.get(rank, "") + text
+        self._begun[rank] = text[text.rfind("\n") + 1 :][-_MOST_TAIL:]
+        found = _WATCHDOG.search(text)
+        if found is None:
+            return None
+        milliseconds, seconds = found["milliseconds"], found["seconds"]
+        waited_s = int(milliseconds) / 1000 if milliseconds else float(seconds or NCCL_TIMEOUT_S)
+        return WatchdogEnd(rank, waited_s)
+
+
+def watchdog_warning(timeout_s: float | None, script: bytes, *, name: str) -> tuple[str, ...]:
+    """Says that NCCL ends ranks before the launcher looks at them, where a script's text shows it.
+
+    Args:
+        timeout_s: as in `HangPolicy`.
+        script: text of the script; without a group of its own, or with a time for it, nothing is certain.
+        name: what messages call it.
+    """
+    is_plain = b"init_process_group" in script and not re.search(rb"\bdsrun\b|timeout|gloo", script)
+    if timeout_s is None or timeout_s < NCCL_TIMEOUT_S or not is_plain:
+        return ()
+    return (
+        f"warning: `--hang-timeout {format_duration(timeout_s)}`: the groups of {name} wait 10 minutes under NCCL, and "
+        "torch ends its ranks then: name a shorter time, or a longer one in `init_process_group(timeout=...)`",
+    )
+
+
 class StackRound:
     """One question to all hosts where their ranks are.
 
@@ -120,10 +189,12 @@ class StackRound:
         hosts: those that were asked.
         silent_s: for how long there was no progress.
         now_s: monotonic seconds.
+        ends: why they were asked, where it is torch that ends a rank.
     """
 
-    def __init__(self, hosts: Iterable[str], *, silent_s: float, now_s: float) -> None:
+    def __init__(self, hosts: Iterable[str], *, silent_s: float, now_s: float, ends: WatchdogEnd | None = None) -> None:
         self.silent_s = silent_s
+        self.ends = ends
         self.stacks: list[tuple[str, RankStack]] = []
         #: Hosts that have not answered.
         self.waiting = set(hosts)

@@ -99,17 +99,19 @@ def check_program(program: Program, *, verbs: Sequence[str]) -> None:
         raise UsageError.of([problem])
 
 
-def _read_at_import(program: Program) -> list[Setting]:
-    """Returns where a script sets what an import of torch before it would not see."""
+def script_text(program: Program) -> bytes:
+    """Returns the text of a script; nothing where it is none or cannot be read, which `check_program` tells."""
     path = Path(program.target)
     try:
-        if program.kind != "script" or not path.is_file():
-            return []
-        text = path.read_bytes()
+        return path.read_bytes() if program.kind == "script" and path.is_file() else b""
     except (OSError, ValueError):
-        # Told by `check_program`.
-        return []
-    return [setting for setting in settings_before_torch(text) if is_read_at_import(setting.name, setting.value)]
+        return b""
+
+
+def _read_at_import(program: Program) -> list[Setting]:
+    """Returns where a script sets what an import of torch before it would not see."""
+    found = settings_before_torch(script_text(program))
+    return [setting for setting in found if is_read_at_import(setting.name, setting.value)]
 
 
 def _problem_with_script(target: str, verbs: Sequence[str]) -> Problem | None:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from .failures import Hang
 from .flight_recorder import dump_prefix, without_outer
-from .hang import HangTracker, StackRound
+from .hang import HangTracker, StackRound, WatchdogEnd, WatchdogWords
 from .plan import LaunchPlan
-from .protocol import Pulse, RankStack, Reading
+from .protocol import Output, Pulse, RankStack, Reading
 from .sink import Sink
 from .stragglers import StragglerTracker
 from .tally import Tally
@@ -41,6 +41,8 @@ class ProgressWatch:
         self._dump_prefix = dump_prefix(environ, run_dir=plan.run_dir, attempt=plan.attempt)
         self._hang = HangTracker(timeout_s, now_s=time.monotonic())
         self._stragglers = StragglerTracker(len(plan.ranks))
+        self._watchdog = WatchdogWords()
+        self._ends: WatchdogEnd | None = None
         self._round: StackRound | None = None
         self._empty_rounds = 0
 
@@ -48,9 +50,30 @@ class ProgressWatch:
         """Ranks run now."""
         self._hang.started(ranks)
 
-    def printed(self) -> None:
-        """A rank printed something."""
+    @property
+    def is_asking_before_end(self) -> bool:
+        """Torch ends a rank, and hosts have not said yet where the others are: they must not be stopped before."""
+        return self._round is not None and self._round.ends is not None
+
+    def printed(self, output: Output) -> bool:
+        """Returns whether a rank prints that torch is about to end it, so that hosts are to be asked by `ask`."""
         self._hang.printed()
+        ends = self._watchdog.look(output.rank, output.text) if output.stream == "stderr" else None
+        # Once an attempt: the others' watchdogs strike for the same reason a moment later.
+        if ends is None or self._ends is not None:
+            return False
+        self._ends = ends
+        return self._round is None
+
+    def ask(self, now_s: float, hosts: Sequence[str]) -> None:
+        """Awaits the answers of hosts that are asked where their ranks are, as torch is about to end one.
+
+        Args:
+            now_s: monotonic seconds.
+            hosts: those with ranks that run.
+        """
+        assert self._ends is not None, "a rank has printed it"
+        self._round = StackRound(hosts, silent_s=self._ends.waited_s, now_s=now_s, ends=self._ends)
 
     def reading(self, told: Reading) -> None:
         """A rank does this with its stdin."""
@@ -100,23 +123,36 @@ class ProgressWatch:
             self._round.gone(host)
 
     def verdict(self, now_s: float) -> Hang | None:
-        """Records who hangs where, and returns it, once all hosts have answered or time is up; None before."""
+        """Records who hangs where, and returns it, once all hosts have answered or time is up; None before.
+
+        Where torch ends a rank this is told, and not returned: the job is ended by that.
+        """
         stacks = self._round
         if stacks is None or not stacks.is_over(now_s):
             return None
         self._round = None
         nobody_is_left = not stacks.waiting and all(is_gone(stack) for _, stack in stacks.stacks)
+        if stacks.ends is not None:
+            if not nobody_is_left:
+                for line in self._lines_of(stacks):
+                    self._sink.note(line)
+            return None
         self._empty_rounds = self._empty_rounds + 1 if nobody_is_left else 0
         if 0 < self._empty_rounds < _EMPTY_ROUNDS:
             self._hang.look_again()
             return None
+        return Hang(lines=self._lines_of(stacks), time_s=time.time())
+
+    def _lines_of(self, stacks: StackRound) -> tuple[str, ...]:
+        """Returns the verdict on a round, and records it."""
         lines = verdict(
             stacks.stacks,
             silent_s=stacks.silent_s,
+            headline=None if stacks.ends is None else f"torch's watchdog ends rank {stacks.ends.rank}",
             ended=self._tally.ended_well(),
             unanswered=sorted(stacks.waiting),
             stacks_folder=self._stacks_folder,
             dump_prefix=self._dump_prefix,
         )
         self._sink.event("hang", lines=lines)
-        return Hang(lines=lines, time_s=time.time())
+        return lines

@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from dsrun.contract import STACKS_SIGNAL
 from dsrun.heartbeats import HeartbeatTable
 
@@ -47,6 +49,7 @@ _WATCHDOG_THREAD = "pt_nccl_watchdg"
 class _Asked:
     """A rank that writes."""
 
+    process: psutil.Process
     path: Path
     begin: int
     size: int
@@ -56,6 +59,7 @@ class _Asked:
 class _AskedDump:
     """A rank that writes its flight recorder's dump."""
 
+    process: psutil.Process
     files: RecorderFiles
     before: tuple[int, int]
     stamp: tuple[int, int]
@@ -95,11 +99,11 @@ class StackTaking:
             files = recorders.get(rank.rank)
             before = (0, 0) if files is None else files.stamp()
             if files is not None and answer.state and answer.state not in _STOPPED and files.ask():
-                self._asked_dumps[rank.rank] = _AskedDump(files, before, before)
+                self._asked_dumps[rank.rank] = _AskedDump(rank.process, files, before, before)
             if answer.state and answer.state not in _STOPPED and processes.catches(rank.process, STACKS_SIGNAL):
                 path = stacks_file(run_dir, rank.rank)
                 size = _size(path)
-                self._asked[rank.rank] = _Asked(path, size, size)
+                self._asked[rank.rank] = _Asked(rank.process, path, size, size)
                 processes.send(rank.process, STACKS_SIGNAL)
 
     def look(self, now_s: float) -> Stacks | None:
@@ -110,24 +114,34 @@ class StackTaking:
         complete = True
         for asked in self._asked.values():
             size = _size(asked.path)
-            complete &= size > asked.begin and size == asked.size
+            complete &= (size > asked.begin and size == asked.size) or not processes.lives(asked.process)
             asked.size = size
         if not complete and now_s < self._deadline_s:
             return None
         if not self._read_dumps(now_s):
             return None
-        texts = {rank: _read(asked.path, asked.begin) for rank, asked in self._asked.items()}
-        return Stacks(ranks=[replace(answer, text=texts.get(rank, "")) for rank, answer in self._answers.items()])
+        for rank, asked in self._asked.items():
+            text = _read(asked.path, asked.begin)
+            # One that has ended without an answer is nowhere any more.
+            state = "" if not text and not processes.lives(asked.process) else self._answers[rank].state
+            self._answers[rank] = replace(self._answers[rank], text=text, state=state)
+        return Stacks(ranks=list(self._answers.values()))
 
     def _read_dumps(self, now_s: float) -> bool:
         """Reads one dump that is there; returns whether all are, or time is up."""
         for rank, asked in self._asked_dumps.items():
             before, asked.stamp = asked.stamp, asked.files.stamp()
-            if asked.stamp == asked.before or asked.stamp != before:
+            has_ended = not processes.lives(asked.process)
+            is_new = asked.stamp != asked.before
+            if not has_ended and (not is_new or asked.stamp != before):
                 continue
+            if not is_new:
+                # It ended before it had written anything, which is no fault of its recorder.
+                del self._asked_dumps[rank]
+                break
             try:
                 data = asked.files.read(most_bytes=MOST_BYTES)
-                if not data.endswith(_DUMP_ENDS) and now_s < self._dump_deadline_s:
+                if not data.endswith(_DUMP_ENDS) and not has_ended and now_s < self._dump_deadline_s:
                     asked.before = asked.stamp
                     continue
                 groups = read_dump(data)

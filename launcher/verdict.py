@@ -103,6 +103,7 @@ def verdict(
     stacks: Sequence[tuple[str, RankStack]],
     *,
     silent_s: float,
+    headline: str | None = None,
     ended: Sequence[int] = (),
     unanswered: Sequence[str] = (),
     stacks_folder: str | None = None,
@@ -113,6 +114,7 @@ def verdict(
     Args:
         stacks: host and answer of every rank that runs.
         silent_s: for how long there was no progress.
+        headline: what the first line begins with; None says for how long there was no progress.
         ended: ranks that have returned 0 already.
         unanswered: hosts that did not say.
         stacks_folder: where each rank's complete stacks are.
@@ -139,9 +141,8 @@ def verdict(
     if len(ordered) > _MOST_GROUPS:
         facts.append(f"others at {len(ordered) - _MOST_GROUPS} more places")
     facts += [f"host {host} does not answer" for host in sorted(unanswered)]
-    lines = [
-        f"no progress for {format_duration(silent_s)}: {', '.join(facts) or 'all ranks are gone, and no host says how'}"
-    ]
+    begin = headline or f"no progress for {format_duration(silent_s)}"
+    lines = [f"{begin}: {', '.join(facts) or 'all ranks are gone, and no host says how'}"]
     lines += [f"  {_detail(group)}" for _, group in ordered[:_MOST_GROUPS]]
     lines += [f"  {line}" for line in lines_of(found)]
     lines += [f"  the flight recorder's dump of {line}" for line in _dump_errors(stacks)]

@@ -222,13 +222,14 @@ def test_A4_a_rank_that_reads_from_its_gpu_is_told_to_wait_in_the_collective_tha
     )
 
 
-#: A rank that ends as NCCL's watchdog ends it, after it had all ranks write their dumps; `%s` is where rank 1 is.
+#: A rank that ends as NCCL's watchdog ends it, after it had all ranks write their dumps; rank 1 waits elsewhere.
 WATCHDOG = """
-import os, pickle, sys
+import os, pathlib, pickle, sys, threading, time
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 rank = int(os.environ["RANK"])
+asked = pathlib.Path(os.environ["DSRUN_STACKS"]).with_name("rank1.stacks.txt")
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(4))
 while not pickle.loads(_dump_fr_trace())["entries"][0]["retired"]:
@@ -240,16 +241,29 @@ with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"], "wb") as f
 store = dist.distributed_c10d._get_default_store()
 store.set(f"dumped {rank}", "")
 store.wait(["dumped 0", "dumped 1"])
+def tell_that_it_waits(thread=threading.get_ident()):
+    names = []
+    while names != ["wait", "wait", "<module>"]:
+        at = sys._current_frames()[thread]
+        names = [frame.f_code.co_name for frame in (at, at.f_back, at.f_back and at.f_back.f_back) if frame]
+    store.set("rank 1 waits", "")
 if rank == 0:
+    store.wait(["rank 1 waits"])
     print("[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: [Rank 0] "
           "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, "
           "Timeout(ms)=600000) ran for 600014 milliseconds before timing out.", file=sys.stderr)
     for number in range(60):
         print(f"frame #{number}: c10d::ProcessGroupNCCL::Watchdog::run()", file=sys.stderr)
     sys.stderr.flush()
+    # torch gives dumps a while, too: the question for stacks is answered meanwhile.
+    deadline_s = time.monotonic() + 20
+    while not asked.exists() or not asked.stat().st_size:
+        assert time.monotonic() < deadline_s, "rank 1 was never asked"
+        time.sleep(0.01)
     os.abort()
-import threading
-threading.Event().wait()
+threading.Thread(target=tell_that_it_waits, daemon=True).start()
+never = threading.Event()
+never.wait()
 """
 
 
@@ -263,8 +277,11 @@ def test_A4_a_rank_that_nccls_watchdog_ended_is_told_as_the_time_out_with_who_wa
     after = ended.text.splitlines()[ended.text.splitlines().index(head) + 1]
     assert (
         after
-        == "  default_pg: rank 0 waits in all_reduce 2 (train.py:12), rank 1 has not called it (last all_reduce 1)"
+        == "  default_pg: rank 0 waits in all_reduce 2 (train.py:13), rank 1 has not called it (last all_reduce 1)"
     )
+    # Rank 1 was asked before it was stopped.
+    (told,) = [line for line in ended.text.splitlines() if "torch's watchdog ends rank 0: " in line]
+    assert "rank 1 is in Event.wait (threading.py:" in told
 
 
 #: Rank 0 returns at once; rank 1 goes on.

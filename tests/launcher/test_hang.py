@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.contract import DEFAULT_HANG_TIMEOUT_S
-from dsrun.launcher.hang import HangTracker, StackRound
+from dsrun.launcher.hang import HangTracker, StackRound, WatchdogEnd, WatchdogWords, watchdog_warning
 from dsrun.launcher.protocol import RankPulse, RankStack
 
 
@@ -134,3 +134,62 @@ def test_a_rank_that_never_beat_has_the_whole_time_after_it_waited_for_a_person(
     assert not any(looks(tracker, range(1, 50)))
     tracker.goes_on(0, 50)
     assert looks(tracker, range(50, 63)) == [*([None] * 10), 10, None, None]
+
+
+#: As torch 2.13 writes it, in one line.
+CAUGHT = (
+    "[rank2]:[E1122 10:00:00.000000000 ProcessGroupNCCL.cpp:607] [Rank 2] Watchdog caught collective operation "
+    "timeout: WorkNCCL(SeqNum=57, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600014 "
+    "milliseconds before timing out.\n"
+)
+STUCK = "[Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitored enqueued\n"
+
+
+#: What comes before, with some seconds for dumps.
+SILENT = "[Rank 2] Heartbeat monitor timed out! Process will be terminated after dumping debug info. size()=103\n"
+
+
+@pytest.mark.parametrize(("line", "waited_s"), [(CAUGHT, 600.014), (STUCK, 480.0), (SILENT, 600.0)])
+def test_what_torch_prints_before_it_ends_a_rank_is_heard(line: str, waited_s: float) -> None:
+    assert WatchdogWords().look(2, f"loss 0.5\n{line}frame #0: c10d\n") == WatchdogEnd(2, waited_s)
+
+
+@pytest.mark.parametrize("cut", [10, 100, 140, len(CAUGHT) - 2])
+def test_it_is_heard_once_its_words_are_complete_wherever_they_are_cut(cut: int) -> None:
+    words = WatchdogWords()
+    first, second = words.look(2, CAUGHT[:cut]), words.look(2, CAUGHT[cut:])
+    found = first or second
+    assert found is not None
+    assert found.rank == 2
+    assert WatchdogWords().look(1, CAUGHT[cut:]) is None or cut < 100
+
+
+def test_other_output_is_nothing_to_ask_for_and_kept_in_bounds() -> None:
+    words = WatchdogWords()
+    assert words.look(0, "Watchdog thread started\n") is None
+    assert words.look(0, "x" * 1_000_000) is None
+    assert words.look(1, "operation timeout: WorkNCCL") is None, "of another rank"
+
+
+PLAIN = b"import torch.distributed as dist\ndist.init_process_group('nccl')\n"
+
+
+def test_a_time_above_nccls_own_is_told_where_the_script_makes_its_groups_plainly() -> None:
+    (told,) = watchdog_warning(1800, PLAIN, name="train.py")
+    assert told.startswith("warning: `--hang-timeout 30m 0s`: the groups of train.py wait 10 minutes under NCCL")
+
+
+@pytest.mark.parametrize(
+    ("timeout_s", "script"),
+    [
+        (None, PLAIN),
+        (300, PLAIN),
+        (1800, PLAIN.replace(b"'nccl'", b"'nccl', timeout=timedelta(hours=1)")),
+        (1800, PLAIN.replace(b"nccl", b"gloo")),
+        (1800, PLAIN + b"import dsrun\n"),
+        (1800, b"import dsrun\n"),
+        (1800, b"print('no groups')\n"),
+    ],
+)
+def test_nothing_is_said_where_dsrun_speaks_first_or_may(timeout_s: float | None, script: bytes) -> None:
+    assert watchdog_warning(timeout_s, script, name="train.py") == ()

@@ -290,6 +290,26 @@ def hanging(*after: Step) -> list[Step]:
     ]
 
 
+def test_ranks_are_asked_where_they_are_before_they_are_stopped_for_one_that_torch_ends(tmp_path: Path) -> None:
+    caught = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2) ran for 600014 milliseconds\n"
+    other = RankStack(rank=1, state="T", kernel="", text="", phase="", collective="", step=None, idle_s=None)
+    script = [
+        hello(),
+        Started(pids=[11, 12]),
+        Output(rank=0, stream="stderr", sequence=0, time_s=time.time(), text=caught),
+        Await(TakeStacks),
+        Exit(rank=0, status=-signal.SIGABRT, time_s=time.time()),
+        Stacks(ranks=[other]),
+        Await(Stop),
+        Exit(rank=1, status=-signal.SIGTERM, time_s=time.time() + 3600),
+        DONE,
+    ]
+    outcome, sink, _ = run(tmp_path, [script], ranks=2)
+    assert outcome.exit_code == 128 + signal.SIGABRT
+    assert sink.notes[0] == "torch's watchdog ends rank 0: rank 1 is stopped (SIGSTOP or a debugger)"
+    assert "; stopping 1 other rank" in sink.notes[-1]
+
+
 def ended(*statuses: int) -> list[Step]:
     exits = [Exit(rank=rank, status=status, time_s=time.time() + 3600) for rank, status in enumerate(statuses)]
     return [*exits, DONE]

@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.launcher.job_output import JobOutput
 from dsrun.launcher.progress_watch import ProgressWatch
-from dsrun.launcher.protocol import Exit, RankStack
+from dsrun.launcher.protocol import Exit, Output, RankStack, StreamName
 from dsrun.launcher.tally import Tally
 from support.jobs import RecordingSink, program_plan
 
@@ -23,7 +23,8 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         self.plan = program_plan(folder, "command", "true", ranks=1, hosts=2)
         self.tally = Tally(self.plan)
-        self._output = JobOutput(self.plan, RecordingSink())
+        self.sink = RecordingSink()
+        self._output = JobOutput(self.plan, self.sink)
         self.watch = ProgressWatch(self.tally, self._output, self.plan, timeout_s=TIMEOUT_S)
         self.watch.started([0, 1])
         self.now_s = time.monotonic()
@@ -46,6 +47,13 @@ def stack(rank: int, state: str = "S") -> RankStack:
     return RankStack(rank=rank, state=state, kernel="", text=text, phase="", collective="", step=None, idle_s=None)
 
 
+def printed(text: str, *, rank: int = 0, stream: StreamName = "stderr") -> Output:
+    return Output(rank=rank, stream=stream, sequence=0, time_s=0.0, text=text)
+
+
+ENDS = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2) ran for 600014 milliseconds before\n"
+
+
 @pytest.fixture
 def watched(tmp_path: Path) -> Watched:
     return Watched(tmp_path)
@@ -53,7 +61,7 @@ def watched(tmp_path: Path) -> Watched:
 
 def test_hosts_are_asked_once_after_the_time_out_and_not_before(watched: Watched) -> None:
     assert not watched.look_for(TIMEOUT_S - 1)
-    watched.watch.printed()
+    assert not watched.watch.printed(printed("loss 0.5\n"))
     assert not watched.look_for(TIMEOUT_S - 1)
     assert watched.look_for(3)
     assert not watched.look_for(5), "one question is enough"
@@ -91,3 +99,26 @@ def test_a_rank_that_has_returned_makes_no_hang_of_itself(watched: Watched) -> N
         watched.tally.exited(Exit(rank=rank, status=0, time_s=1.0))
         watched.watch.ended(rank)
     assert not watched.look_for(3 * TIMEOUT_S)
+
+
+def test_hosts_are_asked_before_torch_ends_a_rank_and_what_they_say_is_told(watched: Watched) -> None:
+    assert not watched.watch.printed(printed(ENDS, stream="stdout")), "torch writes to stderr"
+    assert watched.watch.printed(printed(ENDS))
+    watched.watch.ask(watched.now_s, ["here", "here2"])
+    assert not watched.watch.printed(printed(ENDS, rank=1)), "one question is enough"
+    watched.watch.answered("here", [stack(0, "")])
+    assert watched.watch.is_asking_before_end
+    watched.watch.answered("here2", [stack(1, "T")])
+    assert watched.watch.verdict(watched.now_s) is None, "the job is ended by torch"
+    assert not watched.watch.is_asking_before_end
+    assert watched.sink.notes[0] == "torch's watchdog ends rank 0: rank 1 is stopped (SIGSTOP or a debugger)"
+    assert watched.events()[0] == "hang"
+
+
+def test_nothing_is_told_where_all_ranks_have_ended_before_they_were_asked(watched: Watched) -> None:
+    assert watched.watch.printed(printed(ENDS))
+    watched.watch.ask(watched.now_s, ["here", "here2"])
+    watched.watch.answered("here", [stack(0, "")])
+    watched.watch.gone("here2")
+    assert watched.watch.verdict(watched.now_s) is None
+    assert (watched.sink.notes, watched.watch.is_asking_before_end) == ([], False)

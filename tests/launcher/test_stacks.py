@@ -124,6 +124,28 @@ def test_a_rank_whose_nccl_groups_are_watched_is_told_from_others(tmp_path: Path
     assert answer.ranks[0].uses_nccl is uses_nccl
 
 
+def test_a_rank_that_ends_while_it_is_asked_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "0.pipe")
+    listens = os.open(tmp_path / "0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    words = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
+        table = HeartbeatTable(1)
+        taking = StackTaking(
+            [LiveRank(0, 0, psutil.Process(process.pid))],
+            run_dir=str(tmp_path),
+            table=table,
+            recorders={0: RecorderFiles(tmp_path / "dump0", tmp_path / "0.pipe")},
+            now_s=0.0,
+        )
+        assert taking.look(1.0) is None
+        process.communicate()
+        answer = taking.look(1.2)
+        table.close()
+    os.close(listens)
+    assert answer is not None
+    assert (answer.ranks[0].groups, answer.ranks[0].dump_error) == (None, "")
+
+
 def test_a_rank_that_makes_no_pipe_is_not_waited_for(tmp_path: Path) -> None:
     table = HeartbeatTable(1)
     recorders = {0: RecorderFiles(tmp_path / "dump0", tmp_path / "0.pipe")}
