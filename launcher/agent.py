@@ -194,7 +194,7 @@ class Agent:
     def _has_ended(self) -> bool:
         now_s = time.monotonic()
         self._report(now_s)
-        return self._descent.advance(now_s)
+        return self._descent.advance(now_s) and not self._ranks.is_asking(now_s)
 
     def _remove_folder(self) -> None:
         try:

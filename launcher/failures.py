@@ -14,7 +14,7 @@ from dsrun.errors import DsrunError, PreflightError
 
 from .cause_rules import Cause
 from .causes import cause_of, signal_name
-from .protocol import GroupProgress, OomKill
+from .protocol import GpuFinding, GroupProgress, OomKill
 
 #: A host could not run its ranks, or its agent was lost.
 EXIT_HOST_LOST = 74
@@ -55,6 +55,7 @@ class RankEnd:
         log: path of its complete output on the front end's host.
         oom: as in `Exit`.
         groups: as in `Exit`.
+        gpus: GPUs of its host that the driver has something to say of, and its own.
         cut_short: it had raised and was stopped on its way out; `status` is what the exception would have made it.
     """
 
@@ -68,6 +69,7 @@ class RankEnd:
     log: str
     oom: OomKill | None = None
     groups: Sequence[GroupProgress] | None = None
+    gpus: Sequence[GpuFinding] = ()
     cut_short: bool = False
 
     @property
@@ -200,7 +202,7 @@ class FailureReport:
             return [self.headline()]
         error = [] if cause.error is None else [cause.error.message.partition("\n")[0]]
         hint = [] if cause.cause is None or cause.cause.hint is None else [f"hint: {cause.cause.hint}"]
-        return [self.headline(), *error, *self.collectives[:1], *hint, f"full log: {cause.log}"]
+        return [self.headline(), *error, *self.collectives[:1], *_gpu_lines(cause), *hint, f"full log: {cause.log}"]
 
     def headline(self) -> str:
         """Returns who failed and how, as part of a sentence."""
@@ -280,9 +282,21 @@ def describe_status(status: int) -> str:
 def _render_rank(end: RankEnd) -> list[str]:
     lines = [] if end.error is None else [f"  {line}" for line in end.error.message.split("\n")]
     lines += _quote(f"last lines of rank {end.rank}:", end.last_lines)
+    lines += _gpu_lines(end)
     if end.cause is not None and end.cause.hint is not None:
         lines.append(f"hint: {end.cause.hint}")
     return [*lines, f"full log: {end.log}"]
+
+
+def _gpu_lines(end: RankEnd) -> list[str]:
+    """Names the GPUs for a ticket: whoever exchanges a card knows neither ranks nor CUDA's numbers."""
+    lines: list[str] = []
+    for gpu in end.gpus:
+        names = ", ".join(name for name in (gpu.uuid, gpu.address) if name)
+        number = "a GPU" if gpu.index is None else f"GPU {gpu.index}"
+        faults = "; ".join(gpu.faults) or "its driver knows of no fault"
+        lines.append(f"{number} of {end.host} ({names}): {faults}")
+    return lines
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 
@@ -22,8 +23,9 @@ from . import processes
 from .environment import THREADS_ENV
 from .failures import describe_status
 from .flight_recorder import RecorderFiles, pipe_environment, recorder_files, without_outer
+from .gpu_inquiry import GpuInquiry, is_of_a_gpu
 from .host_binding import read_bindings
-from .host_gpus import rank_variables, slice_note
+from .host_gpus import find_gpus, gpus_of_ranks, rank_variables, slice_note
 from .last_words import LastWords
 from .nccl_dumps import MOST_BYTES, DumpError, read_dump
 from .oom_kills import OomKills
@@ -82,6 +84,7 @@ class HostRanks:
         #: Ranks that failed by themselves, and were killed because they did not end of it.
         self._ended_for: set[int] = set()
         self._oom_kills = OomKills()
+        self._inquiry = GpuInquiry({}, selector, relay.send)
         self._scope: Scope | None = None
 
     def open_store(self) -> tuple[str, int]:
@@ -124,9 +127,14 @@ class HostRanks:
         if note is not None:
             self._relay.send(Note(text=note))
         address, port = rendezvous
+        environs: dict[int, dict[str, str]] = {}
         for worker in plan.nodes[self._node.node_rank].workers:
             given = worker_environment(environ, plan, self._node, worker, address=address, port=port)
             self.recorders[worker.rank] = recorder_files(given, worker.rank)
+            environs[worker.rank] = given
+        gpus = gpus_of_ranks(self._node.gpus or find_gpus(Path("/")), list(environs.values()))
+        placed = {rank: gpu for rank, gpu in zip(environs, gpus, strict=True) if gpu is not None}
+        self._inquiry = GpuInquiry(placed, self._selector, self._relay.send)
         remove_empty_scopes()
         # Last: until the spawner knows of it, nobody would remove it after us.
         self._scope = make_scope(scope_name(self._plan.job_id, self._node.node_rank))
@@ -170,9 +178,16 @@ class HostRanks:
         return self._spawner is None
 
     def processes_left(self) -> list[psutil.Process]:
-        """Everything below the agent but the spawner, which stays to the end. See [Note: two reapers]."""
-        spawner_pid = None if self._spawner is None else self._spawner.pid
-        return [process for process in processes.descendants() if process.pid != spawner_pid]
+        """Everything below the agent but who asks the driver and the spawner, which stays to the end.
+
+        See [Note: two reapers].
+        """
+        own = (None if self._spawner is None else self._spawner.pid, self._inquiry.pid)
+        return [process for process in processes.descendants() if process.pid not in own]
+
+    def is_asking(self, now_s: float) -> bool:
+        """Whether the driver may still tell what is wrong with a GPU; `now_s` is monotonic."""
+        return self._inquiry.is_open(now_s)
 
     def release_spawner(self) -> bool:
         """Lets the spawner exit, as nothing is left below it; returns whether it has."""
@@ -286,6 +301,8 @@ class HostRanks:
         self._relay.send(
             Exit(rank=rank, status=status, time_s=time_s, error=error, oom=oom, step=step, groups=groups)
         )
+        if status and is_of_a_gpu(status, error):
+            self._inquiry.ask(rank)
 
     def remove_pipes(self) -> None:
         """Removes the ranks' pipes, once nobody listens: whoever reads all files of the folder would wait there."""

@@ -10,7 +10,7 @@ keeps it as an escape, and encoding with `surrogateescape` gives the same bytes 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from dsrun.contract import WorkerError
@@ -350,6 +350,38 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFinding:
+    """What a driver says of a GPU after a rank died.
+
+    Attributes:
+        index: NVML's; None where the driver does not show it.
+        uuid: its name.
+        address: on the PCI bus, `0000:1b:00.0`; None where the driver does not reach it.
+        ranks: those that used it.
+        faults: what is wrong with it, in words; empty if nothing is known.
+    """
+
+    index: int | None = None
+    uuid: str | None = None
+    address: str | None = None
+    ranks: list[int] = field(default_factory=list[int])
+    faults: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFindings:
+    """Agent to front end, after the `Exit` of a rank that may have died of its GPU.
+
+    Attributes:
+        rank: which one.
+        gpus: those of the host's ranks, and others with a fault.
+    """
+
+    rank: int
+    gpus: list[GpuFinding]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
     """Spawner to agent to front end: this host cannot run its ranks any more.
 
@@ -430,6 +462,7 @@ Message = (
     | Records
     | Note
     | Exit
+    | GpuFindings
     | Failed
     | Finished
     | Spawn
@@ -455,13 +488,14 @@ _CLASS_OF: dict[str, type[Message]] = {
     "records": Records,
     "note": Note,
     "exit": Exit,
+    "gpu_findings": GpuFindings,
     "failed": Failed,
     "finished": Finished,
     "spawn": Spawn,
     "release": Release,
 }
 _NAME_OF = {cls: name for name, cls in _CLASS_OF.items()}
-_FIELDS_OF = {cls: tuple(field.name for field in fields(cls)) for cls in _CLASS_OF.values()}
+_FIELDS_OF = {cls: tuple(each.name for each in fields(cls)) for cls in _CLASS_OF.values()}
 
 
 def encode(message: Message) -> bytes:
@@ -476,6 +510,8 @@ def encode(message: Message) -> bytes:
             body["oom"] = None if oom is None else asdict(oom)
         case Pulse(ranks=ranks) | Stacks(ranks=ranks):
             body["ranks"] = [asdict(rank) for rank in ranks]
+        case GpuFindings(gpus=gpus):
+            body["gpus"] = [asdict(gpu) for gpu in gpus]
         case _:
             pass
     return json.dumps({"type": _NAME_OF[cls], **body}, separators=(",", ":")).encode("ascii") + b"\n"
@@ -499,6 +535,8 @@ def decode(line: bytes) -> Message:
             body["oom"] = None if body["oom"] is None else OomKill(**body["oom"])
         elif cls is Stacks:
             body["ranks"] = [_stack(rank) for rank in body["ranks"]]
+        elif cls is GpuFindings:
+            body["gpus"] = [GpuFinding(**gpu) for gpu in body["gpus"]]
         elif cls is Pulse:
             body["ranks"] = [RankPulse(**rank) for rank in body["ranks"]]
         return cls(**body)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .failures import FailureReport, Hang, HostLoss, RankEnd, UserStop
 from .judgement import DOUBT_S, judge
 from .plan import LaunchPlan, NodePlan
-from .protocol import Exit, RankPulse
+from .protocol import Exit, GpuFinding, GpuFindings, RankPulse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,7 @@ class Tally:
         self._pids: dict[int, int] = {}
         self._exits: dict[int, Exit] = {}
         self._losses: list[HostLoss] = []
+        self._gpus: dict[str, GpuFindings] = {}
 
     def started(self, node: NodePlan, pids: Sequence[int]) -> None:
         """Notes the processes of a host's ranks, in the order of its workers."""
@@ -69,6 +70,10 @@ class Tally:
         """Notes how a rank ended, by the front end's clock."""
         self._exits[message.rank] = message
         self._reached(message.step)
+
+    def asked_driver(self, host: str, message: GpuFindings) -> None:
+        """Notes what a host's driver says of its GPUs."""
+        self._gpus[host] = message
 
     def has_died_of(self, stop: UserStop) -> bool:
         """Whether a rank has just died of the very signal that the user stops the job with."""
@@ -154,4 +159,12 @@ class Tally:
             log=log,
             oom=None if message is None else message.oom,
             groups=None if message is None else message.groups,
+            gpus=self._gpus_of(rank, node.host.name),
         )
+
+    def _gpus_of(self, rank: int, host: str) -> tuple[GpuFinding, ...]:
+        """Returns the GPUs of a rank's host that have a fault, and the rank's own where it was asked for."""
+        told = self._gpus.get(host)
+        if told is None:
+            return ()
+        return tuple(gpu for gpu in told.gpus if gpu.faults or (rank == told.rank and rank in gpu.ranks))

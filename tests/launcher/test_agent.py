@@ -20,12 +20,13 @@ from dsrun.contract import CONFIG_ENV, RECORDS_FILE, write_error_file
 from dsrun.launcher.host_binding import read_bindings
 from dsrun.launcher.host_folder import marked
 from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.plan import DEFAULT_LEASE_S, LaunchPlan, NodePlan, StartMethod, WorkerSpec
+from dsrun.launcher.plan import DEFAULT_LEASE_S, GpuPlace, LaunchPlan, NodePlan, StartMethod, WorkerSpec
 from dsrun.launcher.protocol import (
     Exit,
     Failed,
     Finished,
     FrameReader,
+    GpuFindings,
     Hello,
     Kill,
     Lease,
@@ -695,6 +696,20 @@ def test_a_rank_that_the_kernel_killed_for_want_of_memory_is_told_from_one_that_
     assert starved.oom is not None
     assert (starved.oom.by, starved.oom.limit_bytes) == ("limit", 256 << 20)
     assert starved.oom.group.endswith(group.name)
+
+
+def test_a_rank_that_dies_of_its_gpu_has_the_driver_asked_before_the_agent_ends(tmp_path: Path) -> None:
+    plan = script_plan(tmp_path, "raise RuntimeError('CUDA error: unspecified launch failure')\n", ranks=1)
+    (node,) = plan.nodes
+    card = GpuPlace(uuid="GPU-none-of-this-machine", address="00ff:1b:00.0")
+    with agent_for(replace(plan, nodes=(replace(node, gpus=(card,)),))) as agent:
+        messages = agent.rest()
+    (told,) = [message for message in messages if isinstance(message, GpuFindings)]
+    (finding,) = [gpu for gpu in told.gpus if gpu.ranks]
+    assert (told.rank, finding.uuid, finding.address, finding.ranks) == (0, card.uuid, card.address, [0])
+    # Whatever this machine has, it has no such card.
+    assert len(finding.faults) == 1
+    assert isinstance(messages[-1], Finished)
 
 
 def test_ranks_run_on_the_cores_that_the_binding_gives_them(tmp_path: Path) -> None:

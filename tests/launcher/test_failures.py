@@ -21,7 +21,7 @@ from dsrun.launcher.failures import (
     exit_code_of,
 )
 from dsrun.launcher.judgement import judge
-from dsrun.launcher.protocol import Collective, GroupProgress, OomKill
+from dsrun.launcher.protocol import Collective, GpuFinding, GroupProgress, OomKill
 
 GLOO = WorkerError(message="RuntimeError: [pair.cc:547] Connection closed by peer [::1]:2", traceback="", time_s=9.99)
 TIMED_OUT = WorkerError(
@@ -320,6 +320,22 @@ def test_a_rank_whose_network_failed_is_the_cause_and_those_that_lost_it_follow(
         "no answer after all retries (status 12)"
     )
     assert (report.followed, report.also_failed) == (2, 0)
+
+
+def test_the_card_that_a_rank_died_of_is_named_for_a_ticket() -> None:
+    error = WorkerError(message="AcceleratorError: CUDA error: unknown error", traceback="Traceback ...", time_s=9.0)
+    gpus = (
+        GpuFinding(index=3, uuid="GPU-3a", address="0000:3b:00.0", ranks=[0]),
+        GpuFinding(address="0000:9d:00.0", ranks=[1], faults=["GPU is lost", "Xid 79"]),
+    )
+    _, report = judge([dataclasses.replace(end(0, 1, error=error), gpus=gpus)], [], None)
+    assert report is not None
+    told = [
+        "GPU 3 of box (GPU-3a, 0000:3b:00.0): its driver knows of no fault",
+        "a GPU of box (0000:9d:00.0): GPU is lost; Xid 79",
+    ]
+    assert report.render()[2:4] == told
+    assert report.short()[2:4] == told
 
 
 def test_a_hang_that_ended_the_job_is_its_cause_and_has_a_code_of_its_own() -> None:

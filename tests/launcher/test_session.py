@@ -25,6 +25,8 @@ from dsrun.launcher.protocol import (
     Exit,
     Failed,
     Finished,
+    GpuFinding,
+    GpuFindings,
     Hello,
     Kill,
     Lease,
@@ -130,6 +132,20 @@ def test_the_first_failing_rank_stops_the_others_once(tmp_path: Path) -> None:
     assert outcome.report.stopped == 1
     assert received[1:] == [Stop(signal=signal.SIGTERM)]
     assert sink.notes == ["rank 1 on box exited with code 3; stopping 1 other rank (grace 10.0s)"]
+
+
+def test_what_the_driver_says_of_a_hosts_gpus_is_in_the_report_of_its_ranks(tmp_path: Path) -> None:
+    own = GpuFinding(index=0, uuid="GPU-0", address="0000:1b:00.0", ranks=[0, 1])
+    lost = GpuFinding(address="0000:9d:00.0", faults=["GPU is lost"])
+    lines = [
+        "GPU 0 of box (GPU-0, 0000:1b:00.0): its driver knows of no fault",
+        "a GPU of box (0000:9d:00.0): GPU is lost",
+    ]
+    for asked_for, told in ((1, lines), (0, lines[1:])):
+        answer = GpuFindings(rank=asked_for, gpus=[own, lost])
+        outcome, _, _ = run(tmp_path, [*BEGIN, exited(1, 3), answer, Await(Stop), exited(0, -15), DONE])
+        assert outcome.report is not None
+        assert [line for line in outcome.report.render() if "GPU" in line] == told
 
 
 def test_a_rank_that_returns_0_early_stops_nobody(tmp_path: Path) -> None:
