@@ -18,6 +18,7 @@ from dsrun.errors import LaunchError
 
 from . import reachability
 from .bench_values import LEAST_REPETITIONS, figure
+from .host_addresses import taken_mbit_of
 
 #: One does not fill a fast link from one interpreter.
 STREAMS = 4
@@ -38,15 +39,17 @@ def listen(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
         keep: ends it.
 
     Returns:
-        `offers`: a list of objects with `address`, `port` (which says the word), `speed_mbit` and `rate_port`.
+        `offers`: a list of objects with `address`, `port` (which says the word), `rate_port`, and `taken_mbit`, what
+        the link's speed is taken for.
     """
     key = str(arguments["key"]).encode()
     known = reachability.listen({"word": arguments["word"], "interfaces": None}, keep)["offers"]
-    kept = ("address", "port", "speed_mbit")
     return {
         "offers": [
             {
-                **{name: offer[name] for name in kept},
+                "address": offer["address"],
+                "port": offer["port"],
+                "taken_mbit": taken_mbit_of(offer),
                 "rate_port": reachability.serve_at(offer["address"], lambda stream: _serve_aside(stream, key), keep),
             }
             for offer in known
@@ -73,7 +76,7 @@ def measure(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
     if not reached:
         tried = ", ".join(offer["address"] for offer in offers) or "it has none"
         raise LaunchError(f"none of its addresses is reached from here: {tried}", hint="does a firewall drop it?")
-    best = max(reached, key=lambda offer: offer["speed_mbit"] or 0)
+    best = max(reached, key=lambda offer: offer["taken_mbit"])
     place, repetition_s = (best["address"], best["rate_port"]), float(arguments["repetition_s"])
     key = str(arguments["key"]).encode()
     try:

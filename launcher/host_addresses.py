@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
+from typing import Any
 
 from dsrun.errors import DsrunError
 
@@ -51,7 +52,9 @@ class LinkFacts:
 
     @property
     def taken_mbit(self) -> int:
-        """What its speed is taken for where it is compared."""
+        """What its speed is taken for where it is compared; a tunnel, which leads over another link, comes last."""
+        if self.kind == "tunnel":
+            return 0
         return self.speed_mbit or (_CARD_MBIT if self.cards else 0)
 
 
@@ -89,6 +92,11 @@ class InterfaceAddresses:
     is_up: bool
     speed_mbit: int
     addresses: tuple[tuple[str, str | None], ...]
+
+
+def taken_mbit_of(offer: Mapping[str, Any]) -> int:
+    """Returns `taken_mbit` of an `Address` that came as JSON."""
+    return LinkFacts(**{name: offer[name] for name in LinkFacts.__dataclass_fields__}).taken_mbit
 
 
 def addresses() -> Iterator[Address]:

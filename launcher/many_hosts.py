@@ -16,12 +16,11 @@ from pathlib import Path
 from dsrun.contract import BACKEND_ENV
 from dsrun.errors import PreflightError, Problem
 
-from .environment import interface_variables
 from .hosts import HostSpec
-from .meeting import Meeting, choose_meeting
+from .meeting import choose_meeting
 from .placement import Placement
-from .plan import LaunchPlan
-from .preflight import Wants
+from .plan import GpuPlace, LaunchPlan
+from .preflight import Preflight, Seen, Wants
 from .preflight_run import check_hosts
 from .preflight_text import summary
 from .survey import Survey
@@ -101,7 +100,7 @@ class JobHosts:
             python: the interpreter on hosts that name none.
 
         Returns:
-            the plan, with the address where ranks meet and each host's interface to it.
+            the plan, with the address where ranks meet, each host's interface to it, and where its GPUs are.
 
         Raises:
             PreflightError: hosts cannot be reached, or not each other, or are not fit; names all of them.
@@ -113,18 +112,16 @@ class JobHosts:
                 _refuse_unreached(survey)
                 self._copy(survey, self._settings.copied_folder, plan.cwd)
             if self._settings.preflight:
-                meeting = self._check(survey, hosts, plan)
+                found = self._check(survey, hosts, plan)
+                meeting, plan = found.meeting, plan.with_gpus(gpu_places(found))
+                assert meeting is not None, "hosts that do not meet are refused"
             else:
                 _refuse_unreached(survey)
                 meeting = choose_meeting(survey, hosts, iface=self._settings.iface, env=plan.env)
-        # They fill in what nobody has set. See [Note: variables] of plan.
-        found = {
-            name: interface_variables(interface, meeting.rails.get(name, ()))
-            for name, interface in meeting.interfaces.items()
-        }
         if (chosen := meeting.text()) is not None:
             self._note(chosen)
-        return plan.at(meeting.address, found)
+        # They fill in what nobody has set. See [Note: variables] of plan.
+        return plan.at(meeting.address, meeting.variables())
 
     def _attend(self) -> None:
         """Does what else there is to do while hosts are waited for."""
@@ -142,7 +139,7 @@ class JobHosts:
         if synced.problems:
             raise PreflightError.of(synced.problems)
 
-    def _check(self, survey: Survey, hosts: Sequence[HostSpec], plan: LaunchPlan) -> Meeting:
+    def _check(self, survey: Survey, hosts: Sequence[HostSpec], plan: LaunchPlan) -> Preflight:
         """Compares the hosts, and refuses those that the job would fail on."""
         found = check_hosts(survey, hosts, wants_of(plan, iface=self._settings.iface))
         for warning in found.warnings():
@@ -150,8 +147,17 @@ class JobHosts:
         if found.is_red:
             raise found.error()
         self._note(summary(found))
-        assert found.meeting is not None, "hosts that do not meet are refused"
-        return found.meeting
+        return found
+
+
+def gpu_places(found: Preflight) -> dict[str, tuple[GpuPlace, ...]]:
+    """Returns what drivers told of the GPUs of hosts, by name of the host.
+
+    Args:
+        found: what the hosts said.
+    """
+    answered = {name: its.facts for name, its in found.seen.items() if isinstance(its, Seen)}
+    return {name: facts.gpu_places for name, facts in answered.items() if facts.gpu_places}
 
 
 def wants_of(plan: LaunchPlan, *, iface: str | None) -> Wants:

@@ -16,6 +16,7 @@ from typing import Any
 
 from dsrun.errors import PreflightError, Problem
 
+from .environment import interface_variables
 from .excerpts import listed
 from .host_addresses import Address
 from .hosts import HostSpec
@@ -45,6 +46,13 @@ class Meeting:
     interfaces: dict[str, str]
     rails: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     reason: str = field(default="", compare=False)
+
+    def variables(self) -> dict[str, dict[str, str]]:
+        """Returns the variables of each host's ranks, by its name."""
+        return {
+            name: interface_variables(interface, self.rails.get(name, ()))
+            for name, interface in self.interfaces.items()
+        }
 
     def text(self) -> str | None:
         """Returns one line about what was chosen and why; None where there was no choice."""

@@ -43,9 +43,9 @@ def test_round_trip_and_rate_of_a_way_are_measured(keep: ExitStack) -> None:
 def test_the_fastest_link_that_leads_there_is_taken(keep: ExitStack) -> None:
     (offer, *_) = listen(WORDS, keep)["offers"]
     with socket.create_server((offer["address"], 0)) as silent:
-        faster = {"address": offer["address"], "port": silent.getsockname()[1], "speed_mbit": 400_000}
+        faster = {"address": offer["address"], "port": silent.getsockname()[1], "taken_mbit": 400_000}
         # Nothing that knows the word is behind the fastest: it is not taken.
-        assert measure(way([faster, {**offer, "speed_mbit": 10}]), keep)["address"] == offer["address"]
+        assert measure(way([faster, {**offer, "taken_mbit": 10}]), keep)["address"] == offer["address"]
 
 
 def test_whoever_does_not_know_the_key_is_not_served(keep: ExitStack) -> None:

@@ -10,10 +10,12 @@ import pytest
 
 from dsrun.errors import PreflightError
 from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.many_hosts import HostSettings, JobHosts, wants_of
+from dsrun.launcher.many_hosts import HostSettings, JobHosts, gpu_places, wants_of
 from dsrun.launcher.placement import Placement
-from dsrun.launcher.plan import LaunchPlan, Program, make_plan
-from dsrun.launcher.preflight import Wants
+from dsrun.launcher.plan import GpuPlace, LaunchPlan, Program, make_plan
+from dsrun.launcher.preflight import Preflight, Wants
+from dsrun.launcher.survey import Unable
+from support.host_facts import a_host
 
 #: The one interface that every machine has; unasked nobody would meet there.
 HERE = HostSettings(iface="lo")
@@ -68,6 +70,13 @@ def test_hosts_get_an_address_to_meet_at_and_their_interface_to_it(tmp_path: Pat
     assert len(told.warnings) == (1 if preflight else 0)
 
 
+def test_what_drivers_of_hosts_told_of_their_gpus_is_handed_on() -> None:
+    place = GpuPlace(uuid="GPU-0", address="0000:17:00.0")
+    seen = {"a": a_host("a", gpu_places=(place,)), "b": a_host("b"), "c": Unable("no answer")}
+    found = Preflight(seen=seen, findings=(), meeting=None, seconds=0.0)
+    assert gpu_places(found) == {"a": (place,)}
+
+
 def test_one_host_alone_meets_itself(tmp_path: Path) -> None:
     told = Told()
     plan = prepared(plan_of(tmp_path, host("a")), HostSettings(), told)
@@ -107,6 +116,8 @@ def test_what_is_wanted_of_hosts_follows_from_the_plan(tmp_path: Path) -> None:
     script = plan_of(tmp_path, host("a"))
     folder = str(tmp_path)
     assert wants_of(script, iface="ib0") == Wants(folder=folder, script="train.py", iface="ib0")
+    nccl = wants_of(plan_of(tmp_path, host("a"), NCCL_NET="Socket", OMP_NUM_THREADS="2"), iface=None).nccl
+    assert nccl == {"NCCL_NET": "Socket"}
     module = dataclasses.replace(script.program, kind="module", target="pkg.train")
     assert wants_of(dataclasses.replace(script, program=module, env={"DSRUN_BACKEND": "nccl"}), iface=None) == Wants(
         folder=folder, on_gpus=True

@@ -51,6 +51,7 @@ def test_cards_of_equal_speed_on_networks_of_their_own_are_all_used_and_a_slower
     found = met(MadeUpNetwork(hosts(3)))
     assert found.rails == dict.fromkeys(("n1", "n2", "n3"), ("eth1", "eth2", "eth3", "eth4"))
     assert found.interfaces == dict.fromkeys(("n1", "n2", "n3"), "eth1")
+    assert found.variables()["n2"] == {"GLOO_SOCKET_IFNAME": "eth1", "NCCL_SOCKET_IFNAME": "=eth1,eth2,eth3,eth4"}
     assert found.text() == (
         "ranks meet at 10.1.0.1 (eth1): as fast as eth2, eth3, eth4 (100 Gbit/s), and comes first; "
         "NCCL's sockets use eth1, eth2, eth3, eth4"
