@@ -89,8 +89,8 @@ def gpus_per_node(environ: Mapping[str, str]) -> int:
     return _count(here) if here else _typed_count(environ.get("SLURM_GPUS_PER_NODE", ""))
 
 
-def step_gres(environ: Mapping[str, str], host: HostSpec) -> str | None:
-    """Returns what a step has to ask for to see all GPUs that this Slurm job has on a host; None for no GPU.
+def step_gpus(environ: Mapping[str, str], host: HostSpec) -> str | None:
+    """Returns the option by which a step sees all GPUs that this Slurm job has on a host; None for no GPU.
 
     Args:
         environ: this process's variables.
@@ -102,18 +102,20 @@ def step_gres(environ: Mapping[str, str], host: HostSpec) -> str | None:
     kinds = environ.get("SLURM_GPUS_PER_NODE", "").split(",")
     if len(kinds) > 1:
         # Of several types each has to be asked for: Slurm finds no `gpu:2` in `gpu:a100:1,gpu:v100:1`.
-        return ",".join(f"gpu:{kind}" for kind in kinds)
-    job = job_id(environ) or "?"
+        return f"--gres={','.join(f'gpu:{kind}' for kind in kinds)}"
     node_list = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
+    job = job_id(environ) or "?"
     names = _names(node_list, job) if node_list else [host.name]
     try:
         counts = _gpus(environ, names, job)
     except _Unevenly:
         # The user has named the hosts, and with their slots how many GPUs each has.
-        return f"gpu:{host.slots}"
+        return f"--gpus={host.slots}"
     if counts is None:
         return None
-    return f"gpu:{dict(zip(names, counts, strict=True)).get(host.name, counts[0])}"
+    count = dict(zip(names, counts, strict=True)).get(host.name, counts[0])
+    # Where they are spread unevenly, Slurm gives a step no `--gres` beyond what every node has (tried with 22.05).
+    return f"--gpus={count}" if len(set(counts)) > 1 else f"--gres=gpu:{count}"
 
 
 class _Unevenly(HostfileError):

@@ -17,7 +17,7 @@ from dsrun.errors import LaunchError
 
 from ..hosts import HostSpec
 from ..refusals import refusal_of
-from ..scheduler.slurm import step_gres
+from ..scheduler.slurm import step_gpus
 from .client_start import ClientStart, wait_for_start
 from .openssh import OpensshChannel
 from .ssh_words import MARK, Preamble
@@ -62,7 +62,7 @@ class SrunTransport:
         Raises:
             LaunchError: there is no srun, or Slurm refuses, or does not start the command in time.
         """
-        step = step_command(self._program, host.name, gres=step_gres(self._environ, host))
+        step = step_command(self._program, host.name, gpus=step_gpus(self._environ, host))
         words = [*step, "/bin/sh", "-c", _SCRIPT, MARK.decode().rstrip(), *argv]
         try:
             process = subprocess.Popen(
@@ -93,16 +93,15 @@ class SrunTransport:
         """Keeps nothing. See `OwnedTransport`."""
 
 
-def step_command(program: str, node: str, *, gres: str | None) -> list[str]:
+def step_command(program: str, node: str, *, gpus: str | None) -> list[str]:
     """Returns the words of srun for one task on one node that takes nothing from the job's other steps.
 
     Args:
         program: srun.
         node: Slurm's name of it.
-        gres: the GPUs that the job has there, see `step_gres`. Unless they are asked for, a step of one task gets what
-            the job has asked for a task, or none of what came with `--exclusive`.
+        gpus: option for those that the job has there, see `step_gpus`. Unless they are asked for, a step of one task
+            gets what the job has asked for a task, or none of what came with `--exclusive`.
     """
-    gpus = [] if gres is None else [f"--gres={gres}", "--gpu-bind=none"]
     return [
         program,
         "--quiet",
@@ -113,7 +112,7 @@ def step_command(program: str, node: str, *, gres: str | None) -> list[str]:
         "--overlap",
         "--mem=0",
         "--cpu-bind=none",
-        *gpus,
+        *(() if gpus is None else (gpus, "--gpu-bind=none")),
         # Else ranks would take themselves for the one rank of an MPI job.
         "--mpi=none",
         # Over what the job was submitted with: `sbatch --export=NONE` is meant for the job's script.

@@ -96,7 +96,24 @@ def test_a_step_sees_all_gpus_that_the_job_has_on_its_node(slurm: Cluster) -> No
             channels.end_all()
 
 
-def test_tasks_of_srun_find_their_ranks_in_what_slurm_tells_them(slurm: Cluster, tmp_path: Path) -> None:
+def test_a_step_sees_the_gpus_of_its_own_node_where_tasks_are_spread_unevenly(slurm: Cluster) -> None:
+    with slurm.allocation("--gpus-per-task=1", "--ntasks=3") as environ:
+        asked = {"SLURM_GPUS_PER_TASK": "1", "SLURM_NTASKS": "3", "SLURM_TASKS_PER_NODE": "2,1"}
+        hosts = read_allocation(environ | asked)
+        assert hosts is not None
+        assert [(host.name, host.slots) for host in hosts] == [("n1", 2), ("n2", 1)]
+        channels = RememberingChannels(SrunTransport(environ=environ | asked))
+        try:
+            for host, gpus in zip(hosts, ("0,1", "0"), strict=True):
+                channel = channels.start(host, ["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"])
+                assert b"".join(iter(channel.read_stdout, b"")) == f"{gpus}\n".encode()
+                assert channel.wait(20) == 0
+        finally:
+            channels.end_all()
+
+
+@pytest.mark.parametrize("plugin", ["none", "pmi2", "cray_shasta"])
+def test_tasks_of_srun_find_their_ranks_in_what_slurm_tells_them(slurm: Cluster, tmp_path: Path, plugin: str) -> None:
     (tmp_path / "who.py").write_text(
         "import sys\nfrom dataclasses import astuple\nfrom dsrun.contract import RankInfo\n"
         "sys.stdout.write(f'{astuple(RankInfo.from_env())}\\n')\n"
@@ -108,6 +125,7 @@ def test_tasks_of_srun_find_their_ranks_in_what_slurm_tells_them(slurm: Cluster,
             "--overlap",
             "--ntasks=4",
             "--ntasks-per-node=2",
+            f"--mpi={plugin}",
             sys.executable,
             tmp_path / "who.py",
         ]

@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.errors import HostfileError
 from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.scheduler.slurm import read_allocation, signal_names, step_gres
+from dsrun.launcher.scheduler.slurm import read_allocation, signal_names, step_gpus
 from support.environments import environment_of
 
 JOB = {"SLURM_JOB_ID": "123", "SLURM_JOB_NODELIST": "w[00-02]"}
@@ -90,20 +90,21 @@ def test_all_gpus_of_a_job_on_one_host_are_its_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "slots", "gres"),
+    ("variables", "slots", "option"),
     [
         ({}, 1, None),
-        ({"SLURM_GPUS_ON_NODE": "4"}, 1, "gpu:4"),
-        ({"SLURM_GPUS_PER_NODE": "a100:4"}, 1, "gpu:4"),
-        ({"SLURM_GPUS_PER_NODE": "a100:1,v100:2", "SLURM_GPUS_ON_NODE": "3"}, 3, "gpu:a100:1,gpu:v100:2"),
-        ({"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1", "SLURM_GPUS_PER_TASK": "2"}, 1, "gpu:2"),
-        ({"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "4"}, 2, "gpu:2"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, 1, "--gres=gpu:4"),
+        ({"SLURM_GPUS_PER_NODE": "a100:4"}, 1, "--gres=gpu:4"),
+        ({"SLURM_GPUS_PER_NODE": "a100:1,v100:2", "SLURM_GPUS_ON_NODE": "3"}, 3, "--gres=gpu:a100:1,gpu:v100:2"),
+        ({"SLURM_NTASKS": "5", "SLURM_TASKS_PER_NODE": "2(x2),1", "SLURM_GPUS_PER_TASK": "2"}, 1, "--gpus=2"),
+        ({"SLURM_NTASKS": "6", "SLURM_TASKS_PER_NODE": "2(x3)", "SLURM_GPUS_PER_TASK": "2"}, 1, "--gres=gpu:4"),
+        ({"SLURM_GPUS": "8", "SLURM_GPUS_ON_NODE": "4"}, 2, "--gpus=2"),
     ],
 )
 def test_a_step_asks_for_the_gpus_that_the_job_has_on_its_host(
-    variables: dict[str, str], slots: int, gres: str | None
+    variables: dict[str, str], slots: int, option: str | None
 ) -> None:
-    assert step_gres(JOB | variables, HostSpec(name="w02", slots=slots, source="test")) == gres
+    assert step_gpus(JOB | variables, HostSpec(name="w02", slots=slots, source="test")) == option
 
 
 def test_without_gpus_a_host_has_a_slot_for_each_task_that_was_asked_for() -> None:

@@ -78,10 +78,10 @@ def test_a_missing_srun_is_named_with_a_way_out(tmp_path: Path) -> None:
 
 
 def test_a_step_is_confined_to_nothing_and_asks_for_all_gpus_of_the_job() -> None:
-    words = step_command("srun", "n2", gres="gpu:4")
+    words = step_command("srun", "n2", gpus="--gres=gpu:4")
     assert {"--overlap", "--mem=0", "--cpu-bind=none", "--gres=gpu:4", "--gpu-bind=none", "--export=ALL"} <= set(words)
     assert "--nodelist=n2" in words
-    assert not [word for word in step_command("srun", "n2", gres=None) if "gpu" in word]
+    assert not [word for word in step_command("srun", "n2", gpus=None) if "gpu" in word]
 
 
 def test_what_the_job_was_asked_for_is_not_asked_for_the_step() -> None:
