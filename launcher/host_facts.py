@@ -22,6 +22,7 @@ from dsrun.host_memory import read_host_memory
 from .devices import Device, driver_open, read_devices, user_of_process
 from .file_facts import FileFacts, PathFacts, code_digests, file_facts, folder_fault, path_facts
 from .nccl_sockets import find_net_plugin, why_no_sockets
+from .plan import GpuPlace
 from .probe_cgroup import read_limits
 from .probe_gpu import Gpu, GpuReport, left_out_texts, read_gpus
 from .probe_machine import read_text, usable_cores
@@ -70,6 +71,7 @@ class HostFacts:
         driver: NVIDIA's, its version.
         driver_cuda: newest CUDA version it runs.
         gpus: those a job may see.
+        gpu_places: where those are that CUDA counts, in its order, whatever CUDA_VISIBLE_DEVICES says.
         no_gpus: why there are none, where there are none.
         no_gpus_fix: how GPUs that are there come to be used, where the driver does not serve them or they are of another
             maker; None where none was to be expected.
@@ -100,6 +102,7 @@ class HostFacts:
     driver_cuda: str | None
     gpus: tuple[GpuFacts, ...]
     no_gpus: str | None
+    gpu_places: tuple[GpuPlace, ...] = ()
     no_gpus_fix: str | None = None
     left_out: tuple[str, ...] = ()
     cores_usable: int
@@ -127,6 +130,7 @@ class HostFacts:
             # The other dsrun may tell other versions too.
             "versions": Versions(**{name: value["versions"].get(name) for name in Versions.__dataclass_fields__}),
             "gpus": tuple(GpuFacts(**gpu) for gpu in gpus),
+            "gpu_places": tuple(GpuPlace(**place) for place in value["gpu_places"]),
             "rdma": tuple(RdmaFacts(**port) for port in value["rdma"]),
             "files": {kind: FileFacts(**file) for kind, file in value["files"].items()},
             "paths": tuple(PathFacts(**path) for path in value["paths"]),
@@ -203,6 +207,7 @@ def read_facts(
         driver=report.driver,
         driver_cuda=report.driver_cuda,
         gpus=gpu_facts(report.gpus, devices),
+        gpu_places=report.places,
         no_gpus=no_gpus,
         no_gpus_fix=no_gpus_fix,
         left_out=tuple(left_out_texts(report)) if devices else (),

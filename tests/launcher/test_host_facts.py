@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -60,6 +61,14 @@ def test_gpus_come_with_who_is_on_them() -> None:
     ]
     assert found.gpus[1].used_by[0].startswith("pid 4242")
     assert found.no_gpus is None
+
+
+def test_gpus_are_placed_whatever_a_job_sees_of_them(tmp_path: Path) -> None:
+    machine = recorded_machine("hgx_h200_job", tmp_path)
+    found = read_facts({"CUDA_VISIBLE_DEVICES": "3"}, asked_s=0, load_nvml=machine.load_nvml, root=machine.root)
+    assert [place.address for place in found.gpu_places] == [gpu.pci_address for gpu in machine.report().gpus]
+    there = HostFacts.from_json(json.loads(json.dumps(dataclasses.asdict(found))))
+    assert (there.gpu_places, len(there.gpus)) == (found.gpu_places, 1)
 
 
 def test_slices_are_devices_without_a_number() -> None:
