@@ -20,7 +20,7 @@ from dsrun.contract import CONFIG_ENV, RECORDS_FILE, write_error_file
 from dsrun.launcher.host_binding import read_bindings
 from dsrun.launcher.host_folder import marked
 from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.plan import DEFAULT_LEASE_S, GpuPlace, LaunchPlan, NodePlan, StartMethod, WorkerSpec
+from dsrun.launcher.plan import DEFAULT_LEASE_S, GpuPlace, LaunchPlan, NodePlan, ProgramKind, StartMethod, WorkerSpec
 from dsrun.launcher.protocol import (
     Exit,
     Failed,
@@ -33,6 +33,7 @@ from dsrun.launcher.protocol import (
     Listening,
     Meet,
     Message,
+    Note,
     Output,
     Passed,
     Pulse,
@@ -710,6 +711,49 @@ def test_a_rank_that_dies_of_its_gpu_has_the_driver_asked_before_the_agent_ends(
     # Whatever this machine has, it has no such card.
     assert len(finding.faults) == 1
     assert isinstance(messages[-1], Finished)
+
+
+#: Says which GPUs a rank may see, and how CUDA counts them; no interpreter is started for it.
+SEES: tuple[ProgramKind, str, str, str] = (
+    *("command", "sh", "-c"),
+    'echo "$RANK: $CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER"',
+)
+
+
+def with_gpus_of_a_scheduler(plan: LaunchPlan, *, chosen: tuple[int, ...]) -> LaunchPlan:
+    (node,) = plan.nodes
+    return replace(plan, nodes=(replace(node, chosen=chosen, host=replace(node.host, source="hosts:1")),))
+
+
+def test_chosen_gpus_count_those_that_the_scheduler_of_the_host_has_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    plan = with_gpus_of_a_scheduler(program_plan(tmp_path, *SEES, ranks=1), chosen=(0,))
+    with agent_for(plan) as agent:
+        said = [message.text for message in agent.rest() if isinstance(message, Output)]
+    assert "".join(said) == "0: 2 PCI_BUS_ID\n"
+
+
+def test_each_rank_of_a_host_whose_scheduler_named_slices_sees_one_and_a_note_says_what_that_means(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-a,MIG-b")
+    with agent_for(program_plan(tmp_path, *SEES, ranks=2)) as agent:
+        messages = agent.rest()
+    said = sorted(message.text for message in messages if isinstance(message, Output))
+    assert "".join(said) == "0: MIG-a PCI_BUS_ID\n1: MIG-b PCI_BUS_ID\n"
+    assert any(isinstance(message, Note) and message.text.startswith("2 MIG slices") for message in messages)
+
+
+def test_a_chosen_gpu_that_the_host_does_not_show_is_the_users_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    with agent_for(with_gpus_of_a_scheduler(program_plan(tmp_path, *SEES, ranks=1), chosen=(2,))) as agent:
+        (failed,) = [message for message in agent.rest() if isinstance(message, Failed)]
+    assert (failed.is_mistake, failed.hint is not None) == (True, True)
+    assert failed.reason.startswith("hosts:1: GPU 2 of host")
 
 
 def test_ranks_run_on_the_cores_that_the_binding_gives_them(tmp_path: Path) -> None:
