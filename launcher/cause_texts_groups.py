@@ -16,6 +16,15 @@ from .cause_texts_host import SHM_FULL
 
 #: What stands in the line with which NCCL's watchdog ends a rank, wherever the line is in the rank's output.
 WATCHDOG_WORDS = "Watchdog caught collective operation timeout"
+#: Likewise of lines by which torch says why it ends a rank, before it writes the stacks of all its threads.
+LAST_WORDS = (
+    WATCHDOG_WORDS,
+    "Process group watchdog thread terminated with exception",
+    "ncclRemoteError: ",
+    "Got completion from peer",
+    "Received a dump signal",
+    "watchdog got stuck",
+)
 _WATCHDOG = (
     r"(?:PG GUID [^(\s]*\((?P<group>[^)]*)\)[^\n]*?)?"
     + WATCHDOG_WORDS

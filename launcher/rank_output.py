@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from .cause_texts_groups import WATCHDOG_WORDS
+from .cause_texts_groups import LAST_WORDS
 from .failures import TAIL_LINES
 from .lines import BAR_INTERVAL_S, LineAssembler
 from .log_files import LogFiles
 from .output_index import IndexWriter, LogStream
 from .protocol import Output, StreamName
 
+#: A line of LAST_WORDS counts among the last ones until more lines than these have followed it: all threads' stacks.
+_LAST_WORDS_LINES = 1000
 #: Longest part of a line that a report repeats.
 _TAIL_LINE_CHARACTERS = 2000
 
@@ -108,7 +110,9 @@ class RankOutput:
 
     def __init__(self, rank: int, log: JobLog, console: Console, *, bars: BarDisplay | None = None) -> None:
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._watchdog: str | None = None
+        #: By which of LAST_WORDS it has: the last such line, and how many lines came up to it.
+        self._last_words: dict[str, tuple[int, str]] = {}
+        self._line_count = 0
         self._rank = rank
         self._log = log
         self._console = console
@@ -126,9 +130,10 @@ class RankOutput:
 
     @property
     def tail(self) -> tuple[str, ...]:
-        """The rank's last lines; what NCCL's watchdog said comes first, however many stacks torch wrote after it."""
-        said = () if self._watchdog is None or self._watchdog in self._tail else (self._watchdog,)
-        return (*said, *self._tail)
+        """The rank's last lines; what torch ended it with comes first, however many stacks were written after it."""
+        since = self._line_count - _LAST_WORDS_LINES
+        said = sorted({told for told in self._last_words.values() if told[0] > since and told[1] not in self._tail})
+        return (*(line for _, line in said), *self._tail)
 
     def begin(self, heading: str) -> None:
         """Goes on with another attempt.
@@ -140,7 +145,7 @@ class RankOutput:
         self._has_exited = False
         # An earlier attempt's last words must not be taken for this one's.
         self._tail.clear()
-        self._watchdog = None
+        self._last_words.clear()
 
     def exited(self) -> None:
         """Takes its bars away: nothing moves them any more. What its children still write may come."""
@@ -216,9 +221,15 @@ class RankOutput:
         """Remembers lines for a report."""
         if lines:
             self._tail.extend([line[:_TAIL_LINE_CHARACTERS] for line in lines[-TAIL_LINES:]])
-            for line in lines:
-                if WATCHDOG_WORDS in line:
-                    self._watchdog = line[:_TAIL_LINE_CHARACTERS]
+            text = "\n".join(lines)
+            for words in LAST_WORDS:
+                if words in text:
+                    self._note_last_words(words, lines)
+            self._line_count += len(lines)
+
+    def _note_last_words(self, words: str, lines: Sequence[str]) -> None:
+        number, line = next((n, line) for n, line in reversed(list(enumerate(lines, 1))) if words in line)
+        self._last_words[words] = (self._line_count + number, line[:_TAIL_LINE_CHARACTERS])
 
     def _write_line(self, text: str, *, time_s: float) -> None:
         line = text if self._at_line_start else f"\n{text}"

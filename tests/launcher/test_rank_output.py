@@ -9,6 +9,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from dsrun.launcher.causes import cause_of
 from dsrun.launcher.log_files import LogFiles
 from dsrun.launcher.log_reader import read_log
 from dsrun.launcher.output_index import IndexWriter
@@ -157,6 +158,30 @@ def test_what_nccls_watchdog_said_stays_among_the_last_lines_however_many_stacks
     assert (output.tail[0], output.tail[1], output.tail[-1]) == (said, "frame #70", "frame #99")
     output.begin("attempt 2")
     assert output.tail == ()
+
+
+def test_why_torch_ended_a_rank_stays_among_its_last_lines_until_it_is_long_ago(tmp_path: Path) -> None:
+    output = rank_output(tmp_path, Shown())
+    link = "NET/IB: Got completion from peer 10.40.7.12<4> with status=12 opcode=0 len=0 vendor err 129 (Send)"
+    ended = (
+        "  what():  [Rank 3] Process group watchdog thread terminated with exception: NCCL error: remote process exited"
+    )
+    for line in (
+        "step 1",
+        link.replace("12<4>", "11<4>"),
+        ended,
+        "ncclRemoteError: A call failed",
+        "Last error:",
+        link,
+    ):
+        output.take(out(f"{line}\n"))
+    output.take(out("".join(f"  File {number}\n" for number in range(500))))
+    assert output.tail[:4] == (ended, "ncclRemoteError: A call failed", link, "  File 470")
+    cause = cause_of(-6, "", "", output.tail)
+    assert cause is not None
+    assert "10.40.7.12" in cause.words
+    output.take(out("".join(f"step {number}\n" for number in range(1000))))
+    assert output.tail[0] == "step 970"
 
 
 def test_what_a_rank_has_begun_is_shown_when_it_waits_and_not_twice(tmp_path: Path) -> None:
