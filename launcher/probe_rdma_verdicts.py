@@ -9,9 +9,7 @@ from collections.abc import Iterator
 
 from .nccl_sockets import EFA_FIX
 from .probe_report import ProbeReport, ProbeVerdict
-
-#: On one switch, or on switches below one bridge: the way on which a card reaches GPU memory itself.
-_NEAR = ("PIX", "PXB")
+from .probe_topology import NEAR
 
 
 def rdma_verdicts(report: ProbeReport) -> Iterator[ProbeVerdict]:
@@ -31,7 +29,8 @@ def _far_from_gpus(report: ProbeReport) -> Iterator[ProbeVerdict]:
     for position, card in enumerate(report.rdma):
         if card.kind == "EFA" or card.name not in numbers or all(port.state != "ACTIVE" for port in card.ports):
             continue
-        if any(report.topology.paths[numbers[card.name]][gpu] in _NEAR for gpu in gpus):
+        paths = report.topology.paths[numbers[card.name]]
+        if card.name in report.topology.beside_other_gpus or any(paths[gpu] in NEAR for gpu in gpus):
             near.append(card.name)
         else:
             far.append((position, card.name))
@@ -46,6 +45,8 @@ def _far_from_gpus(report: ProbeReport) -> Iterator[ProbeVerdict]:
 
 
 def _without_plugin(report: ProbeReport) -> Iterator[ProbeVerdict]:
+    if {"NCCL_NET", "NCCL_NET_PLUGIN"} & report.software.variables.keys():
+        return
     cards = [
         (position, card)
         for position, card in enumerate(report.rdma)
@@ -55,7 +56,7 @@ def _without_plugin(report: ProbeReport) -> Iterator[ProbeVerdict]:
         count = f"{len(cards)} EFA device{'' if len(cards) == 1 else 's'}"
         yield ProbeVerdict(
             level="note",
-            text=f"{count}, and no plugin by which NCCL takes {'it' if len(cards) == 1 else 'them'}: it takes TCP",
-            fix=f"for jobs of several hosts {EFA_FIX}",
+            text=f"{count}, and the loader finds no libnccl-net.so: NCCL takes TCP between hosts",
+            fix=EFA_FIX,
             path=f"rdma.{cards[0][0]}",
         )

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsrun.gpu_presence import nvidia_presence
+
 from .probe_fabric import FabricManager, read_fabric_manager
 from .probe_gpu import Gpu
 from .probe_machine import is_there, read_text
@@ -16,6 +18,9 @@ from .probe_network import RdmaDevice
 from .probe_nvlink import links_between
 from .probe_pci import PciPlace, path_class, place_of_address, read_number
 from .probe_xid import SwitchEvent
+
+#: On one switch, or on switches below one bridge: the way on which a card reaches GPU memory itself.
+NEAR = ("PIX", "PXB")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +52,7 @@ class Topology:
             unknown.
         nvswitches: NVSwitch chips that are seen; a virtual machine may not see those it uses, and those of Blackwell
             are no devices of the GPU's driver.
+        beside_other_gpus: network cards near a GPU that this process does not see: another job has it, or none.
         fabric_manager: what sets the switches up; None where none are seen.
         switch_events: errors of the switches that the driver wrote to the kernel's log; None where that is closed.
         peermem: nvidia_peermem is loaded, by which network cards reach GPU memory.
@@ -60,6 +66,7 @@ class Topology:
     peermem: bool
     gdrcopy: bool
     iommu_groups: int | None
+    beside_other_gpus: tuple[str, ...] = ()
     fabric_manager: FabricManager | None = None
     switch_events: tuple[SwitchEvent, ...] | None = ()
 
@@ -108,6 +115,7 @@ def read_topology(
         peermem=is_there(root / "sys/module/nvidia_peermem") or is_there(root / "sys/module/nv_peer_mem"),
         gdrcopy=is_there(root / "sys/module/gdrdrv"),
         iommu_groups=_count(root / "sys/kernel/iommu_groups"),
+        beside_other_gpus=_beside_other_gpus(root, gpus, cards),
         fabric_manager=read_fabric_manager(root) if nvswitches else None,
         switch_events=switch_events,
     )
@@ -131,6 +139,18 @@ def _path(one: Gpu | None, place: PciPlace | None, other: Gpu | None, place_2: P
         if links:
             return f"NV{links}"
     return "?" if place is None or place_2 is None else path_class(place, place_2)
+
+
+def _beside_other_gpus(root: Path, gpus: Sequence[Gpu], cards: Sequence[RdmaDevice]) -> tuple[str, ...]:
+    ours = {gpu.pci_address for gpu in gpus}
+    others = [place_of_address(root, address) for address in nvidia_presence(root).cards if address not in ours]
+    return tuple(
+        card.name
+        for card in cards
+        if card.pci_address is not None
+        and (place := place_of_address(root, card.pci_address)) is not None
+        and any(other is not None and path_class(place, other) in NEAR for other in others)
+    )
 
 
 def _count(folder: Path) -> int | None:
