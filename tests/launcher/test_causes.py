@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -301,3 +302,19 @@ def test_a_network_that_failed_follows_nobody_and_names_the_peer() -> None:
             True,
             False,
         )
+
+
+def test_what_the_guide_says_a_report_says_is_what_it_says() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "debugging.md").read_text()
+    section = text.partition("## When a job failed")[2].partition("## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    told = {row["words"] for row in TABLE.values() if row["words"]}
+    for kill in (OomKill(by="limit", group="/a", limit_bytes=1), OomKill(by="machine"), OomKill(by="systemd-oomd")):
+        cause = cause_of(-signal.SIGKILL, "", "", (), oom=kill)
+        assert cause is not None
+        told.add(cause.words)
+    promised = [words for row in rows for words in row.strip().strip("`").split("`, `")]
+    assert len(promised) > 15
+    for words in promised:
+        pattern = ".*".join(re.escape(part) for part in words.split("..."))
+        assert any(re.fullmatch(pattern, said) for said in told), words
