@@ -114,7 +114,8 @@ def verdict(
     Args:
         stacks: host and answer of every rank that runs.
         silent_s: for how long there was no progress.
-        headline: what the first line begins with; None says for how long there was no progress.
+        headline: what the first line begins with, where torch ends a rank, which has all ranks leave dumps; None says for
+            how long there was no progress.
         ended: ranks that have returned 0 already.
         unanswered: hosts that did not say.
         stacks_folder: where each rank's complete stacks are.
@@ -146,7 +147,7 @@ def verdict(
     lines += [f"  {_detail(group)}" for _, group in ordered[:_MOST_GROUPS]]
     lines += [f"  {line}" for line in lines_of(found)]
     lines += [f"  the flight recorder's dump of {line}" for line in _dump_errors(stacks)]
-    if dump_prefix is not None and any(stack.groups is not None for _, stack in stacks):
+    if dump_prefix is not None and (headline or any(stack.groups is not None for _, stack in stacks)):
         lines.append(f"all collectives: {dump_prefix}<N>, on the rank's host")
     if stacks_folder is not None and any(stack.text for _, stack in stacks):
         lines.append(f"all threads: {stacks_folder}/rank<N>.stacks.txt, on the rank's host")

@@ -333,7 +333,7 @@ def _warn(launch: Launch, *, quiet: bool) -> None:
 
 def _with_hang_warning(launch: Launch, hang_timeout_s: float | None) -> Launch:
     """Returns the launch with a warning more where NCCL would end ranks before they are looked at."""
-    if hang_timeout_s is None or launch.devices in ("gloo", "no GPU"):
+    if hang_timeout_s is None or launch.devices.startswith(("gloo", "no ")):
         return launch
     from ..hang import watchdog_warning
 

@@ -1,4 +1,4 @@
-"""What a pod asks of its node, in Kubernetes' own quantities, and what Kubernetes thinks of it. Pure.
+"""What a pod asks of its node, in Kubernetes' own quantities, and the class that Kubernetes puts it into. Pure.
 
 [Note: quality of service] Cores and memory alone decide about a pod's class. *Guaranteed*: every container has limits
 of both, and requests that are equal to them. *BestEffort*: none names either; such a pod gets the smallest share of

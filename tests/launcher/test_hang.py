@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from dsrun.contract import DEFAULT_HANG_TIMEOUT_S
 from dsrun.launcher.hang import HangTracker, StackRound, WatchdogEnd, WatchdogWords, watchdog_warning
 from dsrun.launcher.protocol import RankPulse, RankStack
+from support.cli import invoke
 
 
 def pulse(rank: int, *, beats: int = 0, idle_s: float | None = None) -> RankPulse:
@@ -193,3 +196,13 @@ def test_a_time_above_nccls_own_is_told_where_the_script_makes_its_groups_plainl
 )
 def test_nothing_is_said_where_dsrun_speaks_first_or_may(timeout_s: float | None, script: bytes) -> None:
     assert watchdog_warning(timeout_s, script, name="train.py") == ()
+
+
+@pytest.mark.parametrize(("more", "is_told"), [([], True), (["--backend", "gloo"], False), (["--no-gpu"], False)])
+def test_the_start_says_it(tmp_path: Path, more: list[str], is_told: bool) -> None:
+    script, hosts = tmp_path / "train.py", tmp_path / "hosts"
+    script.write_bytes(PLAIN)
+    hosts.write_text("w0 slots=2\nw1 slots=2\n")
+    result = invoke("run", "--dry-run", "-H", str(hosts), "--hang-timeout", "30m", *more, str(script))
+    assert result.exit_code == 0, result.stderr
+    assert ("the groups of train.py wait 10 minutes under NCCL" in result.stderr) == is_told

@@ -119,6 +119,25 @@ def test_what_is_read_where_it_is_used_is_not_late(name: str) -> None:
     assert not is_read_at_import(name, "1")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("TORCH_LOGS", "TORCH_TRACE", "TORCH_COMPILE_DEBUG", "TORCHDYNAMO_DISABLE", "TORCHDYNAMO_VERBOSE"),
+        *("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_MAX_AUTOTUNE", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"),
+        *(
+            "KMP_AFFINITY",
+            "KMP_BLOCKTIME",
+            "OMP_PROC_BIND",
+            "GOMP_CPU_AFFINITY",
+            "PYTORCH_JIT",
+            "TORCH_SHOW_CPP_STACKTRACES",
+        ),
+    ],
+)
+def test_what_scripts_set_and_an_import_reads_counts_as_late(name: str) -> None:
+    assert is_read_at_import(name, "1")
+
+
 def test_of_the_allocators_settings_the_choice_of_the_allocator_alone_is_made_at_import() -> None:
     assert not is_read_at_import("PYTORCH_CUDA_ALLOC_CONF", None, "expandable_segments:True")
     assert is_read_at_import("PYTORCH_CUDA_ALLOC_CONF", None, "backend:cudaMallocAsync")

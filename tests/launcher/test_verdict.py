@@ -341,3 +341,9 @@ def test_why_there_is_no_dump_is_told_once_for_all_ranks_with_that_reason() -> N
         "  the flight recorder's dump of ranks 0-4 was not written in time",
         "  the flight recorder's dump of rank 5 is damaged: EOFError: ",
     )
+
+
+def test_where_torch_ends_a_rank_the_dumps_that_it_leaves_are_named() -> None:
+    lines = verdict([stack(1, EVENT)], silent_s=600.0, headline="torch's watchdog ends rank 0", dump_prefix="/run/x_")
+    assert lines[0] == "torch's watchdog ends rank 0: rank 1 is in Event.wait (threading.py:629)"
+    assert lines[-1] == "all collectives: /run/x_<N>, on the rank's host"
