@@ -22,10 +22,11 @@ _PASSING = ("<stdin>", "/dev/stdin", "/dev/fd/", "/proc/self/fd/")
 
 
 @click.command("rerun")
+@click.option("--no-gpu", is_flag=True, help="Train on the CPU this time: ranks see no GPU.")
 @click.option("--dry-run", is_flag=True, help="Say what changed and print the plan; start nothing.")
 @job_argument()
 @click.pass_context
-def command(ctx: click.Context, dry_run: bool, job: str) -> int:
+def command(ctx: click.Context, no_gpu: bool, dry_run: bool, job: str) -> int:
     """Run a job's command again, in its folder, after saying what changed since.
 
     Compared are versions, GPUs, cores, the git commit, script and config, and the variables that training depends on.
@@ -43,8 +44,8 @@ def command(ctx: click.Context, dry_run: bool, job: str) -> int:
     for line in changes_since(found):
         click.echo(f"dsrun: changed since: {line}", err=True)
     group = ctx.find_root().command
-    if dry_run:
-        words = [words[0], "--dry-run", *words[1:]]
+    added = [word for word, is_given in {"--no-gpu": no_gpu, "--dry-run": dry_run}.items() if is_given]
+    words = [words[0], *added, *words[1:]]
     # Exits as the run does; `obj` of the new context holds the words of the new job.
     return group.main(args=words, prog_name="dsrun", standalone_mode=False)
 

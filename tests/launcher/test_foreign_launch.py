@@ -9,6 +9,7 @@ from dsrun.errors import InputError
 from dsrun.launcher.foreign_launch import launcher_of
 from dsrun.launcher.launch import Request
 from dsrun.launcher.resolve import resolve
+from support.cli import clean_environment, run_dsrun
 from support.environments import environment_of
 
 TORCHRUN = RankInfo(rank=1, world_size=2, local_rank=1, local_world_size=2, master_port=1).to_env()
@@ -42,6 +43,20 @@ def test_a_process_that_another_launcher_started_knows_by_whom(environ: dict[str
 @pytest.mark.parametrize("environ", [TORCHRUN, OPEN_MPI])
 def test_a_rank_of_dsrun_starts_jobs_of_its_own_wherever_dsrun_runs(environ: dict[str, str]) -> None:
     assert launcher_of(environ | {"DSRUN_JOB_ID": "20261121-0733-x7k2"}) is None
+
+
+def test_a_rank_of_another_launcher_sees_no_gpu_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "who.py").write_text(
+        "import os; print([os.environ['CUDA_VISIBLE_DEVICES'], os.environ['DSRUN_BACKEND']])"
+    )
+    env = clean_environment(**TORCHRUN, CUDA_VISIBLE_DEVICES="1")
+    done = run_dsrun("--no-gpu", "who.py", cwd=tmp_path, env=env)
+    assert (done.stdout, done.exit_code) == ("['', 'gloo']\n", 0), done.stderr
+    refused = run_dsrun("--no-gpu", "--backend", "nccl", "who.py", cwd=tmp_path, env=env)
+    assert (refused.exit_code, refused.stderr.partition("\n")[0]) == (
+        2,
+        "error: `--no-gpu` and `--backend nccl` cannot be used together: NCCL moves tensors of GPUs",
+    )
 
 
 def test_a_place_that_makes_no_sense_is_refused_before_anything_runs() -> None:

@@ -229,7 +229,9 @@ def test_a_job_that_is_meant_for_the_cpu_runs_whatever_the_driver_does(folder: P
 
 @pytest.mark.parametrize("kind", ["lost", "forbidden"])
 def test_one_gpu_that_does_not_answer_is_left_out_with_a_warning(folder: Path, kind: str) -> None:
-    machine = recorded_machine("workstation", folder / "root", **{kind: (3,)})
+    machine = recorded_machine(
+        "workstation", folder / "root", lost=[3] * (kind == "lost"), forbidden=[3] * (kind != "lost")
+    )
     launch = resolved_on(machine)
     assert (launch.placement.world_size, launch.devices, launch.demand.gpus) == (3, "3 GPUs", 3)
     told = {

@@ -6,7 +6,8 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launcher.commands.rerun import words_again
-from support.job_records import a_record
+from support.cli import invoke
+from support.job_records import a_record, leave_job
 
 
 def again(folder: Path, *words: str, masked: tuple[int, ...] = ()) -> list[str]:
@@ -30,6 +31,17 @@ def test_a_masked_variable_is_copied_from_the_environment(
     tmp_path: Path, words: tuple[str, ...], at: int, expected: list[str]
 ) -> None:
     assert again(tmp_path, *words, masked=(at,)) == expected
+
+
+def test_a_job_can_be_run_again_without_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    jobs = tmp_path / "dsrun" / "jobs"
+    jobs.mkdir(parents=True)
+    (jobs / "train.py").write_text("")
+    leave_job(jobs, "20261121-0945-7nnz", outcome="failed", exit_code=1)
+    shown = invoke("rerun", "--no-gpu", "--dry-run", "20261121-0945-7nnz")
+    assert shown.exit_code == 0, shown.stderr
+    assert "CUDA_VISIBLE_DEVICES=''" in shown.stdout
 
 
 def test_a_masked_variable_that_is_not_set_is_asked_for(tmp_path: Path) -> None:
