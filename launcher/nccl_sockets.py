@@ -7,19 +7,12 @@ Source: NCCL's user guide (NCCL_NET, NCCL_NET_PLUGIN, NCCL_IB_DISABLE).
 
 from __future__ import annotations
 
-import glob
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from .probe_libcuda import library_path
 from .probe_network import RdmaDevice
 
-#: Where AWS's installer, its containers and distributions put the library, beside LD_LIBRARY_PATH.
-_PLUGIN_FOLDERS = (
-    *("opt/amazon/ofi-nccl/lib*", "opt/amazon/ofi-nccl/lib/*-linux-gnu", "opt/amazon/aws-ofi-nccl/lib*"),
-    *("opt/aws-ofi-nccl/lib*", "usr/local/lib*", "usr/lib*", "usr/lib/*-linux-gnu"),
-)
-_PLUGIN = "libnccl-net*.so*"
 #: What to do where it is missing and there are EFA devices.
 EFA_FIX = (
     "install AWS's EFA software (aws-ofi-nccl, /opt/amazon/efa), also in images; LD_LIBRARY_PATH leads to its plugin"
@@ -50,15 +43,12 @@ def why_no_sockets(environ: Mapping[str, str], cards: Sequence[RdmaDevice], *, h
 
 
 def find_net_plugin(root: Path, environ: Mapping[str, str]) -> str | None:
-    """Returns the path of a network plugin that NCCL would load; None where there is none in the usual places.
+    """Returns the path of the network plugin that NCCL would load; None where the loader finds none.
+
+    One that is installed where the loader does not look is none: images often have that.
 
     Args:
         root: `/`, or a made-up tree.
-        environ: where LD_LIBRARY_PATH is read.
+        environ: of a rank: LD_LIBRARY_PATH is read.
     """
-    searched = [folder.lstrip("/") for folder in environ.get("LD_LIBRARY_PATH", "").split(":") if folder]
-    for folder in (*(glob.escape(folder) for folder in searched), *_PLUGIN_FOLDERS):
-        found = sorted(glob.glob(os.path.join(glob.escape(str(root)), folder, _PLUGIN)))
-        if found:
-            return f"/{os.path.relpath(found[0], root)}"
-    return None
+    return library_path(root, environ, "libnccl-net.so")

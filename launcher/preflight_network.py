@@ -55,7 +55,7 @@ def _memlock_faults(facts: HostFacts, *, uses_rdma: bool) -> Iterator[Fault]:
 
 def _plugin_faults(facts: HostFacts) -> Iterator[Fault]:
     if facts.no_sockets is None and any(port.kind == "EFA" for port in facts.rdma):
-        yield "amber", "EFA devices, and no plugin by which NCCL takes them: it takes TCP", EFA_FIX
+        yield "amber", "EFA devices, and the loader finds no libnccl-net.so: NCCL takes TCP", EFA_FIX
 
 
 def _ports(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:

@@ -36,12 +36,23 @@ def libcuda_version(root: Path, environ: Mapping[str, str]) -> str | None:
         root: `/`, or a made-up tree.
         environ: of the program: LD_LIBRARY_PATH is read.
     """
-    for path in _candidates(root, environ):
-        found = root / path.lstrip("/")
-        if found.exists():
-            version = _VERSIONED.fullmatch(os.path.basename(os.path.realpath(found)))
-            return None if version is None else version.group(1)
-    return None
+    found = library_path(root, environ, _NAME)
+    if found is None:
+        return None
+    version = _VERSIONED.fullmatch(os.path.basename(os.path.realpath(root / found.lstrip("/"))))
+    return None if version is None else version.group(1)
+
+
+def library_path(root: Path, environ: Mapping[str, str], name: str) -> str | None:
+    """Returns the path of the library that a program would load by a name; None without one.
+
+    Args:
+        root: `/`, or a made-up tree.
+        environ: of the program: LD_LIBRARY_PATH is read.
+        name: of the library.
+    """
+    paths = _candidates(root, environ, name)
+    return next((path for path in paths if (root / path.lstrip("/")).exists()), None)
 
 
 def cached_path(cache: bytes, name: str, *, machine: str) -> str | None:
@@ -67,20 +78,20 @@ def cached_path(cache: bytes, name: str, *, machine: str) -> str | None:
     return None
 
 
-def _candidates(root: Path, environ: Mapping[str, str]) -> Iterator[str]:
+def _candidates(root: Path, environ: Mapping[str, str], name: str) -> Iterator[str]:
     """Yields the paths in the order in which the loader tries them."""
     for folder in environ.get("LD_LIBRARY_PATH", "").split(":"):
         if folder.startswith("/"):
-            yield f"{folder}/{_NAME}"
+            yield f"{folder}/{name}"
     machine = platform.machine()
     try:
-        cached = cached_path((root / "etc/ld.so.cache").read_bytes(), _NAME, machine=machine)
+        cached = cached_path((root / "etc/ld.so.cache").read_bytes(), name, machine=machine)
     except OSError:
         cached = None
     if cached is not None:
         yield cached
     for folder in _DEFAULT_FOLDERS:
-        yield f"{folder.format(machine=machine)}/{_NAME}"
+        yield f"{folder.format(machine=machine)}/{name}"
 
 
 def _text(cache: bytes, place: int) -> str:

@@ -36,9 +36,10 @@ def test_without_its_plugin_efa_is_left_to_sockets(tmp_path: Path) -> None:
     assert why_no_sockets({}, recorded_machine("aws_p5", tmp_path).report().rdma, has_plugin=False) is None
 
 
-def test_a_plugin_is_found_where_it_is_installed_or_where_the_loader_is_told_to_look(tmp_path: Path) -> None:
+def test_a_plugin_counts_where_the_loader_looks_and_nowhere_else(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"opt/amazon/ofi-nccl/lib/libnccl-net.so": ""})
     assert find_net_plugin(tmp_path, {"LD_LIBRARY_PATH": ":/none"}) is None
-    write_tree(tmp_path, {"opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so": ""})
-    assert find_net_plugin(tmp_path, {}) == "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so"
-    write_tree(tmp_path, {"work/lib/libnccl-net-ofi.so.0": ""})
-    assert find_net_plugin(tmp_path, {"LD_LIBRARY_PATH": "/x:/work/lib"}) == "/work/lib/libnccl-net-ofi.so.0"
+    folder = "/opt/amazon/ofi-nccl/lib"
+    assert find_net_plugin(tmp_path, {"LD_LIBRARY_PATH": f"/x:{folder}"}) == f"{folder}/libnccl-net.so"
+    write_tree(tmp_path, {"usr/lib64/libnccl-net.so": ""})
+    assert find_net_plugin(tmp_path, {}) == "/usr/lib64/libnccl-net.so"

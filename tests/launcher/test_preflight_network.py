@@ -67,7 +67,7 @@ def test_ports_say_nothing_of_jobs_on_cpus_or_of_one_host() -> None:
 
 
 def test_roce_hosts_with_other_entries_are_told_where_nccl_takes_one_for_all() -> None:
-    roce = {**rdma(3, 3, kind="RoCE"), "nccl": "2.20.5"}
+    roce: dict[str, Any] = {**rdma(3, 3, kind="RoCE"), "nccl": "2.20.5"}
     (one,) = found({"n3": rdma(5, 5, kind="RoCE")}, **roce)
     assert (one.verdict, one.name, one.hosts) == ("amber", "RoCE", ("n3",))
     assert one.text == (
@@ -96,5 +96,5 @@ def test_efa_without_a_plugin_is_told_for_each_host() -> None:
         (one.verdict, one.name, one.text, one.hosts) for one in found(odd, **efa) if one.name == "EFA"
     )
     assert (verdict, name, hosts) == ("amber", "EFA", ("n2",))
-    assert text == "n2: EFA devices, and no plugin by which NCCL takes them: it takes TCP"
+    assert text == "n2: EFA devices, and the loader finds no libnccl-net.so: NCCL takes TCP"
     assert found(**efa) == []

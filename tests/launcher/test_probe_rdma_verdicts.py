@@ -39,8 +39,9 @@ def test_efa_without_its_plugin_is_told_to_be_tcp(tmp_path: Path) -> None:
     (one,) = rdma_verdicts(replace(machine.report(), nccl_net_plugin=None))
     assert (one.level, one.text) == (
         "note",
-        "32 EFA devices, and no plugin by which NCCL takes them: it takes TCP",
+        "32 EFA devices, and the loader finds no libnccl-net.so: NCCL takes TCP between hosts",
     )
     assert "aws-ofi-nccl" in one.fix
-    write_tree(tmp_path, {"opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net.so": ""})
-    assert list(rdma_verdicts(machine.report())) == []
+    write_tree(tmp_path, {"opt/amazon/ofi-nccl/lib/libnccl-net.so": ""})
+    assert list(rdma_verdicts(machine.report({"LD_LIBRARY_PATH": "/opt/amazon/ofi-nccl/lib"}))) == []
+    assert list(rdma_verdicts(machine.report({"NCCL_NET_PLUGIN": "aws-ofi"}))) == []

@@ -55,6 +55,11 @@ def test_a_machine_with_nvlink_says_so_in_a_word(tmp_path: Path) -> None:
     )
 
 
+def test_efa_is_told_by_its_name_and_not_by_a_layer_that_nobody_knows(tmp_path: Path) -> None:
+    rows = shown(recorded_machine("aws_p5", tmp_path).report().to_json(), "network")
+    assert any(label == "rdma" and value.startswith("32 x EFA, 100 Gbit/s, ACTIVE") for label, value in rows)
+
+
 def test_a_machine_without_gpus_says_why(tmp_path: Path) -> None:
     report = recorded_machine("workstation", tmp_path).report(load_nvml=None).to_json()
     (row,) = shown(report, "gpu")
