@@ -114,8 +114,8 @@ def verdict(
     Args:
         stacks: host and answer of every rank that runs.
         silent_s: for how long there was no progress.
-        headline: what the first line begins with, where torch ends a rank, which has all ranks leave dumps; None says for
-            how long there was no progress.
+        headline: what the first line begins with, where torch ends a rank, which has all ranks leave dumps; None where
+            there was no progress, and the line says so.
         ended: ranks that have returned 0 already.
         unanswered: hosts that did not say.
         stacks_folder: where each rank's complete stacks are.
