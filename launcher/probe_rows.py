@@ -193,7 +193,11 @@ def _network(report: Report, everything: bool) -> Iterator[Row]:
 
 def _port_text(card: Mapping[str, Any], port: Mapping[str, Any], everything: bool) -> str:
     # Of EFA the kernel says `Unknown`.
-    parts = ["EFA" if card["kind"] == "EFA" else port["layer"], f"{port['rate_gbit']:g} Gbit/s" if port["rate_gbit"] else None, port["state"]]
+    parts = [
+        "EFA" if card["kind"] == "EFA" else port["layer"],
+        f"{port['rate_gbit']:g} Gbit/s" if port["rate_gbit"] else None,
+        port["state"],
+    ]
     parts += [f"port {port['number']}"] if len(card["ports"]) > 1 else []
     if everything:
         parts += [f"firmware {card['firmware']}", f"lost {port['link_downed']} times"]
