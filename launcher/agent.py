@@ -30,7 +30,7 @@ from .host_news import HostNews
 from .host_place import missing_here
 from .host_ranks import HostRanks
 from .lifeline import Lifeline
-from .plan import LaunchPlan
+from .plan import GpuPlace, LaunchPlan
 from .protocol import (
     VERSION,
     Failed,
@@ -81,6 +81,8 @@ def main() -> None:
         return
     # The interpreter is the one that runs here; the front end's may be at another path, or of another version.
     plan = LaunchPlan.from_json(start.plan).run_by(sys.executable)
+    if start.gpus:
+        plan = plan.with_gpus({plan.nodes[start.node_rank].host.name: tuple(GpuPlace(**gpu) for gpu in start.gpus)})
     try:
         folder = find_or_make(plan.run_dir, start.mark, plan.job_id)
         plan = _at_home(plan, folder, start.config)

@@ -7,12 +7,13 @@ session's thread, so that one that hangs holds up no other.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from dsrun.errors import LaunchError
 
@@ -81,17 +82,23 @@ def start_frame(plan: LaunchPlan, *, mark: str = "", config: str | None = None) 
     """Returns a function from a host's number to the frame of its `Start`, in two pieces.
 
     The first piece is the plan, which is encoded once for all hosts: it names every rank, so that encoding it for each
-    host would cost hosts times ranks.
+    host would cost hosts times ranks. Where a host's GPUs are is for itself alone, and would double the plan.
 
     Args:
         plan: the launch.
         mark: as in `Start`.
         config: as in `Start`.
     """
-    whole = encode(Start(plan=plan.to_json(), node_rank=0, mark=mark, config=config))
-    head, found, tail = whole.rpartition(b'"node_rank":0')
+    bare = replace(plan, nodes=tuple(replace(node, gpus=()) for node in plan.nodes))
+    whole = encode(Start(plan=bare.to_json(), node_rank=0, mark=mark, config=config))
+    head, found, tail = whole.rpartition(b'"node_rank":0,"gpus":[]')
     assert found, "a start says which host it is for, after the plan"
-    return lambda node_rank: (head, b'"node_rank":%d' % node_rank + tail)
+
+    def frame(node_rank: int) -> tuple[bytes, bytes]:
+        gpus = json.dumps([asdict(gpu) for gpu in plan.nodes[node_rank].gpus], separators=(",", ":"))
+        return head, b'"node_rank":%d,"gpus":%s' % (node_rank, gpus.encode("ascii")) + tail
+
+    return frame
 
 
 class Link:

@@ -38,6 +38,7 @@ class Start:
     Attributes:
         plan: the launch, as `LaunchPlan.to_json` wrote it.
         node_rank: which of its hosts this is.
+        gpus: `NodePlan.gpus` of this host; the plan has those of none, as it is the same for all hosts.
         mark: file in the plan's run folder by which a host sees that it shares it, see `host_folder`; empty for none.
         config: text of the training config, if there is one, as the front end has checked it: a host that does not
             share the job's folder may have another of that name, or none. See [Note: raw text].
@@ -46,6 +47,7 @@ class Start:
 
     plan: dict[str, Any]
     node_rank: int
+    gpus: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     mark: str = ""
     config: str | None = None
     version: int = VERSION

@@ -6,16 +6,18 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.link import Ended, Link, LinkEvent, Received, Said
-from dsrun.launcher.plan import NodePlan
-from dsrun.launcher.protocol import Finished
+from dsrun.launcher.link import Ended, Link, LinkEvent, Received, Said, start_frame
+from dsrun.launcher.plan import GpuPlace, LaunchPlan, NodePlan
+from dsrun.launcher.protocol import Finished, Start, decode
 from dsrun.launcher.transport.base import CONNECTION_LOST, Channel
 from dsrun.launcher.transport.fake import Die, FakeTransport, Step
 from dsrun.launcher.transport.local import LocalTransport
+from support.jobs import program_plan
 
 _PATIENCE_S = 20.0
 
@@ -77,3 +79,20 @@ def test_torch_that_finds_no_name_for_a_rank_is_no_word_of_the_agent() -> None:
     _, said, ended = read_to_end(lambda: LocalTransport().start(_BOX, [sys.executable, "-c", program]))
     assert said == [_FAULT]
     assert (ended.reason, list(ended.last_lines)) == ("the agent exited with code 3 unexpectedly", [_FAULT])
+
+
+def test_each_host_is_told_of_its_own_gpus_alone(tmp_path: Path) -> None:
+    places = {
+        f"n{host}": tuple(GpuPlace(uuid=f"GPU-{host}{number}", address="0000:17:00.0") for number in range(8))
+        for host in range(3)
+    }
+    plan = program_plan(tmp_path, "command", "true", hosts=3)
+    plan = plan.with_gpus({node.host.name: its for node, its in zip(plan.nodes, places.values(), strict=True)})
+    # What is equal for all is sent as it is, whatever the config says.
+    frame = start_frame(plan, config='{"node_rank":0,"gpus":[]}')
+    for host in range(3):
+        start = decode(b"".join(frame(host)))
+        assert isinstance(start, Start)
+        assert (start.node_rank, start.config) == (host, '{"node_rank":0,"gpus":[]}')
+        assert tuple(GpuPlace(**gpu) for gpu in start.gpus) == plan.nodes[host].gpus
+        assert all(node.gpus == () for node in LaunchPlan.from_json(start.plan).nodes)
