@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -125,4 +126,4 @@ def test_A30_a_rank_killed_by_its_memory_cgroup_gives_137_and_the_cgroup_is_name
             ended = job.end()
     assert ended.exit_code == 137
     assert f"rank 1 on localhost (pid {pids[1]})" in ended.errors[0]
-    assert "out of memory (cgroup" in ended.text
+    assert re.search(r"out of memory: the limit of [0-9.]+ [MG]iB of the control group /", ended.errors[0]), ended.text
