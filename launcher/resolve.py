@@ -317,7 +317,8 @@ def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
         gpus: what its driver reports; None for a job that uses no GPU.
 
     Raises:
-        UsageError: GPUs were chosen that are not there, or several hosts would share those of this machine.
+        UsageError: GPUs were chosen that are not there, several hosts would share those of this machine, or there was
+            to be a rank for each GPU and one of them is left out.
     """
     ranks = sum(host.slots for host in local)
     count = 0 if gpus is None else gpus.usable_count
@@ -327,6 +328,11 @@ def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
             hint="`--backend gloo` trains on the CPU",
         )
     chosen = local[0].gpus if local else None
+    if gpus is not None and chosen is None and 0 < count < ranks <= count + len(gpus.left_out) + gpus.unlisted:
+        raise UsageError(
+            f"{local[0].source}: {ranks} ranks, one a GPU, and {count} can be used: {'; '.join(left_out_texts(gpus))}",
+            hint=f"`-n {count}` trains on those that are left",
+        )
     if not count or chosen is None:
         return Demand(ranks=ranks, gpus=min(ranks, count))
     missing = [gpu for gpu in chosen if gpu >= count]

@@ -128,8 +128,8 @@ def recorded_machine(
         _write_driver(root, driver, gpus)
         closed = range(len(gpus)) if driver.get("fails") == "Unknown" else ()
         _write_nodes(root, gpus, opened=[gpu["minor"] for gpu in seen], closed=closed, job=job)
-    for index in forbidden:
-        _close(root / f"dev/nvidia{seen[index]['minor']}")
+    for gpu in (*(seen[index] for index in forbidden), *(gpu for gpu in seen if gpu.get("forbidden"))):
+        _close(root / f"dev/nvidia{gpu['minor']}")
     for port in ports:
         _write_interface(root, port)
     for card in cards:
