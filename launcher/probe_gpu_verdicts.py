@@ -46,7 +46,19 @@ def gpu_verdicts(report: ProbeReport) -> list[ProbeVerdict]:
         )
         for (level, text, fix, path), indices in said.items()
     ]
-    return [*fabric_verdicts(report), *switch_verdicts(report.topology.switch_events or ()), *found, *_whole(report)]
+    return [*fabric_verdicts(report), *_switches(report), *found, *_whole(report)]
+
+
+def _switches(report: ProbeReport) -> Iterator[ProbeVerdict]:
+    are_well = bool(report.gpus) and all(
+        gpu.state is not None
+        and gpu.state.recovery_action == "none"
+        and gpu.nvlink is not None
+        and gpu.nvlink.active > 0
+        and not gpu.nvlink.inactive
+        for gpu in report.gpus
+    )
+    return switch_verdicts(report.topology.switch_events or (), gpus_are_well=are_well)
 
 
 def _whole(report: ProbeReport) -> Iterator[ProbeVerdict]:

@@ -153,7 +153,7 @@ WHY: Mapping[str, str] = {
     "gpus.*.nvlink.version": "no link is up",
     "gpus.*.nvlink.link_mbyte_s": "no link is up, or the driver does not say",
     "gpus.*.nvlink.errors": "no links, or none of these counters",
-    "gpus.*.state.recovery_action": "the driver is older than R565, or does not say",
+    "gpus.*.state.recovery_action": "the driver is too old for that, or does not say",
     "gpus.*.state.retired_pages": "GPUs since Ampere remap rows instead",
     "gpus.*.state.processes": "the driver does not show them",
     "gpus.*.state.processes.*.user": "the process is not to be seen from here",

@@ -16,7 +16,7 @@ from .environment import LIBRARY_PREFIXES
 from .probe_libcuda import libcuda_version
 from .secrets_mask import masked
 
-#: Variables that change what a training run does.
+#: Variables that change what a training run does: those that other hosts get too, and those of this machine.
 TELLING_PREFIXES = (
     *LIBRARY_PREFIXES,
     *("CUDA_", "NVIDIA_", "TORCH", "DSRUN_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "LD_", "VIRTUAL_ENV", "CONDA_"),

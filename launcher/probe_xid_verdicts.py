@@ -115,27 +115,31 @@ def xid_remarks(events: Sequence[XidEvent], state: GpuState | None) -> Iterator[
                 level = "red" if event.fatal else "note"
             text = f"Xid {event.number}: {meaning}{_ago(event)}"
             if event.over:
-                yield (
-                    "note",
-                    f"{text}, and the driver started anew since",
-                    "nothing, unless it comes back",
-                    "xid_events",
-                )
+                yield "note", f"{text}; the driver has recovered since", _NOTHING, "xid_events"
             elif level == "red" and action == "none":
                 yield "amber", f"{text}; the driver asks for nothing now", _NOTHING, "xid_events"
             else:
                 yield level, text, _RESET, "xid_events"
 
 
-def switch_verdicts(events: Sequence[SwitchEvent]) -> Iterator[ProbeVerdict]:
-    """Yields what the errors of NVSwitches mean: a fatal one ends the work of every GPU on the board."""
+def switch_verdicts(events: Sequence[SwitchEvent], *, gpus_are_well: bool) -> Iterator[ProbeVerdict]:
+    """Yields what the errors of NVSwitches mean: a fatal one ends the work of every GPU on the board.
+
+    Args:
+        events: of all switches.
+        gpus_are_well: of no GPU the driver asks for anything, and all have their links: the switches were reset since,
+            which leaves no line in the log.
+    """
     for number, event in enumerate(events):
         text = f"{event.name} ({event.address}) SXid {event.number}{_ago(event)}"
         text += f": {event.text}" if event.text else ""
         path = f"topology.switch_events.{number}"
         if event.over:
-            text += ", and the driver started anew since"
+            text += "; the driver has recovered since"
             yield ProbeVerdict(level="note", text=text, fix=_NOTHING, path=path)
+        elif event.fatal and gpus_are_well:
+            text += "; the driver asks for nothing now"
+            yield ProbeVerdict(level="amber", text=text, fix=_NOTHING, path=path)
         elif event.fatal:
             fix = (
                 "end all jobs here; reset all GPUs and switches (`nvidia-smi -r`) or reboot; serviced if it comes back"

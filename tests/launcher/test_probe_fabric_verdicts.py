@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,94 +13,98 @@ from dsrun.launcher.probe_fabric_verdicts import access_remarks, iommu_remarks
 from dsrun.launcher.probe_gpu import Gpu
 from dsrun.launcher.probe_gpu_verdicts import gpu_verdicts
 from dsrun.launcher.probe_report import ProbeReport
-from support.machines import NAMES, recorded_machine
+from support.machines import recorded_machine
 from support.topologies import write_tree
 
-VISIBLE = {"proc/2/comm": "kthreadd\n"}
-RUNNING = {**VISIBLE, "proc/2345/comm": "nv-fabricmanage\n"}
-DPKG = "Package: nvidia-fabricmanager-550\nStatus: install ok installed\nVersion: {}-1\n"
+RUNNING = FabricManager(running=True, version="550.90.07")
+ENDED = FabricManager(running=False, version=None)
+UNSEEN = FabricManager(running=None, version=None)
+Get = Callable[..., ProbeReport]
+
+
+@pytest.fixture(scope="module")
+def get(tmp_path_factory: pytest.TempPathFactory) -> Get:
+    """Gives the report of a machine, probed once, with another fabric manager."""
+    reports: dict[tuple[str, str | None], ProbeReport] = {}
+
+    def get_one(name: str, fault: str | None = None, *, manager: FabricManager = UNSEEN) -> ProbeReport:
+        if (name, fault) not in reports:
+            reports[name, fault] = recorded_machine(name, tmp_path_factory.mktemp("machine"), fault=fault).report()
+        report = reports[name, fault]
+        return replace(report, topology=replace(report.topology, fabric_manager=manager))
+
+    return get_one
 
 
 def said(report: ProbeReport) -> list[str]:
     return [f"{verdict.level} {verdict.path}: {verdict.text}" for verdict in gpu_verdicts(report)]
 
 
-def broken(name: str, fault: str, root: Path, files: dict[str, str]) -> ProbeReport:
-    """A machine with a fault, and files beside."""
-    machine = recorded_machine(name, root, fault=fault)
-    write_tree(root, files)
-    return machine.report()
-
-
 @pytest.mark.parametrize(("name", "switches"), [("dgx_a100", 6), ("dgx_h100", 4)])
-@pytest.mark.parametrize("files", [{}, VISIBLE])
+@pytest.mark.parametrize("manager", [UNSEEN, ENDED], ids=["unseen", "ended"])
 def test_without_a_fabric_manager_cuda_does_not_start(
-    tmp_path: Path, name: str, switches: int, files: dict[str, str]
+    get: Get, name: str, switches: int, manager: FabricManager
 ) -> None:
-    report = broken(name, "no fabric manager", tmp_path, files)
-    (verdict,) = [verdict for verdict in gpu_verdicts(report) if verdict.level == "red"]
+    report = get(name, "no fabric manager", manager=manager)
+    (verdict,) = gpu_verdicts(report)
+    assert (verdict.level, verdict.path) == ("red", "topology.fabric_manager.running")
     assert verdict.text == f"{switches} NVSwitches and no NVLink up: CUDA does not start (error 802)"
     assert verdict.fix == f"`systemctl enable --now nvidia-fabricmanager`, of version {report.driver}"
 
 
-def test_a_fabric_manager_that_runs_in_vain_is_to_be_asked_why(tmp_path: Path) -> None:
-    files = {**RUNNING, "var/lib/dpkg/status": DPKG.format("550.54.15")}
-    (verdict,) = gpu_verdicts(broken("dgx_h100", "no fabric manager", tmp_path, files))
+def test_a_fabric_manager_that_runs_in_vain_is_to_be_asked_why(get: Get) -> None:
+    manager = replace(RUNNING, version="550.54.15")
+    (verdict,) = gpu_verdicts(get("dgx_h100", "no fabric manager", manager=manager))
     assert verdict.text == "4 NVSwitches, the fabric manager runs, no NVLink is up: CUDA does not start (error 802)"
     assert verdict.fix == (
         "why: `journalctl -u nvidia-fabricmanager`; restart it, of version 550.90.07 (installed is 550.54.15)"
     )
 
 
-def test_gpus_that_wait_for_the_fabric_and_those_it_refused_are_named(tmp_path: Path) -> None:
-    assert said(broken("dgx_h100", "waiting", tmp_path / "waiting", RUNNING)) == [
+def test_gpus_that_wait_for_the_fabric_and_those_it_refused_are_named(get: Get) -> None:
+    assert said(get("dgx_h100", "waiting", manager=RUNNING)) == [
         "red gpus.0.nvlink.fabric: GPUs 0-7 waiting for the NVSwitch fabric (in progress): CUDA does not start "
         "(error 802)"
     ]
-    assert said(broken("dgx_h100", "refused", tmp_path / "refused", RUNNING)) == [
+    assert said(get("dgx_h100", "refused", manager=RUNNING)) == [
         "red gpus.5.nvlink.fabric_error: GPU 5 refused by the NVSwitch fabric (NVML's error 15): CUDA does not start "
         "(error 802)"
     ]
 
 
-def test_a_fabric_manager_that_ended_stops_an_a100_now_and_an_h100_at_its_next_reset(tmp_path: Path) -> None:
-    for name, level in (("dgx_a100", "red"), ("dgx_h100", "amber")):
-        machine = recorded_machine(name, tmp_path / name)
-        write_tree(machine.root, VISIBLE)
-        (verdict,) = [its for its in gpu_verdicts(machine.report()) if its.path.startswith("topology.fabric_manager")]
-        assert (verdict.level, verdict.path) == (level, "topology.fabric_manager.running")
-        assert ("the next reset" in verdict.text) == (level == "amber")
+@pytest.mark.parametrize(("name", "level"), [("dgx_a100", "red"), ("dgx_h100", "amber")])
+def test_a_fabric_manager_that_ended_stops_an_a100_now_and_an_h100_at_its_next_reset(
+    get: Get, name: str, level: str
+) -> None:
+    (verdict,) = gpu_verdicts(get(name, manager=ENDED))
+    assert (verdict.level, verdict.path) == (level, "topology.fabric_manager.running")
+    assert ("the next reset" in verdict.text) == (level == "amber")
 
 
-def test_a_fabric_manager_of_another_version_is_told_of(tmp_path: Path) -> None:
-    machine = recorded_machine("dgx_h100", tmp_path)
-    write_tree(tmp_path, {**RUNNING, "var/lib/dpkg/status": DPKG.format("550.54.15")})
-    assert said(machine.report()) == [
+def test_a_fabric_manager_of_another_version_is_told_of(get: Get) -> None:
+    assert said(get("dgx_h100", manager=replace(RUNNING, version="550.54.15"))) == [
         "amber topology.fabric_manager.version: fabric manager 550.54.15 beside driver 550.90.07: it starts with its "
         "own version only"
     ]
-    write_tree(tmp_path, {"var/lib/dpkg/status": DPKG.format("550.90.07")})
-    assert said(machine.report()) == []
+    assert said(get("dgx_h100", manager=RUNNING)) == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_fabric_is_missed_on_a_machine_that_is_well(tmp_path: Path, name: str) -> None:
-    machine = recorded_machine(name, tmp_path)
-    write_tree(tmp_path, RUNNING)
-    assert not [text for text in said(machine.report()) if "802" in text or "fabric" in text]
-
-
-def test_what_has_no_fabric_waits_for_none(tmp_path: Path) -> None:
+def test_what_has_no_fabric_waits_for_none(get: Get) -> None:
     """One GPU in a virtual machine, GPUs in MIG mode, and Blackwell, whose switches are no devices of the driver."""
-    down = recorded_machine("dgx_h100", tmp_path / "h100", fault="no fabric manager").report()
+    down = get("dgx_h100", "no fabric manager")
     guest = replace(down, topology=replace(down.topology, nvswitches=0, fabric_manager=None), gpus=down.gpus[:1])
     assert said(guest) == []
-    sliced = recorded_machine("dgx_a100", tmp_path / "a100", fault="no fabric manager").report()
-    assert not any("802" in text for text in said(_in_mig_mode(sliced)))
-    whole = recorded_machine("dgx_h100", tmp_path / "b200").report()
-    manager = FabricManager(running=True, version=None)
+    assert not any("802" in text for text in said(_in_mig_mode(get("dgx_a100", "no fabric manager"))))
+    whole = get("dgx_h100")
     assert said(replace(whole, topology=replace(whole.topology, nvswitches=0, fabric_manager=None))) == []
-    assert said(replace(whole, topology=replace(whole.topology, fabric_manager=manager))) == []
+
+
+def test_the_probe_looks_for_the_fabric_manager_where_there_are_switches(tmp_path: Path) -> None:
+    machine = recorded_machine("dgx_h100", tmp_path)
+    status = "Package: nvidia-fabricmanager-550\nStatus: install ok installed\nVersion: 550.90.07-1\n"
+    files = {"proc/2/comm": "kthreadd\n", "proc/77/comm": "nv-fabricmanage\n", "var/lib/dpkg/status": status}
+    write_tree(tmp_path, files)
+    assert machine.report().topology.fabric_manager == RUNNING
 
 
 def _in_mig_mode(report: ProbeReport) -> ProbeReport:

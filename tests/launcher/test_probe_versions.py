@@ -4,12 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.launcher.environment import LIBRARY_PREFIXES
 from dsrun.launcher.probe_versions import (
     environment_kind,
     parse_constant,
     parse_cuda_version,
     read_software,
     read_versions,
+    telling_variables,
 )
 from support.topologies import write_tree
 
@@ -83,3 +85,9 @@ def test_packages_beside_torch_are_told_by_their_metadata(tmp_path: Path) -> Non
     )
     found = read_software({}, [str(tmp_path)])
     assert (found.torch_git, found.triton, found.cudnn) == ("cafe", "3.6.0", "9.10.2")
+
+
+def test_every_variable_that_ranks_of_other_hosts_get_is_told() -> None:
+    names = [f"{prefix}X" for prefix in LIBRARY_PREFIXES]
+    told = ["CUDA_DEVICE_ORDER", "NVIDIA_TF32_OVERRIDE", "TORCHELASTIC_RUN_ID", "LD_LIBRARY_PATH", *names]
+    assert set(telling_variables({**dict.fromkeys(told, "1"), "HOME": "/root"})) == set(told)

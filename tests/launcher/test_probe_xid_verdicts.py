@@ -58,7 +58,7 @@ def xid(number: int, **values: object) -> XidEvent:
             xid(154, action="Drain P2P"),
             "amber needs its traffic with other GPUs to end, says the driver (3 h ago)",
         ),
-        (xid(79, over=True), "note Xid 79: fell off the bus (3 h ago), and the driver started anew since"),
+        (xid(79, over=True), "note Xid 79: fell off the bus (3 h ago); the driver has recovered since"),
     ],
 )
 def test_an_error_means_what_the_catalogue_says(event: XidEvent, said: str) -> None:
@@ -108,7 +108,8 @@ def test_a_fatal_error_of_a_switch_is_red_and_names_it() -> None:
 4,1,100000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 32 egress non-posted PRIV error (First)
 4,2,100000000,-;nvidia-nvswitch0: SXid (PCI:0000:c3:00.0): 20009, Non-fatal, Link 28 RX Short Error Rate
 """
-    fatal, mild = switch_verdicts(parse_driver_errors(log, uptime_s=3700.0).switches)
+    events = parse_driver_errors(log, uptime_s=3700.0).switches
+    fatal, mild = switch_verdicts(events, gpus_are_well=False)
     assert (fatal.level, fatal.path) == ("red", "topology.switch_events.0")
     assert fatal.text == (
         "nvswitch3 (0000:c1:00.0) SXid 12028 (1 h ago): Link 32 egress non-posted PRIV error (First): NVLink of all "
@@ -116,6 +117,27 @@ def test_a_fatal_error_of_a_switch_is_red_and_names_it() -> None:
     )
     assert (mild.level, mild.path) == ("note", "topology.switch_events.1")
     assert mild.text == "nvswitch0 (0000:c3:00.0) SXid 20009 (1 h ago): Link 28 RX Short Error Rate (not fatal)"
+    # They were reset since.
+    fatal, mild = switch_verdicts(events, gpus_are_well=True)
+    assert (fatal.level, mild.level) == ("amber", "note")
+    assert fatal.text.endswith("PRIV error (First); the driver asks for nothing now")
+    past = switch_verdicts([replace(event, over=True) for event in events], gpus_are_well=False)
+    assert {(verdict.level, verdict.text.split("; ")[1]) for verdict in past} == {
+        ("note", "the driver has recovered since")
+    }
+
+
+@pytest.mark.parametrize(("recovery", "down", "level"), [("none", 0, "amber"), ("none", 1, "red"), (None, 0, "red")])
+def test_a_board_whose_gpus_are_well_had_its_error(
+    dgx: ProbeReport, recovery: str | None, down: int, level: str
+) -> None:
+    log = "4,1,1,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 12028, Fatal, Link 32 egress PRIV error\n"
+    events = parse_driver_errors(log, uptime_s=None).switches
+    links = dgx.gpus[0].nvlink
+    assert links is not None
+    gpu = replace(dgx.gpus[0], state=state(dgx, recovery), nvlink=replace(links, inactive=down))
+    board = replace(dgx, gpus=(gpu,) * 8, topology=replace(dgx.topology, switch_events=events))
+    assert [verdict.level for verdict in gpu_verdicts(board) if "nvswitch3" in verdict.text] == [level]
 
 
 def test_errors_in_the_log_of_a_machine_come_to_its_verdicts(tmp_path: Path) -> None:
