@@ -31,6 +31,7 @@ from .probe_gpu_verdicts import gpu_verdicts
 from .probe_limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
 from .probe_report import ProbeReport
 from .probe_verdicts import fit_of
+from .rdma_facts import lockable_bytes
 from .worker import isolated_command
 
 #: `green`: as it should be; `amber`: a job may run, but worse or not at scale; `red`: jobs fail.
@@ -84,7 +85,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
         *check_gpus(report),
         check_trial(environ),
         check_shared_memory(report.memory.shm_total_bytes),
-        check_locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0], has_gpus=bool(report.gpus)),
+        check_locked_memory(lockable_bytes(Path("/")), has_gpus=bool(report.gpus)),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         check_state_folder(environ),
         check_crashed_jobs(environ),
@@ -197,9 +198,9 @@ def check_shared_memory(size: int | None) -> Finding:
     return Finding(name="/dev/shm", verdict="green", text=format_bytes(size))
 
 
-def check_locked_memory(limit: int, *, has_gpus: bool) -> Finding:
+def check_locked_memory(limit: int | None, *, has_gpus: bool) -> Finding:
     """Looks at what may be pinned: InfiniBand and O_DIRECT buffers need it, CUDA's own pinning does not."""
-    if limit == resource.RLIM_INFINITY:
+    if limit is None:
         return Finding(name="memlock", verdict="green", text="unlimited")
     text = format_bytes(limit)
     if limit < LITTLE_LOCKED_BYTES and has_gpus:
