@@ -15,6 +15,8 @@ from support.namespaces import Rig, hosts, why_no_hosts
 _WHY_NOT = why_no_hosts()
 pytestmark = [pytest.mark.skipif(_WHY_NOT is not None, reason=str(_WHY_NOT)), pytest.mark.timeout(HARD_LIMIT_S + 60)]
 GUIDE = (Path(__file__).parents[2] / "docs/guides/many-hosts.md").read_text()
+#: Tests set it for themselves; a login that has it would be told so.
+A_LOGINS = {"OMP_NUM_THREADS": None}
 #: What differs from one launch to the next, and what stands for it.
 VARIES = (
     (r"\d{8}-\d{4}-\w{4}", "JOB"),
@@ -56,7 +58,7 @@ def same(line: str) -> str:
 def test_a_launch_prints_what_the_guide_shows(rig: Rig) -> None:
     folder = rig.folder / "launch"
     folder.mkdir()
-    with launched_on_hosts(rig, folder, SAYS, "--start", "exec") as job:
+    with launched_on_hosts(rig, folder, SAYS, "--start", "exec", env=A_LOGINS) as job:
         ended = job.end()
     assert ended.exit_code == 0
     assert said(ended) == shown(0)
@@ -65,7 +67,7 @@ def test_a_launch_prints_what_the_guide_shows(rig: Rig) -> None:
 def test_a_lost_connection_is_told_as_the_guide_shows(rig: Rig) -> None:
     folder = rig.folder / "lost"
     folder.mkdir()
-    with launched_on_hosts(rig, folder, SAYS + WAIT, "--start", "exec", grace_s=10.0) as job:
+    with launched_on_hosts(rig, folder, SAYS + WAIT, "--start", "exec", env=A_LOGINS, grace_s=10.0) as job:
         for rank in range(2):
             job.wait_for(f"rank {rank} of 2", "stdout")
         rig.hosts[1].sshd.cut()
