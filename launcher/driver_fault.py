@@ -100,6 +100,26 @@ def fault_of_all(reasons: Collection[str], presence: NvidiaPresence, *, forbidde
     return DriverFault(reason=f"the NVIDIA driver does not reach {gpus}: {words}", way_out=_ASK_KERNEL)
 
 
+def fault_of_choice(visible: str | None, count: int, *, are_cut: bool) -> DriverFault:
+    """Judges GPUs that the driver serves, of which a job would have none: CUDA says that there is no device.
+
+    Args:
+        visible: CUDA_VISIBLE_DEVICES; None where it is not set.
+        count: GPUs that the job could see.
+        are_cut: one of them is in MIG mode without slices.
+    """
+    if are_cut:
+        return DriverFault(
+            reason="MIG mode is on, and there are no slices",
+            way_out="`sudo nvidia-smi mig -cgi PROFILE -C` makes one, `sudo nvidia-smi -mig 0` ends the mode",
+        )
+    there = "GPU 0 only" if count == 1 else f"GPUs 0 to {count - 1}"
+    return DriverFault(
+        reason=f"CUDA_VISIBLE_DEVICES is `{(visible or '')[:200]}` and names none of them; this process sees {there}",
+        way_out="name others, each once, or unset it",
+    )
+
+
 def idle_text(presence: NvidiaPresence) -> str | None:
     """Returns what to say of NVIDIA GPUs that the machine has and this process was not given; None without any."""
     count = presence.count

@@ -9,7 +9,7 @@ from typing import Any
 
 from dsrun.gpu_presence import hides_all_gpus, nvidia_open_files, nvidia_presence
 
-from .driver_fault import DriverFault, fault_at_start, fault_of_all, fault_of_none, idle_text
+from .driver_fault import DriverFault, fault_at_start, fault_of_all, fault_of_choice, fault_of_none, idle_text
 from .plan import GpuPlace
 from .probe_gpu_state import GpuState
 from .probe_mig import slice_handles
@@ -93,7 +93,7 @@ class GpuReport:
         left_out: GPUs that the driver counts and no job can use.
         unlisted: GPUs that this process was given and the driver does not count: it could not start them.
         fault: why none can be used of those that this process was given; None where that is not so, and where
-            CUDA_VISIBLE_DEVICES hides all.
+            CUDA_VISIBLE_DEVICES says that none is to be used.
         idle: what to say of GPUs that this process was not given; None without any.
         places: where those are that CUDA counts, in its order.
     """
@@ -144,7 +144,12 @@ def explained(
     if hides_all_gpus(environ):
         return report
     if len(report.left_out) < len(report.gpus):
-        return replace(report, unlisted=max(0, nvidia_open_files(root) - len(report.gpus)))
+        report = replace(report, unlisted=max(0, nvidia_open_files(root) - len(report.gpus)))
+        if report.usable_count:
+            return report
+        are_cut = any(place.slices == () for place in report.places)
+        fault = fault_of_choice(environ.get("CUDA_VISIBLE_DEVICES"), len(report.places), are_cut=are_cut)
+        return replace(report, reason=fault.reason, fault=fault)
     presence = nvidia_presence(root)
     if failure is not None:
         fault = fault_at_start(failure.error, failure.words, presence)
@@ -168,6 +173,10 @@ def left_out_texts(report: GpuReport) -> Iterator[str]:
     for gpu in report.left_out:
         fix = "`ls -l /dev/nvidia*` shows who may open it" if gpu.is_forbidden else "it needs a reset or a reboot"
         yield f"GPU {gpu.index} is left out: {gpu.reason}; {fix}"
+    reached = [gpu for gpu in report.gpus if not gpu.lost]
+    for gpu, place in zip(reached, report.places, strict=True):
+        if place.slices == ():
+            yield f"GPU {gpu.index} is left out: it is in MIG mode without slices; `sudo nvidia-smi -mig 0` ends that"
     if report.unlisted:
         what = "a GPU is" if report.unlisted == 1 else f"{report.unlisted} GPUs are"
         yield f"{what} left out: the driver could not start it; `dmesg | grep NVRM` says why"

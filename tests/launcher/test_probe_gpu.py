@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsrun.launcher.probe_gpu import GpuReport, read_gpus, visible_devices
+from dsrun.launcher.probe_gpu import GpuReport, left_out_texts, read_gpus, visible_devices
 from support.machines import Machine, recorded_machine
 from support.nvml import ERRORS, NVMLError
 from support.topologies import write_tree
@@ -175,6 +175,31 @@ def test_a_machine_whose_gpus_are_all_lost_is_a_fault(tmp_path: Path) -> None:
     report = read(recorded_machine("l40s_pcie", tmp_path, lost=range(8)))
     assert report.fault is not None
     assert report.fault.reason.endswith("GPUs: GPU is lost")
+
+
+@pytest.mark.parametrize("value", ["4", "GPU-9", "0,0"])
+def test_a_choice_that_names_no_gpu_is_a_fault_and_no_job_on_the_cpu(tmp_path: Path, value: str) -> None:
+    report = read(recorded_machine("workstation", tmp_path), CUDA_VISIBLE_DEVICES=value)
+    assert report.fault is not None
+    assert report.fault.reason == (
+        f"CUDA_VISIBLE_DEVICES is `{value}` and names none of them; this process sees GPUs 0 to 3"
+    )
+
+
+def test_a_gpu_in_mig_mode_without_slices_is_a_fault_where_it_is_the_only_one(tmp_path: Path) -> None:
+    def cut(count: int) -> GpuReport:
+        mode = {
+            "nvmlDeviceGetMigMode": lambda gpu: [int(gpu == 0)] * 2,
+            "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 0,
+        }
+        return read_gpus({}, load_nvml=lambda: fake_nvml(count, **mode), root=tmp_path)
+
+    alone, beside = cut(1), cut(2)
+    assert alone.fault is not None
+    assert alone.fault.reason == "MIG mode is on, and there are no slices"
+    assert (beside.usable_count, beside.fault) == (1, None)
+    (text,) = left_out_texts(beside)
+    assert text.startswith("GPU 0 is left out: it is in MIG mode without slices; ")
 
 
 def test_a_gpu_that_the_driver_could_not_start_is_counted(tmp_path: Path) -> None:
