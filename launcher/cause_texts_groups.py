@@ -164,7 +164,7 @@ ROOTS: tuple[Rule, ...] = (
         ),
     ),
     (
-        r"Call to ibv_modify_qp failed with (?:error )?(?:\d+ )?(?P<reason>[A-Z][a-zA-Z ]+?)(?= errno|,|$)",
+        r"Call to ibv_modify_qp failed with (?![^\n]*, retrying )(?:error )?(?:\d+ )?(?P<reason>[A-Z][a-zA-Z ]+?)(?= errno|,|$)",
         _of_modify_qp,
     ),
     (
@@ -179,7 +179,7 @@ ROOTS: tuple[Rule, ...] = (
         ),
     ),
     (
-        r"[sS]ocket(?:Poll|Start|Finalize)Connect: [Cc]onnect to (?P<peer>[^\s<]+)\S* (?:returned|failed :) "
+        r"[sS]ocket(?:Poll|Start|Finalize)Connect: [Cc]onnect to (?P<peer>[^\s<]+)\S* (?:returned|failed :) (?![^\n]*, retrying )"
         r"(?P<reason>[A-Z][a-z]+(?: [a-z]+)*)",
         _of_unreached,
     ),
