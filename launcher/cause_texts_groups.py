@@ -164,7 +164,8 @@ ROOTS: tuple[Rule, ...] = (
         ),
     ),
     (
-        r"Call to ibv_modify_qp failed with (?![^\n]*, retrying )(?:error )?(?:\d+ )?(?P<reason>[A-Z][a-zA-Z ]+?)(?= errno|,|$)",
+        r"Call to ibv_modify_qp failed with (?![^\n]*, retrying )(?:error )?(?:\d+ )?"
+        r"(?P<reason>[A-Z][a-zA-Z ]+?)(?= errno|,|$)",
         _of_modify_qp,
     ),
     (
@@ -179,8 +180,8 @@ ROOTS: tuple[Rule, ...] = (
         ),
     ),
     (
-        r"[sS]ocket(?:Poll|Start|Finalize)Connect: [Cc]onnect to (?P<peer>[^\s<]+)\S* (?:returned|failed :) (?![^\n]*, retrying )"
-        r"(?P<reason>[A-Z][a-z]+(?: [a-z]+)*)",
+        r"[sS]ocket(?:Poll|Start|Finalize)Connect: [Cc]onnect to (?P<peer>[^\s<]+)\S* (?:returned|failed :) "
+        r"(?![^\n]*, retrying )(?P<reason>[A-Z][a-z]+(?: [a-z]+)*)",
         _of_unreached,
     ),
     (
