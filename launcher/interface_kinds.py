@@ -27,8 +27,8 @@ Kind = Literal["card", "peripheral", "bond", "vlan", "bridge", "virtual", "tunne
 _TUNNEL_TYPES = (512, 768, 769, 776, 778, 823, 65534)
 _TUNNEL_DEVTYPES = ("vxlan", "geneve", "wireguard", "bareudp", "gtp", "ppp", "amt")
 _WIRELESS_DEVTYPES = ("wlan", "wwan")
-#: Buses of cards, also of those that a hypervisor gives.
-_BUSES = ("pci", "virtio", "vmbus", "xen")
+#: Of tethered phones, board controllers and adapters; all others (PCI, virtio, vmbus, SoCs) have cards.
+_PERIPHERAL_BUSES = ("usb", "sdio")
 #: Bridges over bonds over cards; the kernel allows 8.
 _DEEPEST = 8
 
@@ -62,7 +62,7 @@ def interface_kind(root: Path, name: str, *, depth: int = 0) -> InterfaceKind:
     folder = root / "sys/class/net" / name
     devtype = _devtype(folder)
     if is_there(folder / "device"):
-        if devtype in _WIRELESS_DEVTYPES or _bus(folder) not in _BUSES:
+        if devtype in _WIRELESS_DEVTYPES or _bus(folder) in _PERIPHERAL_BUSES:
             return InterfaceKind(kind="peripheral", driver=_driver(folder), cards=(), speed_mbit=_speed(folder))
         return InterfaceKind(kind="card", driver=_driver(folder), cards=(_card(folder),), speed_mbit=_speed(folder))
     if _is_tunnel(folder, devtype):
@@ -106,11 +106,10 @@ def _lower(folder: Path) -> list[str]:
 
 
 def _bus(folder: Path) -> str | None:
-    """Names the bus of a card; a made-up or an old tree that does not say has it on PCI."""
     try:
         return os.path.basename(os.readlink(folder / "device/subsystem"))
     except OSError:
-        return "pci"
+        return None
 
 
 def _driver(folder: Path) -> str | None:

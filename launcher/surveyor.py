@@ -26,8 +26,8 @@ from dsrun.errors import DsrunError
 
 from .refusals import refusal_of
 
-#: Of the talk itself; both ends must speak the same.
-VERSION = 1
+#: Of the talk and of what answers hold; both ends must speak the same.
+VERSION = 2
 #: Questions and who answers them. See [Note: questions].
 QUESTIONS = {
     "echo": "dsrun.launcher.surveyor:echo",

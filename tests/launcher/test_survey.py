@@ -11,6 +11,7 @@ import pytest
 from dsrun.errors import LaunchError
 from dsrun.launcher.hosts import HostSpec
 from dsrun.launcher.survey import Answer, Survey, Told, Unable, why_lost
+from dsrun.launcher.surveyor import VERSION
 from dsrun.launcher.transport.base import Channel
 from dsrun.launcher.transport.local import LocalTransport
 from support.channels import RememberingChannels
@@ -70,7 +71,8 @@ def test_a_host_that_cannot_be_reached_is_named_and_the_others_answer() -> None:
 
 def test_a_host_that_answers_too_late_is_given_up() -> None:
     opened = threading.Event()
-    silent = [sys.executable, "-c", "print('{\"version\": 1}', flush=True); import sys; sys.stdin.buffer.read()"]
+    first = f"print('{{\"version\": {VERSION}}}', flush=True)"
+    silent = [sys.executable, "-c", f"{first}; import sys; sys.stdin.buffer.read()"]
     channels = RememberingChannels(_Town(silent=silent))
     with Survey([host("here"), host("silent")], channels, python=sys.executable) as survey:
         opened.set()
@@ -131,7 +133,8 @@ def test_what_is_raised_meanwhile_ends_the_wait() -> None:
         if asked.is_set():
             raise Stopped
 
-    silent = [sys.executable, "-c", "print('{\"version\": 1}', flush=True); import sys; sys.stdin.buffer.read()"]
+    first = f"print('{{\"version\": {VERSION}}}', flush=True)"
+    silent = [sys.executable, "-c", f"{first}; import sys; sys.stdin.buffer.read()"]
     channels = RememberingChannels(_Town(silent=silent))
     survey = Survey([host("silent")], channels, python=sys.executable, meanwhile=stop)
     with survey:
