@@ -298,9 +298,7 @@ class HostRanks:
         oom = self._oom_kills.recent(time.monotonic()) if status else None
         step = self._last_step(self._local_rank_of[rank])
         groups = _groups_of(self.recorders[rank]) if status and rank in self.recorders else None
-        self._relay.send(
-            Exit(rank=rank, status=status, time_s=time_s, error=error, oom=oom, step=step, groups=groups)
-        )
+        self._relay.send(Exit(rank=rank, status=status, time_s=time_s, error=error, oom=oom, step=step, groups=groups))
         if status and is_of_a_gpu(status, error):
             self._inquiry.ask(rank)
 
