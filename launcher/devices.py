@@ -23,7 +23,7 @@ import contextlib
 import os
 import pwd
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ class Device:
         used_by: who computes there, in words: `pid 4242 of user bob`; empty if nobody does.
         used_bytes: memory in use.
         desktop_bytes: of it, what processes have that draw there and do not count as users.
+        may_be_renumbered: the driver counts GPUs that this process cannot reach, and CUDA may count them otherwise.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Device:
     used_by: tuple[str, ...] = ()
     used_bytes: int = 0
     desktop_bytes: int = 0
+    may_be_renumbered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,13 +180,13 @@ def held_devices(taken: Sequence[Device], devices: Sequence[Device], *, ranks: i
 
     Args:
         taken: devices of the job.
-        devices: those it might have seen; the variable stays as it is if it got all of them.
+        devices: those it might have seen; the variable stays as it is if it got all of them and their numbers are sure.
         ranks: ranks on this machine.
     """
     labels = tuple(device.label for device in taken)
     if any(device.is_slice for device in taken):
         return Held(slices=tuple(taken[rank % len(taken)].name for rank in range(ranks)), labels=labels)
-    if tuple(taken) == tuple(devices):
+    if tuple(taken) == tuple(devices) and not any(device.may_be_renumbered for device in taken):
         return Held(labels=labels)
     return Held(cuda_visible_devices=",".join(device.name for device in taken), labels=labels)
 
@@ -229,10 +231,15 @@ class _Known:
 
 
 def _read(nvml: Any, visible: str | None, known: _Known) -> tuple[Device, ...]:
+    handles = [gpu_handle(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
+    found = _listed(nvml, visible, known, handles)
+    return tuple(replace(device, may_be_renumbered=True) for device in found) if None in handles else found
+
+
+def _listed(nvml: Any, visible: str | None, known: _Known, handles: Sequence[Any]) -> tuple[Device, ...]:
     uuids: list[str | None] = []
     parts: list[list[Device]] = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = gpu_handle(nvml, index)
+    for index, handle in enumerate(handles):
         if handle is None:
             continue
         uuids.append(text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)))

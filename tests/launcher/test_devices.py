@@ -204,3 +204,15 @@ def test_each_rank_sees_its_own_slice() -> None:
     devices = read(MIG)
     held = held_devices(devices, devices, ranks=3)
     assert [held.environment(rank)["CUDA_VISIBLE_DEVICES"] for rank in range(3)] == ["MIG-a", "MIG-b", "MIG-a"]
+
+
+def test_ranks_beside_a_lost_gpu_are_told_their_gpus_by_name(tmp_path: Path) -> None:
+    # CUDA may count the lost one or not: a number is not sure to mean the GPU that is leased.
+    whole = recorded_machine("workstation", tmp_path / "whole")
+    devices = read_devices({}, load_nvml=whole.load_nvml, own=[])
+    assert held_devices(devices, devices, ranks=4).cuda_visible_devices is None
+    broken = recorded_machine("workstation", tmp_path / "broken", lost=[1])
+    left = read_devices({}, load_nvml=broken.load_nvml, own=[])
+    held = held_devices(left, left, ranks=3)
+    assert held.labels == ("GPU 0", "GPU 2", "GPU 3")
+    assert held.cuda_visible_devices == ",".join(device.name for device in left)
