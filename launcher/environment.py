@@ -2,7 +2,7 @@
 devices are the business of others.
 
 Nothing is overwritten but what is named here. Ranks of this machine inherit the environment dsrun was started in, but
-for its own place among the ranks of another launcher (`dsrun.foreign_ranks`); those of other hosts have what a login
+for its own place among the ranks of another launcher (see own_rank); those of other hosts have what a login
 there has, and of the one here what `passed_on` returns.
 """
 

@@ -24,11 +24,11 @@ from dsrun.contract import (
     STDIN_RANK_ENV,
 )
 from dsrun.errors import InputError
-from dsrun.foreign_ranks import without_own_rank
 
 from . import processes
 from .environment import ORDER_ENV
 from .flight_recorder import recorder_environment, without_outer
+from .own_rank import without_own_rank
 from .plan import LaunchPlan, NodePlan, Program, WorkerSpec
 
 

@@ -73,7 +73,7 @@ def test_a_job_that_is_started_again_says_how_often_and_where_to_go_on() -> None
 
 
 def test_what_dsrun_found_fills_in_only_what_nobody_has_set() -> None:
-    found = dict.fromkeys(("NOBODY", "SHELL", "SHARED", "HOST", "RANKS"), "found")
+    found: dict[str, str] = dict.fromkeys(("NOBODY", "SHELL", "SHARED", "HOST", "RANKS"), "found")
     plan = two_hosts(a={"RANKS": "ranks"}).at("10.0.0.1", {"a": found})
     host = replace(plan.nodes[0].host, env={"HOST": "host", "SHARED": "host", "RANKS": "host"})
     node = replace(plan.nodes[0], host=host)
@@ -167,5 +167,7 @@ def test_cuda_counts_gpus_by_their_address_unless_somebody_wants_it_otherwise() 
     plan = two_hosts()
     node = plan.nodes[0]
     given = worker_environment({}, plan, node, node.workers[0], address="h", port=5)
-    wanted = worker_environment({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, plan, node, node.workers[0], address="h", port=5)
+    wanted = worker_environment(
+        {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, plan, node, node.workers[0], address="h", port=5
+    )
     assert (given["CUDA_DEVICE_ORDER"], wanted["CUDA_DEVICE_ORDER"]) == ("PCI_BUS_ID", "FASTEST_FIRST")

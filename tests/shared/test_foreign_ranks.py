@@ -14,7 +14,6 @@ from dsrun.foreign_ranks import (
     find_foreign_rank,
     first_node,
     tasks_of_node,
-    without_own_rank,
 )
 from support.environments import NAMES as RECORDED
 from support.environments import environment_of
@@ -202,35 +201,6 @@ def test_tasks_of_flux_that_cannot_be_told_apart_by_host_are_refused(changes: di
     with pytest.raises(InputError, match=message) as caught:
         find_foreign_rank(environment_of("flux_task") | changes)
     assert caught.value.hint
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_nothing_of_a_launchers_rank_is_left_for_other_ranks(name: str) -> None:
-    own = environment_of(name)
-    left = without_own_rank(own)
-    assert left.items() <= own.items()
-    told = (
-        "PMI_",
-        "PALS_",
-        "PMIX_",
-        "JSM_",
-        "OMPI_COMM",
-        "OMPI_UNI",
-        "OMPI_MCA_orte_ess",
-        "SLURM_STEP_NUM",
-        "SLURM_NT",
-    )
-    told += ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS", "FLUX_TASK")
-    kept = [variable for variable in left if variable.startswith(told)]
-    # A setting, which mpirun passes on as it found it.
-    assert [variable for variable in kept if not variable.startswith("PMIX_MCA_")] == []
-    assert find_foreign_rank(left) is None
-
-
-def test_what_is_the_jobs_and_what_users_set_stays() -> None:
-    kept = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_NODELIST": "n1", "FLUX_JOB_ID": "f", "A": ""}
-    kept |= {"OMPI_MCA_btl": "self", "PMIX_MCA_gds": "hash", "MPICH_GPU_SUPPORT_ENABLED": "1", "PBS_JOBID": "3"}
-    assert without_own_rank(kept | OPEN_MPI) == kept
 
 
 @pytest.mark.parametrize(
