@@ -71,7 +71,7 @@ def is_untrained(report: ProbeReport) -> bool:
     return report.topology.nvswitches > 0 and bool(links) and not any(link.active for link in links)
 
 
-def link_remarks(gpu: Gpu, links: NvLinks, *, switches: int, untrained: bool) -> Iterator[Remark]:
+def link_remarks(gpu: Gpu, links: NvLinks, *, switches: int, untrained: bool, virtual: bool | None) -> Iterator[Remark]:
     """Yields what is wrong with one GPU's links.
 
     Args:
@@ -79,10 +79,13 @@ def link_remarks(gpu: Gpu, links: NvLinks, *, switches: int, untrained: bool) ->
         links: its links.
         switches: NVSwitches that are seen here.
         untrained: it was said of the whole machine that no link is up.
+        virtual: this is a virtual machine; None if nobody knows.
     """
     # A GPU given to a virtual machine alone has no link up, sees no switch, and waits for no fabric.
     in_fabric = links.active > 0 or (switches > 0 and _counted(gpu))
-    if in_fabric and not untrained and links.fabric in ("not started", "in progress"):
+    # Of Blackwell's board no switch is seen on the machine itself either.
+    waits = links.fabric in ("not started", "in progress") and (in_fabric or (virtual is False and _counted(gpu)))
+    if waits and not untrained:
         text = f"waiting for the NVSwitch fabric ({links.fabric}): CUDA does not start (error 802)"
         yield "red", text, "`systemctl start nvidia-fabricmanager`, of the driver's version", "nvlink.fabric"
     if links.fabric_error is not None:

@@ -100,7 +100,7 @@ def _remarks(gpu: Gpu, report: ProbeReport) -> Iterator[Remark]:
         yield from _link(gpu.pcie, shares_lanes=len(report.gpus) > 1 and is_named(gpu, CONSUMER))
     if gpu.nvlink is not None:
         switches, untrained = report.topology.nvswitches, is_untrained(report)
-        yield from link_remarks(gpu, gpu.nvlink, switches=switches, untrained=untrained)
+        yield from link_remarks(gpu, gpu.nvlink, switches=switches, untrained=untrained, virtual=report.host.virtual)
     yield from xid_remarks(gpu.xid_events or (), gpu.state)
     if len(report.gpus) > 1:
         yield from iommu_remarks(gpu, arch=report.host.arch, virtual=report.host.virtual)

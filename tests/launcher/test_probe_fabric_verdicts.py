@@ -92,8 +92,14 @@ def test_a_fabric_manager_of_another_version_is_told_of(get: Get) -> None:
 def test_what_has_no_fabric_waits_for_none(get: Get) -> None:
     """One GPU in a virtual machine, GPUs in MIG mode, and Blackwell, whose switches are no devices of the driver."""
     down = get("dgx_h100", "no fabric manager")
-    guest = replace(down, topology=replace(down.topology, nvswitches=0, fabric_manager=None), gpus=down.gpus[:1])
+    board = replace(down, topology=replace(down.topology, nvswitches=0, fabric_manager=None))
+    guest = replace(board, host=replace(board.host, virtual=True), gpus=board.gpus[:1])
     assert said(guest) == []
+    # Nor is a switch of Blackwell seen on the machine itself, whose GPUs do wait.
+    assert said(board) == [
+        "red gpus.0.nvlink.fabric: GPUs 0-7 waiting for the NVSwitch fabric (not started): CUDA does not start "
+        "(error 802)"
+    ]
     assert not any("802" in text for text in said(_in_mig_mode(get("dgx_a100", "no fabric manager"))))
     whole = get("dgx_h100")
     assert said(replace(whole, topology=replace(whole.topology, nvswitches=0, fabric_manager=None))) == []

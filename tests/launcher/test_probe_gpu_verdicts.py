@@ -137,9 +137,12 @@ def test_what_is_well_or_unknown_is_not_spoken_of(dgx: ProbeReport, change: Chan
     assert gpu_verdicts(with_gpu(dgx, 3, change)) == []
 
 
-@pytest.mark.parametrize("fabric", [None, "not started"])
-def test_a_card_without_its_bridge_or_switches_is_as_it_was_bought(dgx: ProbeReport, fabric: str | None) -> None:
+@pytest.mark.parametrize(("fabric", "virtual"), [(None, False), ("not started", True), ("not started", None)])
+def test_a_card_without_its_bridge_or_switches_is_as_it_was_bought(
+    dgx: ProbeReport, fabric: str | None, virtual: bool | None
+) -> None:
     alone = replace(dgx, topology=replace(dgx.topology, nvswitches=0, fabric_manager=None))
+    alone = replace(alone, host=replace(alone.host, virtual=virtual))
     assert gpu_verdicts(with_gpu(alone, 3, nvlink(active=0, inactive=4, fabric=fabric))) == []
 
 
