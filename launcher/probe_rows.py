@@ -231,9 +231,9 @@ def _loaded(loaded: Mapping[str, Any]) -> Iterator[Row]:
     yield Row("loaded", "torch", loaded["torch"])
     cuda = f"{loaded['devices']} devices" if loaded["cuda_available"] else "does not start"
     yield Row("loaded", "CUDA", f"built for {loaded['cuda_built']}, {cuda}" if loaded["cuda_built"] else "none")
-    if loaded["driver_cuda"]:
+    if loaded.get("driver_cuda"):
         yield Row("loaded", "libcuda", f"runs CUDA up to {loaded['driver_cuda']}")
-    if loaded["architectures"]:
+    if loaded.get("architectures"):
         yield Row("loaded", "kernels for", " ".join(_sequence(loaded["architectures"])))
     for label in ("NCCL", "cuDNN"):
         yield Row("loaded", label, str(loaded[label.lower()] or "none"))
