@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
 from dsrun.launcher.host_addresses import Address
+from dsrun.launcher.hosts import HostSpec
 from dsrun.launcher.meeting import Meeting, choose_meeting
 from dsrun.launcher.probe_network import RdmaDevice, RdmaPort
+from dsrun.launcher.rails import Rail, proven_rails
+from dsrun.launcher.survey import Survey
+from dsrun.launcher.transport.local import LocalTransport
 from support.made_up_network import MadeUpHost, MadeUpNetwork
 
 PORT = RdmaPort(
@@ -133,3 +138,15 @@ def test_with_rdma_one_interface_is_enough_unless_it_is_switched_off() -> None:
 def test_interfaces_that_were_named_are_the_only_ones() -> None:
     assert met(MadeUpNetwork(hosts(2)), iface="eth2,eth3").rails["n1"] == ("eth2", "eth3")
     assert met(MadeUpNetwork(hosts(2)), iface="eth2").rails == {}
+
+
+def test_real_hosts_answer_what_is_asked_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    names = ("n1", "n2")
+    rails = [Rail(dict.fromkeys(names, "lo"), dict.fromkeys(names, f"127.0.0.{number}")) for number in (1, 2)]
+    elsewhere = Rail(dict.fromkeys(names, "eth7"), dict.fromkeys(names, "127.0.0.3"))
+    two = [HostSpec(name=name, slots=1, source="test") for name in names]
+    with Survey(two, LocalTransport(), python=sys.executable) as survey:
+        # What leaves by another interface than its own is no rail.
+        assert proven_rails(survey, two, [*rails, elsewhere], {"NCCL_NET": "Socket"}) == rails
+        assert proven_rails(survey, two, rails, {"NCCL_NET": "IB"}) == []
