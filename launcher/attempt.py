@@ -25,7 +25,6 @@ from .protocol import (
     Failed,
     Finished,
     GpuFindings,
-    GpuFindings,
     Hello,
     Listening,
     Meet,
@@ -115,8 +114,6 @@ class Attempt:
                 self._sink.reading(message)
             case Exit():
                 self._on_exit(link, link.on_our_clock(message))
-            case GpuFindings():
-                self.tally.asked_driver(link.node.host.name, message)
             case GpuFindings():
                 self.tally.asked_driver(link.node.host.name, message)
             case Records(text=text):
