@@ -73,8 +73,8 @@ class HostFacts:
         gpus: those a job may see.
         gpu_places: where those are that CUDA counts, in its order, whatever CUDA_VISIBLE_DEVICES says.
         no_gpus: why there are none, where there are none.
-        no_gpus_fix: how GPUs that are there come to be used, where the driver does not serve them or they are of another
-            maker; None where none was to be expected.
+        no_gpus_fix: how GPUs that are there come to be used, where the driver does not serve them or they are of
+            another maker; None where none was to be expected.
         left_out: GPUs that no job can use while others of the host are used, in words.
         cores_usable: affinity and quota applied.
         memory_bytes: of the machine, or its cgroup's limit if that is less.
