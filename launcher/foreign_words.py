@@ -81,7 +81,7 @@ INSTEAD = {
     "--config_file": "`--config FILE` names the training config; dsrun reads no settings of its own from a file",
     "--gpu_ids": "`--include localhost:0,2` takes these GPUs",
     "--multi_gpu": "leave it out: a job takes all GPUs, or `-n N`",
-    "--cpu": "`--backend gloo` trains on the CPU",
+    "--cpu": "`--no-gpu` trains on the CPU",
     "--num_cpu_threads_per_process": "`--env OMP_NUM_THREADS=N` sets the threads of a rank",
     "--enable_cpu_affinity": "`--bind numa` or `--bind cores` binds ranks",
     "--mixed_precision": _CONFIG,

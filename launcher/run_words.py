@@ -101,7 +101,7 @@ def check_run_words(
         script=given["words"][0],
         grace_s=given["grace"],
         ranks_per_host=given["ranks_per_host"],
-        backend=given["backend"],
+        backend="gloo" if given["no_gpu"] else given["backend"],
     )
 
 

@@ -62,6 +62,12 @@ def test_a_pod_is_told_of_its_gpus() -> None:
     assert container["command"][-5:] == ["--ranks-per-host", "8", "--backend", "nccl", "train.py"]
 
 
+def test_a_pod_that_trains_without_its_gpus_is_told_so_alone() -> None:
+    (container,) = pod_of(yaml.safe_load(invoke("k8s", "--no-gpu", "train.py", *LAST).stdout))["containers"]
+    assert "--no-gpu" in container["command"]
+    assert "nccl" not in container["command"]
+
+
 def test_a_file_changes_the_pods(tmp_path: Path) -> None:
     patch = tmp_path / "pod.yaml"
     patch.write_text("spec:\n  nodeSelector: {gpu: h100}\n  containers:\n  - {name: dsrun, workingDir: /work}\n")
