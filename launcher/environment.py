@@ -28,7 +28,8 @@ from dsrun.errors import Problem, UsageError
 
 #: Threads of a rank; set on the rank's host, which knows its cores, unless the user has set it.
 THREADS_ENV = "OMP_NUM_THREADS"
-#: How CUDA counts GPUs.
+#: Which GPUs CUDA shows a process, and how it counts them.
+VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
 ORDER_ENV = "CUDA_DEVICE_ORDER"
 
 #: Variables that say who a worker is: a user's value could only break the job.

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from dsrun.errors import UsageError
 
-from .environment import ORDER_ENV
-from .host_gpus import VISIBLE_ENV
+from .environment import ORDER_ENV, VISIBLE_ENV
 from .plan import GpuPlace
 
 
@@ -22,12 +21,13 @@ def check_order(gpus: Sequence[GpuPlace], environ: Mapping[str, str], *, chosen:
     Args:
         gpus: those of this machine.
         environ: what ranks get.
-        chosen: what has chosen GPUs by number beside CUDA_VISIBLE_DEVICES, for the message.
+        chosen: what has chosen GPUs by number, for the message; these are sure where CUDA_VISIBLE_DEVICES has names.
 
     Raises:
         UsageError: these are numbers of unequal GPUs, and CUDA_DEVICE_ORDER is FASTEST_FIRST.
     """
-    numbers = f"{VISIBLE_ENV}={environ[VISIBLE_ENV]}" if _has_numbers(environ) else chosen
+    value = environ.get(VISIBLE_ENV)
+    numbers = f"{VISIBLE_ENV}={value}" if _has_numbers(environ) else chosen if value is None else None
     if environ.get(ORDER_ENV) == "FASTEST_FIRST" and _models(gpus) and numbers is not None:
         raise UsageError(
             f"`{ORDER_ENV}=FASTEST_FIRST` leaves it to CUDA which GPU a number means, and {numbers} counts "

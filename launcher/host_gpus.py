@@ -18,12 +18,12 @@ from pathlib import Path
 from dsrun.contract import BACKEND_ENV
 from dsrun.errors import InputError
 
-from .environment import ORDER_ENV
+from .environment import ORDER_ENV, VISIBLE_ENV
+from .gpu_order import check_order
 from .plan import GpuPlace, NodePlan
 from .probe_gpu import listed_devices
 from .probe_machine import read_text
 
-VISIBLE_ENV = "CUDA_VISIBLE_DEVICES"
 _SLICE = "MIG-"
 
 
@@ -65,7 +65,7 @@ def rank_variables(node: NodePlan, given: Mapping[str, str]) -> list[dict[str, s
         given: what all its ranks get.
 
     Raises:
-        InputError: devices were chosen that no process here sees.
+        InputError: devices were chosen that no process here sees, or by numbers that mean nothing here.
     """
     nothing: list[dict[str, str]] = [{} for _ in node.workers]
     if given.get(BACKEND_ENV) == "gloo" or any(VISIBLE_ENV in worker.env for worker in node.workers):
@@ -74,6 +74,7 @@ def rank_variables(node: NodePlan, given: Mapping[str, str]) -> list[dict[str, s
     value = given.get(VISIBLE_ENV)
     seen = _names(value, node.gpus)
     if node.chosen is not None:
+        check_order(node.gpus, given, chosen=node.host.source)
         if seen is None:
             seen = [str(place) for place in range(max(node.chosen) + 1)]
         missing = [place for place in node.chosen if place >= len(seen)]

@@ -89,6 +89,16 @@ def test_chosen_places_are_gpus_where_the_host_names_none() -> None:
     assert visible(host(2, chosen=(1, 3))) == ["1,3"] * 2
 
 
+def test_places_of_unequal_gpus_that_cuda_counts_by_speed_are_refused_on_other_hosts_too() -> None:
+    unequal = (gpu(0, model="RTX 3090"), gpu(1, model="RTX 4090"))
+    order = {"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}
+    with pytest.raises(InputError, match="leaves it to CUDA which GPU a number means, and hosts:1 counts 0: RTX 3090"):
+        rank_variables(host(1, chosen=(1,), gpus=unequal), order)
+    assert visible(host(1, chosen=(1,), gpus=unequal), CUDA_VISIBLE_DEVICES="GPU-1,GPU-0", **order) == ["GPU-0"]
+    assert visible(host(1, chosen=(1,), gpus=BOX), **order) == ["GPU-1"]
+    assert visible(host(1, gpus=unequal), **order) == [None]
+
+
 def test_a_place_that_no_process_there_sees_is_refused() -> None:
     with pytest.raises(InputError) as caught:
         rank_variables(host(1, chosen=(2,)), {"CUDA_VISIBLE_DEVICES": "2,3"})

@@ -46,6 +46,15 @@ def test_gpus_are_read_from_the_driver() -> None:
     assert [gpu.usable for gpu in report.gpus] == [False, True]
 
 
+def test_a_gpu_in_mig_mode_without_slices_is_seen_by_no_job(tmp_path: Path) -> None:
+    machine = recorded_machine("a100_mig", tmp_path)
+    report = read_gpus({}, load_nvml=machine.load_nvml, root=machine.root)
+    assert (report.usable_count, [gpu.usable for gpu in report.gpus]) == (2, [True, False, True])
+    assert [None if place.slices is None else len(place.slices) for place in report.places] == [7, 0, None]
+    only = read_gpus({"CUDA_VISIBLE_DEVICES": "1"}, load_nvml=machine.load_nvml, root=machine.root)
+    assert only.usable_count == 0
+
+
 def test_a_job_may_have_several_slices_where_a_process_has_one() -> None:
     report = read_gpus({"CUDA_VISIBLE_DEVICES": "MIG-a,MIG-b"}, load_nvml=lambda: fake_nvml(1))
     assert report.usable_count == 2
