@@ -176,7 +176,8 @@ def left_out_texts(report: GpuReport) -> Iterator[str]:
     reached = [gpu for gpu in report.gpus if not gpu.lost]
     for gpu, place in zip(reached, report.places, strict=True):
         if place.slices == ():
-            yield f"GPU {gpu.index} is left out: it is in MIG mode without slices; `sudo nvidia-smi -mig 0` ends that"
+            fix = f"`sudo nvidia-smi -i {gpu.index} -mig 0` ends that"
+            yield f"GPU {gpu.index} is left out: it is in MIG mode without slices; {fix}"
     if report.unlisted:
         what = "a GPU is" if report.unlisted == 1 else f"{report.unlisted} GPUs are"
         yield f"{what} left out: the driver could not start it; `dmesg | grep NVRM` says why"

@@ -15,7 +15,7 @@ from dsrun.launcher.probe_deep import Loaded, NotLoaded
 from dsrun.launcher.probe_network import Addresses
 from dsrun.launcher.probe_reasons import null_reasons, source_of
 from support.cli import clean_environment, invoke
-from support.machines import NAMES, recorded_machine
+from support.machines import NAMES, probed, recorded_machine
 from support.nvml import NVMLError
 from support.topologies import write_tree
 
@@ -56,8 +56,8 @@ def test_an_empty_tree_and_no_driver_give_a_report_with_a_reason_for_every_null(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_value_of_a_recorded_machine_has_a_source_or_a_reason(name: str, tmp_path: Path) -> None:
-    report = recorded_machine(name, tmp_path).report().to_json()
+def test_every_value_of_a_recorded_machine_has_a_source_or_a_reason(name: str) -> None:
+    report = probed(name).to_json()
     reasons: dict[str, str] = report.pop("null_reasons")
     told = [path for path in paths_of(report) if path.split(".")[0] not in ("schema_version", "sources", "verdicts")]
     assert [path for path in told if not source_of(path)] == []

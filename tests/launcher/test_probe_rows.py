@@ -13,7 +13,7 @@ from dsrun.launcher.probe_columns import fold_rows
 from dsrun.launcher.probe_deep import Loaded, NotLoaded
 from dsrun.launcher.probe_rows import rows_of
 from dsrun.launcher.table_rows import RowKind
-from support.machines import NAMES, recorded_machine
+from support.machines import NAMES, probed, recorded_machine
 
 Json = dict[str, Any]
 
@@ -68,8 +68,8 @@ def test_a_machine_without_gpus_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_everyday_rows_fit_a_screen_and_all_rows_hold_them(name: str, tmp_path: Path) -> None:
-    report = recorded_machine(name, tmp_path).report().to_json()
+def test_everyday_rows_fit_a_screen_and_all_rows_hold_them(name: str) -> None:
+    report = probed(name).to_json()
     usual, everything = rows_of(report), rows_of(report, everything=True)
     assert len(usual) <= 40
     labels = {(row.section, row.label) for row in everything}

@@ -1,7 +1,7 @@
 """What probe, doctor and a launch say on every recorded machine and on each of its faults: `says` in its file.
 
 The expectations are what a user of that machine is to be told. `probe` is every verdict, `doctor` what is said of CUDA
-and GPUs, `launch` the job line, ranks and warnings of `dsrun train.py` or the error it ends with, `busy` who is on which
+and GPUs, `launch` the job line, ranks and warnings of `dsrun train.py` or the error it ends with, `busy` who is on a
 GPU or that the driver does not tell, and `cpus` where ranks run.
 """
 

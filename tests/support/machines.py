@@ -8,8 +8,11 @@ NVML lists its GPUs alone, while /proc shows all of them, as the kernel does. `f
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 import stat
+import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,11 +77,16 @@ def recorded_facts(name: str, *, fault: str | None = None) -> dict[str, Any]:
         name: of the file, without `.yaml`.
         fault: one of its `faults`.
     """
-    facts: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    facts = copy.deepcopy(_file(name))
     if "like" in facts:
         base = recorded_facts(facts["like"])
         facts = _changed({key: base[key] for key in base.keys() - {"says", "faults"}}, facts)
     return facts if fault is None else _changed(facts, facts["faults"][fault])
+
+
+@functools.cache
+def _file(name: str) -> dict[str, Any]:
+    return yaml.load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
 
 
 def recorded_machine(
@@ -142,6 +150,13 @@ def recorded_machine(
         cpus=parse_cpu_list(job["cpus"]) if "cpus" in job else cpus,
         environ={name: str(value) for name, value in job.get("environ", {}).items()},
     )
+
+
+@functools.cache
+def probed(name: str) -> ProbeReport:
+    """Probes a recorded machine once, for tests that ask the same of all of them."""
+    with tempfile.TemporaryDirectory(prefix="dsrun-machine-") as folder:
+        return recorded_machine(name, Path(folder)).report()
 
 
 def _changed(facts: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
