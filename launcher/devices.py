@@ -48,6 +48,7 @@ class Device:
         name: UUID, which is what CUDA_VISIBLE_DEVICES and the lease are called; the index where there is none.
         label: for people.
         is_slice: a MIG slice.
+        gpu: the driver's number of the GPU that it is, or is a slice of; None where that is unknown.
         used_by: who computes there, in words: `pid 4242 of user bob`; empty if nobody does.
         used_bytes: memory in use.
         desktop_bytes: of it, what processes have that draw there and do not count as users.
@@ -57,6 +58,7 @@ class Device:
     name: str
     label: str
     is_slice: bool = False
+    gpu: int | None = None
     used_by: tuple[str, ...] = ()
     used_bytes: int = 0
     desktop_bytes: int = 0
@@ -165,7 +167,8 @@ def take_devices(
     for device in devices:
         if holders[device.name]:
             obstacles.setdefault(holders[device.name], []).append(device.label)
-    chosen = free[:count]
+    # One slice of each GPU before a second one of any: NCCL connects no two of one GPU.
+    chosen = sorted(free, key=lambda device: _turn(device, free))[:count]
     if share and len(free) < count:
         busy = [device for device in devices if holders[device.name]]
         busy.sort(key=lambda device: (device.name in leased, device.used_bytes))
@@ -173,6 +176,11 @@ def take_devices(
     if len(chosen) < count:
         return (), obstacles
     return tuple(device for device in devices if device in chosen), obstacles
+
+
+def _turn(device: Device, free: Sequence[Device]) -> int:
+    """Returns how many devices of the same GPU come before this one."""
+    return 0 if device.gpu is None else [one for one in free if one.gpu == device.gpu].index(device)
 
 
 def held_devices(taken: Sequence[Device], devices: Sequence[Device], *, ranks: int) -> Held:
@@ -245,14 +253,9 @@ def _listed(nvml: Any, visible: str | None, known: _Known, handles: Sequence[Any
         uuids.append(text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)))
         slices = slice_handles(nvml, handle)
         if slices is None:
-            parts.append([_device(nvml, handle, f"GPU {index}", str(index), known)])
+            parts.append([_device(nvml, handle, index, None, known)])
         else:
-            parts.append(
-                [
-                    _device(nvml, part, f"slice {number} of GPU {index}", f"{index}:{number}", known, is_slice=True)
-                    for number, part in slices
-                ]
-            )
+            parts.append([_device(nvml, part, index, number, known) for number, part in slices])
     if visible is None:
         return tuple(device for devices in parts for device in devices)
     slice_of = {device.name: device for devices in parts for device in devices if device.is_slice}
@@ -268,7 +271,7 @@ def _listed(nvml: Any, visible: str | None, known: _Known, handles: Sequence[Any
     )
 
 
-def _device(nvml: Any, handle: Any, label: str, index: str, known: _Known, *, is_slice: bool = False) -> Device:
+def _device(nvml: Any, handle: Any, gpu: int, part: int | None, known: _Known) -> Device:
     memory: Any = ask_driver(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     used_bytes = 0 if memory is None else int(memory.total) - int(memory.free)
     computing = running_on(nvml, handle)
@@ -290,10 +293,12 @@ def _device(nvml: Any, handle: Any, label: str, index: str, known: _Known, *, is
     is_all_told = None not in listed.values()
     if unseen_bytes > UNSEEN_BYTES and is_all_told and not _is_host_memory(nvml, handle):
         used_by.append(f"processes that cannot be seen from here ({unseen_bytes >> 30} GiB)")
+    number = f"{gpu}" if part is None else f"{gpu}:{part}"
     return Device(
-        name=text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) or index,
-        label=label,
-        is_slice=is_slice,
+        name=text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) or number,
+        label=f"GPU {gpu}" if part is None else f"slice {part} of GPU {gpu}",
+        is_slice=part is not None,
+        gpu=gpu,
         used_by=tuple(used_by),
         used_bytes=used_bytes,
         desktop_bytes=sum(has or 0 for has in desktop.values()),

@@ -73,6 +73,8 @@ def rank_variables(node: NodePlan, given: Mapping[str, str]) -> list[dict[str, s
         return nothing
     value = given.get(VISIBLE_ENV)
     seen = _names(value, node.gpus)
+    if node.chosen is None and value is None and seen is not None:
+        seen = [name for _, name in _in_turns(node.gpus)]
     if node.chosen is not None:
         check_order(node.gpus, given, chosen=node.host.source)
         if seen is None:
@@ -130,7 +132,7 @@ def _places(value: str | None, gpus: Sequence[GpuPlace]) -> list[GpuPlace | None
     """Returns the GPU of each device that a list names, the parent of a slice."""
     owner = {name: gpu for gpu in gpus for name in _devices_of(gpu)}
     if value is None:
-        return [gpu for gpu in gpus for _ in _devices_of(gpu)]
+        return [gpu for gpu, _ in _in_turns(gpus)]
     listed = listed_devices(value, [gpu.uuid for gpu in gpus])
     return [gpus[entry] if isinstance(entry, int) else owner.get(entry) for entry in listed]
 
@@ -143,6 +145,12 @@ def _names(value: str | None, gpus: Sequence[GpuPlace]) -> list[str] | None:
         return [entry.strip() for entry in value.split(",") if entry.strip()]
     listed = listed_devices(value, [gpu.uuid for gpu in gpus])
     return [entry if isinstance(entry, str) else gpus[entry].uuid or str(entry) for entry in listed]
+
+
+def _in_turns(gpus: Sequence[GpuPlace]) -> list[tuple[GpuPlace, str]]:
+    """Returns the devices of GPUs, one of each before a second one of any: NCCL connects no two slices of one GPU."""
+    turns = ((turn, gpu, name) for gpu in gpus for turn, name in enumerate(_devices_of(gpu)))
+    return [(gpu, name) for _, gpu, name in sorted(turns, key=lambda each: each[0])]
 
 
 def _devices_of(gpu: GpuPlace) -> Sequence[str]:

@@ -175,6 +175,14 @@ def test_free_devices_are_taken_first_and_in_order() -> None:
     assert taken(devices, 3, {"GPU-1": "job x"}) == "GPU-2 GPU-4 GPU-5"
 
 
+def test_one_slice_of_each_gpu_is_taken_before_a_second_one_of_any() -> None:
+    cut = [Part(f"GPU-{gpu}", slices=[Part(f"MIG-{gpu}{part}") for part in range(2)]) for gpu in range(2)]
+    devices = read(*cut, Part("GPU-2"))
+    assert taken(devices, 3) == "MIG-00 MIG-10 GPU-2"
+    assert taken(devices, 4) == "MIG-00 MIG-01 MIG-10 GPU-2"
+    assert taken(devices, 2, {"MIG-00": "job x"}) == "MIG-01 MIG-10"
+
+
 def test_too_few_free_devices_are_none_and_say_who_is_on_the_others() -> None:
     devices = read(*box(3, g0=[(4242, GIB)]))
     chosen, obstacles = take_devices(devices, 2, leased={"GPU-1": "job x", "GPU-2": "job x"}, share=False)

@@ -124,6 +124,13 @@ def test_each_rank_gets_a_slice_of_those_that_the_scheduler_named() -> None:
     assert visible(host(2, gpus=(CUT,))) == ["MIG-a", "MIG-b"]
 
 
+def test_one_slice_of_each_gpu_comes_before_a_second_one_of_any() -> None:
+    gpus = (CUT, gpu(1, slices=("MIG-c", "MIG-d")), gpu(2))
+    assert visible(host(4, gpus=gpus)) == ["MIG-a", "MIG-c", "GPU-2", "MIG-b"]
+    # Places count devices as people read them.
+    assert visible(host(2, gpus=gpus, chosen=(1, 2))) == ["MIG-b", "MIG-c"]
+
+
 def test_ranks_on_several_slices_are_told_what_that_means() -> None:
     several = [{"CUDA_VISIBLE_DEVICES": name} for name in ("MIG-a", "MIG-b")]
     note = slice_note(several, {})
@@ -153,7 +160,7 @@ def test_the_local_rank_counts_what_all_ranks_see() -> None:
 def test_a_rank_that_was_shown_a_gpu_of_its_own_uses_that_one() -> None:
     assert numbers(BOX, "3", "1") == [3, 1]
     assert numbers((CUT, gpu(1)), "MIG-b", "1", "MIG-elsewhere") == [0, 1, None]
-    assert numbers((CUT, gpu(1)), None, None, None, None) == [0, 0, 1, None]
+    assert numbers((CUT, gpu(1)), None, None, None, None) == [0, 1, 0, None]
 
 
 def test_numbers_of_unequal_gpus_mean_nothing_here_where_cuda_sorts_them_by_speed() -> None:

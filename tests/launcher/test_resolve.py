@@ -12,6 +12,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launcher.devices import Demand, Held
+from dsrun.launcher.host_gpus import gpus_of_ranks
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.launch import Backend, Launch, Request
 from dsrun.launcher.placement import HostRequest, StaticNode
@@ -371,6 +372,16 @@ def test_numbers_of_unequal_gpus_that_cuda_counts_by_speed_are_refused_and_names
     assert resolved_on(desktop, environ=order).demand.gpus == 2
     equal = recorded_machine("workstation", folder / "equal")
     assert resolved_on(equal, environ={**order, "CUDA_VISIBLE_DEVICES": "1"}).demand.gpus == 1
+
+
+def test_a_task_that_was_shown_one_gpu_has_one_rank_on_it(folder: Path) -> None:
+    machine = recorded_machine("dgx_h100", folder / "root")
+    # As `--gpus-per-task=1` sets it where no device cgroup hides the others.
+    launch = resolved_on(machine, environ={"CUDA_VISIBLE_DEVICES": "5"})
+    assert (launch.placement.world_size, launch.demand) == (1, Demand(ranks=1, gpus=1))
+    (gpu,) = gpus_of_ranks(launch.gpus, [{"CUDA_VISIBLE_DEVICES": "5"}])
+    assert gpu is not None
+    assert gpu.address == machine.report().gpus[5].pci_address
 
 
 def test_a_driver_that_was_asked_stays_open_for_who_keeps_it(folder: Path) -> None:
