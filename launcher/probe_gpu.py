@@ -14,7 +14,7 @@ from .plan import GpuPlace
 from .probe_gpu_state import GpuState
 from .probe_mig import slice_handles
 from .probe_nvlink import NvLinks
-from .probe_nvml import NoDriver, ask, ask_driver, error_name, open_nvml, text_of
+from .probe_nvml import NoDriver, ask, ask_driver, error_name, error_words, open_nvml, text_of
 from .probe_pci import PcieLink, pci_address
 from .probe_xid import XidEvent
 
@@ -280,7 +280,7 @@ def _reach(nvml: Any, index: int) -> Any:
     try:
         return nvml.nvmlDeviceGetHandleByIndex(index)
     except nvml.NVMLError as error:
-        return LeftOut(index=index, reason=str(error), is_forbidden=error_name(error) == "NoPermission")
+        return LeftOut(index=index, reason=error_words(error), is_forbidden=error_name(error) == "NoPermission")
 
 
 def _lost(index: int) -> Gpu:

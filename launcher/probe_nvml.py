@@ -11,6 +11,8 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
+#: What people search for; `pynvml` says "RM has detected an NVML/RM version mismatch."
+_KNOWN_WORDS = {"LibRmVersionMismatch": "Driver/library version mismatch"}
 
 
 class NoDriver(Exception):
@@ -86,6 +88,11 @@ def error_name(error: Exception) -> str:
     return type(error).__name__.removeprefix("NVMLError_")
 
 
+def error_words(error: Exception) -> str:
+    """Returns what an NVML error says, in the words of `nvidia-smi` where `pynvml` has others; without a full stop."""
+    return _KNOWN_WORDS.get(error_name(error)) or str(error).rstrip(".")
+
+
 def text_of(value: Any) -> str | None:
     """Returns a text of the driver, which older versions give as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
@@ -98,7 +105,7 @@ def _load_pynvml() -> Any:
 
 
 def _no_driver(error: Exception) -> NoDriver:
-    name, words = error_name(error), str(error)
+    name, words = error_name(error), error_words(error)
     if name in ("LibraryNotFound", "DriverNotLoaded"):
         return NoDriver("no NVIDIA driver", error=name, words=words)
     return NoDriver(f"the NVIDIA driver does not answer: {words}", error=name, words=words)

@@ -14,6 +14,8 @@ from support.topologies import write_tree
     ("machine", "storage"),
     [
         ("dgx_h100", "mlx5_1,mlx5_2,mlx5_7,mlx5_8"),
+        # Ports near the GPUs of another job are not storage's.
+        ("hgx_h200_job", "mlx5_1,mlx5_2,mlx5_7,mlx5_8"),
         # Two more ports for storage are down, and NCCL leaves them alone by itself.
         ("dgx_a100", "mlx5_4,mlx5_5"),
         # No switch: no GPU is near any port, and all are as good.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 
 from dsrun.errors import DsrunError, UsageError
@@ -25,6 +26,7 @@ from dsrun.launcher.probe_numa import cpu_list
 from dsrun.launcher.probe_report import ProbeReport
 from dsrun.launcher.resolve import resolve
 from support.machines import NAMES, Machine, recorded_facts, recorded_machine
+from support.nvml import ERRORS
 from support.topologies import write_tree
 
 #: Errors with which a driver does not start, and what of them a launch says.
@@ -130,6 +132,15 @@ def test_ranks_run_where_the_probe_shows_them_whoever_is_asked_for_gpus(case: Ca
         )
         assert [None if one.cpus is None else cpu_list(one.cpus) for one in bound] == shown
     assert shown == case.says.get("cpus", shown)
+
+
+def test_the_made_up_driver_has_the_names_and_errors_of_the_real_one(tmp_path: Path) -> None:
+    driver = recorded_machine("workstation", tmp_path / "root").load_nvml()
+    assert [name for name in vars(driver) if not hasattr(pynvml, name)] == []
+    told = {name: str(error()) for name, error in ERRORS.items()}
+    real = {name: getattr(pynvml, f"NVMLError_{name}") for name in ERRORS}
+    texts = pynvml.NVMLError._errcode_to_string
+    assert {name: texts.get(error().value, told[name]) for name, error in real.items()} == told
 
 
 @pytest.mark.parametrize("error", DRIVER_FAULTS)

@@ -22,7 +22,7 @@ ERRORS: Mapping[str, type[NVMLError]] = {
         "DriverNotLoaded": "Driver Not Loaded",
         "GpuIsLost": "GPU is lost",
         "InvalidArgument": "Invalid Argument",
-        "LibRmVersionMismatch": "Driver/library version mismatch",
+        "LibRmVersionMismatch": "RM has detected an NVML/RM version mismatch.",
         "LibraryNotFound": "NVML Shared Library Not Found",
         "NoPermission": "Insufficient Permissions",
         "NotFound": "Not Found",
