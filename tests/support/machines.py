@@ -3,7 +3,8 @@
 A file says what is on the machine; here it is written as Linux and NVML would tell it, so that the launcher runs as on
 the real thing. `at` of a device is its NUMA node, its host bridge and the chain of bridges down to it, in PCI domain
 0000 where it names none. `like` names a machine of which only the rest differs. `job` says what a job sees of it:
-NVML lists its GPUs alone, while /proc shows all of them, as the kernel does. `faults` are the same machine broken.
+NVML lists its GPUs alone, while /proc shows all of them, as the kernel does. `faults` are the same machine broken, or
+seen in another way.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ GIB = 1 << 30
 _SPEEDS = {1: "2.5", 2: "5.0", 3: "8.0", 4: "16.0", 5: "32.0"}
 _NO_UUID = "GPU-????????-????-????-????-????????????"
 #: Keys of which a machine that is `like` another changes parts.
-_MERGED = ("cpus", "driver", "gpu")
+_MERGED = ("cpus", "driver", "gpu", "job")
 #: PCI classes, and the vendor of a network card by its driver.
 _GPU_CLASS, _INFINIBAND_CLASS, _ETHERNET_CLASS, _DRIVE_CLASS = "0x030200", "0x020700", "0x020000", "0x010802"
 _NO_VENDOR = "0x0000"
@@ -163,7 +164,7 @@ def _changed(facts: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     """Applies what differs; `gpus` of a fault are changes by number."""
     found = dict(facts) | {key: value for key, value in changes.items() if key not in (*_MERGED, "gpus")}
     for key in _MERGED:
-        found[key] = {**facts[key], **changes.get(key, {})}
+        found[key] = {**facts.get(key, {}), **changes.get(key, {})}
     gpus: Any = changes.get("gpus", {})
     if isinstance(gpus, list):
         found["gpus"] = gpus
