@@ -21,7 +21,7 @@ from dsrun.host_memory import read_host_memory
 
 from .devices import Device, driver_open, read_devices, user_of_process
 from .file_facts import FileFacts, PathFacts, code_digests, file_facts, folder_fault, path_facts
-from .nccl_sockets import find_net_plugin, why_no_sockets
+from .nccl_sockets import read_no_sockets
 from .plan import GpuPlace
 from .probe_cgroup import read_limits
 from .probe_gpu import Gpu, GpuReport, left_out_texts, read_gpus
@@ -218,7 +218,7 @@ def read_facts(
         memlock_bytes=lockable_bytes(root),
         nofile=_limit(resource.RLIMIT_NOFILE),
         rdma=rdma_facts(cards),
-        no_sockets=why_no_sockets(environ, cards, has_plugin=find_net_plugin(root, environ) is not None),
+        no_sockets=read_no_sockets(root, environ, cards),
         folder_fault=folder_fault,
         folder_free_bytes=folder_free_bytes,
         files=files or {},

@@ -36,7 +36,9 @@ def judge_network(
     uses_rdma = on_gpus and count > 1
     yield from fold("memlock", {name: _memlock_faults(its, uses_rdma=uses_rdma) for name, its in facts.items()}, count)
     if uses_rdma:
-        yield from fold("EFA", {name: _plugin_faults(its) for name, its in facts.items()}, count)
+        said = {name: {*wants.nccl, *spec.env} for name, spec in specs.items()}
+        unsaid = {name: its for name, its in facts.items() if not said[name] & {"NCCL_NET", "NCCL_NET_PLUGIN"}}
+        yield from fold("EFA", {name: _plugin_faults(its) for name, its in unsaid.items()}, count)
         yield from _ports(facts)
         yield from _gid_indices(specs, facts, wants)
 
@@ -81,7 +83,8 @@ def _ports_in_words(facts: HostFacts) -> str:
         f"{port.kind or 'unknown'}{'' if port.rate_gbit is None else f' {port.rate_gbit:g} Gbit/s'}"
         for port in facts.rdma
     ]
-    return ", ".join(f"{words.count(word)} x {word}" for word in sorted(set(words))) or "no port that works"
+    listed = ", ".join(f"{words.count(word)} x {word}" for word in sorted(set(words)))
+    return f"{listed}{'' if facts.no_sockets else ' (not taken by NCCL)'}" if listed else "no port that works"
 
 
 def _gid_indices(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], wants: Wants) -> Iterator[Finding]:

@@ -84,6 +84,8 @@ class RdmaDevice:
 
     Attributes:
         kind: `InfiniBand` and `RoCE` are NCCL's own network, `EFA` (AWS) is a plugin's; None where no port says.
+        may_open: programs here can open it. /sys shows containers every card of their host; the files in
+            /dev/infiniband are for those that were given the cards.
     """
 
     name: str
@@ -93,6 +95,7 @@ class RdmaDevice:
     pci_address: str | None
     numa_node: int | None
     ports: tuple[RdmaPort, ...]
+    may_open: bool = True
 
 
 def psutil_addresses() -> Addresses:
@@ -130,7 +133,8 @@ def read_network(root: Path, addresses: Addresses) -> tuple[NetworkReport, ...]:
 def read_rdma(root: Path) -> tuple[RdmaDevice, ...]:
     """Reads the InfiniBand and RoCE cards, in the order of their numbers."""
     folder = root / "sys/class/infiniband"
-    return tuple(_rdma(folder / name) for name in sorted(_names(folder), key=_natural))
+    opened = _open_cards(root)
+    return tuple(_rdma(folder / name, may_open=name in opened) for name in sorted(_names(folder), key=_natural))
 
 
 def default_routes(route: str, ipv6_route: str) -> frozenset[str]:
@@ -206,7 +210,17 @@ def _interface(folder: Path, addresses: Sequence[str], *, default_route: bool) -
     )
 
 
-def _rdma(folder: Path) -> RdmaDevice:
+def _open_cards(root: Path) -> frozenset[str]:
+    """Returns the names of the RDMA cards whose files this process may open, as libibverbs does."""
+    verbs = root / "sys/class/infiniband_verbs"
+    return frozenset(
+        (read_text(verbs / name / "ibdev") or "").strip()
+        for name in _names(verbs)
+        if os.access(root / "dev/infiniband" / name, os.R_OK | os.W_OK)
+    )
+
+
+def _rdma(folder: Path, *, may_open: bool) -> RdmaDevice:
     place = place_of(folder / "device")
     ports = tuple(_port(folder / "ports" / name) for name in sorted(_names(folder / "ports"), key=_natural))
     return RdmaDevice(
@@ -217,6 +231,7 @@ def _rdma(folder: Path) -> RdmaDevice:
         pci_address=None if place is None else place.address,
         numa_node=None if place is None else place.numa_node,
         ports=ports,
+        may_open=may_open,
     )
 
 

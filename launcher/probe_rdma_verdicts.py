@@ -16,6 +16,7 @@ def rdma_verdicts(report: ProbeReport) -> Iterator[ProbeVerdict]:
     """Applies every rule about RDMA cards."""
     yield from _far_from_gpus(report)
     yield from _without_plugin(report)
+    yield from _closed(report)
 
 
 def _far_from_gpus(report: ProbeReport) -> Iterator[ProbeVerdict]:
@@ -27,7 +28,8 @@ def _far_from_gpus(report: ProbeReport) -> Iterator[ProbeVerdict]:
     near: list[str] = []
     far: list[tuple[int, str]] = []
     for position, card in enumerate(report.rdma):
-        if card.kind == "EFA" or card.name not in numbers or all(port.state != "ACTIVE" for port in card.ports):
+        works = card.may_open and any(port.state == "ACTIVE" for port in card.ports)
+        if card.kind == "EFA" or card.name not in numbers or not works:
             continue
         paths = report.topology.paths[numbers[card.name]]
         if card.name in report.topology.beside_other_gpus or any(paths[gpu] in NEAR for gpu in gpus):
@@ -50,7 +52,7 @@ def _without_plugin(report: ProbeReport) -> Iterator[ProbeVerdict]:
     cards = [
         (position, card)
         for position, card in enumerate(report.rdma)
-        if card.kind == "EFA" and any(port.state == "ACTIVE" for port in card.ports)
+        if card.kind == "EFA" and card.may_open and any(port.state == "ACTIVE" for port in card.ports)
     ]
     if cards and report.gpus and report.nccl_net_plugin is None:
         count = f"{len(cards)} EFA device{'' if len(cards) == 1 else 's'}"
@@ -59,4 +61,22 @@ def _without_plugin(report: ProbeReport) -> Iterator[ProbeVerdict]:
             text=f"{count}, and the loader finds no libnccl-net.so: NCCL takes TCP between hosts",
             fix=EFA_FIX,
             path=f"rdma.{cards[0][0]}",
+        )
+
+
+def _closed(report: ProbeReport) -> Iterator[ProbeVerdict]:
+    """Tells of working cards that /sys shows and programs here cannot open, as in most containers."""
+    cards = [
+        (position, card)
+        for position, card in enumerate(report.rdma)
+        if not card.may_open and any(port.state == "ACTIVE" for port in card.ports)
+    ]
+    if cards and report.gpus:
+        names = ", ".join(card.name for _, card in cards)
+        yield ProbeVerdict(
+            level="note",
+            text=f"{names}: programs here cannot open {'it' if len(cards) == 1 else 'them'} (/dev/infiniband): "
+            "NCCL takes others, or TCP, between hosts",
+            fix="`docker run --device /dev/infiniband --ulimit memlock=-1`; of pods the resource of the RDMA plugin",
+            path=f"rdma.{cards[0][0]}.may_open",
         )

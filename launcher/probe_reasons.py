@@ -79,6 +79,7 @@ SOURCES: Mapping[str, str] = {
     "network.*.addresses": "getifaddrs",
     "network.*.default_route": "/proc/net/route",
     "rdma": "/sys/class/infiniband",
+    "rdma.*.may_open": "/sys/class/infiniband_verbs and /dev/infiniband",
     "nccl_interface": "NCCL_SOCKET_IFNAME, or NCCL's order of interfaces",
     "gloo_interface": "GLOO_SOCKET_IFNAME, or /etc/hosts",
     "nccl_net_plugin": "libnccl-net.so by LD_LIBRARY_PATH, /etc/ld.so.cache and /usr/lib",

@@ -112,7 +112,8 @@ def _limits(report: ProbeReport) -> Iterator[ProbeVerdict]:
     if locked is not None and locked < LITTLE_LOCKED_BYTES and (rdma or report.gpus):
         fix = "`ulimit -l unlimited`; for good in /etc/security/limits.conf, or `docker run --ulimit memlock=-1`"
         text = f"memlock {format_bytes(locked)}: RDMA will fail"
-        yield _verdict("red" if rdma else "amber", text, fix, "host.limits.memlock_bytes")
+        # Without GPUs ranks talk over Gloo, which takes no RDMA.
+        yield _verdict("red" if rdma and report.gpus else "amber", text, fix, "host.limits.memlock_bytes")
     if limits.nofile is not None and limits.nofile < FEW_FILES:
         enough = limits.nofile_hard is None or limits.nofile_hard >= FEW_FILES
         fix = f"`ulimit -n {min(limits.nofile_hard or _MANY_FILES, _MANY_FILES)}`" if enough else _MORE_FILES
@@ -239,8 +240,8 @@ def _ports(report: ProbeReport) -> Iterator[ProbeVerdict]:
 
 
 def has_rdma(report: ProbeReport) -> bool:
-    """Whether a port of an InfiniBand or RoCE card works."""
-    return any(port.state == "ACTIVE" for card in report.rdma for port in card.ports)
+    """Whether a port of a card for RDMA works, and programs here may open it."""
+    return any(port.state == "ACTIVE" for card in report.rdma if card.may_open for port in card.ports)
 
 
 def _verdict(level: Level, text: str, fix: str, path: str) -> ProbeVerdict:

@@ -30,12 +30,12 @@ class RdmaFacts:
 
 
 def rdma_facts(cards: Sequence[RdmaDevice]) -> tuple[RdmaFacts, ...]:
-    """Returns the working ports of cards, in order."""
+    """Returns the working ports of the cards that ranks may open, in order."""
     return tuple(
         RdmaFacts(card=card.name, kind=card.kind, rate_gbit=port.rate_gbit, gid_index=port.gid_index)
         for card in cards
         for port in card.ports
-        if port.state == "ACTIVE"
+        if card.may_open and port.state == "ACTIVE"
     )
 
 

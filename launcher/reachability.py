@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .host_addresses import LinkFacts, addresses, of_interfaces
-from .nccl_sockets import find_net_plugin, why_no_sockets
+from .nccl_sockets import read_no_sockets
 from .probe_network import read_rdma
 
 #: Longest wait for an address; two lost packets are repeated within it.
@@ -99,7 +99,7 @@ def listen_rails(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any
         if it takes these. Where there is a reason, there are no ports.
     """
     environ = {**os.environ, **arguments["env"]}
-    reason = why_no_sockets(environ, read_rdma(Path("/")), has_plugin=find_net_plugin(Path("/"), environ) is not None)
+    reason = read_no_sockets(Path("/"), environ, read_rdma(Path("/")))
     if "NCCL_SOCKET_IFNAME" in environ:
         reason = "NCCL_SOCKET_IFNAME is set"
     word = str(arguments["word"]).encode()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.nccl_sockets import find_net_plugin, why_no_sockets
+from dsrun.launcher.nccl_sockets import find_net_plugin, read_no_sockets, why_no_sockets
 from support.machines import recorded_machine
 from support.topologies import write_tree
 
@@ -43,3 +43,11 @@ def test_a_plugin_counts_where_the_loader_looks_and_nowhere_else(tmp_path: Path)
     assert find_net_plugin(tmp_path, {"LD_LIBRARY_PATH": f"/x:{folder}"}) == f"{folder}/libnccl-net.so"
     write_tree(tmp_path, {"usr/lib64/libnccl-net.so": ""})
     assert find_net_plugin(tmp_path, {}) == "/usr/lib64/libnccl-net.so"
+
+
+@pytest.mark.parametrize("missing", ["dev/infiniband", "usr/lib64/libibverbs.so.1", "sys/class/infiniband_verbs"])
+def test_a_container_without_the_files_of_cards_or_their_library_has_sockets(tmp_path: Path, missing: str) -> None:
+    machine = recorded_machine("azure_nd_h100_v5", tmp_path)
+    assert read_no_sockets(tmp_path, {}, machine.report().rdma) == "mlx5_an0 does RDMA"
+    (tmp_path / missing).rename(tmp_path / "away")
+    assert read_no_sockets(tmp_path, {}, machine.report().rdma) is None

@@ -98,3 +98,18 @@ def test_efa_without_a_plugin_is_told_for_each_host() -> None:
     assert (verdict, name, hosts) == ("amber", "EFA", ("n2",))
     assert text == "n2: EFA devices, and the loader finds no libnccl-net.so: NCCL takes TCP"
     assert found(**efa) == []
+
+
+def test_efa_that_nobody_wants_is_not_spoken_of() -> None:
+    efa: dict[str, Any] = {**rdma(None, None, kind="EFA", rate=100), "no_sockets": None}
+    sockets = Wants(on_gpus=True, nccl={"NCCL_NET": "Socket"})
+    assert [one.name for one in found(wants=sockets, **efa)] == []
+
+
+def test_a_host_whose_ranks_cannot_take_its_ports_is_told_to_miss_the_others() -> None:
+    _, name, text, hosts = only(found({"n2": {"no_sockets": None}}))
+    assert (name, hosts) == ("RDMA", ("n2",))
+    assert text == (
+        "2 x InfiniBand 400 Gbit/s on n1 and n3, 2 x InfiniBand 400 Gbit/s (not taken by NCCL) on n2; "
+        "NCCL takes sockets on some and RDMA on others, which do not find each other"
+    )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.probe_rdma_verdicts import rdma_verdicts
+from dsrun.launcher.probe_verdicts import has_rdma
 from support.machines import recorded_machine
 from support.topologies import write_tree
 
@@ -47,3 +48,16 @@ def test_efa_without_its_plugin_is_told_to_be_tcp(tmp_path: Path) -> None:
     write_tree(tmp_path, {"opt/amazon/ofi-nccl/lib/libnccl-net.so": ""})
     assert list(rdma_verdicts(machine.report({"LD_LIBRARY_PATH": "/opt/amazon/ofi-nccl/lib"}))) == []
     assert list(rdma_verdicts(machine.report({"NCCL_NET_PLUGIN": "aws-ofi"}))) == []
+
+
+@pytest.mark.parametrize("machine", ["azure_nd_h100_v5", "aws_p5"])
+def test_cards_that_a_container_shows_and_was_not_given_are_a_note_and_no_fault(tmp_path: Path, machine: str) -> None:
+    here = recorded_machine(machine, tmp_path)
+    (tmp_path / "dev/infiniband").rename(tmp_path / "away")
+    report = here.report()
+    (found,) = rdma_verdicts(report)
+    assert (found.level, found.path) == ("note", "rdma.0.may_open")
+    assert found.text.endswith(
+        "programs here cannot open them (/dev/infiniband): NCCL takes others, or TCP, between hosts"
+    )
+    assert not has_rdma(report)

@@ -187,7 +187,7 @@ def both(*changes: Change) -> Change:
         ),
         (
             both(limits(memlock_bytes=65536), card("mlx5_0", "ACTIVE")),
-            "red host.limits.memlock_bytes: memlock 64.0 KiB: RDMA will fail",
+            "amber host.limits.memlock_bytes: memlock 64.0 KiB: RDMA will fail",
         ),
         (limits(nofile=1024), "amber host.limits.nofile: nofile 1024: few for many ranks and data loaders"),
         (limits(nproc=500), "amber host.limits.nproc: nproc 500: threads of ranks"),
@@ -299,3 +299,14 @@ def test_a_share_of_the_gpus_makes_the_same_share_of_memory_enough(tmp_path: Pat
     few, all_of_them = machine.report({"CUDA_VISIBLE_DEVICES": "0,1"}), machine.report()
     assert "cgroup.memory_limit_bytes" not in [verdict.path for verdict in few.verdicts]
     assert "cgroup.memory_limit_bytes" in [verdict.path for verdict in all_of_them.verdicts]
+
+
+@pytest.mark.parametrize(("may_open", "level"), [(True, "red"), (False, "amber")])
+def test_little_locked_memory_stops_ranks_on_gpus_that_may_open_a_card(
+    well: ProbeReport, may_open: bool, level: str
+) -> None:
+    change = both(limits(memlock_bytes=65536), card("mlx5_0", "ACTIVE"), lambda report: replace(report, gpus=(H100,)))
+    report = change(well)
+    report = replace(report, rdma=tuple(replace(card, may_open=may_open) for card in report.rdma))
+    (found,) = [one for one in judge(report) if one.path == "host.limits.memlock_bytes"]
+    assert found.level == level

@@ -35,3 +35,9 @@ def test_root_of_the_machine_has_no_limit(tmp_path: Path) -> None:
     status = "Name:\tx\nCapEff:\t000001ffffffffff\n"
     write_tree(tmp_path, {"proc/self/status": status, "proc/self/uid_map": "0 0 4294967295\n"})
     assert lockable_bytes(tmp_path) is None
+
+
+def test_cards_that_ranks_may_not_open_are_not_compared(tmp_path: Path) -> None:
+    machine = recorded_machine("dgx_h100", tmp_path)
+    (tmp_path / "dev/infiniband").rename(tmp_path / "away")
+    assert rdma_facts(machine.report().rdma) == ()

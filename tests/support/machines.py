@@ -433,6 +433,15 @@ def _write_card(root: Path, card: dict[str, Any]) -> None:
     _link_driver(root, device, driver_name)
     _link(folder / "device", device)
     _link(root / "sys/class/infiniband" / card["name"], folder)
+    verbs = f"uverbs{len(list((root / 'sys/class/infiniband').iterdir())) - 1}"
+    write_tree(
+        root,
+        {
+            f"sys/class/infiniband_verbs/{verbs}/ibdev": f"{card['name']}\n",
+            f"dev/infiniband/{verbs}": "",
+            "usr/lib64/libibverbs.so.1": "",
+        },
+    )
 
 
 def _gids(card: dict[str, Any]) -> dict[str, str]:
