@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from dsrun.host_memory import parse_meminfo
 
 from .affinity import bind_ranks
 from .cpu_topology import parse_cpu_list, read_cpus
@@ -141,7 +142,7 @@ def read_numa(
     nodes: list[NumaNode] = []
     for node, listed in cpus.items():
         folder = root / f"sys/devices/system/node/node{node}"
-        memory = parse_node_meminfo(read_text(folder / "meminfo") or "")
+        memory = parse_meminfo(read_text(folder / "meminfo") or "")
         distances = (read_text(folder / "distance") or "").split()
         nodes.append(
             NumaNode(
@@ -157,9 +158,3 @@ def read_numa(
             )
         )
     return tuple(nodes)
-
-
-def parse_node_meminfo(text: str) -> dict[str, int]:
-    """Reads /sys/devices/system/node/node0/meminfo: name -> bytes."""
-    found = re.findall(r"^Node [0-9]+ (\w+):\s+([0-9]+) kB$", text, re.MULTILINE)
-    return {name: int(value) << 10 for name, value in found}

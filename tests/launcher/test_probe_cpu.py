@@ -9,7 +9,7 @@ from dsrun.launcher.probe_cgroup import CgroupLimits
 from dsrun.launcher.probe_cpu import CacheReport, parse_size, read_cpu
 from dsrun.launcher.probe_machine import parse_cpuinfo
 from dsrun.launcher.probe_memory import HugePages, chosen_word, read_memory
-from dsrun.launcher.probe_numa import cpu_list, node_cpus, parse_node_meminfo
+from dsrun.launcher.probe_numa import cpu_list, node_cpus
 from support.machines import recorded_machine
 from support.topologies import write_machine, write_tree
 
@@ -77,11 +77,6 @@ def test_huge_pages_are_told_where_some_were_set_aside(tmp_path: Path) -> None:
 
 def test_a_choice_is_the_word_in_brackets() -> None:
     assert (chosen_word("always [madvise] never\n"), chosen_word("madvise")) == ("madvise", None)
-
-
-def test_memory_of_a_node_is_bytes() -> None:
-    text = "\nNode 1 MemTotal:       528 kB\nNode 1 MemFree:        100 kB\nNode 1 HugePages_Total:     0\n"
-    assert parse_node_meminfo(text) == {"MemTotal": 528 << 10, "MemFree": 100 << 10}
 
 
 def test_nodes_are_told_with_all_that_is_wired_to_them(tmp_path: Path) -> None:
