@@ -26,6 +26,10 @@ Report = Mapping[str, Reached | str]
 #: Clouds' own drivers, which tell no speed: cards of one machine are alike.
 _ALIKE = ("ena", "gve")
 
+#: Connections that a host opens at once: half of the 1024 files that a login may have open, the rest is for those who
+#: try it. With many rails each host tries fewer of the others.
+_MOST_TRIES = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Rail:
@@ -113,7 +117,8 @@ def proven_rails(
     ports: dict[str, list[int]] = {
         name: answer.value["ports"] for name, answer in heard.items() if isinstance(answer, Told)
     }
-    tried = {name: following(names, name) for name in names}
+    count = min(len(following(names, names[0])), max(1, _MOST_TRIES // len(rails)))
+    tried = {name: following(names, name)[:count] for name in names}
     answers = survey.ask(
         "reach",
         lambda host: {
@@ -129,7 +134,6 @@ def proven_rails(
     )
     proven: list[Rail] = []
     for number, rail in enumerate(rails):
-        count = len(following(names, names[0]))
         if all(
             isinstance(answer, Told)
             and all(

@@ -150,3 +150,18 @@ def test_real_hosts_answer_what_is_asked_of_them(monkeypatch: pytest.MonkeyPatch
         # What leaves by another interface than its own is no rail.
         assert proven_rails(survey, two, [*rails, elsewhere], {"NCCL_NET": "Socket"}) == rails
         assert proven_rails(survey, two, rails, {"NCCL_NET": "IB"}) == []
+
+
+def test_no_host_opens_more_files_than_a_login_may_have() -> None:
+    """16 networks of 70 hosts would be 1024 connections a host."""
+    network = MadeUpNetwork({f"n{number}": MadeUpHost(of_rails(number, 16)) for number in range(1, 71)})
+    asked: list[int] = []
+    reach = network.reach
+
+    def counted(host: MadeUpHost, arguments: Any) -> Any:
+        asked.append(len(arguments["targets"]))
+        return reach(host, arguments)
+
+    network.reach = counted
+    assert len(met(network).rails["n70"]) == 16
+    assert max(asked) == 512
