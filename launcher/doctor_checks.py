@@ -85,7 +85,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
         *check_gpus(report),
         check_trial(environ),
         check_shared_memory(report.memory.shm_total_bytes),
-        check_locked_memory(lockable_bytes(Path("/")), has_gpus=bool(report.gpus)),
+        check_locked_memory(lockable_bytes(Path("/")), has_rdma=bool(report.rdma)),
         check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
         check_state_folder(environ),
         check_crashed_jobs(environ),
@@ -198,12 +198,12 @@ def check_shared_memory(size: int | None) -> Finding:
     return Finding(name="/dev/shm", verdict="green", text=format_bytes(size))
 
 
-def check_locked_memory(limit: int | None, *, has_gpus: bool) -> Finding:
-    """Looks at what may be pinned: InfiniBand and O_DIRECT buffers need it, CUDA's own pinning does not."""
+def check_locked_memory(limit: int | None, *, has_rdma: bool) -> Finding:
+    """Looks at what may be locked: cards for RDMA need it, CUDA's own pinning does not."""
     if limit is None:
         return Finding(name="memlock", verdict="green", text="unlimited")
     text = format_bytes(limit)
-    if limit < LITTLE_LOCKED_BYTES and has_gpus:
+    if limit < LITTLE_LOCKED_BYTES and has_rdma:
         fix = "`ulimit -l unlimited`; for good in /etc/security/limits.conf"
         return Finding(name="memlock", verdict="amber", text=f"{text}: RDMA fails with so little", fix=fix)
     return Finding(name="memlock", verdict="green", text=text)

@@ -109,7 +109,7 @@ def _limits(report: ProbeReport) -> Iterator[ProbeVerdict]:
     if limits is None:
         return
     locked, rdma = None if limits.locks_without_limit else limits.memlock_bytes, has_rdma(report)
-    if locked is not None and locked < LITTLE_LOCKED_BYTES and (rdma or report.gpus):
+    if locked is not None and locked < LITTLE_LOCKED_BYTES and report.rdma:
         fix = "`ulimit -l unlimited`; for good in /etc/security/limits.conf, or `docker run --ulimit memlock=-1`"
         text = f"memlock {format_bytes(locked)}: RDMA will fail"
         # Without GPUs ranks talk over Gloo, which takes no RDMA.

@@ -301,6 +301,11 @@ def test_a_share_of_the_gpus_makes_the_same_share_of_memory_enough(tmp_path: Pat
     assert "cgroup.memory_limit_bytes" in [verdict.path for verdict in all_of_them.verdicts]
 
 
+def test_a_machine_without_cards_for_rdma_needs_no_locked_memory(well: ProbeReport) -> None:
+    report = both(limits(memlock_bytes=65536), lambda report: replace(report, gpus=(H100,)))(well)
+    assert not [one for one in judge(report) if one.path == "host.limits.memlock_bytes"]
+
+
 @pytest.mark.parametrize(("may_open", "level"), [(True, "red"), (False, "amber")])
 def test_little_locked_memory_stops_ranks_on_gpus_that_may_open_a_card(
     well: ProbeReport, may_open: bool, level: str
