@@ -261,7 +261,7 @@ def _listed(nvml: Any, visible: str | None, known: _Known, handles: Sequence[Any
     slice_of = {device.name: device for devices in parts for device in devices if device.is_slice}
     return tuple(
         device
-        for entry in listed_devices(visible, uuids)
+        for entry in listed_devices(visible, uuids, slices=slice_of)
         for device in (
             # Of a GPU in MIG mode that is named as a whole, CUDA shows the first slice.
             parts[entry][:1]

@@ -54,15 +54,15 @@ def fault_at_start(error: str, words: str, presence: NvidiaPresence) -> DriverFa
         return _not_loaded(presence)
     if presence.has_own_dev and not presence.files and not presence.in_wsl:
         return None
+    if error in ("LibRmVersionMismatch", "NoPermission") and _is_forbidden(presence):
+        return None
     if error == "LibRmVersionMismatch":
         loaded = "" if presence.kernel_module is None else f" {presence.kernel_module}"
         return DriverFault(
             reason=f"{words}: the driver was updated, and the old kernel module{loaded} is still loaded",
             way_out="reboot this machine; if only its host was updated, start the container anew",
         )
-    if error == "NoPermission":
-        return None if _is_forbidden(presence) else _closed(words, presence)
-    if presence.files and not presence.open_files:
+    if error == "NoPermission" or (presence.files and not presence.open_files):
         return _closed(words, presence)
     if error == "Unknown" and presence.has_own_dev:
         return DriverFault(
@@ -106,7 +106,7 @@ def fault_of_choice(visible: str | None, count: int, *, are_cut: bool) -> Driver
     Args:
         visible: CUDA_VISIBLE_DEVICES; None where it is not set.
         count: GPUs that the job could see.
-        are_cut: one of them is in MIG mode without slices.
+        are_cut: those that it names are in MIG mode without slices.
     """
     if are_cut:
         return DriverFault(
@@ -116,7 +116,7 @@ def fault_of_choice(visible: str | None, count: int, *, are_cut: bool) -> Driver
     there = "GPU 0 only" if count == 1 else f"GPUs 0 to {count - 1}"
     return DriverFault(
         reason=f"CUDA_VISIBLE_DEVICES is `{(visible or '')[:200]}` and names none of them; this process sees {there}",
-        way_out="name others, each once, or unset it",
+        way_out="name others, each once, or unset it; `nvidia-smi -L` lists GPUs and their slices",
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from .probe_nvlink import NvLinks
 from .probe_nvml import NoDriver, ask, ask_driver, error_name, error_words, open_nvml, text_of
 from .probe_pci import PcieLink, pci_address
 from .probe_xid import XidEvent
+
+_SLICE_UUID = re.compile(r"MIG-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +150,9 @@ def explained(
         report = replace(report, unlisted=max(0, nvidia_open_files(root) - len(report.gpus)))
         if report.usable_count:
             return report
-        are_cut = any(place.slices == () for place in report.places)
-        fault = fault_of_choice(environ.get("CUDA_VISIBLE_DEVICES"), len(report.places), are_cut=are_cut)
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        named = listed_devices(visible, [place.uuid for place in report.places], slices=slice_names(report.places))
+        fault = fault_of_choice(visible, len(report.places), are_cut=bool(named))
         return replace(report, reason=fault.reason, fault=fault)
     presence = nvidia_presence(root)
     if failure is not None:
@@ -195,19 +199,18 @@ def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
     """
     handles = [_reach(nvml, index) for index in range(nvml.nvmlDeviceGetCount())]
     left_out = tuple(handle for handle in handles if isinstance(handle, LeftOut))
-    there = [index for index, handle in enumerate(handles) if not isinstance(handle, LeftOut)]
-    uuids = {index: text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handles[index])) for index in there}
-    named = visible_devices(visible, [uuids[index] for index in there])
-    slices = {index: slice_handles(nvml, handles[index]) for index in there}
+    places = {index: _place(nvml, gpu) for index, gpu in enumerate(handles) if not isinstance(gpu, LeftOut)}
+    there = list(places)
+    named = visible_devices(visible, [place.uuid for place in places.values()], slices=slice_names(places.values()))
     devices = [
-        None if place is None else there[place] for place in named if place is None or slices[there[place]] != []
+        None if place is None else there[place] for place in named if place is None or places[there[place]].slices != ()
     ]
     cuda: int | None = ask_driver(nvml, nvml.nvmlSystemGetCudaDriverVersion_v2)
     return GpuReport(
         gpus=tuple(
             _lost(index)
             if isinstance(handle, LeftOut)
-            else _read_one(nvml, handle, index=index, uuid=uuids[index], devices=devices)
+            else _read_one(nvml, handle, index=index, uuid=places[index].uuid, devices=devices)
             for index, handle in enumerate(handles)
         ),
         usable_count=len(devices),
@@ -215,14 +218,20 @@ def list_gpus(nvml: Any, visible: str | None) -> GpuReport:
         driver_cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         reason=None if handles else "the driver finds no GPU",
         left_out=left_out,
-        places=tuple(_place(nvml, handles[index], uuids[index], slices[index]) for index in there),
+        places=tuple(places.values()),
     )
 
 
-def _place(nvml: Any, handle: Any, uuid: str | None, slices: Sequence[tuple[int, Any]] | None) -> GpuPlace:
+def slice_names(places: Iterable[GpuPlace]) -> frozenset[str]:
+    """Returns the names of all slices of GPUs."""
+    return frozenset(name for place in places for name in place.slices or ())
+
+
+def _place(nvml: Any, handle: Any) -> GpuPlace:
     info = ask(nvml, "nvmlDeviceGetPciInfo", handle)
+    slices = slice_handles(nvml, handle)
     return GpuPlace(
-        uuid=uuid,
+        uuid=text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)),
         address=None if info is None else pci_address(text_of(info.busId) or ""),
         model=text_of(ask_driver(nvml, nvml.nvmlDeviceGetName, handle)),
         slices=None
@@ -231,7 +240,9 @@ def _place(nvml: Any, handle: Any, uuid: str | None, slices: Sequence[tuple[int,
     )
 
 
-def listed_devices(value: str | None, uuids: Sequence[str | None]) -> tuple[int | str, ...]:
+def listed_devices(
+    value: str | None, uuids: Sequence[str | None], *, slices: Collection[str] | None = None
+) -> tuple[int | str, ...]:
     """Applies CUDA_VISIBLE_DEVICES by CUDA's own rules, except that a job may have several MIG slices.
 
     The list ends at the first entry that names no device; a device named twice hides all of them. Of MIG slices a
@@ -240,6 +251,7 @@ def listed_devices(value: str | None, uuids: Sequence[str | None]) -> tuple[int 
     Args:
         value: the variable; None where it is not set.
         uuids: of the machine's GPUs, in order; an entry of the list may be a unique beginning of one.
+        slices: UUIDs of its MIG slices; None where nobody told them.
 
     Returns:
         the devices left, in the order of the list: indices of GPUs and names of MIG slices.
@@ -250,6 +262,9 @@ def listed_devices(value: str | None, uuids: Sequence[str | None]) -> tuple[int 
     for entry in value.split(","):
         name = entry.strip()
         if name.startswith("MIG-"):
+            # Slices that are made anew have other UUIDs. Names that are none (`MIG-GPU-.../1/0`) are CUDA's to read.
+            if slices is not None and name not in slices and _SLICE_UUID.fullmatch(name):
+                break
             chosen.append(name)
             continue
         matches = [index for index, uuid in enumerate(uuids) if _names(name, index, uuid)]
@@ -259,9 +274,11 @@ def listed_devices(value: str | None, uuids: Sequence[str | None]) -> tuple[int 
     return () if len(set(chosen)) < len(chosen) else tuple(chosen)
 
 
-def visible_devices(value: str | None, uuids: Sequence[str | None]) -> tuple[int | None, ...]:
+def visible_devices(
+    value: str | None, uuids: Sequence[str | None], *, slices: Collection[str] | None = None
+) -> tuple[int | None, ...]:
     """Returns what `listed_devices` does, with None for a MIG slice."""
-    return tuple(entry if isinstance(entry, int) else None for entry in listed_devices(value, uuids))
+    return tuple(entry if isinstance(entry, int) else None for entry in listed_devices(value, uuids, slices=slices))
 
 
 def _names(entry: str, index: int, uuid: str | None) -> bool:

@@ -33,6 +33,8 @@ _ACCELERATORS: Mapping[str, tuple[str, str]] = {
 #: gfx908, gfx90a, gfx940 to gfx942 and gfx950, as the kernel's KFD writes them: Instinct MI100 to MI355X. All others
 #: sit on desktops too, or in the processor, and are nobody's accelerator until a torch is built for them.
 _INSTINCT = frozenset({90008, 90010, 90400, 90401, 90402, 90500})
+#: HTCondor shows this GPU to a job that asked for none (ENVIRONMENT_VALUE_FOR_UnAssignedGPUs).
+_UNASSIGNED = "10000"
 #: PCI ids of Intel's Data Center GPUs Max and Flex; all others are in processors and desktops.
 _INTEL_DATA_CENTRE = re.compile(r"0x(0b6[9e]|0bd[0-9a-f]|56c[0-2])")
 
@@ -164,12 +166,18 @@ def other_accelerators(
 def hides_all_gpus(environ: Mapping[str, str]) -> bool:
     """Whether CUDA_VISIBLE_DEVICES says that no GPU is to be used: CUDA reads it up to the first entry that names none.
 
+    Schedulers write an empty list, `-1`, `NoDevFiles` or `none`. An entry that was to name a GPU, as `all` or
+    `cuda:0`, gives CUDA none too, and does not say that none is meant.
+
     Args:
         environ: of the process that would use them.
     """
     value = environ.get("CUDA_VISIBLE_DEVICES")
     first = "0" if value is None else value.split(",")[0].strip()
-    return not (first.isdecimal() or first.startswith(("GPU-", "MIG-")))
+    if first.startswith("-") or first == _UNASSIGNED:
+        return True
+    names_some = first == "all" or first.startswith(("GPU-", "MIG-")) or any(letter.isdecimal() for letter in first)
+    return not names_some
 
 
 def _amd(root: Path, devices: list[tuple[Path, str, str]]) -> Accelerators | None:
@@ -239,9 +247,9 @@ def _module_version(text: str) -> str | None:
 
 
 def _has_own_dev(mounts: str) -> bool:
-    """Whether /dev is a container's: the kernel's own is a devtmpfs, and containers mount a tmpfs there."""
+    """Whether /dev is a container's, which is a tmpfs, or a sandbox's of single files: the kernel's is a devtmpfs."""
     kinds = [line.partition(" - ")[2].split()[0] for line in mounts.splitlines() if line.split()[4:5] == ["/dev"]]
-    return bool(kinds) and kinds[-1] != "devtmpfs"
+    return bool(mounts) and kinds[-1:] != ["devtmpfs"]
 
 
 def _numbers(text: str) -> dict[str, int]:

@@ -57,6 +57,11 @@ NO_FAULT = {
         seen(files=NODES, open_files=(), kernel_module="580.95", cards=cards("nvidia", "nvidia")),
         "this machine has 2 NVIDIA GPUs, and the scheduler or the container forbids this process to open any",
     ),
+    "the same after an update of the driver": (
+        "LibRmVersionMismatch",
+        seen(files=NODES, open_files=(), kernel_module="580.95"),
+        "this machine has 2 NVIDIA GPUs, and the scheduler .*",
+    ),
     "an apptainer without --nv in a job without --gres": (
         "LibraryNotFound",
         seen(files=NODES, open_files=(), kernel_module="580.95"),

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from dsrun.launcher.devices import read_devices
 from dsrun.launcher.probe_gpu import GpuReport, left_out_texts, read_gpus, visible_devices
 from support.machines import Machine, recorded_machine
-from support.nvml import ERRORS, NVMLError
+from support.nvml import ERRORS, NVMLError, Part, made_up_nvml
 from support.topologies import write_tree
 
 GIB = 1 << 30
@@ -192,6 +193,30 @@ def test_a_choice_that_names_no_gpu_is_a_fault_and_no_job_on_the_cpu(tmp_path: P
     assert report.fault.reason == (
         f"CUDA_VISIBLE_DEVICES is `{value}` and names none of them; this process sees GPUs 0 to 3"
     )
+
+
+def test_a_slice_that_was_made_anew_is_a_fault_under_its_old_name_and_ends_the_list(tmp_path: Path) -> None:
+    old, new = (f"MIG-0a1b2c3d-0000-0000-0000-00000000000{number}" for number in (1, 2))
+    load_nvml = made_up_nvml(Part("GPU-0", slices=[Part(new)]), Part("GPU-1"))
+    gone = read_gpus({"CUDA_VISIBLE_DEVICES": old}, load_nvml=load_nvml, root=tmp_path)
+    assert gone.fault is not None
+    assert gone.fault.reason == (
+        f"CUDA_VISIBLE_DEVICES is `{old}` and names none of them; this process sees GPUs 0 to 1"
+    )
+    for value, count in ((f"{new},{old},1", 1), (f"{new},1", 2), ("MIG-GPU-0/1/0", 1)):
+        assert read_gpus({"CUDA_VISIBLE_DEVICES": value}, load_nvml=load_nvml, root=tmp_path).usable_count == count
+        assert len(read_devices({"CUDA_VISIBLE_DEVICES": value}, load_nvml=load_nvml)) == count
+
+
+def test_a_choice_beside_a_gpu_in_mig_mode_is_not_blamed_on_the_mode(tmp_path: Path) -> None:
+    load_nvml = made_up_nvml(Part("GPU-0", slices=[]), Part("GPU-1"))
+    outside, cut = (
+        read_gpus({"CUDA_VISIBLE_DEVICES": value}, load_nvml=load_nvml, root=tmp_path).fault for value in ("7", "0")
+    )
+    assert outside is not None
+    assert outside.reason == "CUDA_VISIBLE_DEVICES is `7` and names none of them; this process sees GPUs 0 to 1"
+    assert cut is not None
+    assert cut.reason == "MIG mode is on, and there are no slices"
 
 
 def test_a_gpu_in_mig_mode_without_slices_is_a_fault_where_it_is_the_only_one(tmp_path: Path) -> None:

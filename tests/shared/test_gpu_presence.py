@@ -69,12 +69,18 @@ def test_cards_of_the_bus_tell_their_kernel_drivers_and_other_devices_of_nvidia_
 
 
 @pytest.mark.parametrize(
-    ("kinds", "own"), [((), False), (("devtmpfs",), False), (("tmpfs",), True), (("devtmpfs", "tmpfs"), True)]
+    ("kinds", "own"), [((), True), (("devtmpfs",), False), (("tmpfs",), True), (("devtmpfs", "tmpfs"), True)]
 )
-def test_a_container_has_a_dev_of_its_own(tmp_path: Path, kinds: tuple[str, ...], own: bool) -> None:
+def test_a_container_has_a_dev_of_its_own_and_a_sandbox_has_files_alone(
+    tmp_path: Path, kinds: tuple[str, ...], own: bool
+) -> None:
     mounts = "".join(f"24 27 0:6 / /dev rw,relatime - {kind} {kind} rw\n" for kind in kinds)
     root = write_tree(tmp_path, {"proc/self/mountinfo": f"{mounts}30 24 0:9 / /dev/shm rw - tmpfs tmpfs rw\n"})
     assert nvidia_presence(root).has_own_dev is own
+
+
+def test_a_machine_that_does_not_tell_its_mounts_has_the_kernels_dev(tmp_path: Path) -> None:
+    assert not nvidia_presence(tmp_path).has_own_dev
 
 
 def test_wsl_lends_a_gpu_of_nvidia_only_where_windows_has_its_driver(tmp_path: Path) -> None:
@@ -89,10 +95,14 @@ def test_wsl_lends_a_gpu_of_nvidia_only_where_windows_has_its_driver(tmp_path: P
     ("value", "hides"),
     [
         *((None, False), ("0", False), ("GPU-1a", False), ("MIG-2", False)),
-        *(("", True), ("-1", True), ("NoDevFiles", True), ("-1,0", True)),
+        *(("", True), ("-1", True), ("NoDevFiles", True), ("-1,0", True), ("none", True), ("void", True)),
+        # What HTCondor gives a job that asked for none, as CUDA knew no word for it.
+        *(("10000", True), ("10001", False)),
+        # CUDA finds no GPU by these, and who wrote them wanted some.
+        *(("all", False), ("cuda:0", False), ("0 1", False), ("0;1", False)),
     ],
 )
-def test_a_list_that_names_no_gpu_at_its_head_hides_all(value: str | None, hides: bool) -> None:
+def test_a_list_hides_all_gpus_where_its_head_is_a_word_for_none(value: str | None, hides: bool) -> None:
     assert hides_all_gpus({} if value is None else {"CUDA_VISIBLE_DEVICES": value}) is hides
 
 
