@@ -27,6 +27,8 @@ from .probe_xid_verdicts import recovery_remarks, switch_verdicts, xid_remarks
 _SLOWED = frozenset(
     {"hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake", "board limit", "reliability"}
 )
+#: Of a GPU's name: those of laptops, which are soldered to the lanes that they have, often half of what they could use.
+_SOLDERED = ("Laptop", "Max-Q", "Mobile")
 #: Monitors keep less.
 _LITTLE_BYTES = 100 << 20
 
@@ -97,7 +99,8 @@ def _remarks(gpu: Gpu, report: ProbeReport) -> Iterator[Remark]:
     if gpu.state is not None:
         yield from recovery_remarks(gpu.state)
     if gpu.pcie is not None:
-        yield from _link(gpu.pcie, shares_lanes=len(report.gpus) > 1 and is_named(gpu, CONSUMER))
+        shares_lanes = len(report.gpus) > 1 and is_named(gpu, CONSUMER)
+        yield from _link(gpu.pcie, shares_lanes=shares_lanes, is_soldered=is_named(gpu, _SOLDERED))
     if gpu.nvlink is not None:
         switches, untrained = report.topology.nvswitches, is_untrained(report)
         yield from link_remarks(gpu, gpu.nvlink, switches=switches, untrained=untrained, virtual=report.host.virtual)
@@ -111,13 +114,15 @@ def _remarks(gpu: Gpu, report: ProbeReport) -> Iterator[Remark]:
         yield from _others(gpu.state, report.host.user)
 
 
-def _link(link: PcieLink, *, shares_lanes: bool) -> Iterator[Remark]:
+def _link(link: PcieLink, *, shares_lanes: bool, is_soldered: bool) -> Iterator[Remark]:
     """Yields what a GPU's link to the board lacks; boards of desktops give two cards half of the lanes each."""
     now, most = (link.generation, link.width), (link.generation_max, link.width_max)
     if None in (*now, *most) or now == most:
         return
     text = f"PCIe gen{now[0]} x{now[1]} of gen{most[0]} x{most[1]}"
-    if shares_lanes and (link.width, link.width_max) == (8, 16):
+    if is_soldered and link.width != link.width_max:
+        yield "note", text, "nothing: laptops are built so", "pcie.width"
+    elif shares_lanes and (link.width, link.width_max) == (8, 16):
         yield "note", text, "nothing: most desktop boards share 16 lanes between two cards", "pcie.width"
     elif link.width != link.width_max:
         yield "amber", text, "reseat the card or its riser; look up the slot's lanes and its bifurcation", "pcie.width"

@@ -238,3 +238,12 @@ def test_hidden_gpus_and_a_missing_module_are_told_once(dgx: ProbeReport) -> Non
 
 def test_a_machine_without_gpus_has_nothing_said_of_them(dgx: ProbeReport) -> None:
     assert gpu_verdicts(replace(dgx, gpus=(), gpus_usable=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "level"), [("NVIDIA GeForce RTX 3060 Laptop GPU", "note"), ("NVIDIA GeForce RTX 3090", "amber")]
+)
+def test_a_laptop_is_not_told_to_reseat_its_gpu(dgx: ProbeReport, name: str, level: str) -> None:
+    alone = replace(dgx, gpus=(replace(link(1, 8)(dgx.gpus[0]), name=name),))
+    (found,) = [one for one in gpu_verdicts(alone) if one.path == "gpus.0.pcie.width"]
+    assert found.level == level
