@@ -140,6 +140,16 @@ def passed_on(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def counted_environ(environ: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment in which the GPUs of this machine are counted: what the job sets for its ranks counts.
+
+    Args:
+        environ: the environment here.
+        given: what all ranks of the job get.
+    """
+    return {**environ, **{name: given[name] for name in (VISIBLE_ENV,) if name in given}}
+
+
 def threads_warnings(passed: Mapping[str, str], asked: Mapping[str, str]) -> tuple[str, ...]:
     """Says that a number of threads in this login's environment goes to the ranks of all hosts.
 

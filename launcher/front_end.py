@@ -21,6 +21,7 @@ from dsrun.errors import DsrunError, UsageError
 
 from .console import terminal_console
 from .devices import Held
+from .environment import counted_environ
 from .failures import FailureReport, RankEnd
 from .job_facts import FactsWriter, read_facts
 from .job_folder import link_job, remove_job
@@ -205,7 +206,7 @@ class FrontEnd:
         hold = self._settings.hold
         return hold_devices(
             self._launch.demand,
-            environ=os.environ,
+            environ=counted_environ(os.environ, self._launch.env),
             queue=hold.queue,
             priority=hold.priority,
             share=hold.share_gpus,

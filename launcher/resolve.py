@@ -18,7 +18,7 @@ from dsrun.errors import InputError, Problem, UsageError
 
 from .devices import Demand
 from .env_file import read_env_file
-from .environment import job_environment, parse_env_options, passed_on, threads_warnings
+from .environment import counted_environ, job_environment, parse_env_options, passed_on, threads_warnings
 from .gpu_order import check_order, order_warnings
 from .host_addresses import addresses
 from .hosts import HostSpec
@@ -93,13 +93,15 @@ def resolve(
     start: StartMethod | None = findings.attempt(lambda: start_method(program, request.start))
     files = [findings.attempt(lambda path=path: read_env_file(path)) or {} for path in request.env_files]
     options = findings.attempt(lambda: parse_env_options(request.env, environ=environ)) or {}
+    asked: dict[str, str] = {name: value for given in (*files, options) for name, value in given.items()}
+    counted = counted_environ(environ, asked)
     choice = findings.attempt(lambda: _choose_backend(request, environ)) or _BackendChoice(None, "")
     asks_driver = choice.backend != "gloo"
 
     def ask() -> GpuReport | None:
         if asks_driver and keep is not None:
             keep.enter_context(nvml_kept_open(load_nvml))
-        return read_gpus(environ, load_nvml=load_nvml, root=root) if asks_driver else None
+        return read_gpus(counted, load_nvml=load_nvml, root=root) if asks_driver else None
 
     machine = _Machine(ask)
     placement = findings.attempt(
@@ -115,7 +117,7 @@ def resolve(
         found.attempt(lambda: check_program(program, verbs=verbs))
         findings.problems[program_at:program_at] = found.problems
     gpus = machine.gpus if placement is None or local else None
-    is_served = gpus is None or findings.holds(lambda: check_gpus(gpus, environ=environ, root=root))
+    is_served = gpus is None or findings.holds(lambda: check_gpus(gpus, environ=counted, root=root))
     if choice.backend == "nccl" and gpus is not None and is_served:
         versions = read_versions()
         findings.attempt(
@@ -123,7 +125,6 @@ def resolve(
         )
     demand = findings.attempt(lambda: demand_of(local, gpus))
     places = () if gpus is None else gpus.places
-    asked: dict[str, str] = {name: value for given in (*files, options) for name, value in given.items()}
     findings.attempt(lambda: check_order(places, {**environ, **asked}, chosen=_chosen_by(local)))
     paths = _Paths(
         here, request.workdir, synced=request.sync and placement is not None and bool(placement.remote_hosts)

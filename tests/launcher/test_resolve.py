@@ -12,8 +12,10 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launcher.devices import Demand, Held
+from dsrun.launcher.environment import counted_environ
 from dsrun.launcher.host_gpus import gpus_of_ranks
 from dsrun.launcher.hosts import Allocation, HostSpec
+from dsrun.launcher.job_queue import hold_devices
 from dsrun.launcher.launch import Backend, Launch, Request
 from dsrun.launcher.placement import HostRequest, StaticNode
 from dsrun.launcher.probe_gpu import Gpu, GpuReport
@@ -221,11 +223,39 @@ def test_one_of_several_nodes_refuses_its_driver_too(folder: Path) -> None:
         resolved_on(machine, hosts=HostRequest(static=static))
 
 
-@pytest.mark.parametrize("choice", [{"backend": "gloo"}, {"no_gpu": True}, {"environ": {"CUDA_VISIBLE_DEVICES": ""}}])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"backend": "gloo"},
+        {"no_gpu": True},
+        {"environ": {"CUDA_VISIBLE_DEVICES": ""}},
+        {"env": ("CUDA_VISIBLE_DEVICES=",)},
+    ],
+)
 def test_a_job_that_is_meant_for_the_cpu_runs_whatever_the_driver_does(folder: Path, choice: dict[str, Any]) -> None:
     machine = recorded_machine("workstation", folder / "root", driver_fails="LibRmVersionMismatch")
     launch = resolved_on(machine, **choice)
     assert (launch.placement.world_size, launch.demand.gpus, launch.warnings) == (1, 0, ())
+
+
+def test_gpus_that_the_job_names_for_its_ranks_are_those_that_it_counts_and_holds(folder: Path) -> None:
+    machine = recorded_machine("workstation", folder / "root")
+    launch = resolved_on(machine, environ={"CUDA_VISIBLE_DEVICES": "0,1,2"}, env=("CUDA_VISIBLE_DEVICES=3",))
+    assert (launch.placement.world_size, launch.devices, launch.demand.gpus) == (1, "1 GPU", 1)
+    environ = counted_environ({**machine.environ, "XDG_STATE_HOME": str(folder)}, launch.env)
+    with hold_devices(
+        launch.demand,
+        environ=environ,
+        queue=False,
+        priority=0,
+        share=False,
+        job_id="j",
+        note=[].append,
+        keep_waiting=lambda: True,
+        load_nvml=machine.load_nvml,
+    ) as held:
+        assert held is not None
+        assert held.labels == ("GPU 3",)
 
 
 @pytest.mark.parametrize("kind", ["lost", "forbidden"])
