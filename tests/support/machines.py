@@ -9,9 +9,11 @@ seen in another way.
 
 from __future__ import annotations
 
+import atexit
 import copy
 import functools
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -275,8 +277,7 @@ _ARM_PROCESSOR = (
 def _write_processors(root: Path, facts: dict[str, Any]) -> range:
     cpu = facts["cpus"]
     nodes = [node for node in facts["nodes"] for _ in range(node.get("times", 1))]
-    cores = cpu["sockets"] * cpu["cores"]
-    total = cores * cpu["threads"]
+    total = cpu["sockets"] * cpu["cores"] * cpu["threads"]
     one = _ARM_PROCESSOR if "features" in cpu else _X86_PROCESSOR
     system = "sys/devices/system"
     write_tree(
@@ -292,9 +293,8 @@ def _write_processors(root: Path, facts: dict[str, Any]) -> range:
             f"{system}/node/online": f"0-{len(nodes) - 1}\n" if len(nodes) > 1 else "0\n",
         },
     )
-    for number in range(total):
-        core = number % cores
-        write_cpu(root, number, siblings=range(core, total, cores), package=core // cpu["cores"])
+    for folder in _cpu_folders(cpu["sockets"], cpu["cores"], cpu["threads"]).iterdir():
+        (root / system / "cpu" / folder.name).symlink_to(folder)
     for number, node in enumerate(nodes):
         memory = "".join(
             f"Node {number} {name}: {node.get(key, 0) << 20:>12} kB\n"
@@ -311,6 +311,18 @@ def _write_processors(root: Path, facts: dict[str, Any]) -> range:
             distances = " ".join(map(str, node["distances"]))
             write_tree(root / system / f"node/node{number}", {"distance": f"{distances}\n"})
     return range(total)
+
+
+@functools.cache
+def _cpu_folders(sockets: int, cores: int, threads: int) -> Path:
+    """Writes what /sys has of each CPU, once for all machines of so many: it is half the files of a tree."""
+    root = Path(tempfile.mkdtemp(prefix="dsrun-cpus-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    total = sockets * cores
+    for number in range(total * threads):
+        core = number % total
+        write_cpu(root, number, siblings=range(core, total * threads, total), package=core // cores)
+    return root / "sys/devices/system/cpu"
 
 
 def _write_host(root: Path, facts: dict[str, Any], job: Mapping[str, Any]) -> None:
