@@ -57,7 +57,7 @@ def find_job(environ: Mapping[str, str], *, local_names: Collection[str]) -> Sch
     Raises:
         HostfileError: what the scheduler says makes no sense, or makes a job that dsrun cannot serve.
     """
-    if JOB_ID_ENV in environ:
+    if JOB_ID_ENV in environ and not slurm.is_batch_script(environ):
         return None
     if slurm.job_id(environ) is not None:
         hosts = slurm.read_allocation(environ)
@@ -87,8 +87,10 @@ def _of_list(
     here = [index for index, host in enumerate(hosts) if host.name.lower().partition(".")[0] in local_names]
     if len(hosts) == 1 and here:
         return None
+    if len(hosts) == 1 and not known.has_launch_host(environ):
+        return alone(f"its host is called {hosts[0].name}, and this machine is not", "-H FILE")
     if known.is_task(environ) or (here and here[0] != 0):
         return alone(f"it has {len(hosts)} hosts, and dsrun was not started by its script", known.hostfile)
-    remark = None if here else f"{name}: this machine is none of its hosts, and no rank runs here"
+    remark = None if here else f"{name}: this machine has the name of none of its hosts: all are reached over ssh"
     local = hosts[here[0]].name if here else None
     return SchedulerJob(name=name, hosts=hosts, way="ssh", counts_gpus=False, here=local, remark=remark)

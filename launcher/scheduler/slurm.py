@@ -28,10 +28,20 @@ def job_id(environ: Mapping[str, str]) -> str | None:
     return environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID") or None
 
 
+def is_batch_script(environ: Mapping[str, str]) -> bool:
+    """Whether this process is a Slurm job's batch script, or was started by it, in no step of srun's.
+
+    So is none of dsrun's ranks, which SLURM_PROCID is kept from (see own_rank). A script that one has submitted has the
+    variables of that rank, but is a job of its own.
+    """
+    return job_id(environ) is not None and "SLURM_PROCID" in environ and not in_step(environ)
+
+
 def signal_names(environ: Mapping[str, str]) -> dict[int, str]:
     """Returns what notes call the signals that Slurm ends a job with, where this process is the job's batch script."""
-    is_script = job_id(environ) is not None and "SLURM_PROCID" in environ and not in_step(environ)
-    return {signal.SIGTERM: "SIGTERM from Slurm (scancel, time limit or preemption)"} if is_script else {}
+    if not is_batch_script(environ):
+        return {}
+    return {signal.SIGTERM: "SIGTERM from Slurm (scancel, time limit or preemption)"}
 
 
 def read_allocation(environ: Mapping[str, str]) -> tuple[HostSpec, ...] | None:
@@ -51,7 +61,7 @@ def read_allocation(environ: Mapping[str, str]) -> tuple[HostSpec, ...] | None:
     """
     job = job_id(environ)
     try:
-        if job is None or is_task_of_many(environ) or JOB_ID_ENV in environ:
+        if job is None or is_task_of_many(environ) or (JOB_ID_ENV in environ and not is_batch_script(environ)):
             return None
         if environ.get("SLURM_HET_SIZE", "1") != "1":
             raise HostfileError(f"Slurm job {job} has components that differ, and dsrun serves one", hint=_WAY_OUT)

@@ -17,7 +17,8 @@ or bear the Slurm job's id, Slurm's own variables count.
 [Note: left over] srun and sbatch pass the environment on that they were called in. So a task of srun that was started
 from a `srun --pty` shell has that shell's SLURM_PTY_PORT, and a batch script that was submitted from a step has that
 step's SLURM_STEP_*. srun sets SLURM_TASKS_PER_NODE to SLURM_STEP_TASKS_PER_NODE, unless `--preserve-env` asks it not
-to; a batch script has SLURM_PROCID=0, SLURM_GTIDS=0 and the job's SLURM_TASKS_PER_NODE.
+to; a batch script has 0 as SLURM_PROCID, SLURM_NODEID and SLURM_GTIDS, and the job's SLURM_TASKS_PER_NODE. Where that
+is the step's too, and one task a node, nothing tells the script from the step's first task.
 """
 
 from __future__ import annotations
@@ -229,9 +230,11 @@ def in_step(environ: Mapping[str, str]) -> bool:
     if "SLURM_STEP_ID" not in environ:
         return False
     own, of_step = environ.get("SLURM_TASKS_PER_NODE"), environ.get("SLURM_STEP_TASKS_PER_NODE")
-    reads_as_script = environ.get("SLURM_PROCID") == "0" == environ.get("SLURM_GTIDS")
-    is_left_over = own is not None and of_step is not None and own != of_step and reads_as_script
-    return not is_left_over or in_interactive_step(environ)
+    reads_as_script = all(environ.get(name) == "0" for name in ("SLURM_PROCID", "SLURM_NODEID", "SLURM_GTIDS"))
+    if own is None or of_step is None or not reads_as_script or in_interactive_step(environ):
+        return True
+    # SLURM_GTIDS names all tasks of the step on this node, of which its first one has so many.
+    return own == of_step and re.match(r"1(?![0-9])", of_step) is not None
 
 
 def in_interactive_step(environ: Mapping[str, str]) -> bool:

@@ -185,6 +185,15 @@ def test_tasks_of_an_srun_that_kept_the_jobs_variables_are_ranks() -> None:
     assert (found.rank, found.world_size) == (0, 4)
 
 
+def test_a_batch_script_of_the_shape_of_the_step_that_it_was_submitted_from_is_no_task_of_it() -> None:
+    # `sbatch -N1 -n2` below `srun -N1 -n2`: a task of two on a node would have both their numbers in SLURM_GTIDS.
+    script = environment_of("slurm_batch_from_step") | {"SLURM_TASKS_PER_NODE": "2", "SLURM_JOB_NODELIST": "n1"}
+    assert find_foreign_rank(script, in_terminal=lambda: False) is None
+    task = find_foreign_rank(script | {"SLURM_GTIDS": "0,1"}, in_terminal=lambda: False)
+    assert task is not None
+    assert (task.rank, task.world_size) == (0, 2)
+
+
 def test_ranks_of_mpiexec_in_a_step_of_one_task_are_mpiexecs() -> None:
     shell = environment_of("slurm_pty_pmi2") | {"MASTER_ADDR": "n1"}
     assert find_foreign_rank(shell | MPICH, in_terminal=lambda: True) == find_foreign_rank(MPICH)

@@ -105,6 +105,17 @@ def test_a_job_of_this_machine_alone_is_as_without_a_scheduler(tmp_path: Path, n
     assert shape(placed(environ)) == [("localhost", 1)]
 
 
+@pytest.mark.parametrize("name", ["PBS", "LSF", "Grid Engine", "OAR"])
+def test_a_job_of_one_host_runs_here_and_says_so_where_the_scheduler_calls_it_otherwise(
+    tmp_path: Path, name: str
+) -> None:
+    # Grid Engine's host_aliases, a container with a name of its own: the job's script runs on its first host.
+    found = placed(job(tmp_path, name, text="ib1.lab 8 q x\n" if name == "Grid Engine" else "ib1.lab\n" * 8))
+    assert (found.transport, shape(found)) == ("local", [("localhost", 1)])
+    (remark,) = found.remarks
+    assert remark.startswith(f"{name} job 7: its host is called ib1.lab, and this machine is not: ranks run on this")
+
+
 @pytest.mark.parametrize(
     ("name", "variables"),
     [
@@ -134,7 +145,7 @@ def test_a_launch_host_of_lsf_gets_no_rank(tmp_path: Path) -> None:
     text = "n1\n" + "a01\n" * 42 + "a02\n" * 42
     found = placed(job(tmp_path, "LSF", text=text, CSM_ALLOCATION_ID="123"), ranks_per_host=6)
     assert shape(found) == [("a01", 6), ("a02", 6)]
-    assert found.remarks == ("LSF job 7: this machine is none of its hosts, and no rank runs here",)
+    assert found.remarks == ("LSF job 7: this machine has the name of none of its hosts: all are reached over ssh",)
     slots = placed(job(tmp_path, "LSF", text=text, CSM_ALLOCATION_ID="123"))
     assert shape(slots) == [("a01", 42), ("a02", 42)]
     assert "does not say how many GPUs a host has" in slots.remarks[1]

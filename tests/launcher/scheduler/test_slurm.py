@@ -6,6 +6,7 @@ import pytest
 
 from dsrun.errors import HostfileError
 from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.scheduler.registry import find_job
 from dsrun.launcher.scheduler.slurm import read_allocation, signal_names, step_gpus
 from support.environments import environment_of
 
@@ -151,7 +152,19 @@ def test_one_of_several_tasks_of_srun_is_a_rank_and_has_no_hosts() -> None:
 
 
 def test_a_rank_of_dsrun_in_a_job_has_its_own_host_only() -> None:
-    assert read_allocation(JOB | {"DSRUN_JOB_ID": "20261121-0733-x7k2"}) is None
+    rank = JOB | {"DSRUN_JOB_ID": "20261121-0733-x7k2"}
+    assert read_allocation(rank) is None
+    assert find_job(rank, local_names=()) is None
+    # A step that it starts there is no further job either.
+    step = rank | {"SLURM_STEP_ID": "1", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    assert find_job(step, local_names=()) is None
+
+
+def test_a_batch_script_that_a_rank_of_dsrun_has_submitted_has_all_hosts_of_its_job() -> None:
+    # `sbatch next.sh` in a training script: sbatch hands on what names the rank, and Slurm what names the script.
+    job = find_job(JOB | {"DSRUN_JOB_ID": "20261121-0733-x7k2", "SLURM_PROCID": "0"}, local_names=())
+    assert job is not None
+    assert [host.name for host in job.hosts] == ["w00", "w01", "w02"]
 
 
 @pytest.mark.parametrize(
