@@ -17,6 +17,8 @@ from .probe_pci import pci_address
 #: Of the log's end; a ring buffer is rarely larger, and a probe is not to read for seconds.
 _MOST_BYTES = 4 << 20
 _MOST_TEXT = 200
+#: The log's clock and that of the uptime drift apart by less.
+_CLOCKS_APART_S = 60.0
 
 #: With MIG the instance stands behind the address: `(PCI:0000:01:00 GPU-I:05)`, `(... GPU-I:01 GPU-CI:02)`.
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9A-Fa-f:.]+)[^)]*\): ([0-9]+)(?:, *(.*))?")
@@ -163,7 +165,11 @@ def _all_over(events: Mapping[tuple[int, bool | None], XidEvent]) -> dict[tuple[
 
 def _age_s(line: str, uptime_s: float | None) -> float | None:
     record = _RECORD.match(line)
-    return None if record is None or uptime_s is None else max(0.0, uptime_s - int(record.group(1)) / 1e6)
+    if record is None or uptime_s is None:
+        return None
+    age_s = uptime_s - int(record.group(1)) / 1e6
+    # Containers of LXC have an uptime of their own, beside the host's log: an error is not yet to come.
+    return None if age_s < -_CLOCKS_APART_S else max(0.0, age_s)
 
 
 def _all_there_is(handle: int) -> str:

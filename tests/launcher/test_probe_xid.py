@@ -132,3 +132,10 @@ def test_a_log_with_nothing_new_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_log_that_may_not_be_read_is_a_reason(tmp_path: Path) -> None:
     assert read_driver_errors(tmp_path) == "/dev/kmsg: no such file or directory"
+
+
+def test_an_error_that_is_yet_to_come_has_no_age() -> None:
+    """In a container with an uptime of its own it would have been just now."""
+    log = "4,1,5000000000,-;NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n"
+    ages = [parse_driver_errors(log, uptime_s=uptime_s).events["0000:1b:00.0"][0].age_s for uptime_s in (100, 4990)]
+    assert ages == [None, 0.0]
