@@ -126,8 +126,8 @@ def verdict(
     """
     groups: dict[_Spot, list[tuple[str, RankStack]]] = {}
     for host, stack in sorted(stacks, key=lambda entry: entry[1].rank):
-        # One that ended between the question and the answer is no riddle.
-        if not is_gone(stack):
+        # One that ended between the question and the answer, or since then, is no riddle.
+        if not is_gone(stack) and stack.rank not in ended:
             spot = _spot_of(stack)
             if spot.kind is _Kind.ELSEWHERE and stack.idle_s is not None and stack.idle_s < silent_s / 2:
                 # It beat when the others had long stopped to; one in a collective may have come there late, and waits.

@@ -151,6 +151,12 @@ def test_a_rank_that_has_ended_already_is_named_before_those_that_wait_for_it() 
     )
 
 
+def test_a_rank_that_has_ended_since_it_was_asked_is_named_once() -> None:
+    first, *details = verdict([stack(0, ALL_REDUCE), stack(1, LOADER)], silent_s=300.0, ended=[1])
+    assert first.startswith("no progress for 5m 0s: rank 1 has ended already, rank 0 waits in all_reduce ")
+    assert not [line for line in details if "rank 1" in line]
+
+
 def test_ranks_that_still_beat_are_not_among_those_that_hang() -> None:
     well = [stack(rank, EVENT, step=127, idle_s=0.1) for rank in (0, 1)]
     assert headline(stack(2, state="T", step=20), *well) == (
