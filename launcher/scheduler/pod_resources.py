@@ -109,7 +109,12 @@ def _problems(where: str, resources: Mapping[str, Any]) -> Iterator[Problem]:
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for kind, values in (("limits", limits), ("requests", requests)):
         for name, value in values.items():
-            if amount(value) is None:
+            if isinstance(value, float):
+                yield Problem(
+                    f"{where}: `resources.{kind}` has {value} of {name}, a number with a point; expected a quantity",
+                    f"write it in quotes, '{value}': JobSet takes whole numbers and words",
+                )
+            elif amount(value) is None:
                 yield Problem(
                     f"{where}: `resources.{kind}` has {value!r} of {name}; expected a quantity",
                     "a count like 8, or a size like 900Gi",

@@ -95,6 +95,8 @@ def test_cores_and_memory_decide_about_a_pods_class(spec: dict[str, Any], qualit
         ({"limits": {"rdma/hca": 2}, "requests": {"rdma/hca": 1}}, ["1 of rdma/hca are requested, and the limit is 2"]),
         ({"limits": {"cpu": 2}, "requests": {"cpu": 4}}, ["4 of cpu are requested, and 2 is the limit"]),
         ({"limits": {"memory": "lots"}}, ["`resources.limits` has 'lots' of memory; expected a quantity"]),
+        # As YAML reads `cpu: 7.5`; JobSet's definition takes whole numbers and words.
+        ({"limits": {"cpu": 7.5}}, ["`resources.limits` has 7.5 of cpu, a number with a point; expected a quantity"]),
         ({"limits": {"hugepages-2Mi": "4Gi"}}, ["huge pages are asked for, and neither cores nor memory"]),
     ],
 )
@@ -102,3 +104,9 @@ def test_what_kubernetes_would_refuse_is_told(resources: dict[str, Any], said: l
     assert [problem.message for problem in resource_problems(pod(resources))] == [
         f"container c0: {one}" for one in said
     ]
+
+
+def test_a_number_with_a_point_is_to_be_written_in_quotes() -> None:
+    (problem,) = resource_problems(pod({"limits": {"cpu": 7.5}}))
+    assert problem.hint == "write it in quotes, '7.5': JobSet takes whole numbers and words"
+    assert resource_problems(pod({"limits": {"cpu": "7.5"}})) == []
