@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from dsrun.gpu_presence import NvidiaPresence
 
-#: Kernel drivers that keep a card for a virtual machine.
-_PASSED_ON = ("vfio-pci", "pci-stub", "xen-pciback")
 _ASK_KERNEL = "`nvidia-smi` and `dmesg | grep NVRM` say more; a reboot mends most"
 
 
@@ -126,6 +124,11 @@ def idle_text(presence: NvidiaPresence) -> str | None:
     if not count or presence.is_given:
         return None
     gpus = "an NVIDIA GPU" if count == 1 else f"{count} NVIDIA GPUs"
+    if presence.is_passed_on and not presence.has_own_dev:
+        under = ", ".join(sorted({driver or "" for driver in presence.cards.values()}))
+        return (
+            f"this machine has {gpus} under {under}, which keeps {'it' if count == 1 else 'them'} for virtual machines"
+        )
     if presence.files:
         return f"this machine has {gpus}, and the scheduler or the container forbids this process to open any"
     if presence.has_own_dev:
@@ -163,23 +166,21 @@ def _not_loaded(presence: NvidiaPresence) -> DriverFault | None:
             reason="NVIDIA's driver of Windows does not answer in WSL",
             way_out="`wsl --update` and `wsl --shutdown` in Windows, then start WSL anew",
         )
-    if presence.open_files:
+    if presence.is_given:
         return DriverFault(reason="NVIDIA's kernel module is not loaded", way_out="`sudo modprobe nvidia`")
-    if presence.files or presence.has_own_dev:
+    if presence.files or presence.has_own_dev or presence.is_passed_on or not presence.cards:
         return None
-    ours = {driver for driver in presence.cards.values() if driver not in _PASSED_ON}
-    if "nvidia" in ours:
+    drivers = presence.cards.values()
+    if "nvidia" in drivers:
         return DriverFault(
             reason="the NVIDIA driver is loaded, and its device files are not there",
             way_out="`sudo nvidia-modprobe -c 0 -u`, or `sudo nvidia-smi` once after each boot",
         )
-    if "nouveau" in ours:
+    if "nouveau" in drivers:
         return DriverFault(
             reason="the kernel driver nouveau has the GPU, in place of NVIDIA's",
             way_out="reboot after the installation of NVIDIA's driver; it must keep nouveau from being loaded",
         )
-    if not ours:
-        return None
     return DriverFault(
         reason="NVIDIA's kernel module is not loaded",
         way_out="`sudo modprobe nvidia` says why; after an update of the kernel the driver must be built for it "

@@ -33,6 +33,8 @@ _ACCELERATORS: Mapping[str, tuple[str, str]] = {
 #: gfx908, gfx90a, gfx940 to gfx942 and gfx950, as the kernel's KFD writes them: Instinct MI100 to MI355X. All others
 #: sit on desktops too, or in the processor, and are nobody's accelerator until a torch is built for them.
 _INSTINCT = frozenset({90008, 90010, 90400, 90401, 90402, 90500})
+#: Kernel drivers that keep a card for a virtual machine.
+_PASSED_ON = frozenset({"vfio-pci", "pci-stub", "xen-pciback"})
 #: HTCondor shows this GPU to a job that asked for none (ENVIRONMENT_VALUE_FOR_UnAssignedGPUs).
 _UNASSIGNED = "10000"
 #: PCI ids of Intel's Data Center GPUs Max and Flex; all others are in processors and desktops.
@@ -64,8 +66,16 @@ class NvidiaPresence:
 
     @property
     def is_given(self) -> bool:
-        """Whether this process was given a GPU; see [Note: given]."""
-        return bool(self.open_files) or self.in_wsl
+        """Whether this process was given a GPU; see [Note: given].
+
+        Files outlive the driver that made them, as where all cards went to virtual machines.
+        """
+        return (bool(self.open_files) and not self.is_passed_on) or self.in_wsl
+
+    @property
+    def is_passed_on(self) -> bool:
+        """Whether all cards are kept for virtual machines."""
+        return bool(self.cards) and set(self.cards.values()) <= _PASSED_ON
 
     @property
     def count(self) -> int:

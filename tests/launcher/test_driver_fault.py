@@ -76,7 +76,12 @@ NO_FAULT = {
     "GPUs for virtual machines": (
         "DriverNotLoaded",
         seen(cards=cards("vfio-pci", "vfio-pci")),
-        "this machine has 2 NVIDIA GPUs under vfio-pci, .*",
+        "this machine has 2 NVIDIA GPUs under vfio-pci, which keeps them for virtual machines",
+    ),
+    "a GPU that a virtual machine has for now": (
+        "DriverNotLoaded",
+        seen(gpus=1, cards=cards("vfio-pci")),
+        "this machine has an NVIDIA GPU under vfio-pci, which keeps it for virtual machines",
     ),
     "the package is missing without a GPU": ("", seen(), None),
     "the package is missing and no GPU was given": ("", seen(files=NODES, open_files=()), ".* forbids .*"),

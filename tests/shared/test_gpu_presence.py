@@ -68,6 +68,16 @@ def test_cards_of_the_bus_tell_their_kernel_drivers_and_other_devices_of_nvidia_
     assert (found.count, found.is_given) == (2, False)
 
 
+@pytest.mark.parametrize(("second", "given"), [("vfio-pci", False), ("nvidia", True)])
+def test_files_that_were_left_when_virtual_machines_got_all_cards_give_none(
+    tmp_path: Path, second: str, given: bool
+) -> None:
+    root = write_tree(tmp_path, {**card("01", NVIDIA, VGA), **card("04", NVIDIA, VGA), "dev/nvidia0": ""})
+    for bus, driver in (("01", "vfio-pci"), ("04", second)):
+        (root / f"sys/bus/pci/devices/0000:{bus}:00.0/driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+    assert nvidia_presence(root).is_given is given
+
+
 @pytest.mark.parametrize(
     ("kinds", "own"), [((), True), (("devtmpfs",), False), (("tmpfs",), True), (("devtmpfs", "tmpfs"), True)]
 )
