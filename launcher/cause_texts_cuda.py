@@ -82,7 +82,7 @@ HARDWARE: tuple[Rule, ...] = (
 #: What names the root.
 ROOTS: tuple[Rule, ...] = (
     (
-        r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError: CUDA|HIP out of memory"
+        r"CUDA out of memory|CUDA (driver )?error: out of memory|OutOfMemoryError: CUDA|HIP out of memory"
         r"|Cuda failure (2 )?'out of memory'|Failed to CUDA (calloc|malloc)",
         _OUT_OF_MEMORY,
     ),
@@ -158,7 +158,7 @@ ROOTS: tuple[Rule, ...] = (
         Cause("this torch is built for the CPU", "install a torch with CUDA for the interpreter that runs the ranks"),
     ),
     (
-        r"CUDA error: invalid device ordinal|cudaErrorInvalidDevice\b",
+        r"CUDA error: invalid device ordinal|cudaErrorInvalidDevice\b|Cuda failure (\d+ )?'invalid device ordinal'",
         Cause(
             "the script asked for a GPU that this rank does not see",
             "use LOCAL_RANK for the device, and no more ranks than GPUs: `dsrun probe`, CUDA_VISIBLE_DEVICES",
@@ -171,12 +171,24 @@ ROOTS: tuple[Rule, ...] = (
             "it is in exclusive mode (`nvidia-smi -q -d COMPUTE`), in MIG mode without a slice, or needs a reset",
         ),
     ),
-    (r"\b(CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(NOT_INITIALIZED|ALLOC_FAILED)\b", _LIBRARY_WITHOUT_MEMORY),
+    (
+        r"\b(CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(NOT_INITIALIZED|ALLOC_FAILED)\b"
+        r"|_STATUS_INTERNAL_ERROR,? when calling `cu\w+Create\(",
+        _LIBRARY_WITHOUT_MEMORY,
+    ),
     (
         r"\b(CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(EXECUTION_FAILED|INTERNAL_ERROR)\b",
         Cause("a kernel of a CUDA library failed", f"often an earlier kernel is the reason: {_BLOCKING}"),
     ),
     (r"\bMPS (client failed|client has been terminated|server is not ready)|create MPS client", _MPS),
+    (
+        r"peer access is not supported between these two devices",
+        Cause(
+            "a GPU cannot read the memory of another one",
+            "cards or a machine without peer access: NCCL_P2P_DISABLE=1, and switch off what maps memory of other GPUs "
+            "by itself (an all-reduce of its own, CUDA IPC)",
+        ),
+    ),
     (
         r"peer mapping resources exhausted",
         Cause(
@@ -189,7 +201,7 @@ ROOTS: tuple[Rule, ...] = (
         Cause("CUDA was used before the fork", "start with `--start exec`, or touch CUDA inside the rank only"),
     ),
     (
-        r"CUDA error: initialization error",
+        r"CUDA error: initialization error|Cuda failure (\d+ )?'initialization error'",
         Cause("CUDA could not start in this process", "often it was used before a fork: start with `--start exec`"),
     ),
     (
@@ -202,4 +214,6 @@ ROOTS: tuple[Rule, ...] = (
 )
 
 #: What is left where nothing else is named.
-CLASSES: tuple[Rule, ...] = ((r"\bCUDA error: \w", Cause("a call of CUDA failed", f"the error names it; {_BLOCKING}")),)
+CLASSES: tuple[Rule, ...] = (
+    (r"\bCUDA (driver )?error: \w", Cause("a call of CUDA failed", f"the error names it; {_BLOCKING}")),
+)

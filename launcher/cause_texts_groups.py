@@ -108,6 +108,13 @@ def _of_no_address(found: re.Match[str]) -> Cause:
     )
 
 
+def _of_cuda_failure(found: re.Match[str]) -> Cause:
+    return Cause(
+        f"NCCL met a CUDA error: {found['name']}",
+        "NCCL_DEBUG=INFO shows what it called; often the driver is older than this NCCL needs, or cannot do it here",
+    )
+
+
 def _of_unreached(found: re.Match[str]) -> Cause:
     reason = found["reason"].lower()
     if "refused" in reason:
@@ -185,6 +192,11 @@ ROOTS: tuple[Rule, ...] = (
         _of_unreached,
     ),
     (
+        r"Call to (?:recv from|send to) (?P<peer>[^\s<]+)\S* failed : "
+        r"(?P<reason>Connection timed out|No route to host|(?:Network|Host) is (?:unreachable|down))",
+        _of_unreached,
+    ),
+    (
         r"Message truncated : received|Detected mismatch between collectives|op\.preamble\.length <= op\.nbytes",
         _MISMATCH,
     ),
@@ -213,7 +225,8 @@ ROOTS: tuple[Rule, ...] = (
     ),
     (_WATCHDOG, _of_watchdog),
     (
-        WATCHDOG_WORDS + r"|ncclTimeout|NCCL timeout|Timed out waiting \d+ms for (recv|send) operation",
+        WATCHDOG_WORDS + r"|ncclTimeout|NCCL timeout|Timed out waiting \d+ms for (recv|send) operation"
+        r"|failed to pass monitoredBarrier",
         _TIMED_OUT,
     ),
     # torch says so of errors as well as of time-outs.
@@ -226,6 +239,8 @@ ROOTS: tuple[Rule, ...] = (
             "minutes does it too, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC gives it more time",
         ),
     ),
+    # What has a name of its own stands in `cause_texts_cuda`.
+    (r"Cuda failure (?:\d+ )?'(?P<name>[^'\n]+)'", _of_cuda_failure),
 )
 
 #: What is left where nothing else is named.
@@ -240,16 +255,26 @@ CLASSES: tuple[Rule, ...] = (
     ),
     (
         r"unhandled cuda error|ncclUnhandledCudaError",
-        Cause("NCCL met a CUDA error", "NCCL_DEBUG=WARN names it; often no GPU memory is left"),
+        Cause(
+            "NCCL met a CUDA error", "NCCL_DEBUG=WARN names it; often no GPU memory is left, or the driver is too old"
+        ),
     ),
     (
         r"unhandled system error|ncclSystemError",
         Cause("NCCL met a system error", "NCCL_DEBUG=WARN names it; often /dev/shm is full, or the network refuses"),
     ),
-    (r"ncclInvalidUsage", Cause("NCCL refused a call", "NCCL_DEBUG=WARN names what was wrong with it")),
-    (r"ncclInternalError", Cause("NCCL failed inside", "NCCL_DEBUG=WARN names it; often hosts or ranks that differ")),
     (
-        r"wait timeout after \d+ms, keys|client socket has (timed out|failed)|DistStoreError|waiting for clients",
+        r"ncclInvalidUsage|NCCL error: invalid usage",
+        Cause("NCCL refused a call", "NCCL_DEBUG=WARN names what was wrong with it"),
+    ),
+    (
+        r"ncclInternalError|NCCL error: internal error",
+        Cause("NCCL failed inside", "NCCL_DEBUG=WARN names it; often hosts or ranks that differ"),
+    ),
+    (
+        # Of each address that does not answer yet torch warns, and tries again.
+        r"wait timeout after \d+ms, keys|client socket has timed out|failed to connect to any network address"
+        r"|store->get\('[^']*'\) got error: (Socket Timeout|wait timeout)|DistStoreError|waiting for clients",
         Cause("the other ranks were not met in time", "a rank never got that far: its own lines say why"),
     ),
 )

@@ -67,7 +67,28 @@ ROOTS: tuple[Rule, ...] = (
 #: What is left where nothing else is named.
 CLASSES: tuple[Rule, ...] = (
     (
-        r"ModuleNotFoundError|ImportError|cannot open shared object file|No module named",
+        r"partially initialized module",
+        Cause(
+            "an import failed: two modules import each other",
+            "or a file of the script's folder has the name of a package and is taken for it",
+        ),
+    ),
+    (
+        r"ImportError: cannot import name '(?P<name>[^']+)' from '(?P<module>[^']+)'",
+        lambda found: Cause(
+            f"an import failed: {found['module']} has no {found['name']}",
+            "that package has another version here than the code was written for: `pip show`, on every host",
+        ),
+    ),
+    (
+        r"torch_extensions/\S+\.so: cannot open shared object file",
+        Cause(
+            "an extension was not built",
+            "its compiler failed before, here or in another rank: see its lines, then remove that folder",
+        ),
+    ),
+    (
+        r"ModuleNotFoundError|ImportError|cannot open shared object file|python[\d.]*: No module named",
         Cause("an import failed", "install it for the interpreter that runs the ranks, on every host"),
     ),
     (
@@ -101,7 +122,8 @@ CLASSES: tuple[Rule, ...] = (
         ),
     ),
     (
-        r"can't allocate memory|Cannot allocate memory|^MemoryError|\[Errno 12\]|std::bad_alloc",
+        r"can't allocate memory|Cannot allocate memory|^(?:[\w.]+\.)?(?:_Array)?MemoryError\b"
+        r"|\[Errno 12\]|std::bad_alloc",
         Cause(
             "out of memory on the host", "fewer DataLoader workers or less offload: `dsrun plan` shows what is needed"
         ),

@@ -31,6 +31,8 @@ _CLASSES: tuple[Rule, ...] = (*cause_texts_groups.CLASSES, *cause_texts_host.CLA
 _LAST_ERROR = re.compile(r"^Last error:\n((?:(?!Exception raised from |frame #).+\n?)+)", re.MULTILINE)
 #: What torch writes before each line of a traceback where a process group is.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+#: Lines of libraries that tried something and go on without: of NCCL's levels WARN alone is of errors.
+_NOISE = re.compile(r"NCCL INFO |^libibverbs: Warning: |; dlerror: ")
 
 _KILLED = Cause(
     "",
@@ -75,6 +77,7 @@ def cause_of(
         # Whatever it said before, it did not end by itself.
         return _KILLED if oom is None else _out_of_memory(oom)
     # An exception says why the rank ended; lines that it printed before may be about anything.
+    last_lines = [line for line in last_lines if not _NOISE.search(line)]
     texts = (message, traceback) if message or traceback else ("\n".join(last_lines),)
     for text in map(_without_rank, texts):
         if cause := _root_in(text) or _class_in(text, last_lines):
