@@ -4,9 +4,10 @@
 version runs by *forward compatibility*: a libcuda.so.1 of a newer driver stands before the driver's own (package
 cuda-compat; NGC's containers have it). That works on data centre GPUs only: on GeForce CUDA does not start (error 804),
 even where the driver alone would do. A libcuda older than the driver does not start either (error 803). Each torch has
-kernels for some GPUs: CUDA 13 has none for those before sm 7.5.
+kernels for some GPUs: CUDA 13 has none for those before sm 7.5, and CUDA before 12.8 none for Blackwell (sm 10.0 and
+12.0), which may still run a torch that brings PTX for it; wheels bring none.
 
-Source: docs.nvidia.com/deploy/cuda-compatibility; CUDA 13.0's release notes.
+Source: docs.nvidia.com/deploy/cuda-compatibility; release notes of CUDA 12.8 and 13.0.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ _CONSUMER = ("GeForce", "TITAN")
 _WORKSTATION = ("RTX", "Quadro")
 #: Major version of CUDA -> the oldest GPUs that it has a compiler for.
 _OLDEST_GPU = {12: (5, 0), 13: (7, 5)}
+#: The first CUDA with a compiler for the newest GPUs, and the oldest of those.
+_BLACKWELL_CUDA, _BLACKWELL = (12, 8), (10, 0)
 _UPDATE = "update the driver, or install a torch that is built for CUDA {} or older"
 
 
@@ -71,11 +74,12 @@ def cuda_fit(
     old = _without_kernels(built, gpus)
     if old is not None:
         return old
+    new = None if starts else _older_than_a_gpu(built, gpus)
     known = f"torch is built for CUDA {built}, driver {driver or 'unknown'} runs up to {newest or 'unknown'}"
     fits = newest is None or major(built) <= major(newest)
     if starts or driver is None or libcuda is None or _parts(libcuda) == _parts(driver):
         if fits or starts:
-            return CudaFit(verdict="green", text=known, fix=None)
+            return new or CudaFit(verdict="green", text=known, fix=None)
         return CudaFit(verdict="red", text=known, fix=_UPDATE.format(newest))
     if _parts(libcuda) < _parts(driver):
         text = f"libcuda {libcuda} is loaded before that of driver {driver}: CUDA does not start (error 803)"
@@ -145,6 +149,19 @@ def _without_kernels(built: str, gpus: Sequence[FitGpu]) -> CudaFit | None:
             text = f"torch is built for CUDA {built}, which has no kernels for {which}"
             fix = "install a torch that is built for an older CUDA: wheels for cu126 run from sm 5.0 on"
             return CudaFit(verdict="red", text=text, fix=fix)
+    return None
+
+
+def _older_than_a_gpu(built: str, gpus: Sequence[FitGpu]) -> CudaFit | None:
+    """Finds a GPU that is newer than the CUDA of a torch, which has no machine code for it."""
+    if _parts(built) >= _BLACKWELL_CUDA:
+        return None
+    for gpu in gpus:
+        if gpu.capability is not None and _parts(gpu.capability) >= _BLACKWELL:
+            which = f"{gpu.name or 'a GPU'} (sm {gpu.capability})"
+            text = f"torch is built for CUDA {built}, which is older than {which}: `no kernel image`, if it has no PTX"
+            fix = "install a torch that is built for CUDA 12.8 or newer; `dsrun probe --deep` tells what this one has"
+            return CudaFit(verdict="amber", text=text, fix=fix)
     return None
 
 

@@ -10,6 +10,7 @@ H100 = FitGpu(name="NVIDIA H100 80GB HBM3", capability="9.0")
 A6000 = FitGpu(name="NVIDIA RTX A6000", capability="8.6")
 RTX_4090 = FitGpu(name="NVIDIA GeForce RTX 4090", capability="8.9")
 V100 = FitGpu(name="Tesla V100-SXM2-32GB", capability="7.0")
+RTX_5090 = FitGpu(name="NVIDIA GeForce RTX 5090", capability="12.0")
 T4 = FitGpu(name="Tesla T4", capability="7.5")
 
 
@@ -45,6 +46,10 @@ def fit(
         ("13.0", "580.65.06", "13.0", "580.65.06", V100, "red"),
         ("12.6", "580.65.06", "13.0", "580.65.06", V100, "green"),
         ("13.0", "580.65.06", "13.0", "580.65.06", T4, "green"),
+        # CUDA before 12.8 has none for Blackwell, but for what PTX brings.
+        ("12.6", "580.65.06", "13.0", "580.65.06", RTX_5090, "amber"),
+        ("12.8", "580.65.06", "13.0", "580.65.06", RTX_5090, "green"),
+        ("13.0", "570.133.20", "12.8", "570.133.20", RTX_5090, "red"),
     ],
 )
 def test_a_torch_runs_where_driver_library_and_gpu_go_together(
@@ -70,6 +75,8 @@ def test_what_does_not_fit_is_named_with_its_error() -> None:
 def test_a_cuda_that_was_started_is_believed_above_the_rule() -> None:
     assert fit("13.0", "535.216.03", "13.0", "580.65.06", A6000, starts=True).verdict == "green"
     assert fit("13.0", "580.65.06", "13.0", "580.65.06", V100, starts=True).verdict == "red"
+    # What the imported torch has kernels for is told of it itself.
+    assert fit("12.6", "580.65.06", "13.0", "580.65.06", RTX_5090, starts=True).verdict == "green"
 
 
 @pytest.mark.parametrize(
