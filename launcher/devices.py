@@ -9,7 +9,7 @@ GPUs of other users, MIG, and containers were not at hand.
 count (a desktop stays), unless it computes as well and has more than a desktop's part. Processes of other containers
 are in no list, but their memory is in use: what nobody listed has, beyond a driver's own need, is theirs. Where the
 GPU's memory is a NUMA node of the host (GH200, GB200), the kernel puts page cache there, and gives it back when it is
-needed: there the lists alone count.
+needed: there the lists alone count. In WSL no list has the desktop of Windows, to which up to half of it is put down.
 
 [Note: MIG] CUDA shows a process one slice only, as `cuda:0`. So with slices each rank gets a CUDA_VISIBLE_DEVICES of
 its own, and LOCAL_RANK stays the rank's number on the host, for it names its heartbeat, cores and error file: a script
@@ -51,7 +51,7 @@ class Device:
         gpu: the driver's number of the GPU that it is, or is a slice of; None where that is unknown.
         used_by: who computes there, in words: `pid 4242 of user bob`; empty if nobody does.
         used_bytes: memory in use.
-        desktop_bytes: of it, what processes have that draw there and do not count as users.
+        desktop_bytes: of it, what a desktop has, which does not count as a user.
         may_be_renumbered: the driver counts GPUs that this process cannot reach, and CUDA may count them otherwise.
     """
 
@@ -107,6 +107,7 @@ def read_devices(
     load_nvml: Callable[[], Any] | None = None,
     user_of: Callable[[int], str | None] | None = None,
     own: Collection[int] | None = None,
+    root: Path = Path("/"),
 ) -> tuple[Device, ...]:
     """Asks the driver for the devices a job may see, in the order in which it sees them.
 
@@ -119,11 +120,16 @@ def read_devices(
         load_nvml: returns the `pynvml` module; tests give a made-up one.
         user_of: returns the user of a process, None if it cannot be told.
         own: processes that do not count as users; this one and those that started it if None.
+        root: `/`, or a made-up tree with dev.
 
     Raises:
         DsrunError: the driver does not answer.
     """
-    known = _Known(user_of=user_of or user_of_process, own=frozenset(own_line() if own is None else own))
+    known = _Known(
+        user_of=user_of or user_of_process,
+        own=frozenset(own_line() if own is None else own),
+        in_wsl=(root / "dev/dxg").exists(),
+    )
     with driver_open(load_nvml) as nvml:
         return _read(nvml, environ.get("CUDA_VISIBLE_DEVICES"), known)
 
@@ -232,10 +238,11 @@ def _parent_of(pid: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    """What the driver does not know of processes: their users, and which are our own."""
+    """What the driver does not know of processes: their users, which are our own, and that Windows draws."""
 
     user_of: Callable[[int], str | None]
     own: frozenset[int]
+    in_wsl: bool
 
 
 def _read(nvml: Any, visible: str | None, known: _Known) -> tuple[Device, ...]:
@@ -291,8 +298,12 @@ def _device(nvml: Any, handle: Any, gpu: int, part: int | None, known: _Known) -
     listed = {**drawing, **computing}
     unseen_bytes = used_bytes - sum(has or 0 for has in listed.values())
     is_all_told = None not in listed.values()
+    desktop_bytes = sum(has or 0 for has in desktop.values())
     if unseen_bytes > UNSEEN_BYTES and is_all_told and not _is_host_memory(nvml, handle):
-        used_by.append(f"processes that cannot be seen from here ({unseen_bytes >> 30} GiB)")
+        if known.in_wsl and unseen_bytes <= int(memory.total) // 2:
+            desktop_bytes += unseen_bytes
+        else:
+            used_by.append(f"processes that cannot be seen from here ({unseen_bytes >> 30} GiB)")
     number = f"{gpu}" if part is None else f"{gpu}:{part}"
     return Device(
         name=text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) or number,
@@ -301,7 +312,7 @@ def _device(nvml: Any, handle: Any, gpu: int, part: int | None, known: _Known) -
         gpu=gpu,
         used_by=tuple(used_by),
         used_bytes=used_bytes,
-        desktop_bytes=sum(has or 0 for has in desktop.values()),
+        desktop_bytes=desktop_bytes,
     )
 
 

@@ -11,6 +11,7 @@ from dsrun.errors import DsrunError
 from dsrun.launcher.devices import Device, Held, held_devices, own_line, read_devices, take_devices, user_of_process
 from support.machines import recorded_machine
 from support.nvml import GIB, MIB, NVMLError, Part, box, made_up_nvml
+from support.topologies import write_tree
 
 
 def read(*gpus: Part, visible: str | None = None) -> tuple[Device, ...]:
@@ -36,6 +37,18 @@ def test_a_gpu_is_used_by_processes_that_hold_more_than_a_little() -> None:
 def test_memory_that_no_visible_process_holds_is_another_containers() -> None:
     (device,) = read(Part("GPU-0", used_bytes=37 * GIB))
     assert device.used_by == ("processes that cannot be seen from here (37 GiB)",)
+
+
+def test_in_wsl_what_nobody_listed_is_the_desktop_of_windows_up_to_half_of_a_gpu(tmp_path: Path) -> None:
+    write_tree(tmp_path, {"dev/dxg": ""})
+    parts = [Part("GPU-0", used_bytes=5 * GIB), Part("GPU-1", processes=[(4242, 9 * GIB)], used_bytes=9 * GIB)]
+    load_nvml = made_up_nvml(*parts, Part("GPU-2", used_bytes=50 * GIB))
+    found = read_devices({}, load_nvml=load_nvml, user_of={4242: "bob"}.get, root=tmp_path)
+    assert [(device.used_by, device.desktop_bytes >> 30) for device in found] == [
+        ((), 5),
+        (("pid 4242 of user bob",), 0),
+        (("processes that cannot be seen from here (50 GiB)",), 0),
+    ]
 
 
 def test_a_small_process_that_is_seen_does_not_hide_a_large_one_that_is_not() -> None:
