@@ -55,7 +55,8 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
     found = [*_silent(silent, count)]
     if facts:
         on_gpus = any(its.gpus for its in facts.values()) if wants.on_gpus is None else wants.on_gpus
-        found += judge_versions(facts, is_python=wants.is_python, on_gpus=on_gpus)
+        chosen = {name: _with_chosen_gpus(specs[name], its) for name, its in facts.items()}
+        found += judge_versions(facts, chosen=chosen, is_python=wants.is_python, on_gpus=on_gpus)
         if wants.on_gpus is not False:
             found += fold("GPU driver", {name: _driver_faults(its) for name, its in facts.items()}, count)
         if on_gpus:
@@ -90,6 +91,13 @@ def _silent(silent: Mapping[str, Unable], count: int) -> Iterator[Finding]:
         for name, why in silent.items()
     }
     return fold("host", faults, count)
+
+
+def _with_chosen_gpus(spec: HostSpec, facts: HostFacts) -> HostFacts:
+    """Leaves out GPUs that the hostfile does not name, as that of the screen."""
+    if spec.gpus is None:
+        return facts
+    return replace(facts, gpus=tuple(gpu for number, gpu in enumerate(facts.gpus) if number in spec.gpus))
 
 
 def _driver_faults(facts: HostFacts) -> Iterator[Fault]:

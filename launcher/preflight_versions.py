@@ -18,11 +18,12 @@ _T = TypeVar("_T")
 Facts = Mapping[str, HostFacts]
 
 
-def judge_versions(facts: Facts, *, is_python: bool, on_gpus: bool) -> Iterator[Finding]:
+def judge_versions(facts: Facts, *, chosen: Facts, is_python: bool, on_gpus: bool) -> Iterator[Finding]:
     """Yields what differs.
 
     Args:
         facts: of the hosts that answered, in rank order; not empty.
+        chosen: the same, without GPUs that the hostfile leaves out.
         is_python: see `Wants`.
         on_gpus: see there.
     """
@@ -37,7 +38,7 @@ def judge_versions(facts: Facts, *, is_python: bool, on_gpus: bool) -> Iterator[
         return
     yield from _torch(facts)
     if on_gpus:
-        yield from _cuda(facts)
+        yield from _cuda(facts, chosen)
         yield from _difference(
             "NCCL", facts, lambda host: host.versions.nccl, fix="install one build of torch on all hosts"
         )
@@ -114,7 +115,7 @@ def _torch(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _cuda(facts: Facts) -> Iterator[Finding]:
+def _cuda(facts: Facts, chosen: Facts) -> Iterator[Finding]:
     """Judges whether torch can use the GPUs with the driver that is there."""
     count = len(facts)
     lacking = [name for name, its in facts.items() if its.versions.torch is not None and its.versions.cuda is None]
@@ -123,7 +124,7 @@ def _cuda(facts: Facts) -> Iterator[Finding]:
         fix = "install a CUDA build (https://pytorch.org/get-started), or run with `--backend gloo`"
         yield Finding(verdict="red", name="CUDA", text=text, hosts=tuple(lacking), fix=fix)
     unfit: dict[str, tuple[Verdict, str, str]] = {}
-    for name, its in facts.items():
+    for name, its in chosen.items():
         fit = _fit(its)
         if fit is not None and fit.fix is not None and fit.verdict in ("amber", "red"):
             unfit[name] = (fit.verdict, fit.text, fit.fix)

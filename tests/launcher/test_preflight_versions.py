@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from dsrun.launcher.preflight import Wants
@@ -65,3 +68,12 @@ def test_a_newer_libcuda_refuses_no_host_of_data_centre_gpus() -> None:
         "libcuda 580.65.06 is newer than driver 535.216.03: CUDA does not start on NVIDIA GeForce RTX 4090 (error 804) "
         "on n2"
     ]
+
+
+def test_an_old_gpu_that_the_hostfile_leaves_out_refuses_no_job() -> None:
+    """A second card for the screen, which CUDA 13 has no kernels for."""
+    new, screen = (replace(gpu, compute_capability=sm) for gpu, sm in zip(gpus(2), ("8.9", "6.1"), strict=True))
+    cards: dict[str, Any] = {"gpus": (new, screen), "cuda": "13.0", "driver": "580.65", "driver_cuda": "13.0"}
+    assert judged(2, wants=GPU, fields={"gpus": (0,)}, **cards) == []
+    (found,) = judged(2, wants=GPU, fields={"gpus": (1,)}, **cards)
+    assert (found.verdict, found.name) == ("red", "CUDA")
