@@ -280,7 +280,8 @@ def _listed(nvml: Any, visible: str | None, known: _Known, handles: Sequence[Any
 
 def _device(nvml: Any, handle: Any, gpu: int, part: int | None, known: _Known) -> Device:
     memory: Any = ask_driver(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-    used_bytes = 0 if memory is None else int(memory.total) - int(memory.free)
+    total_bytes, free_bytes = (0, 0) if memory is None else (int(memory.total), int(memory.free))
+    used_bytes = total_bytes - free_bytes
     computing = running_on(nvml, handle)
     drawing = {
         process.pid: process.usedGpuMemory
@@ -300,7 +301,7 @@ def _device(nvml: Any, handle: Any, gpu: int, part: int | None, known: _Known) -
     is_all_told = None not in listed.values()
     desktop_bytes = sum(has or 0 for has in desktop.values())
     if unseen_bytes > UNSEEN_BYTES and is_all_told and not _is_host_memory(nvml, handle):
-        if known.in_wsl and unseen_bytes <= int(memory.total) // 2:
+        if known.in_wsl and unseen_bytes <= total_bytes // 2:
             desktop_bytes += unseen_bytes
         else:
             used_by.append(f"processes that cannot be seen from here ({unseen_bytes >> 30} GiB)")
