@@ -33,6 +33,11 @@ _LAST_ERROR = re.compile(r"^Last error:\n((?:(?!Exception raised from |frame #).
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
 #: Lines of libraries that tried something and go on without: of NCCL's levels WARN alone is of errors.
 _NOISE = re.compile(r"NCCL INFO |^libibverbs: Warning: |; dlerror: ")
+#: An exception that says that a process of the rank's own was killed. A shell says so by its status.
+_CHILD_KILLED = re.compile(
+    r"is killed by signal: Killed|died with <Signals\.SIGKILL|process pool was terminated abruptly"
+    r"|subprocesses has abruptly died"
+)
 
 _KILLED = Cause(
     "",
@@ -76,6 +81,8 @@ def cause_of(
     if status == -signal.SIGKILL:
         # Whatever it said before, it did not end by itself.
         return _KILLED if oom is None else _out_of_memory(oom)
+    if oom is not None and (status == 128 + signal.SIGKILL or _CHILD_KILLED.search(f"{message}\n{traceback}")):
+        return _out_of_memory(oom)
     # An exception says why the rank ended; lines that it printed before may be about anything.
     last_lines = [line for line in last_lines if not _NOISE.search(line)]
     texts = (message, traceback) if message or traceback else ("\n".join(last_lines),)

@@ -111,12 +111,14 @@ def slice_note(variables: Sequence[Mapping[str, str]], given: Mapping[str, str])
 
 
 def gpus_of_ranks(gpus: Sequence[GpuPlace], environs: Sequence[Mapping[str, str]]) -> list[GpuPlace | None]:
-    """Returns the GPU that each local rank uses; None where it has none of its own, or that cannot be told.
+    """Returns the GPU that each local rank uses; None where it has none, as on the CPU, or that cannot be told.
 
     Args:
         gpus: those that ranks here may use, in CUDA's order.
         environs: what each rank gets.
     """
+    if environs and environs[0].get(BACKEND_ENV) == "gloo":
+        return [None] * len(environs)
     values = [environ.get(VISIBLE_ENV) for environ in environs]
     if environs and environs[0].get(ORDER_ENV) == "FASTEST_FIRST" and len({gpu.model for gpu in gpus}) > 1:
         # Numbers mean what CUDA finds fast; names mean what they say.

@@ -25,6 +25,8 @@ from .protocol import OomKill
 RECENT_S = 5.0
 #: The counts are read no more often; a look costs a few reads of memory.
 _LOOK_S = 0.5
+#: The kernel counts that a limit was met, then lists all tasks of the group, on a serial console as well, then kills.
+_REPORT_S = 30.0
 #: systemd-oomd counts on the group what it killed there. Source: systemd, src/oom/oomd-util.c.
 _OOMD_MARK = "user.oomd_kill"
 
@@ -51,6 +53,7 @@ class OomKills:
         self._read_mark = read_mark
         self._mount, self._groups = _memory_groups(root)
         self._counts = self._read()
+        self._met_at_s: dict[Path, float] = {}
         self._seen: OomKill | None = None
         self._seen_at_s = self._looked_at_s = float("-inf")
 
@@ -76,17 +79,20 @@ class OomKills:
     def _note(self, now_s: float) -> None:
         before, self._counts = self._counts, self._read()
         self._looked_at_s = now_s
-        if (kill := self._between(before, self._counts)) is not None:
+        for folder, count in self._counts.limits_met.items():
+            if count > before.limits_met.get(folder, 0):
+                self._met_at_s[folder] = now_s
+        if (kill := self._between(before, self._counts, now_s)) is not None:
             self._seen, self._seen_at_s = kill, now_s
 
-    def _between(self, before: _Counts, after: _Counts) -> OomKill | None:
+    def _between(self, before: _Counts, after: _Counts, now_s: float) -> OomKill | None:
         for folder, count in after.oomd_kills.items():
             if count > before.oomd_kills.get(folder, 0):
                 return OomKill(by="systemd-oomd", group=self._name(folder))
         if after.kills <= before.kills:
             return None
-        for folder, count in after.limits_met.items():
-            if count > before.limits_met.get(folder, 0):
+        for folder in after.limits_met:
+            if now_s - self._met_at_s.get(folder, float("-inf")) <= _REPORT_S:
                 whole = any(_read(each / "memory.oom.group") == "1" for each in self._groups_up_to(folder))
                 return OomKill(
                     by="limit", group=self._name(folder), limit_bytes=memory_limit(folder), kills_whole_group=whole

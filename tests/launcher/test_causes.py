@@ -203,6 +203,31 @@ def test_a_kill_for_want_of_memory_says_whose_it_was(kill: OomKill, words: str, 
     assert "dsrun plan" in (cause.hint or "")
 
 
+LOADER = "RuntimeError: DataLoader worker (pid 418344) is killed by signal: Killed. "
+MAP = "RuntimeError: One of the subprocesses has abruptly died during map operation."
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [
+        (137, ""),
+        (1, LOADER),
+        (1, MAP),
+        (1, "CalledProcessError: Command '['make']' died with <Signals.SIGKILL: 9>."),
+        (1, "BrokenProcessPool: A process in the process pool was terminated abruptly while the future was running"),
+    ],
+)
+def test_a_process_of_a_rank_that_was_killed_for_memory_is_told_as_such(status: int, message: str) -> None:
+    kill = OomKill(by="limit", group="/job", limit_bytes=8 << 30)
+    cause = cause_of(status, message, "", ("sh.sh: line 5: 13283 Killed  python3 train.py",), oom=kill)
+    assert cause is not None
+    assert cause.words == "out of memory: the limit of 8.0 GiB of the control group /job"
+    # What failed of something else meanwhile did not end of that.
+    other = cause_of(1, "PermissionError: [Errno 13] Permission denied: '/x'", "", (LOADER,), oom=kill)
+    assert other is not None
+    assert other.words == "permission denied"
+
+
 def test_sigkill_without_a_count_is_not_put_down_to_what_the_rank_said_before() -> None:
     cause = cause_of(-signal.SIGKILL, "", "", (GLOO,))
     assert cause is not None

@@ -157,6 +157,12 @@ def test_the_local_rank_counts_what_all_ranks_see() -> None:
     assert numbers(BOX, "", "") == [None, None]
 
 
+def test_ranks_that_train_on_the_cpu_use_none() -> None:
+    assert numbers(BOX, None, None, DSRUN_BACKEND="gloo") == [None, None]
+    assert numbers(BOX, "3", "1", DSRUN_BACKEND="gloo") == [None, None]
+    assert numbers(BOX, None, None, DSRUN_BACKEND="nccl") == [0, 1]
+
+
 def test_a_rank_that_was_shown_a_gpu_of_its_own_uses_that_one() -> None:
     assert numbers(BOX, "3", "1") == [3, 1]
     assert numbers((CUT, gpu(1)), "MIG-b", "1", "MIG-elsewhere") == [0, 1, None]

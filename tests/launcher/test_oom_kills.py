@@ -132,6 +132,26 @@ def test_a_kill_of_hours_ago_explains_nothing(tmp_path: Path) -> None:
     assert kills.recent(7200.0) is None
 
 
+def test_a_limit_is_blamed_however_long_the_kernel_writes_its_report_before_it_kills(tmp_path: Path) -> None:
+    root = v2_tree(tmp_path, **{f"{OWN}/memory.max": f"{GIB}\n"})
+    kills = OomKills(root)
+    # Met and counted at once; then every task is listed on a serial console, and the kill is counted.
+    write_tree(root, {f"{OWN}/memory.events": events(1, 3)})
+    kills.look(10.0)
+    kills.look(11.0)
+    write_tree(root, {f"{OWN}/memory.events": events(1, 4)})
+    assert kills.recent(12.0) == OomKill(by="limit", group="/user/job", limit_bytes=GIB)
+
+
+def test_a_limit_that_was_met_long_ago_is_not_blamed(tmp_path: Path) -> None:
+    root = v2_tree(tmp_path, **{f"{OWN}/memory.max": f"{GIB}\n"})
+    kills = OomKills(root)
+    write_tree(root, {f"{OWN}/memory.events": events(1, 4)})
+    assert kills.recent(10.0) == OomKill(by="limit", group="/user/job", limit_bytes=GIB)
+    write_tree(root, {f"{OWN}/memory.events": events(1, 5)})
+    assert kills.recent(3600.0) == OomKill(by="machine")
+
+
 def test_ranks_that_die_together_have_one_reason(tmp_path: Path) -> None:
     root = v2_tree(tmp_path)
     kills = OomKills(root)
