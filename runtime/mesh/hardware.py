@@ -75,7 +75,7 @@ def has_gpu(
         )
     if seen.cuda is not None and (is_given or _is_given)():
         raise InputError(
-            f"this process was given a GPU, and torch cannot use it: {(reason or _reason)()}",
+            f"this process was given a GPU, and torch cannot use it: {(reason or _reason)()}{_choice()}",
             hint=f"`dsrun doctor` looks for the cause; {_GLOO}",
         )
     if seen.other is not None:
@@ -86,6 +86,12 @@ def has_gpu(
 
 def _is_given() -> bool:
     return not hides_all_gpus(os.environ) and nvidia_presence().is_given
+
+
+def _choice() -> str:
+    """Returns what the environment says of GPUs, which may name none of those that are there."""
+    value = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return "" if value is None else f" (CUDA_VISIBLE_DEVICES is `{value[:200]}`)"
 
 
 def _reason() -> str:

@@ -35,13 +35,20 @@ def test_a_cpu_build_of_torch_is_a_choice() -> None:
     assert not has_gpu(seen(), is_given=lambda: True)
 
 
-def test_a_gpu_that_torch_cannot_use_is_refused_with_torchs_words() -> None:
+def test_a_gpu_that_torch_cannot_use_is_refused_with_torchs_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(InputError) as caught:
         has_gpu(seen("13.0"), is_given=lambda: True, reason=lambda: "CUDA unknown error")
     assert caught.value.render() == (
         "error: this process was given a GPU, and torch cannot use it: CUDA unknown error\n"
         'hint: `dsrun doctor` looks for the cause; `--backend gloo`, or `init_distributed("gloo")`, trains on the CPU'
     )
+
+
+def test_a_choice_of_gpus_is_named_where_torch_finds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    with pytest.raises(InputError, match=r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES is `3`\)"):
+        has_gpu(seen("13.0"), is_given=lambda: True, reason=lambda: "No CUDA GPUs are available")
 
 
 @pytest.mark.parametrize(
