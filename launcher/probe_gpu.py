@@ -153,6 +153,8 @@ def explained(
         visible = environ.get("CUDA_VISIBLE_DEVICES")
         named = listed_devices(visible, [place.uuid for place in report.places], slices=slice_names(report.places))
         fault = fault_of_choice(visible, len(report.places), are_cut=bool(named))
+        if not named:
+            fault = replace(fault, reason="; ".join([fault.reason, *left_out_texts(report)]))
         return replace(report, reason=fault.reason, fault=fault)
     presence = nvidia_presence(root)
     if failure is not None:

@@ -195,6 +195,15 @@ def test_a_choice_that_names_no_gpu_is_a_fault_and_no_job_on_the_cpu(tmp_path: P
     )
 
 
+def test_a_choice_of_a_gpu_that_is_lost_is_told_so(tmp_path: Path) -> None:
+    report = read(recorded_machine("workstation", tmp_path, lost=[3]), CUDA_VISIBLE_DEVICES="3")
+    assert report.fault is not None
+    assert report.fault.reason == (
+        "CUDA_VISIBLE_DEVICES is `3` and names none of them; this process sees GPUs 0 to 2; "
+        "GPU 3 is left out: GPU is lost; it needs a reset or a reboot"
+    )
+
+
 def test_a_slice_that_was_made_anew_is_a_fault_under_its_old_name_and_ends_the_list(tmp_path: Path) -> None:
     old, new = (f"MIG-0a1b2c3d-0000-0000-0000-00000000000{number}" for number in (1, 2))
     load_nvml = made_up_nvml(Part("GPU-0", slices=[Part(new)]), Part("GPU-1"))
@@ -214,7 +223,9 @@ def test_a_choice_beside_a_gpu_in_mig_mode_is_not_blamed_on_the_mode(tmp_path: P
         read_gpus({"CUDA_VISIBLE_DEVICES": value}, load_nvml=load_nvml, root=tmp_path).fault for value in ("7", "0")
     )
     assert outside is not None
-    assert outside.reason == "CUDA_VISIBLE_DEVICES is `7` and names none of them; this process sees GPUs 0 to 1"
+    assert outside.reason.startswith(
+        "CUDA_VISIBLE_DEVICES is `7` and names none of them; this process sees GPUs 0 to 1; "
+    )
     assert cut is not None
     assert cut.reason == "MIG mode is on, and there are no slices"
 
