@@ -30,9 +30,10 @@ from typing import Any
 from dsrun.errors import DsrunError
 
 from .gpu_usage import running_on
-from .probe_gpu import gpu_handle, listed_devices
+from .probe_gpu import gpu_handle
 from .probe_mig import slice_handles
 from .probe_nvml import NoDriver, ask, ask_driver, open_nvml, text_of
+from .visible_devices import listed_devices
 
 #: Monitors and MPS daemons keep less than this on a GPU; a CUDA context alone is more.
 LITTLE_BYTES = 100 << 20

@@ -21,8 +21,8 @@ from dsrun.errors import InputError
 from .environment import ORDER_ENV, VISIBLE_ENV
 from .gpu_order import check_order
 from .plan import GpuPlace, NodePlan
-from .probe_gpu import listed_devices
 from .probe_machine import read_text
+from .visible_devices import listed_devices
 
 _SLICE = "MIG-"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dsrun.launcher.devices import read_devices
-from dsrun.launcher.probe_gpu import GpuReport, left_out_texts, read_gpus, visible_devices
+from dsrun.launcher.probe_gpu import GpuReport, left_out_texts, read_gpus
 from support.machines import Machine, recorded_machine
 from support.nvml import ERRORS, NVMLError, Part, made_up_nvml
 from support.topologies import write_tree
@@ -83,33 +83,6 @@ def test_a_question_the_driver_does_not_answer_leaves_the_others_standing() -> N
 def test_no_driver_is_an_answer_and_not_a_crash(error: Exception, reason: str, tmp_path: Path) -> None:
     report = read_gpus({}, load_nvml=lambda: fake_nvml(0, init=error), root=tmp_path)
     assert (report.gpus, report.usable_count, report.reason) == ((), 0, reason)
-
-
-@pytest.mark.parametrize(
-    ("value", "devices"),
-    [
-        (None, (0, 1, 2)),
-        ("", ()),
-        ("-1", ()),
-        ("NoDevFiles", ()),
-        ("2,0", (2, 0)),
-        (" 1 , 2 ", (1, 2)),
-        ("0,9,1", (0,)),
-        ("0,-1,1", (0,)),
-        ("1,1", ()),
-        ("GPU-b", (1,)),
-        ("GPU-a", ()),
-        ("GPU-aa1,GPU-aa0", (2, 0)),
-        ("MIG-x,MIG-y", (None, None)),
-        ("MIG-x,1", (None, 1)),
-        ("MIG-x,MIG-x", ()),
-        ("0,x", (0,)),
-    ],
-)
-def test_visible_devices_follow_cudas_rules_and_a_job_may_have_several_slices(
-    value: str | None, devices: tuple[int | None, ...]
-) -> None:
-    assert visible_devices(value, ["GPU-aa0", "GPU-bb0", "GPU-aa1"]) == devices
 
 
 def test_a_gpu_is_told_with_its_number_to_the_job() -> None:
