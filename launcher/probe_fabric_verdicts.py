@@ -84,11 +84,11 @@ def link_remarks(gpu: Gpu, links: NvLinks, *, switches: int, untrained: bool, vi
     # A GPU given to a virtual machine alone has no link up, sees no switch, and waits for no fabric.
     in_fabric = links.active > 0 or (switches > 0 and _counted(gpu))
     # Of Blackwell's board no switch is seen on the machine itself either.
-    waits = links.fabric in ("not started", "in progress") and (in_fabric or (virtual is False and _counted(gpu)))
-    if waits and not untrained:
+    needs_fabric = in_fabric or (virtual is False and _counted(gpu))
+    if needs_fabric and links.fabric in ("not started", "in progress") and not untrained:
         text = f"waiting for the NVSwitch fabric ({links.fabric}): CUDA does not start (error 802)"
         yield "red", text, "`systemctl start nvidia-fabricmanager`, of the driver's version", "nvlink.fabric"
-    if links.fabric_error is not None:
+    if needs_fabric and links.fabric_error is not None:
         text = f"refused by the NVSwitch fabric ({links.fabric_error}): CUDA does not start (error 802)"
         fix = "why: `journalctl -u nvidia-fabricmanager`; reset it (`nvidia-smi -r -i GPU_INDEX`) or reboot"
         yield "red", text, fix, "nvlink.fabric_error"

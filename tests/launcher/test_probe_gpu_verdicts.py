@@ -144,6 +144,9 @@ def test_a_card_without_its_bridge_or_switches_is_as_it_was_bought(
     alone = replace(dgx, topology=replace(dgx.topology, nvswitches=0, fabric_manager=None))
     alone = replace(alone, host=replace(alone.host, virtual=virtual))
     assert gpu_verdicts(with_gpu(alone, 3, nvlink(active=0, inactive=4, fabric=fabric))) == []
+    if fabric is not None:
+        refused = nvlink(active=0, inactive=4, fabric="completed", fabric_error="Insufficient Resources")
+        assert gpu_verdicts(with_gpu(alone, 3, refused)) == []
 
 
 def test_one_gpu_without_its_links_is_told_beside_others_that_have_theirs(dgx: ProbeReport) -> None:
