@@ -21,7 +21,6 @@ from dsrun.contract import read_error_file
 
 from . import processes
 from .environment import THREADS_ENV
-from .failures import describe_status
 from .flight_recorder import RecorderFiles, pipe_environment, recorder_files, without_outer
 from .gpu_inquiry import GpuInquiry, is_of_a_gpu
 from .host_binding import read_bindings
@@ -33,7 +32,7 @@ from .plan import LaunchPlan, NodePlan
 from .protocol import Exit, Failed, GroupProgress, Message, Note, Started
 from .relay import Relay
 from .scope import Scope, make_scope, remove_empty_scopes, scope_name
-from .spawner_pipe import SpawnerPipe
+from .spawner_pipe import SpawnerPipe, reason_of_end
 from .worker import LiveRank, error_file, node_environment, worker_environment
 
 
@@ -252,7 +251,7 @@ class HostRanks:
         spawner.close(status)
         self._spawner = None
         if not self.all_ended and not expected:
-            self._on_lost(f"the spawner {describe_status(status)} before its ranks ended")
+            self._on_lost(reason_of_end(status, self._oom_kills.recent(time.monotonic())))
 
     def _read_spawner(self) -> bool:
         """Takes what the spawner reports; returns whether more may come."""

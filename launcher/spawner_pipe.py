@@ -13,8 +13,10 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from .causes import cause_of
+from .failures import describe_status
 from .plan import LaunchPlan
-from .protocol import FrameReader, Message, Release, Spawn, StreamName, encode
+from .protocol import FrameReader, Message, OomKill, Release, Spawn, StreamName, encode
 from .scope import Scope
 from .worker import isolated_command, node_environment
 
@@ -131,3 +133,15 @@ class SpawnerPipe:
         with suppress(BrokenPipeError):
             self._stdin.close()
         self._stdout.close()
+
+
+def reason_of_end(status: int, oom: OomKill | None) -> str:
+    """Says that a spawner ended before its ranks did, and what is known of why.
+
+    Args:
+        status: exit code, or minus the signal's number.
+        oom: what was killed for want of memory just before; it may have been the spawner, which has torch loaded.
+    """
+    cause = None if oom is None else cause_of(status, "", "", (), oom=oom)
+    words = "" if cause is None or not cause.words else f": {cause.words}"
+    return f"the spawner {describe_status(status)} before its ranks ended{words}"
