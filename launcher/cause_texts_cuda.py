@@ -75,8 +75,20 @@ def _of_xid(found: re.Match[str]) -> Cause:
 
 #: What the driver says of a GPU.
 HARDWARE: tuple[Rule, ...] = (
-    # The number stands behind the address, which may hold any number; 43 and 45 are what other errors lead to.
-    (r"Xid \(PCI:(?P<address>[0-9A-Fa-f:.]+)\): (?P<xid>(?!4[35]\b)\d+)", _of_xid),
+    # The number stands behind the address, which may hold any number, and behind a slice's; 43 and 45 are what other
+    # errors lead to, and 154 says also that all is well again.
+    (
+        r"\bXid \(PCI:(?P<address>[0-9A-Fa-f:.]+)[^)\n]*\): (?!154\b[^\n]*\(None\)$)(?P<xid>(?!4[35]\b)\d+)",
+        _of_xid,
+    ),
+    (
+        r"SXid \(PCI:(?P<address>[0-9A-Fa-f:.]+)\): (?P<sxid>\d+), Fatal",
+        lambda found: Cause(
+            f"NVSwitch fault (SXid {found['sxid']} of {found['address']})",
+            "it ends jobs on all GPUs of this host: reset them together, or reboot; see `dmesg` and `journalctl -u "
+            "nvidia-fabricmanager`",
+        ),
+    ),
 )
 
 #: What names the root.
