@@ -145,7 +145,7 @@ def explained(
     if hides_all_gpus(environ):
         return report
     if len(report.left_out) < len(report.gpus):
-        report = replace(report, unlisted=max(0, nvidia_open_files(root) - len(report.gpus)))
+        report = replace(report, unlisted=_unlisted(root, len(report.gpus)))
         if report.usable_count:
             return report
         visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -166,6 +166,17 @@ def explained(
         return replace(report, reason=fault.reason, fault=fault)
     idle = idle_text(presence)
     return report if idle is None else replace(report, reason=idle, idle=idle)
+
+
+def _unlisted(root: Path, listed: int) -> int:
+    """Counts GPUs that this process was given and the driver does not list."""
+    files = nvidia_open_files(root)
+    if files <= listed:
+        return 0
+    drivers = nvidia_presence(root).cards.values()
+    ours = sum(driver in (None, "nvidia") for driver in drivers)
+    # The file of a card that was handed to a virtual machine since the boot stays; one handed over at boot has none.
+    return max(0, min(files, ours) - listed, files - listed - (len(drivers) - ours))
 
 
 def left_out_texts(report: GpuReport) -> Iterator[str]:

@@ -123,6 +123,10 @@ def test_cuda_visible_devices_counts_the_gpus_that_are_left() -> None:
 # why there are none
 
 
+#: Of an NVIDIA card on the PCI bus.
+GPU_FILES = {"vendor": "0x10de\n", "class": "0x030200\n"}
+
+
 def read(machine: Machine, **environ: str) -> GpuReport:
     return read_gpus({**machine.environ, **environ}, load_nvml=machine.load_nvml, root=machine.root)
 
@@ -225,6 +229,21 @@ def test_a_gpu_that_the_driver_could_not_start_is_counted(tmp_path: Path) -> Non
     write_tree(tmp_path, {"dev/nvidia9": ""})
     report = read(machine)
     assert (report.unlisted, report.fault) == (1, None)
+
+
+def test_the_file_of_a_gpu_that_was_handed_to_a_virtual_machine_is_no_gpu_that_did_not_start(tmp_path: Path) -> None:
+    machine = recorded_machine("workstation", tmp_path)
+    card = tmp_path / "sys/bus/pci/devices/0000:99:00.0"
+    vfio = tmp_path / "sys/bus/pci/drivers/vfio-pci"
+    vfio.mkdir(parents=True)
+    write_tree(tmp_path, {f"{card.relative_to(tmp_path)}/{name}": text for name, text in GPU_FILES.items()})
+    (card / "driver").symlink_to(vfio)
+    assert read(machine).unlisted == 0
+    # Handed over since the boot.
+    write_tree(tmp_path, {"dev/nvidia4": ""})
+    assert read(machine).unlisted == 0
+    write_tree(tmp_path, {"dev/nvidia5": ""})
+    assert read(machine).unlisted == 1
 
 
 def test_gpus_of_other_jobs_are_not_missed(tmp_path: Path) -> None:
