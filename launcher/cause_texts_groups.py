@@ -235,8 +235,8 @@ ROOTS: tuple[Rule, ...] = (
         r"ProcessGroupNCCL's watchdog got stuck|[Ww]atchdog hang",
         Cause(
             "a call of CUDA or NCCL never returned, and torch ended the rank for it",
-            "look at the other ranks first; else often a GPU or its driver: `dmesg | grep -i xid` here; a thread that holds Python's lock for "
-            "minutes does it too, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC gives it more time",
+            "look at the other ranks first; else often a GPU or its driver: `dmesg | grep -i xid` here; a thread that "
+            "holds Python's lock for minutes does it too, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC gives it more time",
         ),
     ),
     # What has a name of its own stands in `cause_texts_cuda`.
