@@ -20,7 +20,7 @@ from .hosts import HostSpec
 from .meeting import choose_meeting
 from .placement import Placement
 from .plan import GpuPlace, LaunchPlan
-from .preflight import Preflight, Seen, Wants
+from .preflight import Preflight, Seen, Wants, named
 from .preflight_run import check_hosts
 from .preflight_text import summary
 from .survey import Survey
@@ -141,8 +141,10 @@ class JobHosts:
 
     def _check(self, survey: Survey, hosts: Sequence[HostSpec], plan: LaunchPlan) -> Preflight:
         """Compares the hosts, and refuses those that the job would fail on."""
-        found = check_hosts(survey, hosts, wants_of(plan, iface=self._settings.iface))
-        for warning in found.warnings():
+        wants = wants_of(plan, iface=self._settings.iface)
+        found = check_hosts(survey, hosts, wants)
+        idle = None if wants.on_gpus is False else idle_gpus_warning(self._placement, found)
+        for warning in (*found.warnings(), *filter(None, [idle])):
             self._warn(f"warning: {warning}")
         if found.is_red:
             raise found.error()
@@ -158,6 +160,28 @@ def gpu_places(found: Preflight) -> dict[str, tuple[GpuPlace, ...]]:
     """
     answered = {name: its.facts for name, its in found.seen.items() if isinstance(its, Seen)}
     return {name: facts.gpu_places for name, facts in answered.items() if facts.gpu_places}
+
+
+def idle_gpus_warning(placement: Placement, found: Preflight) -> str | None:
+    """Says which GPUs no rank takes because a scheduler has not told of them; None where there are none.
+
+    `salloc --gres=gpu:8` sets no variable that says so, and a cluster may have no GPUs in its configuration at all.
+
+    Args:
+        placement: of the ranks.
+        found: what the hosts said.
+    """
+    hosts = placement.allocation.hosts
+    counts = {name: len(its.facts.gpus) for name, its in found.seen.items() if isinstance(its, Seen)}
+    idle = {host.name: counts[host.name] for host in hosts if counts.get(host.name, 0) > host.slots}
+    if not idle or not placement.slots_from_scheduler:
+        return None
+    least, most = min(idle.values()), max(idle.values())
+    there, takes = (f"{most}", "takes them all") if least == most else (f"{least} to {most}", f"takes {least} of each")
+    return (
+        f"{placement.source} does not say here how many GPUs a host has: {named(list(idle), len(hosts))} "
+        f"{'has' if len(idle) == 1 else 'have'} {there} GPUs, and fewer ranks; `dsrun -n {least}` {takes}"
+    )
 
 
 def wants_of(plan: LaunchPlan, *, iface: str | None) -> Wants:

@@ -80,6 +80,7 @@ class Placement:
         static: set where others start the ranks of further hosts, which the allocation has not.
         source: whose hosts they are, `PBS job 123`; empty where the user named them, or it is this machine.
         remarks: what users have to know of the choice.
+        slots_from_scheduler: the user has not said how many ranks a host takes, nor which slots.
     """
 
     allocation: Allocation
@@ -88,6 +89,7 @@ class Placement:
     static: StaticNode | None = None
     source: str = ""
     remarks: tuple[str, ...] = ()
+    slots_from_scheduler: bool = False
 
     @property
     def world_size(self) -> int:
@@ -163,7 +165,8 @@ def _in_job(
     elif not job.counts_gpus and job.here is None:
         remarks.append(f"{job.name} does not say how many GPUs a host has: a rank takes each slot; `-n N` gives each N")
     placed = _placed(_select(hosts, request), request, usual=job.way, local_names=names)
-    return replace(placed, source=job.name, remarks=tuple(remarks))
+    is_unasked = request.ranks_per_host is None and request.include is None and request.exclude is None
+    return replace(placed, source=job.name, remarks=tuple(remarks), slots_from_scheduler=is_unasked)
 
 
 def _select(hosts: tuple[HostSpec, ...], request: HostRequest) -> Allocation:

@@ -10,12 +10,12 @@ import pytest
 
 from dsrun.errors import PreflightError
 from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.many_hosts import HostSettings, JobHosts, gpu_places, wants_of
+from dsrun.launcher.many_hosts import HostSettings, JobHosts, gpu_places, idle_gpus_warning, wants_of
 from dsrun.launcher.placement import Placement
 from dsrun.launcher.plan import GpuPlace, LaunchPlan, Program, make_plan
 from dsrun.launcher.preflight import Preflight, Wants
 from dsrun.launcher.survey import Unable
-from support.host_facts import a_host
+from support.host_facts import a_host, gpus
 
 #: The one interface that every machine has; unasked nobody would meet there.
 HERE = HostSettings(iface="lo")
@@ -75,6 +75,34 @@ def test_what_drivers_of_hosts_told_of_their_gpus_is_handed_on() -> None:
     seen = {"a": a_host("a", gpu_places=(place,)), "b": a_host("b"), "c": Unable("no answer")}
     found = Preflight(seen=seen, findings=(), meeting=None, seconds=0.0)
     assert gpu_places(found) == {"a": (place,)}
+
+
+@pytest.mark.parametrize(
+    ("from_scheduler", "slots", "counts", "said"),
+    [
+        (True, 1, (8, 8), "both hosts have 8 GPUs, and fewer ranks; `dsrun -n 8` takes them all"),
+        (True, 2, (2, 4), "b has 4 GPUs, and fewer ranks; `dsrun -n 4` takes them all"),
+        (True, 1, (4, 8), "both hosts have 4 to 8 GPUs, and fewer ranks; `dsrun -n 4` takes 4 of each"),
+        (True, 8, (8, 8), None),
+        (True, 1, (0, 0), None),
+        (False, 1, (8, 8), None),
+    ],
+)
+def test_gpus_are_not_left_idle_without_a_word_where_a_scheduler_said_nothing_of_them(
+    from_scheduler: bool, slots: int, counts: tuple[int, int], said: str | None
+) -> None:
+    # `salloc --gres=gpu:8` sets no variable that says so.
+    seen = {name: a_host(name, gpus=gpus(count)) for name, count in zip("ab", counts, strict=True)}
+    hosts = tuple(HostSpec(name=name, slots=slots, source="Slurm job 7") for name in "ab")
+    placement = Placement(
+        allocation=Allocation(hosts=hosts),
+        local_hosts=frozenset(),
+        transport="srun",
+        source="Slurm job 7",
+        slots_from_scheduler=from_scheduler,
+    )
+    warning = idle_gpus_warning(placement, Preflight(seen=seen, findings=(), meeting=None, seconds=0.0))
+    assert warning == (None if said is None else f"Slurm job 7 does not say here how many GPUs a host has: {said}")
 
 
 def test_one_host_alone_meets_itself(tmp_path: Path) -> None:

@@ -113,6 +113,9 @@ def test_a_slurm_job_of_this_machine_alone_needs_no_step() -> None:
 
 
 def test_the_number_of_ranks_is_the_users_where_slurm_gives_the_hosts() -> None:
+    assert in_slurm(SLURM).slots_from_scheduler
+    assert not in_slurm(SLURM, ranks_per_host=6).slots_from_scheduler
+    assert not in_slurm(SLURM, include="n1:0").slots_from_scheduler
     assert in_slurm(SLURM, ranks_per_host=6).allocation.world_size == 12
     with pytest.raises(HostfileError, match="`-n 6` and `--include` cannot be used together"):
         in_slurm(SLURM, ranks_per_host=6, include="n1")
