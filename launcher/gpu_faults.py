@@ -103,6 +103,7 @@ def _finding(
         return GpuFinding(index=index, faults=[f"the driver does not reach it: {error}"] if lost else [])
     info = ask(nvml, "nvmlDeviceGetPciInfo", handle)
     address = None if info is None else pci_address(text_of(info.busId) or "")
+    ranks = next((gpu.ranks for gpu in gpus if gpu.address is not None and gpu.address == address), [])
     state = read_state(nvml, handle, user_of=user_of)
     faults: list[str] = []
     if state.remap_failed:
@@ -111,7 +112,8 @@ def _finding(
         faults.append("a broken row of its memory waits for a reset to be replaced")
     if state.recovery_action not in (None, "none"):
         faults.append(f"the driver asks to {state.recovery_action}")
-    for pid, used_bytes in running_on(nvml, handle).items():
+    # What others do on a GPU of their own is no fault.
+    for pid, used_bytes in running_on(nvml, handle).items() if ranks else ():
         if not is_of_job(pid):
             size = "memory" if used_bytes is None else format_bytes(used_bytes)
             faults.append(f"pid {pid} of user {user_of(pid) or '?'} holds {size} of it")
@@ -119,7 +121,7 @@ def _finding(
         index=index,
         uuid=text_of(ask(nvml, "nvmlDeviceGetUUID", handle)),
         address=address,
-        ranks=next((gpu.ranks for gpu in gpus if gpu.address is not None and gpu.address == address), []),
+        ranks=ranks,
         faults=faults,
     )
 
