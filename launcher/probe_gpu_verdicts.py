@@ -77,7 +77,8 @@ def _whole(report: ProbeReport) -> Iterator[ProbeVerdict]:
         text += f" that the driver does not list: it could not start {'it' if one else 'them'}"
         fix = "`dmesg | grep NVRM` says why; reboot, and have it serviced if it comes back"
         yield ProbeVerdict(level="red", text=text, fix=fix, path="gpus_unlisted")
-    if report.gpus and report.gpus_usable == 0 and "CUDA_VISIBLE_DEVICES" in report.software.variables:
+    hidden = report.gpus and report.gpus_usable == 0 and "CUDA_VISIBLE_DEVICES" in report.software.variables
+    if hidden and report.gpus_unusable is None:
         text = "CUDA_VISIBLE_DEVICES hides every GPU from jobs"
         yield ProbeVerdict(level="amber", text=text, fix="`unset CUDA_VISIBLE_DEVICES`", path="gpus_usable")
     # EFA reaches GPU memory by other means.

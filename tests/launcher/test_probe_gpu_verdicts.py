@@ -229,6 +229,14 @@ def test_gpus_of_which_the_same_is_said_share_a_line(dgx: ProbeReport) -> None:
     assert verdict.path == "gpus.0.state.remap_pending"
 
 
+def test_a_choice_that_names_no_gpu_is_told_once(tmp_path: Path) -> None:
+    machine = recorded_machine("workstation", tmp_path)
+    said = gpu_verdicts(machine.report({**machine.environ, "CUDA_VISIBLE_DEVICES": "9"}))
+    assert [(one.level, "names none of them" in one.text) for one in said if "CUDA_VISIBLE" in one.text] == [
+        ("red", True)
+    ]
+
+
 def test_hidden_gpus_and_a_missing_module_are_told_once(dgx: ProbeReport) -> None:
     variables = {"CUDA_VISIBLE_DEVICES": ""}
     (hidden,) = gpu_verdicts(replace(dgx, gpus_usable=0, software=replace(dgx.software, variables=variables)))
