@@ -116,8 +116,9 @@ def xid_remarks(events: Sequence[XidEvent], state: GpuState | None) -> Iterator[
             text = f"Xid {event.number}: {meaning}{_ago(event)}"
             if event.over:
                 yield "note", f"{text}; the driver has recovered since", _NOTHING, "xid_events"
-            elif level == "red" and action == "none":
-                yield "amber", f"{text}; the driver asks for nothing now", _NOTHING, "xid_events"
+            elif action == "none":
+                lower: Level = "amber" if level == "red" else "note"
+                yield lower, f"{text}; the driver asks for nothing now", _NOTHING, "xid_events"
             else:
                 yield level, text, _RESET, "xid_events"
 

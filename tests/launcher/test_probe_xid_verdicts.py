@@ -75,6 +75,9 @@ def test_what_a_program_did_itself_and_what_asks_for_nothing_is_not_spoken_of(nu
 def test_a_gpu_of_which_the_driver_asks_nothing_now_had_its_error(dgx: ProbeReport) -> None:
     ((level, text, _, _),) = xid_remarks([xid(119)], state(dgx, "none"))
     assert (level, text) == ("amber", "Xid 119: GSP does not answer (3 h ago); the driver asks for nothing now")
+    ((level, text, fix, _),) = xid_remarks([xid(63)], state(dgx, "none"))
+    assert (level, text) == ("note", "Xid 63: memory row remapped (3 h ago); the driver asks for nothing now")
+    assert "nvidia-smi -r" not in fix
     ((level, text, _, _),) = xid_remarks([xid(119)], state(dgx, None))
     assert (level, text) == ("red", "Xid 119: GSP does not answer (3 h ago)")
 
