@@ -213,11 +213,11 @@ ROOTS: tuple[Rule, ...] = (
         Cause("CUDA was used before the fork", "start with `--start exec`, or touch CUDA inside the rank only"),
     ),
     (
-        r"CUDA error: initialization error|Cuda failure (\d+ )?'initialization error'",
+        r"CUDA error: initialization error",
         Cause("CUDA could not start in this process", "often it was used before a fork: start with `--start exec`"),
     ),
     (
-        r"CUDA unknown error|CUDA error: unknown error|Error 999: ",
+        r"CUDA unknown error|CUDA error: unknown error|Error 999: |Cuda failure (\d+ )?'unknown error'",
         Cause(
             "CUDA failed without a reason",
             "often the driver: `nvidia-smi`, `dmesg | grep -i -e nvrm -e xid`; after a suspend reload nvidia_uvm",

@@ -92,7 +92,8 @@ def _of_completion(found: re.Match[str]) -> Cause:
 
 def _of_modify_qp(found: re.Match[str]) -> Cause:
     remote = re.search(r"remote GID (\S+)", found.string[found.end() :].partition("\n")[0])
-    peer = "another host" if remote is None else remote[1]
+    # A card without an address shows `::` for both ends.
+    peer = "another host" if remote is None or remote[1] == "::" else remote[1]
     return Cause(
         f"InfiniBand or RoCE could not connect to {peer}: {found['reason'].strip().lower()}",
         "cards that cannot reach each other: NCCL_IB_GID_INDEX (on RoCE that of RoCE v2, `show_gids`), NCCL_IB_HCA for "
@@ -137,7 +138,9 @@ _COMPLETION = (
 #: What a card says of itself.
 HARDWARE: tuple[Rule, ...] = (
     (
-        r"NET/IB : (?P<port>\S+?:\d+) [^\n]*async[^\n]*: (?:port error|device fatal|local catastrophic error)",
+        # A link that flaps comes back within seconds, and NCCL goes on.
+        r"NET/IB : (?P<port>\S+?:\d+) [^\n]*async[^\n]*: (?:port error|device fatal|local catastrophic error)"
+        r"(?![\s\S]*NET/IB : (?P=port) [^\n]*: port active)",
         lambda found: Cause(
             f"the InfiniBand or RoCE port {found['port']} of this host went down",
             "its cable, its switch port or the card: `ibstat`, `dmesg | grep mlx`",
@@ -178,6 +181,11 @@ ROOTS: tuple[Rule, ...] = (
     (
         r"shared memory segment[^\n]*No space left|/dev/shm/nccl-[^\n]*No space left|failed to extend /dev/shm/nccl-",
         SHM_FULL,
+    ),
+    (
+        # NCCL before 2.25 does not say why.
+        r"Error while creating shared memory segment [^\n]*\(size \d+\)$",
+        Cause("NCCL could not make a file in /dev/shm", f"nearly always it is full: {SHM_FULL.hint}"),
     ),
     (
         r"no socket interface found|is neither AF_INET\(\d+\) nor AF_INET6",

@@ -361,3 +361,29 @@ def test_what_the_guide_says_a_report_says_is_what_it_says() -> None:
     for words in promised:
         pattern = ".*".join(re.escape(part) for part in words.split("..."))
         assert any(re.fullmatch(pattern, said) for said in told), words
+
+
+def test_a_port_that_came_back_is_not_what_ended_a_rank() -> None:
+    down = "h:1:2 [0] transport/net_ib.cc:253 NCCL WARN NET/IB : mlx5_3:1 Got non-fatal async event: port error(10)"
+    other = down.replace("mlx5_3:1", "mlx5_4:1").replace("port error(10)", "port active(9)")
+    up = down.replace("port error(10)", "port active(9)")
+    fault = "RuntimeError: CUDA error: an illegal memory access was encountered"
+    for lines, words in (
+        ([down, fault], "the InfiniBand or RoCE port mlx5_3:1 of this host went down"),
+        ([down, other, fault], "the InfiniBand or RoCE port mlx5_3:1 of this host went down"),
+        ([down, up, fault], "illegal memory access on the GPU"),
+        ([down, up, down, fault], "the InfiniBand or RoCE port mlx5_3:1 of this host went down"),
+    ):
+        cause = cause_of(1, "", "", lines)
+        assert cause is not None
+        assert cause.words == words
+
+
+def test_a_card_without_an_address_names_none_of_the_peer() -> None:
+    line = (
+        "Call to ibv_modify_qp failed with 61 No data available, on dev rocep1s0f0:1, curr state INIT, next state RTR, "
+        "local GID index 3, local GID ::, remote GID ::"
+    )
+    cause = cause_of(1, line, "", ())
+    assert cause is not None
+    assert cause.words == "InfiniBand or RoCE could not connect to another host: no data available"
