@@ -142,14 +142,15 @@ def _without_library(presence: NvidiaPresence) -> DriverFault | None:
     if presence.open_files and presence.has_own_dev:
         return DriverFault(
             reason=f"{reason} in this container, which was given GPUs",
-            way_out="start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility (or all)",
+            way_out="start it with `--gpus all`, and NVIDIA_DRIVER_CAPABILITIES=compute,utility (or all)",
         )
     if presence.open_files or (presence.kernel_module is not None and not presence.files and not presence.has_own_dev):
         loaded = presence.kernel_module or "that is loaded"
         return DriverFault(
             reason=f"{reason}, and the GPUs are there",
-            way_out="in a container of apptainer use `--nv`, in one of enroot NVIDIA_VISIBLE_DEVICES=all; else install "
-            f"the libraries of driver {loaded}, or add their folder to LD_LIBRARY_PATH",
+            way_out="a container of apptainer wants `--nv`, of distrobox `--nvidia`, of enroot "
+            f"NVIDIA_VISIBLE_DEVICES=all; else install the libraries of driver {loaded}, or add their folder to "
+            "LD_LIBRARY_PATH",
         )
     if presence.in_wsl:
         return DriverFault(

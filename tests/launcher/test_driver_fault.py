@@ -116,7 +116,7 @@ FAULT = {
         "LibraryNotFound",
         seen(gpus=2, has_own_dev=True),
         "libnvidia-ml.so.1, the driver's library, is not found in this container, which was given GPUs",
-        "NVIDIA_DRIVER_CAPABILITIES=compute,utility",
+        "`--gpus all`, and NVIDIA_DRIVER_CAPABILITIES=compute,utility",
     ),
     "an apptainer without --nv": (
         "LibraryNotFound",
