@@ -31,6 +31,8 @@ _CLASSES: tuple[Rule, ...] = (*cause_texts_groups.CLASSES, *cause_texts_host.CLA
 _LAST_ERROR = re.compile(r"^Last error:\n((?:(?!Exception raised from |frame #).+\n?)+)", re.MULTILINE)
 #: What torch writes before each line of a traceback where a process group is.
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?", re.MULTILINE)
+#: A traceback's frames with their lines of source, which may hold the very words of an error that did not occur.
+_FRAMES = re.compile(r'^([ |]*)  File "[^"\n]*", line \d+, in [^\n]*\n(?:\1 {4}[^\n]*\n?)*', re.MULTILINE)
 #: Lines of libraries that tried something and go on without: of NCCL's levels WARN alone is of errors.
 _NOISE = re.compile(r"NCCL INFO |^libibverbs: Warning: |; dlerror: ")
 #: An exception that says that a process of the rank's own was killed. A shell says so by its status.
@@ -86,7 +88,7 @@ def cause_of(
     # An exception says why the rank ended; lines that it printed before may be about anything.
     last_lines = [line for line in last_lines if not _NOISE.search(line)]
     texts = (message, traceback) if message or traceback else ("\n".join(last_lines),)
-    for text in map(_without_rank, texts):
+    for text in map(_what_was_said, texts):
         if cause := _root_in(text) or _class_in(text, last_lines):
             return cause
     return _SIGNALS.get(-status) if status < 0 else None
@@ -124,8 +126,8 @@ def _out_of_memory(kill: OomKill) -> Cause:
             )
 
 
-def _without_rank(text: str) -> str:
-    return _RANK_PREFIX.sub("", text)
+def _what_was_said(text: str) -> str:
+    return _FRAMES.sub("", _RANK_PREFIX.sub("", text))
 
 
 def _root_in(text: str) -> Cause | None:

@@ -387,3 +387,25 @@ def test_a_card_without_an_address_names_none_of_the_peer() -> None:
     cause = cause_of(1, line, "", ())
     assert cause is not None
     assert cause.words == "InfiniBand or RoCE could not connect to another host: no data available"
+
+
+def test_source_lines_of_a_traceback_are_not_what_was_said() -> None:
+    frames = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/you/train.py", line 12, in step\n'
+        "    raise ValueError(batch)  # else: CUDA out of memory\n"
+        "          ^^^^^^^^^^^^^^^^^\n"
+    )
+    assert cause_of(1, "ValueError: 3", frames + "ValueError: 3", ()) is None
+    assert cause_of(1, "", "", [f"[rank0]: {line}" for line in (frames + "ValueError: 3").split("\n")]) is None
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    chain = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    cause = cause_of(1, "ValueError: 3", frames + oom + "\n" + chain + frames + "ValueError: 3", ())
+    assert cause is not None
+    assert cause.words == "CUDA out of memory"
+    group = "  + Exception Group Traceback (most recent call last):\n" + "".join(
+        f"    | {line}\n" for line in (frames + oom).split("\n")
+    )
+    grouped = cause_of(1, "ExceptionGroup: two (1 sub-exception)", group, ())
+    assert grouped is not None
+    assert grouped.words == "CUDA out of memory"
