@@ -37,6 +37,8 @@ _OF_OTHERS = (
     *("OMPI_MCA_orte_precondition_transports", "OMPI_MCA_initial_wdir", "OMPI_MCA_shmem_RUNTIME_QUERY_hint"),
 )
 _OF_A_RANK = frozenset((*_OF_SLURM, *_OF_OTHERS))
+#: A step's own in a step. Elsewhere it says what the job was asked for, and Open MPI's mpirun does not start without.
+_OF_A_STEP = "SLURM_TASKS_PER_NODE"
 _OF_A_RANK_PREFIXES = (
     *("OMPI_COMM_WORLD_", "OMPI_MCA_ess_base_", "OMPI_MCA_orte_ess_", "MV2_COMM_WORLD_", "JSM_NAMESPACE_"),
     *("PMIX_SERVER_", "PMIX_DSTORE_"),
@@ -49,8 +51,7 @@ def without_own_rank(environ: Mapping[str, str]) -> dict[str, str]:
     Args:
         environ: variables of a process that starts ranks: true of itself, and of none of them.
     """
+    taken = _OF_A_RANK if "SLURM_STEP_ID" in environ else _OF_A_RANK - {_OF_A_STEP}
     return {
-        name: value
-        for name, value in environ.items()
-        if name not in _OF_A_RANK and not name.startswith(_OF_A_RANK_PREFIXES)
+        name: value for name, value in environ.items() if name not in taken and not name.startswith(_OF_A_RANK_PREFIXES)
     }

@@ -103,8 +103,8 @@ class NodeList:
             return f"{variable} ({path})", self._lines(_read(Path(path), variable))
         words = environ.get(self.words or "", "").split()
         if self.words is None or not words:
-            names = " and ".join((*self.files, *((self.words,) if self.words else ())))
-            raise UnreadableList(f"{names} {'are' if self.words else 'is'} not set")
+            names = (*self.files, *((self.words,) if self.words else ()))
+            raise UnreadableList(f"{' and '.join(names)} {'are' if len(names) > 1 else 'is'} not set")
         if len(words) % 2:
             raise HostfileError(
                 f"{self.job_of(environ)}: {self.words} is {quoted(' '.join(words))}; expected hosts and slots by turns",

@@ -26,3 +26,10 @@ def test_what_is_the_jobs_and_what_users_set_stays() -> None:
     kept |= {"OMPI_MCA_btl": "self", "PMIX_MCA_gds": "hash", "MPICH_GPU_SUPPORT_ENABLED": "1", "PBS_JOBID": "3"}
     own = {"OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0", "SLURM_PROCID": "0", "PMI_FD": "11", "PALS_APID": "7.0"}
     assert without_own_rank(kept | own) == kept
+
+
+def test_what_a_slurm_job_was_asked_for_stays_as_mpirun_needs_it_and_what_a_step_has_does_not() -> None:
+    script = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_TASKS_PER_NODE": "4"}
+    assert without_own_rank(script | {"SLURM_PROCID": "0"}) == script
+    step = script | {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_TASKS_PER_NODE": "1"}
+    assert "SLURM_TASKS_PER_NODE" not in without_own_rank(step)

@@ -156,6 +156,7 @@ def test_a_launch_host_of_lsf_gets_no_rank(tmp_path: Path) -> None:
     [
         ("PBS", {"PBS_NODEFILE": "/nowhere/list"}, "PBS_NODEFILE cannot be read: /nowhere/list: no such file"),
         ("PBS", {"PBS_NODEFILE": ""}, "PBS_NODEFILE is not set"),
+        ("OAR", {"OAR_NODE_FILE": ""}, "OAR_NODEFILE and OAR_NODE_FILE and OAR_FILE_NODES are not set"),
         ("LSF", {"LSB_DJOB_HOSTFILE": "", "LSB_MCPU_HOSTS": ""}, "LSB_DJOB_HOSTFILE and LSB_MCPU_HOSTS are not set"),
     ],
 )
