@@ -11,12 +11,12 @@ the kernel's fs/namei.c), and wakes no GPU, as opening would. A container withou
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from dsrun.contract import BACKEND_ENV
 from dsrun.errors import InputError
+from dsrun.gpu_presence import may_open_device
 
 from .environment import ORDER_ENV, VISIBLE_ENV
 from .gpu_order import check_order
@@ -36,7 +36,7 @@ def find_gpus(root: Path, *, may_open: Callable[[Path], bool] | None = None) -> 
         root: `/`, or a made-up tree.
         may_open: whether this process may open a device file.
     """
-    may_open = may_open or _may_open
+    may_open = may_open or may_open_device
     try:
         addresses = [entry.name for entry in (root / "proc/driver/nvidia/gpus").iterdir()]
     except OSError:
@@ -164,7 +164,3 @@ def _information(root: Path, address: str) -> dict[str, str]:
     text = read_text(root / f"proc/driver/nvidia/gpus/{address}/information") or ""
     rows = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, _, value in rows}
-
-
-def _may_open(path: Path) -> bool:
-    return os.access(path, os.R_OK | os.W_OK)

@@ -106,7 +106,7 @@ def nvidia_presence(root: Path = Path("/"), *, may_open: Callable[[Path], bool] 
         root: of the tree; tests give a made-up one.
         may_open: whether this process may open a device file.
     """
-    may_open = may_open or _may_open
+    may_open = may_open or may_open_device
     files = _files(root, _NVIDIA_FILE)
     open_files = [name for name in files if may_open(root / "dev" / name)]
     wsl = root / "usr/lib/wsl/lib"
@@ -134,7 +134,7 @@ def nvidia_open_files(root: Path = Path("/"), *, may_open: Callable[[Path], bool
         root: of the tree; tests give a made-up one.
         may_open: whether this process may open a device file.
     """
-    return sum((may_open or _may_open)(root / "dev" / name) for name in _files(root, _NVIDIA_FILE))
+    return sum((may_open or may_open_device)(root / "dev" / name) for name in _files(root, _NVIDIA_FILE))
 
 
 def other_accelerators(
@@ -150,7 +150,7 @@ def other_accelerators(
         system: names of the system and its processor, as `sys.platform` and `platform.machine` give them.
         may_open: whether this process may open a device file.
     """
-    may_open = may_open or _may_open
+    may_open = may_open or may_open_device
     found: list[Accelerators] = []
     devices = _pci_devices(root)
     amd = _amd(root, devices)
@@ -171,6 +171,21 @@ def other_accelerators(
     if (system or (sys.platform, platform.machine())) == ("darwin", "arm64"):
         found.append(Accelerators(name="Apple", count=1, for_computing=True))
     return tuple(found)
+
+
+def may_open_device(path: Path) -> bool:
+    """Whether this process may open a device file; opens nothing, see [Note: given].
+
+    A folder in its place, which a container's runtime made, is no device.
+
+    Args:
+        path: of the file.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return (stat.S_ISCHR(mode) or stat.S_ISREG(mode)) and os.access(path, os.R_OK | os.W_OK)
 
 
 def hides_all_gpus(environ: Mapping[str, str]) -> bool:
@@ -226,15 +241,6 @@ def _files(root: Path, pattern: str) -> tuple[str, ...]:
     names = [os.path.join(folder, path.name) for folder in folders for path in _listed(root / "dev" / folder)]
     found = [name for name in names if re.fullmatch(pattern, name)]
     return tuple(sorted(found, key=lambda name: int(re.findall("[0-9]+", name)[-1])))
-
-
-def _may_open(path: Path) -> bool:
-    """Whether a device may be opened. A folder in its place, which a container's runtime made, is no device."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return (stat.S_ISCHR(mode) or stat.S_ISREG(mode)) and os.access(path, os.R_OK | os.W_OK)
 
 
 def _rights_forbid(path: Path) -> bool:
