@@ -75,7 +75,7 @@ def test_a_killed_rank_is_named_with_137_and_the_others_end(tmp_path: Path, star
     lines = outcome.report.render()
     assert "rank 1" in lines[0]
     assert "was killed by SIGKILL" in lines[0]
-    assert any("out-of-memory" in line for line in lines)
+    assert any("no kill for want of memory" in line for line in lines)
     assert [end.status for end in outcome.ends] == [-15, -9]
 
 

@@ -39,7 +39,8 @@ def test_the_json_form_is_one_object(tmp_path: Path) -> None:
     done = run_dsrun(*words, cwd=tmp_path, env=ENV)
     value = json.loads(done.stdout)
     assert (done.exit_code, value["ok"]) == (0, True)
-    assert value["meeting"] == {"address": "127.0.0.1", "interfaces": {"n1": "lo", "n2": "lo"}}
+    interfaces = {"n1": "lo", "n2": "lo"}
+    assert value["meeting"] == {"address": "127.0.0.1", "interfaces": interfaces, "rails": {}, "reason": ""}
     assert [host["name"] for host in value["hosts"]] == ["n1", "n2"]
 
 
