@@ -88,3 +88,18 @@ def test_an_optimizer_with_state_is_refused_with_the_way_out() -> None:
         adopt(optim.Adagrad([leaf()]), [[leaf()]])
     assert caught.value.hint is not None
     assert "a function that makes it" in caught.value.hint
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sgd_with_momentum_moves_weights_of_every_dtype_as_its_plain_form_does(dtype: torch.dtype) -> None:
+    param = torch.nn.Parameter(torch.ones(64, dtype=dtype))
+    plain = torch.nn.Parameter(torch.ones(64, dtype=dtype))
+    ours = factory_of("SGD", {"lr": 0.5, "momentum": 0.5})([param])
+    theirs = torch.optim.SGD([plain], lr=0.5, momentum=0.5, fused=False)
+    for _ in range(3):
+        for tensor in (param, plain):
+            tensor.grad = (torch.arange(64) / 64).to(dtype)
+        ours.step()
+        theirs.step()
+    assert torch.allclose(param, plain, rtol=1e-2)
+    assert torch.equal(param, plain) or dtype == torch.float32
