@@ -62,9 +62,10 @@ def interface_kind(root: Path, name: str, *, depth: int = 0) -> InterfaceKind:
     folder = root / "sys/class/net" / name
     devtype = _devtype(folder)
     if is_there(folder / "device"):
-        if devtype in _WIRELESS_DEVTYPES or _bus(folder) in _PERIPHERAL_BUSES:
-            return InterfaceKind(kind="peripheral", driver=_driver(folder), cards=(), speed_mbit=_speed(folder))
-        return InterfaceKind(kind="card", driver=_driver(folder), cards=(_card(folder),), speed_mbit=_speed(folder))
+        driver = _link_name(folder / "device/driver")
+        if devtype in _WIRELESS_DEVTYPES or _link_name(folder / "device/subsystem") in _PERIPHERAL_BUSES:
+            return InterfaceKind(kind="peripheral", driver=driver, cards=(), speed_mbit=_speed(folder))
+        return InterfaceKind(kind="card", driver=driver, cards=(_card(folder),), speed_mbit=_speed(folder))
     if _is_tunnel(folder, devtype):
         return InterfaceKind(kind="tunnel", driver=None, cards=(), speed_mbit=None)
     below = [] if depth >= _DEEPEST else [interface_kind(root, lower, depth=depth + 1) for lower in _lower(folder)]
@@ -105,16 +106,10 @@ def _lower(folder: Path) -> list[str]:
     return sorted(entry.removeprefix("lower_") for entry in entries if entry.startswith("lower_"))
 
 
-def _bus(folder: Path) -> str | None:
+def _link_name(path: Path) -> str | None:
+    """Returns the name of what a link leads to; None where there is no link."""
     try:
-        return os.path.basename(os.readlink(folder / "device/subsystem"))
-    except OSError:
-        return None
-
-
-def _driver(folder: Path) -> str | None:
-    try:
-        return os.path.basename(os.readlink(folder / "device/driver"))
+        return os.path.basename(os.readlink(path))
     except OSError:
         return None
 
