@@ -42,7 +42,8 @@ _DRIVER_CHANGED = Cause(
 )
 _NO_GPU = Cause(
     "this rank sees no GPU",
-    "see CUDA_VISIBLE_DEVICES and `dsrun probe`; a container needs `--gpus all`, a Slurm step needs `--gres`",
+    "see CUDA_VISIBLE_DEVICES and `dsrun probe`; a container needs `--gpus all`, a Slurm step needs `--gres`; a script "
+    "for machines without GPUs too asks `torch.cuda.is_available()` first",
 )
 _MPS = Cause(
     "CUDA's multi-process service (MPS) failed",
@@ -167,7 +168,11 @@ ROOTS: tuple[Rule, ...] = (
     (r"Found no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device is detected", _NO_GPU),
     (
         r"Torch not compiled with CUDA enabled",
-        Cause("this torch is built for the CPU", "install a torch with CUDA for the interpreter that runs the ranks"),
+        Cause(
+            "this torch is built for the CPU",
+            "install a torch with CUDA for the interpreter that runs the ranks; a script for machines without GPUs too "
+            "asks `torch.cuda.is_available()` first",
+        ),
     ),
     (
         r"CUDA error: invalid device ordinal|cudaErrorInvalidDevice\b|Cuda failure (\d+ )?'invalid device ordinal'",

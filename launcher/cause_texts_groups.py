@@ -25,6 +25,7 @@ LAST_WORDS = (
     "Received a dump signal",
     "watchdog got stuck",
 )
+_GLOO = '`init_process_group("gloo")`, or leave the backend out'
 _WATCHDOG = (
     r"(?:PG GUID [^(\s]*\((?P<group>[^)]*)\)[^\n]*?)?"
     + WATCHDOG_WORDS
@@ -221,6 +222,18 @@ ROOTS: tuple[Rule, ...] = (
             "NVLink SHARP cannot be used here",
             "NCCL_NVLS_ENABLE=0 does without; the fabric manager must run, of the driver's version",
         ),
+    ),
+    (
+        # From 2.15 on, torch's NCCL is its second one, with words of its own.
+        r"ProcessGroupNCCL is only supported with GPUs|nccl2 requires at least one CUDA device",
+        Cause(
+            "NCCL needs a GPU, and this rank sees none",
+            f"on a machine without GPUs {_GLOO}; else see CUDA_VISIBLE_DEVICES and `dsrun probe`",
+        ),
+    ),
+    (
+        r"Distributed package doesn't have NCCL built in",
+        Cause("this torch is built without NCCL", f"on a machine without GPUs {_GLOO}; else install a torch with CUDA"),
     ),
     (r"Unable to find address for: (?P<name>[^\s]+)", _of_no_address),
     (
