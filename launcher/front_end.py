@@ -73,7 +73,7 @@ class RunSettings:
 
     Attributes:
         words: the words after `dsrun`, as they were typed.
-        options: names of dsrun's own options, for a script that stumbles over one of them.
+        options: names of dsrun's own options: a script may stumble over one of them, and none takes a secret.
         policies: what to do when the job fails or hangs.
         hold: how it comes to its devices.
         hosts: how other hosts are reached and looked at; None where there is none.
@@ -197,6 +197,7 @@ class FrontEnd:
             config_digest=copy_config(config, self._folder),
             transport=self._launch.placement.transport,
             environ=os.environ,
+            own_options=self._settings.options,
         )
         write_record(self._folder, record)
         self._tell(link_job(self._folder, os.environ), prefix="`dsrun ps` does not find this job: ")

@@ -11,7 +11,7 @@ import json
 import os
 import pwd
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -144,6 +144,7 @@ def new_record(
     config_digest: str | None,
     transport: str,
     environ: Mapping[str, str],
+    own_options: Collection[str] = (),
 ) -> JobRecord:
     """Returns the record of a job whose front end is this process.
 
@@ -157,9 +158,10 @@ def new_record(
         config_digest: see `JobRecord`.
         transport: see `JobRecord`.
         environ: where secrets are known from, besides the plan.
+        own_options: names of dsrun's own options, see `masked_words`.
     """
     masker = masker_of(plan, environ)
-    command = tuple(masker.text(word) for word in masked_words(words))
+    command = tuple(masker.text(word) for word in masked_words(words, own_options=own_options))
     mark = ProcessMark.of(os.getpid())
     assert mark is not None, "/proc shows this process"
     return JobRecord(

@@ -6,12 +6,17 @@ altered. A false alarm costs a reader three stars, a miss costs a user a key: na
 [Note: secret names] A name is cut into words at `_`, `-`, `.`, blanks and changes of case. PASSWORD, SECRET, CREDENTIAL
 and kin count anywhere, KEY and TOKEN as whole words or where they end one (`apikey`, but neither `monkey` nor
 `keyboard` nor `tokenizers`). A short plain number is a size and no key: `--num-key-value-heads 8` is shown.
+
+[Note: secret options] A word that is hidden for nothing costs more than stars: the command cannot be run again. So
+KEY, TOKEN and kin count only as an option's last word, but for numbers and ID behind it: `--key-projection linear` is
+shown. An option that ends in FILE, PATH and kin says where a secret is, and one that begins with NO has no value.
+dsrun's own options have none that is a secret, but for the variables of `--env`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,7 +33,11 @@ _WHOLE_WORDS = frozenset({"KEY", "KEYS", "TOKEN", "TOKENS", "PASS", "PAT", "NONC
 _ENDINGS = ("APIKEY", "APIKEYS", "ACCESSKEY", "SSHKEY", "AUTHKEY", "TOKEN")
 #: Before TOKEN they speak of a vocabulary.
 _VOCABULARY = frozenset({"PAD", "EOS", "BOS", "UNK", "SEP", "CLS", "STOP", "IMAGE", "VOCAB", "SPECIAL", "PER", "MASK"})
-_SIZE = re.compile(r"[-+]?[0-9]{1,7}(\.[0-9]*)?([eE][-+]?[0-9]{1,2}|[kKmMgGbB])?|true|false|none", re.IGNORECASE)
+_SIZE = re.compile(r"[-+]?[0-9]{1,7}(\.[0-9]*)?([eE][-+]?[0-9]{1,2}|[kKmMgGbB])?|true|false|none|auto", re.IGNORECASE)
+#: As the last word of an option: its value is a place, or a name, of a secret.
+_PLACES = frozenset({"FILE", "PATH", "DIR", "FOLDER", "ENV", "VAR", "VARIABLE", "NAME"})
+_OPTION = re.compile(r"-{1,2}[A-Za-z][A-Za-z0-9_.+-]*")
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
 
 #: Keys that their makers gave a shape: Hugging Face, OpenAI and Anthropic, GitHub, GitLab, Slack, AWS, Google, JWT.
 _SHAPES = re.compile(
@@ -45,24 +54,36 @@ _QUERY = re.compile(r"([?&])([A-Za-z0-9_.-]+)=([^&\s#'\"]+)")
 
 def is_secret_name(name: str) -> bool:
     """Whether a variable, option or field of this name holds a secret. See [Note: secret names]."""
-    words = [word.upper() for word in _WORD.findall(name)]
-    if _ANYWHERE.search("".join(words)):
-        return True
-    for before, word in zip(["", *words], words, strict=False):
-        if word in _WHOLE_WORDS:
-            if before not in _VOCABULARY:
-                return True
-        elif word.endswith(_ENDINGS):
-            return True
+    words = _words_of(name)
+    return _is_password(words) or any(map(_is_key, ["", *words], words))
+
+
+def _is_secret_option(option: str) -> bool:
+    """Whether the value of a program's option is a secret. See [Note: secret options]."""
+    words = _words_of(option)
+    while len(words) > 1 and (words[-1].isdecimal() or words[-1] == "ID"):
+        del words[-1]
+    if not words or words[0] == "NO" or words[-1] in _PLACES:
+        return False
+    return _is_password(words) or _is_key("" if len(words) == 1 else words[-2], words[-1])
+
+
+def _words_of(name: str) -> list[str]:
+    return [word.upper() for word in _WORD.findall(name)]
+
+
+def _is_password(words: Sequence[str]) -> bool:
     # Every shell has PWD and OLDPWD; with a word before it, it is somebody's password.
-    return len(words) > 1 and words[-1] == "PWD"
+    return _ANYWHERE.search("".join(words)) is not None or (len(words) > 1 and words[-1] == "PWD")
+
+
+def _is_key(before: str, word: str) -> bool:
+    return before not in _VOCABULARY if word in _WHOLE_WORDS else word.endswith(_ENDINGS)
 
 
 def masked(name: str, value: str) -> str:
     """Returns a variable's value as it may be shown: `***` where the name or the value itself speaks of a secret."""
-    if value and is_secret_name(name) and not _SIZE.fullmatch(value):
-        return MASK
-    return masked_text(value)
+    return _masked_value(value) if is_secret_name(name) else masked_text(value)
 
 
 def masked_text(text: str) -> str:
@@ -73,24 +94,47 @@ def masked_text(text: str) -> str:
     return _BEARER.sub(rf"\1{MASK}", _SHAPES.sub(MASK, text))
 
 
-def masked_words(words: Sequence[str]) -> list[str]:
+def masked_words(words: Sequence[str], *, own_options: Collection[str] = ()) -> list[str]:
     """Returns the words of a command line as they may be shown.
 
-    `--api-key=X`, `--api-key X` and `api_key=X` lose X, and every word what `masked_text` takes. A secret that is a
-    word of its own, without a shape or an option before it, cannot be told from any other word.
+    `--api-key=X`, `--api-key X`, `api_key=X` and `--env=API_KEY=X` lose X, and every word what `masked_text` takes. A
+    secret that is a word of its own, without a shape or an option before it, cannot be told from any other word.
+
+    Args:
+        words: as they were typed.
+        own_options: names of dsrun's own, which take no secret: `--accept-new-host-keys train.py` is shown.
     """
     shown: list[str] = []
-    awaits_value: str | None = None
+    is_secret = False
     for word in words:
         name, equals, value = word.partition("=")
-        if awaits_value is not None and not word.startswith("-"):
-            shown.append(masked(awaits_value, word))
-        elif equals and re.fullmatch(r"-{0,2}[A-Za-z][A-Za-z0-9_.+-]*", name):
-            shown.append(f"{name}={masked(name, value)}")
+        is_option = _OPTION.fullmatch(name) is not None
+        if is_secret and not word.startswith("-"):
+            shown.append(_masked_value(word))
+        elif equals and (is_option or _NAME.fullmatch(name)):
+            shown.append(f"{name}={_masked_setting(name, value, own_options)}")
         else:
             shown.append(masked_text(word))
-        awaits_value = word if word.startswith("-") and not equals and is_secret_name(word) else None
+        is_secret = is_option and not equals and name not in own_options and _is_secret_option(name)
     return shown
+
+
+def _masked_setting(name: str, value: str, own_options: Collection[str]) -> str:
+    """Returns what stands behind the `=` of a word as it may be shown."""
+    if not name.startswith("-"):
+        return masked(name, value)
+    if name not in own_options and _is_secret_option(name):
+        return _masked_value(value)
+    variable, equals, rest = value.partition("=")
+    # An option whose value is itself a setting: `--env=HF_TOKEN=X`.
+    if equals and _NAME.fullmatch(variable):
+        return f"{variable}={masked(variable, rest)}"
+    return masked_text(value)
+
+
+def _masked_value(value: str) -> str:
+    """Returns the value of something that holds a secret, as it may be shown."""
+    return MASK if value and not _SIZE.fullmatch(value) else masked_text(value)
 
 
 def mask_plan(plan: Mapping[str, Any], masker: Masker | None = None) -> dict[str, Any]:

@@ -73,6 +73,23 @@ def test_a_secret_of_the_environment_is_hidden_also_as_a_word_of_its_own(tmp_pat
         assert word not in (tmp_path / JOB_FILE).read_text()
 
 
+def test_an_option_of_our_own_hides_no_word(tmp_path: Path) -> None:
+    words = ("--accept-new-host-keys", "train.py", "--api-key", "abc")
+    record = new_record(
+        a_plan(tmp_path, words=("--api-key", "abc")),
+        words=words,
+        now=NOW,
+        detached=False,
+        queued=False,
+        config=None,
+        config_digest=None,
+        transport="ssh",
+        environ={},
+        own_options={"--accept-new-host-keys"},
+    )
+    assert (record.command, record.masked_words) == ((*words[:3], "***"), (3,))
+
+
 def test_times_keep_their_zone(tmp_path: Path) -> None:
     local = datetime.now(timezone.utc).astimezone().replace(microsecond=250_000)
     value = a_record(tmp_path, created=local).to_json()

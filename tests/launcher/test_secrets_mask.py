@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dsrun.launcher.commands import run
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.plan import Program, make_plan
 from dsrun.launcher.secrets_mask import Masker, is_secret_name, mask_plan, masked, masked_text, masked_words
@@ -117,6 +118,46 @@ def test_an_option_after_a_secret_option_is_no_value() -> None:
         "--data",
         "a=b=c",
     ]
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--api-key", "--password", "--wandb-key", "--hf_token", "--apiKey", "-token", "--aws-access-key-id", "--key-2"],
+)
+def test_a_secret_option_loses_its_value_in_both_forms(option: str) -> None:
+    assert masked_words([option, "abc", "train.py"]) == [option, "***", "train.py"]
+    assert masked_words([f"{option}=abc", "train.py"]) == [f"{option}=***", "train.py"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--key-projection", "--token-mixing", "--api-key-file", "--password-path", "--no-token", "--keyboard", "--lr"],
+)
+def test_an_option_that_is_no_secret_keeps_the_word_behind_it(option: str) -> None:
+    words = [option, "linear", f"{option}=linear"]
+    assert masked_words(words) == words
+
+
+def test_a_variable_is_masked_however_it_is_given() -> None:
+    words = ["--env=HF_TOKEN=abc", "--env", "HF_TOKEN=abc", "--env=A=1", "--env=HF_TOKEN"]
+    assert masked_words(words) == ["--env=HF_TOKEN=***", "--env", "HF_TOKEN=***", "--env=A=1", "--env=HF_TOKEN"]
+
+
+def options_of_run() -> list[str]:
+    return [option for param in run.command.params for option in (*param.opts, *param.secondary_opts) if "-" in option]
+
+
+def test_no_option_of_our_own_hides_its_neighbour() -> None:
+    options = options_of_run()
+    assert "--accept-new-host-keys" in options
+    words = [word for option in options for word in (option, "train.py")]
+    assert masked_words(words, own_options=options) == words
+
+
+def test_options_of_a_script_are_masked_behind_our_own() -> None:
+    words = ["--accept-new-host-keys", "train.py", "--api-key", "abc"]
+    shown = masked_words(words, own_options=options_of_run())
+    assert shown == ["--accept-new-host-keys", "train.py", "--api-key", "***"]
 
 
 def test_a_plan_is_masked_everywhere_and_the_original_stays() -> None:
