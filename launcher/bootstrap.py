@@ -12,8 +12,10 @@ After a program that ended well, process groups are let go of in time (`leaving`
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import faulthandler
+import gc
 import importlib.machinery
 import io
 import os
@@ -61,6 +63,11 @@ def enter_forked_rank(environment: Mapping[str, str], *, imported_in: Mapping[st
     if numpy is not None:
         # Seeded from the system at import, so all forks would draw the same numbers; fresh interpreters do not.
         numpy.random.seed()
+    if "triton" in sys.modules:
+        # The spawner froze what it imported, so the interpreter's end would not free it, and nanobind, which binds
+        # Triton since 3.9, writes a line for each type that is left. The first handler is the last to run. It costs a
+        # second of the end, as under plain python, so it is not done where Triton is not loaded.
+        atexit.register(gc.unfreeze)
     if imported_in is not None:
         left = {name: value for name, value in before.items() if imported_in.get(name) != value}
         hide_torch(seen=imported_in, left=left)

@@ -166,3 +166,31 @@ def test_a_crash_in_native_code_shows_the_python_stack(tmp_path: Path) -> None:
     assert ours.returncode == -11
     assert "Segmentation fault" in ours.stderr
     assert "train.py" in ours.stderr
+
+
+FROZEN = """
+import gc, os, sys, types
+from dsrun.launcher.bootstrap import enter_forked_rank
+class Bound:
+    def __del__(self):
+        os.write(1, b"freed\\n")
+bound = Bound()
+bound.itself = bound
+del bound
+if sys.argv[1:]:
+    sys.modules["triton"] = types.ModuleType("triton")
+gc.freeze()
+enter_forked_rank(os.environ.copy())
+import atexit
+atexit.register(lambda: print("the program's own handler", gc.get_freeze_count() > 0))
+"""
+
+
+@pytest.mark.parametrize(("loaded", "freed"), [((), ""), (("triton",), "freed\n")])
+def test_a_fork_frees_what_its_spawner_imported_only_where_triton_would_call_it_a_leak(
+    loaded: tuple[str, ...], freed: str
+) -> None:
+    command = [sys.executable, "-c", FROZEN, *loaded]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"the program's own handler True\n{freed}"

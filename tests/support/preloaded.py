@@ -7,7 +7,9 @@ collector's sight, as in a job's spawner: ranks that collect, and those that loo
 
 from __future__ import annotations
 
+import atexit
 import gc
+import sys
 
 import dsrun.runtime.engine.initialize  # noqa: F401
 from dsrun.config.keys import all_keys
@@ -16,3 +18,6 @@ for section in {key.section for key in all_keys()}:
     section.model_rebuild()
 gc.collect()
 gc.freeze()
+if "triton" in sys.modules:
+    # As in the ranks of a job: what is frozen is freed at the end all the same, or nanobind calls it leaked.
+    atexit.register(gc.unfreeze)
