@@ -18,7 +18,7 @@ import click
 from dsrun import __version__
 from dsrun.errors import DsrunError, Problem
 
-from .foreign_words import INSTEAD
+from .foreign_words import instead_of, read_as_letters
 from .output import CLOSED_PIPE_EXIT
 from .refusals import refusal_of
 
@@ -52,6 +52,8 @@ VERBS = {
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 _GROUP_OPTIONS = frozenset({"-h", "--help", "--version"})
 _INTERRUPTED = 130
+#: Of two names, from 0 to 1, above which one may be meant for the other: `gpus` is no slip for `no-gpu`.
+_LIKENESS = 0.7
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
@@ -66,7 +68,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
         code = app.main(args=words, prog_name="dsrun", standalone_mode=False)
         sys.stdout.flush()
     except click.ClickException as error:
-        _say(_problem_of(error, verb=_verb_of(words)).render())
+        _say(_problem_of(error, words).render())
         code = error.exit_code
     except DsrunError as error:
         _say(error.render())
@@ -172,20 +174,22 @@ def app() -> None:
     """
 
 
-def _problem_of(error: click.ClickException, *, verb: str) -> Problem:
+def _problem_of(error: click.ClickException, words: Sequence[str]) -> Problem:
     """Words click's complaints as dsrun's own.
 
     Args:
         error: the complaint.
-        verb: whose words they were, where click does not say.
+        words: of the command line.
     """
     ctx = error.ctx if isinstance(error, click.UsageError) else None
-    command = ctx.command_path if ctx is not None else f"dsrun {verb}".rstrip()
+    command = ctx.command_path if ctx is not None else f"dsrun {_verb_of(words)}".rstrip()
     see = f"see `{command} --help`"
-    if isinstance(error, click.NoSuchOption) and command == "dsrun run" and error.option_name in INSTEAD:
-        return Problem(f"`{command}` has no option `{error.option_name}`", INSTEAD[error.option_name])
+    if command == "dsrun run" and (foreign := _foreign_option(error, words)) is not None:
+        return Problem(f"`{command}` has no option `{foreign}`", instead_of(foreign))
     if isinstance(error, click.NoSuchOption):
-        close = difflib.get_close_matches(error.option_name, error.possibilities or (), n=1)
+        # Without the dashes: they are alike in all, and the shorter a name, the more they would count.
+        names = {name.lstrip("-"): name for name in error.possibilities or ()}
+        close = [names[name] for name in difflib.get_close_matches(error.option_name.lstrip("-"), names, 1, _LIKENESS)]
         way_out = f"did you mean `{close[0]}`?" if close else f"{see}; options of the script stand after it"
         return Problem(f"`{command}` has no option `{error.option_name}`", way_out)
     if isinstance(error, click.MissingParameter) and error.param is not None and ctx is not None:
@@ -197,6 +201,17 @@ def _problem_of(error: click.ClickException, *, verb: str) -> Problem:
         # Of one that ends the line: nothing follows that could be its value.
         return Problem(f"`{command}`: `{error.option_name}` has no value", see)
     return Problem(_lower_first(error.format_message()), see)
+
+
+def _foreign_option(error: click.ClickException, words: Sequence[str]) -> str | None:
+    """Returns the option of another launcher that click has stumbled over; None if it was none."""
+    if isinstance(error, click.NoSuchOption):
+        option = error.option_name
+        return read_as_letters(words, option[1:]) or (None if instead_of(option) is None else option)
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        letters = (name[1:] for name in error.param.opts if len(name) == 2)
+        return next((found for letter in letters if (found := read_as_letters(words, letter))), None)
+    return None
 
 
 def _verb_of(words: Sequence[str]) -> str:

@@ -35,6 +35,8 @@ _STDIN = "-"
 _LINE_END = re.compile(r"\r\n?")
 # Unprintable, or taken for a line end by some readers and not by others.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+#: `w0:2,w1:2`, which mpirun's `-H` takes.
+_MPI_HOSTS = re.compile(r"[\w.-]+:[0-9]+|[\w.-]+(?::[0-9]+)?(?:,[\w.-]+(?::[0-9]+)?)+")
 _EXAMPLE = "a line reads `worker-0 slots=4`"
 
 
@@ -58,15 +60,19 @@ def read_hostfile(path: Path, *, slots: int | None = None, stdin: BinaryIO | Non
         data = _read_stdin(stdin) if is_stdin else _read_file(path)
     except (OSError, ValueError) as error:  # ValueError: closed, or a path with NUL
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise HostfileError(
-            f"{name}: the hostfile cannot be read: {reason.lower()}",
-            hint="leave `--hostfile` out to run on this machine alone",
-        ) from error
+        raise HostfileError(f"{name}: the hostfile cannot be read: {reason.lower()}", hint=_way_out(name)) from error
     if len(data) > _MAX_BYTES:
         raise HostfileError(
             f"{name} has more than {_MAX_BYTES >> 20} MiB; no hostfile does", hint="is it another file?"
         )
     return parse_hostfile(_decode(data, name), name=name, slots=slots)
+
+
+def _way_out(name: str) -> str:
+    """Returns what to do about a hostfile that is not there: its name may be what mpirun takes for hosts."""
+    if _MPI_HOSTS.fullmatch(name) is not None:
+        return f"`-H` takes a file, a host on each line: `-H <(echo {name} | tr , '\\n')`"
+    return "leave `--hostfile` out to run on this machine alone"
 
 
 def _read_file(path: Path) -> bytes:

@@ -36,6 +36,7 @@ def test_deepspeeds_command_line_starts_what_it_says() -> None:
     assert slots("--hostfile=hosts", "--include", "w1@w2:0,2") == {"w1": 4, "w2": 2}
     assert slots("-H", "hosts", "-e", "w0@w3:1") == {"w1": 4, "w2": 4, "w3": 3}
     assert slots("--num_accelerators", "3") == {"localhost": 3}
+    assert slots("--num-gpus", "3") == {"localhost": 3}
 
 
 def test_the_scripts_own_words_keep_their_spelling() -> None:
@@ -48,6 +49,48 @@ def test_what_means_something_else_is_refused_with_the_way_of_dsrun(word: str) -
     result = invoke(word, "2", "train.py")
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr == f"error: `dsrun run` has no option `{word}`\nhint: {INSTEAD[word]}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "option", "way_out"),
+    [
+        ("-np 2", "-np", "`-n N` is the number of ranks on each host, not in total"),
+        ("-np=2", "-np", "`-n N` is the number of ranks on each host, not in total"),
+        ("--np 2", "--np", "`-n N` is the number of ranks on each host, not in total"),
+        ("-npernode 2", "-npernode", "`-n N` is the number of ranks on each host"),
+        ("--nproc_per_node 2", "--nproc_per_node", "`-n N` is the number of ranks on each host"),
+        ("--nnodes=2", "--nnodes", "`-H FILE` names the hosts, and `--nodes N` takes the first N"),
+        ("--num-processes 2", "--num-processes", "`-n N` is the number of ranks on each host, not in total"),
+        (
+            "--gpus 2",
+            "--gpus",
+            "`-n N` is the number of ranks on each host, one on each GPU; `--include localhost:0,2` chooses GPUs",
+        ),
+        ("-host w0", "-host", INSTEAD["--hosts"]),
+        ("-q -hostfile hosts", "-hostfile", "`-H FILE` reads MPI's `host:4` too"),
+        ("-x FOO", "-x", "`--env NAME=VALUE` sets a variable, `--env NAME` copies it"),
+        ("-n 2 -wdir /tmp", "-wdir", "`--workdir DIR` is where ranks start"),
+        ("--deepspeed_config ds.json", "--deepspeed_config", "`--config FILE` names the training config"),
+    ],
+)
+def test_words_of_each_launcher_are_known_in_each_of_their_spellings(words: str, option: str, way_out: str) -> None:
+    result = invoke(*words.split(), "train.py")
+    assert result.stderr == f"error: `dsrun run` has no option `{option}`\nhint: {way_out}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        # The script's own words are nobody's mistake.
+        ("-p 1 train.py -np 2", "error: `dsrun run` has no option `-p`\nhint: see `dsrun run --help`"),
+        ("-n 0 train.py -np 2", "error: `-n/--ranks-per-host`: expected a number of ranks"),
+        # As unlike as these are, one is no slip for the other.
+        ("--rpm 2 train.py", "error: `dsrun run` has no option `--rpm`\nhint: see `dsrun run --help`"),
+        ("--hostfle h train.py", "error: `dsrun run` has no option `--hostfle`\nhint: did you mean `--hostfile`?"),
+    ],
+)
+def test_other_mistakes_are_not_taken_for_words_of_another_launcher(words: str, told: str) -> None:
+    assert invoke(*words.split()).stderr.startswith(told)
 
 
 @pytest.mark.parametrize("before", [[], ["run"], ["slurm"]])

@@ -130,6 +130,13 @@ def test_missing_file_is_an_error_that_names_it(tmp_path: Path) -> None:
         read_hostfile(tmp_path / "hosts.txt")
 
 
+@pytest.mark.parametrize("typed", ["w0:2", "w0,w1", "w0:2,w1.lab:2"])
+def test_hosts_in_the_place_of_a_file_of_hosts_are_shown_the_way_to_one(typed: str) -> None:
+    with pytest.raises(HostfileError) as caught:
+        read_hostfile(Path(typed))
+    assert caught.value.hint == f"`-H` takes a file, a host on each line: `-H <(echo {typed} | tr , '\\n')`"
+
+
 def test_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HostfileError, match="is a directory"):
         read_hostfile(tmp_path)
