@@ -26,7 +26,8 @@ found = {"torch": torch.__version__, "cuda_built": torch.version.cuda, "cuda_ava
 found["cudnn"] = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
 found["devices"] = torch.cuda.device_count() if found["cuda_available"] else 0
 found["nccl"] = None
-if found["cuda_available"]:
+# Of a build for CUDA, also where there is no driver: its version is asked of the library, not of a GPU.
+if torch.distributed.is_available() and torch.distributed.is_nccl_available():
     version = torch.cuda.nccl.version()
     found["nccl"] = ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 found["architectures"] = torch._C._cuda_getArchFlags().split() if torch.version.cuda else []
@@ -61,7 +62,7 @@ class Loaded:
         cuda_available: CUDA started.
         devices: GPUs CUDA shows.
         cudnn: version as torch numbers it, 90100 for 9.1.0.
-        nccl: version of the library that was loaded.
+        nccl: version of the library that was loaded; None where torch has no such backend.
         gloo: the backend is there.
         mpi: the backend is there.
         threads: threads torch would use.

@@ -237,7 +237,7 @@ def _loaded(loaded: Mapping[str, Any]) -> Iterator[Row]:
         yield Row("loaded", "kernels for", " ".join(_sequence(loaded["architectures"])))
     for label in ("NCCL", "cuDNN"):
         yield Row("loaded", label, str(loaded[label.lower()] or "none"))
-    backends = [name for name in ("gloo", "mpi") if loaded[name]]
+    backends = [name for name in ("nccl", "gloo", "mpi") if loaded[name]]
     yield Row("loaded", "backends", " ".join(backends) or "none")
     for library in _sequence(loaded["libraries"]):
         yield Row("loaded", "library", library)

@@ -28,6 +28,18 @@ ctypes.CDLL = {"libcuda.so.1": SimpleNamespace(cuInit=lambda flags: 802, cuDrive
 """
 
 
+#: A build for CUDA on a machine without a GPU, whose NCCL is loaded all the same.
+WITH_NCCL = """
+cuda.nccl = SimpleNamespace(version=lambda: (2, 27, 5))
+distributed = SimpleNamespace(
+    is_available=lambda: True,
+    is_nccl_available=lambda: True,
+    is_gloo_available=lambda: True,
+    is_mpi_available=lambda: False,
+)
+"""
+
+
 def program(folder: Path, text: str) -> str:
     """A made-up interpreter."""
     path = folder / "python"
@@ -58,6 +70,14 @@ def test_cuda_itself_is_asked_whether_it_starts_and_how_new_it_is(tmp_path: Path
     assert isinstance(loaded, Loaded)
     assert (loaded.cuda_init, loaded.driver_cuda) == (802, "13.1")
     assert loaded.architectures == ("sm_75", "sm_90", "compute_120")
+
+
+@pytest.mark.parametrize(("distributed", "nccl"), [("", None), (WITH_NCCL, "2.27.5")])
+def test_the_nccl_that_torch_has_is_told_where_no_gpu_is(tmp_path: Path, distributed: str, nccl: str | None) -> None:
+    (tmp_path / "torch.py").write_text(TORCH + distributed)
+    loaded = read_loaded(sys.executable, {**clean_environment(), "PYTHONPATH": str(tmp_path)})
+    assert isinstance(loaded, Loaded)
+    assert (loaded.cuda_available, loaded.nccl) == (False, nccl)
 
 
 def test_an_import_that_fails_is_told_in_its_last_words(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +111,11 @@ def test_what_was_loaded_is_told_apart_from_what_is_installed(tmp_path: Path) ->
         ("CUDA", "built for 12.8, 4 devices"),
         ("NCCL", "2.27.3"),
         ("cuDNN", "90100"),
-        ("backends", "gloo"),
+        ("backends", "nccl gloo"),
         ("library", "/usr/lib/libnccl.so.2"),
     ]
+    without = with_loaded(report, replace(loaded, nccl=None)).to_json()
+    assert [value for label, value in shown(without, "loaded") if label in ("NCCL", "backends")] == ["none", "gloo"]
     failed = with_loaded(report, NotLoaded(reason="torch took more than 60 s")).to_json()
     assert shown(failed, "loaded") == [("torch", "none (torch took more than 60 s)")]
     assert shown(report.to_json(), "loaded") == []
