@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -58,27 +59,37 @@ def test_a_users_own_folder_of_that_name_is_theirs(half: str, tmp_path: Path) ->
 
 
 @pytest.fixture(scope="module")
-def wheel_names(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What a wheel built from a clean copy of the sources holds."""
-    out = tmp_path_factory.mktemp("wheel")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist of a clean copy of the sources, and the wheel that is built from it."""
+    out = tmp_path_factory.mktemp("built")
     # From a copy: setuptools leaves build/ beside the sources, and what an old one holds would get into the wheel.
     source = out / "source"
-    subprocess.run(
-        ["cp", "-a", "--parents", "pyproject.toml", "README.md", "LICENSE", "src", *HALVES, str(_made(source))],
-        cwd=ROOT,
-        check=True,
-    )
+    files = ["pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE", "tests/test_layout.py"]
+    subprocess.run(["cp", "-a", "--parents", *files, "src", *HALVES, str(_made(source))], cwd=ROOT, check=True)
     for stale in source.rglob("*.egg-info"):
         subprocess.run(["rm", "-r", str(stale)], check=True)
     done = subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)],
+        [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = out.glob("dsrun-*.whl")
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel_names(built: Path) -> list[str]:
+    (wheel,) = built.glob("dsrun-*.whl")
     return zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.fixture(scope="module")
+def sdist_names(built: Path) -> list[str]:
+    """What the sdist holds, without the folder that holds it all."""
+    (sdist,) = built.glob("dsrun-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        return [name.partition("/")[2] for name in archive.getnames()]
 
 
 def _made(folder: Path) -> Path:
@@ -98,3 +109,13 @@ def test_the_wheel_holds_nothing_else(wheel_names: list[str]) -> None:
     tops = {name.partition("/")[0] for name in wheel_names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"dsrun"}
     assert [name for name in wheel_names if "test" in name.split("/") or "tests" in name.split("/")] == []
+
+
+def test_the_sdist_holds_what_a_wheel_is_built_of_and_what_changed(sdist_names: list[str]) -> None:
+    expected = {f"src/dsrun/{path.relative_to(ROOT)}" for half in HALVES for path in (ROOT / half).rglob("*.py")}
+    expected |= {"pyproject.toml", "MANIFEST.in", "README.md", "CHANGELOG.md", "LICENSE"}
+    assert expected - set(sdist_names) == set()
+
+
+def test_the_sdist_holds_no_tests_for_they_need_more_than_it_has(sdist_names: list[str]) -> None:
+    assert [name for name in sdist_names if name.partition("/")[0] == "tests"] == []
