@@ -42,6 +42,7 @@ from .protocol import (
 )
 from .sink import Sink
 from .tally import Tally
+from .transport.base import WAIT_LONGER
 
 
 class Attempt:
@@ -176,12 +177,12 @@ class Attempt:
         """Names processes that outlived SIGKILL."""
         self._sink.note(f"{host}: processes {', '.join(map(str, pids))} did not end after SIGKILL")
 
-    def _give_up(self, link: Link, reason: str) -> None:
+    def _give_up(self, link: Link, reason: str, *, hint: str | None = None) -> None:
         if link.is_started:
             self.abandoned.append(link)
         link.kill()
         self._finish(link)
-        self._lose(link, reason)
+        self._lose(link, reason, hint=hint)
 
     def _lose(self, link: Link, reason: str, *, last_lines: tuple[str, ...] = (), hint: str | None = None) -> None:
         host = link.node.host.name
@@ -217,7 +218,7 @@ class Attempt:
             # Asked at every look, also where it does not count yet: what was not looked at would count at the first.
             is_silent = link.is_silent(now_s)
             if up_to_date and link.deadline_s is not None and now_s >= link.deadline_s:
-                self._give_up(link, "its agent did not answer in time and was killed")
+                self._give_up(link, "its agent did not answer in time and was killed", hint=WAIT_LONGER)
             elif is_silent and self.tally.is_running(link.node):
                 self._give_up(link, f"no word from its agent for {self._lease_s:g} s")
 

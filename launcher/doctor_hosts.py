@@ -25,6 +25,7 @@ def examine_hosts(
     environ: Mapping[str, str],
     ssh_config: Path | None = None,
     connect_timeout_s: float | None = None,
+    start_timeout_s: float | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> Preflight:
     """Reaches hosts and compares them.
@@ -35,6 +36,7 @@ def examine_hosts(
         environ: where a Slurm job shows.
         ssh_config: to read in place of the user's.
         connect_timeout_s: longest wait for a server; None means the transport's own.
+        start_timeout_s: longest wait for dsrun to start there after that; None likewise.
         announce: told, by the threads that connect, of each host key that was accepted as new; None refuses them.
 
     Raises:
@@ -42,9 +44,16 @@ def examine_hosts(
     """
     placement = place(request, environ=environ, local_names=host_names(), device_count=lambda: 0)
     reach = ReachSettings(
-        lease_s=_LEASE_S, connect_timeout_s=connect_timeout_s, ssh_config=ssh_config, announce=announce
+        lease_s=_LEASE_S,
+        connect_timeout_s=connect_timeout_s,
+        start_timeout_s=start_timeout_s,
+        ssh_config=ssh_config,
+        announce=announce,
     )
     transport = make_transport(placement.transport, reach, local_hosts=placement.local_hosts)
     hosts = placement.allocation.hosts
-    with closing(transport), Survey(hosts, transport, python=sys.executable) as survey:
+    with (
+        closing(transport),
+        Survey(hosts, transport, python=sys.executable, first_word_s=reach.first_word_s) as survey,
+    ):
         return check_hosts(survey, hosts, wants)

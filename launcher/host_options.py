@@ -17,7 +17,7 @@ from dsrun.errors import UsageError
 
 from .option_words import parse_count, parse_duration, parse_file, parse_path, parse_port
 from .placement import NODES_PATIENCE_S, HostRequest, StaticNode
-from .transport.base import CONNECT_TIMEOUT_S
+from .transport.base import CONNECT_TIMEOUT_S, START_PATIENCE_S
 from .transport.choice import TRANSPORTS, TransportName
 
 _T = TypeVar("_T")
@@ -25,8 +25,8 @@ _T = TypeVar("_T")
 #: Names of the parameters by section of the help.
 WHICH = ("hostfile", "include", "exclude", "nodes")
 OTHERS = (
-    *("transport", "ssh_config", "ssh_port", "accept_new_host_keys", "connect_timeout", "iface", "sync", "workdir"),
-    *("no_preflight", "node_rank", "master_addr", "master_port"),
+    *("transport", "ssh_config", "ssh_port", "accept_new_host_keys", "connect_timeout", "start_timeout"),
+    *("iface", "sync", "workdir", "no_preflight", "node_rank", "master_addr", "master_port"),
 )
 
 
@@ -43,6 +43,7 @@ class ReachOptions:
     ssh_port: int | None
     accept_new_host_keys: bool
     connect_timeout: float | None
+    start_timeout: float | None
 
     def request(self, ranks_per_host: int | None) -> HostRequest:
         """Returns what says which hosts the job takes."""
@@ -169,6 +170,12 @@ _REACH = (
         type=parse_duration,
         metavar="TIME",
         help=f"For a host to answer.  [default: {CONNECT_TIMEOUT_S:g}s]",
+    ),
+    click.option(
+        "--start-timeout",
+        type=parse_duration,
+        metavar="TIME",
+        help=f"Then, for dsrun to start there.  [default: {START_PATIENCE_S:g}s]",
     ),
 )
 _OPTIONS = (

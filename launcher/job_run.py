@@ -25,7 +25,7 @@ from .sink import Sink
 from .sweep import sweep_command
 from .sweeping import sweep_hosts
 from .tally import Outcome
-from .transport.base import Transport
+from .transport.base import FIRST_WORD_PATIENCE_S, Transport
 
 #: Between two looks at a search that goes on.
 _LOOK_S = 60.0
@@ -40,6 +40,8 @@ class Policies:
         min_uptime_s: an attempt that lived this long was no crash at the start: waiting before restarts begins anew.
         first_wait_s: before the first restart; each further wait is twice the one before, up to a minute.
         hang_timeout_s: a rank without progress for this long hangs; None looks only at ranks that beat, after 30 min.
+        start_timeout_s: as the user named it; see `HangPolicy`.
+        first_word_s: longest time for a host to be reached and its agent to say its first word.
         on_hang: what becomes of a job that hangs.
     """
 
@@ -47,6 +49,8 @@ class Policies:
     min_uptime_s: float = 60.0
     first_wait_s: float = 1.0
     hang_timeout_s: float | None = None
+    start_timeout_s: float | None = None
+    first_word_s: float = FIRST_WORD_PATIENCE_S
     on_hang: OnHang = "report"
 
 
@@ -137,7 +141,14 @@ class JobRun:
                 return self._ended(self._stopped(outcome))
 
     def _new_session(self, plan: LaunchPlan) -> Session:
-        return Session(plan, self._transport, self._sink, python=self._python, hang=self._hang)
+        return Session(
+            plan,
+            self._transport,
+            self._sink,
+            python=self._python,
+            hang=self._hang,
+            first_word_s=self._policies.first_word_s,
+        )
 
     def _note_stop(self, signum: int) -> None:
         if self._stop is None:
@@ -163,7 +174,14 @@ class JobRun:
         def search() -> None:
             host = plan.nodes[0].host
             found.append(
-                find_checkpoint(points, host, self._transport, python=self._python, apart=self._first_host_is_apart)
+                find_checkpoint(
+                    points,
+                    host,
+                    self._transport,
+                    python=self._python,
+                    apart=self._first_host_is_apart,
+                    first_word_s=self._policies.first_word_s,
+                )
             )
             self._woken.put(None)
 

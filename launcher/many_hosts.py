@@ -36,6 +36,7 @@ class HostSettings:
     Attributes:
         ssh_config: to read in place of the user's and the system's.
         connect_timeout_s: longest wait for a server; None means the transport's own.
+        start_timeout_s: longest wait for dsrun to start there after that; None likewise.
         accept_new_host_keys: trust hosts whose key nobody knows, and say so.
         iface: interfaces of the first host to meet at; None takes the fastest that all reach.
         preflight: compare the hosts before anything starts.
@@ -44,6 +45,7 @@ class HostSettings:
 
     ssh_config: Path | None = None
     connect_timeout_s: float | None = None
+    start_timeout_s: float | None = None
     accept_new_host_keys: bool = False
     iface: str | None = None
     preflight: bool = True
@@ -84,11 +86,13 @@ class JobHosts:
         reach = ReachSettings(
             lease_s=lease_s,
             connect_timeout_s=settings.connect_timeout_s,
+            start_timeout_s=settings.start_timeout_s,
             ssh_config=settings.ssh_config,
             announce=self._said.append if settings.accept_new_host_keys else None,
             note=self._said.append,
             stdin_fd=stdin_fd,
         )
+        self._first_word_s = reach.first_word_s
         #: The way to them, also for the job.
         self.transport: OwnedTransport = make_transport(placement.transport, reach, local_hosts=placement.local_hosts)
 
@@ -107,7 +111,9 @@ class JobHosts:
         """
         hosts = [node.host for node in plan.nodes]
         self._note(f"reaching {len(hosts)} hosts" if len(hosts) > 1 else f"reaching {hosts[0].name}")
-        with Survey(hosts, self.transport, python=python, meanwhile=self._attend) as survey:
+        with Survey(
+            hosts, self.transport, python=python, first_word_s=self._first_word_s, meanwhile=self._attend
+        ) as survey:
             if self._settings.copied_folder is not None:
                 _refuse_unreached(survey)
                 self._copy(survey, self._settings.copied_folder, plan.cwd)

@@ -23,7 +23,7 @@ from dsrun.errors import DsrunError
 
 from .hosts import HostSpec
 from .survey import Survey, Told, Unable
-from .transport.base import Transport
+from .transport.base import FIRST_WORD_PATIENCE_S, Transport
 
 #: Its name in surveyor's table.
 QUESTION = "complete_checkpoints"
@@ -86,7 +86,13 @@ def has_memory_copies(run_dir: str) -> bool:
 
 
 def find_checkpoint(
-    points: Sequence[ResumePoint], host: HostSpec, transport: Transport, *, python: str, apart: bool
+    points: Sequence[ResumePoint],
+    host: HostSpec,
+    transport: Transport,
+    *,
+    python: str,
+    apart: bool,
+    first_word_s: float = FIRST_WORD_PATIENCE_S,
 ) -> Found:
     """Finds the newest checkpoint that is complete now. See [Note: where checkpoints are].
 
@@ -96,6 +102,7 @@ def find_checkpoint(
         transport: how to reach it.
         python: the interpreter there, unless the host names one.
         apart: it does not share the job's folder, so that what is here under the same path is something else.
+        first_word_s: see `Survey`.
     """
     newest_first = list(reversed(points))[:_MOST_ASKED]
     while newest_first and _ADDRESS in newest_first[0].folder:
@@ -108,7 +115,7 @@ def find_checkpoint(
     if not apart and is_complete(newest_first[0].folder):
         return Found(newest_first[0])
     folders = list(dict.fromkeys(point.folder for point in newest_first))
-    with Survey([host], transport, python=python) as survey:
+    with Survey([host], transport, python=python, first_word_s=first_word_s) as survey:
         answer = survey.ask(QUESTION, {"folders": folders})[host.name]
     match answer:
         case Told(value=[*complete]):

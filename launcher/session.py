@@ -33,11 +33,9 @@ from .sink import Sink
 from .sweep import sweep_command
 from .sweeping import sweep_hosts
 from .tally import Outcome
-from .transport.base import Channel, Transport
+from .transport.base import FIRST_WORD_PATIENCE_S, Channel, Transport
 from .worker import isolated_command
 
-#: From starting an agent to its first word.
-_HELLO_PATIENCE_S = 60.0
 #: For all agents together to exit once nothing is expected of them.
 _CLOSE_PATIENCE_S = 5.0
 #: Hosts between the first knock and the agent's first word: jump hosts refuse more connections than a few dozen.
@@ -71,15 +69,24 @@ class Session:
         sink: where output and news go.
         python: the interpreter for agents and ranks on hosts that name none; dsrun must be importable there.
         hang: what becomes of an attempt without progress; the default policy if None.
+        first_word_s: longest time from starting an agent to its first word.
     """
 
     def __init__(
-        self, plan: LaunchPlan, transport: Transport, sink: Sink, *, python: str, hang: HangPolicy | None = None
+        self,
+        plan: LaunchPlan,
+        transport: Transport,
+        sink: Sink,
+        *,
+        python: str,
+        hang: HangPolicy | None = None,
+        first_word_s: float = FIRST_WORD_PATIENCE_S,
     ) -> None:
         self.plan = plan
         self._transport = transport
         self._sink = sink
         self._python = python
+        self._first_word_s = first_word_s
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
         self._events: queue.SimpleQueue[LinkEvent | _Wake] = queue.SimpleQueue()
         self._requests: deque[StopRequest | _SignalRequest | _Remark] = deque()
@@ -224,7 +231,7 @@ class Session:
             return
         match event:
             case Opening(link):
-                link.deadline_s = time.monotonic() + _HELLO_PATIENCE_S
+                link.deadline_s = time.monotonic() + self._first_word_s
             case Received(link, message):
                 link.handled()
                 if not link.over:

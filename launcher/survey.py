@@ -19,11 +19,9 @@ from dsrun.errors import LaunchError
 
 from .hosts import HostSpec
 from .surveyor import VERSION
-from .transport.base import Channel, Transport
+from .transport.base import FIRST_WORD_PATIENCE_S, WAIT_LONGER, Channel, Transport
 from .worker import isolated_command
 
-#: For a host to be reached and to say its first word; transports have shorter time-outs of their own for each step.
-OPEN_PATIENCE_S = 60.0
 #: For an answer, where the caller says nothing else.
 ANSWER_PATIENCE_S = 30.0
 #: Hosts between the first knock and the first word: jump hosts refuse more connections than a few dozen.
@@ -79,6 +77,8 @@ class Survey:
         hosts: whom to ask; their names differ.
         transport: how to reach them.
         python: the interpreter on hosts that name none; dsrun must be importable there.
+        first_word_s: longest time for a host to be reached and to say its first word; transports have shorter
+            time-outs of their own for each step.
         meanwhile: called on the caller's thread now and then while it waits for hosts.
     """
 
@@ -88,9 +88,11 @@ class Survey:
         transport: Transport,
         *,
         python: str,
+        first_word_s: float = FIRST_WORD_PATIENCE_S,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         self._meanwhile = meanwhile
+        self._first_word_s = first_word_s
         self._caller = threading.get_ident()
         gate = threading.Semaphore(_OPEN_AT_ONCE)
         self._talks = {host.name: _Talk(host, transport, host.python or python, gate) for host in hosts}
@@ -98,9 +100,9 @@ class Survey:
     def __enter__(self) -> Survey:
         """Reaches all hosts; those that cannot be reached answer `Unable` from now on."""
         opening = {name: talk.open for name, talk in self._talks.items()}
-        _all_at_once(opening, OPEN_PATIENCE_S, lambda: None, meanwhile=self.attend)
+        _all_at_once(opening, self._first_word_s, lambda: None, meanwhile=self.attend)
         for talk in self._talks.values():
-            talk.give_up_opening()
+            talk.give_up_opening(self._first_word_s)
         return self
 
     def __exit__(
@@ -194,10 +196,10 @@ class _Talk:
                 self.end(Unable(f"another dsrun is there: {theirs}", "install one dsrun on all hosts", unreached=True))
             self._is_open = True
 
-    def give_up_opening(self) -> None:
-        """Ends a talk that has not begun in time."""
+    def give_up_opening(self, patience_s: float) -> None:
+        """Ends a talk that has not begun in time, which was `patience_s` long."""
         if not self._is_open and self.why_over is None:
-            self.end(Unable(f"not reached within {OPEN_PATIENCE_S:g} s", unreached=True))
+            self.end(Unable(f"not reached within {patience_s:g} s", WAIT_LONGER, unreached=True))
 
     def ask(self, question: str, arguments: Arguments) -> Answer:
         """Asks, and waits for the answer."""

@@ -71,6 +71,7 @@ def _check_hosts(hosts: ReachOptions, wants: Wants, *, as_json: bool, colour: bo
         environ=os.environ,
         ssh_config=hosts.ssh_config_path,
         connect_timeout_s=hosts.connect_timeout,
+        start_timeout_s=hosts.start_timeout,
         announce=new_keys.append if hosts.accept_new_host_keys else None,
     )
     for line in new_keys:

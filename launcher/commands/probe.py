@@ -151,6 +151,7 @@ def _survey(hosts: ReachOptions) -> Generator[tuple[Survey, Sequence[HostSpec]]]
     settings = ReachSettings(
         lease_s=_LEASE_S,
         connect_timeout_s=hosts.connect_timeout,
+        start_timeout_s=hosts.start_timeout,
         ssh_config=hosts.ssh_config_path,
         announce=new_keys.append if hosts.accept_new_host_keys else None,
     )
@@ -161,7 +162,7 @@ def _survey(hosts: ReachOptions) -> Generator[tuple[Survey, Sequence[HostSpec]]]
     else:
         asked = (HostSpec(name=os.uname().nodename, slots=1, source="this machine"),)
         way = make_transport("local", settings)
-    with closing(way), Survey(asked, way, python=sys.executable) as survey:
+    with closing(way), Survey(asked, way, python=sys.executable, first_word_s=settings.first_word_s) as survey:
         for line in new_keys:
             click.echo(f"dsrun: {line}", err=True)
         yield survey, asked

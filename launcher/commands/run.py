@@ -40,6 +40,7 @@ from ..resolve import resolve
 from ..script_command import ScriptCommand, all_are_scripts
 from ..secrets_mask import mask_plan
 from ..stdin_choice import StdinWish
+from ..transport.base import first_word_patience_s
 
 if TYPE_CHECKING:
     from ..front_end import RunSettings
@@ -260,7 +261,12 @@ def command(
         words=ctx.find_root().obj,
         options=frozenset(name for option in ctx.command.params for name in option.opts if name.startswith("-")),
         policies=Policies(
-            max_restarts=max_restarts, min_uptime_s=min_uptime, hang_timeout_s=hang_timeout, on_hang=on_hang
+            max_restarts=max_restarts,
+            min_uptime_s=min_uptime,
+            hang_timeout_s=hang_timeout,
+            on_hang=on_hang,
+            start_timeout_s=hosts.start_timeout,
+            first_word_s=first_word_patience_s(hosts.connect_timeout, hosts.start_timeout),
         ),
         hold=Hold(queue=queue, priority=priority, share_gpus=share_gpus),
         hosts=_host_settings(hosts) if launch.placement.remote_hosts else None,
@@ -347,6 +353,7 @@ def _host_settings(hosts: HostOptions) -> HostSettings:
     return HostSettings(
         ssh_config=hosts.ssh_config_path,
         connect_timeout_s=hosts.connect_timeout,
+        start_timeout_s=hosts.start_timeout,
         accept_new_host_keys=hosts.accept_new_host_keys,
         iface=hosts.iface,
         preflight=not hosts.no_preflight,

@@ -15,9 +15,25 @@ from ..hosts import HostSpec
 CONNECT_TIMEOUT_S = 8.0
 #: From there to the command, which is for the login and the shell's start-up files.
 START_PATIENCE_S = 20.0
+#: From the first knock to the first word of the program that was started, as long as nobody has named longer times.
+FIRST_WORD_PATIENCE_S = 60.0
+#: The way out for a host that is well and slow.
+WAIT_LONGER = "`--start-timeout 2m` waits longer"
 #: What `Channel.wait` returns for a command whose connection was lost, so that nobody knows how it ended: ssh's own
 #: number. No agent exits with it.
 CONNECTION_LOST = 255
+
+
+def first_word_patience_s(connect_timeout_s: float | None, start_timeout_s: float | None) -> float:
+    """Returns the longest time from the first knock at a host to the first word of the program that was started there.
+
+    Args:
+        connect_timeout_s: longest wait for a server; None means the transport's own.
+        start_timeout_s: longest wait for the command to start, and then for its first word; None likewise.
+    """
+    connect_s = CONNECT_TIMEOUT_S if connect_timeout_s is None else connect_timeout_s
+    start_s = START_PATIENCE_S if start_timeout_s is None else start_timeout_s
+    return max(FIRST_WORD_PATIENCE_S, connect_s + 2 * start_s)
 
 
 class Channel(Protocol):

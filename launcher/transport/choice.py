@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..hosts import HostSpec
-from .base import CONNECT_TIMEOUT_S, Channel, OwnedTransport
+from .base import CONNECT_TIMEOUT_S, START_PATIENCE_S, Channel, OwnedTransport, first_word_patience_s
 from .local import LocalTransport
 
 #: `ssh`: a connection of this process; `openssh`: the system's client; `srun`: steps of the Slurm job around this
@@ -27,6 +27,7 @@ class ReachSettings:
     Attributes:
         lease_s: longest silence of a host.
         connect_timeout_s: longest wait for a server; None leaves it to the way.
+        start_timeout_s: longest wait for a command to start once the server is there; None likewise.
         ssh_config: to read in place of the user's and the system's.
         announce: told, as one line, of each host key that was accepted as new; None refuses them.
         note: told, as one line, what a start waits for, if it lasts.
@@ -35,10 +36,16 @@ class ReachSettings:
 
     lease_s: float
     connect_timeout_s: float | None = None
+    start_timeout_s: float | None = None
     ssh_config: Path | None = None
     announce: Callable[[str], None] | None = None
     note: Callable[[str], None] | None = None
     stdin_fd: int | None = None
+
+    @property
+    def first_word_s(self) -> float:
+        """See `first_word_patience_s`."""
+        return first_word_patience_s(self.connect_timeout_s, self.start_timeout_s)
 
 
 def make_transport(
@@ -92,6 +99,7 @@ def _ssh(settings: ReachSettings) -> OwnedTransport:
     return SshTransport(
         lease_s=settings.lease_s,
         connect_timeout_s=settings.connect_timeout_s or CONNECT_TIMEOUT_S,
+        start_patience_s=settings.start_timeout_s or START_PATIENCE_S,
         config=settings.ssh_config,
         announce=settings.announce,
         note=settings.note,
@@ -104,6 +112,7 @@ def _openssh(settings: ReachSettings) -> OwnedTransport:
     return OpensshTransport(
         lease_s=settings.lease_s,
         connect_timeout_s=settings.connect_timeout_s or CONNECT_TIMEOUT_S,
+        start_patience_s=settings.start_timeout_s or START_PATIENCE_S,
         config=settings.ssh_config,
         announce=settings.announce,
         note=settings.note,
@@ -111,9 +120,10 @@ def _openssh(settings: ReachSettings) -> OwnedTransport:
 
 
 def _srun(settings: ReachSettings) -> OwnedTransport:
+    from .srun import START_PATIENCE_S as STEP_PATIENCE_S
     from .srun import SrunTransport
 
-    return SrunTransport()
+    return SrunTransport(start_patience_s=settings.start_timeout_s or STEP_PATIENCE_S)
 
 
 def _local(settings: ReachSettings) -> OwnedTransport:

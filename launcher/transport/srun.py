@@ -18,12 +18,13 @@ from dsrun.errors import LaunchError
 from ..hosts import HostSpec
 from ..refusals import refusal_of
 from ..scheduler.slurm import step_gpus
+from .base import WAIT_LONGER
 from .client_start import ClientStart, wait_for_start
 from .openssh import OpensshChannel
 from .ssh_words import MARK, Preamble
 
 #: For Slurm to start the task, once the step has its place.
-_START_PATIENCE_S = 60.0
+START_PATIENCE_S = 60.0
 #: For the step to get its place, which other steps may hold against `--overlap` with `--exclusive`.
 _PLACE_PATIENCE_S = 30
 
@@ -45,11 +46,19 @@ class SrunTransport:
 
     Args:
         environ: this process's variables, which tell srun its job, and which the command inherits.
+        start_patience_s: longest wait for Slurm to start the task, once the step has its place.
         program: srun.
     """
 
-    def __init__(self, *, environ: Mapping[str, str] = os.environ, program: str = "srun") -> None:
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        start_patience_s: float = START_PATIENCE_S,
+        program: str = "srun",
+    ) -> None:
         self._environ = environ
+        self._patience_s = _PLACE_PATIENCE_S + start_patience_s
         self._program = program
 
     def start(self, host: HostSpec, argv: Sequence[str]) -> OpensshChannel:
@@ -82,7 +91,7 @@ class SrunTransport:
             ) from error
         stdout, stderr = Preamble(), Preamble()
         try:
-            _wait_for_start(process, stdout, stderr, host)
+            _wait_for_start(process, stdout, stderr, host, patience_s=self._patience_s)
         except BaseException:
             process.kill()
             with process:
@@ -129,24 +138,27 @@ def step_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if _OF_THE_JOB.fullmatch(name) is None}
 
 
-def _wait_for_start(process: subprocess.Popen[bytes], stdout: Preamble, stderr: Preamble, host: HostSpec) -> None:
+def _wait_for_start(
+    process: subprocess.Popen[bytes], stdout: Preamble, stderr: Preamble, host: HostSpec, *, patience_s: float
+) -> None:
     """Reads both streams until the command's own output begins."""
-    patience_s = _PLACE_PATIENCE_S + _START_PATIENCE_S
     match wait_for_start(process, stdout, stderr, patience_s=patience_s):
         case ClientStart.LATE:
-            raise _refusal(host, f"Slurm has not started a step within {patience_s:g} s", stderr)
+            raise _refusal(
+                host, f"Slurm has not started a step within {patience_s:g} s", stderr, more=f"; {WAIT_LONGER}"
+            )
         case ClientStart.ENDED:
             raise _refusal(host, "srun has started nothing there", stderr)
         case ClientStart.STARTED:
             pass
 
 
-def _refusal(host: HostSpec, what: str, stderr: Preamble) -> LaunchError:
+def _refusal(host: HostSpec, what: str, stderr: Preamble, *, more: str = "") -> LaunchError:
     lines = [line.removeprefix("srun: ") for line in stderr.text.splitlines() if line]
     # Beside remarks on the cluster's configuration.
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     said = "; ".join(errors or lines)
     return LaunchError(
         f"host {host.name}: {what}{f': {said}' if said else ''}",
-        hint=f"`srun --overlap --nodelist={host.name} hostname` in the same job shows it without dsrun",
+        hint=f"`srun --overlap --nodelist={host.name} hostname` in the same job shows it without dsrun{more}",
     )

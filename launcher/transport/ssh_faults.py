@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dsrun.errors import LaunchError
 
 from ..hosts import HostSpec
+from .base import WAIT_LONGER
 from .ssh_words import NOT_EXECUTABLE, NOT_FOUND
 
 #: What the client ends with when it, and not the command, has failed.
@@ -165,7 +166,8 @@ def never_started(
     if status is None:
         return LaunchError(
             f"host {host.name}: logged in, but its shell did not start the command in time{said}",
-            hint=f"see what `{_login(host)} true` waits for: a shell start-up file, a home folder, a question",
+            hint=f"see what `{_login(host)} true` waits for: a shell start-up file, a home folder, a question; "
+            f"{WAIT_LONGER}",
         )
     return LaunchError(
         f"host {host.name}: logged in, but its shell ended with {status} and did not start the command{said}",

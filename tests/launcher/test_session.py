@@ -300,6 +300,17 @@ def test_a_lost_host_ends_the_job_with_its_own_code_and_reason(tmp_path: Path, s
     assert outcome.report.render()[0] == f"error: host box: {reason}"
 
 
+def test_an_agent_without_a_first_word_is_given_up_with_the_way_out(tmp_path: Path) -> None:
+    plan, transport, sink = plan_for(tmp_path), FakeTransport({"box": [Await(Stop)]}), RecordingSink()
+    session = Session(plan, transport, JobOutput(plan, sink), python="python3", first_word_s=0.0)
+    report = session.run().report
+    assert report is not None
+    assert report.render()[:2] == [
+        "error: host box: its agent did not answer in time and was killed",
+        "hint: `--start-timeout 2m` waits longer",
+    ]
+
+
 def test_a_host_that_lacks_what_the_user_named_ends_the_job_as_bad_input(tmp_path: Path) -> None:
     failed = Failed(reason="working folder '/w': no such folder there", time_s=0, hint="way out", is_mistake=True)
     first: list[Step] = [hello(), Await(Stop), DONE]

@@ -84,6 +84,14 @@ def test_a_host_that_answers_too_late_is_given_up() -> None:
     channels.end_all()
 
 
+def test_a_host_without_a_first_word_is_given_up_with_the_way_out() -> None:
+    channels = RememberingChannels(_Town(silent=[sys.executable, "-c", "import sys; sys.stdin.buffer.read()"]))
+    with Survey([host("silent")], channels, python=sys.executable, first_word_s=0.2) as survey:
+        why = survey.unreached()["silent"]
+    assert (why.reason, why.hint) == ("not reached within 0.2 s", "`--start-timeout 2m` waits longer")
+    channels.end_all()
+
+
 def test_an_interpreter_without_dsrun_is_told_with_the_way_out() -> None:
     words = [sys.executable, "-I", "-S", "-c", "import dsrun.launcher.surveyor"]
     with Survey([host("bare", python="/opt/py/bin/python")], _Town(bare=words), python="python3") as survey:
