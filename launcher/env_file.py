@@ -55,6 +55,9 @@ def read_env_file(path: str) -> dict[str, str]:
         UsageError: it is missing or not to be trusted, or carries all that is wrong in it.
     """
     try:
+        if stat.S_ISFIFO(os.stat(path).st_mode) and not path.startswith(("/dev/", "/proc/")):
+            # Opening one waits until somebody writes, which may be never; the pipes of a shell have a writer.
+            raise UsageError(f"{path} is a named pipe; expected a file of variables", hint="`<(command)` works")
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             # Of the file that is read, not of the name, which may have come to mean another.

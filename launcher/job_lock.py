@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from dsrun.errors import UsageError
+from dsrun.regular_file import open_regular
 
 LOCK_FILE = "job.lock"
 
@@ -53,7 +54,7 @@ class JobLock:
 def is_locked(folder: Path) -> bool:
     """Whether the job's front end lives, on whatever host. See [Note: job lock]."""
     try:
-        descriptor = os.open(folder / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(folder / LOCK_FILE)
     except OSError:
         return False
     try:

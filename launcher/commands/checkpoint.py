@@ -46,7 +46,7 @@ def ls(folder: str, as_json: bool) -> int:
     `dsrun checkpoint verify` reads every byte.
     """
     from dsrun.checkpoint_files.latest import doubt_of_latest
-    from dsrun.checkpoint_files.listing import list_tags, named_by_latest
+    from dsrun.checkpoint_files.listing import list_tags, named_by_latest, refusal_of_latest
     from dsrun.checkpoint_files.storage_registry import place_of
 
     from ..checkpoint_text import notes, tag_json, tags_table
@@ -60,6 +60,8 @@ def ls(folder: str, as_json: bool) -> int:
     if tags:
         click.echo("\n".join(tags_table(tags, now=time.time())))
     _say(*notes(tags))
+    if (refusal := refusal_of_latest(place_of(folder))) is not None:
+        _say(refusal)
     if not tags:
         _say(f"no checkpoints in {folder}")
     elif latest is not None and latest not in {tag.name for tag in tags}:

@@ -7,6 +7,7 @@ Source: torch 2.13, torch/distributed/checkpoint/{metadata,filesystem}.py.
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections import OrderedDict
 from collections.abc import Collection
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dsrun.errors import CheckpointError
+from dsrun.regular_file import open_regular
 
 from .import_found import Found, FoundTensor, json_or_none, options_of
 from .import_pickle import Inert, PlainUnpickler, read_torch_bytes
@@ -64,7 +66,7 @@ class _Item:
 
     def read(self) -> Any:
         try:
-            with self.path.open("rb") as file:
+            with os.fdopen(open_regular(self.path), "rb") as file:
                 file.seek(self.offset)
                 data = file.read(self.length)
         except OSError as error:
@@ -85,7 +87,7 @@ def read_dcp(folder: Path, *, ignored: Collection[str], buffers: Collection[str]
     """
     path = folder / METADATA
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             metadata = PlainUnpickler(file, path, known=_KNOWN | set(ignored), data=_DATA).load()
         return _found(folder, metadata, ignored, buffers)
     except CheckpointError:

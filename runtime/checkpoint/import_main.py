@@ -12,6 +12,7 @@ from pathlib import Path
 from dsrun.checkpoint_files.storage import Place
 from dsrun.checkpoint_files.storage_registry import place_of
 from dsrun.errors import CheckpointError, DsrunError, InputError
+from dsrun.regular_file import read_regular
 from dsrun.units import format_bytes
 
 from .import_dcp import METADATA, read_dcp
@@ -20,6 +21,7 @@ from .import_found import Found
 from .import_write import write
 
 _LATEST = ("latest_universal", "latest")
+_MOST_LATEST = 300
 
 
 def main() -> int:
@@ -106,8 +108,11 @@ def tag_of(source: Path) -> Path:
         return source
     for name in _LATEST:
         path = source / name
-        if path.is_file():
-            text = path.read_bytes()[:300].decode("utf-8", "replace").strip()
+        if path.exists():
+            try:
+                text = read_regular(path, _MOST_LATEST).decode("utf-8", "replace").strip()
+            except OSError as error:
+                raise CheckpointError(f"{path}: cannot be read: {error}") from error
             if Path(text).name == text and is_deepspeed(source / text):
                 return source / text
             raise CheckpointError(f"{path}: it names {text!r}, which is no checkpoint of DeepSpeed's here")

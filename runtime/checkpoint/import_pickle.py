@@ -10,6 +10,7 @@ what it names, and who imports may have single names read as `Inert` too.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 from collections.abc import Collection, Mapping, Set
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import IO, Any
 import torch
 
 from dsrun.errors import CheckpointError
+from dsrun.regular_file import open_regular
 
 #: What DeepSpeed's own checkpoints name.
 _OF_DEEPSPEED = frozenset(
@@ -91,6 +93,8 @@ def read_torch_bytes(data: bytes, path: Path, *, ignored: Collection[str]) -> An
 
 def _read(source: str | io.BytesIO, path: Path, *, ignored: Collection[str]) -> Any:
     try:
+        if isinstance(source, str):
+            os.close(open_regular(source))  # torch would wait for a pipe
         named = torch.serialization.get_unsafe_globals_in_checkpoint(source)
         refuse_unknown(path, set(named) - _OF_DEEPSPEED - set(ignored))
         if isinstance(source, io.BytesIO):
@@ -100,9 +104,8 @@ def _read(source: str | io.BytesIO, path: Path, *, ignored: Collection[str]) -> 
     except CheckpointError:
         raise
     except (OSError, RuntimeError, ValueError, TypeError, KeyError, EOFError, pickle.UnpicklingError) as error:
-        raise CheckpointError(
-            f"{path}: cannot be read: {str(error).splitlines()[0] if str(error) else error!r}"
-        ) from error
+        text = str(error).splitlines()[0] if str(error) else repr(error)
+        raise CheckpointError(f"{path}: cannot be read: {text}") from error
 
 
 class PlainUnpickler(pickle.Unpickler):

@@ -26,6 +26,7 @@ from dsrun.checkpoint_files.publish import add_boxes
 from dsrun.checkpoint_files.reference import summed
 from dsrun.errors import CheckpointError
 from dsrun.host_memory import read_host_memory
+from dsrun.regular_file import open_regular, read_regular
 
 from .staging import PageLocks
 
@@ -156,7 +157,7 @@ class CopyFiles:
     def read_label(self, rank: int, generation: int) -> Label | None:
         """Returns a copy's label; None where it has none that can be read."""
         try:
-            return Label.from_bytes(self._label_path(rank, generation).read_bytes())
+            return Label.from_bytes(read_regular(self._label_path(rank, generation)))
         except OSError:
             return None
 
@@ -172,7 +173,7 @@ class CopyFiles:
         if label is None or label.rank != rank or list(label.node_of) != list(node_of):
             return None
         try:
-            descriptor = os.open(self.folder / self.name(rank, generation), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = open_regular(self.folder / self.name(rank, generation), os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
             return None
         try:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils import swap_tensors
 
 from dsrun.errors import CheckpointError, ModelError
+from dsrun.regular_file import open_regular, read_regular
 
 from .partition_parameters import Home, Keeper, ZeroParamStatus, unsettle
 
@@ -65,7 +66,7 @@ class StoredTensor:
             return values
         target = values.view(torch.uint8).numpy().data
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with os.fdopen(open_regular(self.path), "rb", buffering=0) as file:
                 position = self.offset + start * self.dtype.itemsize
                 while target:
                     count = os.preadv(file.fileno(), [target[: 1 << 30]], position)
@@ -174,8 +175,8 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         CheckpointError: the file cannot be read, or its header does not fit it.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(size - 8, _LARGEST_HEADER):
                 raise ValueError(f"a header of {length} bytes in a file of {size}")
@@ -204,7 +205,7 @@ def _entry(path: Path, name: str, entry: Mapping[str, Any], *, start: int, size:
 
 def _by_index(index: Path) -> dict[str, StoredTensor]:
     try:
-        places: Mapping[str, str] = json.loads(index.read_text())["weight_map"]
+        places: Mapping[str, str] = json.loads(read_regular(index))["weight_map"]
         files = sorted(set(places.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{index}: no readable index: {error}") from error

@@ -174,6 +174,12 @@ def test_a_pipe_can_be_named_as_shells_do_it() -> None:
         os.close(read_fd)
 
 
+def test_a_named_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "env")
+    with pytest.raises(UsageError, match="env is a named pipe; expected a file of variables"):
+        read_env_file(str(tmp_path / "env"))
+
+
 def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"missing: cannot read this file of variables: No such file"):
         read_env_file(str(tmp_path / "missing"))

@@ -124,6 +124,11 @@ def test_a_lock_ends_with_its_holder_and_not_with_what_that_started(tmp_path: Pa
         assert not is_locked(tmp_path)
 
 
+def test_a_pipe_in_place_of_the_lock_is_nobodys_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LOCK_FILE)
+    assert not is_locked(tmp_path)
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="gone: cannot be locked: no such file or directory"):
         JobLock(tmp_path / "gone")

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.errors import CheckpointError
+from dsrun.regular_file import read_regular
 
 from .index import INDEX_FILE
 from .storage import ASKED_AT_ONCE, Address, Entry, Place, read_range
@@ -109,8 +110,7 @@ def read_latest(folder: Place) -> str:
     """
     path = folder / LATEST_FILE
     if isinstance(path, Path):
-        with path.open("rb") as file:
-            data = file.read(_MOST_LATEST)
+        data = read_regular(path, _MOST_LATEST)
     else:
         with storage_of(path).read(path) as stored:
             data = read_range(stored, 0, min(stored.nbytes, _MOST_LATEST))
@@ -118,9 +118,9 @@ def read_latest(folder: Place) -> str:
 
 
 def is_complete(target: Place) -> bool:
-    """Whether a tag's folder has an index."""
+    """Whether a tag's folder has an index; what stands in its place is refused where it is read."""
     if isinstance(target, Path):
-        return (target / INDEX_FILE).is_file()
+        return os.path.lexists(target / INDEX_FILE)
     try:
         with storage_of(target).read(target / INDEX_FILE):
             return True

@@ -11,7 +11,7 @@ from typing import Any
 
 from dsrun.errors import CheckpointError
 
-from .folder import is_complete, read_latest
+from .folder import LATEST_FILE, is_complete, read_latest
 from .index import INDEX_FILE, Index
 from .own_saves import wait_for_own_saves
 from .parse import read_index
@@ -88,11 +88,22 @@ def list_tags(folder: Place) -> list[Tag]:
 
 
 def named_by_latest(folder: Place) -> str | None:
-    """Returns what `latest` says, whether there is such a tag or not; None where there is no `latest`."""
+    """Returns what `latest` says, whether there is such a tag or not; None where it says nothing."""
     try:
         return read_latest(folder)
     except OSError:
         return None
+
+
+def refusal_of_latest(folder: Place) -> str | None:
+    """Returns why `latest` cannot be read; None where it can, or there is none."""
+    try:
+        read_latest(folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{folder / LATEST_FILE}: cannot be read: {error}"
+    return None
 
 
 def saved_at(target: Place) -> float:
@@ -108,7 +119,7 @@ def is_checkpoint(path: Place) -> bool:
         return is_complete(path) or any(is_data_file(entry) for entry in _entries(path))
     if path.is_symlink() or not path.is_dir():
         return False
-    return (path / INDEX_FILE).is_file() or any(path.glob("rank-*.safetensors"))
+    return is_complete(path) or any(path.glob("rank-*.safetensors"))
 
 
 def step_of(index: Index) -> int | None:
@@ -134,10 +145,11 @@ def _tag(path: Place, *, is_latest: bool) -> Tag:
     except CheckpointError as error:
         return Tag(path.name, TagState.DAMAGED, str(error), None, nbytes, saved, is_latest, shared)
     for name, known in index.files.items():
-        size = files[name].nbytes if name in files else _size_by_name(path / name)
-        if size != known.nbytes:
-            told = "is missing" if size is None else f"has {size} bytes"
-            reason = f"{path / name}: {told}; it had {known.nbytes} when it was saved"
+        if name not in files or files[name].nbytes != known.nbytes:
+            told = _told_of_size(path / name, known.nbytes)
+            if told is None:
+                continue
+            reason = f"{path / name}: {told}; it had {known.nbytes} bytes when it was saved"
             return Tag(path.name, TagState.DAMAGED, reason, step_of(index), nbytes, saved, is_latest, shared)
     return Tag(path.name, TagState.COMPLETE, None, step_of(index), nbytes, saved, is_latest, shared)
 
@@ -150,10 +162,15 @@ def _entries(path: Place) -> Sequence[Entry]:
         return ()
 
 
-def _size_by_name(path: Place) -> int | None:
-    """Returns the size of a file that a listing has not shown, for that of a store may be late; None: there is none."""
+def _told_of_size(path: Place, nbytes: int) -> str | None:
+    """Returns what is wrong with a file that is not listed with its size; None where it has it after all.
+
+    A listing of a store may be late, and one of a folder does not say what is a pipe.
+    """
     try:
         with storage_of(path).read(path) as file:
-            return file.nbytes
-    except OSError:
-        return None
+            return None if file.nbytes == nbytes else f"it has {file.nbytes} bytes"
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read: {error}"

@@ -22,6 +22,7 @@ from weakref import WeakSet
 
 from dsrun.contract import JOB_ID_ENV
 from dsrun.errors import CheckpointError
+from dsrun.regular_file import open_regular, read_regular
 
 from .storage import Place
 
@@ -150,7 +151,7 @@ def _is_of_this_job(told: dict[str, Any]) -> bool:
 
 def _read(mark: Path) -> dict[str, Any] | None:
     try:
-        told: Any = json.loads(mark.read_bytes())
+        told: Any = json.loads(read_regular(mark))
     except (OSError, ValueError):  # gone meanwhile, or no mark of ours
         return None
     return told if isinstance(told, dict) else None
@@ -159,7 +160,7 @@ def _read(mark: Path) -> dict[str, Any] | None:
 def _is_over(mark: Path) -> bool:
     """Whether a mark is gone, or whoever has made it is."""
     try:
-        descriptor = os.open(mark, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(mark)
     except OSError:
         return True
     try:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import CheckpointError
+from dsrun.regular_file import NotRegularError, open_regular
 
 from .calls import FileCalls, try_lock
 from .damage import DamageError, a_list, a_member, a_text, an_object, some_numbers
@@ -122,7 +123,7 @@ def outlived(publication: Publication) -> list[str]:
     every = publication.keep_every
     try:
         named = read_latest(publication.folder)
-    except (FileNotFoundError, IsADirectoryError):
+    except (FileNotFoundError, NotRegularError):
         named = None
     return [tag for step, tag in old if tag != named and not (every and step % every == 0)]
 
@@ -183,8 +184,8 @@ def _locked(paths: Iterable[Path]) -> Generator[list[Path]]:
     try:
         for path in paths:
             try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            except OSError:  # gone already, or not ours to remove
+                descriptor = open_regular(path, os.O_RDWR | os.O_NOFOLLOW)
+            except OSError:  # gone already, no file, or not ours to remove
                 continue
             locked[path] = descriptor
             stat = os.fstat(descriptor)

@@ -19,6 +19,8 @@ from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
 
+from dsrun.regular_file import NotRegularError, open_regular
+
 from .calls import DIRECT_BYTES, FileCalls, leave_direct, replace_file, try_lock
 from .index import StoredFile
 from .storage import Content, Entry, Place, Reading
@@ -80,14 +82,14 @@ class PosixStorage:
 
     @contextmanager
     def read(self, place: Place, how: Reading = Reading.IN_ORDER) -> Generator[PosixOpenedFile]:
-        """See `Storage`; no link is followed."""
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        """See `Storage`; no link is followed, and nothing but a regular file is opened."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW
         try:
-            descriptor = os.open(_path(place), flags | (os.O_DIRECT if how is Reading.DIRECT else 0))
+            descriptor = open_regular(_path(place), flags | (os.O_DIRECT if how is Reading.DIRECT else 0))
         except OSError as error:
-            if how is not Reading.DIRECT or error.errno != errno.EINVAL:
+            if how is not Reading.DIRECT or error.errno != errno.EINVAL or isinstance(error, NotRegularError):
                 raise
-            descriptor = os.open(_path(place), flags)
+            descriptor = open_regular(_path(place), flags)
         if how is Reading.BY_BLOCKS:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read that nobody asked for
         try:

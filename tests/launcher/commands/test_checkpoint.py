@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from dsrun.checkpoint_files.index import INDEX_FILE
 from support.checkpoints import FILES, ROWS, write_first_format, write_two_files
 from support.cli import invoke
+from support.odd_files import KINDS, put_in_place
 
 TIMES = {"old": 1000, "torn": 1500, "new": 2000}
 
@@ -262,3 +264,31 @@ def test_diff_compares_elements_whatever_ranks_saved_them(folder: Path, tmp_path
     assert ["b", "param", "only", "in", "A"] in [line.split() for line in strange.stdout.splitlines()]
     assert ["s", "buffer", "only", "in", "B"] in [line.split() for line in strange.stdout.splitlines()]
     assert any("shape [7, 5] and [3, 4]" in line for line in strange.stdout.splitlines())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("place", ["latest", f"new/{INDEX_FILE}", f"new/{FILES[1]}", ".saving-0a0a0a0a"])
+def test_no_verb_waits_for_what_is_no_file_and_each_says_what_it_is(folder: Path, place: str, kind: str) -> None:
+    put_in_place(folder / place, kind)
+    # A link is not followed where a save writes none.
+    said = "symbolic link" if kind == "device" and "/" in place else f"{kind}.*; expected a regular file"
+    out = str(folder.parent / "out")
+    told = {
+        verb: invoke("checkpoint", verb, *words)
+        for verb, words in {
+            "ls": [str(folder)],
+            "show": [str(folder)],
+            "verify": [str(folder)],
+            "diff": [str(folder), str(folder / "old")],
+            "export": [str(folder), out],
+        }.items()
+    }
+    if place.startswith("."):  # a save's mark that nobody has locked is of one that is over
+        assert {result.exit_code for result in told.values()} <= {0, 1}
+        return
+    assert {verb for verb, result in told.items() if result.exit_code == 0} == (
+        {"ls", "show"} if place.endswith(".safetensors") else {"ls"}
+    )
+    for verb, result in told.items():
+        if verb != "show" or not place.endswith(".safetensors"):  # which reads none of them
+            assert re.search(f"{place}: .*{said}", result.stderr), (verb, result.stderr)

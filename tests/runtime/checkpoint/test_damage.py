@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +23,7 @@ from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.load import read_whole
 from dsrun.runtime.engine.resume import choose_checkpoint
 from support.checkpoints import write_two_files
+from support.odd_files import KINDS, put_in_place
 from support.savers import save_one, value_of
 
 TAG = "global_step1"
@@ -98,6 +100,27 @@ def test_C9_a_file_of_an_older_step_is_no_file_of_this_one(target: Path) -> None
     shutil.copy(older, newer)
     assert f"{newer}: bytes 0 to" in refusal(target.parent / "global_step2")
     assert value_of(target) == 1.0, "the one it was taken from is whole"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_C9_what_is_no_file_is_named_by_what_it_is_and_not_waited_for(target: Path, kind: str) -> None:
+    index, data, latest = target / INDEX_FILE, data_files(target)[1], target.parent / "latest"
+    kept = {path: path.read_bytes() for path in (index, data, latest)}
+    said = "symbolic link" if kind == "device" else f"{kind}.*; expected a regular file"
+    for path in (index, data):
+        put_in_place(path, kind)
+        assert re.search(f"{path}: .*{said}", refusal(target))
+        put_back(path, kept[path])
+    put_in_place(latest, kind)
+    with pytest.raises(CheckpointError, match=f"{latest}: .*{kind}.*; expected a regular file; complete tags here: "):
+        choose_checkpoint(target.parent, None, resume=None, missing_ok=True)
+
+
+def put_back(path: Path, content: bytes) -> None:
+    if path.is_dir():
+        path.rmdir()
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,12 @@ import dsrun
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.verify import verify
 from dsrun.errors import CheckpointError, InputError
+from dsrun.runtime.checkpoint.import_dcp import _Item as dcp_item
 from dsrun.runtime.checkpoint.import_main import import_checkpoint
 from dsrun.runtime.checkpoint.import_pickle import read_torch_file
 from dsrun.runtime.checkpoint.load import read_whole
 from support.cli import invoke
+from support.odd_files import put_in_place
 from support.ranks import run_ranks
 
 MADE = Path(__file__).parents[2] / "fixtures" / "deepspeed_checkpoints"
@@ -203,6 +205,23 @@ def test_a_hostile_latest_leads_nowhere(tmp_path: Path, text: str) -> None:
         imported(tmp_path / "source", tmp_path / "out")
     with pytest.raises(CheckpointError, match="checkpoint tag is"):
         imported(MADE / "stage1", tmp_path / "out", tag="../x")
+
+
+def test_what_is_no_file_is_named_by_what_it_is_and_not_waited_for(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(MADE / "stage1", source)
+    said = "it is a FIFO .*; expected a regular file"
+    put_in_place(source / TAG / "bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt", "FIFO")
+    with pytest.raises(CheckpointError, match=f"optim_states.pt: cannot be read: {said}"):
+        imported(source, tmp_path / "out")
+    put_in_place(source / "latest", "FIFO")
+    with pytest.raises(CheckpointError, match=f"latest: cannot be read: {said}"):
+        imported(source, tmp_path / "out")
+    (tmp_path / "dcp").mkdir()
+    item = dcp_item(tmp_path / "dcp" / "__0_0.distcp", 0, 8, frozenset())
+    put_in_place(item.path, "FIFO")
+    with pytest.raises(CheckpointError, match=f"distcp: cannot be read: {said}"):
+        item.read()
 
 
 def test_what_cannot_be_put_together_is_refused_by_name(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from dsrun import zero
 from dsrun.errors import CheckpointError, ModelError
 from dsrun.runtime.zero.stored import StoredTensor, find_tensors
 from support.models import TinyGPT
+from support.odd_files import put_in_place
 from support.ranks import run_ranks
 from support.training import config, frozen_parameters, full_parameters, make_engine, train
 
@@ -237,3 +238,14 @@ def test_shared_buffers_are_loaded_under_any_name_and_stay_shared(device: str, t
     save_file({**state, "mask": torch.zeros(2)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="`mask` is not in the model"):
         zero.load_pretrained(model, tmp_path)
+
+
+def test_a_pipe_is_named_by_what_it_is_and_not_waited_for(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "b.safetensors")
+    stored = find_tensors(tmp_path / "b.safetensors")["a"]
+    put_in_place(tmp_path / "b.safetensors", "FIFO")
+    said = "it is a FIFO .*; expected a regular file"
+    with pytest.raises(CheckpointError, match=f"b.safetensors: no readable safetensors file: {said}"):
+        find_tensors(tmp_path / "b.safetensors")
+    with pytest.raises(CheckpointError, match=f"b.safetensors: `a` cannot be read: {said}"):
+        stored.read(0, 2)
