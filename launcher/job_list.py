@@ -71,6 +71,12 @@ class Job:
         return None if self.outcome is None else self.outcome["exit_code"]
 
     @property
+    def never_ran(self) -> bool:
+        """Whether it has ended before a rank was started."""
+        # Without the field it is an earlier version's, which wrote no attempt then.
+        return self.outcome is not None and self.outcome.get("never_ran", self.outcome["attempts"] == 0)
+
+    @property
     def ended(self) -> datetime | None:
         """When it ended; of a crashed job nobody knows."""
         return None if self.outcome is None else datetime.fromisoformat(self.outcome["ended"])

@@ -11,7 +11,7 @@ import click
 from ..job_folder import jobs_folder
 from ..job_list import Job, all_jobs, job_ids
 from ..job_progress import last_step
-from ..job_text import fit_terminal, job_json, job_table
+from ..job_text import job_json, job_table, terminal_columns
 
 #: Those that ended overnight are still shown to whoever comes in the morning.
 _RECENT = timedelta(hours=24)
@@ -20,8 +20,9 @@ _SHOWN_STRANGE = 3
 
 @click.command("ps")
 @click.option("-a", "--all", "show_all", is_flag=True, help="Those that ended more than a day ago too.")
+@click.option("-w", "--wide", is_flag=True, help="Whole commands, on a narrow terminal too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-def command(show_all: bool, as_json: bool) -> int:
+def command(show_all: bool, wide: bool, as_json: bool) -> int:
     """List jobs that run or wait, and those of the last day.
 
     \b
@@ -42,7 +43,7 @@ def command(show_all: bool, as_json: bool) -> int:
         click.echo(json.dumps(body, indent=2))
         return 0
     if jobs:
-        click.echo("\n".join(fit_terminal(job_table(jobs, now=now))))
+        click.echo("\n".join(job_table(jobs, now=now, columns=None if wide else terminal_columns())))
     hidden = len(everything) - len(jobs)
     if hidden:
         click.echo(f"dsrun: {hidden} older job{'s' if hidden > 1 else ''} with `dsrun ps --all`", err=True)

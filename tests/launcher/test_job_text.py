@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.launcher.console_area import cells
 from dsrun.launcher.job_list import Job, read_job
-from dsrun.launcher.job_text import command_text, job_json, job_table, short_duration, took_s
+from dsrun.launcher.job_text import command_text, job_json, job_table, short_command, short_duration, took_s
 from support.job_records import NOW, leave_job
 
 
@@ -63,6 +64,71 @@ def test_the_table_is_aligned_and_says_what_is_not_known(tmp_path: Path) -> None
         "20261121-0733-abcd  failed   2      1200  2h00m  1m    137   dsrun -n 2 train.py",
         "b                   crashed  2      -     2h00m  -     -     dsrun -n 2 train.py",
     ]
+
+
+HOSTFILE = "/home/ada/projects/llm/clusters/rack-7/hostfile"
+
+
+@pytest.mark.parametrize(
+    ("words", "target", "columns", "text"),
+    [
+        (("-n", "2", "train.py"), "train.py", 19, "dsrun -n 2 train.py"),
+        (
+            ("run", "-H", HOSTFILE, "train.py"),
+            "train.py",
+            60,
+            "dsrun -H /home/ada/pr…lm/clusters/rack-7/hostfile train.py",
+        ),
+        (("run", "-H", HOSTFILE, "train.py"), "train.py", 40, "dsrun -H /home…ack-7/hostfile train.py"),
+        (("run", "-H", HOSTFILE, "train.py", "--lr", "1"), "train.py", 19, "… train.py --lr 1"),
+        (("run", "-H", HOSTFILE, "train.py", "--lr", "1"), "train.py", 14, "… train.py --…"),
+        (("-n", "2", "-m", "lab.train", "--lr", "1"), "lab.train", 19, "… lab.train --lr 1"),
+        (("--no-python", "/opt/envs/a/bin/python", "train.py"), "/opt/envs/a/bin/python", 19, "…/python train.py"),
+        (("-n", "2", "my folder/a b.py", "--lr", "1"), "my folder/a b.py", 19, "…/'a b.py' --lr 1"),
+        (("-n", "2", "run", "--lr", "1"), "./run", 19, "… run --lr 1"),
+        # Each of these letters takes two columns.
+        (("-n", "2", "訓練.py", "--lr", "1"), "訓練.py", 18, "… '訓練.py' --lr 1"),
+        (("-n", "2", "訓練.py", "--lr", "1"), "訓練.py", 15, "… '訓練.py' --…"),
+        (("-n", "2", "a\nb.py", "--lr", "1"), "a\nb.py", 40, "dsrun -n 2 'a\ufffdb.py' --lr 1"),
+        # Of a record without a plan nobody knows which word is the script.
+        (("-n", "2", "train.py", "--lr", "1"), None, 12, "dsrun -n 2 …"),
+    ],
+)
+def test_a_narrow_command_still_shows_its_script(
+    tmp_path: Path, words: tuple[str, ...], target: str | None, columns: int, text: str
+) -> None:
+    plan = {} if target is None else {"program": {"kind": "script", "target": target, "args": [], "python": "python"}}
+    shown = short_command(job_of(leave_job(tmp_path, "a", command=words, plan=plan)), columns)
+    assert (shown, cells(shown) <= columns) == (text, True)
+
+
+@pytest.mark.parametrize(
+    ("columns", "heading", "line"),
+    [
+        (
+            200,
+            "JOB                 STATE    RANKS  STEP  AGE    TOOK  EXIT  COMMAND",
+            f"20261121-0733-abcd  stopped  2      1200  2h00m  1m    143   dsrun -H {HOSTFILE} train.py --lr 1",
+        ),
+        (
+            80,
+            "JOB                 STATE    RANKS  STEP  AGE    TOOK  EXIT  COMMAND",
+            "20261121-0733-abcd  stopped  2      1200  2h00m  1m    143   … train.py --lr 1",
+        ),
+        (
+            60,
+            "JOB                 STATE    STEP  TOOK  COMMAND",
+            "20261121-0733-abcd  stopped  1200  1m    … train.py --lr 1",
+        ),
+        (40, "JOB                 STATE    COMMAND", "20261121-0733-abcd  stopped  … train.py…"),
+    ],
+)
+def test_a_narrow_table_does_without_columns_before_it_does_without_the_script(
+    tmp_path: Path, columns: int, heading: str, line: str
+) -> None:
+    command = ("run", "-H", HOSTFILE, "train.py", "--lr", "1")
+    job = job_of(leave_job(tmp_path, "20261121-0733-abcd", outcome="stopped", exit_code=143, command=command))
+    assert job_table([(job, 1200)], now=NOW + timedelta(hours=2), columns=columns) == [heading, line]
 
 
 def test_json_has_what_the_table_has_and_where_to_find_more(tmp_path: Path) -> None:

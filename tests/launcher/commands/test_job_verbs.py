@@ -16,6 +16,7 @@ from dsrun.launcher.job_lock import JobLock
 from dsrun.launcher.job_record import CONFIG_COPY, OUTCOME_FILE, read_json, write_json
 from support.cli import clean_environment, invoke
 from support.job_records import leave_job
+from support.terminals import Terminal
 
 
 @pytest.fixture
@@ -40,6 +41,19 @@ def test_ps_shows_what_lives_and_what_ended_within_a_day(jobs: Path) -> None:
     everything = json.loads(invoke("ps", "--all", "--json").stdout)["jobs"]
     assert [job["id"] for job in everything] == ["recent", "old", "lives"]
     lock.release()
+
+
+def test_ps_on_a_narrow_terminal_shows_the_script_and_wide_shows_all(jobs: Path) -> None:
+    hostfile = "/home/ada/projects/llm/clusters/rack-7/hostfile"
+    lock = JobLock(leave_job(jobs, "20261121-0733-abcd", command=("run", "-H", hostfile, "train.py")))
+    shown: dict[str, str] = {}
+    for option in ("", "--wide"):
+        with Terminal("ps", *filter(None, [option]), cwd=jobs, env=clean_environment(COLUMNS="80")) as terminal:
+            assert terminal.end() == 0
+            shown[option] = terminal.text
+    lock.release()
+    assert " … train.py" in shown[""]
+    assert f" dsrun -H {hostfile} train.py" in shown["--wide"]
 
 
 def test_ps_all_names_folders_whose_record_cannot_be_read(jobs: Path) -> None:
