@@ -153,7 +153,9 @@ def peak_bytes(step: Callable[[], None]) -> int:
     """Returns the most bytes that one step holds above what is there before it; the ring settles in two."""
     step()
     step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    # Without it torch warns that the events of earlier cycles are cleared; there is one.
+    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as seen:
         step()
     raw: Any = seen.profiler
     events = [e for e in raw.kineto_results.events() if e.name() == "[memory]"]

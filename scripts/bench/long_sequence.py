@@ -111,7 +111,9 @@ def peak_bytes(step: _Step, device: torch.device) -> int:
         step()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    # Without it torch warns that the events of earlier cycles are cleared; there is one.
+    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as seen:
         step()
     raw: Any = seen.profiler
     held = most = 0

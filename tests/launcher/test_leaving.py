@@ -59,7 +59,9 @@ def test_groups_are_left_after_the_programs_own_handlers_unless_it_failed(
     ended = run(tmp_path, GLOO + last)
     assert ended.returncode == code, ended.stderr
     own = "left" if "destroy" in last else "there"
-    assert ended.stdout.splitlines() == [f"own handler: {own}", f"at last: {at_last}"]
+    # Gloo of torch 2.10 writes there how many ranks it is connected to.
+    lines = [line for line in ended.stdout.splitlines() if not line.startswith("[Gloo] ")]
+    assert lines == [f"own handler: {own}", f"at last: {at_last}"]
 
 
 #: Stands for torch, as far as it is asked; `destroy_process_group` waits for a peer that never comes.

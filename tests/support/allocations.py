@@ -10,7 +10,9 @@ import torch
 
 def allocations(run: Callable[[], object]) -> list[int]:
     """Returns the sizes in order, negative where memory is given back that was handed out under a profiler."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    # Without it torch warns that the events of earlier cycles are cleared; there is one.
+    with torch.profiler.profile(activities=cpu, profile_memory=True, acc_events=True) as seen:
         run()
     raw: Any = seen.profiler
     events = [event for event in raw.kineto_results.events() if event.name() == "[memory]"]

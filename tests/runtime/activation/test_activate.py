@@ -14,6 +14,7 @@ from dsrun.errors import ModelError
 from dsrun.runtime.activation.activate import Activations, activate
 from dsrun.runtime.activation.policy import Treatment
 from dsrun.runtime.activation.rng import RngTracker
+from support.allocations import allocations, peak_of
 from support.models import Block
 
 LAYERS, WIDTH, SAMPLES, TOKENS = 6, 32, 4, 64
@@ -58,15 +59,7 @@ def peak_bytes(step: Callable[[], None]) -> int:
     """The most that a fourth micro step holds above what is there before it."""
     for _ in range(3):
         step()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as seen:
-        step()
-    raw: Any = seen.profiler
-    held = most = 0
-    events = [event for event in raw.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        most = max(most, held)
-    return most
+    return peak_of(allocations(step))
 
 
 def test_the_measured_peak_stays_within_the_budget_and_uses_it() -> None:
