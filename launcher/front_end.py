@@ -28,7 +28,15 @@ from .job_folder import link_job, remove_job
 from .job_lock import JobLock
 from .job_output import JobOutput
 from .job_queue import hold_devices
-from .job_record import JobRecord, copy_config, new_record, started_record, write_outcome, write_record
+from .job_record import (
+    JobRecord,
+    append_waiting,
+    copy_config,
+    new_record,
+    started_record,
+    write_outcome,
+    write_record,
+)
 from .job_run import JobRun, Policies
 from .launch import Launch
 from .outcome_text import closing, opening, outcome_json, without_ranks
@@ -36,6 +44,7 @@ from .own_stdin import OwnStdin
 from .plan import LaunchPlan
 from .scheduler.slurm import signal_names
 from .script_words import misplaced_options
+from .secrets_mask import masker_of
 from .stdin_choice import Taken, why_no_stdin
 from .stopping import StopRequests
 from .tally import Outcome
@@ -124,6 +133,8 @@ class FrontEnd:
         self._plan = self._with_stdin(launch.plan(job_id=job_id, run_dir=str(folder)))
         self._transport: OwnedTransport = LocalTransport(stdin_fd=self._stdin.descriptor)
         self._began_s = time.monotonic()
+        #: What the job waits for that has no rank yet.
+        self._waits_for = "its devices"
         self._wishes = Wishes()
         self._stops = StopRequests(self._wishes.request_stop, names=signal_names(os.environ))
         self._console = terminal_console(
@@ -212,7 +223,7 @@ class FrontEnd:
             priority=hold.priority,
             share=hold.share_gpus,
             job_id=self._plan.job_id,
-            note=self._console.note,
+            note=self._say_waiting,
             keep_waiting=lambda: self._wishes.early_stop is None,
         )
 
@@ -221,6 +232,7 @@ class FrontEnd:
         settings = self._settings.hosts
         if settings is None:
             return plan
+        self._waits_for = "its hosts"
         from .many_hosts import JobHosts
 
         hosts = JobHosts(
@@ -228,7 +240,7 @@ class FrontEnd:
             settings,
             lease_s=plan.lease_s,
             stdin_fd=self._stdin.descriptor,
-            note=self._console.note,
+            note=self._say_waiting,
             warn=self._console.warning,
             check=self._wishes.check,
         )
@@ -252,6 +264,7 @@ class FrontEnd:
         self._console.note(opening(self._plan, devices=self._launch.devices, source=self._launch.placement.source))
         facts = FactsWriter(self._folder, self._read_facts)
         self._began_s = time.monotonic()
+        self._waits_for = "its ranks to start"
         try:
             outcome = self._run_ranks()
         finally:
@@ -277,7 +290,10 @@ class FrontEnd:
             self._console.report(report)
         was_stopped = outcome.report is None and outcome.exit_code != 0
         exit_code = self._stops.exit_code(outcome.exit_code) if was_stopped else outcome.exit_code
-        return self._end(outcome_json(self._plan, outcome, report, exit_code=exit_code, duration_s=duration_s))
+        waited_for = self._waits_for
+        return self._end(
+            outcome_json(self._plan, outcome, report, exit_code=exit_code, duration_s=duration_s, waited_for=waited_for)
+        )
 
     def _stopped_early(self, signum: int) -> dict[str, Any]:
         """Ends a job that has no rank yet."""
@@ -285,7 +301,17 @@ class FrontEnd:
 
     def _end_early(self, how: str, exit_code: int, report: list[str] | None) -> dict[str, Any]:
         duration_s = time.monotonic() - self._began_s
-        return self._end(without_ranks(self._plan, how, exit_code, report, duration_s=duration_s))
+        waited_for = self._waits_for
+        return self._end(
+            without_ranks(self._plan, how, exit_code, report, duration_s=duration_s, waited_for=waited_for)
+        )
+
+    def _say_waiting(self, text: str) -> None:
+        """Shows what a job without a rank waits for, and writes it down for who looks from elsewhere."""
+        self._console.note(text)
+        # Whoever writes the logs says what is wrong with the folder.
+        with suppress(OSError):
+            append_waiting(self._folder, masker_of(self._plan, os.environ).text(text))
 
     def _end(self, value: dict[str, Any]) -> dict[str, Any]:
         """Says and writes down the outcome."""

@@ -6,7 +6,6 @@ and records passes through a mask for secrets; what ranks write does not.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,7 @@ from dsrun.contract import RECORDS_FILE
 from dsrun.errors import LaunchError
 
 from .job_folder import EVENTS_FILE
+from .job_record import APPEND, event_line
 from .live_status import LiveStatus
 from .log_files import PART_BYTES, LogFiles
 from .output_index import IndexWriter
@@ -28,8 +28,6 @@ from .worker import stacks_file
 
 #: For how long a line that a program has begun must stand to be shown as it is, in seconds.
 _PROMPT_S = 0.1
-#: Not through a link that somebody planted.
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Display(BarDisplay, Protocol):
@@ -93,7 +91,7 @@ class JobOutput:
         self._prompt_due_s: float | None = None
         path = folder / EVENTS_FILE
         try:
-            self._events_fd: int | None = os.open(path, _APPEND, 0o600)
+            self._events_fd: int | None = os.open(path, APPEND, 0o600)
         except OSError as error:
             raise LaunchError(f"event file {path}: cannot be made: {error.strerror}") from error
 
@@ -168,7 +166,7 @@ class JobOutput:
     def _append(self, path: Path, text: str) -> bool:
         """Appends what came from a host apart to a file of the job; returns whether that went well."""
         try:
-            descriptor = os.open(path, _APPEND, 0o600)
+            descriptor = os.open(path, APPEND, 0o600)
             try:
                 data = text.encode("utf-8", "surrogateescape")
                 while data:
@@ -208,9 +206,8 @@ class JobOutput:
     def _record(self, name: str, fields: Mapping[str, Any]) -> None:
         if self._events_fd is None:
             return
-        line = json.dumps({"event": name, "time": round(time.time(), 6), **fields}) + "\n"
         try:
-            os.write(self._events_fd, line.encode())
+            os.write(self._events_fd, event_line(name, fields))
         except OSError as error:
             self._close_events()
             self._warn(f"{EVENTS_FILE} is incomplete from here on: {error.strerror}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsrun.contract import RECORDS_FILE
+from dsrun.units import format_duration
 
 from .job_folder import EVENTS_FILE
 from .live_status import read_live
@@ -28,26 +31,79 @@ def last_step(folder: Path) -> int | None:
     return max([*steps, *([] if recorded is None else [recorded])], default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a job that lives does.
+
+    Attributes:
+        text: what it waits for, or how many of its ranks run.
+        is_before_start: no rank of it was started yet.
+    """
+
+    text: str
+    is_before_start: bool
+
+
+def doing_now(folder: Path) -> Doing:
+    """Finds out what a job that lives does at the moment.
+
+    Args:
+        folder: the job's.
+    """
+    waits_for, running = "being prepared", 0
+    is_before_start, stops = True, False
+    for event in _events(folder):
+        match event:
+            case {"event": "waiting", "text": str(text)}:
+                waits_for = text
+            case {"event": "start"}:
+                running, waits_for = 0, "its ranks are being started"
+            case {"event": "rank_started"}:
+                running, waits_for, is_before_start = running + 1, "", False
+            case {"event": "rank_exit"}:
+                running -= 1
+            case {"event": "restart", "wait_s": int() | float() as wait_s}:
+                waits_for = f"waiting {format_duration(wait_s)} before it is started again"
+            case {"event": "stop"}:
+                stops = True
+            case _:
+                pass
+    if stops or waits_for:
+        return Doing("being stopped" if stops else waits_for, is_before_start)
+    return Doing(_ranks_text(folder, running), is_before_start)
+
+
+def _ranks_text(folder: Path, running: int) -> str:
+    if running <= 0:
+        return "its ranks have ended"
+    text = "1 rank runs" if running == 1 else f"{running} ranks run"
+    has_printed = any(path.stat().st_size for path in folder.glob("rank*.log"))
+    return text if has_printed else f"{text} and nothing was printed yet"
+
+
 def was_asked_to_stop(folder: Path) -> bool:
     """Whether a person has asked a job to end; what its own failures stop does not count.
 
     Args:
         folder: the job's.
     """
+    # Why is the signal itself then, and else what went wrong.
+    return any(event.get("event") == "stop" and event.get("why") == event.get("signal") for event in _events(folder))
+
+
+def _events(folder: Path) -> Iterator[dict[str, Any]]:
     try:
         lines = (folder / EVENTS_FILE).read_bytes().splitlines()
     except OSError:
-        return False
-    return any(_is_stop_by_person(line) for line in lines if b'"stop"' in line)
-
-
-def _is_stop_by_person(line: bytes) -> bool:
-    try:
-        event: Any = json.loads(line)
-    except ValueError:
-        return False
-    # Why is the signal itself then, and else what went wrong.
-    return isinstance(event, dict) and event.get("event") == "stop" and event.get("why") == event.get("signal")
+        return
+    for line in lines:
+        try:
+            event: Any = json.loads(line)
+        except ValueError:
+            # Torn by a full disk, or still being written.
+            continue
+        if isinstance(event, dict):
+            yield event
 
 
 def _recorded_step(path: Path) -> int | None:

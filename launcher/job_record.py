@@ -11,6 +11,7 @@ import json
 import os
 import pwd
 import re
+import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -19,6 +20,7 @@ from typing import Any
 
 from dsrun.atomic import write_atomic
 
+from .job_folder import EVENTS_FILE
 from .plan import LaunchPlan
 from .secrets_mask import Masker, mask_plan, masked, masked_text, masked_words, masker_of
 
@@ -33,6 +35,8 @@ ENDINGS = ("done", "failed", "stopped")
 #: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
 SCHEMA_VERSION = 1
 _MODE = 0o600
+#: How a file grows that others read meanwhile; not through a link that somebody planted.
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,6 +297,28 @@ def read_outcome(folder: Path) -> dict[str, Any] | None:
         and (failure is None or (isinstance(failure, list) and all(isinstance(line, str) for line in failure)))
     )
     return value if is_whole else None
+
+
+def event_line(name: str, fields: Mapping[str, Any]) -> bytes:
+    """Returns a line of the event file, as of now."""
+    return (json.dumps({"event": name, "time": round(time.time(), 6), **fields}) + "\n").encode()
+
+
+def append_waiting(folder: Path, text: str) -> None:
+    """Writes down what a job waits for that has no rank yet, for who looks from elsewhere.
+
+    Args:
+        folder: the job's.
+        text: one line, secrets masked.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    descriptor = os.open(folder / EVENTS_FILE, APPEND, _MODE)
+    try:
+        os.write(descriptor, event_line("waiting", {"text": text}))
+    finally:
+        os.close(descriptor)
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:

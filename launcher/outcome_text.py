@@ -51,6 +51,8 @@ def closing(value: dict[str, Any]) -> str:
         value: what `outcome_json` returned.
     """
     attempts = value["attempts"]
+    if value.get("never_ran"):
+        return _closing_of_none(value)
     after = f"after {format_duration(value['duration_s'])}{f', {attempts} attempts' if attempts > 1 else ''}"
     logs = f", logs in {short(value['run_dir'])}"
     match value["outcome"]:
@@ -62,8 +64,23 @@ def closing(value: dict[str, Any]) -> str:
             return f"job {value['job_id']}: failed {after} with exit code {value['exit_code']}{logs}"
 
 
+def _closing_of_none(value: dict[str, Any]) -> str:
+    """Returns the last line of a job of which no rank has run."""
+    waited = f"waited {format_duration(value['duration_s'])} for {value['waited_for']}"
+    how = f"job {value['job_id']}: {value['outcome']} before it started ({waited})"
+    if value["outcome"] == "stopped":
+        return how
+    return f"{how} with exit code {value['exit_code']}, logs in {short(value['run_dir'])}"
+
+
 def outcome_json(
-    plan: LaunchPlan, outcome: Outcome, report: Sequence[str] | None, *, exit_code: int, duration_s: float
+    plan: LaunchPlan,
+    outcome: Outcome,
+    report: Sequence[str] | None,
+    *,
+    exit_code: int,
+    duration_s: float,
+    waited_for: str,
 ) -> dict[str, Any]:
     """Returns what `--json` prints at the end of a run, and `outcome.json` keeps.
 
@@ -73,18 +90,21 @@ def outcome_json(
         report: why it failed, in lines; None if it did not.
         exit_code: what dsrun exits with.
         duration_s: from starting the agents to the last rank's end, just now.
+        waited_for: what it waited for at its end, where no rank has run.
     """
     how = "done" if outcome.exit_code == 0 else "stopped" if report is None else "failed"
     ranks = [
         {"rank": end.rank, "host": end.host, "pid": end.pid, "status": end.status, "log": end.log}
         for end in outcome.ends
     ]
-    value = without_ranks(plan, how, exit_code, report, duration_s=duration_s)
+    value = without_ranks(plan, how, exit_code, report, duration_s=duration_s, waited_for=waited_for)
+    if outcome.attempts > 1 or any(end.pid is not None for end in outcome.ends):
+        value |= {"never_ran": False, "waited_for": None}
     return value | {"attempts": outcome.attempts, "ranks": ranks}
 
 
 def without_ranks(
-    plan: LaunchPlan, how: str, exit_code: int, report: Sequence[str] | None, *, duration_s: float
+    plan: LaunchPlan, how: str, exit_code: int, report: Sequence[str] | None, *, duration_s: float, waited_for: str
 ) -> dict[str, Any]:
     """Returns the same for a job of whose ranks nothing is known: they were not started, or their host was not.
 
@@ -94,6 +114,7 @@ def without_ranks(
         exit_code: what dsrun exits with.
         report: why it failed, in lines.
         duration_s: how long it took, up to now.
+        waited_for: what it waited for, in words.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -103,6 +124,8 @@ def without_ranks(
         "attempts": 0,
         "ended": datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "duration_s": round(duration_s, 3),
+        "never_ran": True,
+        "waited_for": waited_for,
         "run_dir": plan.run_dir,
         "failure": None if report is None else list(report),
         "hosts": [node.host.name for node in plan.nodes],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 
 import click
 
 from dsrun.errors import LaunchError
 
 from ..job_list import Job, JobState, find_job, read_job
+from ..job_progress import Doing, doing_now
 from ..job_signal import front_end_of
 from ..job_words import job_argument
 from ..log_view import LogView, until_its_end
@@ -31,10 +33,13 @@ def command(ranks: str | None, job: str) -> int:
     view = LogView(found, ranks=ranks, split=True)
     now_s = time.time()
     if found.state.is_live:
-        view.note(f"job {found.id}: attached; Ctrl-C leaves it, `dsrun stop {found.id}` ends it")
+        doing = doing_now(found.folder)
+        view.note(f"job {found.id}: attached, {doing.text}; Ctrl-C leaves it, `dsrun stop {found.id}` ends it")
         try:
             with front_end_of(found.record) as front_end:
-                view.show(since_s=now_s, follow=until_its_end(found, front_end))
+                goes_on = until_its_end(found, front_end)
+                follow = _telling(found, view, goes_on, doing) if doing.is_before_start else goes_on
+                view.show(since_s=now_s, follow=follow)
         except KeyboardInterrupt:
             if os.isatty(2):
                 # The terminal has written `^C` where the cursor was.
@@ -42,6 +47,21 @@ def command(ranks: str | None, job: str) -> int:
             view.note(f"job {found.id}: left; it goes on")
             return _LEFT_EXIT
     return _end_of(found, view)
+
+
+def _telling(job: Job, view: LogView, goes_on: Callable[[], bool], doing: Doing) -> Callable[[], bool]:
+    """Returns `goes_on` that also says what a job waits for, whenever that changes, until it has ranks."""
+    told = doing
+
+    def look() -> bool:
+        nonlocal told
+        is_going = goes_on()
+        if is_going and told.is_before_start and (now := doing_now(job.folder)) != told:
+            told = now
+            view.note(f"job {job.id}: {now.text}")
+        return is_going
+
+    return look
 
 
 def _end_of(job: Job, view: LogView) -> int:

@@ -16,9 +16,9 @@ from ..console_ranks import format_rank_set
 from ..failures import describe_status
 from ..job_facts import MACHINE_FILE, SCHEMA_VERSION
 from ..job_list import Job, find_job
-from ..job_progress import last_step
+from ..job_progress import doing_now, last_step
 from ..job_record import CONFIG_COPY, read_json
-from ..job_text import align, command_text, job_json, short_duration, took_s
+from ..job_text import align, command_text, job_json, short_duration, state_text, took_s
 from ..job_words import job_argument
 
 Row = tuple[str, str]
@@ -84,9 +84,15 @@ def _table(rows: Iterable[Row]) -> list[str]:
 
 def _state(job: Job, now: datetime) -> str:
     took, step = took_s(job, now), last_step(job.folder)
-    after = "" if took is None else f", {'for' if job.state.is_live else 'after'} {short_duration(took)}"
+    if job.state.is_live:
+        running = "" if took is None else f", for {short_duration(took)}"
+        return f"{job.state.value}, {doing_now(job.folder).text}{running}{'' if step is None else f', step {step}'}"
+    if job.outcome is not None and job.never_ran and "waited_for" in job.outcome:
+        waited = f", waited {short_duration(job.outcome['duration_s'])} for {job.outcome['waited_for']}"
+        return f"{state_text(job)}, exit code {job.exit_code}{waited}"
+    after = "" if took is None else f", after {short_duration(took)}"
     code = "" if job.exit_code is None else f", exit code {job.exit_code}"
-    return f"{job.state.value}{code}{after}{'' if step is None else f', step {step}'}"
+    return f"{state_text(job)}{code}{after}{'' if step is None else f', step {step}'}"
 
 
 def _job_rows(job: Job) -> Iterator[Row]:

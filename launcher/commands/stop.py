@@ -21,6 +21,7 @@ from dsrun.errors import DsrunError, Problem
 from ..job_list import Job, JobState, find_job, read_job
 from ..job_progress import was_asked_to_stop
 from ..job_signal import FrontEnd, front_end_of
+from ..job_text import state_text
 from ..job_words import job_argument
 from ..option_words import parse_seconds
 from ..outcome_text import closing
@@ -101,7 +102,7 @@ def _tell(job: Job) -> None:
     elif job.state.is_live:
         text = closing(now.outcome)
     else:
-        text = f"job {job.id} had ended already: {now.state.value}"
+        text = f"job {job.id} had ended already: {state_text(now)}"
     click.echo(f"dsrun: {text}", err=True)
 
 

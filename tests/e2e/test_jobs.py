@@ -175,7 +175,9 @@ def test_ctrl_c_leaves_an_attached_job_and_its_end_is_the_exit_code(jobs: Jobs) 
         with jobs.open("attach", "last") as attached:
             assert attached.stdout is not None
             assert attached.stderr is not None
-            assert attached.stderr.readline().startswith(f"dsrun: job {job_id}: attached; Ctrl-C leaves".encode())
+            assert attached.stderr.readline().startswith(
+                f"dsrun: job {job_id}: attached, 2 ranks run; Ctrl-C leaves".encode()
+            )
             jobs.say(number, f"line {number}")
             expected = [f"[{rank}] line {number} {rank}\n".encode() for rank in (0, 1)]
             assert sorted(attached.stdout.readline() for _ in range(2)) == expected
@@ -273,14 +275,23 @@ def test_a_job_waits_its_turn_in_the_queue_and_can_be_stopped_there(jobs: Jobs) 
     states = {job_id: job["state"] for job_id, job in jobs.listed().items()}
     assert states == {first: "running", waiting: "queued", leaving: "queued"}
     stopped = jobs.run("stop", leaving)
-    assert stopped.stderr.startswith(f"dsrun: job {leaving}: stopped after ")
-    assert jobs.listed()[leaving]["exit_code"] == 143
+    told = rf"dsrun: job {leaving}: stopped before it started \(waited [0-9.]+ ?m?s for its devices\)\n"
+    assert re.fullmatch(told, stopped.stderr), stopped.stderr
+    left = jobs.listed()[leaving]
+    assert (left["state"], left["never_ran"], left["exit_code"], left["duration_s"]) == ("stopped", True, 143, None)
     assert jobs.listed()[waiting]["state"] == "queued"
-    jobs.ok("stop", "--now", first)
-    jobs.wait_ready(waiting, ranks=1)
-    assert jobs.listed()[waiting]["state"] == "running"
-    jobs.say(1, "exit 0")
-    assert jobs.run("attach", waiting).exit_code == 0
+    with jobs.open("attach", waiting) as attached:
+        assert attached.stderr is not None
+        first_line = attached.stderr.readline().decode()
+        jobs.ok("stop", "--now", first)
+        jobs.wait_ready(waiting, ranks=1)
+        assert jobs.listed()[waiting]["state"] == "running"
+        jobs.say(1, "exit 0")
+        out, err = attached.communicate(timeout=DEADLINE_S)
+    waits = f"attached, waiting for 1 slot: slot-0 is held by job {first} (pid "
+    assert first_line.startswith(f"dsrun: job {waiting}: {waits}"), first_line
+    assert (attached.returncode, out) == (0, b"[0] ready 0\n")
+    assert f"dsrun: job {waiting}: 1 rank runs" in err.decode()
 
 
 def test_a_job_runs_again_with_its_words_and_says_what_changed(jobs: Jobs, tmp_path: Path) -> None:

@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from dsrun.contract import RECORDS_FILE
-from dsrun.launcher.job_progress import last_step, was_asked_to_stop
+from dsrun.launcher.job_folder import EVENTS_FILE
+from dsrun.launcher.job_progress import Doing, doing_now, last_step, was_asked_to_stop
 from dsrun.launcher.live_status import LiveStatus
 from dsrun.launcher.protocol import RankPulse
 
@@ -59,3 +63,43 @@ def test_a_wish_to_stop_is_told_from_a_stop_after_a_failure(tmp_path: Path) -> N
     assert not was_asked_to_stop(tmp_path)
     events.write_text(events.read_text() + 'op", "why": "SIGTERM", "signal": "SIGTERM"}\n')
     assert was_asked_to_stop(tmp_path)
+
+
+WAITS = {"event": "waiting", "text": "waiting for 2 GPUs: GPUs 0, 1 are held by a-job"}
+START = {"event": "start", "attempt": 0}
+RANKS = [{"event": "rank_started", "rank": rank} for rank in range(2)]
+EXIT = {"event": "rank_exit", "rank": 1, "status": 1}
+RESTART = {"event": "restart", "attempt": 1, "wait_s": 4.0}
+STOP = {"event": "stop", "why": "SIGTERM", "signal": "SIGTERM"}
+
+
+@pytest.mark.parametrize(
+    ("events", "printed", "doing"),
+    [
+        ([], "", Doing("being prepared", is_before_start=True)),
+        ([WAITS], "", Doing("waiting for 2 GPUs: GPUs 0, 1 are held by a-job", is_before_start=True)),
+        (
+            [WAITS, {"event": "waiting", "text": "reaching 2 hosts"}],
+            "",
+            Doing("reaching 2 hosts", is_before_start=True),
+        ),
+        ([WAITS, START], "", Doing("its ranks are being started", is_before_start=True)),
+        ([WAITS, START, *RANKS], "", Doing("2 ranks run and nothing was printed yet", is_before_start=False)),
+        ([START, *RANKS], "hello", Doing("2 ranks run", is_before_start=False)),
+        ([START, *RANKS, EXIT], "hello", Doing("1 rank runs", is_before_start=False)),
+        ([START, *RANKS, EXIT, EXIT], "hello", Doing("its ranks have ended", is_before_start=False)),
+        (
+            [START, *RANKS, EXIT, EXIT, RESTART],
+            "hello",
+            Doing("waiting 4.0s before it is started again", is_before_start=False),
+        ),
+        ([START, *RANKS, EXIT, EXIT, RESTART, START, *RANKS], "hello", Doing("2 ranks run", is_before_start=False)),
+        ([START, *RANKS, STOP], "hello", Doing("being stopped", is_before_start=False)),
+    ],
+)
+def test_what_a_job_does_is_known_from_its_events(
+    tmp_path: Path, events: list[dict[str, Any]], printed: str, doing: Doing
+) -> None:
+    (tmp_path / EVENTS_FILE).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    (tmp_path / "rank0.log").write_text(printed)
+    assert doing_now(tmp_path) == doing

@@ -7,6 +7,7 @@ import pytest
 
 from dsrun.launcher.console_area import cells
 from dsrun.launcher.job_list import Job, read_job
+from dsrun.launcher.job_record import OUTCOME_FILE, read_json, write_json
 from dsrun.launcher.job_text import command_text, job_json, job_table, short_command, short_duration, took_s
 from support.job_records import NOW, leave_job
 
@@ -52,6 +53,9 @@ def test_a_job_takes_as_long_as_is_known(tmp_path: Path) -> None:
     # Nobody saw the end of one, the other has not begun.
     assert took_s(job_of(leave_job(tmp_path, "crashed")), now) is None
     assert took_s(job_of(leave_job(tmp_path, "left", outcome="stopped", started=None)), now) is None
+    ended = leave_job(tmp_path, "never", outcome="stopped")
+    write_json(ended / OUTCOME_FILE, {**(read_json(ended / OUTCOME_FILE) or {}), "never_ran": True})
+    assert took_s(job_of(ended), now) is None
 
 
 def test_the_table_is_aligned_and_says_what_is_not_known(tmp_path: Path) -> None:
