@@ -21,17 +21,21 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.contract import RUN_DIR_ENV
+
+from .protocol import RankStack
 
 #: Enough for some steps of a model with a hundred units; torch's own default.
 BUFFER_ENTRIES = 2000
 _SIZE_NAMES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMP_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _PIPE_NAME = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+#: Folders with dumps that a line names.
+_MOST_PLACES = 4
 #: The watchdog ends a rank about a minute after it had all dumps written; a file server's clock may be off.
 _FRESH_NS = 600 * 10**9
 
@@ -120,6 +124,34 @@ def dump_prefix(given: Mapping[str, str], *, run_dir: str, attempt: int) -> str:
     """
     own = os.path.join(run_dir, f"nccl_trace_{f'attempt{attempt}_' if attempt else ''}rank_")
     return next((given[name] for name in _DUMP_NAMES if name in given), own)
+
+
+def dump_places(
+    stacks: Sequence[tuple[str, RankStack]], *, run_dir: str, job_id: str, own_names: Collection[str]
+) -> list[str]:
+    """Says where dumps are, a text for each folder: a path of this machine bare, one of another host behind its name.
+
+    Args:
+        stacks: host and answer of each rank.
+        run_dir: the job's folder; who sees it under this path shares it with this machine.
+        job_id: the job, after which a host that does not share that folder calls its own.
+        own_names: of this machine.
+    """
+    places: dict[str, None] = {}
+    for host, stack in stacks:
+        if not stack.dump:
+            continue
+        prefix = f"{stack.dump.removesuffix(str(stack.rank))}<N>"
+        is_here = host in own_names or prefix.startswith(f"{run_dir}/")
+        kept = (
+            " (until the attempt ends)"
+            if os.path.basename(os.path.dirname(prefix)).startswith(f"dsrun-{job_id}-")
+            else ""
+        )
+        places[prefix if is_here else f"{host}:{prefix}{kept}"] = None
+    shown = list(places)
+    more = [f"and on {len(shown) - _MOST_PLACES} more hosts"] if len(shown) > _MOST_PLACES else []
+    return [*shown[:_MOST_PLACES], *more]
 
 
 def pipe_environment(given: Mapping[str, str], *, run_dir: str) -> dict[str, str]:

@@ -192,7 +192,7 @@ class JobRun:
         if not found:
             return None
         if found[0].doubt is not None and found[0].point is not None:
-            self._sink.note(f"checkpoint {found[0].point.folder}: {found[0].doubt}")
+            self._sink.note(f"checkpoint {self._place(found[0].point.folder)}: {found[0].doubt}")
         return found[0].point
 
     def _restart_after(self, outcome: Outcome, resume: ResumePoint | None) -> Restart | None:
@@ -216,7 +216,7 @@ class JobRun:
     def _tell(self, restart: Restart, report: FailureReport | None, resume: ResumePoint | None) -> None:
         assert report is not None, "only a failure is followed by a restart"
         folder = None if resume is None else resume.folder
-        where = "" if folder is None else f" from checkpoint {folder}"
+        where = "" if folder is None else f" from checkpoint {self._place(folder)}"
         self._sink.event("restart", attempt=restart.number, wait_s=restart.wait_s, resume=folder, why=report.headline())
         first, *more = report.short()
         self._sink.note(f"attempt {restart.number} failed: {first}")
@@ -224,6 +224,11 @@ class JobRun:
             self._sink.note(f"  {line}")
         number = f"restart {restart.number} of {self._policies.max_restarts}"
         self._sink.note(f"{number} in {format_duration(restart.wait_s)}{where}")
+
+    def _place(self, folder: str) -> str:
+        """Names the host of a checkpoint's folder, unless that may be found here too, or in a store."""
+        is_elsewhere = self._first_host_is_apart and "://" not in folder
+        return f"{self._session.plan.nodes[0].host.name}:{folder}" if is_elsewhere else folder
 
     def _wait(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> bool:
         """Waits between two attempts, or until something is so; returns whether the job is to go on."""

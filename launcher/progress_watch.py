@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from .failures import Hang
-from .flight_recorder import dump_prefix, without_outer
+from .flight_recorder import dump_places
 from .hang import HangTracker, StackRound, WatchdogEnd, WatchdogWords
 from .plan import LaunchPlan
 from .protocol import Output, Pulse, RankStack, Reading
@@ -37,8 +37,7 @@ class ProgressWatch:
         self._tally = tally
         self._sink = sink
         self._stacks_folder = plan.run_dir
-        environ = without_outer({**os.environ, **plan.env}, plan.run_dir)
-        self._dump_prefix = dump_prefix(environ, run_dir=plan.run_dir, attempt=plan.attempt)
+        self._job_id = plan.job_id
         self._hang = HangTracker(timeout_s, now_s=time.monotonic())
         self._stragglers = StragglerTracker(len(plan.ranks))
         self._watchdog = WatchdogWords()
@@ -152,7 +151,12 @@ class ProgressWatch:
             ended=self._tally.ended_well(),
             unanswered=sorted(stacks.waiting),
             stacks_folder=self._stacks_folder,
-            dump_prefix=self._dump_prefix,
+            dumps=dump_places(
+                stacks.stacks,
+                run_dir=self._stacks_folder,
+                job_id=self._job_id,
+                own_names=("localhost", os.uname().nodename),
+            ),
         )
         self._sink.event("hang", lines=lines)
         return lines

@@ -237,6 +237,7 @@ class RankStack:
         uses_nccl: NCCL's watchdog runs in it, so that its GPU may be waiting for other ranks.
         groups: its process groups, the one that it has waited in longest first; None where it left no dump.
         dump_error: why there is no dump though there should be one; empty else.
+        dump: path of its flight recorder's dump on its host; empty where it has no recorder.
     """
 
     rank: int
@@ -251,6 +252,7 @@ class RankStack:
     uses_nccl: bool = False
     groups: list[GroupProgress] | None = None
     dump_error: str = ""
+    dump: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

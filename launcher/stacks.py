@@ -93,10 +93,10 @@ class StackTaking:
         self._asked: dict[int, _Asked] = {}
         self._asked_dumps: dict[int, _AskedDump] = {}
         for rank in ranks:
-            answer = _look_at(rank, table, now_s)
+            files = recorders.get(rank.rank)
+            answer = replace(_look_at(rank, table, now_s), dump="" if files is None else str(files.dump))
             self._answers[rank.rank] = answer
             # Also one that is no Python, or holds its signals back: the recorder listens on a thread of its own.
-            files = recorders.get(rank.rank)
             before = (0, 0) if files is None else files.stamp()
             if files is not None and answer.state and answer.state not in _STOPPED and files.ask():
                 self._asked_dumps[rank.rank] = _AskedDump(rank.process, files, before, before)

@@ -107,7 +107,7 @@ def verdict(
     ended: Sequence[int] = (),
     unanswered: Sequence[str] = (),
     stacks_folder: str | None = None,
-    dump_prefix: str | None = None,
+    dumps: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """Says who is where.
 
@@ -118,8 +118,8 @@ def verdict(
             there was no progress, and the line says so.
         ended: ranks that have returned 0 already.
         unanswered: hosts that did not say.
-        stacks_folder: where each rank's complete stacks are.
-        dump_prefix: path of each rank's dump of the flight recorder, but for its number.
+        stacks_folder: the job's folder, where the complete stacks of the ranks of all hosts are.
+        dumps: where ranks' dumps of the flight recorder are, host and path.
 
     Returns:
         lines; the first one says it all.
@@ -147,10 +147,10 @@ def verdict(
     lines += [f"  {_detail(group)}" for _, group in ordered[:_MOST_GROUPS]]
     lines += [f"  {line}" for line in lines_of(found)]
     lines += [f"  the flight recorder's dump of {line}" for line in _dump_errors(stacks)]
-    if dump_prefix is not None and (headline or any(stack.groups is not None for _, stack in stacks)):
-        lines.append(f"all collectives: {dump_prefix}<N>, on the rank's host")
+    if dumps and (headline or any(stack.groups is not None for _, stack in stacks)):
+        lines.append(f"all collectives: {', '.join(dumps)}")
     if stacks_folder is not None and any(stack.text for _, stack in stacks):
-        lines.append(f"all threads: {stacks_folder}/rank<N>.stacks.txt, on the rank's host")
+        lines.append(f"all threads: {stacks_folder}/rank<N>.stacks.txt")
     return tuple(lines)
 
 

@@ -9,12 +9,14 @@ import pytest
 
 from dsrun.launcher.flight_recorder import (
     RecorderFiles,
+    dump_places,
     dump_prefix,
     pipe_environment,
     recorder_environment,
     recorder_files,
     without_outer,
 )
+from dsrun.launcher.protocol import RankStack
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 
@@ -110,3 +112,44 @@ def test_a_dump_is_read_as_far_as_it_may_be_and_only_if_it_is_a_file(tmp_path: P
     os.mkfifo(tmp_path / "dump")
     with pytest.raises(OSError, match="not a plain file"):
         found.read(most_bytes=10)
+
+
+@pytest.mark.parametrize(
+    ("dumps", "places"),
+    [
+        # Who sees the job's folder under its path shares it with this machine.
+        ([("n1", "/run/nccl_trace_rank_"), ("n2", "/run/nccl_trace_rank_")], ["/run/nccl_trace_rank_<N>"]),
+        (
+            [("n1", "/run/nccl_trace_rank_"), ("n2", "/tmp/dsrun-j1-x/nccl_trace_rank_")],
+            ["/run/nccl_trace_rank_<N>", "n2:/tmp/dsrun-j1-x/nccl_trace_rank_<N> (until the attempt ends)"],
+        ),
+        # The user's own place is each host's own.
+        ([("me", "/mine/t_"), ("n2", "/mine/t_")], ["/mine/t_<N>", "n2:/mine/t_<N>"]),
+        ([("n1", "")], []),
+        (
+            [(f"n{rank}", "/mine/t_") for rank in range(9)],
+            [f"n{rank}:/mine/t_<N>" for rank in range(4)] + ["and on 5 more hosts"],
+        ),
+    ],
+)
+def test_a_dump_of_another_host_is_named_with_it_and_one_of_this_machine_bare(
+    dumps: list[tuple[str, str]], places: list[str]
+) -> None:
+    stacks = [
+        (
+            host,
+            RankStack(
+                rank=rank,
+                state="S",
+                kernel="",
+                text="",
+                phase="",
+                collective="",
+                step=None,
+                idle_s=None,
+                dump=f"{prefix}{rank}" if prefix else "",
+            ),
+        )
+        for rank, (host, prefix) in enumerate(dumps)
+    ]
+    assert dump_places(stacks, run_dir="/run", job_id="j1", own_names=["me"]) == places

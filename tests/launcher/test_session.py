@@ -45,6 +45,7 @@ from dsrun.launcher.protocol import (
     Start,
     Started,
     Stop,
+    TakeStacks,
 )
 from dsrun.launcher.session import Session
 from dsrun.launcher.tally import Outcome
@@ -386,6 +387,37 @@ def test_the_other_hosts_meet_where_the_first_listens(tmp_path: Path) -> None:
     assert outcome.exit_code == 3
     assert Meet(address="10.0.0.1", port=4711) in transport.channels["b"].received
     assert not any(isinstance(message, Meet) for message in transport.channels["a"].received)
+
+
+def test_a_hang_over_two_hosts_names_files_by_the_machine_where_they_lie(tmp_path: Path) -> None:
+    """Stacks come to the job's folder from all hosts; a dump stays on a host that does not share it."""
+    words = "[rank0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1) ran for 600000 milliseconds\n"
+    asked = out(words, stream="stderr")
+    here, there = (
+        Stacks(ranks=[dataclasses.replace(stack(rank, "here\n"), dump=f"{folder}/nccl_trace_rank_{rank}")])
+        for rank, folder in ((0, tmp_path), (2, "/tmp/dsrun-j1-x"))
+    )
+    both_run = threading.Event()
+    begins = Call(lambda: require(both_run.wait(10)))
+    first = [hello(), Started(pids=[11, 12]), begins, asked, Await(TakeStacks), here, exited(0, 0), exited(1, 0), DONE]
+    apart = Hello(pid=1, time_s=time.time(), own_folder=True)
+    second = [
+        apart,
+        Started(pids=[21, 22]),
+        Call(both_run.set),
+        Await(TakeStacks),
+        there,
+        exited(2, 0),
+        exited(3, 0),
+        DONE,
+    ]
+    _, sink, _ = run_hosts(tmp_path, {"a": first, "b": second})
+    assert sink.notes[-2:] == [
+        f"all collectives: {tmp_path}/nccl_trace_rank_<N>, "
+        "b:/tmp/dsrun-j1-x/nccl_trace_rank_<N> (until the attempt ends)",
+        f"all threads: {tmp_path}/rank<N>.stacks.txt",
+    ]
+    assert (tmp_path / "rank2.stacks.txt").read_text() == "here\n"
 
 
 def test_a_failure_on_one_host_stops_the_ranks_of_all(tmp_path: Path) -> None:

@@ -144,6 +144,8 @@ def test_a_rank_that_ends_while_it_is_asked_is_not_waited_for(tmp_path: Path) ->
     os.close(listens)
     assert answer is not None
     assert (answer.ranks[0].groups, answer.ranks[0].dump_error) == (None, "")
+    # It leaves one when its watchdog ends it.
+    assert answer.ranks[0].dump == str(tmp_path / "dump0")
 
 
 def test_a_rank_that_makes_no_pipe_is_not_waited_for(tmp_path: Path) -> None:

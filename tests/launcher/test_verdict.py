@@ -107,7 +107,7 @@ def test_the_odd_one_out_is_named_first_and_those_that_wait_for_it_are_counted()
         "7 ranks wait in all_gather of unit 12",
         "  rank 5 on n2: in main (/home/me/train.py:11), step 40, phase script, last heartbeat 5m 12s ago",
         "  ranks 0-4,6-7 on 2 hosts: in step (/home/me/train.py:20), step 40, last heartbeat 5m 12s ago",
-        "all threads: /jobs/j1/rank<N>.stacks.txt, on the rank's host",
+        "all threads: /jobs/j1/rank<N>.stacks.txt",
     )
 
 
@@ -246,14 +246,14 @@ def group(waits: int | None, done: int, name: str = "all_reduce") -> list[GroupP
 def test_a_rank_that_reads_from_its_gpu_waits_in_the_collective_that_its_recorder_names() -> None:
     stacks = [stack(rank, ITEM, state="R", uses_gpu=True, groups=group(57, 56)) for rank in range(3)]
     stacks.append(stack(3, EVENT, groups=group(None, 56, "all_gather")))
-    lines = verdict(stacks, silent_s=300.0, dump_prefix="/run/nccl_trace_rank_")
+    lines = verdict(stacks, silent_s=300.0, dumps=["/run/nccl_trace_rank_<N>", "n2:/tmp/x_<N>"])
     assert lines[0] == (
         "no progress for 5m 0s: rank 3 is in Event.wait (threading.py:629), "
         "ranks 0, 1, 2 wait in all_reduce 57 of default_pg"
     )
     assert lines[-2:] == (
         "  default_pg: ranks 0, 1, 2 wait in all_reduce 57, rank 3 has not called it (last all_gather 56)",
-        "all collectives: /run/nccl_trace_rank_<N>, on the rank's host",
+        "all collectives: /run/nccl_trace_rank_<N>, n2:/tmp/x_<N>",
     )
 
 
@@ -342,7 +342,7 @@ def test_victims_at_one_place_are_told_together() -> None:
 def test_why_there_is_no_dump_is_told_once_for_all_ranks_with_that_reason() -> None:
     stacks = [stack(rank, ITEM, dump_error="was not written in time") for rank in range(5)]
     stacks.append(stack(5, ITEM, dump_error="is damaged: EOFError: "))
-    lines = verdict(stacks, silent_s=300.0, dump_prefix="/run/x_")
+    lines = verdict(stacks, silent_s=300.0, dumps=["/run/x_<N>"])
     assert lines[-2:] == (
         "  the flight recorder's dump of ranks 0-4 was not written in time",
         "  the flight recorder's dump of rank 5 is damaged: EOFError: ",
@@ -350,6 +350,6 @@ def test_why_there_is_no_dump_is_told_once_for_all_ranks_with_that_reason() -> N
 
 
 def test_where_torch_ends_a_rank_the_dumps_that_it_leaves_are_named() -> None:
-    lines = verdict([stack(1, EVENT)], silent_s=600.0, headline="torch's watchdog ends rank 0", dump_prefix="/run/x_")
+    lines = verdict([stack(1, EVENT)], silent_s=600.0, headline="torch's watchdog ends rank 0", dumps=["/run/x_<N>"])
     assert lines[0] == "torch's watchdog ends rank 0: rank 1 is in Event.wait (threading.py:629)"
-    assert lines[-1] == "all collectives: /run/x_<N>, on the rank's host"
+    assert lines[-1] == "all collectives: /run/x_<N>"
