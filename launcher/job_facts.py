@@ -1,6 +1,10 @@
 """What a job depends on beside its command: versions, GPUs, the state of the code, variables. And what changed since.
 
 Reads only; what cannot be told is None. Values of variables that speak of a secret are masked.
+
+[Note: names of variables] A script may read any variable of the shell, and only of those that libraries read do we know
+that their values tell something and are no secret. Of all others the names alone are recorded: enough to say which of
+them is gone. Not even a digest of a value: a short value can be guessed from it. See decision 0053.
 """
 
 from __future__ import annotations
@@ -25,6 +29,31 @@ SCHEMA_VERSION = 1
 _GIT_PATIENCE_S = 5.0
 _SHOWN_DIGITS = 16
 _SHOWN_CHARS = 80
+#: Variables of a terminal, a login or a scheduler's job: another one has others, and a script goes by none of them.
+_SESSION_NAMES = frozenset(
+    {
+        *(
+            "_",
+            "PWD",
+            "OLDPWD",
+            "SHLVL",
+            "PS1",
+            "PROMPT_COMMAND",
+            "LS_COLORS",
+            "LESSOPEN",
+            "LESSCLOSE",
+            "MAIL",
+            "HOSTNAME",
+        ),
+        *("TERM", "COLORTERM", "COLUMNS", "LINES", "WINDOW", "STY", "TMUX", "TMUX_PANE", "NO_COLOR"),
+        *("DISPLAY", "WAYLAND_DISPLAY", "WINDOWID", "DESKTOP_SESSION", "DBUS_SESSION_BUS_ADDRESS"),
+        *("EDITOR", "VISUAL", "PAGER", "INVOCATION_ID", "JOURNAL_STREAM"),
+    }
+)
+_SESSION_PREFIXES = (
+    *("SSH_", "XDG_", "LC_", "TERM_", "VTE_", "VSCODE_", "GNOME_", "KDE_", "KONSOLE_", "HIST", "SUDO_", "BASH_FUNC_"),
+    *("SLURM", "PBS_", "LSB_", "PMI", "OMPI_", "PRTE_", "DSRUN_", "TORCHELASTIC_"),
+)
 
 
 def read_facts(*, script: Path | None, folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
@@ -36,7 +65,8 @@ def read_facts(*, script: Path | None, folder: Path, environ: Mapping[str, str])
         environ: the environment the ranks inherit.
 
     Returns:
-        plain JSON values: `script_digest`, `git`, `environment` and `probe`.
+        plain JSON values: `script_digest`, `git`, `environment`, `variables` (see [Note: names of variables]) and
+        `probe`.
     """
     # Its modules take tens of milliseconds to load: on the thread of `FactsWriter`, while ranks start.
     from .probe import probe
@@ -46,6 +76,7 @@ def read_facts(*, script: Path | None, folder: Path, environ: Mapping[str, str])
         "script_digest": None if script is None else digest_of_file(script),
         "git": git_state(folder),
         "environment": telling_variables(environ),
+        "variables": _names_of_others(environ),
         "probe": probe(environ=environ).to_json(),
     }
 
@@ -127,6 +158,26 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in sorted({*values, *today[what]})
         if values.get(name) != today[what].get(name)
     ]
+
+
+def gone_variables(before: Mapping[str, Any], environ: Mapping[str, str]) -> list[str]:
+    """Returns the names of variables that were set and are not, but for those whose values `differences` compares.
+
+    Args:
+        before: what `read_facts` returned; of an earlier version it names none.
+        environ: as it is now.
+    """
+    return [name for name in before.get("variables") or () if name not in environ]
+
+
+def _names_of_others(environ: Mapping[str, str]) -> list[str]:
+    """Returns the names of variables that scripts may read, without those whose values are recorded."""
+    told = telling_variables(environ)
+    return sorted(
+        name
+        for name in environ
+        if name not in told and name not in _SESSION_NAMES and not name.startswith(_SESSION_PREFIXES)
+    )
 
 
 def _sections(facts: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

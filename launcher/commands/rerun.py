@@ -11,7 +11,7 @@ import click
 
 from dsrun.errors import UsageError
 
-from ..job_facts import MACHINE_FILE, differences, digest_of_file, read_facts
+from ..job_facts import MACHINE_FILE, differences, digest_of_file, gone_variables, read_facts
 from ..job_list import Job, find_job
 from ..job_record import JobRecord, read_json
 from ..job_text import command_text
@@ -19,6 +19,8 @@ from ..job_words import job_argument
 
 #: Names of what a hostfile was read from once: the standard input, and the pipe of a shell's `<(command)`.
 _PASSING = ("<stdin>", "/dev/stdin", "/dev/fd/", "/proc/self/fd/")
+#: Names that a line has room for.
+_MOST_NAMES = 8
 
 
 @click.command("rerun")
@@ -30,7 +32,8 @@ def command(ctx: click.Context, no_gpu: bool, dry_run: bool, job: str) -> int:
     """Run a job's command again, in its folder, after saying what changed since.
 
     Compared are versions, GPUs, cores, the git commit, script and config, and the variables that training depends on.
-    Nothing is asked. Secrets were not recorded: they are taken from the environment.
+    Nothing is asked. Variables of the shell come from where `rerun` is typed, for only their names were recorded: those
+    that are gone are named. `--env NAME=VALUE` of the job is set again, unless it is a secret.
     """
     found = find_job(job, os.environ)
     words = words_again(found.record, environ=frozenset(os.environ))
@@ -97,6 +100,12 @@ def changes_since(job: Job) -> Sequence[str]:
         lines.append("what the machine was like was not recorded")
     else:
         lines += differences(recorded, read_facts(script=script, folder=folder, environ=os.environ))
+        if gone := gone_variables(recorded, os.environ):
+            more = f" and {len(gone) - _MOST_NAMES} more" if len(gone) > _MOST_NAMES else ""
+            lines.append(
+                f"variables that are not set any more: {', '.join(gone[:_MOST_NAMES])}{more}; set them first, or start "
+                "jobs with `--env NAME=VALUE`, which is recorded"
+            )
     config, digest = job.record.config, job.record.config_digest
     if config is not None and digest is not None and digest_of_file(Path(config)) != digest:
         lines.append(f"config {config}: its content; the one of then is {job.folder / 'config.json'}")

@@ -299,10 +299,13 @@ def test_a_job_runs_again_with_its_words_and_says_what_changed(jobs: Jobs, tmp_p
     script.write_text("import os, sys\nprint(sys.argv[1:], os.environ['API_KEY'] == 'very-secret-value')\n")
     (jobs.folder / "ds.json").write_text('{"train_batch_size": 4}')
     words = ("--start", "exec", "--env", "API_KEY=very-secret-value", "once.py", "a b", "--config", "ds.json")
+    jobs.env["LAB_DATA"] = "where-the-data-is"
     assert jobs.ok(*words) == "[0] ['a b'] True\n"
+    del jobs.env["LAB_DATA"]
     (job_id,) = jobs.listed()
     for path in jobs.path(job_id).iterdir():
         assert b"very-secret-value" not in path.read_bytes(), path
+        assert b"where-the-data-is" not in path.read_bytes(), path
     script.write_text(script.read_text() + "# changed\n")
     (jobs.folder / "ds.json").write_text('{"train_batch_size": 8}')
     refused = jobs.run("rerun", job_id)
@@ -318,8 +321,10 @@ def test_a_job_runs_again_with_its_words_and_says_what_changed(jobs: Jobs, tmp_p
     assert [line.partition(":")[0] for line in told] == [
         "script digest",
         "variable NCCL_DEBUG",
+        "variables that are not set any more",
         f"config {jobs.folder / 'ds.json'}",
     ]
+    assert "not set any more: LAB_DATA; set them first" in again.stderr
     assert len(jobs.listed()) == 2
     plan = json.loads(jobs.ok("show", "last", "--json"))["plan"]
     assert (plan["cwd"], plan["program"]["args"], plan["env"]["API_KEY"]) == (str(jobs.folder), ["a b"], "***")

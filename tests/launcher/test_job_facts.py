@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dsrun.launcher.job_facts import differences, digest_of_file, git_state, read_facts
+from dsrun.launcher.job_facts import differences, digest_of_file, git_state, gone_variables, read_facts
 
 
 def git(folder: Path, *words: str) -> None:
@@ -85,6 +85,17 @@ def test_every_change_is_a_line(code: Path) -> None:
         "variable NCCL_DEBUG: INFO -> none",
         "variable OMP_NUM_THREADS: 4 -> 8",
     ]
+
+
+def test_of_other_variables_the_names_alone_are_recorded_and_those_that_are_gone_are_known(code: Path) -> None:
+    before = facts(
+        code, LAB_DATA="a-place", API_KEY="a-secret", NCCL_DEBUG="INFO", SSH_TTY="/dev/pts/1", SLURM_JOB_ID="7"
+    )
+    assert before["variables"] == ["API_KEY", "LAB_DATA"]
+    assert "a-place" not in json.dumps(before)
+    assert "a-secret" not in json.dumps(before)
+    assert gone_variables(before, {"API_KEY": "another", "NEW": "1"}) == ["LAB_DATA"]
+    assert gone_variables({}, {}) == []
 
 
 def test_what_was_not_recorded_is_not_compared(code: Path) -> None:

@@ -179,6 +179,17 @@ def test_a_restart_goes_on_from_the_newest_complete_checkpoint(tmp_path: Path) -
     assert sink.notes[-1] == f"restart 1 of 1 in 10 ms from checkpoint {checkpoint}"
 
 
+def test_a_checkpoint_on_a_host_with_folders_of_its_own_is_named_with_the_host(tmp_path: Path) -> None:
+    record = {"event": CHECKPOINT_EVENT, "time": 1.0, "path": "/data/step40", "step": 40}
+    (tmp_path / RECORDS_FILE).write_text(json.dumps(record) + "\n")
+    apart = Hello(pid=1, time_s=time.time(), own_folder=True)
+    failed = [apart, Started(pids=[11]), Exit(rank=0, status=1, time_s=time.time()), DONE]
+    # The second is asked whether the checkpoint is complete, and is gone.
+    _, sink, _ = run(tmp_path, [failed, [], attempt(0)], max_restarts=1)
+    assert sink.notes[-1] == "restart 1 of 1 in 10 ms from checkpoint box:/data/step40"
+    assert any(note.startswith("checkpoint box:/data/step40: box could not be asked") for note in sink.notes)
+
+
 def test_bad_input_is_not_tried_again(tmp_path: Path) -> None:
     mistake = WorkerError(message="error: config: wrong\nhint: mend it", traceback="", time_s=time.time())
     outcome, _, _ = run(tmp_path, [attempt(2, error=mistake)], max_restarts=3)
