@@ -74,7 +74,7 @@ class Attempt:
         self._interrupts = Interrupts()
         #: What ended a rank, while hosts are still to say where the others are.
         self._put_off: str | None = None
-        self._watch = ProgressWatch(self.tally, sink, plan, timeout_s=hang.timeout_s)
+        self._watch = ProgressWatch(self.tally, sink, plan, timeout_s=hang.timeout_s, start_limit_s=hang.start_limit_s)
 
     def on_message(self, link: Link, message: Message) -> None:
         """Takes what a host that is not over says."""

@@ -30,8 +30,9 @@ from typing import Any
 
 from dsrun.contract import ERROR_FILE_ENV, STACKS_ENV, STACKS_SIGNAL, write_error_file
 from dsrun.errors import DsrunError, InputError
+from dsrun.heartbeats import StartState, process_writer
 
-from .first_import import hide_torch
+from .first_import import hide_torch, watch_import
 from .leaving import Leaving
 from .rank_stdin import take_stdin
 
@@ -40,6 +41,8 @@ def main() -> None:
     """Entry of a fresh interpreter; argv: kind, target, the program's own arguments."""
     take_stdin()
     kind, target, *arguments = sys.argv[1:]
+    heartbeat = process_writer()
+    watch_import(lambda begins: heartbeat.tell_start(StartState.IMPORTS_TORCH if begins else StartState.RUNS))
     run(kind, target, arguments)
 
 
@@ -99,6 +102,7 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
     # Sixty-four ranks that crash must not write sixty-four stacks of other threads: `all_threads` stays off.
     faulthandler.enable(all_threads=False)
     _answer_with_stacks()
+    process_writer().tell_start(StartState.RUNS)
     leaving = Leaving()
     try:
         if kind == "module":

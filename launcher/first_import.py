@@ -1,5 +1,6 @@
 """Keeps torch, which a forked rank has from its spawner, out of sight until the program imports it, and then looks
-which variables have changed since the spawner's import. Loads nothing, and never decides how ranks start.
+which variables have changed since the spawner's import. In a fresh interpreter, tells when torch's import begins and
+ends. Loads nothing, and never decides how ranks start.
 
 [Note: first import] A program may set variables before its `import torch`. Under plain python torch reads them at that
 line; here it was imported before. So that line is the moment to look: what torch can be told by a public call is told,
@@ -13,8 +14,8 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Mapping
-from importlib.machinery import ModuleSpec
+from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +48,47 @@ def hide_torch(*, seen: Mapping[str, str], left: Mapping[str, str]) -> None:
         sys.modules[_ASKED_FIRST] = _Guard(hidden[_ASKED_FIRST], torch)
     # Handlers run last in, first out: behind all of the program's, and before those of torch's own import.
     atexit.register(finder.show)
+
+
+def watch_import(tell: Callable[[bool], None]) -> None:
+    """Has the program's first import of torch told, where torch is a package of files.
+
+    Args:
+        tell: called with True where the import begins, and with False where it has ended, well or not.
+    """
+    if "torch" not in sys.modules:
+        sys.meta_path.insert(0, _Watch(tell))  # pyright: ignore[reportArgumentType]  # a finder by its method
+
+
+class _Watch:
+    """Finds torch as it is found without it, with a loader that tells. A program may ask and never import."""
+
+    def __init__(self, tell: Callable[[bool], None]) -> None:
+        self._tell = tell
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _TellingLoader(spec.loader.name, spec.loader.path, self._tell)
+            return spec
+        return None
+
+
+class _TellingLoader(SourceFileLoader):
+    """Loads as its parent does."""
+
+    def __init__(self, name: str, path: str, tell: Callable[[bool], None]) -> None:
+        super().__init__(name, path)
+        self._tell = tell
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._tell(True)
+        try:
+            super().exec_module(module)
+        finally:
+            self._tell(False)
 
 
 def honour(seen: Mapping[str, str], now: Mapping[str, str], torch: Any, *, compiler: bool) -> None:

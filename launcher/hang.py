@@ -7,6 +7,11 @@ explicit time-out only ranks that beat are judged, for a script that prints noth
 While a rank waits for a person nobody is judged: the others wait for that rank, and a person takes the time they take.
 Afterwards all ranks have the whole time again.
 
+[Note: start of a rank] An import of torch from a slow disk takes minutes and says nothing meanwhile, and the other
+ranks wait for it. So nobody is judged while a rank's interpreter starts or torch is imported, as far as ranks tell
+(`dsrun.heartbeats.StartState`), and all have the whole time afterwards. That too has an end, the start limit; then
+those that have not started are the verdict.
+
 [Note: torch ends a rank] NCCL's watchdog, a thread of torch in each rank, ends it by SIGABRT once a collective takes
 longer than its group allows: ten minutes, if a script has made the group by itself. It says so on stderr first, and
 then has all ranks write down what they wait in, so there is time to ask them where they are. So does the thread that
@@ -16,7 +21,7 @@ watches the watchdog, when that one is stuck.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,10 +30,13 @@ from dsrun.units import format_duration
 
 from .cause_texts_groups import WATCHDOG_WORDS
 from .lifeline import Lifeline
-from .protocol import RankPulse, RankStack
+from .number_ranges import named_ranks
+from .protocol import RankPulse, RankStack, Starting
 
 #: What becomes of a job that hangs: it is told, ended, or started again.
 OnHang = Literal["report", "stop", "restart"]
+#: Longest time for a rank to start and import torch, where no longer one was named.
+START_LIMIT_S = 600.0
 #: For all hosts to say where their ranks are; each takes 16 s at most.
 STACKS_PATIENCE_S = 20.0
 #: How long torch's own groups wait under NCCL.
@@ -48,10 +56,18 @@ class HangPolicy:
     Attributes:
         timeout_s: longest time without progress; None judges only ranks that beat, by the default.
         on_hang: what becomes of a job that hangs.
+        start_timeout_s: `--start-timeout`; ranks have at least as long to start.
     """
 
     timeout_s: float | None = None
     on_hang: OnHang = "report"
+    start_timeout_s: float | None = None
+
+    @property
+    def start_limit_s(self) -> float:
+        """Longest time for a rank to start and import torch. See [Note: start of a rank]."""
+        timeout_s = DEFAULT_HANG_TIMEOUT_S if self.timeout_s is None else self.timeout_s
+        return max(START_LIMIT_S, timeout_s, self.start_timeout_s or 0.0)
 
 
 class HangTracker:
@@ -60,12 +76,20 @@ class HangTracker:
     Args:
         timeout_s: as in `HangPolicy`.
         now_s: monotonic seconds.
+        start_limit_s: as in `HangPolicy`.
     """
 
-    def __init__(self, timeout_s: float | None, *, now_s: float) -> None:
+    def __init__(self, timeout_s: float | None, *, now_s: float, start_limit_s: float = START_LIMIT_S) -> None:
         self._judges_silence = timeout_s is not None
         self._timeout_s = DEFAULT_HANG_TIMEOUT_S if timeout_s is None else timeout_s
         self._job = Lifeline(self._timeout_s, now_s)
+        self._start_limit_s = start_limit_s
+        self._start = Lifeline(start_limit_s, now_s)
+        self._starting: dict[int, Starting] = {}
+        #: Ranks that have printed, so that their programs run, told or not.
+        self._spoke: set[int] = set()
+        #: Ranks that were found not to have started within the limit.
+        self.late: Mapping[int, Starting] = {}
         self._beats: dict[int, int] = {}
         self._idle_s: dict[int, float] = {}
         self._never_beat: set[int] = set()
@@ -78,9 +102,16 @@ class HangTracker:
         self._never_beat.update(ranks)
         self._job.renew()
 
-    def pulse(self, ranks: Iterable[RankPulse]) -> None:
-        """How ranks fare."""
+    def pulse(self, ranks: Iterable[RankPulse], importing: Iterable[int] = ()) -> None:
+        """How ranks fare.
+
+        Args:
+            ranks: those of a host that run.
+            importing: as in `Pulse`.
+        """
+        self._starting.update(dict.fromkeys(importing, "torch"))
         for rank in ranks:
+            self._note_start(rank)
             if rank.idle_s is None:
                 continue
             self._never_beat.discard(rank.rank)
@@ -89,8 +120,15 @@ class HangTracker:
                 self._beats[rank.rank] = rank.beats
                 self._job.renew()
 
-    def printed(self) -> None:
-        """A rank printed something."""
+    def _note_start(self, rank: RankPulse) -> None:
+        if rank.starting and not (rank.starting == "interpreter" and rank.rank in self._spoke):
+            self._starting[rank.rank] = rank.starting
+        else:
+            self._starting.pop(rank.rank, None)
+
+    def printed(self, rank: int) -> None:
+        """This rank printed something."""
+        self._spoke.add(rank)
         self._job.renew()
 
     def waits_for_person(self, rank: int) -> None:
@@ -108,6 +146,7 @@ class HangTracker:
         """A rank makes no progress any more, and needs not."""
         self._never_beat.discard(rank)
         self._idle_s.pop(rank, None)
+        self._starting.pop(rank, None)
         self._job.renew()
 
     def look_again(self) -> None:
@@ -115,18 +154,46 @@ class HangTracker:
         self._told = False
 
     def look(self, now_s: float) -> float | None:
-        """Returns for how long there was no progress, once for each hang; to be asked every second or so."""
+        """Returns for how long there was no progress, once for each hang; to be asked every second or so.
+
+        Where that is because ranks have not started, they are in `late`.
+        """
         # Asked at every look: what was not looked at would count at the first.
-        has_run_out = self._job.has_run_out(now_s)
+        has_run_out, start_is_over = self._job.has_run_out(now_s), self._start.has_run_out(now_s)
+        if self._waiting or not self._starting:
+            self._start.renew()
         if self._waiting:
             self._job.renew()
             return None
+        self.late = dict(self._starting) if start_is_over else {}
+        if self._starting:
+            self._job.renew()
+            self._resumed_at_s = now_s
+            return self._news(self._start_limit_s if self.late else None)
         is_silent = has_run_out and self._judges_silence and bool(self._never_beat)
         idle_s = min(max(self._idle_s.values(), default=0.0), now_s - self._resumed_at_s)
         hangs = is_silent or idle_s >= self._timeout_s
-        is_news = hangs and not self._told
-        self._told = hangs
-        return max(idle_s, self._timeout_s) if is_news else None
+        return self._news(max(idle_s, self._timeout_s) if hangs else None)
+
+    def _news(self, hangs_s: float | None) -> float | None:
+        is_news = hangs_s is not None and not self._told
+        self._told = hangs_s is not None
+        return hangs_s if is_news else None
+
+
+def start_words(late: Mapping[int, Starting], limit_s: float) -> str:
+    """Says which ranks have not started: `rank 1 is still importing torch after 10m 0s`.
+
+    Args:
+        late: what the start of each is at.
+        limit_s: for how long.
+    """
+    for what, doing in (("torch", "importing torch"), ("interpreter", "starting Python")):
+        ranks = sorted(rank for rank, starting in late.items() if starting == what)
+        if ranks:
+            verb = "is" if len(ranks) == 1 else "are"
+            return f"{named_ranks(ranks)} {verb} still {doing} after {format_duration(limit_s)}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,11 +257,21 @@ class StackRound:
         silent_s: for how long there was no progress.
         now_s: monotonic seconds.
         ends: why they were asked, where it is torch that ends a rank.
+        late: which ranks have not started, in words; empty where all have.
     """
 
-    def __init__(self, hosts: Iterable[str], *, silent_s: float, now_s: float, ends: WatchdogEnd | None = None) -> None:
+    def __init__(
+        self,
+        hosts: Iterable[str],
+        *,
+        silent_s: float,
+        now_s: float,
+        ends: WatchdogEnd | None = None,
+        late: str = "",
+    ) -> None:
         self.silent_s = silent_s
         self.ends = ends
+        self.late = late
         self.stacks: list[tuple[str, RankStack]] = []
         #: Hosts that have not answered.
         self.waiting = set(hosts)

@@ -35,7 +35,7 @@ class HostNews:
         self._table = table
         self._run_dir = folder.path
         self._records = RecordTail(os.path.join(folder.path, RECORDS_FILE)) if folder.is_own else None
-        self._pulses = Pulses(table)
+        self._pulses = Pulses(table, are_python=ranks.are_python)
         self._stacks: StackTaking | None = None
         #: When the next pulse is due, monotonic.
         self.pulse_at_s = 0.0
@@ -60,7 +60,7 @@ class HostNews:
         """Sends what is due."""
         if now_s >= self.pulse_at_s:
             self.pulse_at_s = now_s + PULSE_S
-            self._relay.send_sign_of_life(self._pulses.take(self._ranks.live, now_s))
+            self._relay.send_sign_of_life(self._pulses.take(self._ranks.live, now_s, importing=self._ranks.importing))
             if not self._relay.is_full:
                 self._send_records()
         if self._stacks is not None and (answer := self._stacks.look(now_s)) is not None:

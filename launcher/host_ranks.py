@@ -157,6 +157,17 @@ class HostRanks:
         self._selector.register(self._spawner, selectors.EVENT_READ, self._read_spawner)
 
     @property
+    def are_python(self) -> bool:
+        """The ranks run a script or module, which dsrun begins for them."""
+        return self._plan.program.kind != "command"
+
+    @property
+    def importing(self) -> list[int]:
+        """The ranks that are there once the spawner has imported torch for them."""
+        waits = self._plan.start == "fork" and self.are_python and self._spawner is not None and not self._rank_of
+        return [worker.rank for worker in self._node.workers] if waits else []
+
+    @property
     def live(self) -> list[LiveRank]:
         """The ranks whose end was not reported; empty until the spawner has told them."""
         return [rank for rank in self._live.values() if rank.rank not in self._ended]

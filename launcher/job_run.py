@@ -72,7 +72,9 @@ class JobRun:
         self._sink = sink
         self._python = python
         self._policies = policies
-        self._hang = HangPolicy(timeout_s=policies.hang_timeout_s, on_hang=policies.on_hang)
+        self._hang = HangPolicy(
+            timeout_s=policies.hang_timeout_s, on_hang=policies.on_hang, start_timeout_s=policies.start_timeout_s
+        )
         self._restarts = Restarts(
             policies.max_restarts, min_uptime_s=policies.min_uptime_s, first_wait_s=policies.first_wait_s
         )

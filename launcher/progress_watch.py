@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from .failures import Hang
 from .flight_recorder import dump_places
-from .hang import HangTracker, StackRound, WatchdogEnd, WatchdogWords
+from .hang import START_LIMIT_S, HangTracker, StackRound, WatchdogEnd, WatchdogWords, start_words
 from .plan import LaunchPlan
 from .protocol import Output, Pulse, RankStack, Reading
 from .sink import Sink
@@ -31,14 +31,23 @@ class ProgressWatch:
         sink: where news go.
         plan: the launch.
         timeout_s: as in `HangPolicy`.
+        start_limit_s: likewise.
     """
 
-    def __init__(self, tally: Tally, sink: Sink, plan: LaunchPlan, *, timeout_s: float | None) -> None:
+    def __init__(
+        self,
+        tally: Tally,
+        sink: Sink,
+        plan: LaunchPlan,
+        *,
+        timeout_s: float | None,
+        start_limit_s: float = START_LIMIT_S,
+    ) -> None:
         self._tally = tally
         self._sink = sink
         self._stacks_folder = plan.run_dir
         self._job_id = plan.job_id
-        self._hang = HangTracker(timeout_s, now_s=time.monotonic())
+        self._hang = HangTracker(timeout_s, now_s=time.monotonic(), start_limit_s=start_limit_s)
         self._stragglers = StragglerTracker(len(plan.ranks))
         self._watchdog = WatchdogWords()
         self._ends: WatchdogEnd | None = None
@@ -56,7 +65,7 @@ class ProgressWatch:
 
     def printed(self, output: Output) -> bool:
         """Returns whether a rank prints that torch is about to end it, so that hosts are to be asked by `ask`."""
-        self._hang.printed()
+        self._hang.printed(output.rank)
         ends = self._watchdog.look(output.rank, output.text) if output.stream == "stderr" else None
         # Once an attempt: the others' watchdogs strike for the same reason a moment later.
         if ends is None or self._ends is not None:
@@ -88,7 +97,7 @@ class ProgressWatch:
 
     def pulse(self, pulse: Pulse) -> None:
         """The ranks of a host fare like this."""
-        self._hang.pulse(pulse.ranks)
+        self._hang.pulse(pulse.ranks, pulse.importing)
         self._tally.pulse(pulse.ranks)
         for straggler in self._stragglers.pulse(pulse.ranks, pulse.time_s):
             rank, ratio = straggler.rank, round(straggler.ratio, 2)
@@ -108,7 +117,7 @@ class ProgressWatch:
         silent_s = self._hang.look(now_s)
         if silent_s is None or self._round is not None:
             return False
-        self._round = StackRound(hosts, silent_s=silent_s, now_s=now_s)
+        self._round = StackRound(hosts, silent_s=silent_s, now_s=now_s, late=start_words(self._hang.late, silent_s))
         return True
 
     def answered(self, host: str, ranks: Iterable[RankStack]) -> None:
@@ -130,7 +139,7 @@ class ProgressWatch:
         if stacks is None or not stacks.is_over(now_s):
             return None
         self._round = None
-        nobody_is_left = not stacks.waiting and all(is_gone(stack) for _, stack in stacks.stacks)
+        nobody_is_left = not stacks.late and not stacks.waiting and all(is_gone(stack) for _, stack in stacks.stacks)
         if stacks.ends is not None:
             if not nobody_is_left:
                 for line in self._lines_of(stacks):
@@ -148,6 +157,7 @@ class ProgressWatch:
             stacks.stacks,
             silent_s=stacks.silent_s,
             headline=None if stacks.ends is None else f"torch's watchdog ends rank {stacks.ends.rank}",
+            late=stacks.late,
             ended=self._tally.ended_well(),
             unanswered=sorted(stacks.waiting),
             stacks_folder=self._stacks_folder,

@@ -17,7 +17,7 @@ from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 6
+VERSION = 7
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
@@ -25,6 +25,8 @@ StreamName = Literal["stdout", "stderr"]
 #: What a rank does with its stdin, see `rank_stdin`: it waits for a person, or for a pipe; a person has typed a line;
 #: the wait ended otherwise; it reads although no stdin was given to it.
 ReadingState = Literal["waits", "waits_for_pipe", "typed", "goes_on", "has_none"]
+#: What a rank that has not started yet is at: its interpreter starts, or torch is imported. Empty: its program runs.
+Starting = Literal["", "interpreter", "torch"]
 
 
 class ProtocolError(DsrunError):
@@ -142,6 +144,7 @@ class RankPulse:
         collective: the one it waits in; empty while it is in none.
         cpu_percent: of one core, since the pulse before.
         rss_bytes: memory it has resident.
+        starting: what its start is at.
     """
 
     rank: int
@@ -153,6 +156,7 @@ class RankPulse:
     collective: str
     cpu_percent: float
     rss_bytes: int
+    starting: Starting = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +166,12 @@ class Pulse:
     Attributes:
         ranks: those that have not ended.
         time_s: when they were looked at, by the host's clock, seconds since the epoch.
+        importing: ranks that are there once the host's spawner has imported torch for them.
     """
 
     ranks: list[RankPulse]
     time_s: float
+    importing: list[int] = field(default_factory=list[int])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,14 @@ Costs a tenth of a millisecond a rank, so that the agent of a big host stays out
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import psutil
 
-from dsrun.heartbeats import Beat, HeartbeatTable
+from dsrun.heartbeats import Beat, HeartbeatTable, StartState
 
-from .protocol import Pulse, RankPulse
+from .protocol import Pulse, RankPulse, Starting
 from .worker import LiveRank
 
 #: Between two pulses.
@@ -31,16 +31,24 @@ class Pulses:
 
     Args:
         table: what the ranks say.
+        are_python: the ranks tell when their program begins.
     """
 
-    def __init__(self, table: HeartbeatTable) -> None:
+    def __init__(self, table: HeartbeatTable, *, are_python: bool = False) -> None:
         self._table = table
+        self._are_python = are_python
         self._usage: dict[int, _Usage] = {}
 
-    def take(self, ranks: Iterable[LiveRank], now_s: float) -> Pulse:
-        """Returns how these ranks fare now, in monotonic seconds; one that has ended unseen is left out."""
+    def take(self, ranks: Iterable[LiveRank], now_s: float, *, importing: Sequence[int] = ()) -> Pulse:
+        """Returns how ranks fare now.
+
+        Args:
+            ranks: those that run; one that has ended unseen is left out.
+            now_s: monotonic seconds.
+            importing: as in `Pulse`.
+        """
         pulses = [pulse for rank in ranks if (pulse := self._look_at(rank, now_s)) is not None]
-        return Pulse(ranks=pulses, time_s=time.time())
+        return Pulse(ranks=pulses, time_s=time.time(), importing=list(importing))
 
     def _look_at(self, rank: LiveRank, now_s: float) -> RankPulse | None:
         try:
@@ -64,7 +72,18 @@ class Pulses:
             collective="" if beat is None else beat.collective,
             cpu_percent=round(cpu_percent, 1),
             rss_bytes=rss_bytes,
+            starting=self._starting(rank.local_rank),
         )
+
+
+    def _starting(self, local_rank: int) -> Starting:
+        match self._table.read_start(local_rank):
+            case StartState.IMPORTS_TORCH:
+                return "torch"
+            case StartState.NOT_BEGUN if self._are_python:
+                return "interpreter"
+            case _:
+                return ""
 
 
 def idle_s(beat: Beat | None, now_s: float) -> float | None:

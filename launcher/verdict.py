@@ -104,6 +104,7 @@ def verdict(
     *,
     silent_s: float,
     headline: str | None = None,
+    late: str = "",
     ended: Sequence[int] = (),
     unanswered: Sequence[str] = (),
     stacks_folder: str | None = None,
@@ -116,6 +117,7 @@ def verdict(
         silent_s: for how long there was no progress.
         headline: what the first line begins with, where torch ends a rank, which has all ranks leave dumps; None where
             there was no progress, and the line says so.
+        late: which ranks have not started, where that is why nobody goes on; there may be no stack then.
         ended: ranks that have returned 0 already.
         unanswered: hosts that did not say.
         stacks_folder: the job's folder, where the complete stacks of the ranks of all hosts are.
@@ -142,8 +144,9 @@ def verdict(
     if len(ordered) > _MOST_GROUPS:
         facts.append(f"others at {len(ordered) - _MOST_GROUPS} more places")
     facts += [f"host {host} does not answer" for host in sorted(unanswered)]
-    begin = headline or f"no progress for {format_duration(silent_s)}"
-    lines = [f"{begin}: {', '.join(facts) or 'all ranks are gone, and no host says how'}"]
+    begin = headline or late or f"no progress for {format_duration(silent_s)}"
+    told = ", ".join(facts) or ("" if late else "all ranks are gone, and no host says how")
+    lines = [f"{begin}: {told}" if told else begin]
     lines += [f"  {_detail(group)}" for _, group in ordered[:_MOST_GROUPS]]
     lines += [f"  {line}" for line in lines_of(found)]
     lines += [f"  the flight recorder's dump of {line}" for line in _dump_errors(stacks)]

@@ -7,11 +7,13 @@ bytes of a slot; does not judge who hangs.
 entry, whose path is in DSRUN_HEARTBEAT, so it leaves nothing behind however the job ends. A slot is written by its
 rank alone and holds two beats: the newest, where the count of beats is even or odd as its place is, and the one that is
 being written. A rank that is stopped in the middle of a beat leaves the newest whole; a reader reads again only if the
-rank has beaten while it read.
+rank has beaten while it read. The last bytes of a slot say how far the rank's start is, which is no beat: a rank that
+says nothing else is judged as one that never has beaten.
 """
 
 from __future__ import annotations
 
+import enum
 import mmap
 import os
 import struct
@@ -28,6 +30,19 @@ _COUNT = struct.Struct("@Q")
 # step, time, waited seconds, collectives entered, phase, collective.
 _BEAT = struct.Struct("<qddQ48s112s")
 _NO_STEP = -1
+#: Where in a slot its `StartState` stands.
+_START_PLACE = SLOT_BYTES - _COUNT.size
+
+
+class StartState(enum.IntEnum):
+    """How far a rank's start is."""
+
+    #: Its interpreter has not come to the program, or nobody tells.
+    NOT_BEGUN = 0
+    #: The program runs.
+    RUNS = 1
+    #: The program runs, and imports torch.
+    IMPORTS_TORCH = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +106,11 @@ class HeartbeatTable:
             collective=_text(collective),
         )
 
+    def read_start(self, slot: int) -> StartState:
+        """Returns how far the rank's start is."""
+        (state,) = _COUNT.unpack_from(self._memory, slot * SLOT_BYTES + _START_PLACE)
+        return StartState(min(state, StartState.IMPORTS_TORCH))
+
     def close(self) -> None:
         """Gives the memory back; ranks that still have it mapped write on unseen."""
         self._memory.close()
@@ -133,6 +153,11 @@ class HeartbeatWriter:
         if phase is not None:
             self._phase = _bytes(phase, 48)
         self._write()
+
+    def tell_start(self, state: StartState) -> None:
+        """Says how far this rank's start is; no beat."""
+        place = self._offset + _START_PLACE
+        self._memory[place : place + _COUNT.size] = _COUNT.pack(state)
 
     def enter(self, collective: str) -> None:
         """Says that this rank waits in a collective from now on; at most 112 bytes of its name are kept."""

@@ -70,6 +70,32 @@ def test_a_hang_is_found_and_blamed_on_the_rank_that_does_not_wait(tmp_path: Pat
     assert "train.py" in Path(plan.run_dir, "rank0.stacks.txt").read_text()
 
 
+#: torch from a disk that takes longer than the time-out; rank 0 beats, and waits for the other one.
+SLOW_IMPORT = """
+import os, sys, dsrun
+if os.environ["RANK"] == "1":
+    sys.path.insert(0, {folder!r})
+    import torch
+    print("has imported", torch.__file__, flush=True)
+else:
+    dsrun.heartbeat()
+    os.read(os.open({pipe!r}, os.O_RDONLY), 1)
+"""
+
+
+def test_a_rank_that_imports_torch_slowly_is_no_hang(tmp_path: Path) -> None:
+    pipe = tmp_path / "imported"
+    os.mkfifo(pipe)
+    (tmp_path / "slow" / "torch").mkdir(parents=True)
+    (tmp_path / "slow" / "torch" / "__init__.py").write_text(
+        f"import time; time.sleep(3.5); open({str(pipe)!r}, 'w').write('x')"
+    )
+    source = SLOW_IMPORT.format(folder=str(tmp_path / "slow"), pipe=str(pipe))
+    plan = script_plan(tmp_path, source, start="exec", grace_s=1)
+    outcome, sink = run(plan, Policies(hang_timeout_s=1.5, on_hang="stop"))
+    assert outcome.exit_code == 0, sink.notes
+
+
 def test_a_rank_that_returned_early_is_named_when_the_others_wait_for_it(tmp_path: Path) -> None:
     source = HANG.format(hang="raise SystemExit(0)")
     outcome, _ = run(script_plan(tmp_path, source, grace_s=2), Policies(hang_timeout_s=3.0, on_hang="stop"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -196,3 +197,21 @@ def test_a_program_that_imports_no_torch_ends_with_it_back() -> None:
     )
     shown = subprocess.run([sys.executable, "-c", start + source], capture_output=True, text=True, timeout=60)
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, "None\nTrue\n", "")
+
+
+def test_the_first_import_is_told_when_it_begins_and_ends_and_not_where_it_is_only_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("print('imports')\nimport torch.part\n")
+    (tmp_path / "torch/part.py").write_text("")
+    code = (
+        "import importlib.util, sys\n"
+        "from dsrun.launcher.first_import import watch_import\n"
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        "watch_import(print)\n"
+        "assert importlib.util.find_spec('torch').origin\n"
+        "import torch\n"
+        "import torch.part\n"
+        "print(torch.__spec__.loader.get_filename('torch') == torch.__file__)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "imports", "False", "True"]

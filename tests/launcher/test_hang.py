@@ -5,12 +5,20 @@ from pathlib import Path
 import pytest
 
 from dsrun.contract import DEFAULT_HANG_TIMEOUT_S
-from dsrun.launcher.hang import HangTracker, StackRound, WatchdogEnd, WatchdogWords, watchdog_warning
-from dsrun.launcher.protocol import RankPulse, RankStack
+from dsrun.launcher.hang import (
+    HangPolicy,
+    HangTracker,
+    StackRound,
+    WatchdogEnd,
+    WatchdogWords,
+    start_words,
+    watchdog_warning,
+)
+from dsrun.launcher.protocol import RankPulse, RankStack, Starting
 from support.cli import invoke
 
 
-def pulse(rank: int, *, beats: int = 0, idle_s: float | None = None) -> RankPulse:
+def pulse(rank: int, *, beats: int = 0, idle_s: float | None = None, starting: Starting = "") -> RankPulse:
     return RankPulse(
         rank=rank,
         beats=beats,
@@ -21,6 +29,7 @@ def pulse(rank: int, *, beats: int = 0, idle_s: float | None = None) -> RankPuls
         collective="",
         cpu_percent=0.0,
         rss_bytes=0,
+        starting=starting,
     )
 
 
@@ -65,7 +74,7 @@ def test_ranks_that_never_beat_hang_when_nobody_prints() -> None:
     tracker = HangTracker(10, now_s=0)
     tracker.started([0, 1])
     assert not any(looks(tracker, range(10)))
-    tracker.printed()
+    tracker.printed(0)
     assert not any(looks(tracker, range(10, 20)))
     assert [silent_s for silent_s in looks(tracker, range(20, 40)) if silent_s] == [10]
 
@@ -85,6 +94,71 @@ def test_a_rank_that_has_ended_does_not_hang(beats: bool) -> None:
     tracker.pulse([pulse(0, beats=1, idle_s=1.0)] if beats else [])
     tracker.ended(0)
     assert not any(looks(tracker, range(100)))
+
+
+@pytest.mark.parametrize("starting", ["torch", "interpreter"])
+def test_nobody_hangs_while_a_rank_starts_and_then_all_have_the_whole_time(starting: Starting) -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0, 1])
+    for second in range(1, 100):
+        # Rank 0 has beaten, and waits for the other one.
+        tracker.pulse([pulse(0, beats=1, idle_s=float(second)), pulse(1, starting=starting)])
+        assert tracker.look(float(second)) is None
+    tracker.pulse([pulse(0, beats=1, idle_s=108.0), pulse(1)])
+    assert tracker.look(108) is None
+    tracker.pulse([pulse(0, beats=1, idle_s=110.0), pulse(1)])
+    assert tracker.look(110) is not None
+    assert not tracker.late
+
+
+def test_a_silent_rank_has_the_whole_time_once_torch_is_imported() -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0])
+    tracker.pulse([pulse(0, starting="torch")])
+    assert not any(looks(tracker, range(1, 60)))
+    tracker.pulse([pulse(0)])
+    assert looks(tracker, range(60, 73)).index(10) == 10
+
+
+def test_ranks_that_do_not_start_within_the_limit_are_told_once() -> None:
+    tracker = HangTracker(10, now_s=0, start_limit_s=600)
+    tracker.pulse([], importing=[0, 1])
+    told = [(second, silent_s) for second, silent_s in enumerate(looks(tracker, range(700))) if silent_s]
+    assert told == [(601, 600)]
+    assert start_words(tracker.late, 600) == "ranks 0, 1 are still importing torch after 10m 0s"
+    tracker.pulse([pulse(0), pulse(1)])
+    assert (tracker.look(701), dict(tracker.late)) == (None, {})
+
+
+def test_a_rank_that_prints_has_started_though_it_does_not_tell() -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0])
+    tracker.printed(0)
+    tracker.pulse([pulse(0, starting="interpreter")])
+    assert any(looks(tracker, range(15)))
+
+
+def test_a_rank_that_ends_while_it_starts_keeps_nobody_from_being_judged() -> None:
+    tracker = HangTracker(10, now_s=0)
+    tracker.started([0, 1])
+    tracker.pulse([pulse(0), pulse(1, starting="torch")])
+    tracker.ended(1)
+    assert any(looks(tracker, range(15)))
+
+
+@pytest.mark.parametrize(
+    ("policy", "limit_s"),
+    [
+        (HangPolicy(), 1800),
+        (HangPolicy(timeout_s=30), 600),
+        (HangPolicy(timeout_s=3600), 3600),
+        (HangPolicy(timeout_s=30, start_timeout_s=1200), 1200),
+    ],
+)
+def test_ranks_may_take_ten_minutes_to_start_or_longer_where_a_longer_time_was_named(
+    policy: HangPolicy, limit_s: float
+) -> None:
+    assert policy.start_limit_s == limit_s
 
 
 def test_a_front_end_that_was_away_does_not_take_its_own_absence_for_a_hang() -> None:

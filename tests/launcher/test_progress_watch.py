@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.launcher.job_output import JobOutput
 from dsrun.launcher.progress_watch import ProgressWatch
-from dsrun.launcher.protocol import Exit, Output, RankStack, StreamName
+from dsrun.launcher.protocol import Exit, Output, Pulse, RankStack, StreamName
 from dsrun.launcher.tally import Tally
 from support.jobs import RecordingSink, program_plan
 
@@ -122,3 +122,17 @@ def test_nothing_is_told_where_all_ranks_have_ended_before_they_were_asked(watch
     watched.watch.gone("here2")
     assert watched.watch.verdict(watched.now_s) is None
     assert (watched.sink.notes, watched.watch.is_asking_before_end) == ([], False)
+
+
+def test_ranks_that_never_start_are_the_verdict_though_there_is_no_stack(tmp_path: Path) -> None:
+    plan = program_plan(tmp_path, "command", "true", ranks=2)
+    output = JobOutput(plan, RecordingSink())
+    watch = ProgressWatch(Tally(plan), output, plan, timeout_s=TIMEOUT_S, start_limit_s=60.0)
+    watch.pulse(Pulse(ranks=[], time_s=0.0, importing=[0, 1]))
+    now_s = time.monotonic()
+    asked = [second for second in range(100) if watch.look(now_s + second, [])]
+    assert len(asked) == 1
+    assert asked[0] >= 60
+    hang = watch.verdict(now_s + 100)
+    assert hang is not None
+    assert hang.lines == ("ranks 0, 1 are still importing torch after 1m 0s",)

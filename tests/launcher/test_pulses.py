@@ -10,7 +10,7 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from dsrun.heartbeats import HeartbeatTable, HeartbeatWriter
+from dsrun.heartbeats import HeartbeatTable, HeartbeatWriter, StartState
 from dsrun.launcher.pulses import Pulses
 from dsrun.launcher.worker import LiveRank
 
@@ -68,3 +68,20 @@ def test_a_rank_is_heard_through_the_slot_of_its_place_on_the_host(table: Heartb
     assert (silent.beats, silent.step, silent.idle_s, silent.phase, silent.collective) == (0, None, None, "", "")
     assert (heard.beats, heard.step, heard.idle_s) == (2, 4, 2.0)
     assert (heard.phase, heard.collective) == ("forward", "all_gather of unit 12")
+
+
+@pytest.mark.parametrize(
+    ("state", "python", "program"),
+    [
+        (StartState.NOT_BEGUN, "interpreter", ""),
+        (StartState.RUNS, "", ""),
+        (StartState.IMPORTS_TORCH, "torch", "torch"),
+    ],
+)
+def test_a_pulse_says_what_a_ranks_start_is_at(
+    table: HeartbeatTable, state: StartState, python: str, program: str
+) -> None:
+    HeartbeatWriter(table.path, 1).tell_start(state)
+    for are_python, expected in ((True, python), (False, program)):
+        (found,) = Pulses(table, are_python=are_python).take([live(1, ScriptedProcess())], 1.0).ranks
+        assert (found.starting, found.beats, found.idle_s) == (expected, 0, None)
