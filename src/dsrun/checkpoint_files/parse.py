@@ -32,6 +32,7 @@ from .region import Region
 from .storage import Place, read_range
 from .storage_registry import storage_of
 from .tensor_header import TensorHeader, read_header
+from .values import check_values
 
 #: Of 10,000 tensors on 100 ranks it has a third of a GiB.
 _LARGEST_INDEX = 2 << 30
@@ -103,6 +104,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return members
 
 
+def _values(body: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(an_object(a_member(body, "values", ""), "`values`"))
+    check_values(values)
+    return values
+
+
 # Format 2 -------------------------------------------------------------------------------------------------------------
 
 
@@ -124,7 +131,7 @@ def _parse_second(body: Mapping[str, Any]) -> Index:
     return Index(
         world_size,
         tensors,
-        dict(an_object(a_member(body, "values", ""), "`values`")),
+        _values(body),
         files,
         [dict(an_object(value, f"`ranks`[{rank}]")) for rank, value in enumerate(ranks)],
         _aliases(a_member(body, "aliases", ""), tensors),
@@ -230,7 +237,7 @@ def _parse_first(body: Mapping[str, Any], folder: Place) -> Index:
     return Index(
         a_number(a_member(body, "world_size", ""), "`world_size`", at_least=1),
         tensors,
-        dict(an_object(a_member(body, "values", ""), "`values`")),
+        _values(body),
         {name: StoredFile(header.nbytes, None) for name, header in headers.items()},
         format=1,
     )

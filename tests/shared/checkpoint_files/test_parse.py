@@ -158,6 +158,55 @@ def test_links_are_not_followed(tmp_path: Path, index: Index) -> None:
         read_index(tmp_path / "other")
 
 
+NUMBERS = {
+    ("counters", "micro_steps"): 0, ("counters", "global_steps"): 0, ("counters", "global_samples"): 0,
+    ("counters", "skipped_steps"): 0, ("data", "epoch"): 0, ("data", "samples_seen"): 0,
+    ("loss_scale", "hysteresis"): 0, ("loss_scale", "steps"): 0, ("loss_scale", "last_overflow"): -1,
+}  # fmt: skip
+NO_NUMBERS = ["3", 3.0, True, None, [3], float("nan"), float("inf"), 1 << 63]
+
+
+@pytest.mark.parametrize("place", NUMBERS)
+@pytest.mark.parametrize("value", [*NO_NUMBERS, "below"])
+def test_a_counter_that_none_can_be_gone_on_from_is_named(index: Index, place: tuple[str, str], value: Any) -> None:
+    least = NUMBERS[place]
+    value = least - 1 if value == "below" else value
+    parse_index(written(index, set_to("values", place[0], to={place[1]: least})), FOLDER)
+    with pytest.raises(
+        CheckpointError, match=f"damaged: `values.{'.'.join(place)}` is .*expected a whole number of {least}"
+    ):
+        parse_index(written(index, set_to("values", place[0], to={place[1]: value})), FOLDER)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "said"),
+    [
+        ("counters", None, "`values.counters` is None; expected an object"),
+        ("data", [], "`values.data` is a list; expected an object"),
+        ("data", {"seed": "7"}, "`values.data.seed` is '7'; expected a whole number"),
+        ("loss_scale", {"scale": float("nan")}, "`values.loss_scale.scale` is nan; expected a finite number above 0"),
+        ("loss_scale", {"scale": -2.0}, "is -2.0; expected a finite number above 0"),
+        ("loss_scale", {"scale": "2"}, "is '2'; expected a finite number above 0"),
+        ("optimizer", {"type": 3}, "`values.optimizer.type` is 3; expected a text"),
+        ("optimizer", {"groups": [1]}, r"`values.optimizer.groups`\[0\] is 1; expected an object"),
+        ("optimizer", {"left_out": [{"missed": -1}]}, r"`missed` of `values.optimizer.left_out`\[0\] is -1"),
+        ("scheduler", {"type": None}, "`values.scheduler.type` is None; expected a text"),
+        ("frozen", "no", "`values.frozen` is 'no'; expected true or false"),
+        ("latest", 0, "`values.latest` is 0; expected a whole number of 1 or more"),
+        ("latest", True, "`values.latest` is True"),
+    ],
+)
+def test_a_value_that_none_can_be_gone_on_from_is_named(index: Index, place: str, value: Any, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        parse_index(written(index, set_to("values", place, to=value)), FOLDER)
+
+
+def test_what_a_run_may_not_have_is_no_damage(index: Index) -> None:
+    nothing = {"counters": {}, "data": None, "loss_scale": None, "scheduler": None, "frozen": False, "latest": 1}
+    assert parse_index(written(index, set_to("values", to=nothing)), FOLDER).values == nothing
+    assert parse_index(written(index, set_to("values", to={})), FOLDER).values == {}
+
+
 # Fuzz -----------------------------------------------------------------------------------------------------------------
 
 _JSON = st.recursive(
