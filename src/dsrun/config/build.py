@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
@@ -19,7 +19,7 @@ from dsrun.config.knob import Auto, Choices, Section
 from dsrun.config.provenance import Kind, Source
 from dsrun.config.suggest import suggest_key, suggest_value
 from dsrun.config.tree import Node, Position, join, place_name, printable, show
-from dsrun.config.values import LARGEST, alternatives, choices_of, expectation, number_of
+from dsrun.config.values import LARGEST, alternatives, choices_of, expectation, is_other_kind, number_of
 
 _MOST_SUGGESTIONS = 20
 
@@ -233,15 +233,34 @@ def _instance(
 ) -> Section | None:
     """Validates the flat values; leaves out what is wrong and tries once more, so that the rest is still judged."""
     try:
-        return model.model_validate(values)
+        section = model.model_validate(values)
     except ValidationError as error:
         for name in dict.fromkeys(str(detail["loc"][0]) for detail in error.errors(include_url=False)):
             _complain(model, name, values, members, node, path, build)
             values.pop(name, None)
-    try:
-        return model.model_validate(values)
-    except ValidationError:
-        return None
+        try:
+            section = model.model_validate(values)
+        except ValidationError:
+            return None
+    for name in values:
+        if section_in(model.model_fields[name]) is None and model.knob_of(name).choices is None:
+            _note_other_kind(_member(model, name, members), getattr(section, name), join(path, name), build.report)
+    return section
+
+
+def _note_other_kind(child: Node, read: Any, full: str, report: Report) -> None:
+    leaves = list(_leaves(child))
+    values: list[Any] = list(cast("tuple[Any, ...]", read)) if isinstance(read, tuple) else [read]
+    for leaf, value in zip(leaves, values, strict=False):  # an object has more leaves, and no numbers to compare with
+        if is_other_kind(leaf.value, value):
+            written = f"the text {show(leaf.value)}" if isinstance(leaf.value, str) else show(leaf.value)
+            hint = f'write "{full.rpartition(".")[2]}": {show(value)}' if leaf is child else f"write {show(value)}"
+            report.note(Code.OTHER_KIND, full, f"`{full}` is {written}; read as {show(value)}", leaf.at, hint)
+
+
+def _member(model: type[Section], name: str, members: dict[str, Node]) -> Node:
+    """Returns what was written for a field, under any of its names."""
+    return next(members[key] for key in members if key == name or model.renamed.get(key) == name)
 
 
 def _complain(
@@ -255,7 +274,7 @@ def _complain(
 ) -> None:
     full = join(path, name)
     if name in values:
-        child = next(members[key] for key in members if key == name or model.renamed.get(key) == name)
+        child = _member(model, name, members)
         hint = suggest_value(values[name], choices_of(model.model_fields[name].annotation)) or _see(full)
         build.report.error(
             Code.BAD_VALUE,

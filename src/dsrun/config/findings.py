@@ -35,6 +35,7 @@ class Code(Enum):
     PLANNED = "planned"
     NO_EFFECT = "no-effect"
     OLD_SPELLING = "old-spelling"
+    OTHER_KIND = "other-kind"
     COMBINATION = "combination"
     BATCH = "batch"
     DIFFERENT_DEFAULT = "different-default"

@@ -24,7 +24,8 @@ from `dsrun config explain KEY`; `docs/config.schema.json` is the schema for edi
 
 A config is JSON (comments and trailing commas are fine) or, by its ending, YAML. Keys are DeepSpeed's. A key that is
 not here is an error with a suggestion; keys that start with `_` or `//`, and `$schema`, are comments; `null` is the
-same as leaving a key out. Integral floats (`5e8`) and numeric text (`"2"`) are read as numbers.
+same as leaving a key out. Integral floats (`5e8`) are read as whole numbers. Text for a number (`"2"`) or a flag
+(`"true"`) is read as what it says, with a note.
 
 Status: **works**; **planned**, refused where a value asks for something (the error says so), or accepted with a note
 where ignoring it changes no result; **no meaning**, accepted with a warning that says why. "Set by" counts configs, of

@@ -95,6 +95,13 @@ PositiveOrAuto: TypeAlias = Annotated[int, BeforeValidator(as_whole), Field(ge=1
 Dtype: TypeAlias = Literal["fp32", "fp16", "bf16"]
 
 
+def is_other_kind(written: Any, read: Any) -> bool:
+    """Whether text was read as a number or a flag, or a number as a flag. 5e8 for a whole number is none of these."""
+    if isinstance(read, bool):
+        return not isinstance(written, bool)
+    return isinstance(read, int | float) and isinstance(written, str)
+
+
 def expectation(field: FieldInfo) -> str:
     """What a value of `field` must be, as a message says it: `0, 1, 2 or 3`, `a whole number of at least 1`."""
     return _expected(field.annotation, list(field.metadata))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from dsrun.config.batch import BatchSizes
-from dsrun.config.findings import Severity
+from dsrun.config.findings import Code, Severity
 from dsrun.config.load import NotAConfigError, inspect, load
 from dsrun.config.provenance import Kind
 from dsrun.config.sections.optimizer import AdamParams, SgdParams
@@ -59,6 +59,61 @@ def test_a_config_people_have_loads_typed() -> None:
     assert config.optimizer.params == AdamParams(lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
     assert config.scheduler is not None
     assert config.scheduler.params == WarmupDecayParams(total_num_steps=1000, warmup_num_steps=100)
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "said", "hint"),
+    [
+        ({"train_batch_size": "16"}, "train_batch_size", 'the text "16"; read as 16', '"train_batch_size": 16'),
+        ({"zero_optimization": {"stage": "3"}}, "zero_optimization.stage", 'the text "3"; read as 3', '"stage": 3'),
+        (
+            {"zero_optimization": {"stage": 3, "stage3_max_live_parameters": "1e9"}},
+            "zero_optimization.stage3_max_live_parameters",
+            'the text "1e9"; read as 1000000000',
+            '"stage3_max_live_parameters": 1000000000',
+        ),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"lr": "1e-4"}}},
+            "optimizer.params.lr",
+            'the text "1e-4"; read as 0.0001',
+            '"lr": 0.0001',
+        ),
+        (
+            {"optimizer": {"type": "AdamW", "params": {"betas": [0.9, "0.95"]}}},
+            "optimizer.params.betas",
+            'the text "0.95"; read as 0.95',
+            "0.95",
+        ),
+        ({"bf16": {"enabled": "True"}}, "bf16.enabled", 'the text "True"; read as true', '"enabled": true'),
+        ({"bf16": {"enabled": 1}}, "bf16.enabled", "1; read as true", '"enabled": true'),
+    ],
+)
+def test_a_value_of_another_kind_is_a_note(given: dict[str, Any], key: str, said: str, hint: str) -> None:
+    config = load({"train_micro_batch_size_per_gpu": 1} | given)
+    assert [f.render() for f in config.findings if f.code is Code.OTHER_KIND] == [
+        f"note: <dict>: `{key}` is {said}\nhint: write {hint}"
+    ]
+
+
+def test_a_note_of_another_kind_has_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text('{\n  "train_batch_size": 8,\n  "zero_optimization": {"stage": "1"}\n}\n')
+    (note,) = [finding for finding in load(path).findings if finding.code is Code.OTHER_KIND]
+    assert str(note.position) == f"{path}:3:34"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"train_batch_size": 16.0},
+        {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 2},
+        {"zero_optimization": {"stage": 3, "reduce_bucket_size": 5e8, "stage3_prefetch_bucket_size": "auto"}},
+        {"optimizer": {"type": "AdamW", "params": {"lr": 1, "betas": [0.9, 0.95]}}},
+    ],
+)
+def test_numbers_however_written_and_auto_are_no_notes(given: dict[str, Any]) -> None:
+    config = load({"train_micro_batch_size_per_gpu": 1} | given)
+    assert [finding for finding in config.findings if finding.code is Code.OTHER_KIND] == []
 
 
 def test_an_empty_section_has_the_defaults_of_the_reference() -> None:

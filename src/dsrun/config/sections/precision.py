@@ -54,18 +54,20 @@ class Bf16(Section):
     """Mixed precision in bf16, with fp32 master weights."""
 
     switch = ("enabled", False)
-    dropped: ClassVar = dict.fromkeys(
-        (
-            "loss_scale",
-            "initial_scale_power",
-            "loss_scale_window",
-            "hysteresis",
-            "consecutive_hysteresis",
-            "min_loss_scale",
-            "auto_cast",
+    dropped: ClassVar = {
+        **dict.fromkeys(
+            (
+                "loss_scale",
+                "initial_scale_power",
+                "loss_scale_window",
+                "hysteresis",
+                "consecutive_hysteresis",
+                "min_loss_scale",
+            ),
+            _SCALE_FREE,
         ),
-        _SCALE_FREE,
-    )
+        "auto_cast": "it is a key of `fp16`; cast inputs with `.to(torch.bfloat16)`, or enable `torch_autocast`",
+    }
 
     enabled: Annotated[
         Flag,
