@@ -5,6 +5,10 @@ A pickle is a program: it names functions and calls them. Here torch's own inter
 builds tensors, numbers, text and containers and nothing else. Classes that DeepSpeed's files name are put there by
 `Inert`, which keeps what it is given and does nothing. A file that names anything else is not read: the error says
 what it names, and who imports may have single names read as `Inert` too.
+
+[Note: getattr of an enum] Python 3.11.0 to 3.11.3 pickles the member of an enum as `getattr(class, name)`; others do as
+`class(value)`. `_enum_getattr` stands for that `getattr`. It knows the members of the enums that files name, gives what
+the other form gives, and refuses everything else.
 """
 
 from __future__ import annotations
@@ -12,24 +16,18 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from pathlib import Path
-from typing import IO, Any
+from types import MappingProxyType
+from typing import IO, Any, ClassVar
 
 import torch
 
 from dsrun.errors import CheckpointError
 from dsrun.regular_file import open_regular
 
-#: What DeepSpeed's own checkpoints name.
-_OF_DEEPSPEED = frozenset(
-    {
-        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
-        "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
-        "deepspeed.runtime.zero.config.ZeroStageEnum",
-        "deepspeed.utils.tensor_fragment.fragment_address",
-    }
-)
+#: As protocols 2 and 4 name it.
+_GETATTR = frozenset({"__builtin__.getattr", "builtins.getattr"})
 _HINT = "if the import needs none of it, pass `--ignore NAME` for each: it is then read as nothing, and not run"
 
 
@@ -64,6 +62,68 @@ class Inert:
         return self.state[name]
 
 
+class InertEnum(Inert):
+    """Stands for a member of an enum, of which `given` is the value; a subclass stands for one enum.
+
+    Attributes:
+        members: value by name.
+    """
+
+    members: ClassVar[Mapping[str, int]]
+
+
+class _MemoryFormat(InertEnum):
+    """Of torch/distributed/checkpoint/metadata.py."""
+
+    members = MappingProxyType({"TORCH_CONTIGUOUS_FORMAT": 0, "TORCH_CHANNELS_LAST": 1, "TORCH_PRESERVE_FORMAT": 2})
+
+
+class _ZeroStage(InertEnum):
+    """Of deepspeed/runtime/zero/config.py."""
+
+    members = MappingProxyType({"disabled": 0, "optimizer_states": 1, "gradients": 2, "weights": 3})
+
+
+_ENUMS: Mapping[str, type[InertEnum]] = {
+    "torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING": _MemoryFormat,
+    "deepspeed.runtime.zero.config.ZeroStageEnum": _ZeroStage,
+}
+#: What DeepSpeed's own checkpoints name.
+_OF_DEEPSPEED = frozenset(
+    {
+        "deepspeed.runtime.fp16.loss_scaler.LossScaler",
+        "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler",
+        "deepspeed.runtime.zero.config.ZeroStageEnum",
+        "deepspeed.utils.tensor_fragment.fragment_address",
+    }
+)
+
+
+def _enum_getattr(owner: Any, name: Any) -> Inert:
+    """Returns the member of an enum that a pickle asks for; see [Note: getattr of an enum].
+
+    Args:
+        owner: what the pickle would get an attribute of.
+        name: which one.
+
+    Raises:
+        ValueError: it is no member of an enum that is known; no attribute was looked up.
+    """
+    if not (isinstance(owner, type) and issubclass(owner, Inert) and isinstance(name, str)):
+        raise ValueError("it calls `getattr` on something else than an enum; it was not called")
+    if not issubclass(owner, InertEnum):
+        # A class of the user's that is ignored, as `class(value)` of it would be.
+        return owner(name)
+    if name not in owner.members:
+        raise ValueError(f"it calls `getattr` for {name[:80]!r}, which is no member of the enum; it was not called")
+    return owner(owner.members[name])
+
+
+def _stand_in(name: str) -> Callable[..., Any]:
+    """Returns what a name in a pickle stands for here."""
+    return _enum_getattr if name in _GETATTR else _ENUMS.get(name, Inert)
+
+
 def read_torch_file(path: Path, *, ignored: Collection[str]) -> Any:
     """Returns what a torch file holds, on the CPU, tensors mapped from the file; see [Note: what a pickle may name].
 
@@ -96,10 +156,10 @@ def _read(source: str | io.BytesIO, path: Path, *, ignored: Collection[str]) -> 
         if isinstance(source, str):
             os.close(open_regular(source))  # torch would wait for a pipe
         named = torch.serialization.get_unsafe_globals_in_checkpoint(source)
-        refuse_unknown(path, set(named) - _OF_DEEPSPEED - set(ignored))
+        refuse_unknown(path, set(named) - _OF_DEEPSPEED - _GETATTR - set(ignored))
         if isinstance(source, io.BytesIO):
             source.seek(0)
-        with torch.serialization.safe_globals([(Inert, name) for name in named]):
+        with torch.serialization.safe_globals([(_stand_in(name), name) for name in named]):
             return torch.load(source, map_location="cpu", weights_only=True, mmap=isinstance(source, str))
     except CheckpointError:
         raise
@@ -133,8 +193,8 @@ class PlainUnpickler(pickle.Unpickler):
         whole = f"{module}.{name}"
         if whole in self._data:
             return self._data[whole]
-        refuse_unknown(self._path, {whole} - set(self._known))
-        return Inert
+        refuse_unknown(self._path, {whole} - set(self._known) - _GETATTR)
+        return _stand_in(whole)
 
 
 def refuse_unknown(path: Path, unknown: Set[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import pickle
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint import state_dict_saver
+from torch.distributed.checkpoint import metadata, state_dict_saver
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 from dsrun.checkpoint_files.parse import read_index
@@ -108,6 +109,47 @@ def test_pieces_of_several_ranks_become_whole_tensors(tmp_path: Path) -> None:
     target = imported(tmp_path / "dcp", tmp_path / "out", tag="t")
     found = read_whole(read_index(target), target, ["w"], role="param")["w"]
     assert torch.equal(found, torch.arange(15.0).view(5, 3))
+
+
+def _by_name(member: enum.Enum, _protocol: int) -> tuple[Any, ...]:
+    """How Python 3.11.0 to 3.11.3 pickles the member of an enum."""
+    return getattr, (type(member), member.name)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_enums_that_are_pickled_by_getattr_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata._MEM_FORMAT_ENCODING, "__reduce_ex__", _by_name)
+    state_dict_saver.save({"model": {"w": torch.arange(3.0)}}, checkpoint_id=tmp_path / "dcp")
+    assert b"getattr" in (tmp_path / "dcp" / ".metadata").read_bytes()
+    target = imported(tmp_path / "dcp", tmp_path / "out", tag="t")
+    assert read_whole(read_index(target), target, ["w"], role="param")["w"].tolist() == [0.0, 1.0, 2.0]
+
+
+class Attribute:
+    """Asks for an attribute of something when it is unpickled."""
+
+    def __init__(self, owner: object, name: str) -> None:
+        self.asked = owner, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, self.asked
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "said"),
+    [
+        (metadata._MEM_FORMAT_ENCODING, "__class__", "`getattr` for '__class__', which is no member"),
+        (metadata._MEM_FORMAT_ENCODING, "mro", "`getattr` for 'mro', which is no member"),
+        ([1], "append", "`getattr` on something else than an enum"),
+        (torch.Size, "__subclasses__", "`getattr` on something else than an enum"),
+        (getattr, "__self__", "`getattr` on something else than an enum"),
+    ],
+)
+def test_no_other_attribute_is_looked_up(tmp_path: Path, owner: object, name: str, said: str) -> None:
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").write_bytes(pickle.dumps({"payload": Attribute(owner, name)}))
+    with pytest.raises(CheckpointError, match=said):
+        imported(tmp_path / "dcp", tmp_path / "out")
 
 
 class Payload:

@@ -269,3 +269,27 @@ def test_a_dynamic_loss_scale_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
     target = imported(source, tmp_path / "out")
     expected = {"scale": 512.0, "hysteresis": 2, "steps": 3, "last_overflow": 1}
     assert read_index(target).values["loss_scale"] == expected
+
+
+@pytest.mark.parametrize("member", ["gradients", "__class__"])
+def test_the_stage_as_an_enum_that_is_pickled_by_getattr_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, member: str
+) -> None:
+    module = "deepspeed.runtime.zero.config"
+    stage = type("ZeroStageEnum", (), {"__module__": module, "gradients": 2})
+    # Python 3.11.0 to 3.11.3 pickles a member so.
+    asks = type("Asks", (), {"__reduce__": lambda _: (getattr, (stage, member))})
+    for part in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.zero", module):
+        monkeypatch.setitem(sys.modules, part, ModuleType(part))
+    setattr(sys.modules[module], "ZeroStageEnum", stage)  # noqa: B010
+    source = tmp_path / "source"
+    shutil.copytree(MADE / "stage2", source)
+    for path in (source / TAG).glob("*optim_states.pt"):
+        state = read_torch_file(path, ignored=[])
+        of_optimizer = {k: v for k, v in state["optimizer_state_dict"].items() if k != "param_slice_mappings"}
+        torch.save({"optimizer_state_dict": {**of_optimizer, "zero_stage": asks(), "loss_scaler": 1.0}}, path)
+    if member == "gradients":
+        assert read_index(imported(source, tmp_path / "out")).values["optimizer"]["type"] == "AdamW"
+    else:
+        with pytest.raises(CheckpointError, match="`getattr` for '__class__', which is no member of the enum"):
+            imported(source, tmp_path / "out")
