@@ -187,17 +187,19 @@ def diff(first: str, second: str, as_json: bool, values_only: bool) -> int:
     from dsrun.checkpoint_files.compare import comparable, tensor_differences, value_differences
     from dsrun.checkpoint_files.find import find_tag
     from dsrun.checkpoint_files.parse import read_index
+    from dsrun.checkpoint_files.removal import held
     from dsrun.checkpoint_files.storage_registry import place_of
 
     from ..checkpoint_text import differences_json, differences_text
 
     targets = find_tag(place_of(first)), find_tag(place_of(second))
-    a, b = ((target, read_index(target)) for target in targets)
-    values = list(value_differences(comparable(a[1]), comparable(b[1])))
     reading = "diff: reading {}"
-    tensors = (
-        [] if values_only else list(tensor_differences(a, b, progress=lambda name: _progress(reading.format(name))))
-    )
+    with held(targets[0]), held(targets[1]):
+        a, b = ((target, read_index(target)) for target in targets)
+        values = list(value_differences(comparable(a[1]), comparable(b[1])))
+        tensors = (
+            [] if values_only else list(tensor_differences(a, b, progress=lambda name: _progress(reading.format(name))))
+        )
     if as_json:
         click.echo(json.dumps({"schema_version": 1, **differences_json(targets, tensors, values)}, indent=2))
     elif tensors or values:
@@ -228,19 +230,19 @@ def export(path: str, out: str, to: str, dtype: str, max_shard_size: int) -> int
     from dsrun.checkpoint_files.export import export as write
     from dsrun.checkpoint_files.find import find_tag
     from dsrun.checkpoint_files.parse import read_index
+    from dsrun.checkpoint_files.removal import held
     from dsrun.checkpoint_files.storage_registry import place_of
 
     from ..checkpoint_child import torch_file
 
     target = find_tag(place_of(path))
-    index = read_index(target)
     kind = {"bf16": "BF16", "fp32": "F32", "stored": None}[dtype]
 
     def write_to(folder: Path, shard_bytes: int | None) -> list[Path]:
         reading = "export: reading {}"
         return write(
             target,
-            index,
+            read_index(target),
             folder,
             dtype=kind,
             shard_bytes=shard_bytes,
@@ -248,10 +250,11 @@ def export(path: str, out: str, to: str, dtype: str, max_shard_size: int) -> int
             progress=lambda name: _progress(reading.format(target / name)),
         )
 
-    if to == "torch":
-        files = [torch_file(_local(out, "OUT"), lambda folder: write_to(folder, None)[0])]
-    else:
-        files = write_to(_local(out, "OUT"), max_shard_size)
+    with held(target):
+        if to == "torch":
+            files = [torch_file(_local(out, "OUT"), lambda folder: write_to(folder, None)[0])]
+        else:
+            files = write_to(_local(out, "OUT"), max_shard_size)
     for file in files:
         click.echo(f"{file}  {format_bytes(file.stat().st_size)}")
     return 0
@@ -312,13 +315,15 @@ def _local(text: str, what: str) -> Path:
 def _problems(target: Place) -> list[str]:
     """Returns everything that is wrong with a checkpoint, saying on a terminal which file it is at."""
     from dsrun.checkpoint_files.parse import read_index
+    from dsrun.checkpoint_files.removal import held
     from dsrun.checkpoint_files.verify import verify as problems_of
 
-    try:
-        index = read_index(target)
-    except CheckpointError as error:
-        return [problem.message for problem in error.problems]
-    return list(problems_of(target, index, progress=lambda name: _progress(f"verify: reading {target / name}")))
+    with held(target):
+        try:
+            index = read_index(target)
+        except CheckpointError as error:
+            return [problem.message for problem in error.problems]
+        return list(problems_of(target, index, progress=lambda name: _progress(f"verify: reading {target / name}")))
 
 
 def _progress(text: str) -> None:

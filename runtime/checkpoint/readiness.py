@@ -21,6 +21,7 @@ from dsrun.errors import CheckpointError, DsrunError
 from dsrun.units import format_bytes
 
 from ..mesh.agreement import attempt
+from ..mesh.all_or_none import tell_error
 from ..mesh.collectives import Collectives
 
 #: What an index has at least, besides tensors.
@@ -41,7 +42,7 @@ class Readiness:
         self._shared: set[Place] = set()
 
     def all(self, what: str, target: Place, work: Callable[[], None]) -> None:
-        """Does each rank's part; one all-reduce of one number.
+        """Does each rank's part; one all-reduce of one number, and where one failed a broadcast of its error.
 
         Args:
             what: completes "could not".
@@ -55,8 +56,11 @@ class Readiness:
         if failure is None:
             return
         error = failure.error
+        message, hint = tell_error(error, failure.rank, self._collectives, device=self._device, of=what)
         if error is None:
-            raise CheckpointError(f"{target}: rank {failure.rank} could not {what}; nothing was published")
+            raise CheckpointError(
+                f"{target}: rank {failure.rank} could not {what}, nothing was published: {message}", hint=hint or None
+            )
         if isinstance(error, DsrunError | OSError):
             hint = error.hint if isinstance(error, DsrunError) else None
             raise CheckpointError(f"{target}: could not be saved, nothing was published: {error}", hint=hint) from error
@@ -73,7 +77,9 @@ class Readiness:
         with self._collectives.reading("checkpoint id"):
             return f"{int(identity.item()):08x}"
 
-    def make_folder(self, target: Place, nbytes: int, *, calls: FileCalls) -> None:
+    def make_folder(
+        self, target: Place, nbytes: int, *, calls: FileCalls, then: Callable[[], None] = lambda: None
+    ) -> None:
         """Makes a tag's folder, which has room for what all ranks write; two all-reduces.
 
         An object store has no folders, and does not say how much room it has.
@@ -82,9 +88,10 @@ class Readiness:
             target: the tag's folder.
             nbytes: what this rank writes.
             calls: the file system.
+            then: done by each rank where it is made.
 
         Raises:
-            CheckpointError: it cannot be made, or has no room.
+            CheckpointError: it cannot be made, has no room, or `then` has raised.
         """
         needed = self._reduce(nbytes, op="sum", of="checkpoint bytes") + _INDEX_BYTES
 
@@ -99,6 +106,7 @@ class Readiness:
                     hint="remove older checkpoints, or let `checkpoint.keep_last` do it",
                 )
             calls.make_folder(target)
+            then()
 
         try:
             self.all("make its folder", target, make)

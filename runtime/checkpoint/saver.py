@@ -25,6 +25,7 @@ import torch
 
 from dsrun.checkpoint_files.calls import FileCalls
 from dsrun.checkpoint_files.folder import tag_to_save
+from dsrun.checkpoint_files.folder_jobs import JobMarks
 from dsrun.checkpoint_files.own_saves import SavingMark, take_note
 from dsrun.checkpoint_files.publish import file_name, remove_empty
 from dsrun.checkpoint_files.storage import Place
@@ -77,6 +78,8 @@ class Saver:
         self._readiness = Readiness(collectives, device=device)
         self._planner = Planner()
         self._frozen = FrozenParameters(self._calls)
+        self._marks = JobMarks()
+        weakref.finalize(self, self._marks.release)
         keep = Keep(policy.keep_last, policy.keep_every)
         self._here = WriteHere(self._calls, keep)
         self._beside = WriteBeside(keep, device=device, fence=self.fence, later=policy.later)
@@ -119,9 +122,10 @@ class Saver:
         target = folder / tag
         wanted, plan, frozen = prepared[0]
         needed = plan.nbytes + (0 if frozen is None else frozen.new_bytes)
-        self._readiness.make_folder(target, needed, calls=self._calls)
-        self._readiness.check_shared(folder)
         identity = self._readiness.new_identity()
+        claim = partial(self._claim, folder, tag, identity)
+        self._readiness.make_folder(target, needed, calls=self._calls, then=claim)
+        self._readiness.check_shared(folder)
         save = SaveUnderWay(wanted, identity, plan, target, target / file_name(rank, identity))
         if size > 1:
             Presence(self._board, identity).say(rank)
@@ -184,6 +188,7 @@ class Saver:
             self.finish(progress)
         finally:
             self._beside.close()
+            self._marks.release()
 
     def _end_the_one_before(self, progress: Callable[[], None]) -> None:
         """Waits for the save before, or refuses, as all ranks agree; raises on all of them what one was not told."""
@@ -203,6 +208,12 @@ class Saver:
         self._last.save = None
         if worst == 1 and save is not None:
             save.raise_failure()
+
+    def _claim(self, folder: Place, tag: str, identity: str) -> None:
+        """Has other jobs know whose the tag is, and says which there are."""
+        if self._collectives.rank == 0 and isinstance(folder, Path):
+            for text in self._marks.claim(folder, tag, identity):
+                print(f"dsrun: {text}", flush=True)
 
     def _stage(self, save: SaveUnderWay, frozen: FrozenWork | None, progress: Callable[[], None]) -> None:
         if frozen is not None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from dsrun.checkpoint_files.calls import FileCalls
+from dsrun.checkpoint_files.folder_jobs import own_name
 from dsrun.checkpoint_files.index import BLOCK_BYTES
 from dsrun.checkpoint_files.publish import Publication, is_published, publish, remove_empty
 from dsrun.checkpoint_files.storage_registry import storage_of
@@ -238,6 +239,7 @@ def _publication(save: SaveUnderWay, parts: Sequence[Part], keep: Keep) -> Publi
         save_latest=wanted.save_latest,
         keep_last=keep.last,
         keep_every=keep.every,
+        job=own_name(),
     )
 
 

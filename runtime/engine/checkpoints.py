@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from torch import optim
 
 from dsrun.checkpoint_files.latest import doubt_of_latest
 from dsrun.checkpoint_files.own_saves import wait_for_own_saves
+from dsrun.checkpoint_files.removal import held
 from dsrun.checkpoint_files.storage import Place
 from dsrun.checkpoint_files.storage_registry import place_given
 from dsrun.config.batch import BatchSizes
@@ -214,24 +216,45 @@ class Checkpoints:
                 "load_checkpoint: custom_load_fn is given, and parameters may lie in slices",
                 hint="read the weights yourself and pass them to engine.load_module_state_dict",
             )
+        with ExitStack() as reading:
+            return self._load(
+                load_dir,
+                tag,
+                LoadWishes(
+                    strict=load_module_strict,
+                    optimizer=load_optimizer_states and not load_module_only,
+                    scheduler=load_lr_scheduler_states and not load_module_only,
+                    progress=not load_module_only,
+                    random=load_random_state and not load_module_only,
+                ),
+                reading,
+                module_only=load_module_only,
+                missing_ok=missing_ok,
+            )
+
+    def _load(
+        self,
+        load_dir: str | os.PathLike[str] | None,
+        tag: str | int | os.PathLike[str] | None,
+        wishes: LoadWishes,
+        reading: ExitStack,
+        *,
+        module_only: bool,
+        missing_ok: bool,
+    ) -> tuple[str | None, dict[str, Any] | None]:
         choose = partial(self._choose, load_dir, tag, missing_ok=missing_ok)
-        copy, uses_copies = None, tag is None and not load_module_only and self._parts.copies is not None
+        copy, uses_copies = None, tag is None and not module_only and self._parts.copies is not None
         chosen = self._together(partial(self._begin_load, choose, any_ok=uses_copies))
         if uses_copies:
             copy = self._find_copy(chosen)
-        wishes = LoadWishes(
-            strict=load_module_strict,
-            optimizer=load_optimizer_states and not load_module_only,
-            scheduler=load_lr_scheduler_states and not load_module_only,
-            progress=not load_module_only,
-            random=load_random_state and not load_module_only,
-        )
 
         def look() -> Examined | None:
             target = choose() if copy is None else copy.folder
             if target is None:
                 return None
             self._parts.heartbeat.beat(phase="load checkpoint")
+            if copy is None:
+                reading.enter_context(held(target))  # no other job removes it meanwhile
             return examine(self._parts, target, wishes, copy=None if copy is None else copy.index)
 
         found = self._together(look)
@@ -252,7 +275,7 @@ class Checkpoints:
         self._micro_steps_done = 0
         self._backward_done = False
         take_over(self._parts, self._counters, found)
-        if self._parts.copies is not None and self._last is not None and copy is None and not load_module_only:
+        if self._parts.copies is not None and self._last is not None and copy is None and not module_only:
             self._parts.copies.forget()
         self._note_moment()
         note_outcome(self.optimizer, overflow=False, loss_scale=self._parts.loss_scale.value)

@@ -51,7 +51,7 @@ def all_or_none(work: Callable[[], T], collectives: Collectives, *, device: torc
     if not place:
         return result  # pyright: ignore[reportReturnType]  (`work` has returned it)
     first = size - place
-    message, hint = _tell(error, first, collectives, device=device, of=of) if size > 1 else ("", "")
+    message, hint = tell_error(error, first, collectives, device=device, of=of) if size > 1 else ("", "")
     if error is None:
         raise CheckpointError(f"{where}: rank {first}: {message}", hint=hint or None)
     if isinstance(error, CheckpointError) or (isinstance(error, DsrunError) and not any_done):
@@ -59,10 +59,18 @@ def all_or_none(work: Callable[[], T], collectives: Collectives, *, device: torc
     raise CheckpointError(f"{where}: {_words(error)}", hint=_hint(error) or None) from error
 
 
-def _tell(
+def tell_error(
     error: Exception | None, first: int, collectives: Collectives, *, device: torch.device, of: str
 ) -> tuple[str, str]:
-    """Returns the message and the hint of the first rank's error."""
+    """Returns the message and the hint of one rank's error on every rank; one broadcast of 2 KiB.
+
+    Args:
+        error: this rank's, if it has one.
+        first: the rank whose error is meant.
+        collectives: the axis; every rank must call.
+        device: where the collectives' tensors live.
+        of: what was attempted, for who watches a rank wait.
+    """
     texts = [_words(error), _hint(error)] if collectives.rank == first and error is not None else ["", ""]
     told = b"".join(text.encode("utf-8", "replace")[:_TOLD_BYTES].ljust(_TOLD_BYTES, b"\0") for text in texts)
     row = torch.tensor(list(told), dtype=torch.uint8, device=device)

@@ -135,6 +135,17 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
+def is_locked_elsewhere(descriptor: int) -> bool:
+    """Whether somebody else has the lock of an open file; it is taken where nobody has. False without locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def free_bytes(path: Path) -> int:
     """Returns what an unprivileged user may still write in a folder's file system."""
     return shutil.disk_usage(path).free

@@ -9,27 +9,27 @@ crash at any point leaves the old checkpoint or the new one. What is published h
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import CheckpointError
-from dsrun.regular_file import NotRegularError, open_regular
+from dsrun.regular_file import NotRegularError
 
-from .calls import FileCalls, try_lock
+from .calls import FileCalls
 from .damage import DamageError, a_list, a_member, a_text, an_object, some_numbers
 from .folder import LATEST_FILE, complete_tags, is_complete, read_latest
+from .folder_jobs import other_jobs
 from .index import INDEX_FILE, Index, StoredBox, StoredFile, StoredTensor
 from .latest import VALUE, next_number
 from .parse import parse_index, read_index
-from .reference import frozen_name, is_frozen_name
+from .reference import frozen_name
 from .region import Region
+from .removal import remove_tag, remove_unfinished_latest, remove_unnamed
 from .storage import Address, Place, StorageError, small_content
-from .storage_leftovers import clean, named_files, remove_all
+from .storage_leftovers import clean, named_files
 from .storage_registry import storage_of
 from .tensor_header import read_header
 
@@ -54,6 +54,7 @@ class Publication:
         save_latest: let `latest` name this tag.
         keep_last: of tags named `global_step<N>`, the so many newest are kept, and older ones removed; None: all.
         keep_every: those whose N is a multiple are kept whatever `keep_last` says; None: none.
+        job: whose it is, see `folder_jobs.py`: checkpoints of others that live are kept too.
     """
 
     folder: Place
@@ -67,6 +68,7 @@ class Publication:
     keep_last: int | None
     keep_every: int | None
     frozen: Sequence[StoredFile | None] = ()
+    job: str | None = None
 
 
 def file_name(rank: int, identity: str) -> str:
@@ -96,7 +98,7 @@ def publish(publication: Publication, *, calls: FileCalls) -> int:
     else:
         remove_unnamed(target, calls=calls)
     if isinstance(folder, Path):
-        _remove_unfinished_latest(folder, calls=calls)
+        remove_unfinished_latest(folder, calls=calls)
     if publication.keep_last is not None:
         for tag in outlived(publication):
             remove_tag(publication.folder / tag, calls=calls)
@@ -125,78 +127,21 @@ def outlived(publication: Publication) -> list[str]:
         named = read_latest(publication.folder)
     except (FileNotFoundError, NotRegularError):
         named = None
-    return [tag for step, tag in old if tag != named and not (every and step % every == 0)]
+    strange = _tags_of_others(publication)
+    return [tag for step, tag in old if tag != named and tag not in strange and not (every and step % every == 0)]
 
 
-def remove_tag(target: Place, *, calls: FileCalls) -> None:
-    """Removes a checkpoint: its index first, so that no part of it is taken for a whole one; strangers' files stay."""
-    if isinstance(target, Address):
-        remove_all(target)
-        return
-    calls.remove(target / INDEX_FILE)
-    calls.sync_folder(target)
-    remove_unnamed(target, calls=calls)
-    calls.remove_folder(target)
-    calls.sync_folder(target.parent)
+def _tags_of_others(publication: Publication) -> frozenset[str]:
+    """Returns the tags that other jobs have saved, which live."""
+    if not isinstance(publication.folder, Path):
+        return frozenset()
+    return frozenset[str]().union(*(job.tags for job in other_jobs(publication.folder, publication.job)))
 
 
 def remove_empty(target: Place, *, calls: FileCalls) -> None:
     """Removes the folder of a save that has failed, if nothing is in it; every rank that wrote there comes by here."""
     if isinstance(target, Path):
         calls.remove_folder(target)
-
-
-def remove_unnamed(target: Path, *, calls: FileCalls) -> None:
-    """Removes files of a tag that its index does not name and no save is writing.
-
-    Another job may publish the same tag meanwhile. So files are locked first, and the index is read after that: what
-    could be locked is of a save that is over, and if that one was published, the index is read as it left it. A second
-    name of an earlier file has no lock of its own: it stays as long as another file of its save is locked.
-    """
-    present = [*target.glob("rank-*.safetensors"), *target.glob(f".{INDEX_FILE}.*")]
-    with _locked(present) as files:
-        try:
-            named = set(read_index(target).files) if (target / INDEX_FILE).exists() else set[str]()
-        except CheckpointError:
-            return
-        under_way = {_save_of(path) for path in set(present) - set(files) if path.exists()}
-        for path in files:
-            if path.name not in named and not (is_frozen_name(path.name) and _save_of(path) in under_way):
-                calls.remove(path)
-
-
-def _save_of(path: Path) -> str:
-    """Returns the identity of the save that a data file is of."""
-    return path.stem.rpartition("-")[2]
-
-
-def _remove_unfinished_latest(folder: Path, *, calls: FileCalls) -> None:
-    with _locked(folder.glob(f".{LATEST_FILE}.*")) as files:
-        for path in files:
-            calls.remove(path)
-
-
-@contextmanager
-def _locked(paths: Iterable[Path]) -> Generator[list[Path]]:
-    """Yields the files whose locks could be taken, and holds these meanwhile; two names of a file have one lock."""
-    locked: dict[Path, int] = {}
-    held: set[tuple[int, int]] = set()
-    try:
-        for path in paths:
-            try:
-                descriptor = open_regular(path, os.O_RDWR | os.O_NOFOLLOW)
-            except OSError:  # gone already, no file, or not ours to remove
-                continue
-            locked[path] = descriptor
-            stat = os.fstat(descriptor)
-            if (stat.st_dev, stat.st_ino) not in held and not try_lock(descriptor):
-                os.close(locked.pop(path))
-            else:
-                held.add((stat.st_dev, stat.st_ino))
-        yield list(locked)
-    finally:
-        for descriptor in locked.values():
-            os.close(descriptor)
 
 
 def _index(publication: Publication, target: Place) -> Index:

@@ -11,7 +11,7 @@ from dsrun.errors import CheckpointError, Problem
 from .calls import FileCalls
 from .folder import LATEST_FILE
 from .listing import Tag, TagState, is_checkpoint, list_tags, named_by_latest
-from .publish import remove_tag
+from .removal import remove_tag
 from .storage import Place, Storage, small_content
 from .storage_registry import storage_of
 
@@ -62,7 +62,7 @@ def remove(folder: Place, names: Collection[str], *, calls: FileCalls) -> str | 
         what `latest` was changed to; None where it stays as it is, "" where there is none any more.
 
     Raises:
-        CheckpointError: files that are not dsrun's are left in a tag's folder.
+        CheckpointError: files that are not dsrun's are left in a tag's folder, or somebody is reading or saving it.
         OSError: the file system refuses.
     """
     storage = storage_of(folder, calls)
@@ -76,7 +76,10 @@ def remove(folder: Place, names: Collection[str], *, calls: FileCalls) -> str | 
             storage.remove([folder / LATEST_FILE])
     problems: list[Problem] = []
     for name in sorted(names):
-        remove_tag(folder / name, calls=calls)
+        reason = remove_tag(folder / name, calls=calls)
+        if reason is not None:
+            problems.append(Problem(f"{folder / name}: it stays: {reason}", "remove it again when that has ended"))
+            continue
         left = _left(storage, folder / name)
         if left is not None:
             strange = ", ".join(left[:5])

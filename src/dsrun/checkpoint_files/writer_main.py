@@ -129,4 +129,5 @@ def _publication(order: dict[str, Any]) -> Publication:
         keep_last=order["keep_last"],
         keep_every=order["keep_every"],
         frozen=frozen,
+        job=order["job"],
     )

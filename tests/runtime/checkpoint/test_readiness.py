@@ -56,6 +56,7 @@ def test_C14_a_rank_that_cannot_write_there_is_named_and_what_others_made_goes(t
 
     (tmp_path / "0").mkdir()
     first, second = errors_of(work)
-    assert "rank 1 could not make its folder; nothing was published" in first
+    assert "rank 1 could not make its folder, nothing was published: " in first
+    assert "Read-only file system" in first
     assert "Read-only file system" in second
     assert not (tmp_path / "0" / "t").exists()

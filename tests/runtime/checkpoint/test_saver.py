@@ -17,8 +17,10 @@ import torch
 
 from dsrun.checkpoint_files.calls import FileCalls
 from dsrun.checkpoint_files.folder import complete_tags, latest_tag
+from dsrun.checkpoint_files.folder_jobs import JobMarks
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.verify import verify
+from dsrun.contract import JOB_ID_ENV
 from dsrun.errors import CheckpointError
 from dsrun.runtime.checkpoint.load import read
 from dsrun.runtime.checkpoint.plan import coalesce, plan_file
@@ -383,6 +385,32 @@ def test_two_jobs_in_one_folder_leave_a_whole_checkpoint_each_time(tmp_path: Pat
     assert len(seen) == 24
     assert value_of(tmp_path / "t") in (1.0, 2.0)
     assert list(verify(tmp_path / "t", read_index(tmp_path / "t"))) == []
+
+
+def test_C15_a_tag_of_another_job_that_lives_is_refused_on_every_rank_and_others_of_it_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(JOB_ID_ENV, "theirs")
+    theirs = JobMarks()
+    with_savers(1, lambda saver, rank: save(saver, tmp_path, "global_step1", 1.0, rank, 1), asynchronous=False)
+    theirs.claim(tmp_path, "global_step1", "0f0f0f0f")
+    monkeypatch.setenv(JOB_ID_ENV, "mine")
+
+    def body(saver: Saver, rank: int) -> str:
+        for step in (2, 3):
+            save(saver, tmp_path, f"global_step{step}", float(step), rank, 2)
+        with pytest.raises(CheckpointError) as caught:
+            save(saver, tmp_path, "global_step1", 4.0, rank, 2)
+        if rank == 0:
+            theirs.release()
+        save(saver, tmp_path, "global_step4", 4.0, rank, 2)
+        return str(caught.value)
+
+    texts = with_savers(2, body, asynchronous=False, keep_last=1)
+    assert all("job theirs (process" in text and "this is mine" in text for text in texts)
+    assert capsys.readouterr().out.count("job theirs (process") == 1
+    assert complete_tags(tmp_path) == ["global_step4"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["global_step4", "latest"]
 
 
 LEAVES_AN_ENGINE = """

@@ -96,10 +96,10 @@ def parsed(line: str, folder: Path) -> tuple[str, str] | None:
 
 
 def by_path(calls: list[tuple[str, str]]) -> dict[str, list[str]]:
-    """What was done to each path, in order; marks of the look for a shared folder are no part of a save."""
+    """What was done to each path, in order; marks of jobs and of shared folders are no part of a save."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for does, path in calls:
-        if "/.shared-" not in path:
+        if "/.shared-" not in path and ".job-" not in path:
             found[path].append(does)
     return dict(found)
 
@@ -114,7 +114,7 @@ def test_C5_the_system_is_asked_for_what_the_crash_tests_record_in_that_order(tm
     run = tmp_path / "beside" / "run"
     run.parent.mkdir()
     # Who only waits reads its mark; no crash can make a checkpoint of one.
-    beside = [(does, path) for does, path in traced(run, "beside")[0] if ".saving-" not in path]
+    beside = [(does, path) for does, path in traced(run, "beside")[0] if ".saving-" not in path and ".job-" not in path]
     assert by_path(beside) == by_path(recorded), "the process beside training takes the same steps"
     order = [path for does, path in beside if does == "rename"]
     assert order == [path for does, path in recorded if does == "rename"]

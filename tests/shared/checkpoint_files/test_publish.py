@@ -20,8 +20,8 @@ from dsrun.checkpoint_files.publish import (
     is_published,
     outlived,
     publish,
-    remove_tag,
 )
+from dsrun.checkpoint_files.removal import remove_tag
 from dsrun.checkpoint_files.tensor_header import header_bytes
 from dsrun.errors import CheckpointError
 from support.checkpoints import floats, sums
