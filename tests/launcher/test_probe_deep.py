@@ -54,7 +54,8 @@ def test_torch_that_is_imported_elsewhere_says_what_it_is(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     loaded = read_loaded(sys.executable, clean_environment())
     assert isinstance(loaded, Loaded)
-    assert loaded.torch == version("torch")
+    # The metadata of wheels on PyPI leaves the build out, as in 2.10.0+cu128.
+    assert loaded.torch.partition("+")[0] == version("torch").partition("+")[0]
     assert (loaded.gloo, loaded.devices) == (True, 0) or loaded.cuda_available
     assert loaded.threads >= 1
     # A build for CUDA has kernels, and starts CUDA only with a driver.
