@@ -11,6 +11,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from dsrun.checkpoint_files.calls import naming
+
 from .tensor_file import SYNC_BYTES, bytes_of, header_of
 
 
@@ -53,7 +55,8 @@ class StreamedFile:
             self._write(part, first + start)
             self._unsynced += len(part)
             if self._unsynced >= SYNC_BYTES:
-                os.fdatasync(self._file.fileno())
+                with naming(self._path):
+                    os.fdatasync(self._file.fileno())
                 self._unsynced = 0
         self._missing.remove(key)
 
@@ -64,7 +67,8 @@ class StreamedFile:
             OSError: the disk refuses.
         """
         assert not self._missing, f"{len(self._missing)} tensors were not put, `{min(self._missing)}` for one"
-        os.fsync(self._file.fileno())
+        with naming(self._path):
+            os.fsync(self._file.fileno())
         self._file.close()
 
     def abandon(self) -> None:
@@ -74,5 +78,6 @@ class StreamedFile:
 
     def _write(self, data: memoryview, position: int) -> None:
         while data:
-            count = os.pwrite(self._file.fileno(), data, position)
+            with naming(self._path):
+                count = os.pwrite(self._file.fileno(), data, position)
             data, position = data[count:], position + count

@@ -10,10 +10,51 @@ import errno
 import fcntl
 import os
 import shutil
+from collections.abc import Generator
 from pathlib import Path
+
+from dsrun.units import format_bytes
 
 #: O_DIRECT wants addresses, offsets and lengths that are multiples of it.
 DIRECT_BYTES = 4096
+
+
+class WriteError(OSError):
+    """A file cannot be written; the text names it, why, and what it wants where the disk is full.
+
+    Args:
+        path: the file.
+        cause: from the system.
+        nbytes: of the whole file; None where that is not known.
+    """
+
+    def __init__(self, path: Path, cause: OSError, nbytes: int | None = None) -> None:
+        super().__init__(cause.errno, cause.strerror or str(cause), str(path))
+        self._room = ""
+        if nbytes is not None and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            self._room = f"; it has {format_bytes(nbytes)}"
+
+    def __str__(self) -> str:
+        return f"{self.filename}: cannot be written: {self.strerror}{self._room}"
+
+
+@contextlib.contextmanager
+def naming(path: Path, nbytes: int | None = None) -> Generator[None]:
+    """Has what goes wrong with a file name it: of an open one the system does not.
+
+    Args:
+        path: the file, or a folder of names that are made durable.
+        nbytes: of the whole file; None where that is not known.
+
+    Raises:
+        WriteError: in place of an OSError that names no file.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise WriteError(path, error, nbytes) from error
 
 
 class FileCalls:

@@ -17,7 +17,7 @@ from dsrun.atomic import sync_folder, write_atomic
 from dsrun.errors import CheckpointError
 from dsrun.units import format_bytes
 
-from .calls import FileCalls
+from .calls import FileCalls, naming
 from .dtypes import ITEMSIZE
 from .index import BLOCK_BYTES, Index
 from .read_blocks import BlockReader
@@ -130,7 +130,8 @@ def export(
             files.append(_File(out / f".{name}.{os.getpid()}", shard, _metadata(index, shard), calls))
         _scatter(folder, index, files, progress)
         for file in files:
-            calls.sync(file.descriptor)
+            with naming(file.path):
+                calls.sync(file.descriptor)
         for file, name in zip(files, names, strict=True):
             calls.rename(file.path, out / name)
     except BaseException:
@@ -193,7 +194,8 @@ class _File:
         self.places = {(weight.name, weight.role): spans[weight.name][0] for weight in self.weights}
         self.descriptor = self.calls.create(self.path)
         try:
-            self.calls.write(self.descriptor, memoryview(text), 0)
+            with naming(self.path):
+                self.calls.write(self.descriptor, memoryview(text), 0)
         except OSError:
             os.close(self.descriptor)
             self.calls.remove(self.path)
@@ -228,7 +230,8 @@ class _Pouring:
     def _write(self, data: memoryview, wide: int) -> None:
         values = memoryview(convert(data, self.weight.source, self.weight.target))
         place = self.file.places[self.weight.name, self.weight.role] + (self.run.start + self.done) * wide
-        self.file.calls.write(self.file.descriptor, values, place)
+        with naming(self.file.path):
+            self.file.calls.write(self.file.descriptor, values, place)
         self.done += len(values) // wide
 
 

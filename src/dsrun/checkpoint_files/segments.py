@@ -82,11 +82,27 @@ class _Reader:
         into[:] = self._aligned[skip : skip + len(into)]
 
 
+class _Unreadable(OSError):
+    """A file that state is offloaded to cannot be read; it has a name no more, but one that it had."""
+
+    def __init__(self, source: int, reason: str, at: int, number: int | None) -> None:
+        super().__init__(number, reason, os.readlink(f"/proc/self/fd/{source}"))
+        self._at = at
+
+    def __str__(self) -> str:
+        return (
+            f"{self.filename}: the file that state is offloaded to cannot be read at byte {self._at}: {self.strerror}"
+        )
+
+
 def _fill(source: int, into: memoryview, at: int, wanted: int) -> None:
     """Reads at least `wanted` bytes."""
     done = 0
     while done < wanted:
-        count = os.preadv(source, [into[done:]], at + done)
+        try:
+            count = os.preadv(source, [into[done:]], at + done)
+        except OSError as error:
+            raise _Unreadable(source, error.strerror or str(error), at + done, error.errno) from error
         if not count:
-            raise OSError(errno.EIO, f"the file that state is offloaded to ends at byte {at + done}")
+            raise _Unreadable(source, "it ends there", at + done, errno.EIO)
         done += count

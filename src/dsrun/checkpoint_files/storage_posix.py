@@ -21,7 +21,7 @@ from xxhash import xxh3_64_hexdigest
 
 from dsrun.regular_file import NotRegularError, open_regular
 
-from .calls import DIRECT_BYTES, FileCalls, leave_direct, replace_file, try_lock
+from .calls import DIRECT_BYTES, FileCalls, leave_direct, naming, replace_file, try_lock
 from .index import StoredFile
 from .storage import Content, Entry, Place, Reading
 
@@ -74,10 +74,11 @@ class PosixStorage:
     ) -> PosixWrittenFile:
         """See `Storage`. Of a new file at most `WRITERS` blocks are taken before the first of them is written."""
         path = _path(place)
-        if over is None:
-            return _write(path, content, calls=self._calls, progress=progress)
-        data = b"".join(bytes(block[:count]) for block, count in content.blocks())
-        replace_file(self._calls, path, data, mark=over)
+        with naming(path, content.nbytes):
+            if over is None:
+                return _write(path, content, calls=self._calls, progress=progress)
+            data = b"".join(bytes(block[:count]) for block, count in content.blocks())
+            replace_file(self._calls, path, data, mark=over)
         return PosixWrittenFile(path, StoredFile(len(data), None), self._calls, None)
 
     @contextmanager
@@ -116,7 +117,8 @@ class PosixStorage:
         for place in places:
             self._calls.remove(_path(place))
         for folder in dict.fromkeys(_path(place).parent for place in places):
-            self._calls.sync_folder(folder)
+            with naming(folder):
+                self._calls.sync_folder(folder)
 
 
 @dataclass(frozen=True, slots=True)

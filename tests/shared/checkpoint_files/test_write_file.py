@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 from pathlib import Path
 
 import pytest
 
-from dsrun.checkpoint_files.calls import DIRECT_BYTES, FileCalls, try_lock
+from dsrun.checkpoint_files.calls import DIRECT_BYTES, FileCalls, WriteError, try_lock
 from dsrun.checkpoint_files.index import BLOCK_BYTES
+from dsrun.checkpoint_files.storage import small_content
+from dsrun.checkpoint_files.storage_posix import PosixStorage
 from dsrun.checkpoint_files.write_file import write_image, write_pieces
 from support.checkpoints import sums
 
@@ -83,9 +86,10 @@ def test_a_file_system_without_direct_writes_takes_the_image_too(tmp_path: Path)
 def test_nothing_is_left_of_what_does_not_fit(tmp_path: Path) -> None:
     memory, content = image_of(3 * BLOCK_BYTES)
     full = FullAfter(2 * BLOCK_BYTES)
-    with pytest.raises(OSError, match="No space left"):
+    said = f"^{tmp_path / 'x'}: cannot be written: No space left on device"
+    with pytest.raises(OSError, match=f"{said}; it has 48.0 MiB$"):
         write_image(tmp_path / "x", memoryview(memory), len(content), calls=full, progress=nothing)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=f"{said}$"):
         write_pieces(tmp_path / "x", [memoryview(content)], calls=full, progress=nothing)
     assert not list(tmp_path.iterdir())
 
@@ -147,3 +151,24 @@ def test_whole_blocks_that_are_aligned_are_written_from_where_they_lie(tmp_path:
     in_place = [offset for offset, address in calls.seen.items() if address == first + offset - 4096]
     assert sorted(in_place) == ([BLOCK_BYTES, 2 * BLOCK_BYTES] if after == 0 else [])
     assert written.stored.sums == sums(header + bytes(piece))
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS, errno.EDQUOT, errno.EFBIG])
+@pytest.mark.parametrize("step", ["write", "sync", "cut", "sync_folder"])
+@pytest.mark.parametrize("over", [None, "0a0a0a0a"])
+def test_a_step_that_fails_names_the_file_and_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, step: str, over: str | None
+) -> None:
+    if step == "cut" and over is not None:  # what is replaced is written as it is
+        over = None
+    calls = FileCalls()
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(calls, step, fail)
+    said = f"^{tmp_path / 'index.json'}: cannot be written: {os.strerror(number)}"
+    with pytest.raises(WriteError, match=said) as caught:
+        PosixStorage(calls).write(tmp_path / "index.json", small_content(b"{}"), over=over)
+    assert caught.value.errno == number
+    assert (" it has 2 B" in str(caught.value)) == (number == errno.EDQUOT)
