@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -189,7 +190,7 @@ def _run(
     today = date.today().isoformat()
     executable = str(folder / "bin" / "python")
     _say(f"Python {python}, torch {torch}: the environment, in {folder}")
-    stamp, wanted = folder / "installed", f"{index}\n{(ROOT / 'pyproject.toml').read_text()}"
+    stamp, wanted = folder / "installed", f"{ROOT}\n{index}\n{(ROOT / 'pyproject.toml').read_text()}"
     if not stamp.is_file() or stamp.read_text() != wanted:
         pip = [executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         for command in (
@@ -215,8 +216,9 @@ def _run(
         seconds = float(next(ElementTree.parse(report).iter("testsuite")).get("time", "0"))
     # 1 is of tests that failed; what else ended the run may leave a report without a failure.
     reason = None if code in (0, 1) else f"pytest ended with {code}"
-    facts = {"python": versions[0], "torch": versions[1], "seconds": seconds, "date": today}
-    return Row(**facts, **counts, failures=failures, reason=reason)
+    facts: dict[str, Any] = {"python": versions[0], "torch": versions[1], "seconds": seconds, "date": today}
+    facts.update(counts)
+    return Row(**facts, failures=failures, reason=reason)
 
 
 def _within(command: Sequence[str], environ: Mapping[str, str], patience_s: float) -> int | None:
