@@ -29,7 +29,8 @@ from dsrun.checkpoint_files.reference import summed
 from dsrun.errors import CheckpointError
 from dsrun.units import format_bytes
 
-from ..mesh.agreement import Failure, attempt
+from ..mesh.agreement import attempt
+from ..mesh.all_or_none import tell_error
 from ..mesh.collectives import Collectives
 from ..mesh.mail import Mail
 from .memory_copy_exchange import CopyExchange
@@ -254,8 +255,15 @@ class MemoryCopies:
 
     def _all(self, what: str, work: Callable[[], None]) -> None:
         failure = attempt(work, self._collectives, device=self._device, of=what)
-        if failure is not None:
-            _raise(failure, what)
+        if failure is None:
+            return
+        error = failure.error
+        message, hint = tell_error(error, failure.rank, self._collectives, device=self._device, of=what)
+        if error is not None and not isinstance(error, OSError):
+            raise error
+        if error is not None:
+            raise CheckpointError(f"rank {self._collectives.rank} could not {what}: {error}") from error
+        raise CheckpointError(f"rank {failure.rank} could not {what}: {message}", hint=hint or None)
 
     def _check_room(self, nbytes: int) -> None:
         """Compares what all ranks of this host will hold with what is free, before the first copy."""
@@ -282,12 +290,3 @@ class MemoryCopies:
 def _close(mail: Mail | None) -> None:
     if mail is not None:
         mail.close()
-
-
-def _raise(failure: Failure, what: str) -> None:
-    error = failure.error
-    if error is None:
-        raise CheckpointError(f"rank {failure.rank} could not {what}: see its own error")
-    if isinstance(error, OSError):
-        raise CheckpointError(f"rank {failure.rank} could not {what}: {error}") from error
-    raise error

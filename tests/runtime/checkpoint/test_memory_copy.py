@@ -261,12 +261,15 @@ def test_every_host_holds_what_all_ranks_hold_once_and_sends_each_state_once(tmp
 def test_a_host_without_room_is_named_on_every_rank_before_anything_is_copied(tmp_path: Path) -> None:
     def body(rank: Rank) -> str:
         huge = torch.empty(1, dtype=torch.uint8).expand(1)
-        numel = 1 << 50
+        numel = 1 << (50 if rank.rank else 3)
         entry = StateEntry("w", "param", (numel,), 0, numel, huge.as_strided((numel,), (0,)), False)
         with pytest.raises(CheckpointError) as caught:
-            rank.copies.take(1, lambda: wanted(1.0, rank=rank.rank, size=1, entries=[entry]))
-        return str(caught.value)
+            rank.copies.take(1, lambda: wanted(1.0, rank=rank.rank, size=2, entries=[entry]))
+        return caught.value.render()
 
-    (text,) = with_ranks(tmp_path, [0], body)
-    assert "2 copies in memory of 1 ranks' state have 2.0 PiB, and " in text
-    assert not list((tmp_path / "host0").glob("rank-*"))
+    first, second = with_ranks(tmp_path, [0, 1], body)
+    said = f"{tmp_path / 'host1'}: 4 copies in memory of 1 ranks' state have 4.0 PiB, and "
+    assert f"error: rank 1 could not find room for a copy in memory: {said}" in first
+    assert f"error: {said}" in second
+    assert "hint: leave `checkpoint.memory_copy` out" in first
+    assert not list(tmp_path.glob("host*/rank-*"))
