@@ -1,4 +1,4 @@
-"""Names of torch that are private, or that moved between 2.10 and 2.13, under one roof. Nothing else is here."""
+"""Names of torch that are private, or that moved between 2.10 and 2.15, under one roof. Nothing else is here."""
 
 from __future__ import annotations
 
