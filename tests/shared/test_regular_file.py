@@ -45,6 +45,10 @@ def test_a_pipe_that_comes_between_the_look_and_the_opening_is_refused_too(
     before = os.stat(path)
     path.unlink()
     os.mkfifo(path)
-    monkeypatch.setattr(os, "stat", lambda *_, **__: before)
+
+    def look(path: Path, *, follow_symlinks: bool) -> os.stat_result:
+        return before
+
+    monkeypatch.setattr(os, "stat", look)
     with pytest.raises(NotRegularError, match="a FIFO"):
         open_regular(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,8 +18,7 @@ from dsrun.checkpoint_files.publish import publish
 from dsrun.contract import JOB_ID_ENV
 from dsrun.errors import CheckpointError
 from support.odd_files import put_in_place
-
-from .test_publish import publication
+from support.publications import publication
 
 #: Claims what it is told to, a tag a line, and says what it was told in return.
 OTHER = """
@@ -33,7 +32,7 @@ for line in sys.stdin:
 
 
 @contextmanager
-def another_job(folder: Path, name: str) -> Iterator[subprocess.Popen[str]]:
+def another_job(folder: Path, name: str) -> Generator[subprocess.Popen[str]]:
     """A process of another job, which lives until the end of the block or until it is killed."""
     with subprocess.Popen(
         [sys.executable, "-c", OTHER, str(folder)],

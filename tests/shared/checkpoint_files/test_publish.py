@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,36 +12,14 @@ from dsrun.checkpoint_files.folder import LATEST_FILE
 from dsrun.checkpoint_files.index import INDEX_FILE, StoredFile
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.publish import (
-    BOXES_KEY,
-    Publication,
     file_name,
     is_published,
     outlived,
     publish,
 )
 from dsrun.checkpoint_files.removal import remove_tag
-from dsrun.checkpoint_files.tensor_header import header_bytes
 from dsrun.errors import CheckpointError
-from support.checkpoints import floats, sums
-
-
-def part(tag: Path, rank: int, identity: str, *, rows: int = 2, shape: int = 4) -> StoredFile:
-    """A rank's file with its rows of `w`."""
-    box = {"key": "k", "name": "w", "role": "param", "shape": [shape, 3], "offset": [rows * rank, 0]}
-    header, _ = header_bytes({"k": ("F32", (rows, 3))}, {BOXES_KEY: json.dumps([box])})
-    content = header + floats([float(rank)] * 3 * rows)
-    tag.mkdir(parents=True, exist_ok=True)
-    (tag / file_name(rank, identity)).write_bytes(content)
-    return StoredFile(len(content), sums(content))
-
-
-def publication(folder: Path, tag: str, identity: str, **changes: Any) -> Publication:
-    files = changes.pop("files", None) or [part(folder / tag, rank, identity) for rank in range(2)]
-    members: dict[str, Any] = {
-        "folder": folder, "tag": tag, "identity": identity, "files": files, "values": {"a": 1}, "ranks": [],
-        "aliases": {}, "save_latest": True, "keep_last": None, "keep_every": None,
-    }  # fmt: skip
-    return Publication(**{**members, **changes})
+from support.publications import part, publication
 
 
 def test_what_is_published_is_read(tmp_path: Path) -> None:

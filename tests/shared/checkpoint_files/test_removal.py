@@ -15,8 +15,7 @@ from dsrun.checkpoint_files.removal import held, remove_tag
 from dsrun.checkpoint_files.remove import remove
 from dsrun.checkpoint_files.verify import verify
 from dsrun.errors import CheckpointError
-
-from .test_publish import publication
+from support.publications import publication
 
 
 def locked(path: Path) -> int:
