@@ -52,6 +52,9 @@ VERBS = {
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 _GROUP_OPTIONS = frozenset({"-h", "--help", "--version"})
 _INTERRUPTED = 130
+#: Arguments that name jobs, and what they may be.
+_JOBS = frozenset({"job", "jobs"})
+_JOB = "JOB is an id, how one begins, its last four letters, or `last`"
 #: Of two names, from 0 to 1, above which one may be meant for the other: `gpus` is no slip for `no-gpu`.
 _LIKENESS = 0.7
 
@@ -147,6 +150,8 @@ class LazyVerbs(click.Group):
         command = importlib.import_module(f".commands.{cmd_name}", __package__).command
         assert isinstance(command, click.Command), f"commands/{cmd_name}.py has no `command`"
         command.context_settings = {**_CONTEXT, **command.context_settings}
+        if any(param.name in _JOBS for param in command.params):
+            command.epilog = f"{_JOB}."
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -193,7 +198,8 @@ def _problem_of(error: click.ClickException, words: Sequence[str]) -> Problem:
         way_out = f"did you mean `{close[0]}`?" if close else f"{see}; options of the script stand after it"
         return Problem(f"`{command}` has no option `{error.option_name}`", way_out)
     if isinstance(error, click.MissingParameter) and error.param is not None and ctx is not None:
-        return Problem(f"`{command}`: {error.param.make_metavar(ctx)} is missing", see)
+        way_out = f"{_JOB}; `dsrun ps` lists them" if error.param.name in _JOBS else see
+        return Problem(f"`{command}`: {error.param.make_metavar(ctx)} is missing", way_out)
     if isinstance(error, click.BadParameter) and error.param is not None:
         names = "/".join(error.param.opts)
         return Problem(f"`{names}`: {_lower_first(error.message)}", see)

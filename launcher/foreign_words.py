@@ -136,6 +136,23 @@ INSTEAD = {
 }
 
 
+#: What other tools call what a verb of ours does.
+VERBS_INSTEAD = {
+    **dict.fromkeys(("list", "ls", "jobs", "status", "squeue"), "ps"),
+    **dict.fromkeys(("kill", "cancel", "scancel", "terminate"), "stop"),
+    **dict.fromkeys(("tail", "output"), "logs"),
+    **dict.fromkeys(("restart", "resume", "retry"), "rerun"),
+    **dict.fromkeys(("info", "describe", "inspect"), "show"),
+    **dict.fromkeys(("remove", "delete", "clean", "prune"), "rm"),
+    **dict.fromkeys(("launch", "start", "exec"), "run"),
+    **dict.fromkeys(("submit", "sbatch"), "slurm"),
+    **dict.fromkeys(("monitor", "watch"), "top"),
+    **dict.fromkeys(("hardware", "gpus", "topo"), "probe"),
+    "help": "--help",
+    "version": "--version",
+}
+
+
 def our_spelling(word: str) -> str:
     """Returns our spelling of an option where another launcher's means the same; any other word as it is.
 

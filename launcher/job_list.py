@@ -133,7 +133,7 @@ def find_job(name: str, environ: Mapping[str, str]) -> Job:
     if len(matching) > 1:
         shown = ", ".join(f"`{job_id}`" for job_id in matching[:_CLOSE_IDS])
         more = f" and {len(matching) - _CLOSE_IDS} more" if len(matching) > _CLOSE_IDS else ""
-        raise UsageError(f"`{name}` may be {shown}{more}", hint="write more of the id")
+        raise UsageError(f"`{name}` may be {shown}{more}", hint="write more of the id, or its last four letters")
     folder = (jobs_folder(environ) / matching[0]).resolve()
     job = read_job(folder)
     if job is None:

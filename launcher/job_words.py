@@ -24,7 +24,9 @@ def job_argument(*, nargs: int = 1, required: bool = True) -> Callable[[_F], _F]
         nargs: 1, or -1 for any number.
         required: at least one must be given.
     """
-    name, metavar = ("job", "JOB") if nargs == 1 else ("jobs", "JOB...")
+    name, metavar = (
+        ("job", "JOB" if required else "[JOB]") if nargs == 1 else ("jobs", "JOB..." if required else "[JOB]...")
+    )
     return click.argument(name, nargs=nargs, required=required, metavar=metavar, shell_complete=complete_job)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from dsrun.errors import Problem, UsageError
 
+from .foreign_words import VERBS_INSTEAD
 from .import_variables import is_read_at_import
 from .plan import Program, ProgramKind, StartMethod
 from .script_variables import Setting, settings_before_torch
@@ -145,6 +146,8 @@ def _did_you_mean(path: Path, verbs: Sequence[str]) -> str | None:
     files = _close_to(path)
     if files is not None:
         return files
+    if str(path) in VERBS_INSTEAD and verbs:
+        return f"did you mean `dsrun {VERBS_INSTEAD[str(path)]}`?"
     if shutil.which(str(path)) is not None:
         return f"to run the program of that name, use `dsrun --no-python {path}`"
     return None

@@ -27,7 +27,7 @@ _LEFT_EXIT = 130
 def command(ranks: str | None, job: str) -> int:
     """Follow a job from now to its end, and exit as it does.
 
-    Ctrl-C leaves: the job goes on, and the exit code is 130. What came before shows `dsrun logs JOB`.
+    Ctrl-C leaves: the job goes on, and the exit code is 130. `dsrun logs JOB` has what came before.
     """
     found = find_job(job, os.environ)
     view = LogView(found, ranks=ranks, split=True)
@@ -72,6 +72,8 @@ def _end_of(job: Job, view: LogView) -> int:
         why = "its front end was killed" if crashed else "how it ended is not known: outcome.json cannot be read"
         raise LaunchError(f"job {job.id}: {why}", hint=f"`dsrun logs {job.id}` has what came last")
     outcome = ended.outcome
+    if not job.state.is_live:
+        view.note(f"job {job.id} had ended already; `dsrun logs {job.id}` has its lines")
     if outcome["failure"] is not None:
         view.report(outcome["failure"])
     view.note(closing(outcome))

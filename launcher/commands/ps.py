@@ -31,7 +31,7 @@ def command(show_all: bool, wide: bool, as_json: bool) -> int:
       running  its front end lives
       done     every rank ended well
       failed   see `dsrun show JOB` for the cause
-      stopped  a person ended it
+      stopped  a person ended it; TOOK is - where no rank had begun
       crashed  its front end was killed; its ranks have ended with it
       unknown  its outcome.json is damaged, or of a later version
     """

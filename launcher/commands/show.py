@@ -85,8 +85,8 @@ def _table(rows: Iterable[Row]) -> list[str]:
 def _state(job: Job, now: datetime) -> str:
     took, step = took_s(job, now), last_step(job.folder)
     if job.state.is_live:
-        running = "" if took is None else f", for {short_duration(took)}"
-        return f"{job.state.value}, {doing_now(job.folder).text}{running}{'' if step is None else f', step {step}'}"
+        since = "" if took is None else f" for {short_duration(took)}"
+        return f"{job.state.value}{since}, {doing_now(job.folder).text}{'' if step is None else f', step {step}'}"
     if job.outcome is not None and job.never_ran and "waited_for" in job.outcome:
         waited = f", waited {short_duration(job.outcome['duration_s'])} for {job.outcome['waited_for']}"
         return f"{state_text(job)}, exit code {job.exit_code}{waited}"

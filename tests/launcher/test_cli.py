@@ -312,6 +312,9 @@ def test_grace_is_a_time(text: str, seconds: float) -> None:
     [
         (["tran.py"], "script tran.py: no such file", "did you mean `train.py`?"),
         (["prob"], "script prob: no such file", "did you mean `dsrun probe`?"),
+        (["list"], "script list: no such file", "did you mean `dsrun ps`?"),
+        (["kill"], "script kill: no such file", "did you mean `dsrun stop`?"),
+        (["help"], "script help: no such file", "did you mean `dsrun --help`?"),
         (["run"], "no script is named", "`dsrun train.py` runs one; see `dsrun run --help`"),
         (
             ["--learning-rate", "3", "train.py"],

@@ -8,9 +8,9 @@ from pathlib import Path
 import click
 import pytest
 
-from dsrun.launcher.cli import app
+from dsrun.launcher.cli import VERBS, app
 from dsrun.launcher.commands.run import command
-from dsrun.launcher.foreign_words import INSTEAD, SPELLINGS
+from dsrun.launcher.foreign_words import INSTEAD, SPELLINGS, VERBS_INSTEAD
 from support.cli import invoke
 
 
@@ -106,6 +106,8 @@ def test_spellings_lead_to_options_that_are_there_and_refused_words_are_none() -
     options = {name for option in command.params if isinstance(option, click.Option) for name in option.opts}
     assert {f"--{ours}" for ours in SPELLINGS.values()} <= options
     assert options.isdisjoint(INSTEAD)
+    assert {verb for verb in VERBS_INSTEAD.values() if not verb.startswith("--")} <= set(VERBS)
+    assert set(VERBS).isdisjoint(VERBS_INSTEAD)
     assert isinstance(app, click.Group)
 
 

@@ -123,7 +123,11 @@ def test_a_job_is_found_by_what_tells_it_from_others(
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("20261121", "`20261121` may be `20261121-0734-efgh`, `20261121-0733-abcd`", "write more of the id"),
+        (
+            "20261121",
+            "`20261121` may be `20261121-0734-efgh`, `20261121-0733-abcd`",
+            "write more of the id, or its last four letters",
+        ),
         (
             "20261121-0733-abce",
             "there is no job `20261121-0733-abce` in ",

@@ -13,8 +13,8 @@ import pytest
 
 from dsrun.launcher.job_facts import MACHINE_FILE
 from dsrun.launcher.job_lock import JobLock
-from dsrun.launcher.job_record import CONFIG_COPY, OUTCOME_FILE, read_json, write_json
-from support.cli import clean_environment, invoke
+from dsrun.launcher.job_record import CONFIG_COPY, OUTCOME_FILE, append_waiting, read_json, write_json
+from support.cli import clean_environment, invoke, run_dsrun
 from support.job_records import leave_job
 from support.terminals import Terminal
 
@@ -219,3 +219,48 @@ def test_a_shell_completes_verbs_options_files_and_jobs(jobs: Path) -> None:
     assert completed(jobs, "stop", "20261121") == ["plain,20261121-0733-abcd"]
     assert completed(jobs, "logs", "las") == ["plain,last"]
     assert completed(jobs, "stop", "20261121-0733-abcd", "2026") == ["plain,20261120-0733-abcd"]
+
+
+@pytest.mark.parametrize("verb", ["attach", "logs", "memory", "rerun", "rm", "show", "stop", "top"])
+def test_the_help_of_each_verb_says_what_names_a_job(verb: str) -> None:
+    shown = invoke(verb, "--help").stdout
+    assert shown.endswith("\n\n  JOB is an id, how one begins, its last four letters, or `last`.\n")
+    # Who may leave it out sees so.
+    assert ("[JOB]" in shown) == (verb in ("top", "rm"))
+
+
+def test_a_verb_without_its_job_is_told_how_jobs_are_named(jobs: Path) -> None:
+    assert invoke("rerun").stderr == (
+        "error: `dsrun rerun`: JOB is missing\n"
+        "hint: JOB is an id, how one begins, its last four letters, or `last`; `dsrun ps` lists them\n"
+    )
+
+
+def test_attach_to_a_job_that_has_ended_says_so_and_where_its_lines_are(jobs: Path) -> None:
+    leave_job(jobs, "a", outcome="failed", exit_code=3, failure=["error: rank 1 died"])
+    # It writes to the descriptors themselves.
+    result = run_dsrun("attach", "a", cwd=jobs, env=clean_environment())
+    first, *_, last = result.stderr.splitlines()
+    assert (result.exit_code, first) == (3, "dsrun: job a had ended already; `dsrun logs a` has its lines")
+    assert last.startswith("dsrun: job a: failed after 1m 0s with exit code 3, logs in ")
+
+
+def test_show_of_a_job_that_waits_says_for_what(jobs: Path) -> None:
+    folder = leave_job(jobs, "a", started=None, queued=True)
+    append_waiting(folder, "waiting for 2 GPUs: GPUs 0, 1 are held by job b (pid 7)")
+    lock = JobLock(folder)
+    shown = invoke("show", "a").stdout.splitlines()[0]
+    lock.release()
+    assert shown == "job a: queued, waiting for 2 GPUs: GPUs 0, 1 are held by job b (pid 7)"
+
+
+def test_show_of_a_job_that_never_ran_says_what_it_waited_for(jobs: Path) -> None:
+    folder = leave_job(jobs, "a", outcome="stopped", exit_code=143)
+    outcome = read_json(folder / OUTCOME_FILE) or {}
+    never = {"attempts": 0, "never_ran": True, "waited_for": "its hosts", "duration_s": 13.6}
+    write_json(folder / OUTCOME_FILE, outcome | never)
+    first = "job a: stopped before it started, exit code 143, waited 13s for its hosts"
+    assert invoke("show", "a").stdout.splitlines()[0] == first
+    (listed,) = json.loads(invoke("ps", "--all", "--json").stdout)["jobs"]
+    assert (listed["state"], listed["never_ran"], listed["duration_s"]) == ("stopped", True, None)
+    assert invoke("stop", "a").stderr == "dsrun: job a had ended already: stopped before it started\n"
