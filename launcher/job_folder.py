@@ -10,9 +10,13 @@ from datetime import datetime
 from pathlib import Path
 
 from dsrun.errors import UsageError
+from dsrun.private_files import ForeignFolderError, make_private_folder
 
 #: One JSON object a line: what happened to the job, in order of time.
 EVENTS_FILE = "events.jsonl"
+
+#: The way out where the state folder is not this user's alone.
+STATE_HINT = "set XDG_STATE_HOME to a folder of yours that nobody else may write to, or use `--log-dir DIR`"
 
 # Without 0/o, 1/l/i: people read ids aloud and type them.
 _ALPHABET = "abcdefghjkmnpqrstuvwxyz23456789"
@@ -50,12 +54,28 @@ def _home(environ: Mapping[str, str]) -> Path:
         ) from error
 
 
-def make_job_folder(parent: Path, new_id: Callable[[], str]) -> tuple[str, Path]:
+def make_state_folder(path: Path, environ: Mapping[str, str]) -> None:
+    """Makes a folder of dsrun's own, for this user only.
+
+    Args:
+        path: of the folder, below that which dsrun has in the state folder.
+        environ: where the state folder is.
+
+    Raises:
+        ForeignFolderError: another user has it in their hands.
+        OSError: it cannot be made.
+        UsageError: nothing tells where this user's files are.
+    """
+    make_private_folder(path, own=jobs_folder(environ).parent)
+
+
+def make_job_folder(parent: Path, new_id: Callable[[], str], *, own: Path | None = None) -> tuple[str, Path]:
     """Makes a folder that only this user may enter and no other job has.
 
     Args:
         parent: where jobs go; made if it is missing.
         new_id: proposes an id; asked again while the id is taken.
+        own: as for `make_private_folder`; None where the user has named `parent`.
 
     Returns:
         the id, and the folder as an absolute path.
@@ -64,15 +84,19 @@ def make_job_folder(parent: Path, new_id: Callable[[], str]) -> tuple[str, Path]
         UsageError: the folder cannot be made.
     """
     try:
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(parent, own=own)
         while True:
             job_id = new_id()
             folder = parent.absolute() / job_id
             try:
-                folder.mkdir(mode=0o700)
+                os.mkdir(folder, 0o700)
+                # A umask may have taken rights of this user's own.
+                os.chmod(folder, 0o700)
             except FileExistsError:
                 continue
             return job_id, folder
+    except ForeignFolderError as error:
+        raise UsageError(f"state folder: {error}", hint=STATE_HINT) from error
     except OSError as error:
         raise UsageError(
             f"log folder {parent}: cannot be made: {(error.strerror or str(error)).lower()}",
@@ -92,10 +116,12 @@ def link_job(folder: Path, environ: Mapping[str, str]) -> str | None:
     """
     try:
         parent = jobs_folder(environ)
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_state_folder(parent, environ)
         if not parent.samefile(folder.parent):
             (parent / folder.name).symlink_to(folder)
     except UsageError as error:
+        return str(error)
+    except ForeignFolderError as error:
         return str(error)
     except OSError as error:
         return f"{error.filename2 or error.filename}: {(error.strerror or str(error)).lower()}"

@@ -87,7 +87,9 @@ def hold_devices(
             held: Held | None = Held()
         else:
             try:
-                leases, tickets = (ClaimFolder(folder) for folder in claim_folders(environ))
+                leases, tickets = (
+                    ClaimFolder(folder, own=jobs_folder(environ).parent) for folder in claim_folders(environ)
+                )
                 for folder in claim_folders(environ):
                     remove_idle(folder.parent, keep=folder.name)
                 stack.callback(leases.drop_all)
@@ -352,7 +354,8 @@ def _gpus(count: int) -> str:
 
 
 def _unleased(error: OSError, *, queue: bool, note: Callable[[str], None]) -> Held:
-    reason = f"{error.filename or 'leases'}: {(error.strerror or str(error)).lower()}"
+    # One of another user's folder names it.
+    reason = f"{error.filename or 'leases'}: {error.strerror.lower()}" if error.strerror else str(error)
     if queue:
         raise UsageError(f"the queue cannot be kept: {reason}", hint="name another place in XDG_STATE_HOME") from error
     note(f"devices are not leased, another job may take them too: {reason}")

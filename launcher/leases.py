@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsrun.private_files import make_private_folder
+
 _DECISION_FILE = ".deciding"
 _LOOK_AGAIN_S = 0.02
 _IDLE_S = 30 * 24 * 3600.0
@@ -47,13 +49,14 @@ class ClaimFolder:
 
     Args:
         path: the folder.
+        own: as for `make_private_folder`.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be made, or is another user's.
     """
 
-    def __init__(self, path: Path) -> None:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    def __init__(self, path: Path, *, own: Path | None = None) -> None:
+        make_private_folder(path, own=own)
         self._path = path
         self._own: dict[str, int] = {}
 

@@ -18,7 +18,8 @@ def refusal_of(error: OSError | RuntimeError) -> str | None:
         error: from a system call, or from starting a thread.
     """
     if isinstance(error, OSError):
-        words = (error.strerror or str(error)).lower()
+        # Without a number it is in words of ours, with a path in it.
+        words = error.strerror.lower() if error.strerror else str(error)
         if error.errno in _LIMITS:
             return f"{words}; raise `{_LIMITS[error.errno]}`"
         return words if error.filename is None else f"{os.fsdecode(error.filename)}: {words}"

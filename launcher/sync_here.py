@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import LaunchError
+from dsrun.private_files import make_private_folder
 
 from .excerpts import listed
 from .sync_record import SyncRecord
@@ -57,7 +58,7 @@ def begin(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
             hint="move it away; only what a sync has put there is taken away by one",
         )
     for folder in sorted({os.path.dirname(path) for path in send}):
-        os.makedirs(os.path.join(target, folder), exist_ok=True)
+        make_private_folder(Path(target, folder))
     for path, mode in arguments["modes"].items():
         os.chmod(_inside(target, path), mode)
     record.expect(send)
@@ -151,7 +152,7 @@ def _make_target(target: str) -> None:
             f"cannot make {target}: there is no {missing[-1]}",
             hint="is a file system not mounted there? Make that folder if it is meant to be",
         )
-    os.makedirs(target, exist_ok=True)
+    make_private_folder(Path(target))
 
 
 def _delete(target: str, path: str, record: SyncRecord) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 from dsrun.atomic import write_atomic
 from dsrun.errors import LaunchError
+from dsrun.private_files import make_private_folder
 
 from .job_folder import jobs_folder
 from .refusals import refusal_of
@@ -104,7 +105,7 @@ class SyncRecord:
     def _make_folder(self) -> None:
         folder = self._path.parent
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(folder, own=folder.parent)
         except OSError as error:
             raise LaunchError(
                 f"cannot keep note of what syncs put there: {refusal_of(error)} ({folder})",

@@ -253,7 +253,8 @@ def command(
             f"`--stdin {stdin}` and `--ranks {ranks}`: what rank {stdin} asks would not be seen",
             hint=f"`--ranks {ranks},{stdin}` shows it too",
         )
-    job_id, run_dir = make_job_folder(folder, lambda: new_job_id(datetime.now()))
+    own = folder.parent if log_dir is None else None
+    job_id, run_dir = make_job_folder(folder, lambda: new_job_id(datetime.now()), own=own)
     from ..front_end import Hold, RunSettings
     from ..job_run import Policies
 

@@ -14,7 +14,7 @@ import click
 from dsrun.atomic import write_atomic
 from dsrun.errors import LaunchError, UsageError
 
-from ..job_folder import jobs_folder, new_job_id
+from ..job_folder import jobs_folder, make_state_folder, new_job_id
 from ..refusals import refusal_of
 from ..run_words import check_run_words, divide
 from ..scheduler.batch_script import batch_script, output_of, sbatch_words
@@ -91,7 +91,7 @@ def _write(data: bytes) -> Path:
     folder = jobs_folder(os.environ).parent / "slurm"
     path = folder / f"{new_job_id(datetime.now())}.sh"
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_state_folder(folder, os.environ)
         write_atomic(path, data, mode=0o600)
     except OSError as error:
         raise UsageError(

@@ -147,7 +147,8 @@ class CopyFiles:
         """
         path = self._label_path(rank, generation)
         unfinished = path.with_suffix(f".{os.getpid()}")
-        unfinished.write_bytes(label.to_bytes())
+        with open(unfinished, "wb", opener=_open_private) as file:
+            file.write(label.to_bytes())
         os.replace(unfinished, path)
 
     def unlabel(self, rank: int, generation: int) -> None:
@@ -216,3 +217,7 @@ class CopyFiles:
             return torch.frombuffer(mmap.mmap(descriptor, nbytes), dtype=torch.uint8)
         finally:
             os.close(descriptor)
+
+
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -32,10 +32,13 @@ class RecordWriter:
         if self._descriptor is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # With O_APPEND whole lines stay whole, whoever else writes.
-            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             # Not at exit: the system closes it then, and what ends later may still have a record to write.
             weakref.finalize(self, os.close, self._descriptor).atexit = False
         # JSON has no inf and nan: strict readers refuse a file that holds one.
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in fields.items()}
         line = json.dumps({"event": event, "time": round(time.time(), 6), **finite}, allow_nan=False)
-        os.write(self._descriptor, f"{line}\n".encode())
+        try:
+            os.write(self._descriptor, f"{line}\n".encode())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self._path)) from error

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dsrun.errors import DsrunError, InputError
+from dsrun.private_files import make_private_folder
 
 SOURCE = Path(__file__).resolve().with_name("adam_pass.cpp")
 #: Instructions of this processor, and every rounding as it is written.
@@ -56,7 +57,7 @@ def build_pass(folder: Path | None = None, *, compiler: str | None = None) -> Pa
             hint="install one (apt install g++) or name it in CXX; without it the step runs through torch, same bits",
         )
     path = _place(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folder(path.parent)
     with tempfile.TemporaryDirectory(dir=path.parent) as beside:
         new = Path(beside) / path.name
         command = [found, *_FLAGS, *_SHARED, str(SOURCE), "-o", str(new)]

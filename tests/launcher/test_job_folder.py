@@ -68,6 +68,16 @@ def test_why_a_job_cannot_be_made_known_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     folder = tmp_path / "a"
     folder.mkdir()
-    assert (
-        link_job(folder, {"XDG_STATE_HOME": str(tmp_path / "file")}) == f"{tmp_path}/file/dsrun/jobs: not a directory"
-    )
+    assert link_job(folder, {"XDG_STATE_HOME": str(tmp_path / "file")}) == f"{tmp_path}/file: file exists"
+
+
+def test_a_state_folder_that_others_could_exchange_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    state = tmp_path / "open" / "dsrun"
+    with pytest.raises(UsageError, match="above dsrun, may be written to by everybody") as raised:
+        make_job_folder(state / "jobs", lambda: "a", own=state)
+    assert raised.value.hint is not None
+    assert "XDG_STATE_HOME" in raised.value.hint
+    # Where the user has named the folder, that is theirs to judge.
+    assert make_job_folder(tmp_path / "open", lambda: "a") == ("a", tmp_path / "open" / "a")

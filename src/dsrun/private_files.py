@@ -1,0 +1,119 @@
+"""Folders and files that only this user may use, whatever the umask, and whether others could put theirs in the place.
+
+What dsrun makes for itself is private; what a user asked for as output (checkpoints, exports) follows the umask and
+does not come here.
+
+[Note: trusted folders] Who may write to a folder can put a link or a file of theirs in the place of what is below it.
+So dsrun's own folders must be this user's, and every folder above them this user's or root's, where nobody else may
+write, unless the sticky bit keeps others from renaming what is not theirs. A folder of the user's own group counts as
+theirs: many systems give each user such a group and make folders writable to it. An owner that this user namespace, or
+a file server, cannot name is nobody's.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+_ROOT = 0
+#: Stands for owners that cannot be named; see proc_sys_kernel(5), overflowuid.
+_NOBODY = 65534
+
+
+class ForeignFolderError(PermissionError):
+    """A folder that dsrun would keep its files in is another user's, or another user could exchange it."""
+
+
+def _say(line: str) -> None:
+    print(f"dsrun: {line}", file=sys.stderr, flush=True)
+
+
+def make_private_folder(path: Path, *, own: Path | None = None, tell: Callable[[str], None] = _say) -> None:
+    """Makes a folder, and those above it that are missing, for this user only.
+
+    Args:
+        path: the folder; one that is there stays as it is, unless it is dsrun's own.
+        own: the topmost folder that is dsrun's own, `path` or above it: from there on, folders that are there are made
+            private too. See [Note: trusted folders].
+        tell: takes a line about each folder that was made private.
+
+    Raises:
+        ForeignFolderError: another user has the folder in their hands.
+        OSError: it cannot be made.
+    """
+    path = Path(os.path.abspath(path))
+    own = None if own is None else Path(os.path.abspath(own))
+    if own is not None:
+        _refuse_foreign(own)
+    for folder in (*reversed(path.parents), path):
+        is_own = own is not None and (folder == own or own in folder.parents)
+        if not folder.is_dir():
+            try:
+                os.mkdir(folder, 0o700)
+            except FileExistsError:
+                # Another dsrun may have made it meanwhile.
+                if not folder.is_dir():
+                    raise
+            else:
+                # A umask may have taken rights of this user's own.
+                os.chmod(folder, 0o700)
+        if is_own:
+            _tighten(folder, tell)
+
+
+def _tighten(folder: Path, tell: Callable[[str], None]) -> None:
+    """Takes the rights of others at a folder of dsrun's own."""
+    found = folder.stat()
+    if found.st_uid not in _mine():
+        raise _foreign(folder, found.st_uid)
+    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+        os.chmod(folder, 0o700)
+        tell(f"{folder} was open to others ({stat.S_IMODE(found.st_mode):03o}), and is yours alone now (700)")
+
+
+def _refuse_foreign(own: Path) -> None:
+    """Refuses a folder that another user has in their hands, by owning it, a link to it, or what is above."""
+    for folder in (own, *own.parents):
+        if folder.is_symlink() and (user := folder.lstat().st_uid) not in (_ROOT, *_mine()):
+            raise _foreign(folder, user)
+    there = Path(os.path.realpath(own))
+    if there.exists() and (user := there.stat().st_uid) not in _mine():
+        raise _foreign(there, user)
+    for folder in there.parents:
+        if not folder.exists():
+            continue
+        found = folder.stat()
+        if found.st_uid not in (_ROOT, *_mine()):
+            raise _foreign(folder, found.st_uid)
+        if others := _writers(found):
+            raise ForeignFolderError(
+                f"{folder}, above {own.name}, may be written to by {others} (mode {stat.S_IMODE(found.st_mode):04o}): "
+                "they could put folders of theirs in its place"
+            )
+
+
+def _writers(found: os.stat_result) -> str:
+    """Says who beside its owner may exchange what is in a folder; empty where nobody may."""
+    if found.st_mode & stat.S_ISVTX:
+        return ""
+    if found.st_mode & stat.S_IWOTH:
+        return "everybody"
+    is_of_others = found.st_gid not in (_ROOT, os.getegid())
+    return f"group {found.st_gid}" if found.st_mode & stat.S_IWGRP and is_of_others else ""
+
+
+def _mine() -> tuple[int, ...]:
+    return (os.geteuid(), _NOBODY)
+
+
+def _foreign(folder: Path, user: int) -> ForeignFolderError:
+    try:
+        name = pwd.getpwuid(user).pw_name
+    except KeyError:
+        name = f"user {user}"
+    kind = "link" if folder.is_symlink() else "folder"
+    return ForeignFolderError(f"{folder} is a {kind} of {name}, not yours")

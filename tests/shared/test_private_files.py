@@ -1,0 +1,113 @@
+"""What dsrun makes for itself is this user's alone, and nobody else can exchange it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dsrun.private_files import ForeignFolderError, make_private_folder
+
+STRANGER = 4321
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o777], ids=lambda mask: f"umask {mask:03o}")
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = os.umask(request.param)
+    yield request.param
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_folders_are_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
+    make_private_folder(tmp_path / "state" / "dsrun" / "jobs", own=tmp_path / "state" / "dsrun")
+    made = ["state", "state/dsrun", "state/dsrun/jobs"]
+    assert {mode(tmp_path / name) for name in made} == {0o700}
+
+
+def test_own_folders_that_were_open_are_made_private_and_that_is_told(tmp_path: Path) -> None:
+    own = tmp_path / "state" / "dsrun"
+    (own / "jobs").mkdir(parents=True)
+    for folder in (tmp_path / "state", own, own / "jobs"):
+        folder.chmod(0o755)
+    own.chmod(0o777)
+    told: list[str] = []
+    make_private_folder(own / "jobs", own=own, tell=told.append)
+    assert (mode(own), mode(own / "jobs"), mode(tmp_path / "state")) == (0o700, 0o700, 0o755)
+    assert told == [
+        f"{own} was open to others (777), and is yours alone now (700)",
+        f"{own}/jobs was open to others (755), and is yours alone now (700)",
+    ]
+    make_private_folder(own / "jobs", own=own, tell=told.append)
+    assert len(told) == 2
+
+
+def test_a_folder_of_the_users_own_stays_as_it_is(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    make_private_folder(tmp_path / "logs" / "a")
+    assert (mode(tmp_path), mode(tmp_path / "logs" / "a")) == (0o777, 0o700)
+
+
+@pytest.mark.parametrize(("bits", "is_refused"), [(0o777, True), (0o1777, False), (0o755, False)])
+def test_a_folder_above_that_everybody_may_write_to_is_refused(tmp_path: Path, bits: int, is_refused: bool) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(bits)
+    own = tmp_path / "open" / "dsrun"
+    if is_refused:
+        with pytest.raises(
+            ForeignFolderError, match=r"open, above dsrun, may be written to by everybody \(mode 0777\)"
+        ):
+            make_private_folder(own, own=own)
+        assert not own.exists()
+    else:
+        make_private_folder(own, own=own)
+
+
+@as_root
+@pytest.mark.parametrize("foreign", ["state", "state/dsrun", "state/dsrun/jobs"])
+def test_a_folder_of_another_user_is_refused_by_name(tmp_path: Path, foreign: str) -> None:
+    own = tmp_path / "state" / "dsrun"
+    (own / "jobs").mkdir(parents=True)
+    os.chown(tmp_path / foreign, STRANGER, STRANGER)
+    with pytest.raises(ForeignFolderError, match=f"{foreign} is a folder of user {STRANGER}, not yours"):
+        make_private_folder(own / "jobs", own=own)
+
+
+@as_root
+@pytest.mark.parametrize("belongs", ["the link", "its end"])
+def test_a_link_that_another_user_has_in_hand_is_refused(tmp_path: Path, belongs: str) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "dsrun"
+    link.symlink_to(tmp_path / "real")
+    if belongs == "the link":
+        os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    else:
+        os.chown(tmp_path / "real", STRANGER, STRANGER)
+    with pytest.raises(ForeignFolderError, match=f"user {STRANGER}, not yours"):
+        make_private_folder(link / "jobs", own=link)
+
+
+@as_root
+@pytest.mark.parametrize(("group", "is_refused"), [(STRANGER, True), (os.getegid(), False)])
+def test_a_folder_above_is_trusted_with_the_users_own_group_only(tmp_path: Path, group: int, is_refused: bool) -> None:
+    os.chown(tmp_path, 0, group)
+    tmp_path.chmod(0o770)
+    own = tmp_path / "dsrun"
+    if is_refused:
+        with pytest.raises(ForeignFolderError, match=f"may be written to by group {STRANGER}"):
+            make_private_folder(own, own=own)
+    else:
+        make_private_folder(own, own=own)
+
+
+def test_a_link_of_the_users_own_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "dsrun").symlink_to(tmp_path / "real")
+    make_private_folder(tmp_path / "dsrun" / "jobs", own=tmp_path / "dsrun", tell=lambda _: None)
+    assert mode(tmp_path / "real" / "jobs") == 0o700
