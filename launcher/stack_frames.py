@@ -1,12 +1,19 @@
-"""One level of a Python stack, whoever wrote it down: whose code it is, and what one calls its place. Pure."""
+"""One level of a Python stack, whoever wrote it down: whose code it is, and what one calls its place."""
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
-_NOT_USERS = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|/dsrun/|^<|^\?\?")
-_LIBRARY_FOLDER = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python3[^/]*)/|^.*/(?=dsrun/)")
+_NOT_USERS = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|^<|^\?\?")
+_LIBRARY_FOLDER = re.compile(r"^.*/(?:site-packages|dist-packages|lib/python3[^/]*)/")
+_PACKAGE = Path(__file__).absolute().parents[1]
+#: Where dsrun's own code lies here, and what that is called; in a checkout its two halves are links.
+_OWN_FOLDERS = {f"{_PACKAGE}/": "dsrun/"} | {
+    f"{(_PACKAGE / half).resolve()}/": f"dsrun/{half}/" for half in ("launcher", "runtime")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +27,24 @@ class Frame:
     @property
     def is_users(self) -> bool:
         """Whether it is neither a library's, nor Python's, nor dsrun's."""
-        return _NOT_USERS.search(self.file) is None
+        return _name_in_library(self.file) is None
 
     @property
     def place(self) -> str:
         """The file as one speaks of it, and the line."""
-        short = self.file.rpartition("/")[2] if self.is_users else _LIBRARY_FOLDER.sub("", self.file)
-        return f"{short}:{self.line}"
+        return f"{_name_in_library(self.file) or self.file.rpartition('/')[2]}:{self.line}"
+
+
+def _name_in_library(file: str) -> str | None:
+    """Returns what a file of a library is called from its folder on; None for a file of the user's.
+
+    Of dsrun's own files the folder decides, for a user's may be called `dsrun` too: a clone is. Other hosts may have
+    dsrun elsewhere; a file below a folder of it that is there by the same name is taken for the same.
+    """
+    if _NOT_USERS.search(file) is not None:
+        return _LIBRARY_FOLDER.sub("", file)
+    for folder, name in _OWN_FOLDERS.items():
+        if file.startswith(folder):
+            return name + file.removeprefix(folder)
+    _, found, rest = file.rpartition("/dsrun/")
+    return f"dsrun/{rest}" if found and "/" in rest and ".." not in rest and os.path.isfile(_PACKAGE / rest) else None

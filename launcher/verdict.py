@@ -194,7 +194,7 @@ def _may_read_from_gpu(stack: RankStack) -> bool:
     A read is a call of C, so the innermost line of Python is the one that reads: the script's, dsrun's or torch's.
     """
     frames = main_thread(stack.text)
-    return not frames or frames[0].is_users or re.search(r"/(torch|dsrun/runtime)/", frames[0].file) is not None
+    return not frames or frames[0].is_users or frames[0].place.startswith(("torch/", "dsrun/runtime/"))
 
 
 def _dump_errors(stacks: Sequence[tuple[str, RankStack]]) -> list[str]:

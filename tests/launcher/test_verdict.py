@@ -5,9 +5,11 @@ from __future__ import annotations
 import faulthandler
 import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 
+import dsrun
 from dsrun.launcher.protocol import Collective, GroupProgress, RankStack
 from dsrun.launcher.stack_frames import Frame
 from dsrun.launcher.verdict import main_thread, verdict
@@ -213,6 +215,39 @@ def test_this_pythons_own_faulthandler_is_understood() -> None:
     assert frames[0].function == "test_this_pythons_own_faulthandler_is_understood"
     assert frames[0].file == __file__
     assert frames[0].is_users
+
+
+PACKAGE = Path(dsrun.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("file", "place"),
+    [
+        ("/home/me/dsrun/train.py", "train.py:3"),
+        ("/home/me/src/dsrun/data.py", "data.py:3"),
+        ("/home/me/dsrun/tests/launcher/test_verdict.py", "test_verdict.py:3"),
+        (f"{PACKAGE.parents[1]}/tests/train.py", "train.py:3"),
+        (f"{PACKAGE.parents[1]}/launcher/verdict.py", "dsrun/launcher/verdict.py:3"),
+        (f"{PACKAGE}/runtime/optim/norm.py", "dsrun/runtime/optim/norm.py:3"),
+        (f"{PACKAGE}/data.py", "dsrun/data.py:3"),
+        # Another host's, which has its dsrun in another folder.
+        ("/opt/dsrun/src/dsrun/runtime/optim/norm.py", "dsrun/runtime/optim/norm.py:3"),
+        (f"/opt/dsrun/{'x/' * 3000}norm.py", "norm.py:3"),
+        (f"{SITE}/dsrun/runtime/optim/norm.py", "dsrun/runtime/optim/norm.py:3"),
+        ("/home/me/dsrun/.venv/lib/python3.11/site-packages/torch/nn/linear.py", "torch/nn/linear.py:3"),
+    ],
+)
+def test_a_file_is_dsruns_own_by_its_folder_not_by_a_folder_that_is_called_dsrun(file: str, place: str) -> None:
+    frame = Frame(file, 3, "f")
+    assert (frame.place, frame.is_users) == (place, "/" not in place)
+
+
+def test_an_environment_that_is_called_torch_makes_nothing_torchs_own() -> None:
+    waits = """Current thread 0x00007f7aa9003b80 (most recent call first):
+  File "/envs/torch/lib/python3.11/json/decoder.py", line 353 in raw_decode
+  File "/home/me/train.py", line 31 in step
+"""
+    assert headline(stack(0, waits, state="R", uses_nccl=True)) == headline(stack(0, waits, state="R"))
 
 
 #: One that reads from its GPU (`loss.item()`), in a call of C.
