@@ -16,6 +16,8 @@ from .own_address import place_of
 _BREATH_S = 0.1
 #: Connections beyond the nodes that are held at once.
 _SPARE = 64
+#: Addresses of strangers that are told; a scanner has many.
+_MOST_TOLD = 16
 
 
 def await_hosts(listener: socket.socket, me: Presence, *, until_s: float, tell: Callable[[str], None]) -> None:
@@ -30,7 +32,7 @@ def await_hosts(listener: socket.socket, me: Presence, *, until_s: float, tell: 
     Raises:
         LaunchError: some have not come in time.
     """
-    node0 = _Node0(listener, me)
+    node0 = _Node0(listener, me, tell)
     try:
         node0.await_all(until_s, tell)
     finally:
@@ -40,9 +42,12 @@ def await_hosts(listener: socket.socket, me: Presence, *, until_s: float, tell: 
 class _Node0:
     """Connections to node 0, and who has come."""
 
-    def __init__(self, listener: socket.socket, me: Presence) -> None:
+    def __init__(self, listener: socket.socket, me: Presence, tell: Callable[[str], None]) -> None:
         self._listener = listener
         self._me = me
+        self._tell = tell
+        #: Hosts of strangers that were told.
+        self._told: set[str] = set()
         self._selector = selectors.DefaultSelector()
         self._present: dict[int, tuple[socket.socket, str]] = {}
         #: Connections that have not said who they are: what they said so far, and until when they may.
@@ -97,6 +102,7 @@ class _Node0:
     def _send_off_late(self, now_s: float) -> None:
         for connection, (_, patience_until_s) in list(self._strangers.items()):
             if now_s >= patience_until_s:
+                self._tell_stranger(connection, "it did not say who it is")
                 self._send_off(connection)
 
     def _send_off(self, connection: socket.socket) -> None:
@@ -129,6 +135,7 @@ class _Node0:
         came = read_presence(line)
         refusal = "this is a host of dsrun's, and that was no word of it" if came is None else self._refusal_of(came)
         if came is None or refusal is not None:
+            self._tell_stranger(connection, "it is none of dsrun's" if came is None else refusal or "")
             answer(connection, refusal)
             self._send_off(connection)
             return
@@ -140,6 +147,17 @@ class _Node0:
             return
         del self._strangers[connection]
         self._present[came.node_rank] = (connection, came.name)
+
+    def _tell_stranger(self, connection: socket.socket, why: str) -> None:
+        """Says once of each host that it was turned away."""
+        try:
+            host, port = connection.getpeername()[:2]
+        except OSError:
+            # It has gone, and with it its address.
+            return
+        if host not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(host)
+            self._tell(f"a connection from {place_of(host, port)} to the rendezvous port was refused: {why}")
 
     def _refusal_of(self, came: Presence) -> str | None:
         me = self._me

@@ -191,3 +191,18 @@ def test_what_is_no_dsrun_is_named(listener: socket.socket) -> None:
     with connection:
         connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
         assert str(second.end()) == "node 0 does not let this one in: what listens there is no dsrun"
+
+
+def test_a_stranger_is_told_once_by_its_address(listener: socket.socket) -> None:
+    first = waiting(listener, count=2)
+    ports: list[int] = []
+    for _ in range(2):
+        with socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as stranger:
+            ports.append(stranger.getsockname()[1])
+            stranger.sendall(b"GET / HTTP/1.0\n")
+            assert stranger.recv(4096)
+    line = f"a connection from 127.0.0.1:{ports[0]} to the rendezvous port was refused: it is none of dsrun's"
+    assert first.notes.get(timeout=PATIENCE_S) == line
+    assert first.notes.empty()
+    assert coming(listener, host(1, count=2)).end() is None
+    assert first.end() is None
