@@ -36,7 +36,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     if type(scale) not in (int, float) or not isfinite(scale) or scale <= 0:
         raise DamageError(f"`values.loss_scale.scale` is {shown(scale)}; expected a finite number above 0")
     optimizer = _members(values, "optimizer", required=True)
-    if "type" in optimizer:
+    if optimizer.get("type") is not None:  # null where a model alone was imported
         a_text(optimizer["type"], "`values.optimizer.type`")
     for number, group in enumerate(a_list(optimizer.get("groups", []), "`values.optimizer.groups`")):
         an_object(group, f"`values.optimizer.groups`[{number}]")
