@@ -125,7 +125,8 @@ def read_versions(
         dsrun=None if dsrun is None else dsrun.version,
         python=platform.python_version(),
         python_path=sys.executable,
-        torch=None if torch is None else torch.version,
+        # As it names itself: the package index drops the build (`+cu130`) from the version of the package.
+        torch=None if torch is None else parse_constant(_version_text(torch), "__version__") or torch.version,
         cuda=None if torch is None else parse_cuda_version(_version_text(torch)),
         nccl=_first_version(_NCCL_PACKAGES, path),
         libcuda=libcuda_version(root, os.environ if environ is None else environ),

@@ -30,6 +30,14 @@ def test_versions_come_from_metadata_of_packages_that_cannot_be_imported(tmp_pat
     assert (versions.torch, versions.cuda, versions.nccl, versions.dsrun) == ("2.11.0+cu128", "12.8", "2.27.3", None)
 
 
+def test_torchs_version_is_the_one_that_it_names_itself_where_the_index_dropped_the_build(tmp_path: Path) -> None:
+    files = {
+        "torch-2.13.0.dist-info/METADATA": "Name: torch\nVersion: 2.13.0\n",
+        "torch/version.py": "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\n",
+    }
+    assert read_versions([str(write_tree(tmp_path, files))]).torch == "2.13.0+cu130"
+
+
 @pytest.mark.parametrize(
     ("text", "cuda"),
     [("cuda = '12.6'\n", "12.6"), ("cuda: Optional[str] = None\n", None), ("", None), ("xcuda = '1'\n", None)],

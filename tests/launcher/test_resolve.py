@@ -293,7 +293,12 @@ def test_a_container_that_was_given_no_gpu_trains_on_the_cpu_and_says_so(folder:
     )
 
 
-def test_a_cpu_build_of_torch_beside_gpus_is_said(folder: Path) -> None:
+def test_a_cpu_build_of_torch_beside_gpus_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "torch/version.py": "__version__ = '2.9.0+cpu'\ncuda: Optional[str] = None\n",
+        "torch-2.9.0.dist-info/METADATA": "Name: torch\nVersion: 2.9.0\n",
+    }
+    monkeypatch.syspath_prepend(write_tree(folder / "site", files))
     (warning,) = resolved_on(recorded_machine("workstation", folder / "root")).warnings
     assert re.fullmatch(
         r"warning: torch \S+\+cpu is built without CUDA: ranks train on the CPU, and 4 GPUs stay idle; .*", warning

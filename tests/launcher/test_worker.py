@@ -154,9 +154,12 @@ def test_files_in_the_working_folder_cannot_shadow_what_dsrun_imports(tmp_path: 
 
 
 def test_the_agent_imports_neither_torch_nor_anything_but_psutil() -> None:
+    # A site may have put modules into every interpreter: `sitecustomize`, and what `.pth` files import.
     code = (
-        "import sys, dsrun.launcher.agent\n"
-        "foreign = {n.partition('.')[0] for n in sys.modules} - set(sys.stdlib_module_names)\n"
+        "import sys\n"
+        "given = set(sys.modules)\n"
+        "import dsrun.launcher.agent\n"
+        "foreign = {n.partition('.')[0] for n in set(sys.modules) - given} - set(sys.stdlib_module_names)\n"
         "print(sorted(n for n in foreign if not n.startswith(('_', '__editable__'))))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)

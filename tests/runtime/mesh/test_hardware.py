@@ -72,7 +72,7 @@ def test_accelerators_of_other_makers_are_refused_by_name(devices: TorchDevices,
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_torch_without_an_accelerator_sees_none() -> None:
-    assert torch_devices() == seen()
+    assert torch_devices() == seen(torch.version.cuda, torch.version.hip)
     assert not has_gpu()
 
 
