@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from dsrun.runtime.observe.records import RecordWriter
 
 
@@ -25,6 +27,8 @@ def test_a_record_written_while_the_interpreter_ends_is_kept(tmp_path: Path) -> 
     source = f"""
 import weakref
 from pathlib import Path
+import pytest
+
 from dsrun.runtime.observe.records import RecordWriter
 class Late: ...
 late, writer = Late(), RecordWriter(Path({str(path)!r}))
@@ -39,3 +43,8 @@ writer.write("early", {{}})
 def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
     RecordWriter(None).write("step", {})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_record_that_finds_no_room_names_its_file() -> None:
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        RecordWriter(Path("/dev/full")).write("step", {})
