@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -248,7 +248,7 @@ class RecomputedCall:
         started_s = time.perf_counter()
         inputs = [self._input(source, found) for source in self._inputs]
         args, kwargs = with_leaves(self._arguments, _Place, lambda place: inputs[place.position])
-        self.stubs.expect(stops=stops)
+        self.stubs.expect(stops=stops, hint=_cache_hint(args, kwargs))
         self.arguments = (args, kwargs)
         self.listens = not isinstance(self.run, nn.Module)
         output: Any = None
@@ -281,6 +281,27 @@ class RecomputedCall:
     def _wait(self) -> None:
         for device in self._waits_for or ():
             torch.accelerator.synchronize(device)
+
+
+def _cache_hint(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
+    """Returns the way out for a call that is given a cache of keys and values, to which each run adds; None without.
+
+    Models of transformers make one in training too, and take it away from blocks where recomputation is their own.
+    """
+    caches = [value for value in args if type(value).__name__.endswith("Cache")]
+    caches += [value for name, value in kwargs.items() if _is_cache(name, value)]
+    if not caches:
+        return None
+    kind = "use_cache=True" if caches[0] is True else type(caches[0]).__name__
+    return (
+        f"the block is given a cache ({kind}), to which its second run adds once more: train without it, by "
+        "use_cache=False in the model's call or model.config.use_cache = False"
+    )
+
+
+def _is_cache(name: str, value: object) -> bool:
+    is_named = "past" in name or "cache" in name
+    return type(value).__name__.endswith("Cache") or (is_named and (value is True or isinstance(value, list | tuple)))
 
 
 def _accelerators_of(tensors: Iterable[Tensor]) -> set[torch.device]:

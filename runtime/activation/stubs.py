@@ -14,6 +14,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsrun.errors import ModelError
 
+_HINT = (
+    "what a block does must not depend on anything but its inputs, weights and random numbers; leave it out by "
+    "`activation_checkpointing.blocks`"
+)
+
 
 class Maker(Protocol):
     """Who makes saved tensors again."""
@@ -54,8 +59,7 @@ def give(stub: Stub) -> Tensor:
         raise ModelError(
             f"activation checkpointing: the second run of `{stub.call.name}` did not come to a tensor that its first "
             "run saved",
-            hint="what a block does must not depend on anything but its inputs, weights and random numbers; leave "
-            "it out by `activation_checkpointing.blocks`",
+            hint=_HINT,
         )
     return value
 
@@ -76,6 +80,7 @@ class Stubs:
         self._dropped: dict[StorageWeakRef, int] | None = {} if measures else None
         self._next = 0
         self._stops = False
+        self._hint: str | None = None
 
     def drop(self, tensor: Tensor, call: Maker) -> Stub:
         """Returns what stands for a tensor that `call` saves."""
@@ -94,14 +99,16 @@ class Stubs:
             self._dropped.clear()
         return total
 
-    def expect(self, *, stops: bool) -> None:
+    def expect(self, *, stops: bool, hint: str | None = None) -> None:
         """A second run begins.
 
         Args:
             stops: it ends by `AllThere` as soon as the last tensor is there.
+            hint: the way out where it goes another way than the first one; None: the one for all blocks.
         """
         self._next = 0
         self._stops = stops
+        self._hint = hint
 
     def fill(self, tensor: Tensor) -> None:
         """Takes the next tensor that the second run saves.
@@ -138,8 +145,7 @@ class Stubs:
         raise ModelError(
             f"activation checkpointing: the second run of `{self._name}` saved {saved}: it went another way than the "
             "first one",
-            hint="what a block does must not depend on anything but its inputs, weights and random numbers; leave it "
-            "out by `activation_checkpointing.blocks`",
+            hint=_HINT if self._hint is None else self._hint,
         )
 
 

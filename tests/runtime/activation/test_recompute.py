@@ -286,6 +286,28 @@ def test_a_call_that_goes_another_way_is_refused() -> None:
         call_recomputed("fickle", Fickle(), (sample(),), {}, options=options()).sum().backward()
 
 
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_cache_that_a_call_adds_to_is_named_with_the_way_out(by_name: bool) -> None:
+    class GrowingCache:
+        seen: Tensor | None = None
+
+    class Attention(nn.Module):
+        def forward(self, x: Tensor, cache: GrowingCache | None = None) -> Tensor:
+            y = x.sin()
+            if cache is not None:
+                cache.seen = y if cache.seen is None else torch.cat([cache.seen, y])
+                y = cache.seen
+            return y.exp().exp()
+
+    given: Any = ((sample(),), {"cache": GrowingCache()}) if by_name else ((sample(), GrowingCache()), {})
+    with pytest.raises(ModelError, match="it went another way") as caught:
+        call_recomputed("attention", Attention(), *given, options=options()).sum().backward()
+    assert caught.value.hint is not None
+    assert "a cache (GrowingCache)" in caught.value.hint
+    assert "use_cache=False" in caught.value.hint
+    call_recomputed("attention", Attention(), (sample(), None), {}, options=options()).sum().backward()
+
+
 def test_an_input_that_changed_in_place_is_refused() -> None:
     x = sample() * 1
     y = call_recomputed("mlp", make(), (x,), {}, options=options())

@@ -7,6 +7,7 @@ and steps torch's optimizer on whole fp32 tensors. Ranks are threads of this pro
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import dsrun
+from dsrun.errors import ModelError
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.zero.units import find_units
 from support.model_families import FAMILIES, Family, Inputs
@@ -137,6 +139,28 @@ def test_recomputation_changes_no_bit(name: str, how: str) -> None:
         model.gradient_checkpointing_enable({"use_reentrant": how == "reentrant"})
     expected = plainly(copy.deepcopy(model), family, torch.float32)
     assert_same(with_engines(model, family, settings, torch.float32), expected, how)
+
+
+def bloom() -> nn.Module:
+    import transformers
+
+    return transformers.BloomForCausalLM(transformers.BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=4))
+
+
+@pytest.mark.parametrize("make", [bloom, FAMILIES["Falcon"].make, FAMILIES["T5"].make], ids=["Bloom", "Falcon", "T5"])
+def test_a_cache_is_what_recomputation_has_against_a_family(make: Callable[[], nn.Module]) -> None:
+    settings = config(0, micro=2, gradient_clipping=0, activation_checkpointing={"policy": "every_block"})
+    engine: Any = dsrun.initialize(model=make().train(), config=settings)[0]
+    ids = torch.arange(3, 11).repeat(2, 1)
+    with pytest.raises(ModelError, match="it went another way") as caught:
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+    assert caught.value.hint is not None
+    assert "Cache)" in caught.value.hint
+    assert "use_cache=False" in caught.value.hint
+    engine.zero_grad()
+    engine.backward(engine(input_ids=ids, labels=ids, use_cache=False).loss)
+    engine.step()
+    engine.destroy()
 
 
 #: Models of real sizes, of which the configs' defaults are: what stays gathered of them.
