@@ -124,7 +124,9 @@ def initialize(
     source = config_source(args, config, config_params)
     heartbeat = process_writer()
     heartbeat.beat(phase="build")
-    assignment = assign_groups(model, groups_of(optimizer) or model_parameters)
+    groups = groups_of(optimizer)
+    argument = "optimizer" if groups else "model_parameters"
+    assignment = assign_groups(model, groups or model_parameters, argument=argument)
     info = join_job(dist_init_required=dist_init_required)
     check_parallelism(mpu, mesh_param, world_size=info.world_size)
     settings = load(source, world_size=info.world_size)

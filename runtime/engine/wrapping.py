@@ -39,11 +39,12 @@ def check_unwrapped(model: object) -> None:
         ModelError: naming the module and what has it, or every such parameter.
     """
     if not isinstance(model, nn.Module):
-        kind = "an engine" if hasattr(model, "_parts") else f"a {type(model).__name__}"
-        raise ModelError(
-            f"dsrun.initialize: model is {kind}; expected a torch.nn.Module",
-            hint="pass the plain model" + (", engine.module after engine.destroy()" if kind == "an engine" else ""),
-        )
+        kind, hint = f"a {type(model).__name__}", "pass the plain model"
+        if isinstance(model, type):
+            kind, hint = f"the class {model.__name__}", f"pass a model of that class, {model.__name__}(...)"
+        elif hasattr(model, "_parts"):
+            kind, hint = "an engine", "pass the plain model, engine.module after engine.destroy()"
+        raise ModelError(f"dsrun.initialize: model is {kind}; expected a torch.nn.Module", hint=hint)
     _check_parameters(model)
     for name, module in model.named_modules():
         where = f"`{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"

@@ -27,12 +27,15 @@ class GroupAssignment:
     options: tuple[dict[str, Any], ...]
 
 
-def assign_groups(model: nn.Module, given: Iterable[Any] | None) -> GroupAssignment:
+def assign_groups(
+    model: nn.Module, given: Iterable[Any] | None, *, argument: str = "model_parameters"
+) -> GroupAssignment:
     """Assigns parameters of `model` to groups; trainable ones in no group get gradients, and nobody updates them.
 
     Args:
         model: the model.
         given: what torch optimizers take: parameters, (name, parameter) pairs, or group dicts; None: one group of all.
+        argument: of `dsrun.initialize` that they came in, for messages.
 
     Raises:
         ModelError: a parameter is in two groups, or no trainable one is in any.
@@ -50,19 +53,19 @@ def assign_groups(model: nn.Module, given: Iterable[Any] | None) -> GroupAssignm
         for param in _bare(entry["params"]):
             if id(param) not in names:
                 raise ModelError(
-                    f"model_parameters: group {number} holds a tensor of shape {tuple(param.shape)} "
+                    f"{argument}: group {number} holds a tensor of shape {tuple(param.shape)} "
                     f"that is no parameter of {type(model).__name__}",
                     hint="pass parameters of the model given to dsrun.initialize",
                 )
             if group_of.setdefault(id(param), number) != number:
                 raise ModelError(
-                    f"model_parameters: `{names[id(param)]}` is in groups {group_of[id(param)]} and {number}",
+                    f"{argument}: `{names[id(param)]}` is in groups {group_of[id(param)]} and {number}",
                     hint="put each parameter into one group",
                 )
         options.append({key: value for key, value in entry.items() if key not in ("params", "param_names")})
     if trainable and not trainable.keys() & group_of.keys():
         raise ModelError(
-            f"model_parameters: all {len(trainable)} trainable parameters of {type(model).__name__} are in no group, "
+            f"{argument}: all {len(trainable)} trainable parameters of {type(model).__name__} are in no group, "
             "nothing to train",
             hint="give the optimizer parameters of the model that have requires_grad",
         )

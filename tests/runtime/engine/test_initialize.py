@@ -48,7 +48,12 @@ def test_what_cannot_be_trained_is_refused() -> None:
     refuse("none of the 0 parameters of ReLU is trainable", model=nn.ReLU(), config=settings)
     refuse("none of the 38 parameters of TinyGPT is trainable", model=gpt().requires_grad_(False), config=settings)
     foreign = optim.SGD([nn.Parameter(torch.zeros(3))], lr=1.0)
-    refuse(r"shape \(3,\) that is no parameter of TinyGPT", model=gpt(), config=settings, optimizer=foreign)
+    said = r"^optimizer: group 0 holds a tensor of shape \(3,\) that is no parameter of TinyGPT"
+    refuse(said, model=gpt(), config=settings, optimizer=foreign)
+    said = r"^model_parameters: group 0 holds a tensor of shape \(3,\) that is no parameter of TinyGPT"
+    refuse(said, model=gpt(), config=settings, model_parameters=foreign.param_groups[0]["params"])
+    error = refuse("model is the class ReLU; expected a torch.nn.Module", model=nn.ReLU, config=settings)
+    assert error.hint == "pass a model of that class, ReLU(...)"
 
 
 def test_one_config_is_needed_and_only_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
