@@ -12,6 +12,7 @@ a file server, cannot name is nobody's.
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 import stat
@@ -57,7 +58,9 @@ def make_private_folder(path: Path, *, own: Path | None = None, tell: Callable[[
             except FileExistsError:
                 # Another dsrun may have made it meanwhile.
                 if not folder.is_dir():
-                    raise
+                    if folder == path:
+                        raise
+                    raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
             else:
                 # A umask may have taken rights of this user's own.
                 os.chmod(folder, 0o700)

@@ -68,7 +68,7 @@ def test_why_a_job_cannot_be_made_known_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     folder = tmp_path / "a"
     folder.mkdir()
-    assert link_job(folder, {"XDG_STATE_HOME": str(tmp_path / "file")}) == f"{tmp_path}/file: file exists"
+    assert link_job(folder, {"XDG_STATE_HOME": str(tmp_path / "file")}) == f"{tmp_path}/file: not a directory"
 
 
 def test_a_state_folder_that_others_could_exchange_is_refused_with_the_way_out(tmp_path: Path) -> None:
