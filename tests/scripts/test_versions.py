@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 from versions import PAIRS, TESTS, Row, find_python, results, table
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli")
+
 ROOT = Path(__file__).parents[2]
 REPORT = """<testsuites><testsuite name="pytest" time="12.5">
 <testcase classname="tests.test_a" name="test_good"/>
@@ -61,6 +66,21 @@ def commands(folder: Path) -> list[str]:
 
 def test_the_tests_that_run_are_there() -> None:
     assert [test for test in TESTS if not (ROOT / test).is_file()] == []
+
+
+def test_what_is_promised_is_what_runs() -> None:
+    pythons = sorted({int(pair.partition(":")[0].removeprefix("3.")) for pair in PAIRS})
+    torches = sorted({int(pair.partition(":")[2].removeprefix("2.")) for pair in PAIRS})
+    assert pythons == list(range(pythons[0], pythons[-1] + 1))
+    assert torches == list(range(torches[0], torches[-1] + 1))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    classifiers = [f"Programming Language :: Python :: 3.{minor}" for minor in pythons]
+    assert [one for one in project["classifiers"] if "Python :: 3." in one] == classifiers
+    assert project["requires-python"] == f">=3.{pythons[0]}"
+    assert f"torch>=2.{torches[0]}" in project["dependencies"]
+    promise = f"Python 3.{pythons[0]} to 3.{pythons[-1]}", f"torch 2.{torches[0]} to 2.{torches[-1]}"
+    for page in ("README.md", "docs/reference/versions.md"):
+        assert [words for words in promise if words not in (ROOT / page).read_text()] == []
 
 
 def test_an_interpreter_is_the_named_one_or_that_on_path_or_the_newest_of_pyenv(tmp_path: Path) -> None:
