@@ -24,6 +24,7 @@ from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
 from ..precision.casting import cast_floating
+from ..precision.mismatch import mismatch_of
 from ..zero.timeline import engines_own_backward
 from .answers import Answers
 from .checkpoints import Checkpoints
@@ -35,7 +36,7 @@ from .memory_copies import CopiesInMemory
 from .parts import SCRIPT_PHASE, EngineParts
 from .put_away import PutAway
 from .report import StepReport
-from .script_backward import ScriptBackwards
+from .script_backward import ScriptBackwards, check_loss
 from .state import Counters
 from .step import StepResult, take_step
 from .stopping import Departure, Stopping
@@ -138,6 +139,10 @@ class Engine(
         """Runs the module's forward. Inputs are not moved; `fp16.auto_cast` alone casts them.
 
         At stage 3, enters all-gathers. Runs under autocast where the config says so.
+
+        Raises:
+            ModelError: an input has a dtype or a device that the model cannot take, from torch's own error; or a
+                parameter has been converted or moved.
         """
         self._parts.torn.check("engine(...)")
         self._heartbeat.beat(phase="forward" if torch.is_grad_enabled() else "evaluate")
@@ -152,6 +157,11 @@ class Engine(
         try:
             with self._taken.explaining(), self._autocast():
                 return self.module(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            mismatch = self._mismatch(error, args, kwargs)
+            if mismatch is None:
+                raise
+            raise mismatch from error
         finally:
             if not torch.is_grad_enabled():
                 self._parts.hooks.release_rest()
@@ -168,17 +178,12 @@ class Engine(
             the loss divided by the accumulation steps; backward itself runs on that times the loss scale.
 
         Raises:
-            ModelError: the loss is no scalar, has no graph, or comes from parameters that were not gathered; or the
-                engine has no optimizer.
+            ModelError: the loss is no tensor, no scalar, has no graph, or comes from parameters that were not gathered;
+                or the engine has no optimizer.
         """
         self._check_trains("engine.backward")
         self._check_states_here("engine.backward")
-        if loss.numel() != 1 or not loss.requires_grad:
-            raise ModelError(
-                f"engine.backward: the loss has shape {tuple(loss.shape)} and requires_grad={loss.requires_grad}; "
-                "expected a scalar computed from the model's output",
-                hint="reduce it with .mean(), and compute it outside of torch.no_grad()",
-            )
+        check_loss(loss, "engine.backward", hint="reduce it with .mean(), and compute it outside of torch.no_grad()")
         self._check_not_scaled(loss, "engine.backward")
         self._parts.hooks.find_failed()
         self._check_first_loss(loss)
@@ -404,6 +409,19 @@ class Engine(
         """Returns what forward runs under: the config's autocast, or else whatever the script has opened."""
         dtype = self._parts.autocast
         return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype=dtype)
+
+    def _mismatch(self, error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ModelError | None:
+        parts = self._parts
+        return mismatch_of(
+            error,
+            self.module.forward,
+            args,
+            kwargs,
+            device=self.device,
+            compute=parts.compute,
+            autocast=parts.autocast,
+            casts=parts.cast_inputs is not None,
+        )
 
     def _with_loss_scale(self, loss: Tensor) -> Tensor:
         """Returns the loss times the loss scale: in fp32, for fp16 has no room for the product."""

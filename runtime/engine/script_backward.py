@@ -52,12 +52,11 @@ class ScriptBackwards:
             ModelError: the loss is no scalar or has no graph, is scaled already, or the engine has no optimizer.
         """
         self._check_trains("engine.scale")
-        if loss.numel() != 1 or not loss.requires_grad:
-            raise ModelError(
-                f"engine.scale: the loss has shape {tuple(loss.shape)} and requires_grad={loss.requires_grad}; "
-                "expected a scalar computed from the model's output",
-                hint="reduce it with .mean(); for output.backward(gradient), pass (output * gradient).sum()",
-            )
+        check_loss(
+            loss,
+            "engine.scale",
+            hint="reduce it with .mean(); for output.backward(gradient), pass (output * gradient).sum()",
+        )
         self._check_not_scaled(loss, "engine.scale")
         if self._needs_scaler and self._parts.step.reducer.has_strays:
             raise ModelError(
@@ -166,6 +165,31 @@ class ScriptBackwards:
                 f"{self._parts.loss_scale.value:g}",
                 hint="call engine.backward(loss), or engine.scale(loss).backward()",
             )
+
+
+def check_loss(loss: object, who: str, *, hint: str) -> None:
+    """Refuses what no backward can begin with.
+
+    Args:
+        loss: that a script has given.
+        who: was given it, for the message.
+        hint: the way out of a tensor that is no scalar or has no graph.
+
+    Raises:
+        ModelError: it is no tensor, no scalar, or has no graph.
+    """
+    if not isinstance(loss, Tensor):
+        raise ModelError(
+            f"{who}: the loss is a {type(loss).__name__}; expected a tensor, a scalar computed from the model's output",
+            hint="pass the tensor itself: what .item() and float() return has no graph, and a model's output may have "
+            "the loss in it, as output.loss or output[0]",
+        )
+    if loss.numel() != 1 or not loss.requires_grad:
+        raise ModelError(
+            f"{who}: the loss has shape {tuple(loss.shape)} and requires_grad={loss.requires_grad}; "
+            "expected a scalar computed from the model's output",
+            hint=hint,
+        )
 
 
 def _refuse_without_engine(drop_strays: Callable[[], None]) -> NoReturn:

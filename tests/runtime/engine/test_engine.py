@@ -141,6 +141,14 @@ def test_misuse_is_an_error_with_a_way_out() -> None:
         engine.backward(engine(inputs))
     with torch.no_grad(), pytest.raises(ModelError, match="requires_grad=False"):
         engine.backward(loss_of(engine(inputs), targets))
+    loss = loss_of(engine(inputs), targets)
+    given: list[tuple[Any, str]] = [(loss.item(), "float"), ({"loss": loss}, "dict"), ((loss,), "tuple")]
+    for take in (engine.backward, engine.scale):
+        for what, kind in given:
+            with pytest.raises(ModelError, match=f"the loss is a {kind}; expected a tensor") as caught:
+                take(what)
+            assert caught.value.hint is not None
+            assert "output.loss" in caught.value.hint
     settings = config(1, micro=2)
     del settings["optimizer"]
     watching = dsrun.initialize(model=TinyGPT(), config=settings)[0]

@@ -224,7 +224,7 @@ def test_auto_cast_gives_the_module_fp16_inputs_and_without_it_they_stay() -> No
     assert engine.module.seen == [torch.float16, torch.float16, torch.int64]
     engine.destroy()
     plain = make_engine(settings(0, fp16={"enabled": True, "loss_scale": 8}), model=Regression())
-    with pytest.raises(RuntimeError, match="dtype"):
+    with pytest.raises(ModelError, match="`x_ND` is float32"):
         plain(torch.ones(2, 4), extra=extra)
 
 
