@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.faults import READY, WAIT, launched
+from support.faults import READY, WAIT, Places, launched
 
 
 @pytest.mark.parametrize("place", ["/dev/shm/fault-matrix", "$TMPDIR/left", "./core"])
@@ -17,6 +17,22 @@ def test_a_file_that_a_job_leaves_is_seen(tmp_path: Path, place: str) -> None:
     with pytest.raises(AssertionError, match=f"left: .*{os.path.basename(name)}"), held as job:
         path = (tmp_path / "work" / job.wait_for(r"\[0\] (.*)", "stdout")[1]).resolve(strict=True)
     path.unlink()
+
+
+def test_another_programs_file_in_shared_memory_is_none_of_the_jobs(tmp_path: Path) -> None:
+    places = Places.below(tmp_path)
+    theirs = Path(f"/dev/shm/com.example.{os.getpid()}")
+    like_a_job, kept = Path(f"/dev/shm/torch_{os.getpid()}_oracle"), Path(f"/dev/shm/psm_{os.getpid()}_oracle")
+    try:
+        for path in (theirs, like_a_job, kept):
+            path.touch()
+        if os.geteuid() == 0:
+            os.chown(kept, 65534, 65534)
+        left = places.left() & {str(theirs), str(like_a_job), str(kept)}
+        assert left == ({str(like_a_job)} if os.geteuid() == 0 else {str(like_a_job), str(kept)})
+    finally:
+        for path in (theirs, like_a_job, kept):
+            path.unlink()
 
 
 def test_a_job_that_still_runs_is_seen(tmp_path: Path) -> None:

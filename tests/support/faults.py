@@ -245,6 +245,12 @@ class Gate:
         os.unlink(self.path)
 
 
+#: What a job may put into /dev/shm: dsrun's own files, torch's, those of Python's `multiprocessing` (its semaphores
+#: too), NCCL's, and the tests'. Other programs of the machine have theirs there.
+_SEGMENTS = re.compile(r"dsrun|torch_|psm_|sem\.|pym-|nccl-|fault-matrix")
+#: Users whose jobs tests start: their own, and one whom the machine does not know.
+STRANGER = 100_000 + os.getpid()
+_OWNERS = (os.geteuid(), STRANGER)
 #: Copies in memory of a job, whose number stands in the name.
 _COPIES = re.compile(r"/dev/shm/dsrun-copies-(\d+-\d+-\w+)-")
 
@@ -266,11 +272,13 @@ class Places:
         return places
 
     def left(self) -> set[str]:
-        """What lies where a job may leave nothing; /dev/shm without what live processes of the machine use.
+        """What lies where a job may leave nothing; of /dev/shm what is of the kind, this user's and used by nobody.
 
         Torch's own cache of the user is none of the job's: importing parts of torch makes that folder.
         """
-        shared = {f"/dev/shm/{name}" for name in traces.names_in("/dev/shm")} - traces.in_use("/dev/shm/")
+        names = (name for name in traces.names_in("/dev/shm") if _SEGMENTS.match(name))
+        shared = {path for name in names if traces.owner_of(path := f"/dev/shm/{name}") in _OWNERS}
+        shared -= traces.in_use("/dev/shm/")
         found = traces.files_in(self.work, self.temp) | shared
         # Of this process's own tests: others that run beside it plant files to see that they are found.
         planted = {path for path in shared if re.fullmatch(r".*/fault-matrix\d+", path)}

@@ -106,6 +106,14 @@ def names_in(folder: str | Path) -> list[str]:
         return []
 
 
+def owner_of(path: str) -> int | None:
+    """The user's number whose file this is; None for one that is gone."""
+    try:
+        return os.lstat(path).st_uid
+    except OSError:
+        return None
+
+
 def _bytes_of(path: str) -> bytes:
     try:
         return Path(path).read_bytes()
