@@ -1,8 +1,28 @@
-"""Tests marked `cuda` are skipped, by name, where torch sees no GPU; `bash scripts/gpu_check` runs them on one."""
+"""Tests marked `cuda` are skipped, by name, where torch sees no GPU; `bash scripts/gpu_check` runs them on one.
+
+[Note: ignored signals] `nohup` has a command ignore SIGHUP, and a shell's `( ... & )` SIGINT and SIGQUIT; whatever it
+starts ignores them too. Tests start programs that are to die of them. So the process that runs tests takes them and
+does nothing: it goes on as it was told to, and what it starts has the defaults, for a program that is executed keeps
+what is ignored and not what is handled. With pytest-xdist the workers do so, which are programs that were started.
+"""
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives the programs that tests start the default signals; see [Note: ignored signals]."""
+    has_workers = bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if not has_workers and signal.getsignal(signum) is signal.SIG_IGN:
+            signal.signal(signum, _go_on)
+
+
+def _go_on(_signum: int, _frame: object) -> None:
+    """Is done where a signal was ignored."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
