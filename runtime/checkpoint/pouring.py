@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint's file on their way into tensors: read in place where they can be, else copied or converted.
+"""Bytes of a checkpoint's file on their way into tensors: copied or converted.
 
 Which bytes are wanted is decided in `load.py`; they are read, hashed and checked by `checkpoint_files`.
 """
@@ -57,14 +57,6 @@ class Pouring:
         """The blocks that have any of the bytes, in order."""
         return sorted({number * PIECE_BYTES // BLOCK_BYTES for number in self._at})
 
-    def place(self, first: int, nbytes: int, *, alignment: int) -> memoryview | None:
-        """See `Sink`."""
-        match self._at.get(first // PIECE_BYTES):
-            case [_Plain() as run] if run.first <= first and first + nbytes <= run.last:
-                return run.place(first, nbytes) if (run.address + first - run.first) % alignment == 0 else None
-            case _:
-                return None
-
     def take(self, first: int, data: memoryview) -> None:
         """See `Sink`."""
         values: Tensor | None = None
@@ -85,12 +77,7 @@ class _Plain:
 
     def __init__(self, first: int, target: Tensor) -> None:
         self._bytes = target.view(torch.uint8)
-        self._view = self._bytes.numpy().data
         self.first, self.last, self.address = first, first + self._bytes.numel(), target.data_ptr()
-
-    def place(self, first: int, nbytes: int) -> memoryview:
-        """Returns the memory of bytes of the file."""
-        return self._view[first - self.first : first - self.first + nbytes]
 
     def take(self, first: int, data: Tensor) -> None:
         """Copies bytes of the file from `first` on, by one core: torch's copy would start threads from each thread."""

@@ -6,7 +6,6 @@ Source of the checksum: xxh3 of https://github.com/Cyan4973/xxHash. It finds wha
 
 from __future__ import annotations
 
-import mmap
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from xxhash import xxh3_64_hexdigest
 
+from dsrun.direct_io.buffers import huge_buffer
 from dsrun.errors import CheckpointError
 
 from .calls import DIRECT_BYTES
@@ -120,12 +120,13 @@ class BlockReader:
     ) -> Generator[tuple[int, Callable[[], None]]]:
         """Yields each block's number, and what returns when it was read and raises what is wrong with it."""
         path, known = self._folder / name, self._index.files[name]
-        spares = [memoryview(mmap.mmap(-1, PIECE_BYTES)) for _ in range(min(_POURERS, len(numbers)))]
+        memory = memoryview(huge_buffer(max(1, min(_POURERS, len(numbers))) * PIECE_BYTES))
+        spares = [memory[first : first + PIECE_BYTES] for first in range(0, len(memory), PIECE_BYTES)]
 
         def pour_one(number: int) -> None:
             spare = spares.pop()
             try:
-                self._pour(file, name, number, sink, spare, direct=not shared)
+                self._pour(file, name, number, sink, spare)
             finally:
                 spares.append(spare)
 
@@ -141,20 +142,20 @@ class BlockReader:
                 for result in results:
                     result.cancel()
 
-    def _pour(self, file: OpenedFile, name: str, number: int, sink: Sink, spare: memoryview, *, direct: bool) -> None:
+    def _pour(self, file: OpenedFile, name: str, number: int, sink: Sink, spare: memoryview) -> None:
         first, known = number * BLOCK_BYTES, self._index.files[name]
         nbytes = min(BLOCK_BYTES, known.nbytes - first)
 
         def fill(memory: memoryview, start: int, count: int) -> None:
             self._fill(file, name, memory, start, count)
 
-        self._compare(name, number, nbytes, read_pieces(fill, first, nbytes, sink, spare, direct=direct))
+        self._compare(name, number, nbytes, read_pieces(fill, first, nbytes, sink, spare))
 
     def _buffers_for(self, file: StoredFile, count: int) -> list[memoryview]:
         """Returns memory for blocks of a file: no more of it than they have."""
         nbytes = min(BLOCK_BYTES, max(1, -(-file.nbytes // DIRECT_BYTES)) * DIRECT_BYTES)
         self._buffers = [buffer for buffer in self._buffers if len(buffer) >= nbytes]
-        self._buffers += [memoryview(mmap.mmap(-1, nbytes)) for _ in range(count - len(self._buffers))]
+        self._buffers += [memoryview(huge_buffer(nbytes)) for _ in range(count - len(self._buffers))]
         return self._buffers[:count]
 
     def _read(self, file: OpenedFile, name: str, number: int, buffer: memoryview) -> Block:
@@ -217,10 +218,6 @@ def check_sizes(folder: Place, index: Index, names: Iterable[str]) -> None:
 
 class _Nobody:
     """A sink for bytes that are read to be checked."""
-
-    def place(self, first: int, nbytes: int, *, alignment: int) -> memoryview | None:
-        """They have no place."""
-        return None
 
     def take(self, first: int, data: memoryview) -> None:
         """They are checked by whom reads them."""

@@ -1,4 +1,4 @@
-"""Bytes of a file come into tensors of any place, dtype and order, in place where they may be read there."""
+"""Bytes of a file come into tensors of any place, dtype and order."""
 
 from __future__ import annotations
 
@@ -44,21 +44,6 @@ def test_memory_at_any_address_is_filled_to_its_last_byte_and_no_further(
     poured(tmp_path, bytes(4096) + values.numpy().tobytes(), [Run(4096, torch.float32, target[1:-1])], shared=shared)
     assert torch.equal(target[1:-1], values)
     assert target[0] == target[-1] == -1
-
-
-def test_neighbours_are_read_in_place_as_one_where_addresses_allow_it() -> None:
-    target = memory(NUMEL)
-    cut = 1000
-    runs = [Run(4 * cut, torch.float32, target[cut:]), Run(0, torch.float32, target[:cut])]
-    for alignment in (1, DIRECT_MEMORY_BYTES):
-        place = Pouring(runs).place(0, PIECE_BYTES, alignment=alignment)
-        assert place is not None
-        assert len(place) == PIECE_BYTES
-    elsewhere = Pouring([Run(0, torch.float32, memory(NUMEL, after=64))])
-    assert elsewhere.place(0, PIECE_BYTES, alignment=DIRECT_MEMORY_BYTES) is None
-    assert elsewhere.place(0, PIECE_BYTES, alignment=1) is not None
-    assert Pouring(runs).place(2 * PIECE_BYTES, PIECE_BYTES, alignment=1) is None, "not all of it is wanted"
-    assert Pouring([*runs, runs[1]]).place(0, PIECE_BYTES, alignment=1) is None, "somebody else wants it too"
 
 
 @pytest.mark.parametrize("first", [0, 3, 8])
