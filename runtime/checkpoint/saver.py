@@ -163,6 +163,10 @@ class Saver:
             self._last.save.wait(progress)
         self.check()
 
+    def wait_until_freed(self) -> None:
+        """Returns when what the last save has replaced takes no room any more; nothing must be under way."""
+        self._beside.wait_until_freed()
+
     @property
     def staged_bytes(self) -> int:
         """Host memory that copies of state take, from the first asynchronous save on."""
@@ -208,6 +212,7 @@ class Saver:
         self._last.save = None
         if worst == 1 and save is not None:
             save.raise_failure()
+        self.wait_until_freed()  # before anybody looks for room
 
     def _claim(self, folder: Place, tag: str, identity: str) -> None:
         """Has other jobs know whose the tag is, and says which there are."""

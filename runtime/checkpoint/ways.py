@@ -124,6 +124,12 @@ class WriteBeside:
             self._writer = None  # it is gone, and the next save starts another
             raise
 
+    def wait_until_freed(self) -> None:
+        """Returns when what the save before has removed takes no room any more; nothing must be under way."""
+        if self._writer is not None:
+            with suppress(WriterError):  # it is gone: `stage` says so
+                self._writer.wait_until_freed()
+
     def _stage(self, save: SaveUnderWay, writer: WriterProcess) -> None:
         wanted = save.wanted
         sources = save.sources = sources_of(

@@ -83,6 +83,15 @@ class WriterProcess:
         self._send({"do": "publish", **publication})
         return int(self._answer(lambda: None)["nbytes"])
 
+    def wait_until_freed(self) -> None:
+        """Returns when the blocks of the files are free that the last publication has removed.
+
+        Raises:
+            WriterError: the process is gone.
+        """
+        self._send({"do": "free"})
+        self._answer(lambda: None)
+
     def release(self, folder: str, *, remove: bool) -> None:
         """Has it let go of the file it wrote, see `WrittenFile`, and of the folder where nothing else is in it."""
         self._send({"do": "release", "remove": remove, "folder": folder})

@@ -125,7 +125,7 @@ def remove_unnamed(target: Path, *, calls: FileCalls) -> None:
     name of an earlier file has no lock of its own: it stays as long as another file of its save is locked.
     """
     present = [*target.glob("rank-*.safetensors"), *target.glob(f".{INDEX_FILE}.*")]
-    with _locked(present) as files:
+    with _locked(present, calls) as files:
         try:
             named = set(read_index(target).files) if (target / INDEX_FILE).exists() else set[str]()
         except CheckpointError:
@@ -143,13 +143,13 @@ def _save_of(path: Path) -> str:
 
 def remove_unfinished_latest(folder: Path, *, calls: FileCalls) -> None:
     """Removes what saves that were killed have left beside `latest`."""
-    with _locked(folder.glob(f".{LATEST_FILE}.*")) as files:
+    with _locked(folder.glob(f".{LATEST_FILE}.*"), calls) as files:
         for path in files:
             calls.remove(path)
 
 
 @contextmanager
-def _locked(paths: Iterable[Path]) -> Generator[list[Path]]:
+def _locked(paths: Iterable[Path], calls: FileCalls) -> Generator[list[Path]]:
     """Yields the files whose locks could be taken, and holds these meanwhile; two names of a file have one lock."""
     locked: dict[Path, int] = {}
     held: set[tuple[int, int]] = set()
@@ -168,4 +168,4 @@ def _locked(paths: Iterable[Path]) -> Generator[list[Path]]:
         yield list(locked)
     finally:
         for descriptor in locked.values():
-            os.close(descriptor)
+            calls.close(descriptor)

@@ -20,7 +20,7 @@ from typing import Any
 
 from dsrun.errors import DsrunError
 
-from .calls import FileCalls
+from .calls import FileCalls, FreeingBeside
 from .index import StoredFile
 from .messages import is_gone, receive, send
 from .publish import Publication, publish, remove_empty
@@ -48,11 +48,13 @@ def serve(end: socket.socket) -> None:
     `image`: take memory over, of `nbytes`. `files`: take files over, from which parts come. `write`: the memory's first
     `nbytes` to the file `path`, or its `segments`, each (byte, bytes, number of the file or null); answers `blocks`
     again and again, then `done` or `error`. `publish`: see `Publication`; answers `done` or `error`. `release`: let go
-    of the file that was written, and `remove` it or not, with its `folder` where nothing else is in it.
+    of the file that was written, and `remove` it or not, with its `folder` where nothing else is in it. `free`: answers
+    `done` when the blocks of removed files are free.
     """
     image: mmap.mmap | None = None
     files: list[int] = []
     written: WrittenFile | None = None
+    calls = FreeingBeside()
     while (came := receive(end)) is not None:
         order, descriptors = came
         try:
@@ -65,10 +67,10 @@ def serve(end: socket.socket) -> None:
                     files = descriptors
                 case "write":
                     assert image is not None, "there is memory before anything is to be written"
-                    written = _write(end, memoryview(image), files, order)
+                    written = _write(end, memoryview(image), files, order, calls)
                     send(end, {"done": {"nbytes": written.stored.nbytes, "sums": written.stored.sums}})
                 case "publish":
-                    send(end, {"done": {"nbytes": publish(_publication(order), calls=FileCalls())}})
+                    send(end, {"done": {"nbytes": publish(_publication(order), calls=calls)}})
                 case "release":
                     if written is not None:
                         with suppress(OSError, StorageError):  # nobody waits for an answer, and no index names it
@@ -76,7 +78,10 @@ def serve(end: socket.socket) -> None:
                     written = None
                     _close(files)
                     if order["remove"]:
-                        remove_empty(place_of(order["folder"]), calls=FileCalls())
+                        remove_empty(place_of(order["folder"]), calls=calls)
+                case "free":
+                    calls.wait_until_freed()
+                    send(end, {"done": {}})
                 case other:
                     raise AssertionError(f"no such order: {other}")
         except _RankIsGoneError:
@@ -91,7 +96,9 @@ def _close(files: list[int]) -> None:
         os.close(files.pop())
 
 
-def _write(end: socket.socket, image: memoryview, files: list[int], order: dict[str, Any]) -> WrittenFile:
+def _write(
+    end: socket.socket, image: memoryview, files: list[int], order: dict[str, Any], calls: FileCalls
+) -> WrittenFile:
     blocks = 0
 
     def progress() -> None:
@@ -108,8 +115,8 @@ def _write(end: socket.socket, image: memoryview, files: list[int], order: dict[
             FileSegment(at, nbytes, None if number is None else files[number])
             for at, nbytes, number in order["segments"]
         ]
-        return write_segments(place, image, segments, calls=FileCalls(), progress=progress)
-    return write_image(place, image, order["nbytes"], calls=FileCalls(), progress=progress)
+        return write_segments(place, image, segments, calls=calls, progress=progress)
+    return write_image(place, image, order["nbytes"], calls=calls, progress=progress)
 
 
 def _publication(order: dict[str, Any]) -> Publication:

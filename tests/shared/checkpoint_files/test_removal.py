@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.checkpoint_files.calls import FileCalls, try_lock
+from dsrun.checkpoint_files.calls import FileCalls, FreeingBeside, try_lock
 from dsrun.checkpoint_files.index import INDEX_FILE
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.publish import file_name, publish
@@ -102,3 +102,17 @@ def test_what_another_job_removes_too_is_gone(tmp_path: Path) -> None:
     assert remove_tag(tmp_path / "t", calls=FileCalls()) is None
     assert remove_tag(tmp_path / "t", calls=FileCalls()) is None
     assert not (tmp_path / "t").exists()
+
+
+def test_blocks_of_removed_files_are_freed_beside_and_can_be_waited_for(tmp_path: Path) -> None:
+    flags = os.O_RDWR | os.O_CREAT
+    named, removed = os.open(tmp_path / "named", flags), os.open(tmp_path / "removed", flags)
+    calls = FreeingBeside()
+    calls.remove(tmp_path / "removed")
+    calls.close(named)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(named)
+    calls.close(removed)
+    calls.wait_until_freed()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(removed)
