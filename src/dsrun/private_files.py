@@ -4,10 +4,11 @@ What dsrun makes for itself is private; what a user asked for as output (checkpo
 does not come here.
 
 [Note: trusted folders] Who may write to a folder can put a link or a file of theirs in the place of what is below it.
-So dsrun's own folders must be this user's, and every folder above them this user's or root's, where nobody else may
-write, unless the sticky bit keeps others from renaming what is not theirs. A folder of the user's own group counts as
-theirs: many systems give each user such a group and make folders writable to it. An owner that this user namespace, or
-a file server, cannot name is nobody's.
+So dsrun's own folders must be this user's, and every folder above them this user's or root's. Where others may write
+to one of those, and no sticky bit keeps them from renaming what is not theirs, that is told and no more: homes of
+containers are such folders (an emptyDir volume of Kubernetes), and have one user. A folder of the user's own group
+counts as theirs: many systems give each user such a group and make folders writable to it. An owner that this user
+namespace, or a file server, cannot name is nobody's.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ from pathlib import Path
 _ROOT = 0
 #: Stands for owners that cannot be named; see proc_sys_kernel(5), overflowuid.
 _NOBODY = 65534
+#: Folders above dsrun's own that were told of: once a run is enough.
+_told: set[Path] = set()
 
 
 class ForeignFolderError(PermissionError):
-    """A folder that dsrun would keep its files in is another user's, or another user could exchange it."""
+    """A folder that dsrun would keep its files in is another user's, or a link or a folder above it is."""
 
 
 def _say(line: str) -> None:
@@ -40,7 +43,7 @@ def make_private_folder(path: Path, *, own: Path | None = None, tell: Callable[[
         path: the folder; one that is there stays as it is, unless it is dsrun's own.
         own: the topmost folder that is dsrun's own, `path` or above it: from there on, folders that are there are made
             private too. See [Note: trusted folders].
-        tell: takes a line about each folder that was made private.
+        tell: takes a line about each folder that was made private, and a warning where others could exchange `own`.
 
     Raises:
         ForeignFolderError: another user has the folder in their hands.
@@ -50,6 +53,7 @@ def make_private_folder(path: Path, *, own: Path | None = None, tell: Callable[[
     own = None if own is None else Path(os.path.abspath(own))
     if own is not None:
         _refuse_foreign(own)
+        _warn_of_writers(own, tell)
     for folder in (*reversed(path.parents), path):
         is_own = own is not None and (folder == own or own in folder.parents)
         if not folder.is_dir():
@@ -87,16 +91,23 @@ def _refuse_foreign(own: Path) -> None:
     if there.exists() and (user := there.stat().st_uid) not in _mine():
         raise _foreign(there, user)
     for folder in there.parents:
-        if not folder.exists():
+        if folder.exists() and (user := folder.stat().st_uid) not in (_ROOT, *_mine()):
+            raise _foreign(folder, user)
+
+
+def _warn_of_writers(own: Path, tell: Callable[[str], None]) -> None:
+    """Tells of the nearest folder above in which others could exchange what is below it, once a run."""
+    for folder in Path(os.path.realpath(own)).parents:
+        if not folder.exists() or not (others := _writers(found := folder.stat())):
             continue
-        found = folder.stat()
-        if found.st_uid not in (_ROOT, *_mine()):
-            raise _foreign(folder, found.st_uid)
-        if others := _writers(found):
-            raise ForeignFolderError(
-                f"{folder}, above {own.name}, may be written to by {others} (mode {stat.S_IMODE(found.st_mode):04o}): "
-                "they could put folders of theirs in its place"
+        if folder not in _told:
+            _told.add(folder)
+            tell(
+                f"warning: {folder} (mode {stat.S_IMODE(found.st_mode):04o}) may be written to by {others}, who could "
+                f"put a folder of theirs in the place of {own}; `chmod +t {folder}`, or set XDG_STATE_HOME to a folder "
+                "that is yours alone"
             )
+        return
 
 
 def _writers(found: os.stat_result) -> str:

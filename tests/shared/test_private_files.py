@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,14 @@ from dsrun.private_files import ForeignFolderError, make_private_folder
 
 STRANGER = 4321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+
+
+@pytest.fixture
+def passable() -> Iterator[Path]:
+    """A folder that other users can pass, as those of pytest they cannot."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name).resolve()
 
 
 @pytest.fixture(params=[0o000, 0o022, 0o777], ids=lambda mask: f"umask {mask:03o}")
@@ -54,19 +63,64 @@ def test_a_folder_of_the_users_own_stays_as_it_is(tmp_path: Path) -> None:
     assert (mode(tmp_path), mode(tmp_path / "logs" / "a")) == (0o777, 0o700)
 
 
-@pytest.mark.parametrize(("bits", "is_refused"), [(0o777, True), (0o1777, False), (0o755, False)])
-def test_a_folder_above_that_everybody_may_write_to_is_refused(tmp_path: Path, bits: int, is_refused: bool) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(bits)
-    own = tmp_path / "open" / "dsrun"
-    if is_refused:
-        with pytest.raises(
-            ForeignFolderError, match=r"open, above dsrun, may be written to by everybody \(mode 0777\)"
-        ):
+@pytest.mark.parametrize(("bits", "is_told"), [(0o777, True), (0o1777, False), (0o755, False)])
+def test_a_folder_above_that_everybody_may_write_to_is_told_once(tmp_path: Path, bits: int, is_told: bool) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    home.chmod(bits)
+    own = home / "dsrun"
+    told: list[str] = []
+    for _ in range(2):
+        make_private_folder(own / "jobs", own=own, tell=told.append)
+    assert (mode(own), mode(home)) == (0o700, bits)
+    warning = (
+        f"warning: {home} (mode 0777) may be written to by everybody, who could put a folder of theirs in the place of "
+        f"{own}; `chmod +t {home}`, or set XDG_STATE_HOME to a folder that is yours alone"
+    )
+    assert told == ([warning] if is_told else [])
+
+
+@as_root
+@pytest.mark.parametrize("is_root", [True, False], ids=["root", "another user"])
+def test_a_user_may_have_root_above_but_no_other_user(passable: Path, is_root: bool) -> None:
+    """A user's folder below one of root's is as every home is; below another user's it is that one's to exchange."""
+    (passable / "above" / "mine").mkdir(parents=True)
+    os.chown(passable / "above", 0 if is_root else STRANGER, 0)
+    (passable / "above").chmod(0o755)
+    os.chown(passable / "above" / "mine", STRANGER + 1, STRANGER + 1)
+    own = passable / "above" / "mine" / "dsrun"
+    refusal = as_user(STRANGER + 1, own)
+    assert refusal == ("" if is_root else f"{passable}/above is a folder of user {STRANGER}, not yours")
+
+
+@as_root
+def test_a_users_own_folder_may_not_be_roots(passable: Path) -> None:
+    (passable / "dsrun").mkdir(mode=0o755)
+    assert as_user(STRANGER, passable / "dsrun") == f"{passable}/dsrun is a folder of root, not yours"
+
+
+def as_user(user: int, own: Path) -> str:
+    """Makes the folder as another user; returns why it was refused, nothing if it was not."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = b"failed otherwise"
+        try:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
             make_private_folder(own, own=own)
-        assert not own.exists()
-    else:
-        make_private_folder(own, own=own)
+            said = b""
+        except ForeignFolderError as error:
+            said = str(error).encode()
+        finally:
+            os.write(writing, said)
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    return said
 
 
 @as_root
@@ -94,16 +148,13 @@ def test_a_link_that_another_user_has_in_hand_is_refused(tmp_path: Path, belongs
 
 
 @as_root
-@pytest.mark.parametrize(("group", "is_refused"), [(STRANGER, True), (os.getegid(), False)])
-def test_a_folder_above_is_trusted_with_the_users_own_group_only(tmp_path: Path, group: int, is_refused: bool) -> None:
+@pytest.mark.parametrize(("group", "is_told"), [(STRANGER, True), (os.getegid(), False)])
+def test_a_folder_above_is_trusted_with_the_users_own_group_only(tmp_path: Path, group: int, is_told: bool) -> None:
     os.chown(tmp_path, 0, group)
     tmp_path.chmod(0o770)
-    own = tmp_path / "dsrun"
-    if is_refused:
-        with pytest.raises(ForeignFolderError, match=f"may be written to by group {STRANGER}"):
-            make_private_folder(own, own=own)
-    else:
-        make_private_folder(own, own=own)
+    told: list[str] = []
+    make_private_folder(tmp_path / "dsrun", own=tmp_path / "dsrun", tell=told.append)
+    assert [f"may be written to by group {STRANGER}" in line for line in told] == ([True] if is_told else [])
 
 
 def test_a_link_of_the_users_own_is_followed(tmp_path: Path) -> None:
