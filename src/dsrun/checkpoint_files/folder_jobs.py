@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 from dsrun.contract import JOB_ID_ENV
 from dsrun.errors import CheckpointError
@@ -78,10 +79,11 @@ class JobMarks:
 
     def __init__(self) -> None:
         self._name = own_name()
-        self._pid = os.getpid()
         self._marks: dict[Path, tuple[Path, int]] = {}
         self._tags: set[Path] = set()
         self._seen: set[tuple[Path, str]] = set()
+        let_go = WeakMethod(self._let_go)
+        os.register_at_fork(after_in_child=lambda: (found := let_go()) and found())
 
     def claim(self, folder: Path, tag: str, identity: str) -> Sequence[str]:
         """Has other jobs know that this one saves a tag from now on; returns what is to be said of them.
@@ -117,10 +119,15 @@ class JobMarks:
         """This job is over, or saves no more."""
         marks, self._marks = self._marks, {}
         for path, descriptor in marks.values():
-            if os.getpid() == self._pid:  # in a process that was forked, they are its parent's
-                with suppress(OSError):  # the folder may be gone; and no lock means the same
-                    path.unlink()
+            with suppress(OSError):  # the folder may be gone; and no lock means the same
+                path.unlink()
             os.close(descriptor)
+
+    def _let_go(self) -> None:
+        """In a process that was forked the marks are its parent's, and locked as long as any process has them open."""
+        for _, descriptor in self._marks.values():
+            os.close(descriptor)
+        self._marks, self._tags = {}, set()
 
     def _add(self, folder: Path, tag: str, identity: str) -> None:
         if folder not in self._marks:

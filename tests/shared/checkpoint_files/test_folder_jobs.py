@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator
@@ -90,6 +91,30 @@ def test_a_job_does_not_meet_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     first.release()
     second.release()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_that_a_job_has_forked_does_not_stand_for_it(tmp_path: Path) -> None:
+    forks = f"""
+import os, sys, time
+from pathlib import Path
+from dsrun.checkpoint_files.folder_jobs import JobMarks
+marks = JobMarks()
+marks.claim(Path({str(tmp_path)!r}), "t", "0f0f0f0f")
+if os.fork():
+    os.kill(os.getpid(), 9)
+print(flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", forks], stdout=subprocess.PIPE, start_new_session=True) as job:
+        try:
+            job.wait()
+            assert job.stdout is not None
+            assert job.stdout.readline(), "the child lives"
+            assert list(tmp_path.glob(".job-*")), "its parent was killed"
+            assert other_jobs(tmp_path, None) == []
+            assert list(tmp_path.iterdir()) == [], "and the mark is gone"
+        finally:
+            os.killpg(job.pid, signal.SIGKILL)
 
 
 def test_what_is_no_mark_is_no_job(tmp_path: Path) -> None:
