@@ -57,13 +57,14 @@ def doing_now(folder: Path) -> Doing:
             case {"event": "waiting", "text": str(text)}:
                 waits_for = text
             case {"event": "start"}:
-                running, waits_for = 0, "its ranks are being started"
+                # A failure stops the other ranks of its attempt; a person's wish is followed by no start.
+                running, waits_for, stops = 0, "its ranks are being started", False
             case {"event": "rank_started"}:
                 running, waits_for, is_before_start = running + 1, "", False
             case {"event": "rank_exit"}:
                 running -= 1
             case {"event": "restart", "wait_s": int() | float() as wait_s}:
-                waits_for = f"waiting {format_duration(wait_s)} before it is started again"
+                waits_for, stops = f"waiting {format_duration(wait_s)} before it is started again", False
             case {"event": "stop"}:
                 stops = True
             case _:

@@ -71,6 +71,7 @@ RANKS = [{"event": "rank_started", "rank": rank} for rank in range(2)]
 EXIT = {"event": "rank_exit", "rank": 1, "status": 1}
 RESTART = {"event": "restart", "attempt": 1, "wait_s": 4.0}
 STOP = {"event": "stop", "why": "SIGTERM", "signal": "SIGTERM"}
+FAILED = {"event": "stop", "why": "rank 1 on a exited with code 3", "signal": "SIGTERM"}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +96,16 @@ STOP = {"event": "stop", "why": "SIGTERM", "signal": "SIGTERM"}
         ),
         ([START, *RANKS, EXIT, EXIT, RESTART, START, *RANKS], "hello", Doing("2 ranks run", is_before_start=False)),
         ([START, *RANKS, STOP], "hello", Doing("being stopped", is_before_start=False)),
+        (
+            [START, *RANKS, EXIT, FAILED, EXIT, RESTART],
+            "hello",
+            Doing("waiting 4.0s before it is started again", is_before_start=False),
+        ),
+        (
+            [START, *RANKS, EXIT, FAILED, EXIT, RESTART, START, *RANKS],
+            "hello",
+            Doing("2 ranks run", is_before_start=False),
+        ),
     ],
 )
 def test_what_a_job_does_is_known_from_its_events(
