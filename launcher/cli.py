@@ -215,6 +215,9 @@ def _foreign_option(error: click.ClickException, words: Sequence[str]) -> str | 
         option = error.option_name
         return read_as_letters(words, option[1:]) or (None if instead_of(option) is None else option)
     if isinstance(error, click.BadParameter) and error.param is not None:
+        if any(word.partition("=")[0] in error.param.opts for word in words):
+            # It was typed as it is called, and the words that look like another launcher's may be the script's.
+            return None
         letters = (name[1:] for name in error.param.opts if len(name) == 2)
         return next((found for letter in letters if (found := read_as_letters(words, letter))), None)
     return None

@@ -139,15 +139,17 @@ def _problem_with_script(target: str, verbs: Sequence[str]) -> Problem | None:
 
 
 def _did_you_mean(path: Path, verbs: Sequence[str]) -> str | None:
-    if len(path.parts) == 1 and not path.suffix:
+    # A whole word of another tool says more than one of ours that looks like it: `prune` is not `run`.
+    instead = VERBS_INSTEAD.get(str(path)) if verbs else None
+    if len(path.parts) == 1 and not path.suffix and instead is None:
         verb = difflib.get_close_matches(str(path), verbs, n=1)
         if verb:
             return f"did you mean `dsrun {verb[0]}`?"
     files = _close_to(path)
     if files is not None:
         return files
-    if str(path) in VERBS_INSTEAD and verbs:
-        return f"did you mean `dsrun {VERBS_INSTEAD[str(path)]}`?"
+    if instead is not None:
+        return f"did you mean `dsrun {instead}`?"
     if shutil.which(str(path)) is not None:
         return f"to run the program of that name, use `dsrun --no-python {path}`"
     return None

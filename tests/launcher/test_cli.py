@@ -314,6 +314,8 @@ def test_grace_is_a_time(text: str, seconds: float) -> None:
         (["prob"], "script prob: no such file", "did you mean `dsrun probe`?"),
         (["list"], "script list: no such file", "did you mean `dsrun ps`?"),
         (["kill"], "script kill: no such file", "did you mean `dsrun stop`?"),
+        (["ls"], "script ls: no such file", "did you mean `dsrun ps`?"),
+        (["prune"], "script prune: no such file", "did you mean `dsrun rm`?"),
         (["help"], "script help: no such file", "did you mean `dsrun --help`?"),
         (["run"], "no script is named", "`dsrun train.py` runs one; see `dsrun run --help`"),
         (

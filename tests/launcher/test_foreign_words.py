@@ -84,6 +84,7 @@ def test_words_of_each_launcher_are_known_in_each_of_their_spellings(words: str,
         # The script's own words are nobody's mistake.
         ("-p 1 train.py -np 2", "error: `dsrun run` has no option `-p`\nhint: see `dsrun run --help`"),
         ("-n 0 train.py -np 2", "error: `-n/--ranks-per-host`: expected a number of ranks"),
+        ("--ranks-per-host 0 train.py -np 2", "error: `-n/--ranks-per-host`: expected a number of ranks"),
         # As unlike as these are, one is no slip for the other.
         ("--rpm 2 train.py", "error: `dsrun run` has no option `--rpm`\nhint: see `dsrun run --help`"),
         ("--hostfle h train.py", "error: `dsrun run` has no option `--hostfle`\nhint: did you mean `--hostfile`?"),
