@@ -37,7 +37,8 @@ _SIZE = re.compile(r"[-+]?[0-9]{1,7}(\.[0-9]*)?([eE][-+]?[0-9]{1,2}|[kKmMgGbB])?
 #: As the last word of an option: its value is a place, or a name, of a secret.
 _PLACES = frozenset({"FILE", "PATH", "DIR", "FOLDER", "ENV", "VAR", "VARIABLE", "NAME"})
 _OPTION = re.compile(r"-{1,2}[A-Za-z][A-Za-z0-9_.+-]*")
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.+-]*")
+#: Hydra's `+key=value` adds a setting, `++key=value` sets it in any case.
+_NAME = re.compile(r"\+{0,2}[A-Za-z][A-Za-z0-9_.+-]*")
 
 #: Keys that their makers gave a shape: Hugging Face, OpenAI and Anthropic, GitHub, GitLab, Slack, AWS, Google, JWT.
 _SHAPES = re.compile(

@@ -143,6 +143,11 @@ def test_a_variable_is_masked_however_it_is_given() -> None:
     assert masked_words(words) == ["--env=HF_TOKEN=***", "--env", "HF_TOKEN=***", "--env=A=1", "--env=HF_TOKEN"]
 
 
+def test_settings_of_hydra_are_masked_with_their_signs() -> None:
+    words = ["++model.api_key=abc", "+hf_token=abc", "+optim.lr=3"]
+    assert masked_words(words) == ["++model.api_key=***", "+hf_token=***", "+optim.lr=3"]
+
+
 def options_of_run() -> list[str]:
     return [option for param in run.command.params for option in (*param.opts, *param.secondary_opts) if "-" in option]
 
