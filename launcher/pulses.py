@@ -75,7 +75,6 @@ class Pulses:
             starting=self._starting(rank.local_rank),
         )
 
-
     def _starting(self, local_rank: int) -> Starting:
         match self._table.read_start(local_rank):
             case StartState.IMPORTS_TORCH:
