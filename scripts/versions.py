@@ -106,12 +106,13 @@ def main() -> None:
     if bad := [pair for pair in pairs if len(pair) != 2 or not all(part.count(".") == 1 for part in pair)]:
         parser.error(f"--only: {':'.join(bad[0])} is no pair such as 3.10:2.10")
     index = f"https://download.pytorch.org/whl/{args.torch_build}" if args.torch_build else args.index_url
+    # An exception ends the tests too, which are in a session of their own.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     rows: list[Row] = []
     for python, torch in pairs:
         folder = args.folder.resolve() / "-".join(filter(None, (python, torch, args.torch_build)))
         if args.last:
-            if (folder / "result.json").is_file():
-                rows.append(Row(**json.loads((folder / "result.json").read_text())))
+            rows += [Row(**json.loads(one.read_text())) for one in folder.glob("result.json")]
             continue
         interpreter = find_python(python, given=given, environ=os.environ)
         if interpreter is None:
@@ -239,7 +240,7 @@ def _answer(python: str, question: str) -> str | None:
         done = subprocess.run([python, "-c", question], capture_output=True, text=True, timeout=120, check=False)
     except OSError:
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    return None if done.returncode else done.stdout.strip()
 
 
 def _say(line: str) -> None:

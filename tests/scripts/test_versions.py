@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -158,6 +160,21 @@ def test_a_pair_without_an_interpreter_is_skipped_by_name(tmp_path: Path) -> Non
     # But a run of nothing is no proof.
     none = versions(tmp_path, "--only", "3.13:2.15")
     assert (none.returncode, none.stderr.splitlines()[0]) == (1, "error: nothing ran")
+
+
+def test_a_run_that_is_ended_ends_the_tests(tmp_path: Path) -> None:
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    text = PYTHON.replace('"-m pytest")', f'"-m pytest") exec sleep 60 > {fifo} ;;\n    "-m never")')
+    made_up_python(tmp_path / "bin" / "python3.10", "3.10", text)
+    script = str(ROOT / "scripts" / "versions.py")
+    command = [sys.executable, script, "--folder", str(tmp_path / "cache"), "--only", "3.10:2.10"]
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": str(tmp_path), "LOG": "/dev/null"}
+    with subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL) as process, fifo.open() as tests:
+        process.terminate()
+        # Ends when nobody holds it any more.
+        assert tests.read() == ""
+        assert process.wait(20) == 128 + signal.SIGTERM
 
 
 def test_a_list_names_what_would_run_and_runs_nothing(tmp_path: Path) -> None:
