@@ -1,7 +1,7 @@
 """Loading: the boxes a rank wants, intersected with the boxes there are. Any number of ranks, any partitioning.
 
-Each rank reads the blocks that hold its elements and no others, each of them once, into its tensors where they lie or
-from a few pieces beside them; no rank holds more than its own state. How bytes become values: `pouring.py`.
+Each rank reads the blocks that hold its elements and no others, each of them once, by way of a few pieces beside its
+tensors; no rank holds more than its own state. How bytes become values: `pouring.py`.
 """
 
 from __future__ import annotations

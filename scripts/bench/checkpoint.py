@@ -3,14 +3,16 @@
     .venv/bin/python scripts/bench/checkpoint.py                              # 1 GiB of state on 2 ranks
     .venv/bin/python scripts/bench/checkpoint.py --mib 256 --rounds 3 --json
     .venv/bin/python scripts/bench/checkpoint.py --peer-python /path/to/python   # DeepSpeed's default writer too
+    .venv/bin/python scripts/bench/checkpoint.py --before /path/to/checkout      # saves and loads of another commit too
 
-Everything is measured in one run, one after the other in each round, on the same state and the same folder, so that a
-busy machine is busy for all: the floors (a copy into memory that has been written before; the disk's write and read
-bandwidth through one file of the same size a rank, at once), dsrun beside training, with its copy behind training, and
+Everything is measured in one run, in turns within each round, on the same state and the same disk, so that a busy
+machine is busy for all: the floors (`checkpoint_floors.py`), dsrun beside training, with its copy behind training, and
 in it, torch's distributed checkpoint in both ways, and DeepSpeed's default: `torch.save` of a rank's shard, then fsync,
 which it leaves out, and `torch.load` of it. Before each load the system forgets the files' pages. Loads on 1 and 4
 ranks are done by the ranks there are: the first one does all of it, or each of two does what two ranks would do.
-Prints median and smallest of each over the rounds. Run it on a quiet machine; on a busy one look at the ratios.
+Memory that is loaded to has been written before, as a model's has, on small pages. A total ends when the checkpoint is
+durable and every rank knows; freeing the blocks of the one it replaces goes on behind it, and is timed by itself.
+Prints median and spread over the rounds, and medians of each round's own ratios.
 """
 
 from __future__ import annotations
@@ -26,12 +28,22 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from checkpoint_floors import (
+    copying,
+    copying_by_idle_cores,
+    drop_cache,
+    on_huge_pages,
+    reading,
+    reading_through_cache,
+    writing,
+)
 
 PARAMETERS = 48
 
@@ -49,16 +61,6 @@ def timed(work: Callable[[], Any]) -> float:
 def in_pages(numel: int) -> torch.Tensor:
     """Returns fp32 memory that begins at a page, as arenas do, and has been written before."""
     return torch.frombuffer(mmap.mmap(-1, numel * 4), dtype=torch.float32).fill_(0)
-
-
-def drop_cache(folder: Path) -> None:
-    """Has the system forget the pages of a folder's files, so that reading reads."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
 
 
 class State:
@@ -108,51 +110,35 @@ class Rounds:
 
 
 def measure_floors(state: State, folder: Path, rounds: Rounds, staging: torch.Tensor) -> None:
-    """The copy, and the disk."""
-
-    def copy() -> None:
-        offset = 0
-        for flat in state.flat.values():
-            data = flat.view(torch.uint8)
-            staging[offset : offset + data.numel()].copy_(data)
-            offset += data.numel()
-
-    rounds.add("floor: copy", timed(copy))
-
-    def copy_by_threads() -> None:
-        from dsrun.runtime.checkpoint.host_copy import copy_bytes, own_idle_threads
-
-        copies, offset = [], 0
-        for flat in state.flat.values():
-            copies.append((staging[offset:], flat))
-            offset += flat.nbytes
-        copy_bytes(copies, threads=own_idle_threads())
-
-    rounds.add("floor: copy by idle cores", timed(copy_by_threads))
-    path = folder / f"floor-{state.rank}"
-
-    def write() -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_DIRECT)
-        image, step = memoryview(staging.numpy()), 16 << 20
-        for first in range(0, state.nbytes() // 4096 * 4096, step):
-            os.pwrite(descriptor, image[first : min(first + step, state.nbytes() // 4096 * 4096)], first)
-        os.fsync(descriptor)
-        os.close(descriptor)
-
-    rounds.add("floor: disk write", timed(write))
-
-    def read() -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
-        image, step, first = memoryview(staging.numpy()), 16 << 20, 0
-        while count := os.preadv(descriptor, [image[first : first + step]], first):
-            first += count
-        os.close(descriptor)
-
-    rounds.add("floor: disk read", timed(read))
-    path.unlink()
+    """The copy, and writing to the disk."""
+    flats, path = list(state.flat.values()), folder / f"floor-{state.rank}"
+    rounds.add("floor: copy", timed(copying(flats, staging)))
+    rounds.add("floor: copy by idle cores", timed(copying_by_idle_cores(flats, staging)))
+    seconds = {}
+    for how, direct in (("direct", True), ("page cache, early write-back", False)):
+        seconds[how] = timed(writing(path, staging, state.nbytes(), direct=direct))
+        path.unlink()
+        rounds.add(f"floor: disk write, {how}", seconds[how])
+    rounds.add("floor: disk write, the better", min(seconds.values()))
 
 
-def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, Any]) -> None:
+def measure_read_floors(state: State, target: Path, rounds: Rounds, staging: torch.Tensor) -> None:
+    """Reading the checkpoint's own files, a rank one file."""
+    path = sorted(target.glob("rank-*"))[state.rank]
+    kinds = {
+        "direct": reading(path, staging),
+        "page cache": reading_through_cache(path, staging),
+        "direct, fresh memory": reading(path, None),
+    }
+    seconds = {}
+    for how, read in kinds.items():
+        drop_cache(target)
+        seconds[how] = timed(read)
+        rounds.add(f"floor: disk read, {how}", seconds[how])
+    rounds.add("floor: disk read, the better", min(seconds["direct"], seconds["page cache"]))
+
+
+def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, Any], staging: torch.Tensor) -> None:
     """Beside training, and in it; then loading."""
     from dsrun.checkpoint_files.parse import read_index
     from dsrun.runtime.checkpoint.load import read
@@ -178,7 +164,10 @@ def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, 
         saver.finish(lambda: None)
         dist.barrier()
         rounds.add(f"dsrun {name}: total", time.perf_counter() - began)
+        if hasattr(saver, "wait_until_freed"):  # not in a commit before
+            rounds.add(f"dsrun {name}: freeing", timed(saver.wait_until_freed))
     target = folder / "dsrun" / "beside"
+    measure_read_floors(state, target, rounds, staging)
     for size in (1, 2, 4):
         drop_cache(target)
         index, shard = read_index(target), state.numel // size
@@ -248,9 +237,15 @@ def run_rank(args: argparse.Namespace) -> None:
     rank, size = dist.get_rank(), dist.get_world_size()
     folder = Path(args.folder)
     state, rounds = State(args.mib, rank, size), Rounds()
-    staging = torch.frombuffer(mmap.mmap(-1, -(-state.nbytes() // 4096) * 4096), dtype=torch.uint8).fill_(1)
+    staging = on_huge_pages(state.nbytes() + (1 << 20))
+    if args.only == "dsrun":
+        from dsrun.runtime.checkpoint import writer_process
+
+        # The writer's modules are the other checkout's too, whatever this environment has installed.
+        before, after = "sys.path += sys.argv[2:]", "sys.path[:0] = sys.argv[2:]"
+        writer_process._PROGRAM = writer_process._PROGRAM.replace(before, after)
     savers: dict[str, Any] = {}
-    if args.only is None:
+    if args.only != "pickle":
         from dsrun.runtime.checkpoint.policy import SavePolicy
         from dsrun.runtime.checkpoint.saver import Saver
         from dsrun.runtime.mesh.c10d import GlooCollectives
@@ -270,12 +265,19 @@ def run_rank(args: argparse.Namespace) -> None:
             policy = SavePolicy(asynchronous=asynchronous, later=later)
             savers[name] = Saver(collectives, noticeboard(), device=torch.device("cpu"), policy=policy, fence=Fence())
     for number in range(args.rounds + 1):
+        wait_for_turn(folder.parent, number * args.turns + args.turn)
         here = Rounds() if number == 0 else rounds  # the first one writes pages for the first time
         if args.only is None:
             measure_floors(state, folder, here, staging)
-            measure_dsrun(state, folder, here, savers)
+        if args.only != "pickle":
+            measure_dsrun(state, folder, here, savers, staging)
+        if args.only is None:
             measure_torch(state, folder, here)
-        measure_pickle(state, folder, here)
+        if args.only != "dsrun":
+            measure_pickle(state, folder, here)
+        dist.barrier()
+        if rank == 0:
+            turn_file(folder.parent).write_text(str(number * args.turns + args.turn + 1))
     for saver in savers.values():
         saver.close(lambda: None)
     if rank == 0:
@@ -286,37 +288,74 @@ def run_rank(args: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def start(python: str, args: argparse.Namespace, folder: str, only: str | None) -> dict[str, Any]:
-    """Runs the ranks with an interpreter and returns their figures."""
-    with tempfile.TemporaryDirectory(dir=folder) as inner:
-        words = ["--rank-of", inner, "--mib", str(args.mib), "--rounds", str(args.rounds)]
-        words += ["--only", only] if only else []
-        command = [python, "-m", "torch.distributed.run", "--nproc-per-node", str(args.ranks), "--master-port", "0",
-                   "--standalone", __file__, *words]  # fmt: skip
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=sys.stderr)
-        return json.loads(Path(inner, "figures.json").read_text())
+def turn_file(folder: Path) -> Path:
+    """Says whose turn it is, among groups of ranks that measure in turns."""
+    return folder / "turn"
+
+
+def wait_for_turn(folder: Path, number: int) -> None:
+    """Returns when it is a group's turn."""
+    while int(turn_file(folder).read_text() or -1) < number:
+        time.sleep(0.01)
+    dist.barrier()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that measure: an interpreter, what `only`, and a checkout that is not this one."""
+
+    python: str
+    only: str | None = None
+    tree: str | None = None
+
+
+def start(groups: list[Group], args: argparse.Namespace, folder: str) -> list[dict[str, Any]]:
+    """Runs groups of ranks that take turns round by round, and returns the figures of each."""
+    turn_file(Path(folder)).write_text("0")
+    running: list[tuple[Path, subprocess.Popen[bytes]]] = []
+    for number, group in enumerate(groups):
+        inner = Path(folder, f"group-{number}")
+        inner.mkdir()
+        words = ["--rank-of", str(inner), "--mib", str(args.mib), "--rounds", str(args.rounds)]
+        words += ["--turn", str(number), "--turns", str(len(groups)), *(["--only", group.only] if group.only else [])]
+        command = [group.python, "-m", "torch.distributed.run", "--nproc-per-node", str(args.ranks), "--master-port",
+                   "0", "--standalone", __file__, *words]  # fmt: skip
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        if group.tree is not None:
+            environment["PYTHONPATH"] = os.pathsep.join([str(Path(group.tree, "src")), group.tree])
+        running.append((inner, subprocess.Popen(command, env=environment, stdout=sys.stderr)))
+    try:
+        while any(process.poll() is None for _, process in running):
+            if any(process.poll() for _, process in running):
+                raise SystemExit("error: a group of ranks has failed; what it says stands above")
+            time.sleep(0.1)
+    finally:
+        for _, process in running:
+            process.terminate()
+            process.wait()
+    return [json.loads((inner / "figures.json").read_text()) for inner, _ in running]
 
 
 def tell(figures: dict[str, Any]) -> None:
     """Prints a table and the bars."""
-    least = {name: min(values) for name, values in figures["seconds"].items()}
+    seconds: dict[str, list[float]] = figures["seconds"]
     print(f"{figures['bytes'] / 2**30:.2f} GiB over all ranks, torch {figures['torch']}")
-    print(f"{'':44}{'median s':>10}{'least s':>10}{'GB/s':>8}")
-    for name, values in figures["seconds"].items():
-        rate = figures["bytes"] / min(values) / 1e9
-        print(f"{name:44}{statistics.median(values):10.3f}{min(values):10.3f}{rate:8.2f}")
-    bars = [
-        ("stall / copy", least["dsrun beside: stall"] / least["floor: copy"], 1.3),
-        ("stall behind / copy", least["dsrun behind: stall"] / least["floor: copy"], 1.3),
-        ("stall / DCP async_save", least["dsrun beside: stall"] / least["torch DCP async_save: stall"], 0.4),
-        ("total / disk write", least["dsrun beside: total"] / least["floor: disk write"], 1.2),
-        *(
-            (f"load on {n} / disk read", least[f"dsrun: load on {n}"] / least["floor: disk read"], 1.3)
-            for n in (1, 2, 4)
-        ),
-    ]
-    for name, ratio, bar in bars:
-        print(f"{name:44}{ratio:10.2f}  (bar {bar}{'' if ratio <= bar else ', MISSED'})")
+    print(f"{'':48}{'median s':>10}{'least s':>10}{'most s':>10}{'GB/s':>8}")
+    for name, values in seconds.items():
+        median = statistics.median(values)
+        print(f"{name:48}{median:10.3f}{min(values):10.3f}{max(values):10.3f}{figures['bytes'] / median / 1e9:8.2f}")
+    bars = [("dsrun beside: stall", "floor: copy", 1.3), ("dsrun behind: stall", "floor: copy", 1.3)]
+    bars += [("dsrun beside: stall", "torch DCP async_save: stall", 0.4)]
+    for prefix in ("before's ", ""):
+        for how in ("the better", "direct"):
+            bars += [(f"{prefix}dsrun beside: total", f"floor: disk write, {how}", 1.2)]
+            bars += [(f"{prefix}dsrun: load on {n}", f"floor: disk read, {how}", 1.3) for n in (1, 2, 4)]
+    for name, floor, bar in bars:
+        if name in seconds:
+            each = [mine / least for mine, least in zip(seconds[name], seconds[floor], strict=True)]
+            ratio = statistics.median(each)
+            spread = f"{min(each):.2f} to {max(each):.2f}"
+            print(f"{name} / {floor:44}{ratio:6.2f}, {spread}  (bar {bar}{'' if ratio <= bar else ', MISSED'})")
 
 
 def main() -> None:
@@ -328,6 +367,9 @@ def main() -> None:
     parser.add_argument("--folder", default=None, help="on the disk that is meant (default: the temporary folder)")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--peer-python", default=os.environ.get("DSRUN_PEER_PYTHON"), help="also $DSRUN_PEER_PYTHON")
+    parser.add_argument("--before", default=None, metavar="CHECKOUT", help="another commit of dsrun, measured too")
+    parser.add_argument("--turn", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--turns", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--rank-of", dest="rank_of", help=argparse.SUPPRESS)
     parser.add_argument("--only", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -336,10 +378,17 @@ def main() -> None:
         run_rank(args)
         return
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        figures = start(sys.executable, args, folder, None)
+        groups, names = [Group(sys.executable)], [""]
+        if args.before:
+            groups.append(Group(sys.executable, "dsrun", args.before))
+            names.append("before's ")
         if args.peer_python:
-            peer = start(args.peer_python, args, folder, "pickle")["seconds"]
-            figures["seconds"].update({f"peer's {name}": values for name, values in peer.items()})
+            groups.append(Group(args.peer_python, "pickle"))
+            names.append("peer's ")
+        found = start(groups, args, folder)
+        figures = found[0]
+        for name, other in zip(names[1:], found[1:], strict=True):
+            figures["seconds"].update({f"{name}{key}": values for key, values in other["seconds"].items()})
     print(json.dumps(figures)) if args.json else tell(figures)
 
 
