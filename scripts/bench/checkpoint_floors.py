@@ -71,7 +71,7 @@ def writing(path: Path, image: Tensor, nbytes: int, *, direct: bool) -> Callable
 
     def write() -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | (os.O_DIRECT if direct else 0))
-        view = memoryview(image.numpy())[: nbytes // _PAGE * _PAGE]
+        view = image.numpy().data[: nbytes // _PAGE * _PAGE]
         for first in range(0, len(view), _STEP):
             data = view[first : first + _STEP]
             assert os.pwrite(descriptor, data, first) == len(data), "the disk has room"
@@ -96,7 +96,7 @@ def reading(path: Path, image: Tensor | None) -> Callable[[], None]:
     def read() -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
         room = -(-os.fstat(descriptor).st_size // _STEP) * _STEP
-        view = memoryview(mmap.mmap(-1, room) if image is None else image.numpy())
+        view = memoryview(mmap.mmap(-1, room)) if image is None else image.numpy().data
         first = 0
         while count := os.preadv(descriptor, [view[first : first + _STEP]], first):
             first += count
@@ -110,13 +110,13 @@ def reading_through_cache(path: Path, image: Tensor) -> Callable[[], None]:
 
     def read() -> None:
         descriptor = os.open(path, os.O_RDONLY)
-        nbytes, view = os.fstat(descriptor).st_size, memoryview(image.numpy())
+        nbytes, view = os.fstat(descriptor).st_size, image.numpy().data
+
+        def read_block(first: int) -> int:
+            return os.preadv(descriptor, [view[first : first + _STEP]], first)
+
         with ThreadPoolExecutor(2) as pool:
-            list(
-                pool.map(
-                    lambda first: os.preadv(descriptor, [view[first : first + _STEP]], first), range(0, nbytes, _STEP)
-                )
-            )
+            assert sum(pool.map(read_block, range(0, nbytes, _STEP))) == nbytes, "all of it is there"
         os.close(descriptor)
 
     return read
