@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 import torch
@@ -26,9 +27,30 @@ _IS_MISMATCH = re.compile(
 #: What it says where they are on several devices.
 _IS_ELSEWHERE = re.compile(r"same device|expected device")
 #: Where it wants whole numbers: of embeddings, and of classes.
-_WANTS_INDICES = re.compile(r"'indices'|target dtype to be Long")
+_WANTS_INDICES = re.compile(r"'indices'|target dtype to be Long|scalar type Long but|\"nll_loss")
+_HAS_INDICES = re.compile(r"label|target|class|ids|ind(ex|ices)", re.IGNORECASE)
 _IS_MASK = re.compile(r"attn_mask")
+#: What it says where an operation does not know a dtype, whatever its tensors are.
+_NO_KERNEL = re.compile(r"not implemented for '(\w+)'")
+#: What it was given in place of what it wants, in its own words for dtypes.
+_GIVEN = re.compile(r"(?:got|found|for) '?(?:torch\.)?(?:cuda\.)?(\w+?)(?:Tensor)?\b")
+_DTYPES = {
+    "BFloat16": torch.bfloat16,
+    "Half": torch.float16,
+    "Float": torch.float32,
+    "Double": torch.float64,
+    "Long": torch.int64,
+    "Int": torch.int32,
+    "Short": torch.int16,
+    "Char": torch.int8,
+    "Byte": torch.uint8,
+    "Bool": torch.bool,
+}
 _SECTIONS = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class MismatchError(ModelError, RuntimeError, ValueError):
+    """An input that the model cannot take; scripts that catch what torch raises of it catch this as well."""
 
 
 def mismatch_of(
@@ -41,7 +63,7 @@ def mismatch_of(
     compute: torch.dtype,
     autocast: torch.dtype | None,
     casts: bool,
-) -> ModelError | None:
+) -> MismatchError | None:
     """Returns an error that names the inputs and the way out; None where torch's is about something else.
 
     Args:
@@ -54,6 +76,8 @@ def mismatch_of(
         autocast: dtype of `torch.autocast` around the forward; None: there is none.
         casts: `fp16.auto_cast` has cast floating-point inputs.
     """
+    if type(error).__module__.partition(".")[0] not in ("builtins", "torch"):
+        return None  # a script's own, which it may wait for
     said = str(error).partition("\n")[0]
     is_elsewhere = _IS_ELSEWHERE.search(said)
     if not is_elsewhere and not _IS_MISMATCH.search(said):
@@ -63,18 +87,27 @@ def mismatch_of(
         away = [f"`{name}` is on {x.device}" for name, x in inputs.items() if x.device != device]
         what = f"{_listed(away) or 'a tensor that the forward makes is elsewhere'}, and the model is on {device}"
         hint = "move inputs with .to(engine.device), and give torch.zeros and its like device=x.device"
-        return ModelError(f"engine(...): {what}: {said}", hint=hint)
-    what, hint = _explain(said, inputs, compute=compute, autocast=autocast, casts=casts)
-    return ModelError(f"engine(...): {what}: {said}", hint=hint)
+        return MismatchError(f"engine(...): {what}: {said}", hint=hint)
+    explained = _explain(said, inputs, compute=compute, autocast=autocast, casts=casts)
+    if explained is None:
+        return None
+    what, hint = explained
+    return MismatchError(f"engine(...): {what}: {said}", hint=hint)
 
 
 def _explain(
     said: str, inputs: Mapping[str, Tensor], *, compute: torch.dtype, autocast: torch.dtype | None, casts: bool
-) -> tuple[str, str]:
-    """Returns what does not go together, and the way out."""
+) -> tuple[str, str] | None:
+    """Returns what does not go together, and the way out; None where torch says all that there is to say."""
+    no_kernel = _NO_KERNEL.search(said)
+    unknown = _DTYPES.get(no_kernel[1]) if no_kernel else None
+    if unknown in (torch.bfloat16, torch.float16) and unknown in (compute, autocast):
+        reason = _reason(compute) if unknown == compute else ", for `torch_autocast` is enabled"
+        return f"the model computes in {_name(unknown)}{reason}, and an operation of it cannot", (
+            "compute that one in float32: cast what it takes with .float(), and what it gives with .to(x.dtype)"
+        )
     if _WANTS_INDICES.search(said):
-        odd = {name: x for name, x in inputs.items() if x.dtype not in (torch.int64, torch.int32)}
-        return _listed_dtypes(odd) or "a tensor of indices is none of whole numbers", (
+        return _listed_dtypes(_no_indices(said, inputs)) or "a tensor of indices has another dtype", (
             "indices and classes are whole numbers: give them as int64, and cast floating-point inputs alone"
         )
     if _IS_MASK.search(said):
@@ -94,10 +127,19 @@ def _explain(
             f"{_listed_dtypes(whole)}, and {model}",
             f"what the model multiplies wants floating-point numbers: {cast_it}",
         )
+    if no_kernel:
+        return None
     return f"a tensor that the forward makes has another dtype, and {model}", (
         "give torch.zeros, torch.ones and their like dtype=x.dtype of the tensor that they meet, for they make "
         "float32 without" + ("" if autocast is not None else ', or set "torch_autocast": {"enabled": true}')
     )
+
+
+def _no_indices(said: str, inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Returns the inputs that may be what torch would have indices for, by their dtype and, if need be, their names."""
+    given = {_DTYPES[word] for word in _GIVEN.findall(said) if word in _DTYPES}
+    odd = {name: x for name, x in inputs.items() if (x.dtype in given if given else x.dtype != torch.int64)}
+    return {name: x for name, x in odd.items() if _HAS_INDICES.search(name)} or odd
 
 
 def _other_way(odd: Mapping[str, Tensor], compute: torch.dtype, *, casts: bool) -> str:
@@ -145,9 +187,15 @@ def _named_tensors(
 def _tensors_in(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in cast("Mapping[Any, Any]", value).items():
-            yield from _tensors_in(f"{name}[{key!r}]" if name else str(key), item)
+        return
+    items: list[tuple[str, Any]] = []
+    if isinstance(value, Mapping):
+        mapping = cast("Mapping[Any, Any]", value)
+        items = [(f"{name}[{key!r}]" if name else str(key), item) for key, item in mapping.items()]
     elif isinstance(value, list | tuple):
-        for number, item in enumerate(cast("list[Any] | tuple[Any, ...]", value)):
-            yield from _tensors_in(f"{name}[{number}]", item)
+        sequence = cast("list[Any] | tuple[Any, ...]", value)
+        items = [(f"{name}[{number}]", item) for number, item in enumerate(sequence)]
+    elif is_dataclass(value):
+        items = [(f"{name}.{field.name}", getattr(value, field.name, None)) for field in fields(value)]
+    for place, item in items:
+        yield from _tensors_in(place, item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,6 +18,17 @@ FP16 = {"fp16": {"enabled": True, "loss_scale": 8}}
 AUTOCAST = {"torch_autocast": {"enabled": True}}
 
 
+class OwnError(RuntimeError):
+    """Of a script, which it waits for."""
+
+
+@dataclass
+class Batch:
+    """What a loader may give."""
+
+    pixels: Tensor
+
+
 class Model(nn.Module):
     """Tokens and values in, a loss out."""
 
@@ -29,7 +41,7 @@ class Model(nn.Module):
     def forward(
         self,
         x_ND: Tensor,
-        batch: dict[str, Any] | None = None,
+        batch: dict[str, Any] | Batch | None = None,
         *,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
@@ -48,9 +60,16 @@ class Model(nn.Module):
                 out = F.scaled_dot_product_attention(q, q, q, attn_mask=attention_mask)
             case "own":
                 out = self.layer(torch.zeros(len(x_ND), 4))
+            case "zeta":
+                y_ND = self.layer(x_ND)
+                out = torch.special.zeta(y_ND, y_ND)
+            case "whole":
+                out = self.layer(x_ND) & 1
+            case "own error":
+                raise OwnError("the same device was asked twice")
             case "nested":
                 assert batch is not None
-                out = self.layer(batch["pixels"][0])
+                out = self.layer(batch.pixels if isinstance(batch, Batch) else batch["pixels"][0])
             case _:
                 raise RuntimeError("something else")
         return out.mean() if labels is None else F.cross_entropy(out, labels)
@@ -140,6 +159,8 @@ def test_an_integer_mask_is_named_and_not_the_tokens() -> None:
     [
         (torch.ones(2), "embed", None, "`x_ND` is float32"),
         (torch.ones(2, dtype=torch.int64), "embed", torch.ones(2), "`labels` is float32"),
+        (torch.ones(2, 4), "linear", torch.ones(2), "`labels` is float32"),
+        (torch.ones(2, 4), "linear", torch.ones(2, dtype=torch.int32), "`labels` is int32"),
     ],
 )
 def test_indices_and_classes_are_to_be_whole_numbers(x: Tensor, how: str, labels: Tensor | None, named: str) -> None:
@@ -153,6 +174,39 @@ def test_a_tensor_inside_of_a_batch_is_named_by_its_place() -> None:
     tokens = torch.ones(2, dtype=torch.int64)
     error = met(BF16, tokens, {"ids": tokens, "pixels": [torch.ones(2, 4)]}, how="nested")
     assert "`batch['pixels'][0]` is float32, and the model's parameters" in str(error)
+
+
+def test_a_tensor_in_a_dataclass_is_named_by_its_place() -> None:
+    error = met(BF16, torch.ones(2, dtype=torch.int64), Batch(torch.ones(2, 4)), how="nested")
+    assert "`batch.pixels` is float32, and the model's parameters" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("more", "given", "reason"),
+    [(BF16, torch.bfloat16, "`bf16`"), (FP16, torch.float16, "`fp16`"), (AUTOCAST, torch.float32, "`torch_autocast`")],
+)
+def test_an_operation_that_does_not_know_the_models_dtype_is_said_to_be_one(
+    more: dict[str, Any], given: torch.dtype, reason: str
+) -> None:
+    error = met(more, torch.ones(2, 4, dtype=given), how="zeta")
+    dtype = "float16" if given == torch.float16 else "bfloat16"
+    assert str(error).startswith(
+        f"engine(...): the model computes in {dtype}, for {reason} is enabled, and an operation"
+    )
+    assert error.hint is not None
+    assert "with .float()" in error.hint
+    assert "torch.zeros" not in error.hint
+
+
+def test_what_a_script_catches_it_catches_still() -> None:
+    engine = make_engine(config(0, micro=1) | BF16, model=Model())
+    with pytest.raises(RuntimeError, match="`x_ND` is float32"):
+        engine(torch.ones(2, 4))
+    with pytest.raises(ValueError, match="`x_ND` is float32"):
+        engine(torch.ones(2, 4), how="gru")
+    with pytest.raises(OwnError):
+        engine(torch.ones(2, 4), how="own error")
+    engine.destroy()
 
 
 def test_what_torch_says_as_a_value_error_is_explained_too() -> None:
@@ -182,4 +236,8 @@ def test_other_errors_stay_as_they_are() -> None:
         engine(torch.ones(2, 4), how="raise")
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         engine(torch.ones(2, 3, dtype=torch.bfloat16))
+    engine.destroy()
+    engine = make_engine(config(0, micro=1), model=Model())
+    with pytest.raises(RuntimeError, match=r"^\"bitwise_and_cpu\" not implemented for 'Float'$"):
+        engine(torch.ones(2, 4), how="whole")
     engine.destroy()
