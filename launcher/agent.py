@@ -44,6 +44,7 @@ from .protocol import (
     Message,
     Note,
     Passed,
+    Peers,
     ProtocolError,
     Signal,
     Start,
@@ -55,6 +56,7 @@ from .pulses import PULSE_S
 from .reading_pipe import ReadingPipe
 from .refusals import refusal_of
 from .relay import Relay
+from .strangers import HostEnds, StrangerWatch, own_addresses
 from .transport.local import inherited_stdin
 
 _READ_BYTES = 1 << 16
@@ -156,6 +158,7 @@ class Agent:
         self._lifeline = Lifeline(self._plan.lease_s, time.monotonic())
         self._listens = True
         self._copies: HeldCopies | None = None
+        self._strangers: StrangerWatch | None = None
         self._descent = HostDescent(self._ranks, self._relay, grace_s=plan.grace_s)
 
     def run(self, messages: Sequence[Message]) -> None:
@@ -168,7 +171,7 @@ class Agent:
         self._listen_to_signals()
         self._selector.register(0, selectors.EVENT_READ, self._read_control)
         self._selector.register(self._readings, selectors.EVENT_READ, self._tell_readings)
-        self._relay.send(Hello(pid=os.getpid(), time_s=time.time(), own_folder=self._folder.is_own))
+        self._relay.send(self._hello())
         missing = missing_here(self._plan)
         if missing is not None:
             self._fail(missing.message, hint=missing.hint, is_mistake=True)
@@ -192,6 +195,10 @@ class Agent:
             self._report(time.monotonic())
             for key, _ in self._selector.select(PULSE_S):
                 key.data()
+
+    def _hello(self) -> Hello:
+        addresses = own_addresses() if len(self._plan.nodes) > 1 else []
+        return Hello(pid=os.getpid(), time_s=time.time(), own_folder=self._folder.is_own, addresses=addresses)
 
     def _has_ended(self) -> bool:
         now_s = time.monotonic()
@@ -239,6 +246,13 @@ class Agent:
             self._fail(f"cannot listen on {self._plan.master_addr} for the ranks to meet: {refusal_of(error)}")
             return
         self._relay.send(Listening(address=rendezvous[0], port=rendezvous[1]))
+        nodes = self._plan.nodes
+        self._strangers = StrangerWatch(
+            *rendezvous,
+            len(nodes[0].workers),
+            others=None if len(nodes) > 1 else (),
+            tell=lambda text: self._relay.send(Note(text=text)),
+        )
         self._start_ranks(rendezvous)
 
     def _gather(self, address: str, port: int) -> None:
@@ -326,6 +340,11 @@ class Agent:
                     pass  # Any message renews it.
                 case Meet(address=address, port=port):
                     self._start_ranks((address, port))
+                case Peers(addresses=addresses) if self._strangers is not None:
+                    peers = zip(addresses, self._plan.nodes[1:], strict=True)
+                    self._strangers.meet([HostEnds.of(its, len(node.workers)) for its, node in peers])
+                case Peers():
+                    pass  # The store could not be opened.
                 case Signal(signal=signum, rank=rank):
                     self._pass(signum, rank)
                 case TakeStacks():
@@ -369,6 +388,8 @@ class Agent:
         if now_s >= self._news.pulse_at_s:
             self._ranks.kill_failed(now_s)
             self._ranks.count_kills(now_s)
+            if self._strangers is not None and self._ranks.live:
+                self._strangers.look(now_s)
         self._news.tell(now_s)
 
     def _fail(self, reason: str, *, hint: str | None = None, is_mistake: bool = False) -> None:

@@ -32,6 +32,7 @@ from .protocol import (
     Note,
     Output,
     Passed,
+    Peers,
     Pulse,
     Reading,
     Records,
@@ -64,6 +65,8 @@ class Attempt:
         self.abandoned: list[Link] = []
         self.tally = Tally(plan)
         self.descent = Descent(plan, links, self.tally, sink, cancelled=self._finish)
+        #: Of hosts that have answered, by name: their addresses.
+        self._addresses: dict[str, list[str]] = {}
         #: Hosts that do not share the job's folder.
         self._apart: set[str] = set()
         self._lease_s = plan.lease_s
@@ -88,6 +91,7 @@ class Attempt:
                     self._apart.add(link.node.host.name)
                 if link is self._links[0]:
                     self.first_host_is_apart = message.own_folder
+                self._introduce(link, message.addresses)
             case Listening(address=address, port=port) if link is self._links[0]:
                 for other in self._links[1:]:
                     if not other.over:
@@ -129,6 +133,13 @@ class Attempt:
                     self.tell_unkillable(link.node.host.name, pids)
             case _:
                 self._give_up(link, f"its agent sent an unexpected {type(message).__name__}")
+
+    def _introduce(self, link: Link, addresses: list[str]) -> None:
+        """Tells the first host who the others are, once all have said it."""
+        first, *others = self._links
+        self._addresses[link.node.host.name] = addresses
+        if others and not first.over and len(self._addresses) == len(self._links):
+            first.send(Peers(addresses=[self._addresses[other.node.host.name] for other in others]))
 
     def on_ended(self, event: Ended) -> None:
         """Takes the end of a host's channel."""

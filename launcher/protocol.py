@@ -17,7 +17,7 @@ from dsrun.contract import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
-VERSION = 7
+VERSION = 8
 #: A longer frame is no message of ours: a peer that sends one is not trusted with more memory.
 MAX_FRAME_BYTES = 16 << 20
 
@@ -76,6 +76,17 @@ class Meet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Peers:
+    """Front end to the first host's agent, once all other agents have answered: who may come to the rendezvous store.
+
+    Attributes:
+        addresses: of each other host, in rank order, as its `Hello` told them.
+    """
+
+    addresses: list[list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """Front end to agent, several times within the plan's lease: go on. Without one for that long, all is stopped."""
 
@@ -106,12 +117,14 @@ class Hello:
         pid: the agent's.
         time_s: its clock, seconds since the epoch.
         own_folder: the host does not share the job's folder, so that records come as `Records`.
+        addresses: by which other hosts may see it; see [Note: strangers].
         version: of the protocol.
     """
 
     pid: int
     time_s: float
     own_folder: bool = False
+    addresses: list[str] = field(default_factory=list[str])
     version: int = VERSION
 
 
@@ -456,6 +469,7 @@ class Release:
 Message = (
     Start
     | Meet
+    | Peers
     | Lease
     | Stop
     | Kill
@@ -482,6 +496,7 @@ Message = (
 _CLASS_OF: dict[str, type[Message]] = {
     "start": Start,
     "meet": Meet,
+    "peers": Peers,
     "lease": Lease,
     "stop": Stop,
     "kill": Kill,
