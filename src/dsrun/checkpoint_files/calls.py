@@ -48,12 +48,13 @@ def naming(path: Path, nbytes: int | None = None) -> Generator[None]:
         nbytes: of the whole file; None where that is not known.
 
     Raises:
-        WriteError: in place of an OSError that names no file.
+        WriteError: in place of an OSError of the system that names no file. One of a pipe or a connection is not about the
+            file: it comes from what is told of the progress.
     """
     try:
         yield
     except OSError as error:
-        if error.filename is not None:
+        if error.filename is not None or error.errno is None or isinstance(error, ConnectionError):
             raise
         raise WriteError(path, error, nbytes) from error
 

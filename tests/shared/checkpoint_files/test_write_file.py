@@ -116,13 +116,14 @@ def test_a_file_is_locked_until_its_verdict(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_progress_that_raises_ends_the_writing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("error", [InterruptedError("nobody waits"), BrokenPipeError(errno.EPIPE, "Broken pipe")])
+def test_progress_that_raises_ends_the_writing(tmp_path: Path, error: OSError) -> None:
     memory, content = image_of(2 * BLOCK_BYTES)
 
     def gone() -> None:
-        raise InterruptedError("nobody waits")
+        raise error
 
-    with pytest.raises(InterruptedError):
+    with pytest.raises(type(error)):
         write_image(tmp_path / "x", memoryview(memory), len(content), calls=FileCalls(), progress=gone)
     assert not list(tmp_path.iterdir())
 
