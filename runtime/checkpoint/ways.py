@@ -100,6 +100,7 @@ class WriteBeside:
         self._staging = Staging()
         self._writer: WriterProcess | None = None
         self._taken = 0  # generation of the memory that the process has
+        self._frees = False  # the process has removed what a save has replaced: only one that publishes does
         self._watch = Watch((), ())
 
     @property
@@ -126,7 +127,8 @@ class WriteBeside:
 
     def wait_until_freed(self) -> None:
         """Returns when what the save before has removed takes no room any more; nothing must be under way."""
-        if self._writer is not None:
+        frees, self._frees = self._frees, False
+        if self._writer is not None and frees:
             with suppress(WriterError):  # it is gone: `stage` says so
                 self._writer.wait_until_freed()
 
@@ -165,6 +167,7 @@ class WriteBeside:
             self._fence.open_all()
 
         def publish_parts(parts: Sequence[Part]) -> Verdict:
+            self._frees = True
             try:
                 nbytes = writer.publish(_order(_publication(save, parts, self._keep)))
             except WriterError as error:
