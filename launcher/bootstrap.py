@@ -41,8 +41,14 @@ def main() -> None:
     """Entry of a fresh interpreter; argv: kind, target, the program's own arguments."""
     take_stdin()
     kind, target, *arguments = sys.argv[1:]
-    heartbeat = process_writer()
-    watch_import(lambda begins: heartbeat.tell_start(StartState.IMPORTS_TORCH if begins else StartState.RUNS))
+    rank_pid, heartbeat = os.getpid(), process_writer()
+
+    def tell_import(begins: bool) -> None:
+        # A fork of the program's has the same slot: killed in its import, it would leave its word there.
+        if os.getpid() == rank_pid:
+            heartbeat.tell_start(StartState.IMPORTS_TORCH if begins else StartState.RUNS)
+
+    watch_import(tell_import)
     run(kind, target, arguments)
 
 

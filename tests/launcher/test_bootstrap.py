@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract import read_error_file
+from dsrun.contract import HEARTBEAT_ENV, read_error_file
+from dsrun.heartbeats import HeartbeatTable, StartState
 from dsrun.launcher.worker import isolated_command
 
 
@@ -71,6 +72,29 @@ def test_a_module_sees_what_plain_python_shows_it(tmp_path: Path) -> None:
     )
     ours = run(tmp_path, "module", "package.train", "x")
     assert (ours.returncode, ours.stdout, ours.stderr) == (0, plain.stdout, "")
+
+
+@pytest.mark.parametrize(
+    ("source", "state"),
+    [
+        ("", StartState.RUNS),
+        ("import torch", StartState.IMPORTS_TORCH),
+        # A process of the script's own that ends in its import, as a killed worker of a loader does.
+        ("import os\npid = os.fork()\nif not pid:\n    import torch\nos.waitpid(pid, 0)", StartState.RUNS),
+    ],
+)
+def test_a_rank_tells_of_its_own_import_of_torch_and_not_of_its_childrens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, state: StartState
+) -> None:
+    table = HeartbeatTable(1)
+    monkeypatch.setenv(HEARTBEAT_ENV, table.path)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    target = script(tmp_path, source)
+    (tmp_path / "sub/torch.py").write_text("import os\nos._exit(0)\n")
+    assert table.read_start(0) == StartState.NOT_BEGUN
+    assert run(tmp_path, "script", target).returncode == 0
+    assert table.read_start(0) == state
+    table.close()
 
 
 @pytest.mark.parametrize(
