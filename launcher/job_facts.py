@@ -32,26 +32,20 @@ _SHOWN_CHARS = 80
 #: Variables of a terminal, a login or a scheduler's job: another one has others, and a script goes by none of them.
 _SESSION_NAMES = frozenset(
     {
-        *(
-            "_",
-            "PWD",
-            "OLDPWD",
-            "SHLVL",
-            "PS1",
-            "PROMPT_COMMAND",
-            "LS_COLORS",
-            "LESSOPEN",
-            "LESSCLOSE",
-            "MAIL",
-            "HOSTNAME",
-        ),
-        *("TERM", "COLORTERM", "COLUMNS", "LINES", "WINDOW", "STY", "TMUX", "TMUX_PANE", "NO_COLOR"),
-        *("DISPLAY", "WAYLAND_DISPLAY", "WINDOWID", "DESKTOP_SESSION", "DBUS_SESSION_BUS_ADDRESS"),
-        *("EDITOR", "VISUAL", "PAGER", "INVOCATION_ID", "JOURNAL_STREAM"),
+        *("_", "PWD", "OLDPWD", "SHLVL", "HOSTNAME", "MAIL", "MOTD_SHOWN", "KRB5CCNAME", "which_declare"),
+        *("PS1", "PS2", "PROMPT", "PROMPT_COMMAND", "ZSH", "ZDOTDIR", "INSIDE_EMACS"),
+        *("LS_COLORS", "LSCOLORS", "GREP_COLORS", "CLICOLOR", "COLORFGBG", "NO_COLOR"),
+        *("EDITOR", "VISUAL", "BROWSER", "PAGER", "LESS", "LESSOPEN", "LESSCLOSE", "GIT_PAGER", "GIT_ASKPASS"),
+        *("TERM", "COLORTERM", "COLUMNS", "LINES", "WINDOW", "STY", "TMUX", "TMUX_PANE", "ZELLIJ"),
+        *("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XMODIFIERS", "WINDOWID", "DBUS_SESSION_BUS_ADDRESS"),
+        *("DESKTOP_SESSION", "GDMSESSION", "SESSION_MANAGER", "IM_CONFIG_PHASE", "CLUTTER_IM_MODULE"),
+        *("INVOCATION_ID", "JOURNAL_STREAM", "MANAGERPID", "SYSTEMD_EXEC_PID"),
     }
 )
 _SESSION_PREFIXES = (
-    *("SSH_", "XDG_", "LC_", "TERM_", "VTE_", "VSCODE_", "GNOME_", "KDE_", "KONSOLE_", "HIST", "SUDO_", "BASH_FUNC_"),
+    *("SSH_", "GPG_", "XDG_", "LC_", "HIST", "SUDO_", "BASH_FUNC_", "SELINUX_", "MEMORY_PRESSURE_"),
+    *("TERM_", "VTE_", "VSCODE_", "ALACRITTY_", "KITTY_", "WEZTERM_", "ITERM_", "TERMINATOR_", "TMUX_", "ZELLIJ_"),
+    *("WT_", "WSL", "GNOME_", "GTK_", "GIO_", "KDE_", "KONSOLE_", "QT_", "STARSHIP_", "ATUIN_", "P9K_", "DIRENV_"),
     *("SLURM", "PBS_", "LSB_", "PMI", "OMPI_", "PRTE_", "DSRUN_", "TORCHELASTIC_"),
 )
 

@@ -87,6 +87,12 @@ def test_every_change_is_a_line(code: Path) -> None:
     ]
 
 
+def test_variables_of_a_desktop_or_a_prompt_are_none_of_a_scripts(code: Path) -> None:
+    session = ("XAUTHORITY", "GTK_MODULES", "QT_IM_MODULE", "SYSTEMD_EXEC_PID", "STARSHIP_SHELL", "DIRENV_DIFF", "LESS")
+    before = facts(code, LAB_DATA="a-place", **dict.fromkeys(session, "x"))
+    assert gone_variables(before, {}) == ["LAB_DATA"]
+
+
 def test_of_other_variables_the_names_alone_are_recorded_and_those_that_are_gone_are_known(code: Path) -> None:
     before = facts(
         code, LAB_DATA="a-place", API_KEY="a-secret", NCCL_DEBUG="INFO", SSH_TTY="/dev/pts/1", SLURM_JOB_ID="7"
