@@ -7,7 +7,7 @@ builds tensors, numbers, text and containers and nothing else. Classes that Deep
 what it names, and who imports may have single names read as `Inert` too.
 
 [Note: getattr of an enum] Python 3.11.0 to 3.11.3 pickles the member of an enum as `getattr(class, name)`; others do as
-`class(value)`. `_enum_getattr` stands for that `getattr`. It knows the members of the enums that files name, gives what
+`class(value)`. `_EnumGetattr` stands for that `getattr`. It knows the members of the enums that files name, gives what
 the other form gives, and refuses everything else.
 """
 
@@ -99,29 +99,37 @@ _OF_DEEPSPEED = frozenset(
 )
 
 
-def _enum_getattr(owner: Any, name: Any) -> Inert:
-    """Returns the member of an enum that a pickle asks for; see [Note: getattr of an enum].
+class _EnumGetattr:
+    """Stands for `getattr`, see [Note: getattr of an enum]; it has nothing that a pickle could fill or change."""
 
-    Args:
-        owner: what the pickle would get an attribute of.
-        name: which one.
+    __slots__ = ()
 
-    Raises:
-        ValueError: it is no member of an enum that is known; no attribute was looked up.
-    """
-    if not (isinstance(owner, type) and issubclass(owner, Inert) and isinstance(name, str)):
-        raise ValueError("it calls `getattr` on something else than an enum; it was not called")
-    if not issubclass(owner, InertEnum):
-        # A class of the user's that is ignored, as `class(value)` of it would be.
-        return owner(name)
-    if name not in owner.members:
-        raise ValueError(f"it calls `getattr` for {name[:80]!r}, which is no member of the enum; it was not called")
-    return owner(owner.members[name])
+    def __call__(self, owner: Any, name: Any) -> Inert:
+        """Returns the member of an enum that a pickle asks for.
+
+        Args:
+            owner: what the pickle would get an attribute of.
+            name: which one.
+
+        Raises:
+            ValueError: it is no member of an enum that is known; no attribute was looked up.
+        """
+        if not (isinstance(owner, type) and issubclass(owner, Inert) and isinstance(name, str)):
+            raise ValueError("it calls `getattr` on something else than an enum; it was not called")
+        if not issubclass(owner, InertEnum):
+            # A class of the user's that is ignored, as `class(value)` of it would be.
+            return owner(name)
+        if name not in owner.members:
+            raise ValueError(f"it calls `getattr` for {name[:80]!r}, which is no member of the enum; it was not called")
+        return owner(owner.members[name])
+
+
+_ENUM_GETATTR = _EnumGetattr()
 
 
 def _stand_in(name: str) -> Callable[..., Any]:
     """Returns what a name in a pickle stands for here."""
-    return _enum_getattr if name in _GETATTR else _ENUMS.get(name, Inert)
+    return _ENUM_GETATTR if name in _GETATTR else _ENUMS.get(name, Inert)
 
 
 def read_torch_file(path: Path, *, ignored: Collection[str]) -> Any:

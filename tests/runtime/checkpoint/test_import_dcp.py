@@ -152,6 +152,15 @@ def test_no_other_attribute_is_looked_up(tmp_path: Path, owner: object, name: st
         imported(tmp_path / "dcp", tmp_path / "out")
 
 
+@pytest.mark.parametrize("state", [{"__wrapped__": 1}, (None, {"__defaults__": (1,)}), (None, {"__kwdefaults__": {}})])
+def test_what_stands_for_getattr_is_not_filled(tmp_path: Path, state: object) -> None:
+    fills = pickle.dumps(state, protocol=2)[2:].removesuffix(b".") + b"b"
+    (tmp_path / "dcp").mkdir()
+    (tmp_path / "dcp" / ".metadata").write_bytes(b"\x80\x02cbuiltins\ngetattr\n" + fills + b".")
+    with pytest.raises(CheckpointError, match="AttributeError: '_EnumGetattr' object has no attribute"):
+        imported(tmp_path / "dcp", tmp_path / "out")
+
+
 class Payload:
     """Unpickled in the usual way, it makes a folder."""
 
