@@ -19,6 +19,8 @@ from typing import Protocol
 
 import torch
 
+from dsrun.private_files import make_private_memory
+
 #: Of a huge page; memory is reserved in multiples of it, whatever it is made of.
 HUGE_BYTES = 2 << 20
 _FREE_HUGE_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
@@ -58,7 +60,7 @@ class KernelCalls:
 
     def create(self, flags: int) -> int:
         """See `MemoryCalls`."""
-        return os.memfd_create("dsrun-staging", os.MFD_CLOEXEC | flags)
+        return make_private_memory("dsrun-staging", flags)
 
     def advise(self, memory: mmap.mmap, advice: int) -> None:
         """See `MemoryCalls`."""

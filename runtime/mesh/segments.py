@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Sequence
 from zlib import crc32
 
+from dsrun.private_files import make_private_memory
+
 #: What a rank tells the others, and what all of them told, in rank order; every rank must call.
 Exchange = Callable[[Sequence[int]], list[list[int]]]
 
@@ -55,7 +57,7 @@ def share_memory(nbytes: int, exchange: Exchange) -> list[mmap.mmap]:
     fd = -1
     failure: OSError | None = None
     try:
-        fd = os.memfd_create("dsrun", os.MFD_CLOEXEC)
+        fd = make_private_memory("dsrun")
         os.ftruncate(fd, nbytes)
     except OSError as error:
         failure = error

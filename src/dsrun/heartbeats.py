@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsrun.contract import HEARTBEAT_ENV
+from dsrun.private_files import make_private_memory
 
 #: Bytes of a slot; the slot of local rank r begins at r times this.
 SLOT_BYTES = 512
@@ -76,7 +77,7 @@ class HeartbeatTable:
     """
 
     def __init__(self, slots: int) -> None:
-        self.descriptor = os.memfd_create("dsrun-heartbeats", os.MFD_CLOEXEC)
+        self.descriptor = make_private_memory("dsrun-heartbeats")
         os.ftruncate(self.descriptor, max(1, slots) * SLOT_BYTES)
         self._memory = mmap.mmap(self.descriptor, 0)
 

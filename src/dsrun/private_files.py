@@ -72,6 +72,23 @@ def make_private_folder(path: Path, *, own: Path | None = None, tell: Callable[[
             _tighten(folder, tell)
 
 
+def make_private_memory(name: str, flags: int = 0) -> int:
+    """Makes a nameless file in memory that only this user may open, by /proc; returns its descriptor.
+
+    The kernel makes such files open to everybody, whatever the umask.
+
+    Args:
+        name: what /proc calls it.
+        flags: of `os.memfd_create`, beside MFD_CLOEXEC.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | flags)
+    os.fchmod(descriptor, 0o600)
+    return descriptor
+
+
 def _tighten(folder: Path, tell: Callable[[str], None]) -> None:
     """Takes the rights of others at a folder of dsrun's own."""
     found = folder.stat()

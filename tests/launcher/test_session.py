@@ -36,6 +36,7 @@ from dsrun.launcher.protocol import (
     Note,
     Output,
     Passed,
+    Peers,
     RankPulse,
     RankStack,
     Reading,
@@ -382,9 +383,12 @@ def run_hosts(
 
 def test_the_other_hosts_meet_where_the_first_listens(tmp_path: Path) -> None:
     first = [hello(), Listening(address="10.0.0.1", port=4711), Await(Stop), DONE]
-    second = [hello(), Await(Meet), Started(pids=[21, 22]), exited(2, 3), DONE]
+    met = dataclasses.replace(hello(), addresses=["10.0.0.2"])
+    second = [met, Await(Meet), Started(pids=[21, 22]), exited(2, 3), DONE]
     outcome, _, transport = run_hosts(tmp_path, {"a": first, "b": second})
     assert outcome.exit_code == 3
+    assert Peers(addresses=[["10.0.0.2"]]) in transport.channels["a"].received
+    assert not any(isinstance(message, Peers) for message in transport.channels["b"].received)
     assert Meet(address="10.0.0.1", port=4711) in transport.channels["b"].received
     assert not any(isinstance(message, Meet) for message in transport.channels["a"].received)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.private_files import ForeignFolderError, make_private_folder
+from dsrun.private_files import ForeignFolderError, make_private_folder, make_private_memory
 
 STRANGER = 4321
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
@@ -162,3 +162,11 @@ def test_a_link_of_the_users_own_is_followed(tmp_path: Path) -> None:
     (tmp_path / "dsrun").symlink_to(tmp_path / "real")
     make_private_folder(tmp_path / "dsrun" / "jobs", own=tmp_path / "dsrun", tell=lambda _: None)
     assert mode(tmp_path / "real" / "jobs") == 0o700
+
+
+def test_memory_without_a_name_is_private(umask: int) -> None:
+    descriptor = make_private_memory("dsrun-test")
+    try:
+        assert os.fstat(descriptor).st_mode & 0o7777 == 0o600
+    finally:
+        os.close(descriptor)
