@@ -4,11 +4,11 @@ What dsrun makes for itself is private; what a user asked for as output (checkpo
 does not come here.
 
 [Note: trusted folders] Who may write to a folder can put a link or a file of theirs in the place of what is below it.
-So dsrun's own folders must be this user's, and every folder above them this user's or root's. Where others may write
-to one of those, and no sticky bit keeps them from renaming what is not theirs, that is told and no more: homes of
-containers are such folders (an emptyDir volume of Kubernetes), and have one user. A folder of the user's own group
-counts as theirs: many systems give each user such a group and make folders writable to it. An owner that this user
-namespace, or a file server, cannot name is nobody's.
+So dsrun's own folders must be this user's. Where a folder above them is another user's than root's, or others may
+write to it and no sticky bit keeps them from renaming what is not theirs, that is told and no more: such are homes of
+containers (an emptyDir volume of Kubernetes, a home of the host's for the container's root) and folders of a group of
+people below their head's. A folder of the user's own group counts as theirs: many systems give each user such a group
+and make folders writable to it. An owner that this user namespace, or a file server, cannot name is nobody's.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _told: set[Path] = set()
 
 
 class ForeignFolderError(PermissionError):
-    """A folder that dsrun would keep its files in is another user's, or a link or a folder above it is."""
+    """A folder that dsrun would keep its files in, or a link on the way to it, is another user's."""
 
 
 def _say(line: str) -> None:
@@ -100,41 +100,41 @@ def _tighten(folder: Path, tell: Callable[[str], None]) -> None:
 
 
 def _refuse_foreign(own: Path) -> None:
-    """Refuses a folder that another user has in their hands, by owning it, a link to it, or what is above."""
+    """Refuses a folder that another user owns, or to which a link of theirs leads."""
     for folder in (own, *own.parents):
         if folder.is_symlink() and (user := folder.lstat().st_uid) not in (_ROOT, *_mine()):
             raise _foreign(folder, user)
     there = Path(os.path.realpath(own))
     if there.exists() and (user := there.stat().st_uid) not in _mine():
         raise _foreign(there, user)
-    for folder in there.parents:
-        if folder.exists() and (user := folder.stat().st_uid) not in (_ROOT, *_mine()):
-            raise _foreign(folder, user)
 
 
 def _warn_of_writers(own: Path, tell: Callable[[str], None]) -> None:
     """Tells of the nearest folder above in which others could exchange what is below it, once a run."""
     for folder in Path(os.path.realpath(own)).parents:
-        if not folder.exists() or not (others := _writers(found := folder.stat())):
+        if not folder.exists() or not (right := _right_of_others(found := folder.stat())):
             continue
         if folder not in _told:
             _told.add(folder)
+            # An owner is not kept by a sticky bit.
+            sticky = f"`chmod +t {folder}`, or " if found.st_uid in (_ROOT, *_mine()) else ""
             tell(
-                f"warning: {folder} (mode {stat.S_IMODE(found.st_mode):04o}) may be written to by {others}, who could "
-                f"put a folder of theirs in the place of {own}; `chmod +t {folder}`, or set XDG_STATE_HOME to a folder "
-                "that is yours alone"
+                f"warning: {folder} (mode {stat.S_IMODE(found.st_mode):04o}) {right}, who could put a folder of "
+                f"theirs in the place of {own}; {sticky}set XDG_STATE_HOME to a folder that is yours alone"
             )
         return
 
 
-def _writers(found: os.stat_result) -> str:
-    """Says who beside its owner may exchange what is in a folder; empty where nobody may."""
+def _right_of_others(found: os.stat_result) -> str:
+    """Says by which right others may exchange what is in a folder; empty where nobody may."""
+    if found.st_uid not in (_ROOT, *_mine()):
+        return f"belongs to {_name(found.st_uid)}"
     if found.st_mode & stat.S_ISVTX:
         return ""
     if found.st_mode & stat.S_IWOTH:
-        return "everybody"
+        return "may be written to by everybody"
     is_of_others = found.st_gid not in (_ROOT, os.getegid())
-    return f"group {found.st_gid}" if found.st_mode & stat.S_IWGRP and is_of_others else ""
+    return f"may be written to by group {found.st_gid}" if found.st_mode & stat.S_IWGRP and is_of_others else ""
 
 
 def _mine() -> tuple[int, ...]:
@@ -142,9 +142,12 @@ def _mine() -> tuple[int, ...]:
 
 
 def _foreign(folder: Path, user: int) -> ForeignFolderError:
-    try:
-        name = pwd.getpwuid(user).pw_name
-    except KeyError:
-        name = f"user {user}"
     kind = "link" if folder.is_symlink() else "folder"
-    return ForeignFolderError(f"{folder} is a {kind} of {name}, not yours")
+    return ForeignFolderError(f"{folder} is a {kind} of {_name(user)}, not yours")
+
+
+def _name(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"

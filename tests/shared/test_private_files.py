@@ -36,7 +36,7 @@ def mode(path: Path) -> int:
 
 def test_folders_are_private_whatever_the_umask(tmp_path: Path, umask: int) -> None:
     make_private_folder(tmp_path / "state" / "dsrun" / "jobs", own=tmp_path / "state" / "dsrun")
-    made = ["state", "state/dsrun", "state/dsrun/jobs"]
+    made = ["state/dsrun", "state/dsrun/jobs"]
     assert {mode(tmp_path / name) for name in made} == {0o700}
 
 
@@ -82,15 +82,29 @@ def test_a_folder_above_that_everybody_may_write_to_is_told_once(tmp_path: Path,
 
 @as_root
 @pytest.mark.parametrize("is_root", [True, False], ids=["root", "another user"])
-def test_a_user_may_have_root_above_but_no_other_user(passable: Path, is_root: bool) -> None:
+@pytest.mark.parametrize("bits", [0o755, 0o1777], ids=oct)
+def test_a_user_may_have_root_above_and_is_told_of_another_user(passable: Path, bits: int, is_root: bool) -> None:
     """A user's folder below one of root's is as every home is; below another user's it is that one's to exchange."""
-    (passable / "above" / "mine").mkdir(parents=True)
-    os.chown(passable / "above", 0 if is_root else STRANGER, 0)
-    (passable / "above").chmod(0o755)
-    os.chown(passable / "above" / "mine", STRANGER + 1, STRANGER + 1)
-    own = passable / "above" / "mine" / "dsrun"
-    refusal = as_user(STRANGER + 1, own)
-    assert refusal == ("" if is_root else f"{passable}/above is a folder of user {STRANGER}, not yours")
+    above = passable / "above"
+    (above / "mine").mkdir(parents=True)
+    os.chown(above, 0 if is_root else STRANGER, 0)
+    above.chmod(bits)
+    os.chown(above / "mine", STRANGER + 1, STRANGER + 1)
+    own = above / "mine" / "dsrun"
+    warning = (
+        f"warning: {above} (mode {bits:04o}) belongs to user {STRANGER}, who could put a folder of theirs in the place "
+        f"of {own}; set XDG_STATE_HOME to a folder that is yours alone"
+    )
+    assert as_user(STRANGER + 1, own) == ("" if is_root else warning)
+    assert mode(own) == 0o700
+
+
+@as_root
+def test_root_may_use_a_home_of_a_user_as_in_a_container(tmp_path: Path) -> None:
+    os.chown(tmp_path, STRANGER, STRANGER)
+    told: list[str] = []
+    make_private_folder(tmp_path / "dsrun", own=tmp_path / "dsrun", tell=told.append)
+    assert [f"belongs to user {STRANGER}" in line for line in told] == [True]
 
 
 @as_root
@@ -100,7 +114,7 @@ def test_a_users_own_folder_may_not_be_roots(passable: Path) -> None:
 
 
 def as_user(user: int, own: Path) -> str:
-    """Makes the folder as another user; returns why it was refused, nothing if it was not."""
+    """Makes the folder as another user; returns what was told of it, or why it was refused."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -109,8 +123,9 @@ def as_user(user: int, own: Path) -> str:
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)
-            make_private_folder(own, own=own)
-            said = b""
+            told: list[str] = []
+            make_private_folder(own, own=own, tell=told.append)
+            said = "\n".join(told).encode()
         except ForeignFolderError as error:
             said = str(error).encode()
         finally:
@@ -124,7 +139,7 @@ def as_user(user: int, own: Path) -> str:
 
 
 @as_root
-@pytest.mark.parametrize("foreign", ["state", "state/dsrun", "state/dsrun/jobs"])
+@pytest.mark.parametrize("foreign", ["state/dsrun", "state/dsrun/jobs"])
 def test_a_folder_of_another_user_is_refused_by_name(tmp_path: Path, foreign: str) -> None:
     own = tmp_path / "state" / "dsrun"
     (own / "jobs").mkdir(parents=True)
