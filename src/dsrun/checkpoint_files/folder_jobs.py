@@ -64,7 +64,10 @@ def other_jobs(folder: Path, name: str | None) -> list[FolderJob]:
         except OSError:  # over meanwhile, or no mark
             continue
         try:
-            if _is_free(descriptor):
+            is_locked = _is_locked(descriptor)
+            if is_locked is None:
+                continue
+            if not is_locked:
                 with suppress(OSError):  # not ours to remove
                     mark.unlink()
             elif (job := _parsed(os.pread(descriptor, _MOST_BYTES, 0))) is not None and job.name != name:
@@ -159,14 +162,15 @@ def _make(path: Path, name: str) -> tuple[Path, int] | None:
     return path, descriptor
 
 
-def _is_free(descriptor: int) -> bool:
+def _is_locked(descriptor: int) -> bool | None:
+    """Whether somebody has the lock of a mark; None where that cannot be asked here."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
-    except OSError:
         return True
-    return True
+    except OSError:
+        return None
+    return False
 
 
 def _parsed(content: bytes) -> FolderJob | None:

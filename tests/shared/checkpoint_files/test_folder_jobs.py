@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -115,6 +117,18 @@ time.sleep(60)
             assert list(tmp_path.iterdir()) == [], "and the mark is gone"
         finally:
             os.killpg(job.pid, signal.SIGKILL)
+
+
+def test_a_mark_stays_where_locks_cannot_be_asked_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    with another_job(tmp_path, "theirs") as job:
+        assert claim(job, "t") == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", refuse)
+            assert other_jobs(tmp_path, None) == []
+        assert [found.name for found in other_jobs(tmp_path, None)] == ["theirs"]
 
 
 def test_what_is_no_mark_is_no_job(tmp_path: Path) -> None:
