@@ -35,11 +35,13 @@ class FolderJob:
         name: its id, or of a script without a launcher its process and host.
         process: of its first rank, for messages.
         tags: it has begun to save.
+        mark: the file that says so.
     """
 
     name: str
     process: str
     tags: frozenset[str]
+    mark: Path
 
     def __str__(self) -> str:
         return self.name if self.name == self.process else f"job {self.name} ({self.process})"
@@ -70,7 +72,7 @@ def other_jobs(folder: Path, name: str | None) -> list[FolderJob]:
             if not is_locked:
                 with suppress(OSError):  # not ours to remove
                     mark.unlink()
-            elif (job := _parsed(os.pread(descriptor, _MOST_BYTES, 0))) is not None and job.name != name:
+            elif (job := _parsed(os.pread(descriptor, _MOST_BYTES, 0), mark)) is not None and job.name != name:
                 found.append(job)
         finally:
             os.close(descriptor)
@@ -105,7 +107,8 @@ class JobMarks:
             if tag in job.tags:
                 raise CheckpointError(
                     f"{folder / tag}: {job} saves it too, and has not ended; this is {self._name}",
-                    hint="give each job a folder or tags of its own, or end the other one first",
+                    hint="give each job a folder or tags of its own, or end the other one first; "
+                    f"if its host has crashed, remove {job.mark}",
                 )
             if (folder, job.name) not in self._seen:
                 self._seen.add((folder, job.name))
@@ -173,11 +176,11 @@ def _is_locked(descriptor: int) -> bool | None:
     return False
 
 
-def _parsed(content: bytes) -> FolderJob | None:
+def _parsed(content: bytes, mark: Path) -> FolderJob | None:
     head, *lines = content.decode("utf-8", "replace").split("\n")
     try:
         told: Any = json.loads(head)
-        return FolderJob(str(told["job"]), str(told["process"]), frozenset(lines[:-1]))
+        return FolderJob(str(told["job"]), str(told["process"]), frozenset(lines[:-1]), mark)
     except (ValueError, KeyError, TypeError):  # no mark of ours
         return None
 
