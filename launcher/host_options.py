@@ -17,7 +17,7 @@ from dsrun.errors import UsageError
 
 from .option_words import parse_count, parse_duration, parse_file, parse_path, parse_port
 from .placement import NODES_PATIENCE_S, HostRequest, StaticNode
-from .transport.base import CONNECT_TIMEOUT_S, START_PATIENCE_S
+from .transport.base import CONNECT_TIMEOUT_S, START_PATIENCE_S, STEP_PATIENCE_S
 from .transport.choice import TRANSPORTS, TransportName
 
 _T = TypeVar("_T")
@@ -175,7 +175,7 @@ _REACH = (
         "--start-timeout",
         type=parse_duration,
         metavar="TIME",
-        help=f"Then, for dsrun to start there.  [default: {START_PATIENCE_S:g}s]",
+        help=f"Then, for dsrun to start.  [default: {START_PATIENCE_S:g}s; by srun {STEP_PATIENCE_S:g}s]",
     ),
 )
 _OPTIONS = (

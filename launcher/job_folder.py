@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from dsrun.errors import UsageError
-from dsrun.private_files import ForeignFolderError, make_private_folder
+from dsrun.private_files import ForeignFolderError, make_new_private_folder, make_private_folder
 
 #: One JSON object a line: what happened to the job, in order of time.
 EVENTS_FILE = "events.jsonl"
@@ -89,9 +89,7 @@ def make_job_folder(parent: Path, new_id: Callable[[], str], *, own: Path | None
             job_id = new_id()
             folder = parent.absolute() / job_id
             try:
-                os.mkdir(folder, 0o700)
-                # A umask may have taken rights of this user's own.
-                os.chmod(folder, 0o700)
+                make_new_private_folder(folder)
             except FileExistsError:
                 continue
             return job_id, folder

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import LaunchError
-from dsrun.private_files import make_private_folder
 
 from .excerpts import listed
 from .sync_record import SyncRecord
@@ -58,7 +57,7 @@ def begin(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
             hint="move it away; only what a sync has put there is taken away by one",
         )
     for folder in sorted({os.path.dirname(path) for path in send}):
-        make_private_folder(Path(target, folder))
+        os.makedirs(os.path.join(target, folder), exist_ok=True)
     for path, mode in arguments["modes"].items():
         os.chmod(_inside(target, path), mode)
     record.expect(send)
@@ -152,7 +151,7 @@ def _make_target(target: str) -> None:
             f"cannot make {target}: there is no {missing[-1]}",
             hint="is a file system not mounted there? Make that folder if it is meant to be",
         )
-    make_private_folder(Path(target))
+    os.makedirs(target, exist_ok=True)
 
 
 def _delete(target: str, path: str, record: SyncRecord) -> bool:

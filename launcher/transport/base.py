@@ -15,6 +15,8 @@ from ..hosts import HostSpec
 CONNECT_TIMEOUT_S = 8.0
 #: From there to the command, which is for the login and the shell's start-up files.
 START_PATIENCE_S = 20.0
+#: For Slurm to start the task of a step, once that has its place.
+STEP_PATIENCE_S = 60.0
 #: From the first knock to the first word of the program that was started, as long as nobody has named longer times.
 FIRST_WORD_PATIENCE_S = 60.0
 #: The way out for a host that is well and slow.

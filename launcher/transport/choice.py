@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..hosts import HostSpec
-from .base import CONNECT_TIMEOUT_S, START_PATIENCE_S, Channel, OwnedTransport, first_word_patience_s
+from .base import CONNECT_TIMEOUT_S, START_PATIENCE_S, STEP_PATIENCE_S, Channel, OwnedTransport, first_word_patience_s
 from .local import LocalTransport
 
 #: `ssh`: a connection of this process; `openssh`: the system's client; `srun`: steps of the Slurm job around this
@@ -120,7 +120,6 @@ def _openssh(settings: ReachSettings) -> OwnedTransport:
 
 
 def _srun(settings: ReachSettings) -> OwnedTransport:
-    from .srun import START_PATIENCE_S as STEP_PATIENCE_S
     from .srun import SrunTransport
 
     return SrunTransport(start_patience_s=settings.start_timeout_s or STEP_PATIENCE_S)

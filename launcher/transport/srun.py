@@ -18,13 +18,11 @@ from dsrun.errors import LaunchError
 from ..hosts import HostSpec
 from ..refusals import refusal_of
 from ..scheduler.slurm import step_gpus
-from .base import WAIT_LONGER
+from .base import STEP_PATIENCE_S, WAIT_LONGER
 from .client_start import ClientStart, wait_for_start
 from .openssh import OpensshChannel
 from .ssh_words import MARK, Preamble
 
-#: For Slurm to start the task, once the step has its place.
-START_PATIENCE_S = 60.0
 #: For the step to get its place, which other steps may hold against `--overlap` with `--exclusive`.
 _PLACE_PATIENCE_S = 30
 
@@ -54,7 +52,7 @@ class SrunTransport:
         self,
         *,
         environ: Mapping[str, str] = os.environ,
-        start_patience_s: float = START_PATIENCE_S,
+        start_patience_s: float = STEP_PATIENCE_S,
         program: str = "srun",
     ) -> None:
         self._environ = environ

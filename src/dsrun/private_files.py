@@ -58,18 +58,30 @@ def make_private_folder(path: Path, *, own: Path | None = None, tell: Callable[[
         is_own = own is not None and (folder == own or own in folder.parents)
         if not folder.is_dir():
             try:
-                os.mkdir(folder, 0o700)
+                make_new_private_folder(folder)
             except FileExistsError:
                 # Another dsrun may have made it meanwhile.
                 if not folder.is_dir():
                     if folder == path:
                         raise
                     raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
-            else:
-                # A umask may have taken rights of this user's own.
-                os.chmod(folder, 0o700)
         if is_own:
             _tighten(folder, tell)
+
+
+def make_new_private_folder(path: Path) -> None:
+    """Makes one folder for this user only; where the file system has no modes, with those that it gives.
+
+    Args:
+        path: the folder, in one that is there.
+
+    Raises:
+        FileExistsError: something has the name.
+        OSError: it cannot be made.
+    """
+    os.mkdir(path, 0o700)
+    if os.stat(path).st_mode & 0o700 != 0o700:  # a umask has taken rights of this user's own
+        os.chmod(path, 0o700)
 
 
 def make_private_memory(name: str, flags: int = 0) -> int:
@@ -95,8 +107,12 @@ def _tighten(folder: Path, tell: Callable[[str], None]) -> None:
     if found.st_uid not in _mine():
         raise _foreign(folder, found.st_uid)
     if found.st_mode & 0o077 and found.st_uid == os.geteuid():
-        os.chmod(folder, 0o700)
-        tell(f"{folder} was open to others ({stat.S_IMODE(found.st_mode):03o}), and is yours alone now (700)")
+        try:
+            os.chmod(folder, 0o700)
+        except PermissionError:  # vfat, exFAT and CIFS have the modes that they were mounted with
+            return
+        if not folder.stat().st_mode & 0o077:
+            tell(f"{folder} was open to others ({stat.S_IMODE(found.st_mode):03o}), and is yours alone now (700)")
 
 
 def _refuse_foreign(own: Path) -> None:
