@@ -175,7 +175,7 @@ _REACH = (
         "--start-timeout",
         type=parse_duration,
         metavar="TIME",
-        help=f"Then, for dsrun to start.  [default: {START_PATIENCE_S:g}s; by srun {STEP_PATIENCE_S:g}s]",
+        help=f"Then for dsrun to start.  [default: {START_PATIENCE_S:g}s; srun {STEP_PATIENCE_S:g}s]",
     ),
 )
 _OPTIONS = (

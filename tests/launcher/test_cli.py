@@ -96,7 +96,7 @@ Other hosts:
   --ssh-config FILE       Read it in place of ~/.ssh/config.
   --accept-new-host-keys  Trust hosts that known_hosts has not, and note them.
   --connect-timeout TIME  For a host to answer.  [default: 8s]
-  --start-timeout TIME    Then, for dsrun to start.  [default: 20s; by srun 60s]
+  --start-timeout TIME    Then for dsrun to start.  [default: 20s; srun 60s]
   --iface NAME            Meet on this network.  [default: the fastest that
                           all share]
   --sync                  Copy this folder to every host first, what has
@@ -170,7 +170,7 @@ Where:
   --ssh-config FILE       Read it in place of ~/.ssh/config.
   --accept-new-host-keys  Trust hosts that known_hosts has not, and note them.
   --connect-timeout TIME  For a host to answer.  [default: 8s]
-  --start-timeout TIME    Then, for dsrun to start.  [default: 20s; by srun 60s]
+  --start-timeout TIME    Then for dsrun to start.  [default: 20s; srun 60s]
 
 What:
   -a, --all               Show also what is not looked at every day.
