@@ -18,6 +18,7 @@ from dsrun.checkpoint_files.dtypes import ITEMSIZE
 from dsrun.checkpoint_files.index import BLOCK_BYTES, Index, StoredTensor
 from dsrun.checkpoint_files.read_blocks import BlockReader
 from dsrun.checkpoint_files.region import Region, regions_of_flat_range
+from dsrun.checkpoint_files.shared_blocks import SharedBlocks
 from dsrun.checkpoint_files.storage import Place
 from dsrun.errors import CheckpointError, Problem
 
@@ -69,6 +70,7 @@ def read(
     entries: Sequence[StateEntry],
     *,
     others: bool = False,
+    sharing: SharedBlocks | None = None,
     progress: Callable[[], None] = lambda: None,
 ) -> None:
     """Fills each entry's tensor from the checkpoint, converting dtype and device.
@@ -78,6 +80,7 @@ def read(
         folder: its tag folder.
         entries: this rank's pieces, whose names, roles and shapes fit (see `check_fit`).
         others: other ranks load it at the same time: what they read as well comes by way of the page cache, once.
+        sharing: by way of which it comes in place of that, from those that are on this host.
         progress: called after each block, so that a slow disk is no hang.
 
     Raises:
@@ -96,12 +99,18 @@ def read(
             runs.setdefault(file, []).append(run)
             alone[file] = alone.get(file, 0) + (0 if entry.replicated else run.last - run.first)
     _end_what_reads(entries)
-    reader = BlockReader(folder, index)
-    for file in sorted(runs):
-        pouring = Pouring(runs[file])
-        shared = others and alone[file] < _ALONE * BLOCK_BYTES * len(pouring.blocks)
-        for _ in reader.pour(file, pouring.blocks, pouring, shared=shared):
-            progress()
+    reader = BlockReader(folder, index, sharing=sharing)
+    pourings = {file: Pouring(runs[file]) for file in sorted(runs)}
+    try:
+        if sharing is not None:
+            sharing.begin({file: pouring.blocks for file, pouring in pourings.items()})
+        for file, pouring in pourings.items():
+            shared = others and sharing is None and alone[file] < _ALONE * BLOCK_BYTES * len(pouring.blocks)
+            for _ in reader.pour(file, pouring.blocks, pouring, shared=shared):
+                progress()
+    finally:
+        if sharing is not None:
+            sharing.end()
     # Bytes were written behind torch's back: what autograd may have kept of these tensors is no more.
     increment_version([entry.tensor for entry in entries])
 

@@ -15,11 +15,13 @@ from typing import Any
 from dsrun.checkpoint_files.index import Index
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.read_blocks import check_sizes
+from dsrun.checkpoint_files.shared_blocks import SharedBlocks
 from dsrun.checkpoint_files.storage import Place
 from dsrun.errors import CheckpointError, Problem
 
 from ..activation.configured import named_generators
 from ..checkpoint import client_state as script_state
+from ..checkpoint.host_blocks import share_blocks
 from ..checkpoint.json_values import from_json
 from ..checkpoint.load import check_fit, read, read_whole
 from ..mesh.agreement import largest
@@ -177,7 +179,10 @@ def take_over(parts: EngineParts, counters: Counters, found: Examined) -> None:
         all_or_none, collectives=parts.collectives, device=parts.mesh.device, of="load", where=str(found.target)
     )
     with parts.torn.replacing(found.parts, where=str(found.target)):
-        together(partial(_read_tensors, parts, found))
+        sharing = None
+        if parts.collectives.size > 1:
+            sharing = share_blocks(found.index, parts.collectives, device=parts.mesh.device)
+        together(partial(_read_tensors, parts, found, sharing))
         publish(parts.step.units, parts.step.plan, parts.step.collectives, parts.step.store)
         for unit in parts.frozen_units:
             parts.step.store.refresh(unit)
@@ -253,8 +258,8 @@ def _check_schedule(parts: EngineParts, saved: Mapping[str, Any], target: Place)
         )
 
 
-def _read_tensors(parts: EngineParts, found: Examined) -> None:
-    """Reads this rank's pieces of parameters, buffers and states to where they stay."""
+def _read_tensors(parts: EngineParts, found: Examined, sharing: SharedBlocks | None) -> None:
+    """Reads this rank's pieces of parameters, buffers and states to where they stay; `sharing` serves one reading."""
     step = parts.step
     whole = not step.plan.shard_optimizer
     split = [unit for unit in step.units if unit.halves is not None]
@@ -272,7 +277,7 @@ def _read_tensors(parts: EngineParts, found: Examined) -> None:
         entries += saved.loadable_entries(roles, replicated=whole, without=without)
     several = parts.collectives.size > 1
     fetch = partial(read, found.index, found.target, others=several, progress=parts.heartbeat.beat)
-    fetch(entries)
+    fetch(entries, sharing=sharing)
     # What has memory of its own for as long as it is read comes one by one.
     for unit in split:
         master_N = unit.whole_master()

@@ -181,9 +181,24 @@ def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, 
                     wanted.append(StateEntry(f"p{number}", role, (state.numel,), *span, tensor, False))
 
         def load(index: Any = index, wanted: Any = wanted, size: int = size) -> None:
-            read(index, target, wanted, others=size > 1)
+            read(index, target, wanted, others=size > 1, **(share_blocks(index) if size > 1 else {}))
 
         rounds.add(f"dsrun: load on {size}", timed(load))
+
+
+def share_blocks(index: Any) -> dict[str, Any]:
+    """What `read` is given where ranks of a host want the same blocks; nothing in a commit before."""
+    try:
+        from dsrun.checkpoint_files.shared_blocks import SharedBlocks, shared_bytes
+    except ImportError:
+        return {}
+    from dsrun.runtime.mesh.segments import share_memory
+    from dsrun.runtime.mesh.shared_memory import exchange_over
+
+    world = dist.group.WORLD
+    assert world is not None
+    segments = share_memory(shared_bytes(index), exchange_over(world))
+    return {"sharing": SharedBlocks(segments, dist.get_rank(), index)}
 
 
 def measure_torch(state: State, folder: Path, rounds: Rounds) -> None:

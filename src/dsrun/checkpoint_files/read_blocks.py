@@ -23,6 +23,7 @@ from .calls import DIRECT_BYTES
 from .index import BLOCK_BYTES, Index, StoredFile
 from .read_pieces import PIECE_BYTES, Sink, read_pieces
 from .reference import told_of_others
+from .shared_blocks import Given, SharedBlocks, Taken
 from .storage import OpenedFile, Place, Reading
 from .storage_registry import storage_of
 
@@ -30,6 +31,8 @@ from .storage_registry import storage_of
 _READERS = 2
 #: Blocks that are read at the same time, each in pieces of `PIECE_BYTES`: the disk has more to do while one is hashed.
 _POURERS = 4
+#: Likewise, where every second one or fewer are read here, and the others come from other ranks.
+_SHARERS = 8
 #: Boxes of a damaged block that a message names.
 _NAMED = 5
 _HINT = "load another tag, or copy the file again from where it is whole"
@@ -51,12 +54,16 @@ class BlockReader:
         index: its index, for sizes, checksums, and what lies where.
         shared: other processes of this host read the same blocks, so they are to come through the page cache. Without
             it they go past it where that works, for a third of the processor's time.
+        sharing: by way of which `pour` gives blocks to other processes, and takes those that they have read.
     """
 
-    def __init__(self, folder: Place, index: Index, *, shared: bool = False) -> None:
+    def __init__(
+        self, folder: Place, index: Index, *, shared: bool = False, sharing: SharedBlocks | None = None
+    ) -> None:
         self._folder = folder
         self._index = index
         self._shared = shared
+        self._sharing = sharing
         self._buffers: list[memoryview] = []
 
     def blocks(self, name: str, numbers: Sequence[int]) -> Generator[Block]:
@@ -120,7 +127,8 @@ class BlockReader:
     ) -> Generator[tuple[int, Callable[[], None]]]:
         """Yields each block's number, and what returns when it was read and raises what is wrong with it."""
         path, known = self._folder / name, self._index.files[name]
-        memory = memoryview(huge_buffer(max(1, min(_POURERS, len(numbers))) * PIECE_BYTES))
+        most = _POURERS if self._sharing is None else _SHARERS
+        memory = memoryview(huge_buffer(max(1, min(most, len(numbers))) * PIECE_BYTES))
         spares = [memory[first : first + PIECE_BYTES] for first in range(0, len(memory), PIECE_BYTES)]
 
         def pour_one(number: int) -> None:
@@ -130,7 +138,7 @@ class BlockReader:
             finally:
                 spares.append(spare)
 
-        with _opened(path, known, direct=not shared) as file, ThreadPoolExecutor(_POURERS) as pool:
+        with _opened(path, known, direct=not shared) as file, ThreadPoolExecutor(most) as pool:
             if len(numbers) == 1:  # not worth a thread
                 yield numbers[0], partial(pour_one, numbers[0])
                 return
@@ -146,10 +154,30 @@ class BlockReader:
         first, known = number * BLOCK_BYTES, self._index.files[name]
         nbytes = min(BLOCK_BYTES, known.nbytes - first)
 
-        def fill(memory: memoryview, start: int, count: int) -> None:
-            self._fill(file, name, memory, start, count)
+        def from_disk(start: int, count: int) -> memoryview:
+            self._fill(file, name, spare[: -(-count // DIRECT_BYTES) * DIRECT_BYTES], start, count)
+            return spare[:count]
 
-        self._compare(name, number, nbytes, read_pieces(fill, first, nbytes, sink, spare))
+        sharing = self._sharing
+        if sharing is not None and sharing.is_given(name, number):
+            try:
+                found = read_pieces(from_disk, first, nbytes, Given(sink, sharing, name, number))
+            except BaseException:
+                sharing.end_giving(name, number)
+                raise
+        elif sharing is not None and sharing.is_taken(name, number):
+
+            def from_another(start: int, count: int) -> memoryview:
+                data = sharing.take(name, number, (start - first) // PIECE_BYTES)
+                return from_disk(start, count) if data is None else data[:count]
+
+            try:
+                found = read_pieces(from_another, first, nbytes, Taken(sink, sharing, name, number))
+            finally:
+                sharing.let_go(name, number)
+        else:
+            found = read_pieces(from_disk, first, nbytes, sink)
+        self._compare(name, number, nbytes, found)
 
     def _buffers_for(self, file: StoredFile, count: int) -> list[memoryview]:
         """Returns memory for blocks of a file: no more of it than they have."""

@@ -16,8 +16,6 @@ from typing import Protocol
 
 from xxhash import xxh3_64
 
-from .calls import DIRECT_BYTES
-
 #: What is read at a time: small beside a cache, large beside the cost of asking a disk.
 PIECE_BYTES = 2 << 20
 #: Memory that is read to past the page cache begins at a multiple of it. Some old kernels want more, and say so.
@@ -35,26 +33,18 @@ class Sink(Protocol):
         ...
 
 
-def read_pieces(
-    fill: Callable[[memoryview, int, int], None],
-    first: int,
-    nbytes: int,
-    sink: Sink,
-    spare: memoryview,
-) -> str:
-    """Reads bytes [first, first + nbytes) of a file to a sink, and returns their xxh3-64 in hexadecimal.
+def read_pieces(fetch: Callable[[int, int], memoryview], first: int, nbytes: int, sink: Sink) -> str:
+    """Hands bytes [first, first + nbytes) of a file to a sink, and returns their xxh3-64 in hexadecimal.
 
     Args:
-        fill: (memory, where in the file, bytes) reads so many bytes; the memory may be longer.
+        fetch: (where in the file, bytes) returns so many bytes, until the next are asked for.
         first: a multiple of `PIECE_BYTES`.
         nbytes: how many.
         sink: what becomes of them.
-        spare: `PIECE_BYTES` of page-aligned memory.
     """
     digest = xxh3_64()
     for start in range(first, first + nbytes, PIECE_BYTES):
-        count = min(PIECE_BYTES, first + nbytes - start)
-        fill(spare[: -(-count // DIRECT_BYTES) * DIRECT_BYTES], start, count)
-        digest.update(spare[:count])
-        sink.take(start, spare[:count])
+        piece = fetch(start, min(PIECE_BYTES, first + nbytes - start))
+        digest.update(piece)
+        sink.take(start, piece)
     return digest.hexdigest()
