@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from dsrun.runtime.mesh.where import Where
 from dsrun.runtime.protocols import StateEntry
 from support.checkpoints import FILES, sums, tensor_file
 from support.ranks import run_ranks
+from support.training import config, make_engine, train
 
 #: Of each of two files: two blocks and a bit.
 NUMEL = (2 * BLOCK_BYTES + PIECE_BYTES + 4096) // 4
@@ -192,3 +194,30 @@ def _load_on_two(folder: str) -> tuple[bool, bool]:
 
 def test_processes_of_a_host_find_each_others_memory(tag: tuple[Path, Tensor]) -> None:
     assert run_ranks(2, _load_on_two, str(tag[0])) == [(True, True)] * 2
+
+
+def _resume_on_two(folder: str) -> tuple[int, int]:
+    """Bytes of the files, and what this rank has read of them."""
+    engine = make_engine(config(0, micro=2))
+    train(engine, range(1), samples=2 * engine.world_size)
+    engine.save_checkpoint(folder, "here")
+    engine.wait_for_checkpoint()
+    sizes = {file.stat().st_ino: file.stat().st_size for file in Path(folder, "here").glob("rank-*")}
+    found: list[int] = []
+    really = PosixOpenedFile.read_into
+
+    def note(file: PosixOpenedFile, buffer: memoryview, first: int) -> int:
+        count = really(file, buffer, first)
+        found.append(count if os.fstat(file.descriptor).st_ino in sizes else 0)
+        return count
+
+    pytest.MonkeyPatch().setattr(PosixOpenedFile, "read_into", note)  # in a process of its own
+    engine.load_checkpoint(folder, "here")
+    engine.destroy()
+    return sum(sizes.values()), sum(found)
+
+
+def test_an_engine_on_two_ranks_reads_what_both_hold_once(tmp_path: Path) -> None:
+    (nbytes, one), (_, other) = run_ranks(2, _resume_on_two, str(tmp_path))
+    # Before that, each of them has read the block of its own file that has its random numbers.
+    assert one + other == 2 * nbytes
