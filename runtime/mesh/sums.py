@@ -60,16 +60,20 @@ def set_scaled(total_N: Tensor, addend_N: Tensor, factor: float) -> None:
 
     Zeroing the sum and adding to it would write and read it once more. Piece by piece on a CPU, as in `add_scaled`.
     """
-    is_narrower = total_N.dtype.itemsize < addend_N.dtype.itemsize
-    on_cpu = total_N.device.type == "cpu"
-    numel = min(_ADD_NUMEL, total_N.numel()) if on_cpu else total_N.numel()
-    for total, addend in zip(total_N.split(max(1, numel)), addend_N.split(max(1, numel)), strict=True):
-        if is_narrower:
-            torch.mul(addend, factor, out=total)  # rounded once
-            continue
-        total.copy_(addend)
-        if factor != 1:
-            total.mul_(factor)
+    if addend_N.dtype == total_N.dtype or total_N.device.type != "cpu" or total_N.numel() <= _ADD_NUMEL:
+        _set_scaled(total_N, addend_N, factor)
+        return
+    for total, addend in zip(total_N.split(_ADD_NUMEL), addend_N.split(_ADD_NUMEL), strict=True):
+        _set_scaled(total, addend, factor)
+
+
+def _set_scaled(total_N: Tensor, addend_N: Tensor, factor: float) -> None:
+    if factor == 1:
+        total_N.copy_(addend_N)
+    elif total_N.dtype == addend_N.dtype or total_N.dtype.itemsize < addend_N.dtype.itemsize:
+        torch.mul(addend_N, factor, out=total_N)  # rounded once
+    else:
+        total_N.copy_(addend_N).mul_(factor)
 
 
 def cut_pieces(start: int, end: int, *, numel: int) -> list[tuple[int, int]]:

@@ -25,9 +25,20 @@ def test_scaled_sums_are_made_in_the_wider_dtype_to_the_bits_of_one_addition(dty
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("numel", [0, 1, 256, PIECE, PIECE + 256, 2 * PIECE + 1])
-def test_a_sum_that_begins_has_the_bits_of_zeros_to_which_is_added(dtype: torch.dtype, numel: int) -> None:
+@pytest.mark.parametrize("factor", [1 / 3, 1.0])
+def test_a_sum_that_begins_has_the_bits_of_zeros_to_which_is_added(
+    dtype: torch.dtype, numel: int, factor: float
+) -> None:
     addend = torch.randn(numel, generator=torch.Generator().manual_seed(4)).to(dtype)
-    expected = torch.zeros(numel).add_(addend, alpha=1 / 3)
+    expected = torch.zeros(numel).add_(addend, alpha=factor)
     total = torch.full((numel,), float("nan"))
-    set_scaled(total, addend, 1 / 3)
+    set_scaled(total, addend, factor)
     assert torch.equal(total, expected)
+
+
+@pytest.mark.parametrize("factor", [1 / 3, 1.0])
+def test_a_sum_that_begins_in_a_narrower_dtype_is_rounded_once(factor: float) -> None:
+    addend = torch.randn(PIECE + 256, generator=torch.Generator().manual_seed(5))
+    total = torch.full((PIECE + 256,), float("nan"), dtype=torch.bfloat16)
+    set_scaled(total, addend, factor)
+    assert torch.equal(total, (addend * factor).bfloat16())
