@@ -15,6 +15,7 @@ Source: `setReduceConfig` and `input_vectorized_thread_reduce_impl` in torch's A
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,9 +24,11 @@ from torch import Tensor
 
 from ..layout.unit_layout import SHARD_ALIGN
 from ..mesh.collectives import Collectives
-from .exact_sums import power_of_two
 
 _FP64_DIGITS = 53
+_FP64_STORED_DIGITS = 52
+#: The bits of an fp64 number that hold its exponent.
+_FP64_EXPONENT = 2047 << _FP64_STORED_DIGITS
 #: See [Note: rows of one shape].
 _FEWEST_ROWS = 16
 #: Marks below this have squares whose sum over thousands of ranks is exact in fp64; a prime.
@@ -84,7 +87,7 @@ def global_totals(
     the device once, after both, and writes to it without waiting.
 
     Args:
-        norms: `block_norms` of this rank's accumulated gradients, of each range.
+        norms: `block_norms` of this rank's accumulated gradients, in one tensor or several; their order does not count.
         collectives: the axis.
         spread: the ranges are spread over the axis; False: every rank holds all of them.
         total_numel: elements over all ranks, which fixes the rounding; the same on every rank.
@@ -92,18 +95,19 @@ def global_totals(
         extra_N: fp64, [N], on the norms' device; to be summed over the ranks. Left as it is.
         more: likewise; counts as the end of `extra_N`.
     """
-    blocks = torch.cat(list(norms)).double().square()  # a block's square fits fp64
+    blocks = (norms[0] if len(norms) == 1 else torch.cat(list(norms))).double().square_()  # a block's square fits fp64
     # Filled and not copied from the host: a copy would wait for all that the device has to do.
     extremes = torch.full((3,), float(mark), dtype=torch.float64, device=blocks.device)
     extremes[2:].neg_()
-    largest = extremes[:1].copy_(blocks.max())
+    largest = torch.amax(blocks, dim=0, keepdim=True, out=extremes[:1])
     if spread:
         collectives.all_reduce(extremes, op="max", of="gradient norm").wait()
     count = max(1, total_numel // SHARD_ALIGN)
-    _, exponent = torch.frexp(largest)
-    # Every block is below 2^exponent, the sum below count * 2^exponent: leave room for it in 53 digits.
-    shift = _FP64_DIGITS - 1 - count.bit_length() - exponent
-    total = (torch.round(blocks * power_of_two(shift)) * power_of_two(-shift)).sum().reshape(1)
+    # Every block is below 2^(exponent of the largest + 1), the sum below count times that: leave room for it in 53
+    # digits. The unit is made of the largest block's bits, hence exact on every device; see `power_of_two`.
+    digits = _FP64_DIGITS - 2 - count.bit_length()
+    unit = ((largest.view(torch.int64) & _FP64_EXPONENT) - (digits << _FP64_STORED_DIGITS)).view(torch.float64)
+    total = blocks.div_(unit).round_().sum(dim=0, keepdim=True)
     if spread:
         sums = torch.cat([total, extra_N, *more])
         collectives.all_reduce(sums, of="gradient norm and mean loss").wait()
@@ -113,16 +117,16 @@ def global_totals(
         extra_N = torch.cat([extra_N, *more, marks])
         collectives.all_reduce(extra_N, of="mean loss").wait()
         sums = torch.cat([total, extra_N])
-    # frexp of inf or nan gives no useful exponent; the norm is then what the largest block is.
-    norm = torch.where(torch.isfinite(largest), sums[:1], largest).sqrt()
-    results = torch.cat([norm, extremes[1:], sums[1:]])
+    results = torch.cat([extremes, (sums[:1] * unit).sqrt_(), sums[1:]])
     with collectives.reading("gradient norm and mean loss"):
         read = results.tolist()
+    # Of 0, inf or nan the unit is of no use; the norm is then what the largest block is.
+    norm = read[3] if 0 < read[0] < math.inf else read[0]
     if spread:
-        return Totals(read[0], read[1], -read[2], read[3:])
-    *rest, marked, squares = read[3:]
+        return Totals(norm, read[1], -read[2], read[4:])
+    *rest, marked, squares = read[4:]
     differ = collectives.size * int(squares) != int(marked) ** 2
-    return Totals(read[0], float(mark), float(mark - differ), rest)
+    return Totals(norm, float(mark), float(mark - differ), rest)
 
 
 def clip_factor(norm: float, *, limit: float, loss_scale: float = 1.0) -> float:
