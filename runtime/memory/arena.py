@@ -256,6 +256,28 @@ def room_for(numels: Sequence[int]) -> int:
     return sum(-(-numel // VIEW_ALIGN) * VIEW_ALIGN for numel in numels)
 
 
+def joined(views: Sequence[Tensor]) -> Tensor | None:
+    """Returns flat views that follow each other in one storage as one view; None where they do not.
+
+    An arena that leaves hands such out. What one operation does to all of them is then one call.
+
+    Args:
+        views: contiguous and of one dtype. Empty ones are passed over.
+    """
+    parts = [view for view in views if view.numel()]
+    if not parts:
+        return None
+    first, end = parts[0], parts[0].data_ptr()
+    for part in parts:
+        if part.data_ptr() != end:
+            return None
+        end += part.nbytes
+    # Neighbours by chance are memory of two owners.
+    if first.untyped_storage().data_ptr() != parts[-1].untyped_storage().data_ptr():
+        return None
+    return first.as_strided(((end - first.data_ptr()) // first.itemsize,), (1,), first.storage_offset())
+
+
 def _move_together(block: _Block) -> None:
     for move in block.spans.compact(block.may_move):
         # Downwards and piece by piece: a piece overwrites nothing but what has been read.

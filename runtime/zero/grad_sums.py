@@ -13,10 +13,14 @@ from typing import Protocol
 from torch import Tensor
 
 from ..compat import foreach_zero
+from ..memory.arena import joined
 from ..mesh.collectives import Pending
 from ..mesh.sums import add_scaled, set_scaled
 from ..optim.norm import block_norms
 from .unit import ParamUnit
+
+#: Above so many elements the calls of a norm a unit take nothing beside it.
+_JOINED_NUMEL = 1 << 24
 
 
 class GradSums(Protocol):
@@ -42,7 +46,7 @@ class GradSums(Protocol):
         ...
 
     def norms(self) -> list[Tensor]:
-        """Returns `block_norms` of each unit's sum, in their order, on the device."""
+        """Returns `block_norms` of all sums together, in any order, on the device: a tensor or several."""
         ...
 
     def read(self, index: int) -> Tensor:
@@ -73,8 +77,10 @@ class ResidentSums:
         foreach_zero([unit.grad_sum for unit in self._by_index.values()])
 
     def norms(self) -> list[Tensor]:
-        """See `GradSums`."""
-        return [block_norms(unit.grad_sum) for unit in self._by_index.values()]
+        """See `GradSums`: of small sums that follow each other in memory in one call."""
+        sums = [unit.grad_sum for unit in self._by_index.values()]
+        whole = joined(sums) if sum(one.numel() for one in sums) <= _JOINED_NUMEL else None
+        return [block_norms(one) for one in sums] if whole is None else [block_norms(whole)]
 
     def read(self, index: int) -> Tensor:
         """See `GradSums`."""
@@ -95,7 +101,6 @@ class SplitSums:
     """
 
     def __init__(self, units: Sequence[ParamUnit], elsewhere: GradSums, leaving: Mapping[int, int]) -> None:
-        self._indices = [unit.index for unit in units]
         self._here = ResidentSums([unit for unit in units if unit.index not in leaving])
         self._elsewhere = elsewhere
         self._leaving = leaving
@@ -112,8 +117,7 @@ class SplitSums:
 
     def norms(self) -> list[Tensor]:
         """See `GradSums`."""
-        here, elsewhere = iter(self._here.norms()), self._elsewhere.norms()
-        return [elsewhere[self._leaving[index]] if index in self._leaving else next(here) for index in self._indices]
+        return [*self._here.norms(), *self._elsewhere.norms()]
 
     def read(self, index: int) -> Tensor:
         """See `GradSums`."""

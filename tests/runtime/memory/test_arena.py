@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dsrun.runtime.memory.arena import VIEW_ALIGN, Arena, room_for
+from dsrun.runtime.memory.arena import VIEW_ALIGN, Arena, joined, room_for
 
 
 def zeros(dtype: torch.dtype = torch.float32) -> Callable[[int], Tensor]:
@@ -139,3 +139,23 @@ def test_after_the_first_time_the_same_lifetimes_allocate_nothing() -> None:
         counts.append(sum(n > 0 for n in made))
     assert counts[1:] == counts[:1] * 3
     assert arena.use().reserved_bytes == arena.use().high_water_bytes == (1024 + 512) * 4
+
+
+def test_views_that_follow_each_other_are_joined_and_others_are_not() -> None:
+    arena = Arena("sums", torch.zeros, numel=3 * VIEW_ALIGN, leaves=True)
+    first, second, third = (arena.take(VIEW_ALIGN) for _ in range(3))
+    whole = joined([first, first.new_zeros(0), second, third])
+    assert whole is not None
+    assert whole.numel() == 3 * VIEW_ALIGN
+    whole.fill_(2.0)
+    assert second.eq(2.0).all()
+    assert joined([first, third]) is None
+    assert joined([second, first]) is None
+    assert joined([]) is None
+
+
+def test_neighbours_in_memory_that_have_storages_of_their_own_are_not_joined() -> None:
+    arena = Arena("parameters", torch.zeros, numel=2 * VIEW_ALIGN)
+    first, second = arena.take(VIEW_ALIGN), arena.take(VIEW_ALIGN)
+    assert second.data_ptr() == first.data_ptr() + first.nbytes
+    assert joined([first, second]) is None
