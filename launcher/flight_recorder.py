@@ -129,7 +129,8 @@ def dump_prefix(given: Mapping[str, str], *, run_dir: str, attempt: int) -> str:
 def dump_places(
     stacks: Sequence[tuple[str, RankStack]], *, run_dir: str, job_id: str, own_names: Collection[str]
 ) -> list[str]:
-    """Says where dumps are, a text for each folder: a path of this machine bare, one of another host behind its name.
+    """Says where dumps are, a text for each folder in the order of ranks: a path of this machine bare, one of another
+    host behind its name.
 
     Args:
         stacks: host and answer of each rank.
@@ -138,7 +139,7 @@ def dump_places(
         own_names: of this machine.
     """
     places: dict[str, None] = {}
-    for host, stack in stacks:
+    for host, stack in sorted(stacks, key=lambda one: one[1].rank):
         if not stack.dump:
             continue
         prefix = f"{stack.dump.removesuffix(str(stack.rank))}<N>"

@@ -153,3 +153,5 @@ def test_a_dump_of_another_host_is_named_with_it_and_one_of_this_machine_bare(
         for rank, (host, prefix) in enumerate(dumps)
     ]
     assert dump_places(stacks, run_dir="/run", job_id="j1", own_names=["me"]) == places
+    come_in_another_order = stacks[::-1]
+    assert dump_places(come_in_another_order, run_dir="/run", job_id="j1", own_names=["me"]) == places
