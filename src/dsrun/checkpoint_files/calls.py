@@ -48,8 +48,8 @@ def naming(path: Path, nbytes: int | None = None) -> Generator[None]:
         nbytes: of the whole file; None where that is not known.
 
     Raises:
-        WriteError: in place of an OSError of the system that names no file. One of a pipe or a connection is not about the
-            file: it comes from what is told of the progress.
+        WriteError: in place of an OSError of the system that names no file. One of a pipe or a connection is not about
+            the file: it comes from what is told of the progress.
     """
     try:
         yield
