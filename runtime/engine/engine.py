@@ -175,7 +175,8 @@ class Engine(
             scale_wrt_gas: divide by the number of accumulation steps first.
 
         Returns:
-            the loss divided by the accumulation steps; backward itself runs on that times the loss scale.
+            the loss divided by the accumulation steps, or itself where there is one; backward runs on it times the loss
+            scale.
 
         Raises:
             ModelError: the loss is no tensor, no scalar, has no graph, or comes from parameters that were not gathered;
@@ -188,7 +189,8 @@ class Engine(
         self._parts.hooks.find_failed()
         self._check_first_loss(loss)
         self._report.add_loss(loss.detach().reshape(1))
-        scaled = loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
+        steps = self.gradient_accumulation_steps() if scale_wrt_gas else 1
+        scaled = loss if steps == 1 else loss / steps  # a division by 1 is an operation here and one in the backward
         self._begin_backward()
         with self._taken.explaining():
             self._run_backward(scaled, retain_graph=retain_graph)

@@ -115,6 +115,7 @@ class ParamUnit:
         self.writes = WriteWatch(self.params)
         self.on_write: Callable[[ParamUnit, Sequence[int]], None] | None = None
         self._grad_views: list[Tensor] = []
+        self._with_views: list[tuple[nn.Parameter, Tensor]] = []
         self._versions: list[int] = []
         self.without_grad: Sequence[int] = ()
 
@@ -184,6 +185,7 @@ class ParamUnit:
         # Each counts by itself how often it was written to: views as such count with the tensor that they are of.
         self._grad_views = [view.data for view in self.views(flat_N)]
         self._versions = [0] * len(self._grad_views)
+        self._with_views = list(zip(self.params, self._grad_views, strict=True))
 
     # These run for each unit and micro step, some of them several times: as little Python a parameter as can be. At
     # stage 3 the parameters may be released by then, and torch would ask their class about each `grad`.
@@ -191,13 +193,13 @@ class ParamUnit:
     def attach_grads(self) -> None:
         """Lets autograd accumulate into the views in place, until `detach_grads`."""
         with without_overrides():
-            for param, view in zip(self.params, self._grad_views, strict=True):
+            for param, view in self._with_views:
                 param.grad = view
 
     def detach_grads(self) -> None:
         """Takes the views off, so that `.grad` is None. Where a script had set it to None, autograd made a new one."""
         with without_overrides():
-            for param, view in zip(self.params, self._grad_views, strict=True):
+            for param, view in self._with_views:
                 grad = param.grad
                 if grad is not view and grad is not None:
                     view.copy_(grad)

@@ -43,6 +43,13 @@ def test_backward_returns_the_loss_divided_by_the_accumulation_steps() -> None:
     assert engine.backward(loss, scale_wrt_gas=False).item() == loss.item()
 
 
+def test_a_loss_that_one_micro_step_has_to_itself_is_divided_by_nothing() -> None:
+    engine = make_engine(config(1, micro=2))
+    inputs, targets = batches(0, samples=2)
+    loss = loss_of(engine(inputs), targets)
+    assert engine.backward(loss) is loss
+
+
 def _fail(gradient: torch.Tensor) -> torch.Tensor:
     raise ArithmeticError("no such gradient")
 
