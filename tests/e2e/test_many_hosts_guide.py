@@ -22,7 +22,7 @@ VARIES = (
     (r"\d{8}-\d{4}-\w{4}", "JOB"),
     (r"\S+/dsrun/jobs/", "JOBS/"),
     (r"(after|in) \d+(\.\d+)? ?(ms|s|m)\b", r"\1 TIME"),
-    (r"torch [\d.]+(\+cpu)?", "torch VERSION"),
+    (r"torch [\d.]+(\+\w+)?", "torch VERSION"),
     (r"at \d+\.\d+\.\d+\.\d+", "at ADDRESS"),
 )
 SAYS = """
