@@ -103,7 +103,8 @@ def read(
     pourings = {file: Pouring(runs[file]) for file in sorted(runs)}
     try:
         if sharing is not None:
-            sharing.begin({file: pouring.blocks for file, pouring in pourings.items()})
+            checked = [file for file in pourings if index.files[file].sums is not None]
+            sharing.begin({file: pourings[file].blocks for file in checked})
         for file, pouring in pourings.items():
             shared = others and sharing is None and alone[file] < _ALONE * BLOCK_BYTES * len(pouring.blocks)
             for _ in reader.pour(file, pouring.blocks, pouring, shared=shared):

@@ -109,6 +109,40 @@ def test_each_block_is_read_once_and_comes_to_all_in_their_dtype(tag: tuple[Path
     assert sum(read_at) == sum(file.nbytes for file in host.index.files.values())
 
 
+def test_what_came_wrong_from_a_peer_is_read_again_and_is_no_damage(
+    tag: tuple[Path, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, whole = tag
+    host = Host(folder, 2)
+    really, wrong = SharedBlocks.take, memoryview(bytearray(PIECE_BYTES))
+    taken: list[int] = []
+
+    def take(sharing: SharedBlocks, name: str, number: int, piece: int) -> memoryview | None:
+        taken.append(number)
+        return None if really(sharing, name, number, piece) is None else wrong
+
+    monkeypatch.setattr(SharedBlocks, "take", take)
+    one, other = together(lambda: host.load(0), lambda: host.load(1))
+    assert taken
+    assert isinstance(one, Tensor)
+    assert isinstance(other, Tensor)
+    assert torch.equal(one, whole)
+    assert torch.equal(other, whole)
+
+
+def test_blocks_without_checksums_are_not_shared(tag: tuple[Path, Tensor], read_at: list[int]) -> None:
+    folder, whole = tag
+    host = Host(folder, 2)
+    host.index.files.update({name: StoredFile(file.nbytes, None) for name, file in host.index.files.items()})
+    read_at.clear()
+    one, other = together(lambda: host.load(0), lambda: host.load(1))
+    assert isinstance(one, Tensor)
+    assert isinstance(other, Tensor)
+    assert torch.equal(one, whole)
+    assert torch.equal(other, whole)
+    assert sum(read_at) == 2 * sum(file.nbytes for file in host.index.files.values())
+
+
 def test_blocks_that_one_rank_wants_are_its_own_matter(tag: tuple[Path, Tensor], read_at: list[int]) -> None:
     folder, whole = tag
     host = Host(folder, 2)
