@@ -26,7 +26,7 @@ from ..protocols import StateEntry
 from .pouring import Pouring, Run
 from .tensor_file import dtype_named
 
-#: A run has not more bytes: of elements that pieces of a file share, so many wait on the CPU.
+#: A run has not more bytes.
 _RUN_BYTES = BLOCK_BYTES
 #: Who wants less of a file's blocks than this part shares them with other ranks.
 _ALONE = 0.75

@@ -86,29 +86,40 @@ class _Plain:
 
 
 class _Converted:
-    """A run that changes its dtype or device, piece by piece; elements that two pieces share wait for each other."""
+    """A run that changes its dtype or device, piece by piece; elements that two pieces share wait for both parts.
+
+    A piece may come again: what came last counts.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.first, self.last = run.first, run.last
         self._is_split = run.first % run.dtype.itemsize != 0
         self._lock = threading.Lock()
-        self._landed: Tensor | None = None
-        self._missing = self.last - self.first
+        self._parts: dict[int, dict[int, Tensor]] = {}  # of elements that two pieces share, by the byte they begin at
 
     def take(self, first: int, data: Tensor) -> None:
         """Converts bytes of the file from `first` on."""
+        itemsize = self._run.dtype.itemsize
+        element, into = divmod(first - self.first, itemsize)
         if not self._is_split:
-            self._settle((first - self.first) // self._run.dtype.itemsize, data)
+            self._settle(element, data)
             return
+        if into:
+            self._take_part(element, into, data[: itemsize - into])
+            element, data = element + 1, data[itemsize - into :]
+        count = data.numel() // itemsize
+        if count:
+            self._settle(element, data[: count * itemsize].clone())  # a view as the dtype begins at one of its elements
+        if data.numel() > count * itemsize:
+            self._take_part(element + count, 0, data[count * itemsize :])
+
+    def _take_part(self, element: int, into: int, data: Tensor) -> None:
         with self._lock:
-            if self._landed is None:
-                self._landed = torch.empty(self.last - self.first, dtype=torch.uint8)
-            self._landed[first - self.first : first - self.first + data.numel()] = data
-            self._missing -= data.numel()
-            if self._missing == 0:
-                self._settle(0, self._landed)
-                self._landed = None
+            parts = self._parts.setdefault(element, {})
+            parts[into] = data.clone()
+            if len(parts) == 2:
+                self._settle(element, torch.cat([parts[at] for at in sorted(parts)]))
 
     def _settle(self, start: int, data: Tensor) -> None:
         values, target = data.view(self._run.dtype), self._run.target

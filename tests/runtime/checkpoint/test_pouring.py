@@ -61,3 +61,19 @@ def test_bytes_that_two_want_come_to_both(tmp_path: Path) -> None:
     poured(tmp_path, values.numpy().tobytes(), [Run(4, torch.float32, other), Run(0, torch.float32, one)])
     assert torch.equal(one, values)
     assert torch.equal(other, values[1:].double())
+
+
+@pytest.mark.parametrize("first", [0, 3])
+@pytest.mark.parametrize("again", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_a_piece_that_came_wrong_comes_again(first: int, again: int, dtype: torch.dtype) -> None:
+    values = torch.arange(PIECE_BYTES // 8 + 3000, dtype=torch.int64) - 7
+    content = memoryview(bytearray(bytes(first) + values.numpy().tobytes()))
+    pieces = {start: content[start : start + PIECE_BYTES] for start in range(0, len(content), PIECE_BYTES)}
+    target = torch.zeros(values.numel(), dtype=dtype)
+    pouring = Pouring([Run(first, torch.int64, target)])
+    for number, (start, piece) in enumerate(pieces.items()):
+        if number == again:
+            pouring.take(start, memoryview(bytearray(len(piece))))
+        pouring.take(start, piece)
+    assert torch.equal(target, values.to(dtype))
