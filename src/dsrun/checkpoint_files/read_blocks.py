@@ -147,18 +147,21 @@ class BlockReader:
                 for number, result in zip(numbers, results, strict=True):
                     yield number, result.result
             finally:
-                for result in results:
+                # From the last one on: a thread that is free meanwhile begins none behind one that is given up. What
+                # it begins may wait for a peer, and that one for what is given up, see `SharedBlocks`.
+                for result in reversed(results):
                     result.cancel()
 
     def _pour(self, file: OpenedFile, name: str, number: int, sink: Sink, spare: memoryview) -> None:
-        first, known = number * BLOCK_BYTES, self._index.files[name]
+        first, known, sharing = number * BLOCK_BYTES, self._index.files[name], self._sharing
         nbytes = min(BLOCK_BYTES, known.nbytes - first)
 
         def from_disk(start: int, count: int) -> memoryview:
+            if sharing is not None:
+                sharing.beat()  # also where the block is nobody else's
             self._fill(file, name, spare[: -(-count // DIRECT_BYTES) * DIRECT_BYTES], start, count)
             return spare[:count]
 
-        sharing = self._sharing
         if sharing is not None and sharing.is_given(name, number):
             try:
                 found = read_pieces(from_disk, first, nbytes, Given(sink, sharing, name, number))

@@ -139,6 +139,7 @@ class SharedBlocks:
 
     def let_go(self, name: str, number: int, piece: int | None = None) -> None:
         """Says that this rank needs a piece of a block of another's no more; None: no piece."""
+        self.beat()
         self._taken[self._mine][self._first[name] + number] = _NO_MORE if piece is None else piece + 1
 
     def beat(self) -> None:

@@ -6,7 +6,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dsrun.checkpoint_files.index import BLOCK_BYTES, Index, StoredBox, StoredFile, StoredTensor
 from dsrun.checkpoint_files.parse import read_index
+from dsrun.checkpoint_files.read_blocks import BlockReader
 from dsrun.checkpoint_files.read_pieces import PIECE_BYTES
 from dsrun.checkpoint_files.region import Region
 from dsrun.checkpoint_files.shared_blocks import SharedBlocks, shared_bytes
@@ -192,6 +193,62 @@ def test_a_rank_that_cannot_read_leaves_its_blocks_to_the_others(
     assert str(one) == "no more"
     assert isinstance(other, Tensor)
     assert torch.equal(other, whole)
+
+
+class _ReadByNobody:
+    def take(self, first: int, data: memoryview) -> None:
+        raise AssertionError("nothing is read")
+
+
+def test_of_the_blocks_that_a_rank_gives_up_none_comes_before_one_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a block may wait for a peer that waits for one that is given up."""
+    count = 64
+    with (tmp_path / FILES[0]).open("wb") as file:
+        file.truncate(count * BLOCK_BYTES)
+    reader = BlockReader(tmp_path, Index(1, {}, {}, {FILES[0]: StoredFile(count * BLOCK_BYTES, None)}))
+    begun: list[int] = []
+    really = Future[None].cancel
+
+    def pour(file: object, name: str, number: int, *rest: object) -> None:
+        begun.append(number)
+        time.sleep(0.005)
+        if number == 0:
+            raise RuntimeError("no more")
+
+    def cancel(future: Future[None]) -> bool:
+        time.sleep(0.001)
+        return really(future)
+
+    monkeypatch.setattr(reader, "_pour", pour)
+    monkeypatch.setattr(Future, "cancel", cancel)
+    with pytest.raises(RuntimeError, match="no more"):
+        list(reader.pour(FILES[0], range(count), _ReadByNobody()))
+    assert len(begun) < count
+    assert sorted(begun) == list(range(len(begun)))
+
+
+def test_a_peer_that_reads_blocks_of_its_own_is_at_work(
+    tag: tuple[Path, Tensor], read_at: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, whole = tag
+    host = Host(folder, 2, patience_s=0.3)
+    really, own = PosixOpenedFile.read_into, (folder / FILES[0]).stat().st_ino
+
+    def dally(file: PosixOpenedFile, buffer: memoryview, first: int) -> int:
+        if os.fstat(file.descriptor).st_ino == own:
+            time.sleep(0.1)
+        return really(file, buffer, first)
+
+    monkeypatch.setattr(PosixOpenedFile, "read_into", dally)
+    read_at.clear()
+    one, other = together(lambda: host.load(0), lambda: host.load(1, NUMEL, 2 * NUMEL))
+    assert isinstance(one, Tensor)
+    assert isinstance(other, Tensor)
+    assert torch.equal(one, whole)
+    assert torch.equal(other, whole[NUMEL:])
+    assert sum(read_at) == sum(file.nbytes for file in host.index.files.values())
 
 
 @pytest.mark.parametrize("begins", [False, True])
