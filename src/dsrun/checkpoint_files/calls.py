@@ -148,11 +148,19 @@ class FreeingBeside(FileCalls):
 
     def close(self, descriptor: int) -> None:
         """See `FileCalls`. Over NFS a removed file keeps a name while it is open, which would keep its folder too."""
-        if os.fstat(descriptor).st_nlink:
+        try:
+            is_removed = not os.fstat(descriptor).st_nlink
+        except OSError:  # over NFS, where another machine has removed it
+            is_removed = False
+        if not is_removed:
             os.close(descriptor)
             return
         thread = threading.Thread(target=os.close, args=(descriptor,), name="free blocks", daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # there may be no more threads
+            os.close(descriptor)
+            return
         self._freeing.append(thread)
 
     def wait_until_freed(self) -> None:

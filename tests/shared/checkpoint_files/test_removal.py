@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -114,5 +116,35 @@ def test_blocks_of_removed_files_are_freed_beside_and_can_be_waited_for(tmp_path
         os.fstat(named)
     calls.close(removed)
     calls.wait_until_freed()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(removed)
+
+
+def test_a_removed_file_is_closed_where_no_thread_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container with few processes; the checkpoint that replaced it has been published."""
+    removed = os.open(tmp_path / "removed", os.O_RDWR | os.O_CREAT)
+    calls = FreeingBeside()
+    calls.remove(tmp_path / "removed")
+
+    def fail(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    calls.close(removed)
+    calls.wait_until_freed()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(removed)
+
+
+def test_a_file_that_another_machine_has_removed_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over NFS no question about it is answered any more."""
+    removed = os.open(tmp_path / "removed", os.O_RDWR | os.O_CREAT)
+
+    def fail(descriptor: int) -> os.stat_result:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fstat", fail)
+        FreeingBeside().close(removed)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(removed)
