@@ -106,7 +106,8 @@ def read(
             checked = [file for file in pourings if index.files[file].sums is not None]
             sharing.begin({file: pourings[file].blocks for file in checked})
         for file, pouring in pourings.items():
-            shared = others and sharing is None and alone[file] < _ALONE * BLOCK_BYTES * len(pouring.blocks)
+            by_cache = others and (sharing is None or index.files[file].sums is None)
+            shared = by_cache and alone[file] < _ALONE * BLOCK_BYTES * len(pouring.blocks)
             for _ in reader.pour(file, pouring.blocks, pouring, shared=shared):
                 progress()
     finally:

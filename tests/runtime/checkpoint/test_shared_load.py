@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from dsrun.checkpoint_files.index import BLOCK_BYTES, Index, StoredBox, StoredFile, StoredTensor
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.read_blocks import BlockReader
-from dsrun.checkpoint_files.read_pieces import PIECE_BYTES
+from dsrun.checkpoint_files.read_pieces import PIECE_BYTES, Sink
 from dsrun.checkpoint_files.region import Region
 from dsrun.checkpoint_files.shared_blocks import SharedBlocks, shared_bytes
 from dsrun.checkpoint_files.storage_posix import PosixOpenedFile
@@ -63,9 +63,17 @@ class Host:
         segments = [mmap.mmap(-1, shared_bytes(self.index)) for _ in range(size)]
         self.sharing = [SharedBlocks(segments, rank, self.index, patience_s=patience_s) for rank in range(size)]
 
-    def load(self, rank: int, start: int = 0, stop: int = 2 * NUMEL, dtype: torch.dtype = torch.float32) -> Tensor:
+    def load(
+        self,
+        rank: int,
+        start: int = 0,
+        stop: int = 2 * NUMEL,
+        dtype: torch.dtype = torch.float32,
+        *,
+        replicated: bool = False,
+    ) -> Tensor:
         target = torch.full((stop - start,), -1, dtype=dtype)
-        entry = StateEntry("w", "param", SHAPE, start, stop, target, False)
+        entry = StateEntry("w", "param", SHAPE, start, stop, target, replicated)
         read(self.index, self.folder, [entry], others=True, sharing=self.sharing[rank])
         return target
 
@@ -131,16 +139,29 @@ def test_what_came_wrong_from_a_peer_is_read_again_and_is_no_damage(
     assert torch.equal(other, whole)
 
 
-def test_blocks_without_checksums_are_not_shared(tag: tuple[Path, Tensor], read_at: list[int]) -> None:
+def test_blocks_without_checksums_come_by_way_of_the_page_cache(
+    tag: tuple[Path, Tensor], read_at: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, whole = tag
+    cached: list[bool | None] = []
+    pour = BlockReader.pour
+
+    def note(
+        reader: BlockReader, name: str, numbers: Sequence[int], sink: Sink, *, shared: bool | None = None
+    ) -> Generator[int]:
+        cached.append(shared)
+        return pour(reader, name, numbers, sink, shared=shared)
+
+    monkeypatch.setattr(BlockReader, "pour", note)
     host = Host(folder, 2)
     host.index.files.update({name: StoredFile(file.nbytes, None) for name, file in host.index.files.items()})
     read_at.clear()
-    one, other = together(lambda: host.load(0), lambda: host.load(1))
+    one, other = together(lambda: host.load(0, replicated=True), lambda: host.load(1, replicated=True))
     assert isinstance(one, Tensor)
     assert isinstance(other, Tensor)
     assert torch.equal(one, whole)
     assert torch.equal(other, whole)
+    assert cached == [True] * 4
     assert sum(read_at) == 2 * sum(file.nbytes for file in host.index.files.values())
 
 
