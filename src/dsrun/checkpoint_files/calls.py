@@ -214,14 +214,19 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def is_locked_elsewhere(descriptor: int) -> bool:
-    """Whether somebody else has the lock of an open file; it is taken where nobody has. False without locks."""
+def is_locked_elsewhere(descriptor: int, *, shared: bool = False) -> bool | None:
+    """Whether somebody else has the lock of an open file; it is taken where nobody has. None without locks.
+
+    Args:
+        descriptor: of the file.
+        shared: others may take it likewise; only who has it alone counts.
+    """
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:
-        return False
+        return None
     return False
 
 

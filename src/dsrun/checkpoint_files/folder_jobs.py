@@ -23,6 +23,8 @@ from dsrun.contract import JOB_ID_ENV
 from dsrun.errors import CheckpointError
 from dsrun.regular_file import open_regular
 
+from .calls import is_locked_elsewhere
+
 _BEGINNING = ".job-"
 _MOST_BYTES = 16 << 20
 
@@ -66,7 +68,7 @@ def other_jobs(folder: Path, name: str | None) -> list[FolderJob]:
         except OSError:  # over meanwhile, or no mark
             continue
         try:
-            is_locked = _is_locked(descriptor)
+            is_locked = is_locked_elsewhere(descriptor, shared=True)
             if is_locked is None:
                 continue
             if not is_locked:
@@ -163,17 +165,6 @@ def _make(path: Path, name: str) -> tuple[Path, int] | None:
         unlocked.unlink(missing_ok=True)
         raise
     return path, descriptor
-
-
-def _is_locked(descriptor: int) -> bool | None:
-    """Whether somebody has the lock of a mark; None where that cannot be asked here."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return None
-    return False
 
 
 def _parsed(content: bytes, mark: Path) -> FolderJob | None:

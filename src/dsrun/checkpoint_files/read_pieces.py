@@ -18,8 +18,6 @@ from xxhash import xxh3_64
 
 #: What is read at a time: small beside a cache, large beside the cost of asking a disk.
 PIECE_BYTES = 2 << 20
-#: Memory that is read to past the page cache begins at a multiple of it. Some old kernels want more, and say so.
-DIRECT_MEMORY_BYTES = 512
 
 
 class Sink(Protocol):

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from .calls import FileCalls
 from .index import BLOCK_BYTES
-from .read_pieces import DIRECT_MEMORY_BYTES
 from .segments import FileSegment, blocks_of
 from .storage import Blocks, Content, Place, WrittenFile
 from .storage_posix import WRITERS
 from .storage_registry import storage_of
 
+#: Memory that is written from past the page cache begins at a multiple of it. Some old kernels want more, and say so.
+DIRECT_MEMORY_BYTES = 512
 #: One more than are taken before the first of them is written: the next one is filled meanwhile.
 _RING_BLOCKS = WRITERS + 1
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from dsrun.checkpoint_files.calls import DIRECT_BYTES
 from dsrun.checkpoint_files.index import Index, StoredFile
 from dsrun.checkpoint_files.read_blocks import BlockReader
-from dsrun.checkpoint_files.read_pieces import DIRECT_MEMORY_BYTES, PIECE_BYTES
+from dsrun.checkpoint_files.read_pieces import PIECE_BYTES
+from dsrun.checkpoint_files.write_file import DIRECT_MEMORY_BYTES
 from dsrun.runtime.checkpoint.pouring import Pouring, Run
 from support.checkpoints import FILES, sums
 
