@@ -123,13 +123,20 @@ def read_connections(table: bytes, port: int) -> list[Connection]:
         port: to look for; other rows are not read, which are most.
     """
     row = re.compile(
-        rb"^ *\d+: ([0-9A-F]+):([0-9A-F]{4}) ([0-9A-F]+):([0-9A-F]{4}) (01|08) \S+ \S+ \S+ +(\d+) ", re.MULTILINE
+        rb"^ *\d+: ([0-9A-F]+):([0-9A-F]{4}) ([0-9A-F]+):([0-9A-F]{4}) (%02X|%02X) \S+ \S+ \S+ +(\d+) "
+        % (_ESTABLISHED, _CLOSE_WAIT),
+        re.MULTILINE,
     )
     needle = b":%04X " % port
     wanted = b"\n".join(line for line in table.split(b"\n") if needle in line)
     return [
         Connection(
-            _address(local), int(local_port, 16), _address(remote), int(remote_port, 16), int(state) == 1, int(user)
+            _address(local),
+            int(local_port, 16),
+            _address(remote),
+            int(remote_port, 16),
+            int(state, 16) == _ESTABLISHED,
+            int(user),
         )
         for local, local_port, remote, remote_port, state, user in row.findall(wanted)
     ]
