@@ -251,6 +251,17 @@ def test_a_tag_that_is_there_is_not_replaced(tmp_path: Path) -> None:
     assert read_index(tmp_path / "second").values["optimizer"]["type"] == "Lion"
 
 
+def saved_with(tmp_path: Path, **more: object) -> Path:
+    """A copy of the checkpoint of stage 2 whose optimizer's state has other values."""
+    source = tmp_path / "source"
+    shutil.copytree(MADE / "stage2", source)
+    for path in (source / TAG).glob("*optim_states.pt"):
+        state = read_torch_file(path, ignored=[])
+        of_optimizer = {k: v for k, v in state["optimizer_state_dict"].items() if k != "param_slice_mappings"}
+        torch.save({"optimizer_state_dict": {**of_optimizer, **more}}, path)
+    return source
+
+
 def test_a_dynamic_loss_scale_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = "deepspeed.runtime.fp16.loss_scaler"
     attributes = {"cur_scale": 512.0, "cur_iter": 3, "last_overflow_iter": 1, "cur_hysteresis": 2, "dynamic": True}
@@ -258,15 +269,9 @@ def test_a_dynamic_loss_scale_goes_on_where_it_was(tmp_path: Path, monkeypatch: 
     for part in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.fp16", name):
         monkeypatch.setitem(sys.modules, part, ModuleType(part))
     setattr(sys.modules[name], "DynamicLossScaler", scaler)  # noqa: B010
-    source = tmp_path / "source"
-    shutil.copytree(MADE / "stage2", source)
-    for path in (source / TAG).glob("*optim_states.pt"):
-        state = read_torch_file(path, ignored=[])
-        of_optimizer = {k: v for k, v in state["optimizer_state_dict"].items() if k != "param_slice_mappings"}
-        made = scaler()
-        vars(made).update(attributes)
-        torch.save({"optimizer_state_dict": {**of_optimizer, "zero_stage": 2, "loss_scaler": made}}, path)
-    target = imported(source, tmp_path / "out")
+    made = scaler()
+    vars(made).update(attributes)
+    target = imported(saved_with(tmp_path, zero_stage=2, loss_scaler=made), tmp_path / "out")
     expected = {"scale": 512.0, "hysteresis": 2, "steps": 3, "last_overflow": 1}
     assert read_index(target).values["loss_scale"] == expected
 
@@ -282,12 +287,7 @@ def test_the_stage_as_an_enum_that_is_pickled_by_getattr_is_read(
     for part in ("deepspeed", "deepspeed.runtime", "deepspeed.runtime.zero", module):
         monkeypatch.setitem(sys.modules, part, ModuleType(part))
     setattr(sys.modules[module], "ZeroStageEnum", stage)  # noqa: B010
-    source = tmp_path / "source"
-    shutil.copytree(MADE / "stage2", source)
-    for path in (source / TAG).glob("*optim_states.pt"):
-        state = read_torch_file(path, ignored=[])
-        of_optimizer = {k: v for k, v in state["optimizer_state_dict"].items() if k != "param_slice_mappings"}
-        torch.save({"optimizer_state_dict": {**of_optimizer, "zero_stage": asks(), "loss_scaler": 1.0}}, path)
+    source = saved_with(tmp_path, zero_stage=asks(), loss_scaler=1.0)
     if member == "gradients":
         assert read_index(imported(source, tmp_path / "out")).values["optimizer"]["type"] == "AdamW"
     else:
