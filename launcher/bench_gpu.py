@@ -13,7 +13,7 @@ from typing import Any
 from dsrun.errors import LaunchError
 
 from .bench_values import Figure
-from .worker import isolated_command
+from .isolated_command import isolated_command
 
 #: For torch to be imported, contexts made on all GPUs, and some seconds of work.
 PATIENCE_S = 90.0

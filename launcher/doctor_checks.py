@@ -23,6 +23,7 @@ from dsrun.contract import JOB_ID_ENV
 from dsrun.errors import DsrunError
 from dsrun.units import format_bytes, format_duration
 
+from .isolated_command import isolated_command
 from .job_folder import jobs_folder
 from .job_list import JobState, all_jobs
 from .probe import probe
@@ -32,7 +33,6 @@ from .probe_limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
 from .probe_report import ProbeReport
 from .probe_verdicts import fit_of
 from .rdma_facts import lockable_bytes
-from .worker import isolated_command
 
 #: `green`: as it should be; `amber`: a job may run, but worse or not at scale; `red`: jobs fail.
 Verdict = Literal["green", "amber", "red"]

@@ -18,9 +18,9 @@ from dataclasses import asdict, replace
 
 from dsrun.contract import WorkerError
 
+from .isolated_command import isolated_command
 from .plan import GpuPlace
 from .protocol import FrameReader, GpuFinding, GpuFindings, Message, ProtocolError
-from .worker import isolated_command
 
 #: The driver answers within a second; a GPU that is lost may hold it up for good.
 DEADLINE_S = 10.0

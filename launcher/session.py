@@ -26,6 +26,7 @@ from .failures import UserStop
 from .hang import HangPolicy
 from .host_folder import marked
 from .hosts import HostSpec
+from .isolated_command import isolated_command
 from .keepalive import Keepalive
 from .link import Ended, Link, LinkEvent, Opening, Received, Said, start_frame
 from .plan import LaunchPlan
@@ -34,7 +35,6 @@ from .sweep import sweep_command
 from .sweeping import sweep_hosts
 from .tally import Outcome
 from .transport.base import FIRST_WORD_PATIENCE_S, Channel, Transport
-from .worker import isolated_command
 
 #: For all agents together to exit once nothing is expected of them.
 _CLOSE_PATIENCE_S = 5.0

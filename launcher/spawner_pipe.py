@@ -15,10 +15,11 @@ from contextlib import suppress
 
 from .causes import cause_of
 from .failures import describe_status
+from .isolated_command import isolated_command
 from .plan import LaunchPlan
 from .protocol import FrameReader, Message, OomKill, Release, Spawn, StreamName, encode
 from .scope import Scope
-from .worker import isolated_command, node_environment
+from .worker import node_environment
 
 _READ_BYTES = 1 << 16
 

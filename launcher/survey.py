@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from dsrun.errors import LaunchError
 
 from .hosts import HostSpec
+from .isolated_command import isolated_command
 from .surveyor import VERSION
 from .transport.base import FIRST_WORD_PATIENCE_S, WAIT_LONGER, Channel, Transport
-from .worker import isolated_command
 
 #: For an answer, where the caller says nothing else.
 ANSWER_PATIENCE_S = 30.0

@@ -27,8 +27,8 @@ from dsrun.contract import JOB_ID_ENV, NONCE_ENV, digest_of
 from . import processes
 from .copy_folder import remove_copies
 from .host_folder import remove_left
+from .isolated_command import isolated_command
 from .scope import job_of_scope, left_scopes, remove_empty_scopes
-from .worker import isolated_command
 
 #: From asking to killing: nobody is left to save for.
 _GRACE_S = 2.0

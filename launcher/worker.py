@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from dsrun.errors import InputError
 from . import processes
 from .environment import ORDER_ENV
 from .flight_recorder import recorder_environment, without_outer
+from .isolated_command import isolated_command
 from .own_rank import without_own_rank
 from .plan import LaunchPlan, NodePlan, Program, WorkerSpec
 
@@ -45,19 +45,6 @@ class LiveRank:
     rank: int
     local_rank: int
     process: psutil.Process
-
-
-def isolated_command(python: str, module: str, *arguments: str) -> list[str]:
-    """Returns a command that runs `main` of a dsrun module, whatever lies in the working folder.
-
-    `python -c` puts the working folder first on the path; it is taken off before anything is imported, so a user's
-    `queue.py` or `launcher/` cannot shadow ours. `-P` does the same but exists from 3.11 on only, and is
-    inherited by interpreters that the user's script starts. `-O` and `-OO` are passed on from process to process, so
-    that a user's `python -O -m dsrun` means the ranks too.
-    """
-    optimize = ["-" + "O" * sys.flags.optimize] if sys.flags.optimize else []
-    code = f"import sys; sys.path[:1] = [p for p in sys.path[:1] if p]; from {module} import main; main()"
-    return [python, *optimize, "-u", "-c", code, *arguments]
 
 
 def node_environment(base: Mapping[str, str], plan: LaunchPlan, node: NodePlan) -> dict[str, str]:

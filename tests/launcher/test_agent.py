@@ -20,6 +20,7 @@ from dsrun.contract import CONFIG_ENV, RECORDS_FILE, write_error_file
 from dsrun.launcher.host_binding import read_bindings
 from dsrun.launcher.host_folder import marked
 from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.isolated_command import isolated_command
 from dsrun.launcher.plan import DEFAULT_LEASE_S, GpuPlace, LaunchPlan, NodePlan, ProgramKind, StartMethod, WorkerSpec
 from dsrun.launcher.protocol import (
     Exit,
@@ -48,7 +49,7 @@ from dsrun.launcher.protocol import (
     encode,
 )
 from dsrun.launcher.scope import make_scope
-from dsrun.launcher.worker import error_file, isolated_command
+from dsrun.launcher.worker import error_file
 from support.jobs import program_plan, script_plan
 from support.processes import job_processes, kill_left, wait_for_end, wait_until_gone
 

@@ -11,7 +11,7 @@ import pytest
 
 from dsrun.contract import HEARTBEAT_ENV, read_error_file
 from dsrun.heartbeats import HeartbeatTable, StartState
-from dsrun.launcher.worker import isolated_command
+from dsrun.launcher.isolated_command import isolated_command
 
 
 def run(

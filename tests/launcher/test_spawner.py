@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from dsrun.contract import read_error_file
+from dsrun.launcher.isolated_command import isolated_command
 from dsrun.launcher.plan import LaunchPlan, StartMethod
 from dsrun.launcher.protocol import Exit, FrameReader, Message, Spawn, Started, encode
 from dsrun.launcher.scope import make_scope, scope_name
 from dsrun.launcher.spawner import open_gpu_files
-from dsrun.launcher.worker import error_file, isolated_command, node_environment
+from dsrun.launcher.worker import error_file, node_environment
 from support.cli import clean_environment
 from support.jobs import program_plan, script_plan
 from support.processes import kill_left, wait_until_gone

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
+from dsrun.launcher.isolated_command import isolated_command
 from dsrun.launcher.surveyor import QUESTIONS, VERSION, answer
-from dsrun.launcher.worker import isolated_command
 
 
 def test_every_question_has_someone_who_answers() -> None:

@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+from dsrun.launcher.isolated_command import isolated_command
 from dsrun.launcher.protocol import FrameReader, Message, Output, Start, encode
 from dsrun.launcher.scope import make_scope, scope_name
 from dsrun.launcher.sweep import sweep_command
-from dsrun.launcher.worker import isolated_command
 from support.jobs import script_plan
 from support.processes import kill_left, wait_for_end, wait_until_gone
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from dsrun.launcher.hosts import Allocation, HostSpec
 from dsrun.launcher.plan import LaunchPlan, Program, make_plan
-from dsrun.launcher.worker import exec_command, isolated_command, node_environment, worker_environment
+from dsrun.launcher.worker import exec_command, node_environment, worker_environment
 from support.environments import environment_of
 
 
@@ -129,28 +128,6 @@ def test_the_spawner_runs_in_what_all_ranks_of_the_host_have_in_common() -> None
 def test_a_command_runs_as_it_stands() -> None:
     program = Program(kind="command", target="echo", args=("a b", "$X"), python="python3")
     assert exec_command(program) == ["echo", "a b", "$X"]
-
-
-def test_the_flag_for_optimized_code_reaches_the_processes_below() -> None:
-    code = "from dsrun.launcher.worker import isolated_command\nprint(isolated_command('python', 'm')[:3])"
-    for flags, expected in (([], ["python", "-u", "-c"]), (["-OO"], ["python", "-OO", "-u"])):
-        run = subprocess.run([sys.executable, *flags, "-c", code], capture_output=True, text=True, check=True)
-        assert run.stdout.strip() == str(expected)
-
-
-def test_files_in_the_working_folder_cannot_shadow_what_dsrun_imports(tmp_path: Path) -> None:
-    for name in ("queue.py", "psutil.py", "selectors.py", "dsrun.py", "json.py"):
-        (tmp_path / name).write_text("raise SystemExit('shadowed')")
-    (tmp_path / "launcher").mkdir()
-    (tmp_path / "launcher" / "__init__.py").write_text("raise SystemExit('shadowed')")
-    agent = subprocess.run(
-        isolated_command(sys.executable, "dsrun.launcher.agent", "job"),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=30,
-    )
-    assert (agent.returncode, agent.stdout, agent.stderr) == (0, b"", b"")
 
 
 def test_the_agent_imports_neither_torch_nor_anything_but_psutil() -> None:
