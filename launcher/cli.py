@@ -18,9 +18,9 @@ import click
 from dsrun import __version__
 from dsrun.errors import DsrunError, Problem
 
-from .foreign_words import instead_of, read_as_letters
-from .output import CLOSED_PIPE_EXIT
-from .refusals import refusal_of
+from .console.printer import CLOSED_PIPE_EXIT
+from .os_errors import refusal_of
+from .plan.foreign_options import instead_of, read_as_letters
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

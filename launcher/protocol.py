@@ -13,7 +13,7 @@ import json
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
-from dsrun.contract import WorkerError
+from dsrun.contract.environment import WorkerError
 from dsrun.errors import DsrunError
 
 #: Changes whenever an older peer would misread a message.
@@ -149,7 +149,7 @@ class RankPulse:
 
     Attributes:
         rank: which one.
-        beats: how often it has beaten, see `dsrun.heartbeats`; 0 if it never has.
+        beats: how often it has beaten, see `dsrun.contract.heartbeats`; 0 if it never has.
         step: optimizer steps it has finished; None where it does not say.
         idle_s: seconds since its last beat; None if it never has.
         waited_s: seconds it has waited in collectives so far.

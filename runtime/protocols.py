@@ -96,7 +96,7 @@ class FileStretch:
 
 
 class ChangeFence(Protocol):
-    """Holds up who is about to change state of which a save has no copy yet; see `checkpoint/fence.py`."""
+    """Holds up who is about to change state of which a save has no copy yet; see `checkpoint/save/fence.py`."""
 
     def wait(self, unit: int) -> None:
         """Returns when masters and states of a unit may change; at once but while a checkpoint is being copied."""

@@ -10,12 +10,12 @@ import click
 
 from dsrun.errors import LaunchError
 
-from ..job_list import Job, JobState, find_job, read_job
-from ..job_progress import Doing, doing_now
-from ..job_signal import front_end_of
-from ..job_words import job_argument
-from ..log_view import LogView, until_its_end
-from ..outcome_text import closing
+from ..jobs.front_end_process import front_end_of
+from ..jobs.listing import Job, JobState, find_job, read_job
+from ..jobs.progress import Doing, doing_now
+from ..options.job_argument import job_argument
+from ..run.outcome_text import closing
+from ._follow_log import LogView, until_its_end
 
 #: What a shell reports for Ctrl-C.
 _LEFT_EXIT = 130

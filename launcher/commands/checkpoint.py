@@ -14,10 +14,10 @@ import click
 from dsrun.errors import CheckpointError, Problem, UsageError
 from dsrun.units import format_bytes
 
-from ..option_words import parse_path, parse_size
+from ..options.types import parse_path, parse_size
 
 if TYPE_CHECKING:  # loaded by the verb that uses it
-    from dsrun.checkpoint_files.storage import Place
+    from dsrun.checkpoint_files.storage.places import Place
 
 _JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 _PATH = click.argument("path", type=parse_path, metavar="PATH")
@@ -45,11 +45,11 @@ def ls(folder: str, as_json: bool) -> int:
       damaged   the index cannot be read, or a file is missing or cut off
     `dsrun checkpoint verify` reads every byte.
     """
-    from dsrun.checkpoint_files.latest import doubt_of_latest
-    from dsrun.checkpoint_files.listing import list_tags, named_by_latest, refusal_of_latest
-    from dsrun.checkpoint_files.storage_registry import place_of
+    from dsrun.checkpoint_files.folder.latest import doubt_of_latest
+    from dsrun.checkpoint_files.folder.listing import list_tags, named_by_latest, refusal_of_latest
+    from dsrun.checkpoint_files.storage.registry import place_of
 
-    from ..checkpoint_text import notes, tag_json, tags_table
+    from ._checkpoint_text import notes, tag_json, tags_table
 
     tags = list_tags(place_of(folder))
     latest = named_by_latest(place_of(folder))
@@ -78,13 +78,13 @@ def ls(folder: str, as_json: bool) -> int:
 @_PATH
 def show(path: str, as_json: bool, config_only: bool, tensors: bool) -> int:
     """Show what a checkpoint holds and which run it is of."""
-    from dsrun.checkpoint_files.find import find_tag
-    from dsrun.checkpoint_files.listing import saved_at
+    from dsrun.checkpoint_files.folder.find import find_tag
+    from dsrun.checkpoint_files.folder.listing import saved_at
     from dsrun.checkpoint_files.parse import read_index
     from dsrun.checkpoint_files.reference import sharers
-    from dsrun.checkpoint_files.storage_registry import place_of
+    from dsrun.checkpoint_files.storage.registry import place_of
 
-    from ..checkpoint_text import columns, index_json, index_text
+    from ._checkpoint_text import columns, index_json, index_text
 
     target = find_tag(place_of(path))
     index = read_index(target)
@@ -114,9 +114,9 @@ def verify(path: str, every: bool, as_json: bool) -> int:
 
     Names the file and the tensors of everything that is damaged, missing or cut off.
     """
-    from dsrun.checkpoint_files.find import find_tag
-    from dsrun.checkpoint_files.listing import list_tags
-    from dsrun.checkpoint_files.storage_registry import place_of
+    from dsrun.checkpoint_files.folder.find import find_tag
+    from dsrun.checkpoint_files.folder.listing import list_tags
+    from dsrun.checkpoint_files.storage.registry import place_of
 
     place = place_of(path)
     targets = [place / tag.name for tag in list_tags(place)] if every else [find_tag(place)]
@@ -146,10 +146,10 @@ def rm(paths: Sequence[str], keep_last: int | None, dry_run: bool) -> int:
     What is no checkpoint is refused, and so is a link. `latest` names the newest complete one that is left.
     With `--keep-last`, the one that `latest` names stays as well, and older ones that were never complete go.
     """
-    from dsrun.checkpoint_files.calls import FileCalls
-    from dsrun.checkpoint_files.listing import list_tags
-    from dsrun.checkpoint_files.remove import check_removable, outnumbered, remove
-    from dsrun.checkpoint_files.storage_registry import place_of
+    from dsrun.checkpoint_files.folder.listing import list_tags
+    from dsrun.checkpoint_files.folder.remove import check_removable, outnumbered, remove
+    from dsrun.checkpoint_files.storage.calls import FileCalls
+    from dsrun.checkpoint_files.storage.registry import place_of
 
     chosen = [place_of(path) for path in paths]
     if keep_last is not None:
@@ -184,13 +184,13 @@ def diff(first: str, second: str, as_json: bool, values_only: bool) -> int:
     Tensors are compared element by element, however many ranks saved them: how many differ, and the largest absolute
     difference. Then the config, counters, options of the optimizer and all other values.
     """
-    from dsrun.checkpoint_files.compare import comparable, tensor_differences, value_differences
-    from dsrun.checkpoint_files.find import find_tag
+    from dsrun.checkpoint_files.folder.find import find_tag
+    from dsrun.checkpoint_files.folder.removal import held
     from dsrun.checkpoint_files.parse import read_index
-    from dsrun.checkpoint_files.removal import held
-    from dsrun.checkpoint_files.storage_registry import place_of
+    from dsrun.checkpoint_files.storage.registry import place_of
+    from dsrun.checkpoint_files.verbs.compare import comparable, tensor_differences, value_differences
 
-    from ..checkpoint_text import differences_json, differences_text
+    from ._checkpoint_text import differences_json, differences_text
 
     targets = find_tag(place_of(first)), find_tag(place_of(second))
     reading = "diff: reading {}"
@@ -226,14 +226,14 @@ def export(path: str, out: str, to: str, dtype: str, max_shard_size: int) -> int
     torch        OUT is a file with one state dict, for torch.load
     Parameters are rounded to DTYPE; buffers stay as they were stored. The model is never whole in memory.
     """
-    from dsrun.checkpoint_files.calls import FileCalls
-    from dsrun.checkpoint_files.export import export as write
-    from dsrun.checkpoint_files.find import find_tag
+    from dsrun.checkpoint_files.folder.find import find_tag
+    from dsrun.checkpoint_files.folder.removal import held
     from dsrun.checkpoint_files.parse import read_index
-    from dsrun.checkpoint_files.removal import held
-    from dsrun.checkpoint_files.storage_registry import place_of
+    from dsrun.checkpoint_files.storage.calls import FileCalls
+    from dsrun.checkpoint_files.storage.registry import place_of
+    from dsrun.checkpoint_files.verbs.export import export as write
 
-    from ..checkpoint_child import torch_file
+    from ._checkpoint_child import torch_file
 
     target = find_tag(place_of(path))
     kind = {"bf16": "BF16", "fp32": "F32", "stored": None}[dtype]
@@ -291,7 +291,7 @@ def import_(
     Pickles are read by torch's restricted reader, and DeepSpeed's classes as plain data: nothing in them is run. What
     that does not read is refused by name.
     """
-    from ..checkpoint_child import import_checkpoint
+    from ._checkpoint_child import import_checkpoint
 
     _local(source, "SOURCE")
     words = [*(["--tag", tag] if tag is not None else []), *(["--trust-pickle"] if trust_pickle else [])]
@@ -304,7 +304,7 @@ def import_(
 
 def _local(text: str, what: str) -> Path:
     """Returns the path that a word means, where an object store will not do."""
-    from dsrun.checkpoint_files.storage_registry import place_of
+    from dsrun.checkpoint_files.storage.registry import place_of
 
     place = place_of(text)
     if not isinstance(place, Path):
@@ -314,9 +314,9 @@ def _local(text: str, what: str) -> Path:
 
 def _problems(target: Place) -> list[str]:
     """Returns everything that is wrong with a checkpoint, saying on a terminal which file it is at."""
+    from dsrun.checkpoint_files.folder.removal import held
+    from dsrun.checkpoint_files.folder.verify import verify as problems_of
     from dsrun.checkpoint_files.parse import read_index
-    from dsrun.checkpoint_files.removal import held
-    from dsrun.checkpoint_files.verify import verify as problems_of
 
     with held(target):
         try:

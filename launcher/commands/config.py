@@ -66,9 +66,9 @@ def check(files: tuple[str, ...], world_size: int | None, hostfile: str | None, 
 def show(file: str, world_size: int | None, diff_defaults: bool, as_json: bool) -> int:
     """Show what a config comes to: every value that matters, and where it comes from."""
     from dsrun.config.load import load
-    from dsrun.config.migrate import dump
-    from dsrun.config.show import document, rows
-    from dsrun.config.tree import show as shown
+    from dsrun.config.show.migrate import dump
+    from dsrun.config.show.resolved import document, rows
+    from dsrun.config.text.tree import show as shown
 
     config = load(file, world_size=world_size)
     if as_json:
@@ -90,8 +90,8 @@ def explain(key: str | None) -> int:
 
     KEY is a dotted path, or the end of one: `stage` finds `zero_optimization.stage`.
     """
-    from dsrun.config.explain import explain as explanation
-    from dsrun.config.explain import find, overview
+    from dsrun.config.show.explain import explain as explanation
+    from dsrun.config.show.explain import find, overview
 
     if key is None:
         click.echo(overview())
@@ -103,7 +103,7 @@ def explain(key: str | None) -> int:
 @command.command("schema")
 def schema() -> int:
     """Print the JSON Schema of a config, for editors."""
-    from dsrun.config.json_schema import json_schema
+    from dsrun.config.show.json_schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=1))
     return 0
@@ -118,7 +118,7 @@ def migrate(file: str) -> int:
     exit code 2.
     """
     from dsrun.config.findings import errors_of
-    from dsrun.config.migrate import migrate as migrated
+    from dsrun.config.show.migrate import migrate as migrated
 
     result = migrated(file)
     click.echo(result.text, nl=False)
@@ -143,7 +143,7 @@ def _world_size(world_size: int | None, hostfile: str | None) -> int | None:
         return world_size
     if world_size is not None:
         raise UsageError("`--world-size` and `--hostfile` both say how many ranks there are; expected one")
-    from ..hostfile import read_hostfile
+    from ..hosts.hostfile import read_hostfile
 
     return sum(host.slots for host in read_hostfile(Path(hostfile)))
 

@@ -11,11 +11,11 @@ import click
 
 from dsrun.errors import PreflightError
 
-from ..doctor_checks import Finding, examine, is_well, to_json
-from ..host_options import ReachOptions, reach_options
-from ..option_words import parse_path
-from ..output import wants_colour
-from ..preflight import Wants
+from ..console.printer import wants_colour
+from ..options.hosts import ReachOptions, reach_options
+from ..options.types import parse_path
+from ..preflight.findings import Wants
+from ..preflight.this_machine import Finding, examine, is_well, to_json
 
 _COLOURS = {"green": "32", "amber": "33", "red": "31"}
 
@@ -61,8 +61,8 @@ def command(hosts: ReachOptions, iface: str | None, workdir: str | None, paths: 
 
 
 def _check_hosts(hosts: ReachOptions, wants: Wants, *, as_json: bool, colour: bool) -> int:
-    from ..doctor_hosts import examine_hosts
-    from ..preflight_text import describe, preflight_json
+    from ..preflight.named_hosts import examine_hosts
+    from ..preflight.text import describe, preflight_json
 
     new_keys: deque[str] = deque()
     preflight = examine_hosts(

@@ -9,8 +9,8 @@ import click
 
 from dsrun.errors import UsageError
 
-from ..option_words import parse_count, parse_file
-from ..run_words import check_run_words, divide
+from ..options.resubmit_args import check_run_words, divide
+from ..options.types import parse_count, parse_file
 from ..scheduler.jobset import JobSetSettings, check_settings, job_set, name_after, pod_of, words_for_gpus
 from ..scheduler.pod_resources import Quality, quality_of
 

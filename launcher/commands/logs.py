@@ -8,10 +8,10 @@ from datetime import datetime
 
 import click
 
-from ..job_list import find_job
-from ..job_signal import front_end_of
-from ..job_words import job_argument
-from ..log_view import LogView, parse_since, until_its_end
+from ..jobs.front_end_process import front_end_of
+from ..jobs.listing import find_job
+from ..options.job_argument import job_argument
+from ._follow_log import LogView, parse_since, until_its_end
 
 
 def parse_pattern(text: str) -> re.Pattern[str]:

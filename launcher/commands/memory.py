@@ -16,9 +16,9 @@ from dsrun.memory_use.samples import latest_step, parts_of, to_record
 from dsrun.memory_use.stacks import stacks_lines, stacks_record
 from dsrun.memory_use.text import report_lines, tiers_of
 
-from ..job_list import find_job
-from ..job_words import job_argument
-from ..memory_records import MemoryRecords, read_memory_records
+from ..jobs.listing import find_job
+from ..jobs.memory_records import MemoryRecords, read_memory_records
+from ..options.job_argument import job_argument
 
 
 @click.command("memory")

@@ -31,8 +31,8 @@ def bench(paths: tuple[str, ...], size: float, seconds: float, as_json: bool) ->
     Writes and reads a file past the page cache, in at most a quarter of the free room; nothing stays behind. Several
     folders are striped over, as they are where `nvme_path` is a list.
     """
-    from ..nvme_sweep import sweep
-    from ..nvme_text import section, table, to_json
+    from ..bench.nvme_sweep import sweep
+    from ..bench.nvme_text import section, table, to_json
 
     click.echo(f"dsrun: measuring for about {format_duration(seconds)}", err=True)
     found = sweep(paths, size_bytes=int(size * _GIB), seconds=seconds)

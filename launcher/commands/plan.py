@@ -12,15 +12,15 @@ import click
 
 from dsrun.errors import InputError, Problem, UsageError
 
-from ..hostfile import MAX_SLOTS
-from ..job_folder import jobs_folder
+from ..hosts.hostfile import MAX_SLOTS
+from ..jobs.folder import jobs_folder
 
 if TYPE_CHECKING:
     from dsrun.config.config import Config
-    from dsrun.estimate.machine import Machine
-    from dsrun.estimate.model import ModelSize
+    from dsrun.estimate.model.units import ModelSize
+    from dsrun.estimate.run.machine import Machine
+    from dsrun.estimate.run.settings import RunSettings
     from dsrun.estimate.search import Choice
-    from dsrun.estimate.settings import RunSettings
 
 _T = TypeVar("_T")
 
@@ -93,8 +93,8 @@ def command(
     from dsrun.estimate.prediction import predict
     from dsrun.estimate.search import fastest, what_if
 
-    from ..estimate_machine import find_machine
-    from ..estimate_text import describe_choices, describe_prediction, prediction_json
+    from ..estimate.machine import find_machine
+    from ..estimate.text import describe_choices, describe_prediction, prediction_json
 
     if fit and all_choices:
         raise UsageError("`--fit` and `--what-if` exclude each other", hint="leave one of them out")
@@ -139,9 +139,9 @@ def _attempt(problems: list[Problem], step: Callable[[], _T]) -> _T | None:
 
 
 def _model(text: str, other: str | None, trained: str | None) -> ModelSize:
-    from dsrun.estimate.model import parse_count
+    from dsrun.estimate.model.units import parse_count
 
-    from ..estimate_model import find_model
+    from ..estimate.model import find_model
 
     is_script = text.endswith(".py")
     if other is not None and not is_script:
@@ -181,7 +181,7 @@ def _settings(
     recompute: Literal["none", "blocks"] | None,
 ) -> RunSettings:
     from dsrun.config.buckets import resolve_buckets
-    from dsrun.estimate.settings import read_settings
+    from dsrun.estimate.run.settings import read_settings
 
     longest = None
     if size.architecture is not None:
@@ -205,10 +205,10 @@ def _fastest_stage(size: ModelSize, settings: RunSettings, machine: Machine) -> 
 
 
 def _print_fit(config: Config, choice: Choice | None, settings: RunSettings) -> int:
-    from dsrun.config.migrate import dump
+    from dsrun.config.show.migrate import dump
     from dsrun.units import format_duration
 
-    from ..estimate_text import verdict
+    from ..estimate.text import verdict
 
     blocked = [key for key in settings.planned if ".offload_" not in key]
     if blocked:

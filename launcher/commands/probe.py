@@ -20,16 +20,16 @@ import click
 
 from dsrun.errors import Problem, UsageError
 
-from ..host_options import ReachOptions, reach_options
-from ..option_words import parse_duration, parse_path
-from ..probe_view import host_view, hosts_view
-from ..sectioned_help import SectionedCommand
+from ..options.hosts import ReachOptions, reach_options
+from ..options.sectioned_help import SectionedCommand
+from ..options.types import parse_duration, parse_path
+from ..probe.view import host_view, hosts_view
 
 if TYPE_CHECKING:
-    from ..hosts import HostSpec
-    from ..probe_hosts import ManyReports
-    from ..probe_watch import Load
-    from ..survey import Survey
+    from ..hosts.spec import HostSpec
+    from ..probe.many_hosts import ManyReports
+    from ..probe.watch import Load
+    from ..survey.client import Survey
 
 #: Some hosts told nothing; what the others said is shown.
 HOSTS_MISSING_EXIT = 1
@@ -99,13 +99,13 @@ def command(
 
 
 def _this_host(folders: Sequence[str], *, deep: bool) -> dict[str, Any]:
-    from ..probe_question import look
+    from ..probe.answer import look
 
     return look(folders, deep=deep)
 
 
 def _bench_here(hosts: ReachOptions, folders: Sequence[str]) -> dict[str, Any]:
-    from ..bench_hosts import measure_hosts
+    from ..bench.hosts import measure_hosts
 
     with _survey(hosts) as (survey, asked):
         (measured,) = _measure(survey, asked, folders, measure_hosts).values()
@@ -113,13 +113,13 @@ def _bench_here(hosts: ReachOptions, folders: Sequence[str]) -> dict[str, Any]:
 
 
 def _ask_many(hosts: ReachOptions, folders: Sequence[str], *, deep: bool, bench: bool) -> ManyReports:
-    from ..probe_hosts import ask_hosts
+    from ..probe.many_hosts import ask_hosts
 
     with _survey(hosts) as (survey, asked):
         found = ask_hosts(survey, asked, paths=folders, deep=deep)
         if not bench:
             return found
-        from ..bench_hosts import measure_hosts, measure_pairs
+        from ..bench.hosts import measure_hosts, measure_pairs
 
         there = [host for host in asked if host.name in found.reports]
         measured = _measure(survey, there, folders, measure_hosts)
@@ -129,7 +129,7 @@ def _ask_many(hosts: ReachOptions, folders: Sequence[str], *, deep: bool, bench:
 
 
 def _measure(survey: Survey, hosts: Sequence[HostSpec], folders: Sequence[str], measure: Any) -> dict[str, Any]:
-    from ..bench_disk import CAP_BYTES
+    from ..bench.disk import CAP_BYTES
 
     return measure(survey, hosts, paths=folders or [os.getcwd()], cap_bytes=CAP_BYTES, say=_say)
 
@@ -141,10 +141,10 @@ def _say(what: str) -> None:
 @contextmanager
 def _survey(hosts: ReachOptions) -> Generator[tuple[Survey, Sequence[HostSpec]]]:
     """Opens a survey to the hosts; where none are named, to this machine alone."""
-    from ..hosts import HostSpec
-    from ..placement import place
-    from ..probe_machine import host_names
-    from ..survey import Survey
+    from ..hosts.spec import HostSpec
+    from ..launch.host_placement import place
+    from ..machine.proc_files import host_names
+    from ..survey.client import Survey
     from ..transport.choice import ReachSettings, make_transport
 
     new_keys: deque[str] = deque()
@@ -180,8 +180,8 @@ def _width() -> int:
 
 
 def _watch(hosts: ReachOptions, *, interval_s: float, as_json: bool) -> None:
-    from ..watch_loop import take_samples, watch
-    from ..watch_text import watch_lines
+    from ..probe.watch_loop import take_samples, watch
+    from ..probe.watch_text import watch_lines
 
     with ExitStack() as stack:
         survey, _ = stack.enter_context(_survey(hosts))

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 
 import click
 
-from ..job_folder import jobs_folder
-from ..job_list import Job, all_jobs, job_ids
-from ..job_progress import last_step
-from ..job_text import job_json, job_table, terminal_columns
+from ..jobs.folder import jobs_folder
+from ..jobs.listing import Job, all_jobs, job_ids
+from ..jobs.progress import last_step
+from ..jobs.text import job_json, job_table, terminal_columns
 
 #: Those that ended overnight are still shown to whoever comes in the morning.
 _RECENT = timedelta(hours=24)

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from ..job_text import align, fit_terminal, short_duration
-from ..queue_list import Entry, list_queue
+from ..jobs.queue.listing import Entry, list_queue
+from ..jobs.text import align, fit_terminal, short_duration
 
 
 @click.command("queue")

@@ -11,11 +11,11 @@ import click
 
 from dsrun.errors import UsageError
 
-from ..job_facts import MACHINE_FILE, differences, digest_of_file, gone_variables, read_facts
-from ..job_list import Job, find_job
-from ..job_record import JobRecord, read_json
-from ..job_text import command_text
-from ..job_words import job_argument
+from ..jobs.facts import MACHINE_FILE, differences, digest_of_file, gone_variables, read_facts
+from ..jobs.listing import Job, find_job
+from ..jobs.record import JobRecord, read_json
+from ..jobs.text import command_text
+from ..options.job_argument import job_argument
 
 #: Names of what a hostfile was read from once: the standard input, and the pipe of a shell's `<(command)`.
 _PASSING = ("<stdin>", "/dev/stdin", "/dev/fd/", "/proc/self/fd/")

@@ -10,10 +10,10 @@ import click
 
 from dsrun.errors import DsrunError, Problem, UsageError
 
-from ..job_folder import remove_job
-from ..job_list import Job, all_jobs, find_job
-from ..job_words import job_argument
-from ..option_words import parse_seconds
+from ..jobs.folder import remove_job
+from ..jobs.listing import Job, all_jobs, find_job
+from ..options.job_argument import job_argument
+from ..options.types import parse_seconds
 
 
 @click.command("rm")

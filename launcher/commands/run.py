@@ -14,17 +14,21 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from dsrun.contract import CONFIG_ENV, MEMORY_HISTORY_ENV
+from dsrun.contract.environment import CONFIG_ENV, MEMORY_HISTORY_ENV
 from dsrun.errors import UsageError
 
-from ..console_ranks import parse_rank_set
-from ..failures import EXIT_CODES
-from ..foreign_launch import become_rank, launcher_of
-from ..foreign_words import our_spelling
-from ..host_options import OTHERS, WHICH, HostOptions, host_options
-from ..job_folder import jobs_folder, make_job_folder, new_job_id
-from ..launch import Backend, Launch, Request
-from ..option_words import (
+from ..console.rank_set import parse_rank_set
+from ..failures.report import EXIT_CODES
+from ..jobs.folder import jobs_folder, make_job_folder, new_job_id
+from ..launch.checked_launch import Backend, Launch, Request
+from ..launch.plan_text import describe_plan
+from ..launch.resolve import resolve
+from ..launch.stdin_choice import StdinWish
+from ..launch.under_other_launcher import become_rank, launcher_of
+from ..masking import mask_plan
+from ..options.hosts import OTHERS, WHICH, HostOptions, host_options
+from ..options.script_command import ScriptCommand, all_are_scripts
+from ..options.types import (
     complete_file,
     parse_count,
     parse_duration,
@@ -33,19 +37,15 @@ from ..option_words import (
     parse_seconds,
     parse_stdin,
 )
-from ..plan import Bind, ProgramKind, StartMethod
-from ..plan_text import describe_plan
-from ..program import script_text
-from ..resolve import resolve
-from ..script_command import ScriptCommand, all_are_scripts
-from ..secrets_mask import mask_plan
-from ..stdin_choice import StdinWish
+from ..plan.foreign_options import our_spelling
+from ..plan.launch_plan import Bind, ProgramKind, StartMethod
+from ..plan.program import script_text
 from ..transport.base import first_word_patience_s
 
 if TYPE_CHECKING:
-    from ..front_end import RunSettings
-    from ..job_run import OnHang
-    from ..many_hosts import HostSettings
+    from ..run.front_end import RunSettings
+    from ..run.prepare_hosts import HostSettings
+    from ..session.job_run import OnHang
 
 DEFAULT_GRACE_S = 10.0
 #: What a rank of another launcher obeys too.
@@ -233,7 +233,7 @@ def command(
             )
     elif not no_plan and launch.placement.static is None and (model is not None or CONFIG_ENV in launch.env):
         # Imported where there is something to predict: it takes a fifth of what a launch without a config takes.
-        from ..estimate_check import check_fits
+        from ..estimate.fits import check_fits
 
         check_fits(launch, model=model, jobs=[folder], environ=os.environ)
     if dry_run:
@@ -255,8 +255,8 @@ def command(
         )
     own = folder.parent if log_dir is None else None
     job_id, run_dir = make_job_folder(folder, lambda: new_job_id(datetime.now()), own=own)
-    from ..front_end import Hold, RunSettings
-    from ..job_run import Policies
+    from ..run.front_end import Hold, RunSettings
+    from ..session.job_run import Policies
 
     settings = RunSettings(
         words=ctx.find_root().obj,
@@ -285,7 +285,7 @@ def command(
 
 
 def _run(launch: Launch, settings: RunSettings, *, job_id: str, run_dir: Path, on_held: Callable[[], None]) -> int:
-    from ..front_end import FrontEnd
+    from ..run.front_end import FrontEnd
 
     outcome = FrontEnd(launch, settings, job_id=job_id, folder=run_dir, on_held=on_held).run()
     if settings.as_json:
@@ -294,8 +294,8 @@ def _run(launch: Launch, settings: RunSettings, *, job_id: str, run_dir: Path, o
 
 
 def _run_detached(launch: Launch, settings: RunSettings, *, job_id: str, run_dir: Path) -> int:
-    from ..detach import run_in_background
-    from ..front_end import FRONT_END_LOG, FrontEnd
+    from ..jobs.detach import run_in_background
+    from ..run.front_end import FRONT_END_LOG, FrontEnd
 
     _warn(launch, quiet=settings.quiet)
     run_in_background(
@@ -342,14 +342,14 @@ def _with_hang_warning(launch: Launch, hang_timeout_s: float | None) -> Launch:
     """Returns the launch with a warning more where NCCL would end ranks before they are looked at."""
     if hang_timeout_s is None or launch.devices.startswith(("gloo", "no ")):
         return launch
-    from ..hang import watchdog_warning
+    from ..failures.hang import watchdog_warning
 
     text, name = script_text(launch.program), os.path.basename(launch.program.target)
     return replace(launch, warnings=(*launch.warnings, *watchdog_warning(hang_timeout_s, text, name=name)))
 
 
 def _host_settings(hosts: HostOptions) -> HostSettings:
-    from ..many_hosts import HostSettings
+    from ..run.prepare_hosts import HostSettings
 
     return HostSettings(
         ssh_config=hosts.ssh_config_path,

@@ -12,14 +12,14 @@ import click
 
 from dsrun.units import format_bytes
 
-from ..console_ranks import format_rank_set
-from ..failures import describe_status
-from ..job_facts import MACHINE_FILE, SCHEMA_VERSION
-from ..job_list import Job, find_job
-from ..job_progress import doing_now, last_step
-from ..job_record import CONFIG_COPY, read_json
-from ..job_text import align, command_text, job_json, short_duration, state_text, took_s
-from ..job_words import job_argument
+from ..console.rank_set import format_rank_set
+from ..failures.report import describe_status
+from ..jobs.facts import MACHINE_FILE, SCHEMA_VERSION
+from ..jobs.listing import Job, find_job
+from ..jobs.progress import doing_now, last_step
+from ..jobs.record import CONFIG_COPY, read_json
+from ..jobs.text import align, command_text, job_json, short_duration, state_text, took_s
+from ..options.job_argument import job_argument
 
 Row = tuple[str, str]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import click
 
-from dsrun.atomic import write_atomic
 from dsrun.errors import LaunchError, UsageError
+from dsrun.files.atomic import write_atomic
 
-from ..job_folder import jobs_folder, make_state_folder, new_job_id
-from ..refusals import refusal_of
-from ..run_words import check_run_words, divide
+from ..jobs.folder import jobs_folder, make_state_folder, new_job_id
+from ..options.resubmit_args import check_run_words, divide
+from ..options.script_command import own_options_first
+from ..os_errors import refusal_of
 from ..scheduler.batch_script import batch_script, output_of, sbatch_words
-from ..script_command import own_options_first
 
 _PATIENCE_S = 120.0
 _ALL_NODES = "dsrun starts the ranks of all nodes of the Slurm job"

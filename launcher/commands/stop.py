@@ -18,14 +18,14 @@ import click
 
 from dsrun.errors import DsrunError, Problem
 
-from ..job_list import Job, JobState, find_job, read_job
-from ..job_progress import was_asked_to_stop
-from ..job_signal import FrontEnd, front_end_of
-from ..job_text import state_text
-from ..job_words import job_argument
-from ..option_words import parse_seconds
-from ..outcome_text import closing
-from ..sweep import sweep_command
+from ..agent.leftovers import sweep_command
+from ..jobs.front_end_process import FrontEnd, front_end_of
+from ..jobs.listing import Job, JobState, find_job, read_job
+from ..jobs.progress import was_asked_to_stop
+from ..jobs.text import state_text
+from ..options.job_argument import job_argument
+from ..options.types import parse_seconds
+from ..run.outcome_text import closing
 
 #: For a front end to take note of a wish; one that waits in the queue ends without a note.
 _NOTE_PATIENCE_S = 5.0

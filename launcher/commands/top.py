@@ -15,11 +15,11 @@ import click
 from dsrun.errors import UsageError
 from dsrun.units import format_bytes
 
-from ..gpu_usage import GpuUse, gpu_use_by_pid
-from ..job_list import Job, all_jobs, find_job, read_job
-from ..job_text import align, command_text, short_duration
-from ..job_words import job_argument
-from ..live_status import WRITE_INTERVAL_S, LiveRank, read_live
+from ..jobs.listing import Job, all_jobs, find_job, read_job
+from ..jobs.live_status import WRITE_INTERVAL_S, LiveRank, read_live
+from ..jobs.text import align, command_text, short_duration
+from ..machine.gpus.usage import GpuUse, gpu_use_by_pid
+from ..options.job_argument import job_argument
 
 if TYPE_CHECKING:
     from rich.console import Group

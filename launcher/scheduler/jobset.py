@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from dsrun.contract import NONCE_ENV
+from dsrun.contract.environment import NONCE_ENV
 from dsrun.errors import Problem, UsageError
 
 from .pod_patch import patched

@@ -17,9 +17,9 @@ from pathlib import Path
 from dsrun.errors import HostfileError
 
 from ..excerpts import Misread, quoted
-from ..host_patterns import MAX_HOSTS, check_name, name_key
-from ..hosts import MAX_SLOTS, HostSpec
-from ..refusals import refusal_of
+from ..hosts.patterns import MAX_HOSTS, check_name, name_key
+from ..hosts.spec import MAX_SLOTS, HostSpec
+from ..os_errors import refusal_of
 
 _WAY_OUT = "name the hosts yourself with `-H FILE`"
 _MAX_BYTES = 4 << 20

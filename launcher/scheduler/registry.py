@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from dsrun.contract import JOB_ID_ENV
+from dsrun.contract.environment import JOB_ID_ENV
 
-from ..hosts import HostSpec
+from ..hosts.spec import HostSpec
 from . import slurm
 from .node_lists import NODE_LISTS, NodeList, UnreadableList
 

@@ -10,13 +10,13 @@ import re
 import signal
 from collections.abc import Mapping
 
-from dsrun.contract import JOB_ID_ENV
+from dsrun.contract.environment import JOB_ID_ENV
+from dsrun.contract.foreign_ranks import in_interactive_step, in_step, is_task_of_many, tasks_of_node
 from dsrun.errors import HostfileError, InputError
-from dsrun.foreign_ranks import in_interactive_step, in_step, is_task_of_many, tasks_of_node
 
 from ..excerpts import Misread, quoted
-from ..host_patterns import MAX_HOSTS, check_name, expand_names
-from ..hosts import MAX_SLOTS, HostSpec
+from ..hosts.patterns import MAX_HOSTS, check_name, expand_names
+from ..hosts.spec import MAX_SLOTS, HostSpec
 
 _WAY_OUT = "name the hosts yourself with `-H FILE`, or run outside Slurm's job"
 #: A list of names, cut where a comma stands outside brackets.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..hosts import HostSpec
+from ..hosts.spec import HostSpec
 
 #: For a server to be there and exchange keys. Of a connection's first packet three repetitions fall into it (after 1, 3
 #: and 7 s).

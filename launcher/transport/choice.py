@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..hosts import HostSpec
+from ..hosts.spec import HostSpec
 from .base import CONNECT_TIMEOUT_S, START_PATIENCE_S, STEP_PATIENCE_S, Channel, OwnedTransport, first_word_patience_s
 from .local import LocalTransport
 
@@ -94,7 +94,7 @@ class _ByHost:
 
 
 def _ssh(settings: ReachSettings) -> OwnedTransport:
-    from .ssh import SshTransport
+    from .ssh.connection import SshTransport
 
     return SshTransport(
         lease_s=settings.lease_s,
@@ -107,7 +107,7 @@ def _ssh(settings: ReachSettings) -> OwnedTransport:
 
 
 def _openssh(settings: ReachSettings) -> OwnedTransport:
-    from .openssh import OpensshTransport
+    from .ssh.openssh import OpensshTransport
 
     return OpensshTransport(
         lease_s=settings.lease_s,

@@ -11,7 +11,7 @@ import subprocess
 import time
 from enum import Enum, auto
 
-from .ssh_words import Preamble
+from .login_line import Preamble
 
 _READ_BYTES = 1 << 16
 

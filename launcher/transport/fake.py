@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dsrun.errors import LaunchError
 
-from ..hosts import HostSpec
+from ..hosts.spec import HostSpec
 from ..protocol import FrameReader, Message, encode
 
 
@@ -49,7 +49,7 @@ NOTHING_LEFT = b'{"agents": [], "ended": [], "left": []}\n'
 
 def is_sweep(argv: Sequence[str]) -> bool:
     """Tells a sweep from an agent."""
-    return any("dsrun.launcher.sweep" in word for word in argv)
+    return any("dsrun.launcher.agent.leftovers" in word for word in argv)
 
 
 class FakeTransport:

@@ -9,8 +9,8 @@ from typing import IO
 
 from dsrun.errors import LaunchError
 
-from ..hosts import HostSpec
-from ..refusals import refusal_of
+from ..hosts.spec import HostSpec
+from ..os_errors import refusal_of
 
 _READ_BYTES = 1 << 18
 #: Number of the descriptor that a command was started with beside its own three, see `inherited_stdin`.

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 
 from dsrun.errors import LaunchError
 
-from ..hosts import HostSpec
-from ..refusals import refusal_of
+from ..hosts.spec import HostSpec
+from ..os_errors import refusal_of
 from ..scheduler.slurm import step_gpus
 from .base import STEP_PATIENCE_S, WAIT_LONGER
 from .client_start import ClientStart, wait_for_start
-from .openssh import OpensshChannel
-from .ssh_words import MARK, Preamble
+from .login_line import MARK, Preamble
+from .ssh.openssh import OpensshChannel
 
 #: For the step to get its place, which other steps may hold against `--overlap` with `--exclusive`.
 _PLACE_PATIENCE_S = 30

@@ -14,17 +14,17 @@ from dsrun.units import format_bytes
 
 from ..compat import compiler_memory_budget, is_compiled
 from ..stacks import Stack
-from .blocks import BlockHooks, choose_stacks
-from .budget import Solution
-from .keeping import AsItIs, Keeper
-from .measured import solve_measured
-from .options import CallOptions
-from .packing import Packed
-from .policy import Segment, Treatment, plan
-from .profile import Profile
-from .rings import Rings
-from .rng import RngTracker
-from .selective import contexts_for
+from .choose.budget import Solution
+from .choose.from_profile import solve_measured
+from .choose.policy import Segment, Treatment, plan
+from .choose.profile import Profile
+from .keep.keeper import AsItIs, Keeper
+from .keep.packing import Packed
+from .keep.rings import Rings
+from .recompute.blocks import BlockHooks, choose_stacks
+from .recompute.options import CallOptions
+from .recompute.rng import RngTracker
+from .recompute.selective import contexts_for
 from .settings import OnItsDevice, keeper_of_inputs
 
 #: Micro steps before figures are taken, and after which they are printed.

@@ -13,20 +13,20 @@ import torch.distributed as dist
 
 from dsrun.config.load import load
 from dsrun.config.sections.activation import ActivationCheckpointing
-from dsrun.config.source import ConfigSource
+from dsrun.config.text.source import ConfigSource
 from dsrun.direct_io.configured import io_settings
 from dsrun.direct_io.settings import IoSettings
 from dsrun.errors import InputError, ModelError
 
 from ..mesh.c10d import collectives_over
 from ..mesh.collectives import Collectives
-from .calls import call_recomputed
-from .keeping import AsItIs
-from .options import CallOptions
-from .profile import Profile
-from .rings import Rings
-from .rng import RngTracker
-from .selective import contexts_for
+from .choose.profile import Profile
+from .keep.keeper import AsItIs
+from .keep.rings import Rings
+from .recompute.options import CallOptions
+from .recompute.rng import RngTracker
+from .recompute.script_calls import call_recomputed
+from .recompute.selective import contexts_for
 from .settings import check_section, keeper_of_inputs
 
 #: The policies that say something about single calls.

@@ -7,16 +7,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dsrun.config.activation_rules import clashes
+from dsrun.config.rules.activation import clashes
 from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.errors import ConfigError, Problem
 
 from ..mesh.collectives import Collectives
-from .contiguous import Contiguous
-from .keeping import AsItIs, Keeper, KeptOnce, Ticket
-from .packing import Packed
-from .partition import Partitioned
-from .rings import Rings
+from .keep.contiguous import Contiguous
+from .keep.keeper import AsItIs, Keeper, KeptOnce, Ticket
+from .keep.packing import Packed
+from .keep.partition import Partitioned
+from .keep.rings import Rings
 
 
 def check_section(section: ActivationCheckpointing, *, tensor_parallel: bool, source: str) -> None:

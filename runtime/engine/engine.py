@@ -17,31 +17,31 @@ from torch import Tensor
 
 from dsrun.errors import InputError, ModelError
 
-from ..mesh.groups import leave
-from ..mesh.where import at_step
+from ..mesh.join.groups import leave
+from ..mesh.step_position import at_step
 from ..observe.allocation_history import wanted_history
 from ..observe.memory_watch import MemoryWatch
 from ..observe.peaks import PeakSummary
 from ..observe.tokens import count_tokens
 from ..precision.casting import cast_floating
 from ..precision.mismatch import mismatch_of
-from ..zero.timeline import engines_own_backward
-from .answers import Answers
-from .checkpoints import Checkpoints
-from .deepspeed_calls import DeepSpeedCalls
-from .export import WholeWeights
+from ..zero.hooks.timeline import engines_own_backward
+from .deepspeed.calls import DeepSpeedCalls
+from .deepspeed.getters import Answers
+from .deepspeed.offload_states import PutAway
 from .first_loss import never_gathered_reads
-from .held import HeldMemory
-from .memory_copies import CopiesInMemory
+from .memory_queries import HeldMemory
+from .model_guard import Taken
+from .ownership import let_go, note_outcome, take_over
 from .parts import SCRIPT_PHASE, EngineParts
-from .put_away import PutAway
 from .report import StepReport
+from .saving.checkpoints import Checkpoints
+from .saving.export import WholeWeights
+from .saving.memory_copies import CopiesInMemory
+from .saving.stopping import Departure, Stopping
 from .script_backward import ScriptBackwards, check_loss
 from .state import Counters
 from .step import StepResult, take_step
-from .stopping import Departure, Stopping
-from .taken import Taken
-from .wrapping import let_go, note_outcome, take_over
 
 
 class Engine(

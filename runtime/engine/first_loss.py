@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..zero.unit import ParamUnit
+from ..zero.units.unit import ParamUnit
 
 #: How nodes of reads that got a gathered copy are called, see [Note: reads outside] in zero/outside.py.
 _GATHERED_READ = "_HandedOut"

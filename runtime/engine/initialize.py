@@ -13,60 +13,60 @@ from typing import Any
 from torch import nn, optim
 from torch.utils.data import Dataset, IterableDataset
 
-from dsrun.checkpoint_files.storage_registry import place_of
+from dsrun.checkpoint_files.storage.registry import place_of
 from dsrun.config.buckets import tell_auto
 from dsrun.config.load import load
-from dsrun.config.source import ConfigSource
-from dsrun.contract import resume_folder
+from dsrun.config.text.source import ConfigSource
+from dsrun.contract.environment import resume_folder
+from dsrun.contract.heartbeats import process_writer
 from dsrun.direct_io.configured import io_settings
 from dsrun.errors import ModelError
-from dsrun.heartbeats import process_writer
 
 from ..activation.activate import activate
 from ..activation.configured import is_configured, named_generators
-from ..checkpoint.fence import Fence
-from ..checkpoint.saver import Saver
+from ..checkpoint.save.fence import Fence
+from ..checkpoint.save.saver import Saver
 from ..data.loader import LoaderWishes, TrainingLoader
 from ..data.stream import StreamLoader
 from ..memory.arenas import Arenas
 from ..memory.bus import bus_for
 from ..memory.pages import give_freed_pages_back
-from ..mesh.agreement import largest
-from ..mesh.gpus import choose_device
-from ..mesh.groups import make_mesh, present_backend, separate_reductions
-from ..mesh.noticeboard import noticeboard
+from ..mesh.agree.same import largest
+from ..mesh.host_memory.noticeboard import noticeboard
+from ..mesh.join.gpus import choose_device
+from ..mesh.join.groups import make_mesh, present_backend, separate_reductions
 from ..mesh.spec import DATA_AXIS, MeshSpec
 from ..observe.records import RecordWriter
-from ..offload.split_masters import SplitMasters
+from ..offload.states.split_masters import SplitMasters
 from ..optim.groups import assign_groups, check_trainable
 from ..optim.sharded import ShardOptimizer
-from ..optim.state_format import FP32_STATES, STATE_FORMATS
+from ..optim.states.format import FP32_STATES, STATE_FORMATS
 from ..precision.built import changed_dtypes
 from ..precision.configured import autocast_of, loss_scale_of, policy_of, skips_non_finite
 from ..precision.fp8 import use_fp8
 from ..precision.kept import cast_at_borders
 from ..precision.linear import use_memory_efficient_linear
-from ..zero.access import ParamAccess
-from ..zero.construct import outside_of_constructions
-from ..zero.hooks import UnitHooks
-from ..zero.leaves import is_leaf
-from ..zero.state_dicts import watch_state_dicts
-from .arguments import check_parallelism, config_source
-from .checkpoints import policy_of_saving
-from .comparison import check_same_everywhere
-from .cut import cut_model
-from .disk import finder_of, foreseen_states, states_on_disk, tell_of_drives, wear_of
-from .distributed import join_job
+from ..zero.access.state_dicts import watch_state_dicts
+from ..zero.access.whole import ParamAccess
+from ..zero.build.construct import outside_of_constructions
+from ..zero.hooks.modules import UnitHooks
+from ..zero.units.leaves import is_leaf
+from .compose.arguments import check_parallelism, config_source
+from .compose.comparison import check_same_everywhere
+from .compose.distributed import join_job
+from .compose.optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
+from .compose.start_report import open_run, records_path, say_once
 from .engine import Engine
-from .hosted import host_tier, update_on_host
-from .memory_copies import memory_copies_of
-from .moving import MovingUpdate, moving_update, tell_prediction
-from .opening import open_run, records_path, say_once
-from .optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
+from .host.build import host_tier, update_on_host
+from .host.disk import finder_of, foreseen_states, states_on_disk, tell_of_drives, wear_of
+from .host.migration import MovingUpdate, moving_update, tell_prediction
+from .host.residency import Staying, looks_again
+from .ownership import check_unwrapped
 from .parts import SCRIPT_PHASE, EngineParts, Scheduler
-from .staying import Staying, looks_again
+from .saving.checkpoints import policy_of_saving
+from .saving.memory_copies import memory_copies_of
+from .shard import cut_model
 from .step import StepParts
-from .wrapping import check_unwrapped
 
 
 @outside_of_constructions()  # a script may call it inside `zero.Init`

@@ -9,26 +9,26 @@ from typing import Any, Protocol
 import torch
 from torch import nn, optim
 
-from dsrun.checkpoint_files.storage import Place
+from dsrun.checkpoint_files.storage.places import Place
 from dsrun.config.batch import BatchSizes
-from dsrun.heartbeats import HeartbeatWriter
+from dsrun.contract.heartbeats import HeartbeatWriter
 
 from ..activation.activate import Activations
-from ..checkpoint.memory_copy import MemoryCopies
-from ..checkpoint.saver import Saver
-from ..checkpoint.sources import OnDrive
+from ..checkpoint.memory_copy.copies import MemoryCopies
+from ..checkpoint.save.saver import Saver
+from ..checkpoint.staging.sources import OnDrive
 from ..data.loader import LoaderWishes, TrainingLoader
 from ..data.stream import StreamLoader
 from ..memory.arenas import Arenas
 from ..memory.bus import Bus
 from ..mesh.collectives import Collectives
-from ..mesh.groups import ProcessGroupMesh
+from ..mesh.join.groups import ProcessGroupMesh
 from ..observe.records import RecordWriter
 from ..observe.wear import DiskWear
 from ..precision.loss_scale import LossScale
-from ..zero.hooks import UnitHooks
-from ..zero.torn import TornState
-from ..zero.unit import ParamUnit
+from ..zero.access.torn import TornState
+from ..zero.hooks.modules import UnitHooks
+from ..zero.units.unit import ParamUnit
 from .step import StepParts
 
 #: Phase between calls of the engine: the script loads data, computes its loss or does what the engine does not see.

@@ -8,7 +8,7 @@ import time
 import torch
 from torch import Tensor
 
-from dsrun.contract import STEP_EVENT
+from dsrun.contract.environment import STEP_EVENT
 
 from ..mesh.collectives import Collectives
 from ..observe.memory import used_bytes

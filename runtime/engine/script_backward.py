@@ -17,7 +17,7 @@ from torch import Tensor
 from dsrun.errors import ModelError
 
 from ..compat import keeps_graph, uses_autograd_threads
-from ..zero.timeline import ScriptBackward
+from ..zero.hooks.timeline import ScriptBackward
 from .parts import EngineParts
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def check_loss(loss: object, who: str, *, hint: str) -> None:
 
 
 def _refuse_without_engine(drop_strays: Callable[[], None]) -> NoReturn:
-    """Refuses a backward whose gradients nobody would take: parameters have none of their own, see `reducer.py`."""
+    """Refuses a backward whose gradients nobody would take, see `zero/grads/reducer.py`."""
     drop_strays()
     raise ModelError(
         "loss.backward(): the engine of the model is gone, and the gradients would be lost",

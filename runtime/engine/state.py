@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..protocols import StateEntry
-from ..zero.partition_parameters import memory_of
-from ..zero.pretrained import persistent_buffers
-from ..zero.trained import is_trained
-from ..zero.unit import ParamUnit
+from ..zero.build.pretrained import persistent_buffers
+from ..zero.units.partition_parameters import memory_of
+from ..zero.units.trained import is_trained
+from ..zero.units.unit import ParamUnit
 
 
 @dataclass(slots=True)

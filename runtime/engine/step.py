@@ -13,12 +13,12 @@ from ..mesh.collectives import Collectives
 from ..optim.norm import clip_factor, global_totals
 from ..optim.sharded import ShardOptimizer
 from ..precision.non_finite import first_non_finite
-from ..zero.plan import ZeroPlan
-from ..zero.publisher import publish
-from ..zero.reducer import GradReducer
-from ..zero.script_writes import ScriptWrites
-from ..zero.store import ParamStore
-from ..zero.unit import ParamUnit
+from ..zero.access.script_writes import ScriptWrites
+from ..zero.grads.reducer import GradReducer
+from ..zero.params.publisher import publish
+from ..zero.params.store import ParamStore
+from ..zero.units.plan import ZeroPlan
+from ..zero.units.unit import ParamUnit
 
 
 @dataclass(frozen=True, slots=True)

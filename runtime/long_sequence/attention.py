@@ -1,6 +1,6 @@
 """`attention`: scaled-dot-product attention by a kernel chosen from shapes, format, device and mask.
 
-What kernels can and hold is known in `dsrun.attention_kernels`; here torch is asked and called.
+What kernels can and hold is known in `dsrun.choices.attention_kernels`; here torch is asked and called.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dsrun.attention_kernels import (
+from dsrun.choices.attention_kernels import (
     KERNELS,
     AttentionCall,
     AttentionKernel,

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from ..optim.exact_sums import power_of_two
+from ..optim.structure.exact_sums import power_of_two
 from .loss_kernels import Reduction
 
 

@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 from dsrun.errors import ModelError
 
 from ..activation.configured import get_cuda_rng_tracker
-from ..activation.surroundings import Surroundings
+from ..activation.recompute.surroundings import Surroundings
 from .uncompiled import uncompiled
 
 #: Of the input: positions of a sequence are the last dimension but one.

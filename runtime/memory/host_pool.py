@@ -25,7 +25,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dsrun.host_memory import read_host_memory
+from dsrun.host.memory import read_host_memory
 from dsrun.units import format_bytes
 
 from .page_lock import CannotLock, CudaLock, Lock

@@ -35,8 +35,8 @@ from dsrun.errors import DsrunError
 
 from ..compat import all_gather_single, backends_of, reduce_scatter_single, store_of
 from .collectives import Pending, Traffic, Unobserved, WaitObserver, own_slice, part_numels, wait_name
-from .where import Where
-from .whereabouts import Whereabouts
+from .last_positions import Whereabouts
+from .step_position import Where
 
 #: Between two looks at whether a collective has ended.
 _LOOK_S = 0.001

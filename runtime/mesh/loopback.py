@@ -19,8 +19,8 @@ from torch import Tensor
 from dsrun.errors import ModelError
 
 from .collectives import Done, Pending, Traffic, Unobserved, WaitObserver, own_slice, part_numels, wait_name
+from .step_position import Where
 from .sums import reduce_in_order
-from .where import Where
 
 _Result = TypeVar("_Result")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dsrun.contract import MEMORY_HISTORY_ENV, RUN_DIR_ENV
+from dsrun.contract.environment import MEMORY_HISTORY_ENV, RUN_DIR_ENV
 from dsrun.memory_use.stacks import StacksAtPeak, StackUse
 
 from ..compat import memory_trace, start_memory_history, stop_memory_history

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsrun.gathering import USUAL_SLOTS, GatherPlan, plan_slots
+from dsrun.choices.gather_plan import USUAL_SLOTS, GatherPlan, plan_slots
 
 from ..layout.unit_layout import UnitLayout
-from ..optim.state_format import FP32_STATES, StateFormat
+from ..optim.states.format import FP32_STATES, StateFormat
 from ..precision.policy import PrecisionPolicy
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")

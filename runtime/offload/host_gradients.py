@@ -1,6 +1,7 @@
 """Reduced gradients on their way to host memory: once a step, in the dtype in which they travelled between ranks.
 
-Implements zero's `GradSums` without knowing units: ranges have numbers. Who steps on them: `cpu_optimizer.py`.
+Implements zero's `GradSums` without knowing units: ranges have numbers. Who steps on them:
+`offload/step/cpu_optimizer.py`.
 
 [Note: once over the bus]
 Where a step has one micro step, a gradient leaves the device as soon as it is reduced, as it is (bf16), into a buffer
@@ -10,8 +11,8 @@ the device does it, in place.
 Where micro steps are added up, that happens in fp32 on the device, and the sums leave it when the step comes to them,
 through two buffers. A step that adds up though none was announced (`set_train_batch_size`, two backwards a step), or
 whose gradients a script edits, brings back what has left and goes on like that.
-Where ranges are stepped ahead (`speculation.py`), sums have host buffers of their own, and leave the device as soon as
-the last micro step has been added.
+Where ranges are stepped ahead (`offload/ahead/speculation.py`), sums have host buffers of their own, and leave the
+device as soon as the last micro step has been added.
 
 [Note: same bits] Norms are taken of the very numbers that an optimizer on the device would have seen: piece by piece,
 in fp32 and divided by the ranks. A power of two is not taken out of the norm afterwards: squares may underflow.

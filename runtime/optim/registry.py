@@ -15,15 +15,15 @@ from torch import nn, optim
 
 from dsrun.errors import ModelError
 
-from .adafactor import Adafactor
-from .adam_mini import AdamMini
-from .aliases import DeepSpeedCPUAdagrad, DeepSpeedCPUAdam, FusedAdam
-from .eight_bit import Adam8bit, Lion8bit
-from .lamb import Lamb
-from .lion import Lion
-from .muon import Muon
-from .structured import StructuredOptimizer
-from .uncorrected_adam import UncorrectedAdam
+from .algorithms.adafactor import Adafactor
+from .algorithms.adam_mini import AdamMini
+from .algorithms.deepspeed_classes import DeepSpeedCPUAdagrad, DeepSpeedCPUAdam, FusedAdam
+from .algorithms.eight_bit import Adam8bit, Lion8bit
+from .algorithms.lamb import Lamb
+from .algorithms.lion import Lion
+from .algorithms.muon import Muon
+from .algorithms.uncorrected_adam import UncorrectedAdam
+from .structure.base import StructuredOptimizer
 
 #: With the number of states each keeps for an element, besides those of `_MORE_STATES`.
 _ELEMENTWISE: dict[type[optim.Optimizer], int] = {

@@ -1,7 +1,7 @@
 """An optimizer over the owned ranges of all units: its leaves, and the steps it takes over them.
 
-It neither reduces gradients nor publishes parameters. What it keeps for its leaves stands in `housed_states.py`, what a
-checkpoint has of that in `saved_states.py`.
+It neither reduces gradients nor publishes parameters. What it keeps for its leaves stands in `optim/states/placed.py`,
+what a checkpoint has of that in `optim/states/saved.py`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ..memory.arenas import Arenas
 from ..memory.host_pool import HostPool
 from ..mesh.collectives import Collectives
 from ..protocols import ChangeFence, OwnedRange
-from .histories import Histories
-from .housed_states import HousedStates
-from .housing import StatePlaces, house
-from .option_values import kept_option
 from .registry import adopt, check_range_by_range, check_rounded_states, states_of_group
-from .runs import Run, cut_points, cut_run, cut_runs
-from .saved_states import SavedStates
-from .state_format import FP32_STATES, StateFormat
-from .structured import StructuredOptimizer, TensorInfo
+from .states.format import FP32_STATES, StateFormat
+from .states.histories import Histories
+from .states.option_values import kept_option
+from .states.placed import HousedStates
+from .states.places import StatePlaces, house
+from .states.saved import SavedStates
+from .structure.base import StructuredOptimizer, TensorInfo
+from .structure.runs import Run, cut_points, cut_run, cut_runs
 from .windowed import step_range_by_range
 
 

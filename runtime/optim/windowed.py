@@ -16,7 +16,7 @@ from itertools import groupby
 
 from torch import optim
 
-from .runs import Run
+from .structure.runs import Run
 
 
 def step_range_by_range(

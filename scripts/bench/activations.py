@@ -141,7 +141,7 @@ def make_ours(size: Size, **keys: Any) -> Callable[[], None]:
     """Returns the same of a model whose blocks dsrun treats as the config's section says."""
     from dsrun.config.sections.activation import ActivationCheckpointing
     from dsrun.runtime.activation.activate import activate
-    from dsrun.runtime.activation.rng import RngTracker
+    from dsrun.runtime.activation.recompute.rng import RngTracker
 
     model = Blocks(size.width, plainly)
     section = ActivationCheckpointing.model_validate(keys)

@@ -18,15 +18,15 @@ from pathlib import Path
 
 from scale import Silence
 
-from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.job_output import JobOutput
-from dsrun.launcher.job_run import JobRun, Policies
-from dsrun.launcher.keepalive import BEATS_PER_LEASE
-from dsrun.launcher.plan import LaunchPlan, Program, make_plan
-from dsrun.launcher.preflight import Wants
-from dsrun.launcher.preflight_run import check_hosts
+from dsrun.launcher.hosts.spec import Allocation, HostSpec
+from dsrun.launcher.logs.job_output import JobOutput
+from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
+from dsrun.launcher.preflight.findings import Wants
+from dsrun.launcher.preflight.run import check_hosts
 from dsrun.launcher.protocol import Output
-from dsrun.launcher.survey import Survey
+from dsrun.launcher.session.job_run import JobRun, Policies
+from dsrun.launcher.session.keepalive import BEATS_PER_LEASE
+from dsrun.launcher.survey.client import Survey
 from dsrun.launcher.transport.base import Channel, Transport
 
 BLOCK_BYTES = 1_000_000

@@ -141,8 +141,8 @@ def measure_read_floors(state: State, target: Path, rounds: Rounds, staging: tor
 def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, Any], staging: torch.Tensor) -> None:
     """Beside training, and in it; then loading."""
     from dsrun.checkpoint_files.parse import read_index
-    from dsrun.runtime.checkpoint.load import read
-    from dsrun.runtime.checkpoint.under_way import Wanted
+    from dsrun.runtime.checkpoint.format.load import read
+    from dsrun.runtime.checkpoint.save.request import Wanted
     from dsrun.runtime.protocols import StateEntry
 
     def want() -> Wanted:
@@ -189,11 +189,11 @@ def measure_dsrun(state: State, folder: Path, rounds: Rounds, savers: dict[str, 
 def share_blocks(index: Any) -> dict[str, Any]:
     """What `read` is given where ranks of a host want the same blocks; nothing in a commit before."""
     try:
-        from dsrun.checkpoint_files.shared_blocks import SharedBlocks, shared_bytes
+        from dsrun.checkpoint_files.blocks.shared import SharedBlocks, shared_bytes
     except ImportError:
         return {}
-    from dsrun.runtime.mesh.segments import share_memory
-    from dsrun.runtime.mesh.shared_memory import exchange_over
+    from dsrun.runtime.mesh.host_memory.collectives import exchange_over
+    from dsrun.runtime.mesh.host_memory.segments import share_memory
 
     world = dist.group.WORLD
     assert world is not None
@@ -254,23 +254,23 @@ def run_rank(args: argparse.Namespace) -> None:
     state, rounds = State(args.mib, rank, size), Rounds()
     staging = on_huge_pages(state.nbytes() + (1 << 20))
     if args.only == "dsrun":
-        from dsrun.runtime.checkpoint import writer_process
+        from dsrun.runtime.checkpoint.staging import writer_process
 
         # The writer's modules are the other checkout's too, whatever this environment has installed.
         before, after = "sys.path += sys.argv[2:]", "sys.path[:0] = sys.argv[2:]"
         writer_process._PROGRAM = writer_process._PROGRAM.replace(before, after)
     savers: dict[str, Any] = {}
     if args.only != "pickle":
-        from dsrun.runtime.checkpoint.policy import SavePolicy
-        from dsrun.runtime.checkpoint.saver import Saver
+        from dsrun.runtime.checkpoint.format.policy import SavePolicy
+        from dsrun.runtime.checkpoint.save.saver import Saver
         from dsrun.runtime.mesh.c10d import GlooCollectives
-        from dsrun.runtime.mesh.noticeboard import noticeboard
-        from dsrun.runtime.mesh.where import Where
+        from dsrun.runtime.mesh.host_memory.noticeboard import noticeboard
+        from dsrun.runtime.mesh.step_position import Where
 
         world = dist.group.WORLD
         assert world is not None
         collectives = GlooCollectives(world, None, reductions=world, where=Where())
-        from dsrun.runtime.checkpoint.fence import Fence
+        from dsrun.runtime.checkpoint.save.fence import Fence
 
         for name, asynchronous, later in (
             ("beside", True, False),

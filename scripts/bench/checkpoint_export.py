@@ -20,10 +20,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from dsrun.checkpoint_files.calls import FileCalls
-from dsrun.checkpoint_files.publish import BOXES_KEY, Publication, file_name, publish
-from dsrun.checkpoint_files.tensor_header import header_bytes
-from dsrun.checkpoint_files.write_file import write_pieces
+from dsrun.checkpoint_files.blocks.write_file import write_pieces
+from dsrun.checkpoint_files.folder.publish import BOXES_KEY, Publication, file_name, publish
+from dsrun.checkpoint_files.storage.calls import FileCalls
+from dsrun.checkpoint_files.tensors.header import header_bytes
 
 TENSOR_BYTES = 64 << 20
 

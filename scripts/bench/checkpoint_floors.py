@@ -54,7 +54,7 @@ def copying(flats: list[Tensor], into: Tensor) -> Callable[[], None]:
 
 def copying_by_idle_cores(flats: list[Tensor], into: Tensor) -> Callable[[], None]:
     """Returns what does the same by as many threads as dsrun takes."""
-    from dsrun.runtime.checkpoint.host_copy import copy_bytes, own_idle_threads
+    from dsrun.runtime.checkpoint.format.host_copy import copy_bytes, own_idle_threads
 
     def copy() -> None:
         copies, offset = [], 0

@@ -28,7 +28,7 @@ from torch import Tensor
 from dsrun.runtime.compat import TCPStore, all_gather_single, reduce_scatter_single
 from dsrun.runtime.mesh.c10d import GlooCollectives
 from dsrun.runtime.mesh.collectives import own_slice
-from dsrun.runtime.mesh.shared_memory import SharedMemoryCollectives
+from dsrun.runtime.mesh.host_memory.collectives import SharedMemoryCollectives
 from dsrun.runtime.mesh.sums import reduce_in_order
 
 #: What the project demands of collectives in shared memory.

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dsrun
-from dsrun.contract import RankInfo
+from dsrun.contract.environment import RankInfo
 from dsrun.runtime.compat import TCPStore
 from dsrun.units import format_bytes
 

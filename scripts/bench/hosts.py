@@ -45,9 +45,9 @@ from rounds import Bar, Rows
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-from dsrun.launcher.hostfile import read_hostfile
-from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.plan import DEFAULT_LEASE_S
+from dsrun.launcher.hosts.hostfile import read_hostfile
+from dsrun.launcher.hosts.spec import HostSpec
+from dsrun.launcher.plan.launch_plan import DEFAULT_LEASE_S
 from dsrun.launcher.transport.choice import ReachSettings, TransportName, make_transport
 from support.many_hosts import hostfile
 from support.namespaces import Rig, why_no_hosts

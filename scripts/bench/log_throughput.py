@@ -23,8 +23,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.launcher.log_files import log_path, older_parts
-from dsrun.launcher.log_reader import read_lines, read_log
+from dsrun.launcher.logs.files import log_path, older_parts
+from dsrun.launcher.logs.reader import read_lines, read_log
 
 WRITER = """
 import os, sys

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from rounds import Rows
 from torch import Tensor, nn
 
-from dsrun.attention_kernels import AttentionCall, kernel_bytes
+from dsrun.choices.attention_kernels import AttentionCall, kernel_bytes
 from dsrun.long_sequence import attention, linear_cross_entropy, tiled
 from dsrun.runtime.long_sequence.attention import choice_for
 from dsrun.runtime.long_sequence.loss_kernels import loss_bytes, tokens_at_a_time

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from dsrun.launcher.hostfile import read_hostfile
-from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.plan import DEFAULT_LEASE_S
-from dsrun.launcher.preflight import Wants
-from dsrun.launcher.preflight_run import check_hosts
-from dsrun.launcher.survey import ANSWER_PATIENCE_S, Answer, Arguments, Survey
+from dsrun.launcher.hosts.hostfile import read_hostfile
+from dsrun.launcher.hosts.spec import HostSpec
+from dsrun.launcher.plan.launch_plan import DEFAULT_LEASE_S
+from dsrun.launcher.preflight.findings import Wants
+from dsrun.launcher.preflight.run import check_hosts
+from dsrun.launcher.survey.client import ANSWER_PATIENCE_S, Answer, Arguments, Survey
 from dsrun.launcher.transport.base import Transport
 from dsrun.launcher.transport.choice import TRANSPORTS, ReachSettings, TransportName, make_transport
 

@@ -29,11 +29,11 @@ from typing import Any
 
 from rounds import Bar, Rows
 
-from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.job_output import JobOutput
-from dsrun.launcher.job_run import JobRun, Policies
-from dsrun.launcher.plan import LaunchPlan, Program, make_plan
+from dsrun.launcher.hosts.spec import Allocation, HostSpec
+from dsrun.launcher.logs.job_output import JobOutput
+from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
 from dsrun.launcher.protocol import Exit, Finished, Hello, Listening, Meet, Output, Start, Started
+from dsrun.launcher.session.job_run import JobRun, Policies
 from dsrun.launcher.transport.base import Transport
 from dsrun.launcher.transport.fake import Await, FakeTransport, Step
 from dsrun.launcher.transport.local import LocalTransport

@@ -33,10 +33,10 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 
 import dsrun
-from dsrun.contract import RankInfo
+from dsrun.contract.environment import RankInfo
 from dsrun.runtime.compat import TCPStore
 from dsrun.runtime.mesh.collectives import Pending
-from dsrun.runtime.mesh.shared_memory import SharedMemoryCollectives
+from dsrun.runtime.mesh.host_memory.collectives import SharedMemoryCollectives
 
 
 class Block(nn.Module):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dsrun import checkpointing, comm, data, long_sequence, ops, utils, zero
-    from dsrun.heartbeats import heartbeat
-    from dsrun.runtime.engine.arguments import add_config_arguments
-    from dsrun.runtime.engine.distributed import init_distributed
+    from dsrun.contract.heartbeats import heartbeat
+    from dsrun.runtime.engine.compose.arguments import add_config_arguments
+    from dsrun.runtime.engine.compose.distributed import init_distributed
     from dsrun.runtime.engine.engine import Engine
     from dsrun.runtime.engine.engine import Engine as DeepSpeedEngine
     from dsrun.runtime.engine.initialize import initialize
-    from dsrun.runtime.zero.on_device import OnDevice
+    from dsrun.runtime.zero.build.on_device import OnDevice
 
 __version__ = version = "0.1.0"
 
@@ -39,11 +39,11 @@ __all__ = [
 ]
 
 _HOME = {
-    "OnDevice": "dsrun.runtime.zero.on_device",
+    "OnDevice": "dsrun.runtime.zero.build.on_device",
     "Engine": "dsrun.runtime.engine.engine",
-    "add_config_arguments": "dsrun.runtime.engine.arguments",
-    "heartbeat": "dsrun.heartbeats",
-    "init_distributed": "dsrun.runtime.engine.distributed",
+    "add_config_arguments": "dsrun.runtime.engine.compose.arguments",
+    "heartbeat": "dsrun.contract.heartbeats",
+    "init_distributed": "dsrun.runtime.engine.compose.distributed",
     "initialize": "dsrun.runtime.engine.initialize",
 }
 
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
     if name == "DeepSpeedEngine":  # what scripts written for DeepSpeed ask isinstance of
         name = "Engine"
     if name not in _HOME:
-        raise importlib.import_module("dsrun.absent").missing(__name__, name)
+        raise importlib.import_module("dsrun.deepspeed_missing").missing(__name__, name)
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

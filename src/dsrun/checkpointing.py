@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         profile_table,
         reset,
     )
-    from dsrun.runtime.activation.reversible import Reversible, ReversibleStack
+    from dsrun.runtime.activation.recompute.reversible import Reversible, ReversibleStack
 
 __all__ = [
     "Reversible",
@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 _HOME = dict.fromkeys(__all__, "dsrun.runtime.activation.configured") | {
-    "Reversible": "dsrun.runtime.activation.reversible",
-    "ReversibleStack": "dsrun.runtime.activation.reversible",
+    "Reversible": "dsrun.runtime.activation.recompute.reversible",
+    "ReversibleStack": "dsrun.runtime.activation.recompute.reversible",
 }
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dsrun.absent import missing
+from dsrun.deepspeed_missing import missing
 
 if TYPE_CHECKING:
-    from dsrun.runtime.engine.distributed import init_distributed
+    from dsrun.runtime.engine.compose.distributed import init_distributed
 
 __all__ = ["get_local_rank", "init_distributed"]
 
 
 def get_local_rank() -> int:
     """Returns this process's rank among those of its host."""
-    from dsrun.contract import RankInfo
+    from dsrun.contract.environment import RankInfo
 
     return RankInfo.from_env().local_rank
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     if name == "init_distributed":
-        return importlib.import_module("dsrun.runtime.engine.distributed").init_distributed
+        return importlib.import_module("dsrun.runtime.engine.compose.distributed").init_distributed
     distributed = importlib.import_module("torch.distributed")
     if name.startswith("_") or not hasattr(distributed, name):
         raise missing(__name__, name)

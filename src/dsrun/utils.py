@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dsrun.absent import missing
+from dsrun.deepspeed_missing import missing
 
 if TYPE_CHECKING:
-    from dsrun.rank_log import log_dist, log_dist_once, logger, set_log_level_from_string
+    from dsrun.log_on_ranks import log_dist, log_dist_once, logger, set_log_level_from_string
     from dsrun.runtime.data.repeating import RepeatingLoader
-    from dsrun.runtime.zero.fragments import (
+    from dsrun.runtime.zero.access.fragments import (
         safe_get_full_fp32_param,
         safe_get_full_grad,
         safe_get_full_optimizer_state,
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
         safe_set_local_optimizer_state,
         safe_update_full_grad_vectorized,
     )
-    from dsrun.runtime.zero.leaves import get_leaf_modules as get_z3_leaf_modules
-    from dsrun.runtime.zero.leaves import is_leaf as z3_leaf_module
-    from dsrun.runtime.zero.leaves import set_leaf_module as set_z3_leaf_module
-    from dsrun.runtime.zero.leaves import set_leaf_modules as set_z3_leaf_modules
-    from dsrun.runtime.zero.leaves import set_leaf_modules_by_name as set_z3_leaf_modules_by_name
-    from dsrun.runtime.zero.leaves import set_leaf_modules_by_suffix as set_z3_leaf_modules_by_suffix
-    from dsrun.runtime.zero.leaves import unset_leaf_modules as unset_z3_leaf_modules
-    from dsrun.runtime.zero.leaves import unset_leaf_modules_by_name as unset_z3_leaf_modules_by_name
-    from dsrun.runtime.zero.leaves import unset_leaf_modules_by_suffix as unset_z3_leaf_modules_by_suffix
-    from dsrun.runtime.zero.on_device import OnDevice
+    from dsrun.runtime.zero.build.on_device import OnDevice
+    from dsrun.runtime.zero.units.leaves import get_leaf_modules as get_z3_leaf_modules
+    from dsrun.runtime.zero.units.leaves import is_leaf as z3_leaf_module
+    from dsrun.runtime.zero.units.leaves import set_leaf_module as set_z3_leaf_module
+    from dsrun.runtime.zero.units.leaves import set_leaf_modules as set_z3_leaf_modules
+    from dsrun.runtime.zero.units.leaves import set_leaf_modules_by_name as set_z3_leaf_modules_by_name
+    from dsrun.runtime.zero.units.leaves import set_leaf_modules_by_suffix as set_z3_leaf_modules_by_suffix
+    from dsrun.runtime.zero.units.leaves import unset_leaf_modules as unset_z3_leaf_modules
+    from dsrun.runtime.zero.units.leaves import unset_leaf_modules_by_name as unset_z3_leaf_modules_by_name
+    from dsrun.runtime.zero.units.leaves import unset_leaf_modules_by_suffix as unset_z3_leaf_modules_by_suffix
 
 __all__ = [
     "OnDevice",
@@ -70,11 +70,11 @@ __all__ = [
 ]
 
 _HOME = {
-    "OnDevice": "dsrun.runtime.zero.on_device",
+    "OnDevice": "dsrun.runtime.zero.build.on_device",
     "RepeatingLoader": "dsrun.runtime.data.repeating",
-    **dict.fromkeys(("log_dist", "log_dist_once", "logger", "set_log_level_from_string"), "dsrun.rank_log"),
-    **{name: "dsrun.runtime.zero.fragments" for name in __all__ if name.startswith("safe_")},
-    **{name: "dsrun.runtime.zero.leaves" for name in __all__ if "z3_leaf" in name},
+    **dict.fromkeys(("log_dist", "log_dist_once", "logger", "set_log_level_from_string"), "dsrun.log_on_ranks"),
+    **{name: "dsrun.runtime.zero.access.fragments" for name in __all__ if name.startswith("safe_")},
+    **{name: "dsrun.runtime.zero.units.leaves" for name in __all__ if "z3_leaf" in name},
 }
 #: Names that are others where they live.
 _THERE = {name: name.replace("_z3_", "_") for name in __all__ if "_z3_" in name} | {"z3_leaf_module": "is_leaf"}

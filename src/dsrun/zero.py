@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dsrun.absent import missing
+from dsrun.deepspeed_missing import missing
 
 if TYPE_CHECKING:
-    from dsrun.runtime.engine.construct import Init
-    from dsrun.runtime.zero.external import register_external_parameter, unregister_external_parameter
-    from dsrun.runtime.zero.fragments import (
+    from dsrun.runtime.engine.compose.construct import Init
+    from dsrun.runtime.zero.access.external import register_external_parameter, unregister_external_parameter
+    from dsrun.runtime.zero.access.fragments import (
         safe_get_full_fp32_param,
         safe_get_full_grad,
         safe_get_full_optimizer_state,
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
         safe_set_local_optimizer_state,
         safe_update_full_grad_vectorized,
     )
-    from dsrun.runtime.zero.gathered import GatheredParameters, unwrap_model_for_generation
-    from dsrun.runtime.zero.leaves import set_leaf_modules
-    from dsrun.runtime.zero.partition_parameters import ZeroParamStatus, is_zero_param
-    from dsrun.runtime.zero.pretrained import load_pretrained
+    from dsrun.runtime.zero.access.gathered import GatheredParameters, unwrap_model_for_generation
+    from dsrun.runtime.zero.build.pretrained import load_pretrained
+    from dsrun.runtime.zero.units.leaves import set_leaf_modules
+    from dsrun.runtime.zero.units.partition_parameters import ZeroParamStatus, is_zero_param
 
 __all__ = [
     "GatheredParameters",
@@ -58,16 +58,16 @@ __all__ = [
 ]
 
 _ZERO = "dsrun.runtime.zero"
-_HOME = {name: f"{_ZERO}.fragments" for name in __all__ if name.startswith("safe_")} | {
-    "GatheredParameters": f"{_ZERO}.gathered",
-    "Init": "dsrun.runtime.engine.construct",
-    "load_pretrained": f"{_ZERO}.pretrained",
-    "ZeroParamStatus": f"{_ZERO}.partition_parameters",
-    "set_leaf_modules": f"{_ZERO}.leaves",
-    "is_zero_param": f"{_ZERO}.partition_parameters",
-    "register_external_parameter": f"{_ZERO}.external",
-    "unregister_external_parameter": f"{_ZERO}.external",
-    "unwrap_model_for_generation": f"{_ZERO}.gathered",
+_HOME = {name: f"{_ZERO}.access.fragments" for name in __all__ if name.startswith("safe_")} | {
+    "GatheredParameters": f"{_ZERO}.access.gathered",
+    "Init": "dsrun.runtime.engine.compose.construct",
+    "load_pretrained": f"{_ZERO}.build.pretrained",
+    "ZeroParamStatus": f"{_ZERO}.units.partition_parameters",
+    "set_leaf_modules": f"{_ZERO}.units.leaves",
+    "is_zero_param": f"{_ZERO}.units.partition_parameters",
+    "register_external_parameter": f"{_ZERO}.access.external",
+    "unregister_external_parameter": f"{_ZERO}.access.external",
+    "unwrap_model_for_generation": f"{_ZERO}.access.gathered",
 }
 
 

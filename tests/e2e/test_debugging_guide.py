@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.placement import Placement
-from dsrun.launcher.stdin_choice import why_no_stdin
+from dsrun.launcher.hosts.spec import Allocation, HostSpec
+from dsrun.launcher.launch.host_placement import Placement
+from dsrun.launcher.launch.stdin_choice import why_no_stdin
 from support.cli import clean_environment
 from support.terminals import Terminal
 

@@ -1,6 +1,6 @@
 """Fault matrix, part C, as a job sees it: saves beside training that are cut short, fail, or end with the script.
 
-What each step of a save leaves: tests/runtime/checkpoint/test_crashes.py, test_killed_saves.py and test_saver.py.
+What each step of a save leaves: tests/runtime/checkpoint/save/test_crashes.py, test_killed_saves.py and test_saver.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.checkpoint_files.folder import complete_tags, latest_tag
+from dsrun.checkpoint_files.folder.verify import verify
 from dsrun.checkpoint_files.parse import read_index
-from dsrun.checkpoint_files.verify import verify
+from dsrun.checkpoint_files.storage.tags import complete_tags, latest_tag
 from support.faults import HARD_LIMIT_S, launched
 from support.many_hosts import launched_on_hosts
 from support.namespaces import hosts, why_no_hosts
@@ -112,7 +112,7 @@ def test_C6_training_goes_on_after_a_checkpoint_that_failed(tmp_path: Path) -> N
 SLOW = """
 import os, sys, threading, dsrun
 dsrun.heartbeat(phase="start")
-from dsrun.checkpoint_files.calls import FileCalls
+from dsrun.checkpoint_files.storage.calls import FileCalls
 import torch
 from torch import nn
 if os.environ["RANK"] == "0":

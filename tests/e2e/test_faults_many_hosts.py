@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.job_output import JobOutput
-from dsrun.launcher.job_run import JobRun, Policies
-from dsrun.launcher.plan import Program, make_plan
+from dsrun.launcher.hosts.spec import Allocation, HostSpec
+from dsrun.launcher.logs.job_output import JobOutput
+from dsrun.launcher.plan.launch_plan import Program, make_plan
+from dsrun.launcher.session.job_run import JobRun, Policies
 from dsrun.launcher.transport.local import LocalChannel, LocalTransport
 from support.faults import HARD_LIMIT_S
 from support.jobs import RecordingSink

@@ -32,7 +32,7 @@ engine.destroy()
 #: Says the same without torch, and what it was given.
 WHO = """
 import os, sys
-from dsrun.contract import RankInfo
+from dsrun.contract.environment import RankInfo
 info = RankInfo.from_env()
 given = [*sys.argv[1:], os.environ["MINE"], os.path.basename(os.environ["DSRUN_CONFIG"])]
 sys.stdout.write(f"rank {info.rank} of {info.world_size} {info.local_rank} {' '.join(given)}\\n")

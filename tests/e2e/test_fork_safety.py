@@ -59,7 +59,7 @@ def in_the_spawner(folder: Path, source: str) -> None:
     """Has every spawner run `source` as its interpreter starts, as a user's own `sitecustomize` would."""
     (folder / "path").mkdir()
     body = "".join(f"    {line}\n" for line in source.splitlines())
-    start = "import sys\nif 'dsrun.launcher.spawner' in ' '.join(sys.orig_argv):\n"
+    start = "import sys\nif 'dsrun.launcher.agent.start.spawner' in ' '.join(sys.orig_argv):\n"
     (folder / "path" / "sitecustomize.py").write_text(start + body)
 
 
@@ -97,7 +97,7 @@ RANK = """
 import os, sys
 files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
 gpus = [file for file in files if file.startswith("/dev/nvidia")]
-forked = b"dsrun.launcher.spawner" in open("/proc/self/cmdline", "rb").read()
+forked = b"dsrun.launcher.agent.start.spawner" in open("/proc/self/cmdline", "rb").read()
 print("start", os.getpid(), os.getppid(), forked, gpus, "torch" in sys.modules, flush=True)
 import torch
 print("torch", torch.cuda.is_initialized(), getattr(torch._C, "_cuda_isInBadFork", lambda: False)(), flush=True)
@@ -175,7 +175,7 @@ def test_a_call_of_what_opens_a_gpu_would_be_counted(tmp_path: Path) -> None:
     assert "'is_available'" in result.stdout, result.stderr
 
 
-HOW = "print(b'dsrun.launcher.spawner' in open('/proc/self/cmdline', 'rb').read())\n"
+HOW = "print(b'dsrun.launcher.agent.start.spawner' in open('/proc/self/cmdline', 'rb').read())\n"
 
 
 def test_a_profiler_that_starts_with_torch_is_left_to_the_ranks_and_said(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_ranks_are_not_forked_from_an_import_that_opened_a_gpu(tmp_path: Path) -
 
 ON_A_GPU = """
 import os, sys
-assert b"dsrun.launcher.spawner" in open("/proc/self/cmdline", "rb").read(), "this rank is forked"
+assert b"dsrun.launcher.agent.start.spawner" in open("/proc/self/cmdline", "rb").read(), "this rank is forked"
 files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
 assert not [file for file in files if file.startswith("/dev/nvidia")], files
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.job_run import Policies
-from dsrun.launcher.plan import LaunchPlan, Outside
-from dsrun.launcher.tally import Outcome
+from dsrun.launcher.plan.launch_plan import LaunchPlan, Outside
+from dsrun.launcher.session.job_run import Policies
+from dsrun.launcher.session.rank_table import Outcome
 from support.jobs import RecordingSink, local_job, script_plan
 
 pytestmark = pytest.mark.timeout(120)

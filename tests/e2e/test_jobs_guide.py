@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.live_status import read_live
+from dsrun.launcher.jobs.live_status import read_live
 from support.cli import clean_environment, run_dsrun, start_dsrun
 from support.processes import kill_left
 

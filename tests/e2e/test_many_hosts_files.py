@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE
-from dsrun.launcher.hosts import Allocation
-from dsrun.launcher.job_output import JobOutput
-from dsrun.launcher.job_run import JobRun, Policies
-from dsrun.launcher.plan import LaunchPlan, Program, make_plan
-from dsrun.launcher.tally import Outcome
-from dsrun.launcher.transport.openssh import OpensshTransport
+from dsrun.contract.environment import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE
+from dsrun.launcher.hosts.spec import Allocation
+from dsrun.launcher.logs.job_output import JobOutput
+from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
+from dsrun.launcher.session.job_run import JobRun, Policies
+from dsrun.launcher.session.rank_table import Outcome
+from dsrun.launcher.transport.ssh.openssh import OpensshTransport
 from support.channels import RememberingChannels
 from support.jobs import RecordingSink
 from support.namespaces import Rig, hosts, why_no_hosts

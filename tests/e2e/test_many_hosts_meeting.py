@@ -8,9 +8,9 @@ from collections.abc import Generator
 import pytest
 
 from dsrun.errors import PreflightError
-from dsrun.launcher.meeting import Meeting, choose_meeting
-from dsrun.launcher.survey import Survey
-from dsrun.launcher.transport.openssh import OpensshTransport
+from dsrun.launcher.rendezvous.address import Meeting, choose_meeting
+from dsrun.launcher.survey.client import Survey
+from dsrun.launcher.transport.ssh.openssh import OpensshTransport
 from support.channels import RememberingChannels
 from support.namespaces import NetHost, Rig, hosts, why_no_hosts
 

@@ -21,7 +21,7 @@ DEADLINE_S = 60.0
 STAY = """
 import pathlib, time
 import dsrun.heartbeats
-dsrun.heartbeats.heartbeat(step=1)
+dsrun.contract.heartbeats.heartbeat(step=1)
 print("up", flush=True)
 while not pathlib.Path("end").exists():
     time.sleep(0.02)

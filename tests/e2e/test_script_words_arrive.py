@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract import RankInfo
-from dsrun.launcher.plan import LaunchPlan
+from dsrun.contract.environment import RankInfo
+from dsrun.launcher.plan.launch_plan import LaunchPlan
 from support.cli import clean_environment, invoke, run_dsrun
 
 pytestmark = pytest.mark.timeout(60)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.plan import StartMethod
+from dsrun.launcher.plan.launch_plan import StartMethod
 from support.jobs import RecordingSink, local_session, script_plan
 from support.processes import job_processes
 

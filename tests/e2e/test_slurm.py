@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import LaunchError
-from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.job_output import JobOutput
-from dsrun.launcher.plan import Program, make_plan
+from dsrun.launcher.hosts.spec import Allocation, HostSpec
+from dsrun.launcher.logs.job_output import JobOutput
+from dsrun.launcher.plan.launch_plan import Program, make_plan
 from dsrun.launcher.scheduler.slurm import read_allocation
-from dsrun.launcher.session import Session
+from dsrun.launcher.session.agents import Session
 from dsrun.launcher.transport.srun import SrunTransport
 from support.channels import RememberingChannels
 from support.cli import Result, clean_environment, run_dsrun
@@ -115,7 +115,7 @@ def test_a_step_sees_the_gpus_of_its_own_node_where_tasks_are_spread_unevenly(sl
 @pytest.mark.parametrize("plugin", ["none", "pmi2", "cray_shasta"])
 def test_tasks_of_srun_find_their_ranks_in_what_slurm_tells_them(slurm: Cluster, tmp_path: Path, plugin: str) -> None:
     (tmp_path / "who.py").write_text(
-        "import sys\nfrom dataclasses import astuple\nfrom dsrun.contract import RankInfo\n"
+        "import sys\nfrom dataclasses import astuple\nfrom dsrun.contract.environment import RankInfo\n"
         "sys.stdout.write(f'{astuple(RankInfo.from_env())}\\n')\n"
     )
     with slurm.allocation("--ntasks-per-node=2") as environ:

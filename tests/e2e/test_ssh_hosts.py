@@ -10,14 +10,14 @@ from collections.abc import Callable, Generator
 
 import pytest
 
-from dsrun.launcher.hosts import Allocation
-from dsrun.launcher.job_output import JobOutput
-from dsrun.launcher.plan import LaunchPlan, Program, make_plan
-from dsrun.launcher.session import Session
-from dsrun.launcher.tally import Outcome
+from dsrun.launcher.hosts.spec import Allocation
+from dsrun.launcher.logs.job_output import JobOutput
+from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
+from dsrun.launcher.session.agents import Session
+from dsrun.launcher.session.rank_table import Outcome
 from dsrun.launcher.transport.base import Transport
-from dsrun.launcher.transport.openssh import OpensshTransport
-from dsrun.launcher.transport.ssh import SshTransport
+from dsrun.launcher.transport.ssh.connection import SshTransport
+from dsrun.launcher.transport.ssh.openssh import OpensshTransport
 from support.channels import RememberingChannels
 from support.jobs import RecordingSink
 from support.namespaces import Rig, hosts, why_no_hosts

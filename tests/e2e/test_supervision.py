@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.plan import LaunchPlan, StartMethod
-from dsrun.launcher.tally import Outcome
+from dsrun.launcher.plan.launch_plan import LaunchPlan, StartMethod
+from dsrun.launcher.session.rank_table import Outcome
 from support.jobs import RecordingSink, local_session, program_plan, script_plan
 from support.processes import job_processes, kill_left, wait_for_end, wait_until_gone
 
@@ -48,7 +48,9 @@ def run(plan: LaunchPlan, sink: RecordingSink) -> Outcome:
 def agent_of(job_id: str) -> int:
     """The agent is the one process of the job that only its command line tells."""
     (agent,) = (
-        pid for pid in job_processes(job_id) if b"dsrun.launcher.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        pid
+        for pid in job_processes(job_id)
+        if b"dsrun.launcher.agent.main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
     return agent
 
@@ -131,9 +133,9 @@ def test_a_killed_spawner_is_the_cause_and_not_the_ranks_that_die_with_it(tmp_pa
 
 FRONT_END = """
 import json, sys
-from dsrun.launcher.job_output import JobOutput
-from dsrun.launcher.plan import LaunchPlan
-from dsrun.launcher.session import Session
+from dsrun.launcher.logs.job_output import JobOutput
+from dsrun.launcher.plan.launch_plan import LaunchPlan
+from dsrun.launcher.session.agents import Session
 from dsrun.launcher.transport.local import LocalTransport
 class Sink:
     def lines(self, rank, stream, texts): print(*texts, sep="\\n", flush=True)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.survey import Survey
-from dsrun.launcher.sync import Synced, sync_hosts
+from dsrun.launcher.hosts.spec import HostSpec
+from dsrun.launcher.survey.client import Survey
+from dsrun.launcher.sync.hosts import Synced, sync_hosts
 from dsrun.launcher.transport.base import Channel, Transport
-from dsrun.launcher.transport.openssh import OpensshTransport
-from dsrun.launcher.transport.ssh import SshTransport
+from dsrun.launcher.transport.ssh.connection import SshTransport
+from dsrun.launcher.transport.ssh.openssh import OpensshTransport
 from support.channels import RememberingChannels
 from support.cli import run_dsrun
 from support.namespaces import NetHost, Rig, hosts, why_no_hosts

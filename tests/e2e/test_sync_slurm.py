@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.survey import Survey
-from dsrun.launcher.sync import sync_hosts
+from dsrun.launcher.hosts.spec import HostSpec
+from dsrun.launcher.survey.client import Survey
+from dsrun.launcher.sync.hosts import sync_hosts
 from dsrun.launcher.transport.srun import SrunTransport
 from support.channels import RememberingChannels
 from support.slurm import Cluster, cluster, why_no_slurm

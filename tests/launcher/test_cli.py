@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.cli import VERBS
-from dsrun.launcher.environment import passed_on
+from dsrun.launcher.plan.environment import passed_on
 from support.cli import Result, clean_environment, invoke
 
 HELP = """\

@@ -22,7 +22,7 @@ def test_files_in_the_working_folder_cannot_shadow_what_dsrun_imports(tmp_path: 
     (tmp_path / "launcher").mkdir()
     (tmp_path / "launcher" / "__init__.py").write_text("raise SystemExit('shadowed')")
     agent = subprocess.run(
-        isolated_command(sys.executable, "dsrun.launcher.agent", "job"),
+        isolated_command(sys.executable, "dsrun.launcher.agent.main", "job"),
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         capture_output=True,

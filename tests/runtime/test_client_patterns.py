@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import dsrun as deepspeed
-from dsrun.runtime.zero.partition_parameters import ZeroParamStatus
+from dsrun.runtime.zero.units.partition_parameters import ZeroParamStatus
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train

@@ -13,8 +13,8 @@ import pytest
 from torch import nn
 
 import dsrun
-from dsrun.absent import PACKAGE
-from dsrun.runtime.engine.absent import ENGINE
+from dsrun.deepspeed_missing import PACKAGE
+from dsrun.runtime.engine.deepspeed.missing import ENGINE
 from support.models import loss_of
 from support.training import batches, config, make_engine
 

@@ -13,7 +13,7 @@ from typing import Protocol
 import pytest
 
 from dsrun.errors import LaunchError
-from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.transport.base import Channel, Transport
 from support.namespaces import NetHost
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from xxhash import xxh3_64_hexdigest
 
-from dsrun.checkpoint_files.index import BLOCK_BYTES, INDEX_FILE, Index, StoredBox, StoredFile, StoredTensor
-from dsrun.checkpoint_files.region import Region
+from dsrun.checkpoint_files.index.region import Region
+from dsrun.checkpoint_files.index.value import BLOCK_BYTES, INDEX_FILE, Index, StoredBox, StoredFile, StoredTensor
 
 FILES = ("rank-00000-0a0a0a0a.safetensors", "rank-00001-0a0a0a0a.safetensors")
 #: Rows of a tensor of shape (3, 4); the first file has one of them, the second two.

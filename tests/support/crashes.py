@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsrun.checkpoint_files.calls import FileCalls
+from dsrun.checkpoint_files.storage.calls import FileCalls
 
 #: What a disk writes whole or not at all.
 _SECTOR = 512

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from dsrun.launcher.file_facts import FileFacts
-from dsrun.launcher.host_facts import GpuFacts, HostFacts
-from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.preflight import Finding, Seen, Wants
-from dsrun.launcher.preflight_rules import judge
-from dsrun.launcher.probe_versions import Versions
-from dsrun.launcher.rdma_facts import RdmaFacts
+from dsrun.launcher.hosts.spec import HostSpec
+from dsrun.launcher.machine.network.rdma import RdmaFacts
+from dsrun.launcher.machine.software.versions import Versions
+from dsrun.launcher.preflight.facts import GpuFacts, HostFacts
+from dsrun.launcher.preflight.file_facts import FileFacts
+from dsrun.launcher.preflight.findings import Finding, Seen, Wants
+from dsrun.launcher.preflight.rules import judge
 
 GIB = 1 << 30
 CPU = Wants(on_gpus=False)

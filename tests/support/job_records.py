@@ -10,9 +10,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.job_record import OUTCOME_FILE, JobRecord, ProcessMark, write_json, write_record
-from dsrun.launcher.plan import LaunchPlan, Program, make_plan
+from dsrun.launcher.hosts.spec import Allocation, HostSpec
+from dsrun.launcher.jobs.record import OUTCOME_FILE, JobRecord, ProcessMark, write_json, write_record
+from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
 
 #: When the jobs of tests were created.
 NOW = datetime(2026, 11, 21, 7, 33, tzinfo=timezone.utc)

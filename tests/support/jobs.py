@@ -9,12 +9,12 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dsrun.launcher.hosts import Allocation, HostSpec
-from dsrun.launcher.job_output import JobOutput
-from dsrun.launcher.job_run import JobRun, Policies
-from dsrun.launcher.plan import LaunchPlan, Outside, Program, ProgramKind, StartMethod, make_plan
+from dsrun.launcher.hosts.spec import Allocation, HostSpec
+from dsrun.launcher.logs.job_output import JobOutput
+from dsrun.launcher.plan.launch_plan import LaunchPlan, Outside, Program, ProgramKind, StartMethod, make_plan
 from dsrun.launcher.protocol import StreamName
-from dsrun.launcher.session import Session
+from dsrun.launcher.session.agents import Session
+from dsrun.launcher.session.job_run import JobRun, Policies
 from dsrun.launcher.transport.local import LocalChannel, LocalTransport
 from support.processes import kill_left, wait_until_gone
 

@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import torch
 
-from dsrun.checkpoint_files.folder import complete_tags, latest_tag
+from dsrun.checkpoint_files.folder.verify import verify
 from dsrun.checkpoint_files.parse import read_index
-from dsrun.checkpoint_files.verify import verify
+from dsrun.checkpoint_files.storage.tags import complete_tags, latest_tag
 from dsrun.errors import CheckpointError
-from dsrun.runtime.checkpoint.load import read
-from dsrun.runtime.checkpoint.saver import Saver
-from dsrun.runtime.checkpoint.under_way import Wanted
+from dsrun.runtime.checkpoint.format.load import read
+from dsrun.runtime.checkpoint.save.request import Wanted
+from dsrun.runtime.checkpoint.save.saver import Saver
 from dsrun.runtime.protocols import StateEntry
 from support.ranks import forkserver, start
 from support.savers import nothing, save_one, value_of, with_savers

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from dsrun.checkpoint_files.folder.verify import verify
 from dsrun.checkpoint_files.parse import read_index
-from dsrun.checkpoint_files.verify import verify
-from dsrun.runtime.checkpoint.load import read
-from dsrun.runtime.checkpoint.saver import Saver
+from dsrun.runtime.checkpoint.format.load import read
+from dsrun.runtime.checkpoint.save.saver import Saver
 from dsrun.runtime.protocols import StateEntry
 from support.savers import nothing, wanted, with_savers
 from support.traces import peak_memory_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from dsrun.runtime.mesh.mail import Parcel
+from dsrun.runtime.mesh.join.mail import Parcel
 
 _PATIENCE_S = 60.0
 

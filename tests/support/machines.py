@@ -23,9 +23,9 @@ from typing import Any
 
 import yaml
 
-from dsrun.launcher.cpu_topology import parse_cpu_list
-from dsrun.launcher.probe import probe
-from dsrun.launcher.probe_report import ProbeReport
+from dsrun.launcher.machine.processor.topology import parse_cpu_list
+from dsrun.launcher.machine.read import probe
+from dsrun.launcher.machine.report import ProbeReport
 from support.machine_driver import driver_of, full_address
 from support.topologies import write_cpu, write_tree
 

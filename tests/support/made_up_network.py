@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field
 from ipaddress import ip_address, ip_interface
 from typing import Any
 
-from dsrun.launcher.host_addresses import Address
-from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.nccl_sockets import why_no_sockets
-from dsrun.launcher.probe_network import RdmaDevice
-from dsrun.launcher.reachability import Reached
-from dsrun.launcher.survey import Told
+from dsrun.launcher.hosts.spec import HostSpec
+from dsrun.launcher.machine.network.interfaces import RdmaDevice
+from dsrun.launcher.machine.network.nccl_sockets import why_no_sockets
+from dsrun.launcher.rendezvous.host_addresses import Address
+from dsrun.launcher.rendezvous.reachability import Reached
+from dsrun.launcher.survey.client import Told
 
 
 @dataclass

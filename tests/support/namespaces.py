@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.hosts.spec import HostSpec
 from support.sshd import Sshd, find_sshd, make_key
 
 _REPOSITORY = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ import gc
 import sys
 
 import dsrun.runtime.engine.initialize  # noqa: F401
-from dsrun.config.keys import all_keys
+from dsrun.config.show.keys import all_keys
 
 for section in {key.section for key in all_keys()}:
     section.model_rebuild()

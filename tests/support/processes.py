@@ -8,7 +8,7 @@ import signal
 import time
 from pathlib import Path
 
-from dsrun.contract import JOB_ID_ENV
+from dsrun.contract.environment import JOB_ID_ENV
 
 
 def job_processes(job_id: str) -> list[int]:

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from dsrun.checkpoint_files.index import StoredFile
-from dsrun.checkpoint_files.publish import BOXES_KEY, Publication, file_name
-from dsrun.checkpoint_files.tensor_header import header_bytes
+from dsrun.checkpoint_files.folder.publish import BOXES_KEY, Publication, file_name
+from dsrun.checkpoint_files.index.value import StoredFile
+from dsrun.checkpoint_files.tensors.header import header_bytes
 from support.checkpoints import floats, sums
 
 

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from dsrun.contract import RankInfo
+from dsrun.contract.environment import RankInfo
 from dsrun.runtime.compat import TCPStore
 
 # A process has one such server, whichever module asks: what it imports is said here alone, for a second word replaces

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from dsrun.checkpoint_files.calls import FileCalls
 from dsrun.checkpoint_files.parse import read_index
-from dsrun.runtime.checkpoint.load import read
-from dsrun.runtime.checkpoint.policy import SavePolicy
-from dsrun.runtime.checkpoint.saver import Saver
-from dsrun.runtime.checkpoint.under_way import Wanted
+from dsrun.checkpoint_files.storage.calls import FileCalls
+from dsrun.runtime.checkpoint.format.load import read
+from dsrun.runtime.checkpoint.format.policy import SavePolicy
+from dsrun.runtime.checkpoint.save.request import Wanted
+from dsrun.runtime.checkpoint.save.saver import Saver
+from dsrun.runtime.mesh.host_memory.noticeboard import LocalNoticeboard
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
-from dsrun.runtime.mesh.noticeboard import LocalNoticeboard
 from dsrun.runtime.protocols import StateEntry
 
 CPU = torch.device("cpu")

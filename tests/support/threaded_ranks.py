@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dsrun.contract import RankInfo
-from dsrun.runtime.activation.rings import Rings
+from dsrun.contract.environment import RankInfo
+from dsrun.runtime.activation.keep.rings import Rings
 from dsrun.runtime.memory.bus import Bus
-from dsrun.runtime.mesh.groups import ProcessGroupMesh
+from dsrun.runtime.mesh.join.groups import ProcessGroupMesh
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 from support.models import TinyGPT, loss_of

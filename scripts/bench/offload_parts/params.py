@@ -16,20 +16,20 @@ import torch
 from torch import nn
 from zero_peers.figures import Figures
 
-from dsrun.gathering import GatherBudgets
+from dsrun.choices.gather_plan import GatherBudgets
 from dsrun.runtime.memory.arenas import Arenas
 from dsrun.runtime.memory.bus import SteadyPace, ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.alone import AloneCollectives
-from dsrun.runtime.offload.params_on_host import HostShards
+from dsrun.runtime.offload.params.on_host import HostShards
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.precision.policy import BF16
-from dsrun.runtime.zero.build import build_store, build_units
-from dsrun.runtime.zero.plan import ZeroPlan
-from dsrun.runtime.zero.slots import turns_of
-from dsrun.runtime.zero.store import ParamStore
-from dsrun.runtime.zero.unit import ParamUnit
-from dsrun.runtime.zero.units import find_units
+from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.params.slots import turns_of
+from dsrun.runtime.zero.params.store import ParamStore
+from dsrun.runtime.zero.units.find import find_units
+from dsrun.runtime.zero.units.plan import ZeroPlan
+from dsrun.runtime.zero.units.unit import ParamUnit
 
 from .options import Options
 

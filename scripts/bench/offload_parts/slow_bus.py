@@ -11,23 +11,23 @@ import time
 import torch
 from torch import nn, optim
 
-from dsrun.runtime.engine.offloaded import OffloadedUpdate, forward_order
+from dsrun.runtime.engine.host.update import OffloadedUpdate, forward_order
 from dsrun.runtime.memory.arenas import Arenas
 from dsrun.runtime.memory.bus import SteadyPace, ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.collectives import Collectives
-from dsrun.runtime.offload.block_step import RangeWork
-from dsrun.runtime.offload.cpu_optimizer import CpuOptimizer
+from dsrun.runtime.offload.ahead.double_buffer import SecondSet
 from dsrun.runtime.offload.host_gradients import HostGradients
-from dsrun.runtime.offload.host_range import HostRange
-from dsrun.runtime.offload.second_set import SecondSet
+from dsrun.runtime.offload.states.host_range import HostRange
+from dsrun.runtime.offload.step.cpu_optimizer import CpuOptimizer
+from dsrun.runtime.offload.step.ways import RangeWork
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import BF16
-from dsrun.runtime.zero.build import build_store, build_units
-from dsrun.runtime.zero.plan import ZeroPlan
-from dsrun.runtime.zero.reducer import GradReducer
-from dsrun.runtime.zero.units import find_units
+from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.grads.reducer import GradReducer
+from dsrun.runtime.zero.units.find import find_units
+from dsrun.runtime.zero.units.plan import ZeroPlan
 
 _CPU = torch.device("cpu")
 _WIDTH = 256

@@ -30,10 +30,10 @@ from zero_peers.figures import Figures
 
 from dsrun.errors import DsrunError
 from dsrun.runtime.compat import fused_adam
-from dsrun.runtime.offload.block_step import RangeWork, block_step_for
-from dsrun.runtime.offload.block_step_adam import AdamBlocks
-from dsrun.runtime.offload.block_step_compiled import CompiledAdam, load_pass
-from dsrun.runtime.offload.build_pass import build_pass
+from dsrun.runtime.offload.step.build_pass import build_pass
+from dsrun.runtime.offload.step.compiled_adam import CompiledAdam, load_pass
+from dsrun.runtime.offload.step.torch_adam import AdamBlocks
+from dsrun.runtime.offload.step.ways import RangeWork, block_step_for
 
 from .options import Options
 

@@ -13,11 +13,11 @@ from typing import Any
 
 from dsrun.errors import CheckpointError
 
-from .coverage import wrong_cover
-from .damage import LARGEST, DamageError, a_list, a_member, a_number, a_text, an_object, shown, some_numbers
-from .dtypes import ITEMSIZE
-from .folder import is_plain_name, tags_hint
-from .index import (
+from .index.coverage import wrong_cover
+from .index.damage import LARGEST, DamageError, a_list, a_member, a_number, a_text, an_object, shown, some_numbers
+from .index.dtypes import ITEMSIZE
+from .index.region import Region
+from .index.value import (
     BLOCK_BYTES,
     FORMAT,
     INDEX_FILE,
@@ -28,11 +28,11 @@ from .index import (
     block_count,
     is_summed_right,
 )
-from .region import Region
-from .storage import Place, read_range
-from .storage_registry import storage_of
-from .tensor_header import TensorHeader, read_header
-from .values import check_values
+from .index.values import check_values
+from .storage.places import Place, read_range
+from .storage.registry import storage_of
+from .storage.tags import is_plain_name, tags_hint
+from .tensors.header import TensorHeader, read_header
 
 #: Of 10,000 tensors on 100 ranks it has a third of a GiB.
 _LARGEST_INDEX = 2 << 30

@@ -20,9 +20,9 @@ from xxhash import xxh3_64
 
 from dsrun.errors import CheckpointError
 
-from .folder import complete_tags
-from .index import BLOCK_BYTES, Index, StoredFile
+from .index.value import BLOCK_BYTES, Index, StoredFile
 from .parse import read_index
+from .storage.tags import complete_tags
 
 #: Checkpoints that are looked through for the same bytes, newest first: each costs reading its index.
 _MOST_LOOKED_THROUGH = 8

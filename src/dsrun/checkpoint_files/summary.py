@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from .dtypes import ITEMSIZE
-from .index import Index
+from .index.dtypes import ITEMSIZE
+from .index.value import Index
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dsrun.choices.gather_plan import GatherBudgets
 from dsrun.config.config import Config
 from dsrun.config.provenance import Kind, Provenance, Source
-from dsrun.gathering import GatherBudgets
 
 
 def bucket_sizes(hidden_size: int) -> dict[str, int]:

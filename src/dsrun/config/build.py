@@ -18,7 +18,7 @@ from dsrun.config.findings import Code, Report
 from dsrun.config.knob import Auto, Choices, Section
 from dsrun.config.provenance import Kind, Source
 from dsrun.config.suggest import suggest_key, suggest_value
-from dsrun.config.tree import Node, Position, join, place_name, printable, show
+from dsrun.config.text.tree import Node, Position, join, place_name, printable, show
 from dsrun.config.values import LARGEST, alternatives, choices_of, expectation, is_other_kind, number_of
 
 _MOST_SUGGESTIONS = 20

@@ -11,7 +11,7 @@ from dsrun.config.batch import MICRO_KEY, STEPS_KEY, TRAIN_KEY, BatchSizes, solv
 from dsrun.config.findings import Finding
 from dsrun.config.provenance import Kind, Provenance
 from dsrun.config.sections.training import Training
-from dsrun.config.tree import Position
+from dsrun.config.text.tree import Position
 
 
 @dataclass(frozen=True, slots=True)

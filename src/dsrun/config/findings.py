@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from dsrun.config.tree import Position
+from dsrun.config.text.tree import Position
 from dsrun.errors import ConfigError, Problem
 
 

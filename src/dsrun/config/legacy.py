@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from dsrun.config.findings import Code, Report
-from dsrun.config.tree import Node, Position
+from dsrun.config.text.tree import Node, Position
 
 #: Keys of the old block `dynamic_loss_scale` -> those of `fp16`. `init_scale` is a scale, and becomes its power of 2.
 OLD_SCALE_KEYS = {

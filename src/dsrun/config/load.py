@@ -10,11 +10,11 @@ from dsrun.config.config import Config, Facts, is_left_to_script
 from dsrun.config.findings import Code, Finding, Report, Severity, errors_of
 from dsrun.config.legacy import translate
 from dsrun.config.provenance import Provenance
-from dsrun.config.rules import check_rules
-from dsrun.config.source import ConfigSource, read_source
+from dsrun.config.rules.all import check_rules
 from dsrun.config.status import judge
 from dsrun.config.suggest import suggest_key
-from dsrun.config.tree import Node, Position, show
+from dsrun.config.text.source import ConfigSource, read_source
+from dsrun.config.text.tree import Node, Position, show
 from dsrun.errors import ConfigError
 
 

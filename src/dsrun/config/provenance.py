@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from dsrun.config.tree import Position
+from dsrun.config.text.tree import Position
 
 
 class Kind(Enum):

@@ -7,7 +7,7 @@ from typing import Any
 from dsrun.config.build import is_comment
 from dsrun.config.findings import Code, Report
 from dsrun.config.knob import Section, Status
-from dsrun.config.tree import Node, Position, join, show
+from dsrun.config.text.tree import Node, Position, join, show
 
 
 def judge(section: Section, node: Node, path: str, *, zero_stage: int | None, report: Report) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from dsrun.config.knob import Section
-from dsrun.config.tree import join
+from dsrun.config.text.tree import join
 
 #: Longer text is no misspelt key, and comparing it takes long.
 _LONGEST_KEY = 100

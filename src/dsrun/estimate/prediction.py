@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dsrun.estimate.activations import ActivationBytes, activation_bytes
-from dsrun.estimate.attention import AttentionEstimate, attention_estimate
-from dsrun.estimate.checkpoint_copy import checkpoint_copy_bytes
-from dsrun.estimate.host_optimizer import host_optimizer_bytes
-from dsrun.estimate.machine import Machine
-from dsrun.estimate.memory_copies import memory_copy_bytes
-from dsrun.estimate.model import ModelSize
-from dsrun.estimate.settings import RunSettings
-from dsrun.estimate.state import (
+from dsrun.choices.gather_plan import LEAVING_COUNT, leaving_numel
+from dsrun.estimate.memory.checkpoint_copy import checkpoint_copy_bytes
+from dsrun.estimate.memory.host_optimizer import host_optimizer_bytes
+from dsrun.estimate.memory.model_state import (
     PaddedUnit,
     StateBytes,
     bytes_off_device,
@@ -22,8 +17,13 @@ from dsrun.estimate.state import (
     split_units,
     state_bytes,
 )
-from dsrun.estimate.steps import Floor, StepFloor, StepTraffic, floors, step_floor, step_traffic
-from dsrun.gathering import LEAVING_COUNT, leaving_numel
+from dsrun.estimate.memory.restart_copies import memory_copy_bytes
+from dsrun.estimate.model.activations import ActivationBytes, activation_bytes
+from dsrun.estimate.model.attention import AttentionEstimate, attention_estimate
+from dsrun.estimate.model.units import ModelSize
+from dsrun.estimate.run.machine import Machine
+from dsrun.estimate.run.settings import RunSettings
+from dsrun.estimate.time.steps import Floor, StepFloor, StepTraffic, floors, step_floor, step_traffic
 
 _MIB = 1 << 20
 _GIB = 1 << 30

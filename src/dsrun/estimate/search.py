@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from dsrun.config.knob import Section, Status
 from dsrun.config.sections.offload import OffloadOptimizer, OffloadParam
-from dsrun.estimate.machine import Machine
-from dsrun.estimate.model import ModelSize
+from dsrun.estimate.model.units import ModelSize
 from dsrun.estimate.prediction import Prediction, predict
-from dsrun.estimate.settings import RunSettings, Tier
+from dsrun.estimate.run.machine import Machine
+from dsrun.estimate.run.settings import RunSettings, Tier
 
 #: What offloading puts away: optimizer, parameters.
 _OFFLOADS: tuple[tuple[Tier, Tier], ...] = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dsrun.absent import missing
+from dsrun.deepspeed_missing import missing
 
 if TYPE_CHECKING:
     from dsrun.ops import adagrad, adam, lamb, lion

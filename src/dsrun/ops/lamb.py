@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsrun.runtime.optim.aliases import FusedLamb
+    from dsrun.runtime.optim.algorithms.deepspeed_classes import FusedLamb
 
 __all__ = ["FusedLamb"]
 
@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module("dsrun.runtime.optim.aliases"), name)
+    return getattr(importlib.import_module("dsrun.runtime.optim.algorithms.deepspeed_classes"), name)
 
 
 def __dir__() -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.checkpoint_files.index import INDEX_FILE
+from dsrun.checkpoint_files.index.value import INDEX_FILE
 from support.checkpoints import FILES, ROWS, write_first_format, write_two_files
 from support.cli import invoke
 from support.odd_files import KINDS, put_in_place

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.checkpoint_files.index import INDEX_FILE
+from dsrun.checkpoint_files.index.value import INDEX_FILE
 from support.checkpoints import write_two_files
 from support.cli import invoke
 

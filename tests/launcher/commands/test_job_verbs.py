@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.job_facts import MACHINE_FILE
-from dsrun.launcher.job_lock import JobLock
-from dsrun.launcher.job_record import CONFIG_COPY, OUTCOME_FILE, append_waiting, read_json, write_json
+from dsrun.launcher.jobs.facts import MACHINE_FILE
+from dsrun.launcher.jobs.lock import JobLock
+from dsrun.launcher.jobs.record import CONFIG_COPY, OUTCOME_FILE, append_waiting, read_json, write_json
 from support.cli import clean_environment, invoke, run_dsrun
 from support.job_records import leave_job
 from support.terminals import Terminal

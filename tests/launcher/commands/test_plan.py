@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from dsrun.config.load import load
-from dsrun.contract import digest_of
-from dsrun.estimate.model import from_count
+from dsrun.contract.environment import digest_of
+from dsrun.estimate.model.units import from_count
 from support.cli import Result, invoke
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -249,7 +249,7 @@ def write_run(
     state: Path, script: Path, *, job: str = "20261121-0700-aaaa", count: str = "1B", words: Sequence[str] = ()
 ) -> None:
     """Leaves what a run of `script` leaves."""
-    from dsrun.estimate.model import parse_count
+    from dsrun.estimate.model.units import parse_count
 
     numel = parse_count(count)
     assert numel is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dsrun.launcher.topology_text import topology_lines
+from dsrun.launcher.probe.topology_text import topology_lines
 from support.machines import recorded_machine
 
 GUIDE = (Path(__file__).parents[3] / "docs/guides/probe.md").read_text()

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from dsrun.launcher.bench_rows import measured_rows
-from dsrun.launcher.bench_values import figure
-from dsrun.launcher.preflight import Finding
-from dsrun.launcher.probe_hosts import ManyReports
-from dsrun.launcher.probe_table import host_lines
-from dsrun.launcher.probe_view import hosts_view
-from dsrun.launcher.probe_watch import GpuLoad, Load
-from dsrun.launcher.watch_text import watch_lines
+from dsrun.launcher.bench.figure import figure
+from dsrun.launcher.bench.rows import measured_rows
+from dsrun.launcher.preflight.findings import Finding
+from dsrun.launcher.probe.many_hosts import ManyReports
+from dsrun.launcher.probe.table import host_lines
+from dsrun.launcher.probe.view import hosts_view
+from dsrun.launcher.probe.watch import GpuLoad, Load
+from dsrun.launcher.probe.watch_text import watch_lines
 from support.machines import recorded_machine
 
 GUIDE = (Path(__file__).parents[3] / "docs/guides/probe.md").read_text()

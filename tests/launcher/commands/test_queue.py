@@ -10,10 +10,10 @@ from click.testing import CliRunner, Result
 
 from dsrun.launcher.cli import app
 from dsrun.launcher.commands.queue import table
-from dsrun.launcher.devices import Demand
-from dsrun.launcher.job_queue import claim_folders, hold_devices
-from dsrun.launcher.leases import ClaimFolder
-from dsrun.launcher.queue_list import Entry
+from dsrun.launcher.jobs.queue.leases import ClaimFolder
+from dsrun.launcher.jobs.queue.listing import Entry
+from dsrun.launcher.jobs.queue.turn import claim_folders, hold_devices
+from dsrun.launcher.machine.devices.choice import Demand
 from support.nvml import box, made_up_nvml
 
 

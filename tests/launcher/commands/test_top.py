@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.launcher.commands.top import RankUse, row
-from dsrun.launcher.gpu_usage import GpuUse
-from dsrun.launcher.job_lock import JobLock
-from dsrun.launcher.live_status import LiveRank, LiveStatus
+from dsrun.launcher.jobs.live_status import LiveRank, LiveStatus
+from dsrun.launcher.jobs.lock import JobLock
+from dsrun.launcher.machine.gpus.usage import GpuUse
 from dsrun.launcher.protocol import RankPulse
 from support.cli import invoke
 from support.job_records import leave_job

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import HostfileError
-from dsrun.launcher.hosts import HostSpec
-from dsrun.launcher.launch import Request
-from dsrun.launcher.placement import HostRequest, Placement, place
-from dsrun.launcher.resolve import resolve
+from dsrun.launcher.hosts.spec import HostSpec
+from dsrun.launcher.launch.checked_launch import Request
+from dsrun.launcher.launch.host_placement import HostRequest, Placement, place
+from dsrun.launcher.launch.resolve import resolve
 from dsrun.launcher.scheduler.registry import find_job
 from support.environments import environment_of
 

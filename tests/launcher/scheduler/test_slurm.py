@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from dsrun.errors import HostfileError
-from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.scheduler.registry import find_job
 from dsrun.launcher.scheduler.slurm import read_allocation, signal_names, step_gpus
 from support.environments import environment_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dsrun.launcher.transport.base import OwnedTransport, Transport
-from dsrun.launcher.transport.openssh import OpensshTransport
-from dsrun.launcher.transport.ssh import SshTransport
+from dsrun.launcher.transport.ssh.connection import SshTransport
+from dsrun.launcher.transport.ssh.openssh import OpensshTransport
 from support.channels import MakeTransport, RememberingChannels
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import LaunchError
-from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.transport.choice import TRANSPORTS, ReachSettings, TransportName, describe_reach, make_transport
 from dsrun.launcher.transport.local import LocalChannel, LocalTransport
 

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from dsrun.launcher.transport.client_start import ClientStart, wait_for_start
-from dsrun.launcher.transport.ssh_words import MARK, Preamble
+from dsrun.launcher.transport.login_line import MARK, Preamble
 
 _MARK = MARK.decode().rstrip()
 

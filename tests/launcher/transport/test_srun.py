@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import LaunchError
-from dsrun.launcher.hosts import HostSpec
+from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.transport.base import Channel
 from dsrun.launcher.transport.srun import SrunTransport, step_command, step_environment
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.errors import ModelError
 from dsrun.runtime.activation.activate import Activations, activate
-from dsrun.runtime.activation.policy import Treatment
-from dsrun.runtime.activation.rng import RngTracker
+from dsrun.runtime.activation.choose.policy import Treatment
+from dsrun.runtime.activation.recompute.rng import RngTracker
 from support.allocations import allocations, peak_of
 from support.models import Block
 

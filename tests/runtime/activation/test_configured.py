@@ -15,7 +15,7 @@ import dsrun
 from dsrun import checkpointing
 from dsrun.errors import ConfigError, InputError, ModelError
 from dsrun.runtime.activation.configured import _process
-from dsrun.runtime.engine.distributed import init_distributed
+from dsrun.runtime.engine.compose.distributed import init_distributed
 from support.ranks import run_ranks
 from support.training import config, make_engine
 

@@ -9,10 +9,10 @@ import torch
 
 from dsrun.config.sections.activation import ActivationCheckpointing
 from dsrun.errors import ConfigError
-from dsrun.runtime.activation.host_ring import IN_FLIGHT
-from dsrun.runtime.activation.keeping import AsItIs, Keeper
-from dsrun.runtime.activation.packing import packed_bytes
-from dsrun.runtime.activation.rings import Rings
+from dsrun.runtime.activation.keep.host_ring import IN_FLIGHT
+from dsrun.runtime.activation.keep.keeper import AsItIs, Keeper
+from dsrun.runtime.activation.keep.packing import packed_bytes
+from dsrun.runtime.activation.keep.rings import Rings
 from dsrun.runtime.activation.settings import OnItsDevice, check_section, keeper_of_inputs
 
 NUMEL = 4096

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.checkpoint_files.folder import complete_tags
+from dsrun.checkpoint_files.storage.tags import complete_tags
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "checkpoints.md"
 

@@ -7,23 +7,23 @@ from collections.abc import Callable, Generator
 import pytest
 import torch
 
-from dsrun.checkpoint_files.calls import FileCalls
-from dsrun.checkpoint_files.find import find_tag
-from dsrun.checkpoint_files.folder import complete_tags, latest_tag
-from dsrun.checkpoint_files.index import INDEX_FILE
-from dsrun.checkpoint_files.listing import TagState, is_checkpoint, list_tags
+from dsrun.checkpoint_files.folder.find import find_tag
+from dsrun.checkpoint_files.folder.listing import TagState, is_checkpoint, list_tags
+from dsrun.checkpoint_files.folder.publish import is_published
+from dsrun.checkpoint_files.folder.remove import check_removable, remove
+from dsrun.checkpoint_files.folder.verify import verify
+from dsrun.checkpoint_files.index.value import INDEX_FILE
 from dsrun.checkpoint_files.parse import read_index
-from dsrun.checkpoint_files.publish import is_published
-from dsrun.checkpoint_files.remove import check_removable, remove
-from dsrun.checkpoint_files.storage import Place, StorageError
-from dsrun.checkpoint_files.storage_registry import place_of
-from dsrun.checkpoint_files.verify import verify
+from dsrun.checkpoint_files.storage.calls import FileCalls
+from dsrun.checkpoint_files.storage.places import Place, StorageError
+from dsrun.checkpoint_files.storage.registry import place_of
+from dsrun.checkpoint_files.storage.tags import complete_tags, latest_tag
 from dsrun.errors import CheckpointError
-from dsrun.runtime.checkpoint.import_found import Found
-from dsrun.runtime.checkpoint.import_found import held as held_tensor
-from dsrun.runtime.checkpoint.import_write import write
-from dsrun.runtime.checkpoint.load import read_whole
-from dsrun.runtime.checkpoint.saver import Saver
+from dsrun.runtime.checkpoint.convert.found import Found
+from dsrun.runtime.checkpoint.convert.found import held as held_tensor
+from dsrun.runtime.checkpoint.convert.write import write
+from dsrun.runtime.checkpoint.format.load import read_whole
+from dsrun.runtime.checkpoint.save.saver import Saver
 from dsrun.runtime.protocols import StateEntry
 from support.savers import nothing, value_of, wanted, with_savers
 from support.stores import Held, registered

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from dsrun.checkpoint_files.calls import FileCalls
-from dsrun.checkpoint_files.folder import complete_tags, latest_tag
-from dsrun.checkpoint_files.index import BLOCK_BYTES
-from dsrun.checkpoint_files.listing import TagState, list_tags
+from dsrun.checkpoint_files.folder.listing import TagState, list_tags
+from dsrun.checkpoint_files.folder.remove import check_removable, remove
+from dsrun.checkpoint_files.folder.verify import verify
+from dsrun.checkpoint_files.index.value import BLOCK_BYTES
 from dsrun.checkpoint_files.parse import read_index
-from dsrun.checkpoint_files.remove import check_removable, remove
-from dsrun.checkpoint_files.storage import Address, Blocks, Content, Place, StorageError, read_range
-from dsrun.checkpoint_files.storage_registry import place_of, storage_of
-from dsrun.checkpoint_files.verify import verify
+from dsrun.checkpoint_files.storage.calls import FileCalls
+from dsrun.checkpoint_files.storage.places import Address, Blocks, Content, Place, StorageError, read_range
+from dsrun.checkpoint_files.storage.registry import place_of, storage_of
+from dsrun.checkpoint_files.storage.tags import complete_tags, latest_tag
 from dsrun.errors import CheckpointError
-from dsrun.runtime.checkpoint.saver import Saver
+from dsrun.runtime.checkpoint.save.saver import Saver
 from dsrun.runtime.protocols import StateEntry
 from support.savers import nothing, value_of, wanted, with_savers
 

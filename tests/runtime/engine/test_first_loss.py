@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 from dsrun.runtime.engine.first_loss import never_gathered_reads
-from dsrun.runtime.zero.unit import ParamUnit
-from dsrun.runtime.zero.units import UnitSpec
+from dsrun.runtime.zero.units.find import UnitSpec
+from dsrun.runtime.zero.units.unit import ParamUnit
 from support.models import loss_of
 from support.training import batches, config, full_parameters, make_engine
 

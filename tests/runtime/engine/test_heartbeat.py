@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract import HEARTBEAT_ENV
-from dsrun.heartbeats import Beat, HeartbeatTable
+from dsrun.contract.environment import HEARTBEAT_ENV
+from dsrun.contract.heartbeats import Beat, HeartbeatTable
 from support.ranks import run_ranks
 from support.training import config, make_engine, train
 

@@ -13,7 +13,7 @@ from torch import nn, optim
 from torch.utils.data import TensorDataset
 
 import dsrun
-from dsrun.contract import CONFIG_ENV
+from dsrun.contract.environment import CONFIG_ENV
 from dsrun.errors import ConfigError, InputError, ModelError
 from support.models import TinyGPT
 from support.ranks import run_ranks

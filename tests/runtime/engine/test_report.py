@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dsrun.contract import RECORDS_FILE, RUN_DIR_ENV, STEP_EVENT
+from dsrun.contract.environment import RECORDS_FILE, RUN_DIR_ENV, STEP_EVENT
 from dsrun.runtime.engine.report import StepReport
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.observe.records import RecordWriter

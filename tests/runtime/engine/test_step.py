@@ -11,19 +11,19 @@ import torch.distributed as dist
 from torch import Tensor, nn, optim
 from torch.overrides import TorchFunctionMode
 
+from dsrun.contract.heartbeats import Beat, HeartbeatTable, HeartbeatWriter
 from dsrun.errors import ModelError
-from dsrun.heartbeats import Beat, HeartbeatTable, HeartbeatWriter
 from dsrun.runtime.engine.step import StepParts, take_step
 from dsrun.runtime.mesh.c10d import C10dCollectives
 from dsrun.runtime.mesh.collectives import Collectives, Pending
-from dsrun.runtime.mesh.groups import RankInfo, join
+from dsrun.runtime.mesh.join.groups import RankInfo, join
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import FP32
-from dsrun.runtime.zero.build import build_store, build_units
-from dsrun.runtime.zero.plan import ZeroPlan
-from dsrun.runtime.zero.reducer import GradReducer
-from dsrun.runtime.zero.units import UnitSpec
+from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.grads.reducer import GradReducer
+from dsrun.runtime.zero.units.find import UnitSpec
+from dsrun.runtime.zero.units.plan import ZeroPlan
 from support.host_reads import READS, HostReads, NamedReads
 
 NUMEL = 1024  # without padding for one rank and for two

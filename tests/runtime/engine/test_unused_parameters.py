@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 import dsrun
-from dsrun.runtime.optim.adafactor import Adafactor
-from dsrun.runtime.optim.adam_mini import AdamMini
-from dsrun.runtime.optim.eight_bit import Adam8bit, Lion8bit
-from dsrun.runtime.optim.lamb import Lamb
-from dsrun.runtime.optim.lion import Lion
-from dsrun.runtime.optim.muon import Muon
+from dsrun.runtime.optim.algorithms.adafactor import Adafactor
+from dsrun.runtime.optim.algorithms.adam_mini import AdamMini
+from dsrun.runtime.optim.algorithms.eight_bit import Adam8bit, Lion8bit
+from dsrun.runtime.optim.algorithms.lamb import Lamb
+from dsrun.runtime.optim.algorithms.lion import Lion
+from dsrun.runtime.optim.algorithms.muon import Muon
 from support.ranks import run_ranks
 from support.training import full_parameters
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dsrun.attention_kernels import AttentionCall, AttentionKernel, Format, KernelBytes, kernel_bytes
+from dsrun.choices.attention_kernels import AttentionCall, AttentionKernel, Format, KernelBytes, kernel_bytes
 from dsrun.errors import ModelError
 from dsrun.long_sequence import attention
 from dsrun.runtime.long_sequence.attention import choice_for

@@ -11,7 +11,7 @@ from dsrun.direct_io.settings import IoSettings
 from dsrun.runtime.memory.bus import InstantBus, ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.memory.measure import measure_bus, measure_step
-from dsrun.runtime.offload.measured import measure_buses
+from dsrun.runtime.offload.place.speeds import measure_buses
 
 CPU = torch.device("cpu")
 

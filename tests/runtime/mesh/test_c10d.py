@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dsrun.contract import RankInfo
+from dsrun.contract.environment import RankInfo
 from dsrun.errors import DsrunError
 from dsrun.runtime.compat import store_of
 from dsrun.runtime.mesh.c10d import C10dCollectives, GlooCollectives
-from dsrun.runtime.mesh.groups import join
-from dsrun.runtime.mesh.where import Where
+from dsrun.runtime.mesh.join.groups import join
+from dsrun.runtime.mesh.step_position import Where
 from support.ranks import run_ranks
 
 

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dsrun.contract import RankInfo
+from dsrun.contract.environment import RankInfo
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.mesh.c10d import C10dCollectives, GlooCollectives
 from dsrun.runtime.mesh.collectives import Collectives, own_slice
-from dsrun.runtime.mesh.groups import join, make_mesh
+from dsrun.runtime.mesh.join.groups import join, make_mesh
 from dsrun.runtime.mesh.loopback import LoopbackWorld
 from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 from support.ranks import run_ranks

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from dsrun.heartbeats import HeartbeatTable, HeartbeatWriter
+from dsrun.contract.heartbeats import HeartbeatTable, HeartbeatWriter
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 
 

@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dsrun.contract import RankInfo
+from dsrun.contract.environment import RankInfo
 from dsrun.runtime.compat import backends_of
-from dsrun.runtime.mesh.agreement import attempt, check_agreement, largest
-from dsrun.runtime.mesh.backends import Backend
+from dsrun.runtime.mesh.agree.same import attempt, check_agreement, largest
 from dsrun.runtime.mesh.c10d import C10dCollectives
 from dsrun.runtime.mesh.collectives import own_slice
-from dsrun.runtime.mesh.groups import ProcessGroupMesh, join, leave, make_mesh, separate_reductions
+from dsrun.runtime.mesh.join.backends import Backend
+from dsrun.runtime.mesh.join.groups import ProcessGroupMesh, join, leave, make_mesh, separate_reductions
 from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
 
 NUMEL = 1024

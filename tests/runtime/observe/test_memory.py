@@ -7,7 +7,7 @@ import torch
 
 from dsrun.runtime.layout.unit_layout import lay_out
 from dsrun.runtime.observe.memory import StatePrediction, measure
-from dsrun.runtime.zero.plan import ZeroPlan
+from dsrun.runtime.zero.units.plan import ZeroPlan
 
 P = 1 << 20  # a unit; sixteen of them
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 
 from dsrun.runtime.layout.unit_layout import lay_out
-from dsrun.runtime.offload.block_step import RangeWork, block_step_for
+from dsrun.runtime.offload.step.ways import RangeWork, block_step_for
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.protocols import OwnedRange
 

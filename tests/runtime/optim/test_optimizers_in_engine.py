@@ -12,7 +12,13 @@ from torch import Tensor, optim
 import dsrun
 from dsrun.config.sections.optimizer import OPTIMIZERS
 from dsrun.errors import CheckpointError
-from dsrun.runtime.optim.aliases import DeepSpeedCPUAdagrad, DeepSpeedCPUAdam, FusedAdam, FusedLamb, FusedLion
+from dsrun.runtime.optim.algorithms.deepspeed_classes import (
+    DeepSpeedCPUAdagrad,
+    DeepSpeedCPUAdam,
+    FusedAdam,
+    FusedLamb,
+    FusedLion,
+)
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn, optim
 
 from dsrun.errors import ModelError
-from dsrun.runtime.optim.adafactor import Adafactor
-from dsrun.runtime.optim.adam_mini import AdamMini
-from dsrun.runtime.optim.codes import BLOCK, dynamic_values
-from dsrun.runtime.optim.eight_bit import Adam8bit, Lion8bit
-from dsrun.runtime.optim.lamb import Lamb
-from dsrun.runtime.optim.lion import Lion
-from dsrun.runtime.optim.muon import Muon, is_matrix
+from dsrun.runtime.optim.algorithms.adafactor import Adafactor
+from dsrun.runtime.optim.algorithms.adam_mini import AdamMini
+from dsrun.runtime.optim.algorithms.eight_bit import Adam8bit, Lion8bit
+from dsrun.runtime.optim.algorithms.lamb import Lamb
+from dsrun.runtime.optim.algorithms.lion import Lion
+from dsrun.runtime.optim.algorithms.muon import Muon, is_matrix
 from dsrun.runtime.optim.registry import factory_of
+from dsrun.runtime.optim.structure.codes import BLOCK, dynamic_values
 from support.shards import UNITS, Values, assert_near, random_values, train_shards, train_whole
 
 STEPS = 4

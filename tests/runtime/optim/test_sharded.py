@@ -11,7 +11,7 @@ from torch import Tensor, nn, optim
 
 from dsrun.runtime.layout.unit_layout import lay_out
 from dsrun.runtime.memory.arenas import Arenas
-from dsrun.runtime.optim.lion import Lion
+from dsrun.runtime.optim.algorithms.lion import Lion
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.protocols import OwnedRange
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn, optim
 
 from dsrun.errors import ModelError
 from dsrun.runtime.layout.unit_layout import lay_out
-from dsrun.runtime.optim.lamb import Lamb
+from dsrun.runtime.optim.algorithms.lamb import Lamb
 from dsrun.runtime.optim.registry import check_range_by_range
-from dsrun.runtime.optim.runs import Run, cut_runs
+from dsrun.runtime.optim.structure.runs import Run, cut_runs
 from dsrun.runtime.optim.windowed import step_range_by_range
 from dsrun.runtime.protocols import OwnedRange, Window
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import dsrun
-from dsrun.contract import RECORDS_FILE, RUN_DIR_ENV
+from dsrun.contract.environment import RECORDS_FILE, RUN_DIR_ENV
 from dsrun.errors import ModelError
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks

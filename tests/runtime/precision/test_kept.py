@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import dsrun
 from dsrun.config.load import load
 from dsrun.errors import ModelError
-from dsrun.estimate.model import ModelSize
-from dsrun.estimate.settings import read_settings
-from dsrun.estimate.state import pad_units, state_bytes
-from dsrun.runtime.engine.describe import describe_units
+from dsrun.estimate.memory.model_state import pad_units, state_bytes
+from dsrun.estimate.model.units import ModelSize
+from dsrun.estimate.run.settings import read_settings
+from dsrun.runtime.engine.compose.describe import describe_units
 from dsrun.runtime.precision.kept import cast_at_borders, find_kept
 from support.models import TinyGPT
 from support.ranks import run_ranks

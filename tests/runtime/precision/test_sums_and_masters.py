@@ -13,10 +13,10 @@ from torch import Tensor, nn
 import dsrun
 from dsrun.config.load import load
 from dsrun.errors import ModelError
-from dsrun.estimate.settings import read_settings
-from dsrun.estimate.state import pad_units, state_bytes
-from dsrun.runtime.engine.describe import describe
-from dsrun.runtime.optim.lamb import Lamb
+from dsrun.estimate.memory.model_state import pad_units, state_bytes
+from dsrun.estimate.run.settings import read_settings
+from dsrun.runtime.engine.compose.describe import describe
+from dsrun.runtime.optim.algorithms.lamb import Lamb
 from dsrun.utils import safe_get_full_fp32_param, safe_get_full_grad
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks

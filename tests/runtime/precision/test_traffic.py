@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import dsrun
 from dsrun.errors import ModelError
 from dsrun.runtime.precision.traffic import find_light
-from dsrun.runtime.zero.units import REST, find_units
+from dsrun.runtime.zero.units.find import REST, find_units
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import config, full_parameters, make_engine, train

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dsrun.runtime.mesh.loopback import LoopbackWorld
-from dsrun.runtime.zero.units import REST, find_units
+from dsrun.runtime.zero.units.find import REST, find_units
 from support.models import VOCAB, Block
 from support.threaded_ranks import train_in
 from support.training import config

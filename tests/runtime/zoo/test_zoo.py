@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import dsrun
 from dsrun.errors import ModelError
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
-from dsrun.runtime.zero.units import find_units
+from dsrun.runtime.zero.units.find import find_units
 from support.model_families import FAMILIES, Family, Inputs
 from support.threaded_ranks import ranks_of_threads
 from support.training import config

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dsrun.checkpoint_files.index import INDEX_FILE, Index, is_summed_right, with_sum
+from dsrun.checkpoint_files.index.value import INDEX_FILE, Index, is_summed_right, with_sum
 from dsrun.checkpoint_files.parse import parse_index, read_index
 from dsrun.errors import CheckpointError
 from support.checkpoints import FILES, write_first_format, write_two_files

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.checkpoint_files.calls import FileCalls
-from dsrun.checkpoint_files.index import BLOCK_BYTES
+from dsrun.checkpoint_files.blocks.write_file import write_pieces
+from dsrun.checkpoint_files.index.value import BLOCK_BYTES
 from dsrun.checkpoint_files.reference import find_same, frozen_name, is_frozen_name, summed, told_of_others
-from dsrun.checkpoint_files.write_file import write_pieces
+from dsrun.checkpoint_files.storage.calls import FileCalls
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1], [5, 0, 7], [BLOCK_BYTES], [BLOCK_BYTES - 1, 2], [3, BLOCK_BYTES, 9]])

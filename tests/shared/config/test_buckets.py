@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dsrun.choices.gather_plan import GatherBudgets
 from dsrun.config.buckets import gather_budgets, resolve_buckets, tell_auto
 from dsrun.config.load import load
-from dsrun.gathering import GatherBudgets
 
 
 def test_auto_buckets_follow_the_hidden_size_and_numbers_stay() -> None:

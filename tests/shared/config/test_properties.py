@@ -8,12 +8,12 @@ from typing import Any, cast
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from dsrun.config.keys import Key, all_keys
 from dsrun.config.knob import Section
 from dsrun.config.load import load
-from dsrun.config.migrate import migrate
-from dsrun.config.show import document
-from dsrun.config.yaml_text import parse_yaml
+from dsrun.config.show.keys import Key, all_keys
+from dsrun.config.show.migrate import migrate
+from dsrun.config.show.resolved import document
+from dsrun.config.text.yaml_parser import parse_yaml
 from dsrun.errors import ConfigError
 
 QUICK = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

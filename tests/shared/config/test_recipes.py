@@ -40,7 +40,7 @@ def test_a_planned_recipe_waits_for_features_and_has_no_other_fault(path: Path) 
 
 @pytest.mark.parametrize("path", [*RECIPES, *PLANNED], ids=name_of)
 def test_a_recipe_says_what_it_is_for_and_where_its_schema_is(path: Path) -> None:
-    from dsrun.config.source import read_source
+    from dsrun.config.text.source import read_source
 
     raw = read_source(path)[0].plain()
     assert raw["_comment"].endswith(".")

@@ -8,8 +8,8 @@ import pytest
 
 from dsrun.config.findings import Code, Report, Severity
 from dsrun.config.knob import Section, knob
-from dsrun.config.source import read_source
 from dsrun.config.status import judge
+from dsrun.config.text.source import read_source
 
 
 class Store(Section):

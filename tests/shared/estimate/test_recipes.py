@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dsrun.config.load import inspect
-from dsrun.estimate.catalogue import find_gpu
-from dsrun.estimate.machine import Machine, Speeds
-from dsrun.estimate.model import from_count, parse_count
+from dsrun.estimate.model.units import from_count, parse_count
 from dsrun.estimate.prediction import Prediction, predict
-from dsrun.estimate.settings import read_settings
+from dsrun.estimate.run.catalogue import find_gpu
+from dsrun.estimate.run.machine import Machine, Speeds
+from dsrun.estimate.run.settings import read_settings
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 RECIPES = sorted([*CONFIGS.glob("*.json"), *CONFIGS.glob("*.yaml")])

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from dsrun.config.findings import Code
 from dsrun.config.load import inspect
-from dsrun.estimate.catalogue import find_gpu
-from dsrun.estimate.machine import Machine
-from dsrun.estimate.model import from_count
+from dsrun.estimate.model.units import from_count
 from dsrun.estimate.prediction import predict
+from dsrun.estimate.run.catalogue import find_gpu
+from dsrun.estimate.run.machine import Machine
+from dsrun.estimate.run.settings import RunSettings
 from dsrun.estimate.search import divisors, fastest, nearest, what_if
-from dsrun.estimate.settings import RunSettings
 
 GIB = 1 << 30
 MODEL = from_count(7 * 10**9)

@@ -1,0 +1,87 @@
+"""What an agent tells of its host's ranks while they run: how they fare, where they are, and their records. Decides and
+stops nothing, and does not wait: whoever owns the loop calls when it is due.
+"""
+
+from __future__ import annotations
+
+import os
+
+from dsrun.contract.environment import RECORDS_FILE
+from dsrun.contract.heartbeats import HeartbeatTable
+
+from ..os_errors import refusal_of
+from ..protocol import Note, Records
+from .job_files import HostFolder
+from .ranks import HostRanks
+from .record_tail import RecordTail
+from .relay import Relay
+from .watch.rank_status import PULSE_S, Pulses
+from .watch.stacks import StackTaking
+
+
+class HostNews:
+    """Looks at the ranks and sends what there is to tell.
+
+    Args:
+        ranks: of this host.
+        relay: where news goes.
+        table: what the ranks say themselves.
+        folder: of their files; records in a folder of the host's own are sent, as the front end cannot see them.
+    """
+
+    def __init__(self, ranks: HostRanks, relay: Relay, table: HeartbeatTable, folder: HostFolder) -> None:
+        self._ranks = ranks
+        self._relay = relay
+        self._table = table
+        self._run_dir = folder.path
+        self._records = RecordTail(os.path.join(folder.path, RECORDS_FILE)) if folder.is_own else None
+        self._pulses = Pulses(table, are_python=ranks.are_python)
+        self._stacks: StackTaking | None = None
+        #: When the next pulse is due, monotonic.
+        self.pulse_at_s = 0.0
+
+    @property
+    def due_s(self) -> float:
+        """When there may be something to tell next, monotonic."""
+        return self.pulse_at_s if self._stacks is None else min(self.pulse_at_s, self._stacks.due_s)
+
+    def take_stacks(self, now_s: float) -> None:
+        """Asks all ranks where they are, to be told once they have answered; asked twice, one answer says it."""
+        if self._stacks is None:
+            self._stacks = StackTaking(
+                self._ranks.live,
+                run_dir=self._run_dir,
+                table=self._table,
+                recorders=self._ranks.recorders,
+                now_s=now_s,
+            )
+
+    def tell(self, now_s: float) -> None:
+        """Sends what is due."""
+        if now_s >= self.pulse_at_s:
+            self.pulse_at_s = now_s + PULSE_S
+            self._relay.send_sign_of_life(self._pulses.take(self._ranks.live, now_s, importing=self._ranks.importing))
+            if not self._relay.is_full:
+                self._send_records()
+        if self._stacks is not None and (answer := self._stacks.look(now_s)) is not None:
+            self._stacks = None
+            self._relay.send(answer)
+
+    def tell_rest(self) -> None:
+        """Sends the records that were not sent yet, once no rank writes any more."""
+        while self._send_records():
+            pass
+
+    def _send_records(self) -> bool:
+        """Sends some records, if there are new ones; returns whether there were."""
+        if self._records is None:
+            return False
+        try:
+            text = self._records.read()
+        except OSError as error:
+            self._records = None
+            self._relay.send(Note(text=f"records are incomplete from here on: {refusal_of(error)}"))
+            return False
+        if text:
+            self._relay.send(Records(text=text))
+        return bool(text)

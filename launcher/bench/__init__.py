@@ -1,0 +1,1 @@
+"""Measured speeds of hosts: memory, disks, GPUs, network."""

@@ -1,0 +1,1 @@
+"""How a running job looks."""

@@ -1,0 +1,1 @@
+"""What a launch will need, for `dsrun plan` and before a start."""

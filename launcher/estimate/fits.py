@@ -1,0 +1,124 @@
+"""Before a launch: refuses a run that provably cannot fit, with the numbers and what would fit. Says nothing otherwise.
+
+Provably: model and config are known, and the model state alone, which is exact, is more than this machine has. What
+activations take on top is not counted against a run, for it depends on the script.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsrun.contract.environment import BACKEND_ENV, CONFIG_ENV, digest_of
+from dsrun.errors import InputError, UsageError
+from dsrun.units import format_bytes
+
+from ..machine.read import probe
+from .machine import machine_here
+from .model import LAST_RUN, find_model, last_run
+
+if TYPE_CHECKING:
+    from dsrun.estimate.model.units import ModelSize
+    from dsrun.estimate.run.machine import Machine
+    from dsrun.estimate.search import Choice
+
+    from ..launch.resolve import Launch
+
+
+def check_fits(launch: Launch, *, model: str | None, jobs: Sequence[Path], environ: Mapping[str, str]) -> None:
+    """Refuses a launch whose model state is larger than the memory that is there.
+
+    Args:
+        launch: checked otherwise.
+        model: MODEL as for `dsrun plan`; None: what the same script trained with the same words when it last ran.
+        jobs: folders of jobs.
+        environ: the environment of the ranks.
+
+    Raises:
+        UsageError: it cannot fit, or `model` names no model.
+    """
+    config = launch.env.get(CONFIG_ENV)
+    if config is None and model is None:
+        return
+    size = find_model(model, jobs=jobs) if model is not None else _same_as_before(launch, jobs)
+    if size is None or config is None:
+        return
+    report = probe(environ=environ, gpu_state=False)
+    on_gpus = launch.env.get(BACKEND_ENV) != "gloo" and report.versions.cuda is not None
+    here = machine_here(report, ranks=launch.allocation.world_size, use_gpus=on_gpus)
+    most = max(1, sum(gpu.usable for gpu in report.gpus)) if not here.on_cpu else here.ranks
+    refuse_misfit(size, config, here, most_ranks=most)
+
+
+def refuse_misfit(model: ModelSize, config: str, machine: Machine, *, most_ranks: int) -> None:
+    """Raises where the model state alone does not fit.
+
+    Args:
+        model: what is trained.
+        config: path of the config, which has been checked.
+        machine: the only host.
+        most_ranks: ranks it could have.
+
+    Raises:
+        UsageError: it cannot fit; the hint has the three nearest settings that do.
+    """
+    from dsrun.config.load import load
+    from dsrun.estimate.prediction import predict
+    from dsrun.estimate.run.settings import read_settings
+    from dsrun.estimate.search import nearest
+
+    settings = read_settings(load(config), ranks=machine.ranks)
+    state = predict(model, settings, machine).state.total
+    if machine.on_cpu:
+        limit, needed = machine.host_memory_bytes, state * machine.ranks_per_host
+    else:
+        limit, needed = machine.gpu_memory_bytes, state
+    if limit is None or needed <= limit:
+        return
+    where = "this machine has free" if machine.on_cpu else "a rank has of GPU memory"
+    ranks = f"{machine.ranks} rank{'s' if machine.ranks > 1 else ''}"
+    hold = f"{format_bytes(state)} of model state a rank"
+    total = f", {format_bytes(needed)} for {ranks}" if machine.on_cpu and machine.ranks > 1 else ""
+    # Activations are left out of the other settings too: they are not known here, only what cannot fit is.
+    fitting = nearest(replace(model, architecture=None), settings, machine, most_ranks=most_ranks)
+    raise UsageError(
+        f"{config}: {model.label}{_origin(model)} cannot fit at stage {settings.stage}: {hold}{total}; "
+        f"{format_bytes(limit)} is what {where}",
+        hint=f"{_way_out(fitting)}; `--no-plan` starts it anyway",
+    )
+
+
+def _origin(model: ModelSize) -> str:
+    """Names the run a model is known from, for the user did not name the model."""
+    return next((f" ({note})" for note in model.notes if LAST_RUN in note), "")
+
+
+def _way_out(choices: Sequence[Choice]) -> str:
+    if not choices:
+        return "no stage, precision or micro batch of this version fits here; see `dsrun plan --what-if`"
+    return "the model state fits with " + ", or ".join(
+        " and ".join(
+            f"`{key} {value}`" if key.startswith("-") else f"`{key}` {_value(value)}" for key, value in c.changes
+        )
+        for c in choices
+    )
+
+
+def _value(value: int | str | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _same_as_before(launch: Launch, jobs: Sequence[Path]) -> ModelSize | None:
+    """Returns the model of the script's last run, if script and words have not changed since."""
+    if launch.program.kind != "script":
+        return None
+    script = Path(launch.program.target)
+    try:
+        run = last_run(script, jobs=jobs, arguments=digest_of(launch.program.args))
+        unchanged = run is not None and os.stat(script).st_mtime <= run.time_s
+    except (OSError, InputError):
+        return None
+    return run.model if run is not None and unchanged else None

@@ -1,0 +1,1 @@
+"""Texts that programs print when they fail, and what they mean."""

@@ -1,0 +1,1 @@
+"""Which hosts there are, and where a hostfile is wrong."""

@@ -1,0 +1,1 @@
+"""A job's folder, record, lock and list."""

@@ -1,0 +1,164 @@
+"""`live.json`: how the ranks of a running job fare, for whoever looks at the job from outside. Written often, whole.
+
+A reader sees one state or the next, never a half: the file is replaced by a rename. It is not synced, for after a power
+cut nobody asks how a dead job fared. Whether the job still runs is not said here; its age says how fresh it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..protocol import RankPulse
+
+LIVE_FILE = "live.json"
+#: Between two states of the file.
+WRITE_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRank:
+    """One rank as its host last saw it.
+
+    Attributes:
+        rank: which one.
+        host: where it runs.
+        pid: of its process there; None while it is not known.
+        seen_s: when its last pulse came, seconds since the epoch.
+        step: as in `RankPulse`, and so are the rest.
+        phase: what it says it does.
+        collective: the one it waits in.
+        idle_s: seconds since its last beat.
+        waited_s: seconds it has waited in collectives.
+        cpu_percent: of one core.
+        rss_bytes: memory it has resident.
+    """
+
+    rank: int
+    host: str
+    pid: int | None
+    seen_s: float
+    step: int | None
+    phase: str
+    collective: str
+    idle_s: float | None
+    waited_s: float
+    cpu_percent: float
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveJob:
+    """A running job at one moment.
+
+    Attributes:
+        time_s: when this was written, seconds since the epoch.
+        ranks: those that run, in order.
+    """
+
+    time_s: float
+    ranks: tuple[LiveRank, ...]
+
+
+class LiveStatus:
+    """Collects pulses and writes them, at most every `WRITE_INTERVAL_S`.
+
+    Args:
+        folder: the job's; it must exist.
+        hosts: host of each rank, by rank.
+        clock: seconds since the epoch.
+    """
+
+    def __init__(self, folder: Path, hosts: Sequence[str], *, clock: Callable[[], float]) -> None:
+        self._path = folder / LIVE_FILE
+        self._hosts = hosts
+        self._clock = clock
+        self._ranks: dict[int, LiveRank] = {}
+        self._pids: dict[int, int] = {}
+        self._is_stale = False
+        self._next_write_s = 0.0
+
+    def started(self, rank: int, pid: int) -> None:
+        """Learns a rank's process."""
+        self._pids[rank] = pid
+
+    def ended(self, rank: int) -> None:
+        """A rank runs no more."""
+        self._pids.pop(rank, None)
+        self._is_stale |= self._ranks.pop(rank, None) is not None
+
+    def pulse(self, ranks: Sequence[RankPulse]) -> None:
+        """Takes how the ranks of one host fare."""
+        now_s = self._clock()
+        for pulse in ranks:
+            self._ranks[pulse.rank] = LiveRank(
+                rank=pulse.rank,
+                host=self._hosts[pulse.rank],
+                pid=self._pids.get(pulse.rank),
+                seen_s=round(now_s, 3),
+                step=pulse.step,
+                phase=pulse.phase,
+                collective=pulse.collective,
+                idle_s=pulse.idle_s,
+                waited_s=pulse.waited_s,
+                cpu_percent=pulse.cpu_percent,
+                rss_bytes=pulse.rss_bytes,
+            )
+        self._is_stale = True
+
+    def tick(self, now_s: float) -> float | None:
+        """Writes what is new, if it is time.
+
+        Args:
+            now_s: by a clock that does not go back.
+
+        Returns:
+            when it will be time for what is new since; None if nothing is.
+        """
+        if self._is_stale and now_s >= self._next_write_s:
+            self._next_write_s = now_s + WRITE_INTERVAL_S
+            self.write()
+        return self._next_write_s if self._is_stale else None
+
+    def write(self) -> None:
+        """Writes the present state now; a folder that is full or gone keeps the state before."""
+        self._is_stale = False
+        ranks = [asdict(self._ranks[rank]) for rank in sorted(self._ranks)]
+        body = json.dumps({"schema_version": 1, "time": round(self._clock(), 3), "ranks": ranks})
+        temporary = self._path.with_name(f".{LIVE_FILE}.new")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            with open(os.open(temporary, flags, 0o600), "wb") as file:
+                file.write(body.encode())
+            os.replace(temporary, self._path)
+        except OSError:
+            # Its age tells every reader; the job's own files report the disk, once.
+            return
+
+
+_FIELDS = frozenset(field.name for field in fields(LiveRank))
+
+
+def read_live(folder: Path) -> LiveJob | None:
+    """Reads how a job's ranks fare.
+
+    Args:
+        folder: the job's.
+
+    Returns:
+        the newest state; None where none was written, or it is of a form this version does not know.
+    """
+    try:
+        body: Any = json.loads((folder / LIVE_FILE).read_bytes())
+        return LiveJob(time_s=float(body["time"]), ranks=tuple(_read_rank(item) for item in body["ranks"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _read_rank(item: Mapping[str, Any]) -> LiveRank:
+    # Fields of a later version are left out.
+    return LiveRank(**{name: value for name, value in item.items() if name in _FIELDS})

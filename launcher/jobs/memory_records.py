@@ -1,0 +1,82 @@
+"""What rank 0 of a job recorded of memory, read from the job's records. Judges nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.contract.environment import RECORDS_FILE
+from dsrun.memory_use.findings import GROWTH_EVENT, Growth
+from dsrun.memory_use.samples import SAMPLE_EVENT, MemorySample, from_record
+from dsrun.memory_use.stacks import HISTORY_EVENT, StacksAtPeak, stacks_from_record
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRecords:
+    """Records of the last attempt of a job.
+
+    Attributes:
+        samples: in order of time.
+        growths: likewise.
+        summary: fields of the record at the run's end; None while it runs, or if it was killed.
+        stacks: who held memory at the peak of the first steps; None without `--memory-history`.
+    """
+
+    samples: tuple[MemorySample, ...]
+    growths: tuple[Growth, ...]
+    summary: dict[str, Any] | None
+    stacks: StacksAtPeak | None = None
+
+    @property
+    def state(self) -> tuple[int, int] | None:
+        """Bytes of model state, (predicted, measured), where the run has ended."""
+        if self.summary is None:
+            return None
+        return self.summary["state_predicted_bytes"], self.summary["state_bytes"]
+
+
+def read_memory_records(folder: Path) -> MemoryRecords | None:
+    """Reads the records of a job; None where there are none.
+
+    Args:
+        folder: the job's.
+    """
+    samples: list[MemorySample] = []
+    growths: list[Growth] = []
+    summary: dict[str, Any] | None = None
+    stacks: StacksAtPeak | None = None
+    try:
+        file = (folder / RECORDS_FILE).open("rb")
+    except FileNotFoundError:
+        return None
+    with file:
+        for line in file:
+            record = _record_of(line)
+            match record.pop("event", None):
+                case "start":
+                    # The job was started again: its memory is that of other processes.
+                    samples, growths, summary, stacks = [], [], None, None
+                case event if event == SAMPLE_EVENT:
+                    samples.append(from_record(record))
+                case event if event == GROWTH_EVENT:
+                    growths.append(Growth(**{k: v for k, v in record.items() if k != "time"}))
+                case event if event == HISTORY_EVENT:
+                    stacks = stacks_from_record(record)
+                case "memory":
+                    summary = record
+                case _:
+                    pass
+    return MemoryRecords(tuple(samples), tuple(growths), summary, stacks)
+
+
+def _record_of(line: bytes) -> dict[str, Any]:
+    """Returns the object of a line that may be about memory; empty for others, and for half a line."""
+    if b'"memory' not in line and b'"start"' not in line:
+        return {}
+    try:
+        record: Any = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}

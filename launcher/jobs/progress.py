@@ -1,0 +1,128 @@
+"""How far a job has come, from what its ranks and its hosts last said. Reads the ends of files; never fails."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.contract.environment import RECORDS_FILE
+from dsrun.units import format_duration
+
+from .folder import EVENTS_FILE
+from .live_status import read_live
+
+#: The end of the records, in which the last step must stand: a record is a few hundred bytes.
+_TAIL_BYTES = 1 << 16
+
+
+def last_step(folder: Path) -> int | None:
+    """Returns the newest optimizer step that any rank has finished; None where none told of any.
+
+    Args:
+        folder: the job's.
+    """
+    live = read_live(folder)
+    steps = [rank.step for rank in live.ranks if rank.step is not None] if live is not None else []
+    recorded = _recorded_step(folder / RECORDS_FILE)
+    return max([*steps, *([] if recorded is None else [recorded])], default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What a job that lives does.
+
+    Attributes:
+        text: what it waits for, or how many of its ranks run.
+        is_before_start: no rank of it was started yet.
+    """
+
+    text: str
+    is_before_start: bool
+
+
+def doing_now(folder: Path) -> Doing:
+    """Finds out what a job that lives does at the moment.
+
+    Args:
+        folder: the job's.
+    """
+    waits_for, running = "being prepared", 0
+    is_before_start, stops = True, False
+    for event in _events(folder):
+        match event:
+            case {"event": "waiting", "text": str(text)}:
+                waits_for = text
+            case {"event": "start"}:
+                # A failure stops the other ranks of its attempt; a person's wish is followed by no start.
+                running, waits_for, stops = 0, "its ranks are being started", False
+            case {"event": "rank_started"}:
+                running, waits_for, is_before_start = running + 1, "", False
+            case {"event": "rank_exit"}:
+                running -= 1
+            case {"event": "restart", "wait_s": int() | float() as wait_s}:
+                waits_for, stops = f"waiting {format_duration(wait_s)} before it is started again", False
+            case {"event": "stop"}:
+                stops = True
+            case _:
+                pass
+    if stops or waits_for:
+        return Doing("being stopped" if stops else waits_for, is_before_start)
+    return Doing(_ranks_text(folder, running), is_before_start)
+
+
+def _ranks_text(folder: Path, running: int) -> str:
+    if running <= 0:
+        return "its ranks have ended"
+    text = "1 rank runs" if running == 1 else f"{running} ranks run"
+    has_printed = any(path.stat().st_size for path in folder.glob("rank*.log"))
+    return text if has_printed else f"{text} and nothing was printed yet"
+
+
+def was_asked_to_stop(folder: Path) -> bool:
+    """Whether a person has asked a job to end; what its own failures stop does not count.
+
+    Args:
+        folder: the job's.
+    """
+    # Why is the signal itself then, and else what went wrong.
+    return any(event.get("event") == "stop" and event.get("why") == event.get("signal") for event in _events(folder))
+
+
+def _events(folder: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = (folder / EVENTS_FILE).read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            event: Any = json.loads(line)
+        except ValueError:
+            # Torn by a full disk, or still being written.
+            continue
+        if isinstance(event, dict):
+            yield event
+
+
+def _recorded_step(path: Path) -> int | None:
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        if b'"step"' not in line:
+            continue
+        try:
+            record: Any = json.loads(line)
+        except ValueError:
+            # Cut off by the reading, or still being written.
+            continue
+        if isinstance(record, dict) and record.get("event") == "step" and isinstance(record.get("step"), int):
+            return record["step"]
+    return None

@@ -1,0 +1,1 @@
+"""Flags, machine and config become one checked launch."""

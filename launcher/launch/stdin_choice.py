@@ -1,0 +1,81 @@
+"""Which rank gets dsrun's own stdin, and why another has none. Pure: opens nothing; `own_stdin` is what it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dsrun.errors import UsageError
+
+from ..number_ranges import named_ranks
+from .host_placement import Placement
+
+#: `--stdin`: a rank; `none`; or nothing said, which means the only rank of a job, and none of several.
+StdinWish = int | Literal["none"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Why dsrun's own stdin cannot be a rank's.
+
+    Attributes:
+        reason: in words.
+        way_out: what would help.
+    """
+
+    reason: str
+    way_out: str
+
+
+def choose_stdin_rank(wish: StdinWish, placement: Placement, *, taken: Taken | None) -> int | None:
+    """Returns the rank that gets it; None for none.
+
+    Args:
+        wish: what the user said.
+        placement: where the ranks are.
+        taken: why no rank at all can have it, if that is so.
+
+    Raises:
+        UsageError: the rank that was named cannot have it.
+    """
+    if wish == "none" or (wish is None and placement.world_size > 1):
+        return None
+    rank = wish or 0
+    refusal = taken or _refusal(rank, placement)
+    if wish is not None and refusal is not None:
+        raise UsageError(f"`--stdin {rank}`: {refusal.reason}", hint=refusal.way_out)
+    return rank if refusal is None else None
+
+
+def why_no_stdin(rank: int, given_to: int | None, placement: Placement, *, taken: Taken | None) -> str:
+    """Says why a rank finds an empty stdin, and what gives it dsrun's own.
+
+    Args:
+        rank: which one.
+        given_to: the rank that has it, if one has.
+        placement: where the ranks are.
+        taken: why no rank at all can have it, if that is so.
+    """
+    refusal = taken or _refusal(rank, placement)
+    if refusal is not None:
+        return f"{refusal.reason}; {refusal.way_out}"
+    if given_to is not None:
+        return f"rank {given_to} has dsrun's own; `--stdin {rank}` gives it to rank {rank}"
+    return f"`--stdin {rank}` gives it dsrun's own"
+
+
+def _refusal(rank: int, placement: Placement) -> Taken | None:
+    """Returns why this rank cannot have it; None where it can."""
+    hosts = [host.name for host in placement.allocation.hosts for _ in range(host.slots)]
+    first = 0 if placement.static is None else placement.static.node_rank * len(hosts)
+    here = range(first, first + len(hosts))
+    if rank not in here:
+        reason = f"there is no such rank among {placement.world_size}"
+        if rank < placement.world_size:
+            reason = "another dsrun starts that rank"
+        return Taken(reason, f"this one starts {named_ranks(here)}")
+    host = hosts[rank - first]
+    if host not in placement.local_hosts:
+        reason = f"rank {rank} runs on host {host}, and only ranks of this machine can have dsrun's own"
+        return Taken(reason, "have the script read a file, or run it here")
+    return None

@@ -1,0 +1,1 @@
+"""Bytes of ranks to complete files and whole lines, and back."""

@@ -1,0 +1,1 @@
+"""What this machine has and allows, as one report, and the rules that judge it."""

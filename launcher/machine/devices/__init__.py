@@ -1,0 +1,1 @@
+"""GPUs that a job takes, and GPUs that each of its ranks sees."""

@@ -1,0 +1,1 @@
+"""GPUs of this machine, as their driver and the kernel show them."""

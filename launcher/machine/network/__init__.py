@@ -1,0 +1,1 @@
+"""Networks of this machine: interfaces, RDMA cards, and what NCCL talks over."""

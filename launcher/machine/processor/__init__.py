@@ -1,0 +1,1 @@
+"""Processors of this machine: cores, NUMA nodes, and the cores that a rank is bound to."""

@@ -1,0 +1,139 @@
+"""The report of `dsrun probe` as a value, and its one JSON form. Looks at nothing: probe.py fills it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from .cgroup import CgroupReport
+from .gpus.read import Gpu, LeftOut
+from .host import HostReport
+from .memory import MemoryReport
+from .network.interfaces import NetworkReport, RdmaDevice
+from .processor.model import CpuReport
+from .processor.numa import NumaNode, RankBinding
+from .provenance import SOURCES
+from .software.loaded_libraries import Loaded
+from .software.versions import Software, Versions
+from .storage import StorageReport
+from .topology import Topology
+
+#: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
+#: 2: `network` lists cards that are down too.
+SCHEMA_VERSION = 2
+
+
+#: `red`: jobs fail; `amber`: they run, but worse or not at scale; `note`: worth knowing, and may be as wanted.
+Level = Literal["red", "amber", "note"]
+
+
+#: Something of one GPU: level, what is said of it after its name (so without a verb), way out (`GPU_INDEX` for its
+#: number), path below `gpus.N`.
+Remark = tuple[Level, str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeVerdict:
+    """Something that is not as it should be.
+
+    Attributes:
+        level: how bad it is.
+        text: what is wrong, with the thing's name first.
+        fix: the way out.
+        path: dotted path of the value that shows it; the first where several do.
+    """
+
+    level: Level
+    text: str
+    fix: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskReport:
+    """The filesystem of the working folder (links resolved); `free_bytes` is what an ordinary user may still write."""
+
+    path: str | None
+    filesystem: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnusableGpus:
+    """GPUs that a job here was given and cannot use: the driver fails, or dsrun has no backend for them.
+
+    Attributes:
+        text: what is wrong.
+        fix: the way out.
+    """
+
+    text: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """Everything `dsrun probe` tells.
+
+    Attributes:
+        binding: where ranks would run, one for each GPU a job sees; empty without GPUs.
+        gpus_usable: devices a job sees: CUDA_VISIBLE_DEVICES applied, a MIG slice counted as one.
+        gpus_left_out: GPUs that the driver counts and no job can use.
+        gpus_unlisted: GPUs that this process was given and the driver does not count: it could not start them.
+        gpus_idle: what is to be said of GPUs that this process was not given; None without any.
+        gpus_unusable: why no GPU can be used where there should be some; None where that is not so.
+        driver: version of the NVIDIA driver.
+        driver_cuda: newest CUDA version the driver can run.
+        nccl_net_plugin: path of the library by which NCCL takes other networks than InfiniBand and sockets.
+        loaded: what torch, CUDA and NCCL say of themselves; None unless asked for.
+        measured: what a benchmark found, by its name; empty unless asked for.
+        verdicts: what is wrong, the worst first, with a way out.
+        null_reasons: dotted path of a value that is None -> why.
+    """
+
+    host: HostReport
+    cpu: CpuReport
+    memory: MemoryReport
+    cgroup_version: str | None
+    cgroup: CgroupReport
+    numa: tuple[NumaNode, ...]
+    binding: tuple[RankBinding, ...]
+    gpus: tuple[Gpu, ...]
+    gpus_usable: int
+    driver: str | None
+    driver_cuda: str | None
+    topology: Topology
+    disk: DiskReport
+    storage: StorageReport
+    network: tuple[NetworkReport, ...]
+    rdma: tuple[RdmaDevice, ...]
+    nccl_interface: str | None
+    gloo_interface: str | None
+    nccl_net_plugin: str | None
+    versions: Versions
+    software: Software
+    gpus_left_out: tuple[LeftOut, ...] = ()
+    gpus_unlisted: int = 0
+    gpus_idle: str | None = None
+    gpus_unusable: UnusableGpus | None = None
+    loaded: Loaded | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    verdicts: tuple[ProbeVerdict, ...] = ()
+    null_reasons: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what json.loads returns of it: the version of the schema first, the sources of values last."""
+        return {"schema_version": SCHEMA_VERSION, **_plain(asdict(self)), "sources": dict(SOURCES)}
+
+
+def _plain(value: Any) -> Any:
+    """Makes lists of tuples, as other hosts send them."""
+    if isinstance(value, dict):
+        items: dict[str, Any] = value
+        return {key: _plain(item) for key, item in items.items()}
+    if isinstance(value, list | tuple):
+        parts: Sequence[Any] = value
+        return [_plain(item) for item in parts]
+    return value

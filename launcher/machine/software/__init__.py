@@ -1,0 +1,1 @@
+"""Versions of what is installed, and libraries that a program would load."""

@@ -1,0 +1,1 @@
+"""Rules over the report of a machine: what is wrong, how bad it is, and the way out."""

@@ -1,0 +1,1 @@
+"""Options and types of click that several verbs share."""

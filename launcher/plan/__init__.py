@@ -1,0 +1,1 @@
+"""The launch as a value, and the text that becomes it."""

@@ -1,0 +1,304 @@
+"""Facts of one host on which a job may fail or limp: versions, GPUs, limits, files, clock. See [Note: questions].
+
+Answers for preflight, in a fraction of a second and without torch; judges nothing. The probe tells much more of a host;
+here is what is compared before every launch.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import DsrunError
+from dsrun.host.memory import read_host_memory
+
+from ..machine.cgroup import read_limits
+from ..machine.devices.choice import Device, driver_open, read_devices, user_of_process
+from ..machine.devices.unserved import unserved_accelerators
+from ..machine.gpus.read import Gpu, GpuReport, left_out_texts, read_gpus
+from ..machine.network.interfaces import read_rdma
+from ..machine.network.nccl_sockets import read_no_sockets
+from ..machine.network.rdma import RdmaFacts, lockable_bytes, rdma_facts
+from ..machine.proc_files import read_text, usable_cores
+from ..machine.software.versions import Versions, read_versions
+from ..plan.launch_plan import GpuPlace
+from .file_facts import FileFacts, PathFacts, code_digests, file_facts, folder_fault, path_facts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """A GPU or MIG slice that ranks may see; None where the driver does not say.
+
+    Attributes:
+        index: the driver's number; None for a slice.
+        label: for people.
+        model: product name.
+        total_bytes: its memory.
+        free_bytes: memory nobody holds.
+        used_by: who computes there, in words.
+        compute_capability: `9.0` for Hopper.
+    """
+
+    index: int | None
+    label: str
+    model: str | None
+    total_bytes: int | None
+    free_bytes: int | None
+    used_by: tuple[str, ...]
+    compute_capability: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "used_by", tuple(self.used_by))  # JSON has lists only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What one host says of itself; None where it cannot be told, or was not asked for.
+
+    Attributes:
+        user: whom dsrun runs as there.
+        kernel: its release.
+        glibc: the C library, `glibc 2.36`.
+        place: the same for two names of one machine, different for two containers of it.
+        versions: of what is installed beside the interpreter there.
+        driver: NVIDIA's, its version.
+        driver_cuda: newest CUDA version it runs.
+        gpus: those a job may see.
+        gpu_places: where those are that CUDA counts, in its order, whatever CUDA_VISIBLE_DEVICES says.
+        no_gpus: why there are none, where there are none.
+        no_gpus_fix: how GPUs that are there come to be used, where the driver does not serve them or they are of
+            another maker; None where none was to be expected.
+        left_out: GPUs that no job can use while others of the host are used, in words.
+        cores_usable: affinity and quota applied.
+        memory_bytes: of the machine, or its cgroup's limit if that is less.
+        shm_bytes: size of /dev/shm.
+        shm_free_bytes: what is left of it.
+        memlock_bytes: memory a process may lock; None without limit.
+        nofile: files a process may open; None without limit.
+        rdma: ports for RDMA that work.
+        no_sockets: why NCCL takes no sockets there, see `why_no_sockets`; None if it takes them.
+        folder_fault: why the working folder cannot be used; None if it can.
+        folder_free_bytes: what this user may still write there.
+        files: those the job needs, by what they are: `script`.
+        code: digest of each Python file in the working folder, by relative path; None where there are too many.
+        paths: where the job will write.
+        asked_s: this host's clock when the question came, seconds since the epoch.
+        answered_s: the same when the answer was ready.
+    """
+
+    user: str
+    kernel: str
+    glibc: str | None
+    place: str
+    versions: Versions
+    driver: str | None
+    driver_cuda: str | None
+    gpus: tuple[GpuFacts, ...]
+    no_gpus: str | None
+    gpu_places: tuple[GpuPlace, ...] = ()
+    no_gpus_fix: str | None = None
+    left_out: tuple[str, ...] = ()
+    cores_usable: int
+    memory_bytes: int | None
+    shm_bytes: int | None
+    shm_free_bytes: int | None
+    memlock_bytes: int | None
+    nofile: int | None
+    rdma: tuple[RdmaFacts, ...]
+    no_sockets: str | None
+    folder_fault: str | None
+    folder_free_bytes: int | None
+    files: Mapping[str, FileFacts]
+    code: Mapping[str, str] | None
+    paths: tuple[PathFacts, ...]
+    asked_s: float
+    answered_s: float
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> HostFacts:
+        """Makes facts of what `facts` answered."""
+        gpus: list[dict[str, Any]] = value["gpus"]
+        known: dict[str, Any] = {
+            **{name: value[name] for name in cls.__dataclass_fields__},
+            # The other dsrun may tell other versions too.
+            "versions": Versions(**{name: value["versions"].get(name) for name in Versions.__dataclass_fields__}),
+            "gpus": tuple(GpuFacts(**gpu) for gpu in gpus),
+            "gpu_places": tuple(GpuPlace(**place) for place in value["gpu_places"]),
+            "rdma": tuple(RdmaFacts(**port) for port in value["rdma"]),
+            "files": {kind: FileFacts(**file) for kind, file in value["files"].items()},
+            "paths": tuple(PathFacts(**path) for path in value["paths"]),
+            "left_out": tuple(value["left_out"]),
+        }
+        return cls(**known)
+
+
+def facts(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
+    """Answers with this host's `HostFacts`.
+
+    Args:
+        arguments: `folder`, the working folder, or None; `files`, paths by what they are; `code`, whether the folder's
+            Python files are wanted; `paths`, a list of folders the job will write to; `env`, variables for the ranks of
+            this host alone.
+        keep: not needed.
+    """
+    asked_s = time.time()
+    folder: str | None = arguments["folder"]
+    files: dict[str, str] = arguments["files"]
+    base = folder or os.getcwd()
+    unusable = None if folder is None else folder_fault(folder)
+    return asdict(
+        read_facts(
+            {**os.environ, **arguments["env"]},
+            folder_fault=unusable,
+            folder_free_bytes=None if folder is None or unusable else path_facts(folder).free_bytes,
+            files={kind: file_facts(os.path.join(base, path)) for kind, path in files.items()},
+            code=code_digests(folder) if arguments["code"] and folder is not None and unusable is None else None,
+            paths=tuple(path_facts(os.path.join(base, path)) for path in arguments["paths"]),
+            asked_s=asked_s,
+        )
+    )
+
+
+def read_facts(
+    environ: Mapping[str, str],
+    *,
+    folder_fault: str | None = None,
+    folder_free_bytes: int | None = None,
+    files: Mapping[str, FileFacts] | None = None,
+    code: Mapping[str, str] | None = None,
+    paths: tuple[PathFacts, ...] = (),
+    asked_s: float,
+    load_nvml: Callable[[], Any] | None = None,
+    root: Path = Path("/"),
+) -> HostFacts:
+    """Looks at this machine.
+
+    Args:
+        environ: where CUDA_VISIBLE_DEVICES is read.
+        folder_fault: see `HostFacts`.
+        folder_free_bytes: see there.
+        files: see there.
+        code: see there.
+        paths: see there.
+        asked_s: see there.
+        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        root: `/`, or a made-up tree.
+    """
+    limits = read_limits(root)
+    report, devices = _read_driver(environ, load_nvml, root)
+    no_gpus, no_gpus_fix = (None, None) if devices else _why_none(report, environ, root)
+    memory = read_host_memory(root).total_bytes
+    sizes = [size for size in (memory, limits.memory_limit_bytes) if size is not None]
+    shm = _space("/dev/shm")
+    cards = read_rdma(root)
+    return HostFacts(
+        user=user_of_process(os.getpid()) or str(os.geteuid()),
+        kernel=platform.release(),
+        glibc=_glibc(),
+        place=_place(),
+        versions=read_versions(environ=environ),
+        driver=report.driver,
+        driver_cuda=report.driver_cuda,
+        gpus=gpu_facts(report.gpus, devices),
+        gpu_places=report.places,
+        no_gpus=no_gpus,
+        no_gpus_fix=no_gpus_fix,
+        left_out=tuple(left_out_texts(report)) if devices else (),
+        cores_usable=usable_cores(os.sched_getaffinity(0), limits.quota_cores),
+        memory_bytes=min(sizes, default=None),
+        shm_bytes=shm and shm[0],
+        shm_free_bytes=shm and shm[1],
+        memlock_bytes=lockable_bytes(root),
+        nofile=_limit(resource.RLIMIT_NOFILE),
+        rdma=rdma_facts(cards),
+        no_sockets=read_no_sockets(root, environ, cards),
+        folder_fault=folder_fault,
+        folder_free_bytes=folder_free_bytes,
+        files=files or {},
+        code=code,
+        paths=paths,
+        asked_s=asked_s,
+        answered_s=time.time(),
+    )
+
+
+def gpu_facts(gpus: Sequence[Gpu], devices: Sequence[Device]) -> tuple[GpuFacts, ...]:
+    """Joins what the driver says of GPUs with who is on them, in the order in which ranks see them.
+
+    Args:
+        gpus: all of the machine.
+        devices: those a job may see.
+    """
+    by_name = {gpu.uuid or str(gpu.index): gpu for gpu in gpus}
+    found: list[GpuFacts] = []
+    for device in devices:
+        gpu = by_name.get(device.name)
+        found.append(
+            GpuFacts(
+                index=None if gpu is None else gpu.index,
+                label=device.label,
+                model=None if gpu is None else gpu.name,
+                total_bytes=None if gpu is None else gpu.memory_total_bytes,
+                free_bytes=None if gpu is None else gpu.memory_free_bytes,
+                used_by=device.used_by,
+                compute_capability=None if gpu is None else gpu.compute_capability,
+            )
+        )
+    return tuple(found)
+
+
+def _read_driver(
+    environ: Mapping[str, str], load_nvml: Callable[[], Any] | None, root: Path
+) -> tuple[GpuReport, tuple[Device, ...]]:
+    try:
+        with driver_open(load_nvml):
+            report = read_gpus(environ, load_nvml=load_nvml, root=root)
+            return report, read_devices(environ, load_nvml=load_nvml) if report.gpus else ()
+    except DsrunError:
+        # The report says why the driver does not answer.
+        return read_gpus(environ, load_nvml=load_nvml, root=root), ()
+
+
+def _why_none(report: GpuReport, environ: Mapping[str, str], root: Path) -> tuple[str, str | None]:
+    """Returns why there is no GPU, and how that is mended where it is a fault."""
+    if report.fault is not None:
+        return report.fault.reason, report.fault.way_out
+    unserved = unserved_accelerators(environ, root=root)
+    if unserved is not None:
+        return unserved.text, unserved.way_out
+    return report.reason or "CUDA_VISIBLE_DEVICES hides all of them", None
+
+
+def _place() -> str:
+    """Names where this process is: the boot, and the namespaces in which containers of one machine differ."""
+    boot = (read_text(Path("/proc/sys/kernel/random/boot_id")) or "").strip()
+    spaces = [str(os.stat(f"/proc/self/ns/{kind}").st_ino) for kind in ("net", "mnt")]
+    return " ".join([boot, *spaces])
+
+
+def _glibc() -> str | None:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION")
+    except (OSError, ValueError):
+        # Another C library has no such name.
+        return None
+
+
+def _limit(which: int) -> int | None:
+    soft = resource.getrlimit(which)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _space(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.statvfs(path)
+    except OSError:
+        return None
+    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

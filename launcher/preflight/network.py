@@ -1,0 +1,131 @@
+"""Which hosts differ in what NCCL talks over, or may not use it: RDMA ports, GID indices, locked memory. Pure.
+
+Where ranks meet is found by trying, see meeting; what stands here cannot be tried before ranks run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dsrun.units import format_bytes
+
+from ..hosts.spec import HostSpec
+from ..machine.limits import LITTLE_LOCKED_BYTES
+from ..machine.network.nccl_sockets import EFA_FIX
+from .facts import HostFacts
+from .findings import Fault, Finding, Wants, fold
+from .versions import groups, in_words
+
+_GID_INDEX = "NCCL_IB_GID_INDEX"
+#: From this NCCL on each host finds its own entry of the table.
+_FINDS_GID = (2, 21)
+
+
+def judge_network(
+    specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], wants: Wants, *, on_gpus: bool, count: int
+) -> Iterator[Finding]:
+    """Yields what is wrong, or not alike.
+
+    Args:
+        specs: of the hosts that answered.
+        facts: of those, in rank order.
+        wants: what the job needs.
+        on_gpus: its ranks talk over NCCL, as far as anybody knows.
+        count: of all hosts.
+    """
+    uses_rdma = on_gpus and count > 1
+    yield from fold("memlock", {name: _memlock_faults(its, uses_rdma=uses_rdma) for name, its in facts.items()}, count)
+    if uses_rdma:
+        said = {name: {*wants.nccl, *spec.env} for name, spec in specs.items()}
+        unsaid = {name: its for name, its in facts.items() if not said[name] & {"NCCL_NET", "NCCL_NET_PLUGIN"}}
+        yield from fold("EFA", {name: _plugin_faults(its) for name, its in unsaid.items()}, count)
+        yield from _ports(facts)
+        yield from _gid_indices(specs, facts, wants)
+
+
+def _memlock_faults(facts: HostFacts, *, uses_rdma: bool) -> Iterator[Fault]:
+    limit = facts.memlock_bytes
+    if facts.rdma and limit is not None and limit < LITTLE_LOCKED_BYTES:
+        yield (
+            "red" if uses_rdma and facts.no_sockets is not None else "amber",
+            f"{format_bytes(limit)} may be locked: RDMA fails with so little",
+            "`* - memlock unlimited` in /etc/security/limits.conf there; in Slurm "
+            "`PropagateResourceLimitsExcept=MEMLOCK`, of a service `LimitMEMLOCK=infinity`, "
+            "of a container `--ulimit memlock=-1`",
+        )
+
+
+def _plugin_faults(facts: HostFacts) -> Iterator[Fault]:
+    if facts.no_sockets is None and any(port.kind == "EFA" for port in facts.rdma):
+        yield "amber", "EFA devices, and the loader finds no libnccl-net.so: NCCL takes TCP", EFA_FIX
+
+
+def _ports(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
+    """Tells of hosts with other working ports than most, or none."""
+    parts = groups({name: _ports_in_words(its) for name, its in facts.items()})
+    if len(parts) < 2:
+        return
+    odd = tuple(name for _, names in parts[1:] for name in names)
+    ways = {its.no_sockets is None for its in facts.values()}
+    worse = "; NCCL takes sockets on some and RDMA on others, which do not find each other" if len(ways) > 1 else ""
+    yield Finding(
+        verdict="amber",
+        name="RDMA",
+        text=in_words([(text, names) for text, names in parts]) + worse,
+        hosts=odd,
+        fix="`dsrun probe -H ...` shows ports and their state: check cables and switch, or leave the host out with "
+        "`--exclude`",
+    )
+
+
+def _ports_in_words(facts: HostFacts) -> str:
+    words = [
+        f"{port.kind or 'unknown'}{'' if port.rate_gbit is None else f' {port.rate_gbit:g} Gbit/s'}"
+        for port in facts.rdma
+    ]
+    listed = ", ".join(f"{words.count(word)} x {word}" for word in sorted(set(words)))
+    return f"{listed}{'' if facts.no_sockets else ' (not taken by NCCL)'}" if listed else "no port that works"
+
+
+def _gid_indices(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], wants: Wants) -> Iterator[Finding]:
+    """Tells of RoCE hosts whose entry of the table of addresses is not the one that NCCL will take."""
+    indices = {
+        name: found
+        for name, its in facts.items()
+        if (
+            found := tuple(
+                sorted({port.gid_index for port in its.rdma if port.kind == "RoCE" and port.gid_index is not None})
+            )
+        )
+    }
+    said = {name: specs[name].env.get(_GID_INDEX, wants.nccl.get(_GID_INDEX)) for name in indices}
+    wrong = {
+        name: its
+        for name, its in indices.items()
+        if (asked := said[name]) not in (None, "-1") and its != (_number(asked),)
+    }
+    odd: tuple[str, ...] = tuple(wrong)
+    why = f"and {_GID_INDEX} names another" if wrong else ""
+    parts = groups(indices)
+    if not wrong and len(parts) > 1 and any(_is_older(facts[name].versions.nccl) for name in indices):
+        odd = tuple(name for _, names in parts[1:] for name in names)
+        why = "and NCCL before 2.21 takes one for all"
+    if odd:
+        shown = in_words([(f"GID index {', '.join(map(str, its))}", names) for its, names in parts])
+        yield Finding(
+            verdict="amber",
+            name="RoCE",
+            text=f"RoCE v2 over IPv4 is {shown}, {why}",
+            hosts=odd,
+            fix="; ".join(f"`env.{_GID_INDEX}={indices[name][0]}` for {name} in the hostfile" for name in odd[:4]),
+        )
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.strip().isdecimal() else None
+
+
+def _is_older(nccl: str | None) -> bool:
+    """Whether a version is known, and one that needs to be told the index."""
+    numbers = [int(part) for part in (nccl or "").split(".")[:2] if part.isdecimal()]
+    return len(numbers) == 2 and tuple(numbers) < _FINDS_GID

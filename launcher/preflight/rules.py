@@ -1,0 +1,211 @@
+"""Which hosts cannot run their part of a job, and which only badly: each rule looks at one thing on every host. Pure.
+
+What differs in software stands in preflight_versions, in files in preflight_files, and in networks in
+preflight_network. A rule that depends on a size names it as a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from statistics import median_high
+
+from dsrun.units import format_bytes, format_duration
+
+from ..hosts.spec import HostSpec
+from ..survey.client import Unable
+from .facts import GpuFacts, HostFacts
+from .files import judge_files
+from .findings import Fault, Finding, Seen, Verdict, Wants, fold, named
+from .network import judge_network
+from .versions import groups, judge_versions
+
+#: Beyond this, times in logs and files mislead; failures are put in order by measured offsets all the same.
+_CLOCK_AMBER_S = 0.5
+#: Beyond this, certificates and build tools fail as well.
+_CLOCK_RED_S = 3600.0
+#: A CUDA context with NCCL's buffers takes about so much before the first tensor.
+_LEAST_GPU_BYTES = 512 << 20
+_SMALL_SHM_BYTES = 1 << 30
+_FEW_FILES = 1024
+_LEAST_SHM_BYTES = 100 << 20
+#: Of memory, between a host and the usual one.
+_MEMORY_SHARE = 0.1
+
+#: Findings that stop a job on GPUs only.
+_OF_GPUS = ("GPUs", "CUDA", "machine", "memlock")
+
+
+def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: Wants) -> list[Finding]:
+    """Judges all hosts of a job.
+
+    Args:
+        hosts: in rank order.
+        seen: what each said, or why it said nothing.
+        wants: what the job needs.
+
+    Returns:
+        red findings first; empty if all hosts are alike and fit.
+    """
+    count = len(hosts)
+    silent = {name: its for name, its in seen.items() if isinstance(its, Unable)}
+    answered = {host.name: its for host in hosts if isinstance(its := seen[host.name], Seen)}
+    specs = {host.name: host for host in hosts if host.name in answered}
+    facts = {name: its.facts for name, its in answered.items()}
+    found = [*_silent(silent, count)]
+    if facts:
+        on_gpus = any(its.gpus for its in facts.values()) if wants.on_gpus is None else wants.on_gpus
+        chosen = {name: _with_chosen_gpus(specs[name], its) for name, its in facts.items()}
+        found += judge_versions(facts, chosen=chosen, is_python=wants.is_python, on_gpus=on_gpus)
+        if wants.on_gpus is not False:
+            found += fold("GPU driver", {name: _driver_faults(its) for name, its in facts.items()}, count)
+        if on_gpus:
+            found += fold("GPUs", {name: _gpu_faults(specs[name], its) for name, its in facts.items()}, count)
+        found += _same_machine(specs, facts, on_gpus=on_gpus)
+        found += judge_files(facts, wants, count)
+        found += fold("/dev/shm", {name: _shm_faults(its) for name, its in facts.items()}, count)
+        found += judge_network(specs, facts, wants, on_gpus=on_gpus, count=count)
+        found += fold("nofile", {name: _nofile_faults(its) for name, its in facts.items()}, count)
+        found += _less(
+            "memory",
+            {name: its.memory_bytes for name, its in facts.items() if its.memory_bytes is not None},
+            format_bytes,
+            fix="is another job there, or a smaller cgroup limit? the host with least decides what fits",
+        )
+        found += _less(
+            "cores",
+            {name: its.cores_usable for name, its in facts.items()},
+            str,
+            fix="is dsrun there under a smaller CPU set or quota?",
+        )
+        found += fold("clock", {name: _clock_faults(its) for name, its in answered.items()}, count)
+    if wants.on_gpus is None:
+        # Nobody said that ranks need GPUs: a script may be there that trains on CPUs.
+        found = [replace(finding, verdict="amber") if finding.name in _OF_GPUS else finding for finding in found]
+    return sorted(found, key=lambda finding: finding.verdict != "red")
+
+
+def _silent(silent: Mapping[str, Unable], count: int) -> Iterator[Finding]:
+    faults: dict[str, list[Fault]] = {
+        name: [("red", why.reason, why.hint or "is it up, and does `ssh` reach it from here?")]
+        for name, why in silent.items()
+    }
+    return fold("host", faults, count)
+
+
+def _with_chosen_gpus(spec: HostSpec, facts: HostFacts) -> HostFacts:
+    """Leaves out GPUs that the hostfile does not name, as that of the screen."""
+    if spec.gpus is None:
+        return facts
+    return replace(facts, gpus=tuple(gpu for number, gpu in enumerate(facts.gpus) if number in spec.gpus))
+
+
+def _driver_faults(facts: HostFacts) -> Iterator[Fault]:
+    """Judges a host whose GPUs do not serve: no job asked for a host of the CPU there."""
+    if facts.no_gpus_fix is not None:
+        fix = facts.no_gpus_fix
+        yield "red", facts.no_gpus or "no GPU", fix if "`--backend gloo`" in fix else f"{fix}; or run with `--no-gpu`"
+    for text in facts.left_out:
+        yield "amber", text, "leave the host out with `--exclude` if its ranks need all GPUs"
+
+
+def _gpu_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
+    """Judges the GPUs that the host's slots take: ids count those a job sees there."""
+    there = facts.gpus
+    if facts.no_gpus_fix is not None:
+        return
+    missing = [number for number in spec.gpus or () if number >= len(there)]
+    if not there:
+        yield "red", f"no GPU: {facts.no_gpus}", "leave the host out with `--exclude`, or run with `--backend gloo`"
+    elif missing:
+        has = "GPU 0 only" if len(there) == 1 else f"GPUs 0 to {len(there) - 1}"
+        numbers = ", ".join(map(str, missing))
+        yield "red", f"no GPU {numbers}; it has {has}", f"see {spec.source}, or choose with `--include`"
+    elif len(there) < spec.slots:
+        text = f"{len(there)} GPU{'s' * (len(there) > 1)} for {spec.slots} ranks"
+        yield "red", text, f"use `-n {len(there)}`, or give it as many `slots` as GPUs"
+    else:
+        chosen = [there[number] for number in spec.slot_ids]
+        # Where nobody chose, ranks of this machine are given free ones, see devices.
+        may_move = spec.gpus is None and sum(not _is_full(gpu) for gpu in there) >= spec.slots
+        yield from _held(chosen, full="amber" if may_move else "red")
+
+
+def _held(gpus: Sequence[GpuFacts], *, full: Verdict) -> Iterator[Fault]:
+    """Tells of GPUs that somebody is on.
+
+    Args:
+        gpus: those to look at.
+        full: what one without free memory means.
+    """
+    for gpu in gpus:
+        is_full = _is_full(gpu)
+        if not gpu.used_by and not is_full:
+            continue
+        by = f"held by {', '.join(gpu.used_by)}" if gpu.used_by else "full"
+        known = gpu.free_bytes is not None and gpu.total_bytes is not None
+        left = f", {format_bytes(gpu.free_bytes or 0)} of {format_bytes(gpu.total_bytes or 0)} free" if known else ""
+        yield (
+            full if is_full else "amber",
+            f"{gpu.label} is {by}{left}",
+            "choose others with `gpus=` in the hostfile or `--include`, or end what is there",
+        )
+
+
+def _is_full(gpu: GpuFacts) -> bool:
+    return gpu.free_bytes is not None and gpu.free_bytes < _LEAST_GPU_BYTES
+
+
+def _same_machine(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], *, on_gpus: bool) -> Iterator[Finding]:
+    """Tells of two names of one machine: on a CPU that is two halves of it, on one GPU NCCL refuses."""
+    for _, names in groups({name: its.place for name, its in facts.items()}):
+        if len(names) < 2:
+            continue
+        slots = [slot for name in names for slot in specs[name].slot_ids]
+        is_red = on_gpus and len(set(slots)) < len(slots)
+        shared = ", and their ranks would share GPUs" if is_red else ""
+        yield Finding(
+            verdict="red" if is_red else "amber",
+            name="machine",
+            text=f"{named(names, len(facts))}: one machine{shared}",
+            hosts=tuple(names),
+            fix="give each machine one line in the hostfile, and add up the slots",
+        )
+
+
+def _shm_faults(facts: HostFacts) -> Iterator[Fault]:
+    if facts.shm_bytes is None:
+        yield "red", "not there; ranks and data loaders exchange tensors by it", "`mount -t tmpfs tmpfs /dev/shm`"
+    elif facts.shm_bytes < _SMALL_SHM_BYTES:
+        text = f"{format_bytes(facts.shm_bytes)}, small for data loaders"
+        yield "amber", text, "`docker run --shm-size=8g`, or `mount -o remount,size=8G /dev/shm`"
+    elif facts.shm_free_bytes is not None and facts.shm_free_bytes < _LEAST_SHM_BYTES:
+        yield "amber", "full", "`ls -l /dev/shm` there shows what dead programs left"
+
+
+def _nofile_faults(facts: HostFacts) -> Iterator[Fault]:
+    if facts.nofile is not None and facts.nofile < _FEW_FILES:
+        text = f"{facts.nofile} open files, few for many ranks and data loaders"
+        yield "amber", text, "`* - nofile 65536` in /etc/security/limits.conf there"
+
+
+def _less(name: str, sizes: Mapping[str, int], show: Callable[[int], str], *, fix: str) -> Iterator[Finding]:
+    """Tells of hosts with clearly less than the usual one."""
+    if not sizes:
+        return
+    usual = median_high(sizes.values())
+    odd = {host: size for host, size in sizes.items() if size < usual * (1 - _MEMORY_SHARE)}
+    if odd:
+        parts = [(show(size), names) for size, names in groups(odd)]
+        shown = ", ".join(f"{size} on {named(names, len(sizes))}" for size, names in parts)
+        text = f"{shown}, {show(usual)} on the usual host"
+        yield Finding(verdict="amber", name=name, text=text, hosts=tuple(odd), fix=fix)
+
+
+def _clock_faults(seen: Seen) -> Iterator[Fault]:
+    offset, doubt = seen.clock_offset_s, seen.clock_doubt_s
+    if abs(offset) - doubt <= _CLOCK_AMBER_S:
+        return
+    side = "ahead of" if offset > 0 else "behind"
+    text = f"{format_duration(abs(offset))} {side} this machine (give or take {format_duration(doubt)})"
+    yield "red" if abs(offset) - doubt > _CLOCK_RED_S else "amber", text, "`timedatectl set-ntp true` on both"

@@ -1,0 +1,318 @@
+"""Checks of this machine that matter before a job: each looks at one thing and says what it found, and a way out.
+
+Nothing is changed; the trial job runs in a folder of its own that is gone afterwards. What the checks look at is given
+to them, so each verdict can be tested; `examine` asks the machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dsrun.contract.environment import JOB_ID_ENV
+from dsrun.errors import DsrunError
+from dsrun.units import format_bytes, format_duration
+
+from ..isolated_command import isolated_command
+from ..jobs.folder import jobs_folder
+from ..jobs.listing import JobState, all_jobs
+from ..machine.gpus.read import Gpu
+from ..machine.limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
+from ..machine.network.rdma import lockable_bytes
+from ..machine.read import probe
+from ..machine.report import ProbeReport
+from ..machine.verdicts.all import fit_of
+from ..machine.verdicts.gpus import gpu_verdicts
+
+#: `green`: as it should be; `amber`: a job may run, but worse or not at scale; `red`: jobs fail.
+Verdict = Literal["green", "amber", "red"]
+
+#: For the trial job, which takes a second or two on an idle machine.
+TRIAL_PATIENCE_S = 60.0
+_SLOW_TRIAL_S = 10.0
+#: Named one by one.
+_MOST_JOBS = 3
+_MOST_FAULTS = 2
+#: Before this nobody could have installed this version.
+_RELEASED_S = 1_767_225_600  # 2026-01-01
+
+_TRIAL_SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+value = torch.ones(1)
+dist.all_reduce(value)
+assert value.item() == dist.get_world_size() == 2
+dist.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        name: what was looked at.
+        verdict: how that is.
+        text: what was found.
+        fix: the way out; None for green.
+    """
+
+    name: str
+    verdict: Verdict
+    text: str
+    fix: str | None = None
+
+
+def examine(environ: Mapping[str, str]) -> list[Finding]:
+    """Runs every check on this machine.
+
+    Args:
+        environ: the environment jobs would be started in.
+    """
+    report = probe(environ=environ)
+    return [
+        *check_torch(report),
+        *check_gpus(report),
+        check_trial(environ),
+        check_shared_memory(report.memory.shm_total_bytes),
+        check_locked_memory(lockable_bytes(Path("/")), has_rdma=bool(report.rdma)),
+        check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        check_state_folder(environ),
+        check_crashed_jobs(environ),
+        check_ssh(shutil.which("ssh", path=environ.get("PATH"))),
+        check_clock(time.time()),
+    ]
+
+
+def check_torch(report: ProbeReport) -> list[Finding]:
+    """Looks for torch, and whether the driver can run what it was built for."""
+    versions = report.versions
+    python = f"Python {versions.python} at {versions.python_path}"
+    if versions.torch is None:
+        return [
+            Finding(
+                name="torch",
+                verdict="red",
+                text=f"not installed beside {python}",
+                fix=f"{versions.python_path} -m pip install torch",
+            )
+        ]
+    found = Finding(name="torch", verdict="green", text=f"torch {versions.torch}, {python}")
+    if report.gpus_unusable is not None:
+        wrong = report.gpus_unusable
+        return [found, Finding(name="CUDA", verdict="red", text=wrong.text, fix=wrong.fix)]
+    if report.gpus_idle is not None:
+        text = f"{report.gpus_idle}: jobs train on the CPU"
+        return [found, Finding(name="CUDA", verdict="amber", text=text, fix="`--no-gpu` says that this is meant")]
+    if not report.gpus:
+        return [found, Finding(name="CUDA", verdict="green", text="no GPU here: jobs train on the CPU")]
+    if not report.gpus_usable:
+        text = f"none of {_count(report.gpus)} can be used by a job"
+        fix = "`dsrun probe` says why: CUDA_VISIBLE_DEVICES, or MIG mode without slices"
+        return [found, Finding(name="CUDA", verdict="amber", text=text, fix=fix)]
+    if versions.cuda is None:
+        text = f"torch is built without CUDA, and this machine has {_count(report.gpus)}"
+        fix = "install a CUDA build: https://pytorch.org/get-started"
+        return [found, Finding(name="CUDA", verdict="amber", text=text, fix=fix)]
+    fit = fit_of(report)
+    assert fit is not None, "there are GPUs and a torch for them"
+    if fit.verdict in ("green", "note"):
+        return [found, Finding(name="CUDA", verdict="green", text=fit.text)]
+    return [found, Finding(name="CUDA", verdict=fit.verdict, text=fit.text, fix=fit.fix)]
+
+
+def check_gpus(report: ProbeReport) -> list[Finding]:
+    """Looks for what is wrong with GPUs and what connects them; of a machine without any there is nothing to say."""
+    if not report.gpus:
+        return []
+    wrong = [found for found in gpu_verdicts(report) if found.level != "note"]
+    wrong.sort(key=lambda found: found.level != "red")
+    if not wrong:
+        return [Finding(name="GPUs", verdict="green", text=_count(report.gpus))]
+    worst = [found for found in wrong if found.level == wrong[0].level]
+    text = "; ".join(found.text for found in worst[:_MOST_FAULTS])
+    more = len(wrong) - len(worst[:_MOST_FAULTS])
+    text += f" (and {more} more: `dsrun probe`)" if more else ""
+    verdict: Verdict = "red" if wrong[0].level == "red" else "amber"
+    return [Finding(name="GPUs", verdict=verdict, text=text, fix=worst[0].fix)]
+
+
+def _count(gpus: Sequence[Gpu]) -> str:
+    return "1 GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs"
+
+
+def check_trial(environ: Mapping[str, str], *, python: str = sys.executable) -> Finding:
+    """Runs a job of two ranks that all-reduce over Gloo, as a user would.
+
+    Args:
+        environ: the environment of the job.
+        python: the interpreter of the job.
+    """
+    with tempfile.TemporaryDirectory(prefix="dsrun-doctor-") as name:
+        folder = Path(name)
+        (folder / "trial.py").write_text(_TRIAL_SCRIPT)
+        words = ["run", "-q", "-n", "2", "--backend", "gloo", "--start", "fork", "--no-plan", "trial.py"]
+        began_s = time.monotonic()
+        try:
+            done = subprocess.run(
+                [*isolated_command(python, "dsrun.__main__", *words)],
+                cwd=folder,
+                env={**environ, "XDG_STATE_HOME": str(folder / "state"), "CUDA_VISIBLE_DEVICES": ""},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=TRIAL_PATIENCE_S,
+            )
+        except subprocess.TimeoutExpired:
+            text = f"two ranks did not meet within {format_duration(TRIAL_PATIENCE_S)}"
+            fix = "is 127.0.0.1 up (`ip addr show lo`), and no firewall rule on it?"
+            return Finding(name="trial job", verdict="red", text=text, fix=fix)
+        took_s = time.monotonic() - began_s
+    if done.returncode != 0:
+        said = os.fsdecode(done.stderr).strip().splitlines() or ["it said nothing"]
+        return Finding(name="trial job", verdict="red", text=f"exit code {done.returncode}: {said[0]}", fix=said[-1])
+    text = f"two ranks all-reduced over Gloo in {format_duration(took_s)}"
+    if took_s > _SLOW_TRIAL_S:
+        fix = "importing torch takes that long: is the environment on a slow or shared disk, or the machine busy?"
+        return Finding(name="trial job", verdict="amber", text=text, fix=fix)
+    return Finding(name="trial job", verdict="green", text=text)
+
+
+def check_shared_memory(size: int | None) -> Finding:
+    """Looks at /dev/shm, through which data loaders and ranks of one host exchange tensors."""
+    if size is None:
+        fix = "mount it: `mount -t tmpfs tmpfs /dev/shm`, or start the container with --shm-size"
+        return Finding(name="/dev/shm", verdict="red", text="not there", fix=fix)
+    if size < SMALL_SHM_BYTES:
+        fix = "`docker run --shm-size=8g`, or `mount -o remount,size=8G /dev/shm`"
+        return Finding(name="/dev/shm", verdict="amber", text=f"{format_bytes(size)}, small for data loaders", fix=fix)
+    return Finding(name="/dev/shm", verdict="green", text=format_bytes(size))
+
+
+def check_locked_memory(limit: int | None, *, has_rdma: bool) -> Finding:
+    """Looks at what may be locked: cards for RDMA need it, CUDA's own pinning does not."""
+    if limit is None:
+        return Finding(name="memlock", verdict="green", text="unlimited")
+    text = format_bytes(limit)
+    if limit < LITTLE_LOCKED_BYTES and has_rdma:
+        fix = "`ulimit -l unlimited`; for good in /etc/security/limits.conf"
+        return Finding(name="memlock", verdict="amber", text=f"{text}: RDMA fails with so little", fix=fix)
+    return Finding(name="memlock", verdict="green", text=text)
+
+
+def check_open_files(limit: int) -> Finding:
+    """Looks at how many files a process may have open."""
+    if limit != resource.RLIM_INFINITY and limit < FEW_FILES:
+        fix = f"`ulimit -n {FEW_FILES}`"
+        return Finding(name="nofile", verdict="amber", text=f"{limit}, few for many ranks and data loaders", fix=fix)
+    return Finding(name="nofile", verdict="green", text="unlimited" if limit == resource.RLIM_INFINITY else str(limit))
+
+
+def check_state_folder(environ: Mapping[str, str]) -> Finding:
+    """Looks whether jobs can be written down, and whether others could write there."""
+    try:
+        folder = jobs_folder(environ)
+    except DsrunError as error:
+        return Finding(name="state folder", verdict="red", text=str(error), fix=error.hint)
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not _takes_files(there):
+        fix = "set XDG_STATE_HOME to a folder of yours, or use `--log-dir DIR`"
+        return Finding(name="state folder", verdict="red", text=f"{folder}: cannot be written to", fix=fix)
+    if there == folder and folder.stat().st_mode & 0o022:
+        return Finding(
+            name="state folder", verdict="amber", text=f"{folder}: others may write to it", fix=f"chmod 700 {folder}"
+        )
+    return Finding(name="state folder", verdict="green", text=str(folder))
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether files can be made there. Rights alone do not tell: root has all, and a file system may be read-only."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def check_crashed_jobs(environ: Mapping[str, str], *, proc: Path = Path("/proc")) -> Finding:
+    """Looks for jobs whose front end was killed, and for processes of theirs that still live.
+
+    Args:
+        environ: where the state folder is.
+        proc: where the kernel shows processes.
+    """
+    try:
+        crashed = [job.id for job in all_jobs(environ) if job.state is JobState.CRASHED]
+    except DsrunError as error:
+        return Finding(name="jobs", verdict="red", text=str(error), fix=error.hint)
+    if not crashed:
+        return Finding(name="jobs", verdict="green", text="none has crashed")
+    found = processes_by_job(proc)
+    left = {job_id: found[job_id] for job_id in crashed if job_id in found}
+    if left:
+        shown = ", ".join(f"{job_id} (pid {', '.join(map(str, pids))})" for job_id, pids in left.items())
+        fix = f"`dsrun stop {' '.join(left)}` ends what is left"
+        return Finding(name="jobs", verdict="amber", text=f"crashed, with processes left: {shown}", fix=fix)
+    shown = ", ".join(crashed[:_MOST_JOBS])
+    more = f" and {len(crashed) - _MOST_JOBS} more" if len(crashed) > _MOST_JOBS else ""
+    fix = f"`dsrun rm {' '.join(crashed[:_MOST_JOBS])}` forgets {'it' if len(crashed) == 1 else 'them'}"
+    return Finding(name="jobs", verdict="amber", text=f"crashed, no process left: {shown}{more}", fix=fix)
+
+
+def processes_by_job(proc: Path) -> dict[str, list[int]]:
+    """Returns the processes of this user that have a job's id in their environment, by that id.
+
+    Args:
+        proc: where the kernel shows processes; those of others do not open.
+    """
+    mark = f"{JOB_ID_ENV}=".encode()
+    found: dict[str, list[int]] = {}
+    for folder in proc.glob("[0-9]*"):
+        try:
+            variables = (folder / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        for variable in variables:
+            if variable.startswith(mark):
+                found.setdefault(os.fsdecode(variable[len(mark) :]), []).append(int(folder.name))
+    return {job_id: sorted(pids) for job_id, pids in found.items()}
+
+
+def check_ssh(path: str | None) -> Finding:
+    """Looks for the client that reaches other hosts."""
+    if path is None:
+        fix = "install openssh-client"
+        return Finding(name="ssh", verdict="amber", text="no client: jobs of this machine only", fix=fix)
+    return Finding(name="ssh", verdict="green", text=path)
+
+
+def check_clock(now_s: float) -> Finding:
+    """Looks whether the clock can be right: certificates, file times and the order of failures go by it."""
+    shown = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(now_s))
+    if now_s < _RELEASED_S:
+        return Finding(name="clock", verdict="red", text=f"{shown} is long past", fix="`timedatectl set-ntp true`")
+    return Finding(name="clock", verdict="green", text=shown)
+
+
+def to_json(findings: Sequence[Finding]) -> str:
+    """Returns what `dsrun doctor --json` prints."""
+    checks = [
+        {"name": found.name, "verdict": found.verdict, "text": found.text, "fix": found.fix} for found in findings
+    ]
+    return json.dumps({"schema_version": 1, "ok": is_well(findings), "checks": checks}, indent=2)
+
+
+def is_well(findings: Sequence[Finding]) -> bool:
+    """Whether jobs can run."""
+    return all(found.verdict != "red" for found in findings)

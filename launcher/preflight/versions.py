@@ -1,0 +1,154 @@
+"""Which software differs from host to host, and which of that a job does not survive. Pure.
+
+[Note: the odd one] What most hosts have is taken for what was meant, and of a tie what the first host has: one host in
+sixteen was forgotten at the last update, not fifteen. Only differences are told; what is the same everywhere is right
+as long as it works at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
+
+from ..machine.verdicts.cuda_fit import CudaFit, FitGpu, cuda_fit
+from .facts import HostFacts
+from .findings import Finding, Verdict, named
+
+_T = TypeVar("_T")
+Facts = Mapping[str, HostFacts]
+
+
+def judge_versions(facts: Facts, *, chosen: Facts, is_python: bool, on_gpus: bool) -> Iterator[Finding]:
+    """Yields what differs.
+
+    Args:
+        facts: of the hosts that answered, in rank order; not empty.
+        chosen: the same, without GPUs that the hostfile leaves out.
+        is_python: see `Wants`.
+        on_gpus: see there.
+    """
+    yield from _difference("dsrun", facts, lambda host: host.versions.dsrun, fix="install one dsrun on all hosts")
+    yield from _difference(
+        "Python",
+        facts,
+        lambda host: _minor(host.versions.python),
+        fix="name one that is the same everywhere with `python=` in the hostfile",
+    )
+    if not is_python:
+        return
+    yield from _torch(facts)
+    if on_gpus:
+        yield from _cuda(facts, chosen)
+        yield from _difference(
+            "NCCL", facts, lambda host: host.versions.nccl, fix="install one build of torch on all hosts"
+        )
+        yield from _difference("driver", facts, lambda host: host.driver, fix="install one driver on all hosts")
+        yield from _difference(
+            "GPUs",
+            facts,
+            models_of,
+            fix="the slowest sets the pace; leave it out with `--exclude` if that is not worth it",
+        )
+
+
+def models_of(host: HostFacts) -> str | None:
+    """Returns a host's GPUs as people write them, `8 x NVIDIA H100`; None without GPUs."""
+    models = [gpu.model or gpu.label for gpu in host.gpus]
+    return ", ".join(f"{models.count(model)} x {model}" for model in dict.fromkeys(models)) or None
+
+
+def groups(values: Mapping[str, _T]) -> list[tuple[_T, list[str]]]:
+    """Returns each value with the hosts that have it: the commonest first, then the one of the earlier host."""
+    found: dict[_T, list[str]] = {}
+    for name, value in values.items():
+        found.setdefault(value, []).append(name)
+    return sorted(found.items(), key=lambda item: -len(item[1]))
+
+
+def in_words(parts: list[tuple[str, list[str]]]) -> str:
+    """Says who has what: `2.13.0 on 15 hosts, 2.11.0 on n7`."""
+    count = sum(len(names) for _, names in parts)
+    return ", ".join(f"{value} on {named(names, count)}" for value, names in parts)
+
+
+def _difference(
+    name: str,
+    facts: Facts,
+    value_of: Callable[[HostFacts], str | None],
+    *,
+    fix: str,
+    verdict: Verdict = "amber",
+) -> Iterator[Finding]:
+    """Yields a finding if hosts differ; a host where the value is not known says nothing, for better or worse."""
+    known = {host: value for host, its in facts.items() if (value := value_of(its)) is not None}
+    parts = groups(known)
+    if len(parts) > 1:
+        odd = tuple(host for host in known if known[host] != parts[0][0])
+        yield Finding(verdict=verdict, name=name, text=in_words(parts), hosts=odd, fix=fix)
+
+
+def _torch(facts: Facts) -> Iterator[Finding]:
+    """Judges torch: without it, or with another minor version, ranks do not work together."""
+    missing = [name for name, its in facts.items() if its.versions.torch is None]
+    there = {name: its.versions.torch for name, its in facts.items() if its.versions.torch is not None}
+    usual = groups(there)[0][0] if there else None
+    if missing:
+        pythons = {facts[name].versions.python_path for name in missing}
+        where = f"{pythons.pop()} there" if len(pythons) == 1 else "the interpreters there"
+        package = "torch" if usual is None else f"torch=={usual}"
+        yield Finding(
+            verdict="red",
+            name="torch",
+            text=f"not installed on {named(missing, len(facts))} for {where}",
+            hosts=tuple(missing),
+            fix=f"`pip install {package}` there, or name another interpreter with `python=` in the hostfile",
+        )
+    if usual is not None and len(set(there.values())) > 1:
+        odd = [name for name, version in there.items() if version != usual]
+        is_far = any(_minor(there[name]) != _minor(usual) for name in odd)
+        yield Finding(
+            verdict="red" if is_far else "amber",
+            name="torch",
+            text=in_words(groups(there)),
+            hosts=tuple(odd),
+            fix=f"`pip install torch=={usual}` on {named(odd, len(facts))}",
+        )
+
+
+def _cuda(facts: Facts, chosen: Facts) -> Iterator[Finding]:
+    """Judges whether torch can use the GPUs with the driver that is there."""
+    count = len(facts)
+    lacking = [name for name, its in facts.items() if its.versions.torch is not None and its.versions.cuda is None]
+    if lacking:
+        text = f"torch is built without CUDA on {named(lacking, count)}"
+        fix = "install a CUDA build (https://pytorch.org/get-started), or run with `--backend gloo`"
+        yield Finding(verdict="red", name="CUDA", text=text, hosts=tuple(lacking), fix=fix)
+    unfit: dict[str, tuple[Verdict, str, str]] = {}
+    for name, its in chosen.items():
+        fit = _fit(its)
+        if fit is not None and fit.fix is not None and fit.verdict in ("amber", "red"):
+            unfit[name] = (fit.verdict, fit.text, fit.fix)
+    for (verdict, text, fix), names in groups(unfit):
+        where = f"{text} on {named(names, count)}"
+        yield Finding(verdict=verdict, name="CUDA", text=where, hosts=tuple(names), fix=fix)
+    yield from _difference(
+        "CUDA", facts, lambda host: host.versions.cuda, fix="install one build of torch on all hosts"
+    )
+
+
+def _fit(host: HostFacts) -> CudaFit | None:
+    """Returns whether a host's torch runs on its GPUs; None where it is not known."""
+    if host.versions.cuda is None or not host.gpus:
+        return None
+    return cuda_fit(
+        built=host.versions.cuda,
+        driver=host.driver,
+        newest=host.driver_cuda,
+        libcuda=host.versions.libcuda,
+        gpus=[FitGpu(name=gpu.model, capability=gpu.compute_capability) for gpu in host.gpus],
+    )
+
+
+def _minor(version: str) -> str:
+    """`2.13.0+cu130` -> `2.13`."""
+    return ".".join(version.split(".")[:2])

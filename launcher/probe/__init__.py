@@ -1,0 +1,1 @@
+"""How reports of one or many hosts are asked for and drawn."""

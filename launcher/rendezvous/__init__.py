@@ -1,0 +1,1 @@
+"""Where ranks meet, and how hosts that were each started with dsrun find together."""

@@ -1,0 +1,1 @@
+"""Questions to hosts before there is a job: client and server."""

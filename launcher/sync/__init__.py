@@ -1,0 +1,1 @@
+"""Copies of the working folder on the job's hosts."""

@@ -1,0 +1,1 @@
+"""Places for tensors between forward and backward."""

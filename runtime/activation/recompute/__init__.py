@@ -1,0 +1,1 @@
+"""Calls that run again in backward."""

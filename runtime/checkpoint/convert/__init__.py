@@ -1,0 +1,1 @@
+"""Other tools' checkpoints into dsrun's."""

@@ -1,0 +1,1 @@
+"""dsrun's weights as files for other programs."""

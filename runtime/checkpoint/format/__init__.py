@@ -1,0 +1,1 @@
+"""Entries of state, their files and tensors, and reading them."""

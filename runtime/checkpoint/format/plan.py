@@ -1,0 +1,178 @@
+"""What this rank writes of a checkpoint, and where in its file: pure arithmetic on entries, no values are read.
+
+What every rank holds is cut into as many runs as there are ranks, so that each of them writes its part, once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dsrun.checkpoint_files.folder.publish import BOXES_KEY
+from dsrun.checkpoint_files.index.dtypes import ITEMSIZE
+from dsrun.checkpoint_files.index.region import regions_of_flat_range
+from dsrun.checkpoint_files.tensors.header import header_bytes
+
+from ...protocols import StateEntry
+from .tensor_file import dtype_name
+
+#: Data begins at a multiple of it, so that copies into pages and transfers from them are aligned.
+_ALIGNED = 4096
+#: What all ranks hold is cut at multiples of it: a few small tensors are one rank's.
+_REPLICATED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, stop) of the tensor of entry `entry` are the bytes of the file from `first` on."""
+
+    entry: int
+    start: int
+    stop: int
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """A rank's file.
+
+    Attributes:
+        header: what it begins with.
+        pieces: what follows, without gaps, in this order.
+        nbytes: of the whole file; 0 where this rank has nothing to write.
+    """
+
+    header: bytes
+    pieces: tuple[Piece, ...]
+    nbytes: int
+
+
+class Planner:
+    """Plans files, and keeps the last plan: a training run saves the same tensors again and again."""
+
+    def __init__(self) -> None:
+        self._asked: object = None
+        self._plan: FilePlan | None = None
+
+    def plan(self, entries: Sequence[StateEntry], *, rank: int, size: int) -> FilePlan:
+        """Returns the plan of this rank's file; see `plan_file`."""
+        asked = (
+            rank,
+            size,
+            [(e.name, e.role, e.shape, e.start, e.stop, e.replicated, e.tensor.dtype) for e in entries],
+        )
+        if self._plan is None or asked != self._asked:
+            self._plan = plan_file(entries, rank=rank, size=size)
+            self._asked = asked
+        return self._plan
+
+
+def plan_file(entries: Sequence[StateEntry], *, rank: int, size: int) -> FilePlan:
+    """Returns what a rank writes.
+
+    Args:
+        entries: its pieces; those that are replicated are the same on every rank, in the same order.
+        rank: which rank.
+        size: how many there are.
+
+    Raises:
+        CheckpointError: the format has no name for a tensor's dtype.
+    """
+    runs = [*_own(entries), *_replicated(entries, rank=rank, size=size)]
+    # Larger elements first: then every tensor begins at a multiple of its element's size.
+    runs.sort(key=lambda run: (-entries[run[0]].tensor.element_size(), run[0]))
+    named: dict[str, tuple[str, tuple[int, ...]]] = {}
+    boxes: list[dict[str, object]] = []
+    for number, start, stop in runs:
+        entry = entries[number]
+        for region in regions_of_flat_range(entry.shape, entry.start + start, entry.start + stop):
+            key = f"{entry.name}:{entry.role}" + "".join(f"@{offset}" for offset in region.offset)
+            assert key not in named, f"`{key}` is saved twice"
+            named[key] = (dtype_name(entry.tensor, key), region.shape)
+            boxes.append(
+                {"key": key, "name": entry.name, "role": entry.role, "shape": entry.shape, "offset": region.offset}
+            )
+    for entry in entries:
+        if entry.start == entry.stop and (rank == 0 or not entry.replicated):
+            # No rank writes any of it, yet it is a part of the model.
+            dtype = dtype_name(entry.tensor, f"{entry.name}:{entry.role}")
+            boxes.append({"key": None, "name": entry.name, "role": entry.role, "shape": entry.shape, "dtype": dtype})
+    if not boxes:
+        return FilePlan(b"", (), 0)
+    header, spans = header_bytes(named, {"format": "pt", BOXES_KEY: json.dumps(boxes)}, aligned=_ALIGNED)
+    pieces: list[Piece] = []
+    first = len(header)
+    for number, start, stop in runs:
+        pieces.append(Piece(number, start, stop, first))
+        first += (stop - start) * entries[number].tensor.element_size()
+    assert first == max([len(header), *(last for _, last in spans.values())]), "pieces and entries are the same bytes"
+    return FilePlan(header, tuple(pieces), first)
+
+
+def coalesce(plan: FilePlan, entries: Sequence[StateEntry]) -> list[tuple[int, Tensor]]:
+    """Returns (first byte, flat values) of the fewest copies that make the data of a file.
+
+    Pieces of a unit lie beside each other in memory as in the file, so thousands of parameters are a few copies.
+    """
+    return [(first, values) for first, values, _ in coalesce_by_unit(plan, entries, [None] * len(entries))]
+
+
+def coalesce_by_unit(
+    plan: FilePlan, entries: Sequence[StateEntry], units: Sequence[int | None]
+) -> list[tuple[int, Tensor, int | None]]:
+    """Does what `coalesce` does, and lets only what has the same number into one copy.
+
+    Args:
+        plan: of the file.
+        entries: what it was planned for.
+        units: a number for each of them.
+    """
+    runs: list[tuple[int, Tensor, int | None, int]] = []  # with the elements so far
+    for piece in plan.pieces:
+        tensor = entries[piece.entry].tensor
+        unit = units[piece.entry]
+        start, count = tensor.storage_offset() + piece.start, piece.stop - piece.start
+        if runs:
+            first, before, of, numel = runs[-1]
+            if (
+                of == unit
+                and before.dtype == tensor.dtype
+                and before.device == tensor.device
+                and before.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+                and before.storage_offset() + numel == start
+            ):
+                runs[-1] = (first, before, unit, numel + count)
+                continue
+        runs.append((piece.first, tensor.narrow(0, piece.start, count), unit, count))
+    return [
+        (first, tensor.as_strided((numel,), (1,), tensor.storage_offset()), unit) for first, tensor, unit, numel in runs
+    ]
+
+
+def _own(entries: Sequence[StateEntry]) -> list[tuple[int, int, int]]:
+    return [(n, 0, e.stop - e.start) for n, e in enumerate(entries) if not e.replicated and e.stop > e.start]
+
+
+def _replicated(entries: Sequence[StateEntry], *, rank: int, size: int) -> list[tuple[int, int, int]]:
+    """Returns this rank's run of what all of them hold, as (entry, start, stop)."""
+    shared = [(n, e) for n, e in enumerate(entries) if e.replicated and e.stop > e.start]
+    total = sum((e.stop - e.start) * _itemsize(e) for _, e in shared)
+    share = -(-total // (size * _REPLICATED_BYTES)) * _REPLICATED_BYTES
+    first, last = rank * share, (rank + 1) * share
+    runs: list[tuple[int, int, int]] = []
+    position = 0
+    for number, entry in shared:
+        itemsize, numel = _itemsize(entry), entry.stop - entry.start
+        start = min(max(0, -(-(first - position) // itemsize)), numel)
+        stop = min(max(0, -(-(last - position) // itemsize)), numel)
+        if stop > start:
+            runs.append((number, start, stop))
+        position += numel * itemsize
+    return runs
+
+
+def _itemsize(entry: StateEntry) -> int:
+    return ITEMSIZE[dtype_name(entry.tensor, f"{entry.name}:{entry.role}")]

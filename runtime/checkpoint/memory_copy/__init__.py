@@ -1,0 +1,1 @@
+"""Copies of the training state in hosts' memory."""

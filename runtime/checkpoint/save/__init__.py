@@ -1,0 +1,1 @@
+"""Saving: from what is asked to what is published."""

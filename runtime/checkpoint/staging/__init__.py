@@ -1,0 +1,1 @@
+"""Memory that a file takes shape in, and the process that writes it."""

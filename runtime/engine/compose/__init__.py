@@ -1,0 +1,1 @@
+"""Steps of `initialize` that run once: arguments, joining, agreement, optimizer, first report."""

@@ -1,0 +1,104 @@
+"""`zero.Init`: a script builds its model inside, and each rank keeps only its slices. How: `zero/build/construct.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+
+from dsrun.config.text.source import ConfigSource, read_source
+from dsrun.errors import InputError
+
+from ...mesh.join.gpus import choose_device
+from ...mesh.join.groups import make_mesh, present_backend
+from ...mesh.spec import DATA_AXIS, MeshSpec
+from ...zero.access.state_dicts import watch_state_dicts
+from ...zero.build.construct import ConstructionBySlices
+from ...zero.build.seeds import Nursery
+from .distributed import join_job
+
+
+class Init:
+    """A context in which models are built whose parameters lie sharded over the ranks from the start.
+
+    Joins the job if that has not happened. Every rank must build the same modules. Values are those of an ordinary
+    construction, bit for bit, and rank 0's on every rank. May be nested. `dsrun.initialize` takes the model at any
+    stage.
+
+    Args:
+        module: a model that exists already, to be cut at once.
+        data_parallel_group: not taken: the ranks of the job share a model.
+        mem_efficient_linear: without meaning here, for DeepSpeed's calls.
+        remote_device: "cpu": slices lie in host memory from the start, as where the config's `offload_param` says so;
+            not taken but that, None and "none".
+        pin_memory: without meaning here, for DeepSpeed's calls.
+        config_dict_or_path: the training config; where its stage is not 3, every rank will hold all parameters, and
+            they are built as always. Only its stage and `offload_param` are read: values that `"auto"` leaves to the
+            script may be open yet.
+        config: another name of it.
+        enabled: False: nothing happens.
+        dtype: what floating parameters are kept in; None: what they are built in.
+        mpu: not taken.
+
+    Raises:
+        InputError: an argument that is not taken.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module | None = None,
+        data_parallel_group: object = None,
+        mem_efficient_linear: bool = True,
+        remote_device: str | None = None,
+        pin_memory: bool = False,
+        config_dict_or_path: ConfigSource | None = None,
+        config: ConfigSource | None = None,
+        enabled: bool = True,
+        dtype: torch.dtype | None = None,
+        mpu: object = None,
+    ) -> None:
+        del mem_efficient_linear, pin_memory
+        given = {"data_parallel_group": data_parallel_group, "mpu": mpu}
+        given["remote_device"] = None if remote_device in ("none", "cpu") else remote_device
+        for name, value in given.items():
+            if value is not None:
+                raise InputError(f"dsrun.zero.Init: {name} is given, which is not supported", hint=f"leave {name} out")
+        source = config_dict_or_path if config_dict_or_path is not None else config
+        zero = {} if source is None else _zero_section(source)
+        self._enabled = enabled and (source is None or zero.get("stage") == 3)
+        offload: Any = zero.get("offload_param")
+        leaves = isinstance(offload, Mapping) and offload.get("device") in ("cpu", "nvme")
+        self._on_host = leaves or remote_device == "cpu"
+        self._dtype = dtype
+        self._stack = ExitStack()
+        if module is not None and self._enabled:
+            self._nursery().take(module.named_parameters())
+            watch_state_dicts(module)
+
+    def __enter__(self) -> Init:
+        if self._enabled:
+            self._stack.enter_context(ConstructionBySlices(self._nursery()))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    def _nursery(self) -> Nursery:
+        info = join_job()
+        device = choose_device(present_backend(), info)
+        mesh = make_mesh(MeshSpec(((DATA_AXIS, info.world_size),)), info, device=device)
+        return Nursery(mesh.axes[DATA_AXIS], device=mesh.device, dtype=self._dtype, on_host=self._on_host)
+
+
+def _zero_section(source: ConfigSource) -> Mapping[str, Any]:
+    """Returns what a config says of ZeRO; what else is in it, and what is wrong with it, `dsrun.initialize` says."""
+    root, _ = read_source(source)
+    raw = root.plain()
+    section = raw.get("zero_optimization") if isinstance(raw, dict) else None
+    return section if isinstance(section, dict) else {}

@@ -1,0 +1,204 @@
+"""A model's size as `dsrun plan` reads it: from a live model, or from one built on the meta device by name.
+
+`python -m dsrun.runtime.engine.compose.describe MODULE:CALLABLE` prints it as JSON. Nothing is allocated: the launcher
+runs this as a process of its own, for it needs torch and the user's code.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import nn
+
+from dsrun.contract.environment import digest_of
+from dsrun.errors import DsrunError, ModelError
+from dsrun.estimate.model.architecture import Architecture, from_transformers
+from dsrun.estimate.model.units import ModelSize, UnitGroup
+
+from ...layout.unit_layout import lay_out
+from ...zero.units.find import KEPT, UnitSpec, find_frozen_units, find_units
+from ...zero.units.trained import is_trained
+from ...zero.units.unit import ParamUnit
+
+_GUESSED = "layers as the embedding and the repeated blocks suggest; the MLP taken to have no gate"
+
+
+def describe(model: nn.Module) -> ModelSize:
+    """Describes a model that no engine has taken over yet.
+
+    Args:
+        model: on any device, the meta device too.
+    """
+    trained = [(spec.name, spec.module, _buffer_numel(spec)) for spec in find_units(model)]
+    return _describe(model, trained)
+
+
+def describe_units(model: nn.Module, units: Sequence[ParamUnit]) -> ModelSize:
+    """Describes a model of an engine.
+
+    Args:
+        model: the engine's module.
+        units: its trained parameters.
+    """
+    return _describe(model, [(unit.name, unit.module, unit.layout.numel) for unit in units])
+
+
+def hidden_size(model: nn.Module, units: Sequence[ParamUnit]) -> int | None:
+    """Returns the width of an engine's model, by which `"auto"` sizes go; None where it does not show."""
+    shape = describe_units(model, units).architecture
+    return None if shape is None else shape.hidden
+
+
+def start_record(model: nn.Module, units: Sequence[ParamUnit], *, world_size: int, stage: int) -> dict[str, Any]:
+    """Returns the fields of a run's first record: by them `dsrun plan train.py` knows the script's model next time.
+
+    Args:
+        model: the engine's module.
+        units: its trained parameters.
+        world_size: ranks of the job.
+        stage: ZeRO stage.
+    """
+    return {
+        "script": os.path.realpath(sys.argv[0]),
+        "arguments": digest_of(sys.argv[1:]),
+        "world_size": world_size,
+        "stage": stage,
+        "model": describe_units(model, units).to_json(),
+    }
+
+
+def _describe(model: nn.Module, trained: Sequence[tuple[str, nn.Module | None, int]]) -> ModelSize:
+    """Describes a model by (name, module, elements of the buffer) of its trained units."""
+    units = _unit_groups(model, trained)
+    shape, notes = _architecture(model, units)
+    params = list(model.parameters())
+    return ModelSize(
+        label=type(model).__name__,
+        units=_grouped(units),
+        trained_numel=sum(param.numel() for param in params if is_trained(param)),
+        frozen_numel=sum(param.numel() for param in params if not is_trained(param)),
+        architecture=shape,
+        notes=notes,
+    )
+
+
+def _unit_groups(model: nn.Module, trained: Sequence[tuple[str, nn.Module | None, int]]) -> list[UnitGroup]:
+    """Puts trained and frozen parameters of each unit's module together, in order of registration; rest unit last."""
+    sizes = {id(module): (name, numel) for name, module, numel in trained if module is not None}
+    frozen = {id(spec.module): spec for spec in find_frozen_units(model)}
+    groups: list[UnitGroup] = []
+    for key in map(id, model.modules()):
+        name, numel = sizes.get(key, ("", 0))
+        spec = frozen.get(key)
+        if spec is not None:
+            params = sum(param.numel() for _, param in spec.params)
+            groups.append(UnitGroup(spec.name, numel, frozen=_buffer_numel(spec), frozen_numel=params))
+        elif key in sizes:
+            groups.append(UnitGroup(name, numel))
+    rest = [(name, numel) for name, module, numel in trained if module is None]
+    return [*groups, *(UnitGroup(name, numel, has_module=False, kept=name == KEPT) for name, numel in rest)]
+
+
+def _buffer_numel(spec: UnitSpec) -> int:
+    return lay_out(spec.name, [(name, param.shape) for name, param in spec.params], world_size=1).numel
+
+
+def _grouped(units: list[UnitGroup]) -> tuple[UnitGroup, ...]:
+    """Puts equal neighbours together."""
+    groups: list[UnitGroup] = []
+    for _, same in groupby(units, key=lambda unit: replace(unit, name="")):
+        members = list(same)
+        groups.append(replace(members[0], count=len(members)))
+    return tuple(groups)
+
+
+def _architecture(model: nn.Module, units: list[UnitGroup]) -> tuple[Architecture | None, tuple[str, ...]]:
+    """Returns the shape of the layers from the model's own config, else from its modules, and what was assumed."""
+    config = getattr(model, "config", None)
+    to_dict = getattr(config, "to_dict", None)
+    if callable(to_dict):
+        values = to_dict()
+        if isinstance(values, Mapping):
+            try:
+                return from_transformers(values, source="the model's config"), ()
+            except ModelError:
+                pass  # not a decoder of the known kind; its modules may still tell
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    sizes = Counter(unit.numel + unit.frozen for unit in units if unit.has_module).most_common(1)
+    blocks, layers = sizes[0] if sizes else (0, 0)
+    if not embeddings or layers < 2:
+        return None, ()
+    tokens = max(embeddings, key=lambda module: module.num_embeddings)
+    hidden = tokens.embedding_dim
+    # Not `module.weight`: a parametrised layer computes that, at stage 3 from memory that is gone, and may count it.
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    heads = [param for module in linears for param in module.parameters(recurse=False)]
+    return Architecture(
+        layers=layers,
+        hidden=hidden,
+        intermediate=max(hidden, (blocks - 4 * hidden * hidden) // (2 * hidden)),
+        heads=1,
+        kv_heads=1,
+        head_dim=hidden,
+        vocab=tokens.num_embeddings,
+        gated=False,
+        tied=any(weight is tokens.weight for weight in heads),
+        layer_norm=True,
+    ), (_GUESSED,)
+
+
+def build_on_meta(target: str) -> nn.Module:
+    """Calls `MODULE:CALLABLE` without arguments, with every tensor on the meta device.
+
+    Args:
+        target: where the callable is; its module is found as `python -m` finds one, in the working folder first.
+
+    Raises:
+        ModelError: it cannot be imported or called, or returns something else than a module.
+    """
+    module_name, _, attribute = target.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        factory: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            factory = getattr(factory, part)
+        with torch.device("meta"):
+            model = factory()
+    except Exception as error:
+        raise ModelError(
+            f"`{target}` cannot be built on the meta device: {type(error).__name__}: {error}",
+            hint="expected a function or class without arguments that returns a torch.nn.Module",
+        ) from error
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"`{target}` returned {type(model).__name__}; expected a torch.nn.Module",
+            hint="name a function or class that makes the model",
+        )
+    return model
+
+
+def main() -> int:
+    """Prints the description of the model named on the command line; what the model's code prints goes to stderr."""
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        size = describe(build_on_meta(sys.argv[1]))
+    except DsrunError as error:
+        print(error.render(), file=sys.stderr)
+        return error.exit_code
+    with os.fdopen(answer, "w") as file:
+        json.dump(size.to_json(), file)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""Which optimizer and schedule train a model: the script's own, what its functions make, or the config's.
+
+Classes and their rules are in `optim`; no step is taken here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import optim
+
+from dsrun.config.config import Config
+from dsrun.errors import ModelError
+
+from ...optim.groups import GroupAssignment
+from ...optim.registry import OptimizerFactory, adopt, check_elementwise, factory_of
+from ...optim.schedules.registry import SCHEDULES
+from ...optim.sharded import ShardOptimizer
+from ..parts import Scheduler
+
+OptimizerLike = optim.Optimizer | OptimizerFactory
+SchedulerLike = Scheduler | Callable[[optim.Optimizer], Scheduler]
+
+
+def groups_of(optimizer: OptimizerLike | None) -> list[dict[str, Any]] | None:
+    """Returns the group dicts of a script's optimizer; None where there is none yet."""
+    return optimizer.param_groups if isinstance(optimizer, optim.Optimizer) else None
+
+
+def make_optimizer(
+    given: OptimizerLike | None, shards: ShardOptimizer, settings: Config, assignment: GroupAssignment
+) -> optim.Optimizer | None:
+    """Returns the optimizer over the shards: the script's, the one its function makes, or the config's.
+
+    Args:
+        given: by the script; goes before the config's.
+        shards: what it is to update, and who drives it.
+        settings: for the section `optimizer`.
+        assignment: options of each group.
+
+    Returns:
+        None where there is none: an engine that only evaluates.
+
+    Raises:
+        ModelError: it is not known to be elementwise, or holds state already.
+    """
+    if isinstance(given, optim.Optimizer):
+        check_elementwise(given, allow_untested=settings.zero_allow_untested_optimizer)
+        adopt(given, shards.shards_by_group())
+        shards.drive(given)
+        return given
+    section = settings.optimizer
+    if given is None and section is None:
+        return None
+    factory = given
+    if factory is None:
+        assert section is not None, "checked above"
+        factory = factory_of(section.type, section.params.model_dump())
+    groups = [
+        {"params": params, **options}
+        for params, options in zip(shards.shards_by_group(), assignment.options, strict=True)
+    ]
+    optimizer = factory(groups)
+    check_elementwise(optimizer, allow_untested=settings.zero_allow_untested_optimizer)
+    shards.drive(optimizer)
+    return optimizer
+
+
+def make_scheduler(
+    given: SchedulerLike | None, optimizer: optim.Optimizer | None, settings: Config
+) -> Scheduler | None:
+    """Returns the schedule: the script's, the one its function makes, or the config's; None where there is none.
+
+    Args:
+        given: by the script; goes before the config's.
+        optimizer: whose rates it sets.
+        settings: for the section `scheduler`.
+
+    Raises:
+        ModelError: there is a schedule, and no optimizer.
+    """
+    section = settings.scheduler
+    if given is None and section is None:
+        return None
+    if optimizer is None:
+        raise ModelError(
+            "lr_scheduler: there is a schedule, and no optimizer for it",
+            hint="add an `optimizer` section, or pass optimizer=",
+        )
+    if given is None:
+        assert section is not None, "checked above"
+        return SCHEDULES[section.type](optimizer, **section.params.model_dump())
+    return given(optimizer) if callable(given) else given

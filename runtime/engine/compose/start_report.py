@@ -1,0 +1,77 @@
+"""The first record of a run and the first lines of its first rank. Later ones: `engine/report.py`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from dsrun.contract.environment import RECORDS_FILE, RUN_DIR_ENV, RankInfo
+from dsrun.units import format_bytes, format_count
+
+from ...mesh.join.groups import ProcessGroupMesh
+from ...observe.records import RecordWriter
+from ...precision.policy import PrecisionPolicy
+from ...zero.units.unit import ParamUnit
+from .describe import start_record
+
+
+def say_once(info: RankInfo) -> Callable[[str], None]:
+    """Returns what says something on behalf of all ranks: `print` on the first one, nothing on the others."""
+    return partial(print, flush=True) if info.rank == 0 else _say_nothing
+
+
+def records_path(info: RankInfo) -> Path | None:
+    """Returns where a run is recorded: in the job's folder, by the first rank; None where nothing is."""
+    folder = os.environ.get(RUN_DIR_ENV)
+    return Path(folder) / RECORDS_FILE if folder and info.rank == 0 else None
+
+
+def open_run(
+    model: nn.Module,
+    units: Sequence[ParamUnit],
+    mesh: ProcessGroupMesh,
+    records: RecordWriter,
+    *,
+    precision: PrecisionPolicy,
+    stage: int,
+    state_bytes: int,
+    auto_sizes: str | None,
+) -> None:
+    """Records and prints, on the first rank, what begins.
+
+    Args:
+        model: the engine's module.
+        units: its trained parameters.
+        mesh: the ranks.
+        records: where it is recorded.
+        precision: for the dtype of parameters.
+        stage: ZeRO stage.
+        state_bytes: model state of a rank, as predicted.
+        auto_sizes: what became of sizes that were `"auto"`; None where none was.
+    """
+    if mesh.info.rank != 0:
+        return
+    records.write("start", start_record(model, units, world_size=mesh.info.world_size, stage=stage))
+    print(_describe(units, mesh, precision, stage=stage, state_bytes=state_bytes), flush=True)
+    if auto_sizes is not None:
+        print(f"dsrun: {auto_sizes}", flush=True)
+
+
+def _say_nothing(text: str) -> None:
+    """What is said once for all ranks is the first one's to say."""
+
+
+def _describe(
+    units: Sequence[ParamUnit], mesh: ProcessGroupMesh, precision: PrecisionPolicy, *, stage: int, state_bytes: int
+) -> str:
+    numel = sum(param.numel() for unit in units for param in unit.params)
+    ranks = f"{mesh.info.world_size} rank" + ("s" if mesh.info.world_size > 1 else "")
+    dtype = str(precision.compute).removeprefix("torch.")
+    return (
+        f"dsrun: {ranks} ({mesh.backend}), ZeRO stage {stage}, {format_count(numel)} parameters in {len(units)} units, "
+        f"{dtype}, {format_bytes(state_bytes)} of model state a rank"
+    )

@@ -1,0 +1,1 @@
+"""What an engine offers under DeepSpeed's names."""

@@ -1,0 +1,1 @@
+"""The update of an optimizer that steps in host memory or on drives."""

@@ -1,0 +1,167 @@
+"""What an engine takes over, it takes alone: other wrappers, a second engine and late changes are refused by name.
+
+Nothing is wrapped here. Whether a model stays as it was taken over is looked at in `model_guard.py`.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn, optim
+from torch.nn.parameter import is_lazy
+
+from dsrun.errors import ModelError, Problem
+
+from ..activation.activate import Activations
+from ..zero.hooks.modules import UnitHooks
+from ..zero.units.partition_parameters import unsettle
+
+_TAKEN = "_dsrun_has_engine"
+#: Classes that shard or reduce themselves, by the name of a base: most are never imported here.
+_WRAPPERS = {
+    "DataParallel": "torch.nn.DataParallel",
+    "DistributedDataParallel": "DistributedDataParallel",
+    "FullyShardedDataParallel": "FullyShardedDataParallel",
+    "FSDPModule": "fully_shard",
+    "DeepSpeedEngine": "DeepSpeed's engine",
+    "PipelineEngine": "DeepSpeed's engine",
+}
+
+
+def check_unwrapped(model: object) -> None:
+    """Refuses what is a wrapper already, belongs to another engine, or has parameters that fit into no flat buffer.
+
+    Raises:
+        ModelError: naming the module and what has it, or every such parameter.
+    """
+    if not isinstance(model, nn.Module):
+        kind, hint = f"a {type(model).__name__}", "pass the plain model"
+        if isinstance(model, type):
+            kind, hint = f"the class {model.__name__}", f"pass a model of that class, {model.__name__}(...)"
+        elif hasattr(model, "_parts"):
+            kind, hint = "an engine", "pass the plain model, engine.module after engine.destroy()"
+        raise ModelError(f"dsrun.initialize: model is {kind}; expected a torch.nn.Module", hint=hint)
+    _check_parameters(model)
+    for name, module in model.named_modules():
+        where = f"`{name}` ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+        wrapper = next((_WRAPPERS[base.__name__] for base in type(module).__mro__ if base.__name__ in _WRAPPERS), None)
+        if wrapper is not None:
+            raise ModelError(
+                f"dsrun.initialize: {where} is wrapped by {wrapper} already, which reduces or shards by itself",
+                hint="pass the plain model; the engine takes the wrapper's place",
+            )
+        taken = module.__dict__.get(_TAKEN)
+        if isinstance(taken, _Taken) and taken.is_left():
+            taken.release()
+        elif taken:
+            raise ModelError(
+                f"dsrun.initialize: {where} has an engine already",
+                hint="use that engine, or call its destroy() first",
+            )
+
+
+def _check_parameters(model: nn.Module) -> None:
+    problems: list[Problem] = []
+    for name, param in model.named_parameters():
+        if is_lazy(param):
+            hint = "run one forward of the model before dsrun.initialize, or give the layer its sizes"
+            problems.append(Problem(f"model: `{name}` is lazy: it has no shape yet", hint))
+        elif param.requires_grad and (param.is_complex() or param.layout is not torch.strided):
+            kind = str(param.dtype if param.is_complex() else param.layout).removeprefix("torch.")
+            hint = "use real, dense parameters (torch.view_as_complex makes complex values of them in the forward)"
+            problems.append(Problem(f"model: `{name}` is {kind}; what is trained has to be real and dense", hint))
+    if problems:
+        raise ModelError.of(problems)
+
+
+def take_over(
+    model: nn.Module,
+    optimizer: optim.Optimizer | None,
+    *,
+    loss_scale: float = 1.0,
+    engine: object,
+    release: Callable[[], None],
+) -> None:
+    """Marks the model as taken, and lets its optimizer refuse groups of parameters that no engine knows.
+
+    The optimizer gets the attributes that accelerate, DeepSpeed's and Megatron's scripts read: `overflow`, and the loss
+    scale, which is 1 where no fp16 is trained.
+
+    Args:
+        model: the model.
+        optimizer: its optimizer, if it has one.
+        loss_scale: of the first step.
+        engine: which takes it.
+        release: takes the engine's hooks and marks off the model, once nothing refers to the engine any more and the
+            model gets another one; must not refer to it.
+    """
+    taken = _Taken(engine, release)
+    for module in model.modules():
+        module.__dict__[_TAKEN] = taken
+    if optimizer is not None:
+        optimizer.add_param_group = _refuse_group
+        told: Any = optimizer
+        told.cur_scale = told.loss_scale = loss_scale
+        told.overflow = False
+
+
+class _Taken:
+    """Marks a module that an engine has; a copy of the module, pickled or not, has False instead.
+
+    Args:
+        engine: which has it.
+        release: see `take_over`.
+    """
+
+    def __init__(self, engine: object, release: Callable[[], None]) -> None:
+        self._engine = weakref.ref(engine)
+        self.release = release
+
+    def is_left(self) -> bool:
+        """Whether nothing refers to the engine any more, cycles left aside."""
+        if self._engine() is not None:
+            gc.collect()
+        return self._engine() is None
+
+    def __reduce__(self) -> tuple[type[bool], tuple[()]]:
+        return bool, ()
+
+
+def note_outcome(optimizer: optim.Optimizer | None, *, overflow: bool, loss_scale: float) -> None:
+    """Lets the optimizer tell whether its last update was left out, and the next loss scale; see `take_over`."""
+    told: Any = optimizer
+    if told is not None:
+        told.overflow = overflow
+        told.cur_scale = told.loss_scale = loss_scale
+
+
+def let_go(model: nn.Module, hooks: UnitHooks, activations: Activations | None, *, stays_sharded: bool) -> None:
+    """Takes an engine's hooks and marks off its model; parameters that are whole are ordinary ones again.
+
+    Args:
+        model: the model.
+        hooks: of its units.
+        activations: what was switched on for its blocks; None: nothing.
+        stays_sharded: parameters stay slices, for the next engine.
+    """
+    if activations is not None:
+        activations.remove()
+    hooks.remove()
+    for module in model.modules():
+        module.__dict__.pop(_TAKEN, None)
+    if not stays_sharded:
+        for param in model.parameters():
+            unsettle(param)
+            param.grad = None
+
+
+def _refuse_group(param_group: dict[str, object]) -> None:
+    raise ModelError(
+        f"optimizer.add_param_group: a group of {sorted(param_group)} comes after dsrun.initialize, which has cut the "
+        "parameters into shards",
+        hint="give all groups to dsrun.initialize; the learning rate of a group may be 0 until it is its turn",
+    )

@@ -1,0 +1,53 @@
+"""Which checkpoint a call of `load_checkpoint` means. Nothing is loaded here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dsrun.checkpoint_files.storage.places import Place
+from dsrun.checkpoint_files.storage.tags import latest_tag, tag_to_load
+from dsrun.errors import CheckpointError, InputError
+
+
+def choose_checkpoint(
+    load_dir: Place | None, tag: str | None, *, resume: Place | None, missing_ok: bool
+) -> Place | None:
+    """Returns the tag folder to load: the tag asked for, else the one to go on from, else the one `latest` names.
+
+    Args:
+        load_dir: checkpoint folder; None: the one that `resume` lies in.
+        tag: name inside it.
+        resume: what a job that was started again goes on from; one that lies outside of `load_dir` is not meant, as
+            where a script loads a base model first.
+        missing_ok: return None where there is no checkpoint yet.
+
+    Raises:
+        InputError: there is nothing to choose by.
+        CheckpointError: `load_dir` holds no such checkpoint.
+    """
+    if load_dir is None:
+        if tag is not None:
+            raise InputError(f"load_checkpoint: tag is {tag!r}, and there is no load_dir", hint="pass load_dir=")
+        if resume is None and not missing_ok:
+            raise InputError(
+                "load_checkpoint: there is no load_dir, and this job was not started again",
+                hint="pass load_dir=, or missing_ok=True to start from scratch the first time",
+            )
+        return resume
+    if tag is not None:
+        return tag_to_load(load_dir, tag)
+    if resume is not None and _lies_in(resume, load_dir):
+        return resume
+    latest = latest_tag(load_dir)
+    if latest is None and not missing_ok:
+        raise CheckpointError(
+            f"{load_dir}: no checkpoint here: there is no file `latest`",
+            hint="check the folder, pass tag=, or pass missing_ok=True to start from scratch",
+        )
+    return None if latest is None else tag_to_load(load_dir, latest)
+
+
+def _lies_in(target: Place, folder: Place) -> bool:
+    if isinstance(target, Path) and isinstance(folder, Path):
+        return target.parent.resolve() == folder.resolve()
+    return target.parent == folder

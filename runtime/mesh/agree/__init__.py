@@ -1,0 +1,1 @@
+"""Whether all ranks mean the same, and whether all of them succeeded."""

@@ -1,0 +1,1 @@
+"""Joining a job: devices, backends, process groups, and leaving them."""

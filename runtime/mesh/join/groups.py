@@ -1,0 +1,396 @@
+"""The rank grid bound to torch.distributed: joining the job, and one group for each axis.
+
+The only module that joins the default group. Which grid there is, is decided elsewhere.
+
+[Note: leaving] A Gloo thread that lets go of a collective's tensors needs the interpreter's lock for it. If the
+interpreter has begun to end by then, python ends the thread in the middle of a C++ destructor, and the process dies of
+SIGABRT ("terminate called without an active exception"): a rank that trained to its end has failed. It takes a busy
+machine, where that thread still has to run when the script is over. So the groups are let go of at exit, before
+the interpreter ends. No rank waits for another in this; where a collective is under way, as after an error, they are
+left alone, for letting go might wait for a rank that hangs. NCCL's groups wait for other ranks: see `last_leave`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import itertools
+import logging
+import os
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from dsrun.contract.environment import BACKEND_ENV, NONCE_KEY, RankInfo
+from dsrun.errors import LaunchError
+
+from ...compat import HashStore, PrefixStore, Store, TCPStore, backends_of, store_of, timeout_of
+from ..alone import AloneCollectives
+from ..c10d import C10dCollectives, GlooCollectives
+from ..collectives import Collectives, WaitObserver
+from ..host_memory.collectives import SharedMemoryCollectives, exchange_over
+from ..host_memory.segments import find_hosts
+from ..host_memory.several_hosts import HierarchicalCollectives
+from ..spec import MeshSpec
+from ..step_position import Where
+from .backends import Backend, backend_of, choose_backend, idle_gpus_text, order_warning, serves
+from .gpus import claim_gpu, gpu_name
+from .hardware import has_gpu
+from .last_leave import PATIENCE_S, LastLeave
+from .shared_groups import GroupKey, SharedGroups
+
+_log = logging.getLogger(__name__)
+
+#: Longest wait for the launcher's mark in the store, which it leaves before it listens to anything else.
+_NONCE_TIMEOUT_S = 30.0
+#: Numbers the groups that this process has joined. A job's store keeps what ranks wrote into it: a group that met where
+#: an earlier one had met could read that one's addresses, and would wait for ranks that listen there no more.
+_joins = itertools.count()
+
+
+@dataclass(slots=True, eq=False)
+class _Use:
+    """What is known of a default group.
+
+    Attributes:
+        joined_by: the backend by which `join` made it; None: the script did.
+        groups: that its meshes share.
+        meshes: those on it, each by its `where`, and what it has of `groups`.
+        last_leave: destroys it at exit, where that may wait for other ranks.
+        is_kept: the script uses it beside its meshes, and destroys it if it likes.
+    """
+
+    joined_by: Backend | None
+    groups: SharedGroups
+    meshes: weakref.WeakKeyDictionary[Where, list[GroupKey]] = field(
+        default_factory=lambda: weakref.WeakKeyDictionary[Where, list[GroupKey]]()
+    )
+    last_leave: LastLeave | None = None
+    is_kept: bool = False
+
+
+#: torch has one default group, so who uses it is kept where it is: beside it, and only for as long.
+_uses: weakref.WeakKeyDictionary[dist.ProcessGroup, _Use] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGroupMesh:
+    """A `MeshSpec` whose axes have process groups.
+
+    Attributes:
+        spec: the grid.
+        info: this process's place in the job.
+        device: where this rank's tensors live.
+        backend: the collectives' library.
+        axes: collectives of this rank along each axis.
+        where: the step this rank is in, as errors of all axes name it.
+    """
+
+    spec: MeshSpec
+    info: RankInfo
+    device: torch.device
+    backend: Backend
+    axes: dict[str, Collectives]
+    where: Where
+
+
+def join(info: RankInfo, *, backend: Backend, device: torch.device, timeout_s: float, nonce: str | None = None) -> None:
+    """Joins torch.distributed's default group; every rank of the job must call. Does nothing where one exists.
+
+    Args:
+        info: this process's place; a lone process needs no address.
+        backend: library for collectives.
+        device: this rank's device.
+        timeout_s: how long to wait for the other ranks, here and in each later collective.
+        nonce: what the launcher left in this job's store; None where it leaves nothing, as torchrun does.
+
+    Raises:
+        InputError: another rank has this rank's GPU.
+        LaunchError: the other ranks cannot be reached, or not in time, or another job's store answers.
+    """
+    if dist.is_initialized():
+        return
+    timeout = timedelta(seconds=timeout_s)
+    prefix = "dsrun"
+    try:
+        if info.world_size == 1 and info.master_port == 0:
+            store: Store = HashStore()
+        else:
+            store = TCPStore(
+                info.master_addr,
+                info.master_port,
+                world_size=info.world_size,
+                is_master=info.rank == 0 and not info.agent_store,
+                timeout=timeout,
+                wait_for_workers=False,
+            )
+            if nonce is not None and info.agent_store:
+                _check_nonce(store, nonce, info, timeout_s=min(timeout_s, _NONCE_TIMEOUT_S))
+                prefix = f"dsrun/{nonce}"
+        store = PrefixStore(f"{prefix}/{next(_joins)}", store)
+        if backend == "nccl" and info.world_size > 1:
+            # Before NCCL connects, which it does at once for a group that is bound to a device.
+            claim_gpu(store, gpu_name(device), info)
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=info.rank,
+            world_size=info.world_size,
+            timeout=timeout,
+            device_id=device if backend == "nccl" else None,
+        )
+        _uses[_world()] = _Use(backend, SharedGroups(timeout_s=timeout_s))
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        raise LaunchError(
+            f"rank {info.rank} could not join the {info.world_size} ranks at "
+            f"{info.master_addr}:{info.master_port}: {error}",
+            hint="a rank that ended early or a blocked port keeps the others waiting: look at the other ranks' logs",
+        ) from error
+
+
+def _cpu_collectives(
+    group: dist.ProcessGroup,
+    observer: WaitObserver | None,
+    where: Where,
+    *,
+    make_reductions: Callable[[], dist.ProcessGroup | None],
+) -> C10dCollectives:
+    """Returns collectives through shared memory: of all ranks, or of those of each host with Gloo between hosts.
+
+    Where memory cannot be shared, Gloo does it alone, in two groups.
+    """
+    hosts = find_hosts(exchange_over(group))
+    timeout_s = timeout_of(group)
+    try:
+        if len(hosts) == 1:
+            return SharedMemoryCollectives(group, observer, timeout_s=timeout_s, where=where)
+        return HierarchicalCollectives(group, observer, hosts=hosts, timeout_s=timeout_s, where=where)
+    except OSError as error:
+        if group.rank() == 0:
+            _log.warning("the ranks cannot share memory (%s): Gloo moves their data, several times slower", error)
+    return GlooCollectives(group, observer, reductions=make_reductions(), where=where, device=torch.device("cpu"))
+
+
+def _leave_at_exit(collectives: Sequence[weakref.ref[C10dCollectives]], mesh: weakref.ref[Where], process: int) -> None:
+    """Lets go of the groups at exit, see [Note: leaving]; a fork has none of their threads.
+
+    With the last mesh goes the default group, whoever made it: the script has nothing more to do in it.
+    """
+    if os.getpid() != process or not dist.is_initialized():
+        return
+    use = _uses.get(_world())
+    where = mesh()
+    last_leave = None if use is None else use.last_leave
+    if use is not None and where is not None and where in use.meshes:
+        axes = [axis for axis in (reference() for reference in collectives) if axis is not None]
+        if last_leave is not None:
+            last_leave.add(axes)
+        elif not all(axis.is_idle for axis in axes):
+            return
+        else:
+            for axis in axes:
+                axis.close()
+        del use.meshes[where]
+    if use is not None and use.meshes:
+        return
+    if last_leave is not None:
+        last_leave.at_exit()
+    elif "nccl" not in backends_of().values():
+        dist.destroy_process_group()
+
+
+def _check_nonce(store: Store, nonce: str, info: RankInfo, *, timeout_s: float) -> None:
+    """Raises where the store is not this job's: its ranks would wait for, or disturb, those of another job.
+
+    The launcher sets the nonce as soon as the store is there, so it is waited for, but not for long.
+    """
+    try:
+        store.wait([NONCE_KEY], timedelta(seconds=timeout_s))
+        found = store.get(NONCE_KEY).decode("utf-8", "replace")
+    except dist.DistStoreError:
+        found = None
+    if found != nonce:
+        seen = f"holds no job's mark after {timeout_s:g} s" if found is None else "holds another job's mark"
+        raise LaunchError(
+            f"rank {info.rank}: the store at {info.master_addr}:{info.master_port} is not this job's: it {seen}",
+            hint="another job's store answers at that address: start the job again without a fixed port",
+        )
+
+
+def keep() -> None:
+    """Lets the default group outlast the meshes on it; after `join`. One that the script has made does so anyway."""
+    use = _uses.get(_world())
+    if use is not None:
+        use.is_kept = True
+
+
+def has_joined() -> bool:
+    """Whether this process has a default group."""
+    return dist.is_initialized()
+
+
+def present_backend() -> Backend:
+    """Returns what training goes by in the default group that was joined.
+
+    That by which `join` made it. In a group of the script's own: what `--backend` said, else NCCL where the group has
+    it and torch sees a GPU, see [Note: backend config].
+
+    Raises:
+        InputError: `--backend nccl`, on a machine without a usable GPU; or an accelerator that does not serve, see
+            `has_gpu`.
+    """
+    use = _uses.get(_world())
+    if use is not None and use.joined_by is not None:
+        return use.joined_by
+    asked = os.environ.get(BACKEND_ENV)
+    return backend_of(backends_of(), has_gpu=has_gpu) if asked is None else choose_backend(asked)
+
+
+def make_mesh(
+    spec: MeshSpec,
+    info: RankInfo,
+    *,
+    device: torch.device,
+    observer: WaitObserver | None = None,
+    groups_of_one: bool = False,
+) -> ProcessGroupMesh:
+    """Makes the groups of every axis; every rank of the job must call, after `join`.
+
+    Groups that another mesh of this default group has are taken from there.
+
+    Args:
+        spec: the grid.
+        info: this process's place in the job.
+        device: where this rank's tensors live.
+        observer: hears of this rank's waits in collectives.
+        groups_of_one: a rank that is alone on an axis moves its tensors through a group all the same, which is slower
+            and shows what the library does.
+
+    Raises:
+        InputError: another rank has this rank's GPU.
+    """
+    backend = present_backend()
+    where = Where()
+    world = _world()
+    use = _use_of(world, info, backend, device)
+    keys = use.meshes[where] = list[GroupKey]()
+    parts = backends_of(world)
+    bound: dict[str, Collectives] = {}
+    made: list[weakref.ref[C10dCollectives]] = []
+
+    def take(key: GroupKey) -> dist.ProcessGroup | None:
+        keys.append(key)
+        return use.groups.take(key)
+
+    for axis, _ in spec.axes:
+        for ranks in spec.groups(axis):
+            if len(ranks) == 1 and not groups_of_one:
+                if info.rank in ranks:
+                    bound[axis] = AloneCollectives()
+                continue
+            is_world = len(ranks) == spec.world_size and serves(parts, backend)
+            group = world if is_world else take(GroupKey(backend, "all", tuple(ranks)))
+            if group is None:
+                continue
+            if backend == "nccl":
+                collectives = C10dCollectives(group, observer, where=where, device=device)
+            else:
+                reductions = GroupKey(backend, "reductions", tuple(ranks))
+                collectives = _cpu_collectives(
+                    group, observer, where, make_reductions=lambda reductions=reductions: take(reductions)
+                )
+            bound[axis] = collectives
+            made.append(weakref.ref(collectives))
+    atexit.register(_leave_at_exit, made, weakref.ref(where), os.getpid())
+    return ProcessGroupMesh(spec, info, device, backend, bound, where)
+
+
+def separate_reductions(mesh: ProcessGroupMesh) -> None:
+    """Gives reductions under NCCL a group of their own, see `C10dCollectives`; every rank of the job must call.
+
+    For a mesh whose gathers and reductions overlap, as in training: another communicator takes memory of the device.
+    Called once ranks are known to have been given the same, for one that does not call leaves the others waiting.
+    """
+    if mesh.backend != "nccl":
+        return
+    use = _uses[_world()]
+    warning = order_warning(os.environ)
+    if warning is not None and mesh.info.rank == 0 and mesh.info.world_size > 1:
+        _log.warning("%s", warning)
+    for axis, _ in mesh.spec.axes:
+        collectives = mesh.axes[axis]
+        if not isinstance(collectives, C10dCollectives):
+            continue
+        for ranks in mesh.spec.groups(axis):
+            key = GroupKey(mesh.backend, "reductions", tuple(ranks))
+            use.meshes[mesh.where].append(key)
+            group = use.groups.take(key)
+            if group is not None:
+                collectives.reduce_over(group)
+
+
+def leave(mesh: ProcessGroupMesh) -> None:
+    """Lets go of a mesh's groups, and ends those that no other mesh is on; every rank of the job must call.
+
+    The default group ends too, if `join` made it, nobody keeps it and no other mesh is on it. Does nothing where the
+    mesh has been left, or the default group has been destroyed. No collective may follow.
+
+    To end NCCL's groups is to wait for the other ranks. On the way out of an error (a `finally`, say), and where a
+    collective does not end, they stay until the process ends: the others may never come here.
+    """
+    if not dist.is_initialized():
+        return
+    use = _uses.get(_world())
+    if use is None or mesh.where not in use.meshes:
+        return
+    axes = [axis for axis in mesh.axes.values() if isinstance(axis, C10dCollectives)]
+    if use.last_leave is None:
+        may_end = True
+        is_idle = all(axis.is_idle for axis in axes)
+    else:
+        is_idle = may_end = sys.exc_info()[0] is None and all(axis.becomes_idle(patience_s=PATIENCE_S) for axis in axes)
+    # A thread of a group that outlives the interpreter aborts the process, so nothing may hold the groups on.
+    for axis in axes:
+        axis.close()
+    keys = use.meshes.pop(mesh.where)
+    if use.meshes and not use.is_kept:
+        gc.collect()  # what nobody refers to any more, engines that were not destroyed among them, has no mesh in use
+    if use.joined_by is not None and not use.is_kept and not use.meshes and may_end:
+        use.groups.forget()
+        if use.last_leave is not None:
+            use.last_leave.cancel()
+        dist.destroy_process_group()
+    elif is_idle:
+        use.groups.give_back(keys)
+
+
+def _use_of(world: dist.ProcessGroup, info: RankInfo, backend: Backend, device: torch.device) -> _Use:
+    """Returns what is known of the default group; the first time, a group of the script's own is looked at."""
+    use = _uses.get(world)
+    if use is None:
+        if backend == "nccl" and world.size() > 1:
+            claim_gpu(store_of(world), gpu_name(device), info)
+        if backend == "gloo" and world.rank() == 0:
+            _tell_of_idle_gpus()
+        use = _uses[world] = _Use(None, SharedGroups(timeout_s=timeout_of(world)))
+    if use.last_leave is None and (backend == "nccl" or "nccl" in backends_of(world).values()):
+        use.last_leave = LastLeave()
+        # A group that the script destroys needs its thread no more. At exit the thread is needed.
+        weakref.finalize(world, use.last_leave.cancel).atexit = False
+    return use
+
+
+def _tell_of_idle_gpus() -> None:
+    if os.environ.get(BACKEND_ENV) is None and torch.cuda.is_available():
+        _log.warning("%s", idle_gpus_text(backends_of(), gpus=torch.cuda.device_count()))
+
+
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert isinstance(world, dist.ProcessGroup), "torch.distributed is not initialised"
+    return world

@@ -1,0 +1,1 @@
+"""Steps that are taken before it is known that they count."""

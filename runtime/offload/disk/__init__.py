@@ -1,0 +1,1 @@
+"""Records on drives, and the memory in front of them."""

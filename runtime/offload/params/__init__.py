@@ -1,0 +1,1 @@
+"""Slices of parameters that lie outside of the device."""

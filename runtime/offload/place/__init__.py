@@ -1,0 +1,1 @@
+"""Which state lies in which tier of memory."""

@@ -1,0 +1,1 @@
+"""Masters and states of a range as the host steps them."""

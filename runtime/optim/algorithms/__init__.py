@@ -1,0 +1,1 @@
+"""Optimizers of our own, and the names of others."""

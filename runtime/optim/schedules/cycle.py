@@ -1,0 +1,189 @@
+"""OneCycle and LRRangeTest, equal to DeepSpeed's update by update. Warm-ups are elsewhere.
+
+Source: deepspeed/runtime/lr_schedules.py, release 0.19.8; Smith, Super-Convergence (2018) and Cyclical Learning Rates
+(2017).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from torch import optim
+
+from ..states.option_values import set_option
+from .numbers import ScheduleNumbers
+from .warm_up import CountedSchedule, PerGroup, for_each_group, torch_optimizer
+
+#: DeepSpeed's second beta while momentum is cycled, whatever the optimizer's is.
+_SECOND_BETA = 0.99
+
+_log = logging.getLogger(__name__)
+
+
+class _Cycle(CountedSchedule):
+    """A schedule whose `step` names its argument as DeepSpeed's of this kind do."""
+
+    def step(self, batch_iteration: int | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """See `CountedSchedule.advance`."""
+        self.advance(batch_iteration)
+
+
+class OneCycle(_Cycle):
+    """Up from the least to the largest rate, down again, then slowly on; momentum the other way.
+
+    With k applied updates, from -1 on: the rate of the cycle is read at k + 1, so the first two updates differ, unlike
+    those of a warm-up; before the first, momentum has its least value and not, as the cycle would have it, its largest.
+
+    Args:
+        optimizer: whose rates are set, and the first of whose `betas` where it has those.
+        cycle_min_lr: rate at both ends, of all groups or of each.
+        cycle_max_lr: rate at the peak, of all groups or of each.
+        decay_lr_rate: after the cycle, the rate is the least one over 1 + this times the intervals since.
+        cycle_first_step_size: updates of the rise.
+        cycle_second_step_size: updates of the fall; None: as many.
+        cycle_first_stair_count: kept and not used, as in DeepSpeed.
+        cycle_second_stair_count: likewise.
+        decay_step_size: updates of an interval; 0: nothing decays.
+        cycle_momentum: move momentum too.
+        cycle_min_mom: momentum at the peak.
+        cycle_max_mom: momentum at both ends.
+        decay_mom_rate: after the cycle, momentum is the largest one times 1 + this times the intervals since.
+        last_batch_iteration: see `CountedSchedule`.
+
+    Raises:
+        ModelError: every argument that is wrong.
+    """
+
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        cycle_min_lr: PerGroup,
+        cycle_max_lr: PerGroup,
+        decay_lr_rate: float = 0.0,
+        cycle_first_step_size: int = 2000,
+        cycle_second_step_size: int | None = None,
+        cycle_first_stair_count: int = 0,
+        cycle_second_stair_count: int | None = None,
+        decay_step_size: int = 0,
+        cycle_momentum: bool = True,
+        cycle_min_mom: float = 0.8,
+        cycle_max_mom: float = 0.9,
+        decay_mom_rate: float = 0.0,
+        last_batch_iteration: int = -1,
+    ) -> None:
+        optimizer = torch_optimizer(optimizer, "OneCycle")
+        second = cycle_first_step_size if cycle_second_step_size is None else cycle_second_step_size
+        numbers = ScheduleNumbers("OneCycle", optimizer)
+        has_rates = numbers.per_group("cycle_min_lr", cycle_min_lr)
+        if numbers.per_group("cycle_max_lr", cycle_max_lr) and has_rates:
+            self.min_lrs = for_each_group(cycle_min_lr, optimizer)
+            self.max_lrs = for_each_group(cycle_max_lr, optimizer)
+            numbers.ordered("cycle_min_lr", self.min_lrs, "cycle_max_lr", self.max_lrs)
+        numbers.real("decay_lr_rate", decay_lr_rate)
+        numbers.count("cycle_first_step_size", cycle_first_step_size, least=1)
+        if cycle_second_step_size is not None:
+            numbers.count("cycle_second_step_size", second, least=1)
+        numbers.count("decay_step_size", decay_step_size, least=0)
+        has_moms = numbers.real("cycle_min_mom", cycle_min_mom, most=1.0)
+        if numbers.real("cycle_max_mom", cycle_max_mom, most=1.0) and has_moms and cycle_momentum:
+            numbers.ordered("cycle_min_mom", [cycle_min_mom], "cycle_max_mom", [cycle_max_mom])
+        numbers.real("decay_mom_rate", decay_mom_rate)
+        numbers.count("last_batch_iteration", last_batch_iteration, least=-1)
+        numbers.refuse()
+        self.total_size = cycle_first_step_size + second
+        self.step_ratio = cycle_first_step_size / self.total_size
+        self.stair_counts = (cycle_first_stair_count, cycle_second_stair_count)
+        self.moms = (cycle_min_mom, cycle_max_mom)
+        self.decay_step_size = decay_step_size
+        self.decay_lr_rate, self.decay_mom_rate = decay_lr_rate, decay_mom_rate
+        self.cycle_momentum = cycle_momentum and all("betas" in group for group in optimizer.param_groups)
+        if cycle_momentum and not self.cycle_momentum:
+            kind = type(optimizer).__name__
+            _log.warning("OneCycle: `cycle_momentum` moves `betas`, which %s has not; only the rate is cycled", kind)
+        super().__init__(optimizer, last_batch_iteration)
+
+    def write(self) -> None:
+        """See `CountedSchedule`."""
+        super().write()
+        if self.cycle_momentum:
+            momentum = self.moms[0] if self.last_batch_iteration < 0 else self._momentum()
+            for group in self.optimizer.param_groups:
+                set_option(group, "betas", (momentum, _SECOND_BETA))
+
+    def rates(self) -> list[float]:
+        """See `CountedSchedule`."""
+        height = self._height()
+        if height is not None:
+            return [low + (high - low) * height for low, high in zip(self.min_lrs, self.max_lrs, strict=True)]
+        return [low / (1 + self.decay_lr_rate * self._intervals()) for low in self.min_lrs]
+
+    def get_mom(self) -> list[tuple[float, float]] | None:
+        """Returns the betas of each group that belong to the present count; None where momentum is not cycled."""
+        if not self.cycle_momentum:
+            return None
+        return [(self._momentum(), _SECOND_BETA)] * len(self.optimizer.param_groups)
+
+    def _momentum(self) -> float:
+        """Returns the momentum that the cycle has at the present count."""
+        (least, most), height = self.moms, self._height()
+        if height is not None:
+            return most - (most - least) * height
+        return most * (1 + self.decay_mom_rate * self._intervals())
+
+    def _intervals(self) -> float:
+        """Returns the intervals since the end of the cycle; 0 where nothing decays."""
+        if not self.decay_step_size:
+            return 0.0
+        return (self.last_batch_iteration - self.total_size + 1) / self.decay_step_size
+
+    def _height(self) -> float | None:
+        """Returns how high in the cycle the present update is, from 0 to 1; None after it."""
+        if self.last_batch_iteration >= self.total_size:
+            return None
+        x = math.fmod((self.last_batch_iteration + 1) / self.total_size, 1.0)
+        return x / self.step_ratio if x <= self.step_ratio else (x - 1) / (self.step_ratio - 1)
+
+
+class LRRangeTest(_Cycle):
+    """A rate that only rises, to find where training breaks.
+
+    Args:
+        optimizer: whose rates are set.
+        lr_range_test_min_lr: the first rate, of all groups or of each.
+        lr_range_test_step_size: updates of an interval.
+        lr_range_test_step_rate: share of the first rate that each interval adds.
+        lr_range_test_staircase: add it at the end of each interval and not little by little.
+        last_batch_iteration: see `CountedSchedule`.
+
+    Raises:
+        ModelError: every argument that is wrong.
+    """
+
+    def __init__(
+        self,
+        optimizer: optim.Optimizer,
+        lr_range_test_min_lr: PerGroup = 1e-3,
+        lr_range_test_step_size: int = 2000,
+        lr_range_test_step_rate: float = 1.0,
+        lr_range_test_staircase: bool = False,
+        last_batch_iteration: int = -1,
+    ) -> None:
+        optimizer = torch_optimizer(optimizer, "LRRangeTest")
+        numbers = ScheduleNumbers("LRRangeTest", optimizer)
+        numbers.per_group("lr_range_test_min_lr", lr_range_test_min_lr)
+        numbers.count("lr_range_test_step_size", lr_range_test_step_size, least=1)
+        numbers.real("lr_range_test_step_rate", lr_range_test_step_rate)
+        numbers.count("last_batch_iteration", last_batch_iteration, least=-1)
+        numbers.refuse()
+        self.min_lrs = for_each_group(lr_range_test_min_lr, optimizer)
+        self.step_size = lr_range_test_step_size
+        self.step_rate = lr_range_test_step_rate
+        self.staircase = lr_range_test_staircase
+        super().__init__(optimizer, last_batch_iteration)
+
+    def rates(self) -> list[float]:
+        """See `CountedSchedule`."""
+        intervals = 0.0 if self.last_batch_iteration < 0 else (self.last_batch_iteration + 1) / self.step_size
+        increase = 1 + self.step_rate * (math.floor(intervals) if self.staircase else intervals)
+        return [low * increase for low in self.min_lrs]

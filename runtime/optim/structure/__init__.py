@@ -1,0 +1,1 @@
+"""Optimizers that know the tensors behind their flat leaves."""

@@ -1,0 +1,1 @@
+"""Access to parameters, gradients and states from outside of a step."""

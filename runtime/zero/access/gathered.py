@@ -1,0 +1,91 @@
+"""`GatheredParameters`: parameters whole for a while. Who makes them whole is their keeper's business."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
+from types import TracebackType
+
+from torch import Tensor, nn
+
+from dsrun.errors import ModelError
+
+from ..units.partition_parameters import Home, Keeper, home_of
+
+
+class GatheredParameters:
+    """A context in which parameters have their whole values; every rank must enter it with the same parameters.
+
+    At stages 0 to 2 parameters are whole anyway: reading them costs nothing, and new values reach the optimizer's fp32
+    masters too. If a rank raises inside, nothing is taken over on any rank. May be nested, also over one parameter.
+
+    Args:
+        params: one parameter, or an iterable of parameters; those that nobody has taken over are left alone.
+        modifier_rank: whose new values all ranks take over at the end; None: values are only read.
+        fwd_module: of no use here, for parameters keep their addresses; DeepSpeed's calls pass it.
+        enabled: False: nothing happens.
+
+    Raises:
+        ModelError: at entry: inside a forward or a backward, or `modifier_rank` is no rank; at exit: a parameter was
+            given another shape.
+    """
+
+    def __init__(
+        self,
+        params: Tensor | Iterable[Tensor],
+        modifier_rank: int | None = None,
+        fwd_module: nn.Module | None = None,
+        enabled: bool = True,
+    ) -> None:
+        del fwd_module
+        given = [params] if isinstance(params, Tensor) else list(params)
+        homes = {id(param): home_of(param) for param in given} if enabled else {}
+        self._by_keeper: dict[int, tuple[Keeper, list[Home]]] = {}
+        for home in homes.values():
+            if home is not None:
+                self._by_keeper.setdefault(id(home.keeper), (home.keeper, []))[1].append(home)
+        for _, found in self._by_keeper.values():
+            found.sort(key=_number)  # a set of parameters has another order on every rank
+        self._source = modifier_rank
+
+    def __enter__(self) -> None:
+        for keeper, _ in self._by_keeper.values():
+            if self._source is not None and not 0 <= self._source < keeper.world_size:
+                raise ModelError(
+                    f"GatheredParameters: modifier_rank is {self._source}; the ranks are 0 to {keeper.world_size - 1}",
+                    hint="pass the rank whose values shall be kept, or None to read only",
+                )
+        for keeper, homes in self._by_keeper.values():
+            keeper.open(homes, writes=self._source is not None)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for keeper, homes in reversed(self._by_keeper.values()):
+            keeper.close(homes, source=self._source, failed=error is not None)
+
+
+def _number(home: Home) -> int:
+    return home.number
+
+
+@contextmanager
+def unwrap_model_for_generation(model: object) -> Generator[nn.Module]:
+    """Yields a module with whole parameters, to generate with; every rank must enter and generate equally often.
+
+    Forwards inside gather their units as always, so it saves nothing where the module is called; it is for code that
+    reads parameters itself, and for scripts written for DeepSpeed.
+
+    Args:
+        model: an engine, or a module.
+
+    Raises:
+        ModelError: it is neither; or inside a forward or a backward.
+    """
+    module = model if isinstance(model, nn.Module) else getattr(model, "module", None)
+    if not isinstance(module, nn.Module):
+        raise ModelError(
+            f"unwrap_model_for_generation: got a {type(model).__name__}", hint="pass an engine or a torch.nn.Module"
+        )
+    with GatheredParameters(module.parameters()):
+        yield module

@@ -1,0 +1,356 @@
+"""Access to an engine's parameters from outside of forward and backward: made whole, and written back to their masters.
+
+Pieces are `pieces.py`'s business, `safe_get_*` and `safe_set_*` those of `fragments.py`, and what a forward gathers
+that of `zero/params/store.py`.
+
+[Note: what a gather moves] If all parameters of a unit are asked for, its flat buffer is gathered at once: one
+all-gather of `padded_numel` elements. Else each parameter alone: its pieces are broadcast by the ranks that own them,
+`numel` elements in as many calls as ranks have a piece, mostly one or two. Where parameters are whole anyway nothing is
+moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from dsrun.errors import ModelError
+
+from ...compat import in_backward
+from ...mesh.collectives import Collectives, Pending
+from ...optim.sharded import ShardOptimizer
+from ...protocols import ChangeFence
+from ..grads.reducer import GradReducer
+from ..params.store import ParamStore
+from ..units.partition_parameters import EngineParameter, Keeper, ShardedParameter, memory_of, set_memory, settle
+from ..units.plan import ZeroPlan
+from ..units.released import ReleasedParameter
+from ..units.tier import gather
+from ..units.unit import ParamUnit
+from ..units.write_watch import version_of
+from .pieces import Pieces, UnitHome
+from .script_writes import ScriptWrites
+from .torn import TornState
+
+
+class ParamAccess(Keeper):
+    """Makes an engine's parameters whole and takes new values over.
+
+    Args:
+        units: all units, of frozen parameters too.
+        plan: what is sharded.
+        collectives: the axis the shards lie on.
+        device: where parameters live.
+        store: asked where a unit is, and told of new values.
+        reducer: asked whether there are gradients.
+        optimizer: asked for its states.
+        running: returns a unit that is inside its forward now.
+        read_released: returns a parameter's values with a gradient, where it is not gathered.
+        settle: returns when no update works on masters, and nothing has been computed ahead of them.
+        fence: keeps state as it is while a checkpoint copies it; None: nothing does.
+        compares: refuse what is written in a `GatheredParameters` without `modifier_rank`, on every rank at once.
+
+    Attributes:
+        torn: what a load that failed has left of the engine's state.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[ParamUnit],
+        plan: ZeroPlan,
+        collectives: Collectives,
+        *,
+        device: torch.device,
+        store: ParamStore,
+        reducer: GradReducer,
+        optimizer: ShardOptimizer,
+        running: Callable[[], ParamUnit | None],
+        read_released: Callable[[nn.Parameter], Tensor],
+        settle: Callable[[], None],
+        fence: ChangeFence | None = None,
+        compares: bool = False,
+    ) -> None:
+        self.units = units
+        self._compares = compares
+        self.device = device
+        self.pieces = Pieces(plan, collectives, store, fence)
+        self.reducer = reducer
+        self.optimizer = optimizer
+        self._running = running
+        self.torn = TornState()
+        self._read_released = read_released
+        self.writes = ScriptWrites(
+            units, self.pieces, device=device, settle=settle, is_put_away=lambda: optimizer.put_away
+        )
+
+    @property
+    def world_size(self) -> int:
+        """See `Keeper`."""
+        return self.pieces.collectives.size
+
+    def settle(self, model: nn.Module) -> None:
+        """Gives every parameter of the model its home here."""
+        places = {
+            id(param): (unit, extent)
+            for unit in self.units
+            for param, extent in zip(unit.params, unit.layout.extents, strict=True)
+        }
+        for number, (name, param) in enumerate(model.named_parameters()):
+            unit, extent = places.get(id(param), (None, None))
+            home = UnitHome(self, param, number=number, name=name, unit=unit, extent=extent)
+            kind = self._class_in(unit)
+            settle(param, home, sharded=issubclass(kind, ShardedParameter), kind=kind)
+        for unit in self.units:
+            unit.shown = [param for param in unit.gathered_params if isinstance(param, EngineParameter)]
+            unit.writes.skip()
+
+    def _class_in(self, unit: ParamUnit | None) -> type[nn.Parameter]:
+        """Returns the class of a unit's parameters, while it is not in use; None: of parameters in no unit."""
+        if unit is None:
+            return nn.Parameter
+        if self.pieces.plan.shard_parameters:
+            return ReleasedParameter
+        # Where parameters are the masters, what is written to them needs nobody's help.
+        own = unit.shard if self.pieces.plan.shard_optimizer else unit.flat_param
+        return nn.Parameter if unit.master.data_ptr() == own.data_ptr() else EngineParameter
+
+    # Released parameters ----------------------------------------------------------------------------------------------
+
+    def read(self, home: UnitHome) -> Tensor:
+        """See `Home.read`: a broadcast for each piece, or an all-gather of its unit where torch records."""
+        if torch.is_grad_enabled() and home.param.requires_grad and not torch.is_inference_mode_enabled():
+            return self._read_released(home.param)
+        with torch.inference_mode(mode=False), torch.no_grad():  # changes of a tensor of inference mode are not counted
+            return self.pieces.whole(home)
+
+    def write(self, home: UnitHome, value: Tensor) -> None:
+        """See `Home.write`."""
+        assert home.unit is not None, "a parameter in no unit is whole on every rank"
+        if home.unit.trains:  # frozen ones have no states
+            self.check_states(f"a write to `{home.name}`")
+        with torch.no_grad():
+            self.pieces.write_slice(home, value)
+        self.writes.note(home)
+        torch.autograd.graph.increment_version(home.param)  # graphs that have saved it are refused, as everywhere
+        home.unit.writes.skip_one(home.position)
+
+    def set_exactly(self, home: UnitHome, value: Tensor) -> None:
+        """Takes a new master over, and what forward reads of it; every rank must call with the same one."""
+        self.check_states(f"a write to `{home.name}`")
+        self.pieces.write(home, value, exact=True)
+        assert home.unit is not None, "a parameter in no unit has no master"
+        self.pieces.publish([home.unit])
+
+    # Whole for a while ------------------------------------------------------------------------------------------------
+
+    def open(self, homes: Sequence[UnitHome], *, writes: bool) -> None:
+        """See `Keeper`, and [Note: what a gather moves].
+
+        Raises:
+            ModelError: inside a forward or a backward, whose values are not to be moved under its feet.
+        """
+        self.check_quiet("GatheredParameters")
+        settle_all(homes)
+        self.writes.are_due()
+        if writes:
+            self.writes.take_over()
+            self.check_states("GatheredParameters")
+            self.pieces.before_change()
+        wanted = [home for home in homes if home.full is None and (writes or self._is_elsewhere(home))]
+        for home in homes:
+            home.opened += 1
+            home.writers += writes
+        by_unit: dict[int, list[UnitHome]] = {}
+        for home in wanted:
+            by_unit.setdefault(-1 if home.unit is None else home.unit.index, []).append(home)
+        pending: list[Pending] = []
+        for group in by_unit.values():
+            pending += self._fetch(group)
+        for work in pending:
+            work.wait()
+        for home in wanted:
+            assert home.full is not None, "fetched just now"
+            home.resident = memory_of(home.param)
+            set_memory(home.param, home.full)
+            home.version = version_of(home.param)
+
+    def close(self, homes: Sequence[UnitHome], *, source: int | None, failed: bool) -> None:
+        """See `Keeper`. With a source: an all-reduce of one number, and a broadcast of what was gathered as one.
+
+        Raises:
+            ModelError: a parameter was given another shape, or without a source another dtype; on the rank where that
+                is so.
+        """
+        changed: list[tuple[UnitHome, Callable[[], None] | None]] = []
+        if source is None and not self.pieces.plan.shard_parameters:
+            changed += [(home, None) for home in self.writes.look(homes)]
+        try:
+            if source is not None:
+                self._take_over([home for home in homes if home.full is not None], source, failed=failed)
+        finally:
+            for home in homes:
+                home.opened -= 1
+                home.writers -= source is not None
+                if not home.opened and home.full is not None:
+                    assert home.resident is not None, "it was left when the parameter was opened"
+                    now = memory_of(home.param)
+                    moved = now.data_ptr() != home.full.data_ptr() or now.shape != home.full.shape
+                    if source is None and (moved or version_of(home.param) != home.version):
+                        changed.append((home, partial(home.replace if moved else home.write, now)))
+                    set_memory(home.param, home.resident)
+                    home.full = home.flat = home.resident = None
+                    if home.unit is not None:
+                        home.unit.writes.skip_one(home.position)
+        if self._compares:
+            self._refuse_unannounced(homes, {home.number for home, _ in changed})
+        for _, write in [] if failed else changed:
+            if write is not None:
+                write()
+
+    def check_quiet(self, who: str) -> None:
+        """Raises inside a forward or a backward.
+
+        Raises:
+            ModelError: naming `who` was called, and the unit that is in use.
+        """
+        unit = self._running()
+        if unit is not None or in_backward():
+            where = "a backward" if unit is None else f"the forward of `{unit.name}`"
+            raise ModelError(
+                f"{who}: called inside {where}, which reads the parameters",
+                hint="call it before the forward or after engine.backward; a forward gathers what it needs itself",
+            )
+
+    def check_states(self, who: str) -> None:
+        """Raises where masters and states have been put away.
+
+        Raises:
+            ModelError: naming `who` was called.
+        """
+        if self.optimizer.put_away:
+            raise ModelError(
+                f"{who}: states are in host memory since engine.offload_states()",
+                hint="call engine.reload_states() first",
+            )
+
+    def check_closed(self, home: UnitHome, who: str) -> None:
+        """Raises where a new value would not last.
+
+        Raises:
+            ModelError: inside a forward or a backward, or the parameter is open with memory of its own.
+        """
+        self.check_quiet(who)
+        settle_all([home])
+        self.check_states(who)
+        if home.full is not None:
+            raise ModelError(
+                f"{who}: `{home.name}` is open in a GatheredParameters, whose values would replace the new one",
+                hint="leave the context first, or write to the parameter inside it with modifier_rank",
+            )
+
+    def _refuse_unannounced(self, homes: Sequence[UnitHome], changed: Collection[int]) -> None:
+        """Enters an all-reduce of one byte a parameter that was open.
+
+        Raises:
+            ModelError: a rank has written to a parameter that no rank was named for; on every rank.
+        """
+        written = torch.tensor([home.number in changed for home in homes], dtype=torch.uint8, device=self.device)
+        self.pieces.collectives.all_reduce(written, op="max", of="GatheredParameters changes").wait()
+        with self.pieces.collectives.reading("GatheredParameters changes"):
+            names = [home.name for home, one in zip(homes, written.tolist(), strict=True) if one]
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise ModelError(
+                f"GatheredParameters: `{names[0]}`{more} written to without a modifier_rank",
+                hint="name the rank whose values all take over: GatheredParameters(params, modifier_rank=0)",
+            )
+
+    def _is_elsewhere(self, home: UnitHome) -> bool:
+        return home.unit is not None and self.pieces.plan.shard_parameters
+
+    def _fetch(self, homes: list[UnitHome]) -> list[Pending]:
+        """Gives parameters of one unit, or frozen ones, memory of their own with their whole values."""
+        unit = homes[0].unit
+        if unit is None or not self.pieces.plan.shard_parameters:
+            for home in homes:
+                home.full = home.param.detach().clone(memory_format=torch.contiguous_format)
+            return []
+        if len(homes) == len(unit.params):
+            flat = torch.empty(unit.layout.padded_numel, dtype=unit.dtype, device=self.device)
+            views = dict(zip(map(id, unit.params), unit.views(flat), strict=True))
+            for home in homes:
+                home.flat, home.full = flat, views[id(home.param)]
+            return [gather(unit, flat, self.pieces.collectives)]
+        if unit.tier is not None:
+            unit.tier.settle()
+        pending: list[Pending] = []
+        for home in homes:
+            piece = self.pieces.own_piece(home, unit.shard, start=self.pieces.shard_start(unit))
+            home.full, works = self.pieces.assemble(home, None if piece is None else piece[1], dtype=unit.dtype)
+            pending += works
+        return pending
+
+    def _take_over(self, homes: list[UnitHome], source: int, *, failed: bool) -> None:
+        reshaped = [home for home in homes if home.full is not None and home.param.shape != home.full.shape]
+        gave_up = torch.tensor([int(failed or bool(reshaped))], device=self.device)
+        self.pieces.collectives.all_reduce(gave_up, op="max", of="GatheredParameters outcome").wait()
+        if reshaped and not failed:
+            home = reshaped[0]
+            assert home.full is not None, "chosen so"
+            raise ModelError(
+                f"GatheredParameters: `{home.name}` was given the shape {tuple(home.param.shape)}; "
+                f"it is {tuple(home.full.shape)}",
+                hint="change shapes before dsrun.initialize",
+            )
+        with self.pieces.collectives.reading("GatheredParameters outcome"):
+            others_gave_up = bool(gave_up.item())
+        if others_gave_up:
+            return
+        for home in homes:
+            assert home.full is not None, "chosen so"
+            if home.param.data_ptr() != home.full.data_ptr():  # the script has set `.data`
+                home.full.copy_(home.param.detach())
+        pending = [
+            self.pieces.collectives.broadcast(buffer, source=source, of="modified parameters")
+            for buffer in _buffers_of(homes)
+        ]
+        for work in pending:
+            work.wait()
+        for home in homes:
+            assert home.full is not None, "chosen so"
+            if home.unit is not None:
+                self.pieces.write(home, home.full, exact=False)
+            elif home.resident is not None:
+                home.resident.copy_(home.full)
+        self.pieces.publish(list({home.unit.index: home.unit for home in homes if home.unit is not None}.values()))
+
+
+def settle_all(homes: Sequence[UnitHome]) -> None:
+    """Returns when no update works on these parameters, their masters or states any more."""
+    for home in homes:
+        if home.unit is not None:
+            home.unit.settle()
+
+
+def _buffers_of(homes: Sequence[UnitHome]) -> list[Tensor]:
+    """Returns flat memory that holds the open parameters: a unit's buffer where all of it is in it."""
+    by_buffer: dict[int, list[UnitHome]] = {}
+    alone: list[Tensor] = []
+    for home in homes:
+        assert home.full is not None, "the parameters are open"
+        if home.flat is None:
+            alone.append(home.full.view(-1))
+        else:
+            by_buffer.setdefault(id(home.flat), []).append(home)
+    buffers: list[Tensor] = []
+    for group in by_buffer.values():
+        flat, unit = group[0].flat, group[0].unit
+        assert flat is not None, "grouped by it"
+        assert unit is not None, "frozen parameters share no buffer"
+        pieces = [home.full.view(-1) for home in group if home.full is not None]
+        buffers += [flat] if len(group) == len(unit.params) else pieces
+    return [buffer for buffer in chain(buffers, alone) if buffer.numel()]

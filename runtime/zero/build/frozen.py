@@ -1,0 +1,204 @@
+"""Parameters that are not trained, and buffers: in the compute dtype, with rank 0's values.
+
+[Note: frozen parameters]
+They have no gradient, master or optimizer state. At stages 0 to 2 every rank has them whole. At stage 3 those of a
+unit's module are a unit of their own, which is cut like a trained one: 2 bytes an element in bf16, over all ranks
+together. The trained unit of the module has it as its `frozen`, so that both are gathered and dropped at once; where
+the module trains nothing, it stands alone. Backward gathers them too, for gradients of inputs need weights.
+Whole stay parameters that no unit's module has to itself, quantised ones, and those that the config lets stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from dsrun.choices.gather_plan import GatherBudgets, UnitElements, choose_staying
+
+from ...layout.unit_layout import lay_out
+from ...memory.arenas import Arenas
+from ...mesh.collectives import Collectives, own_slice
+from ...precision.policy import PrecisionPolicy
+from ..units.partition_parameters import home_of, is_zero_param, memory_of, set_memory
+from ..access.pieces import UnitHome
+from ..units.plan import ZeroPlan
+from .seeds import SeedHome
+from ..params.slots import elements_of
+from .stored_files import StoredHome
+from ..units.tier import ShardTier
+from ..units.trained import is_trained
+from ..units.unit import ParamUnit
+from ..units.find import UnitSpec, find_frozen_units
+from .values import check_not_copies, take_values
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredUnits:
+    """What takes part in gathering.
+
+    Attributes:
+        acquired: units that hooks and store know, in order of registration, each with its `frozen`; rest unit last.
+        frozen: the units of frozen parameters.
+    """
+
+    acquired: list[ParamUnit]
+    frozen: list[ParamUnit]
+
+
+def join_frozen(
+    model: nn.Module,
+    units: Sequence[ParamUnit],
+    plan: ZeroPlan,
+    budgets: GatherBudgets,
+    collectives: Collectives,
+    *,
+    precision: PrecisionPolicy,
+    device: torch.device,
+    memory: Arenas | None = None,
+    tier: ShardTier | None = None,
+    kept: Collection[int] = (),
+) -> GatheredUnits:
+    """Cuts frozen parameters where the plan shards parameters, but for what stays; see [Note: frozen parameters].
+
+    Enters the collectives of `take_values` for each. One unit at a time is held whole.
+
+    Args:
+        model: the model.
+        units: the trained units; each gets its `frozen`.
+        plan: what is sharded.
+        budgets: what the config allows to stay.
+        collectives: the axis to shard over.
+        precision: for the dtype of parameters.
+        device: where the parameters are used.
+        memory: where their slices are reserved; None: in an arena of their own.
+        tier: holds the slices instead, if there is one.
+        kept: ids of parameters that stay in fp32, and so whole.
+
+    Raises:
+        ModelError: a parameter is a copy of a sharded one.
+    """
+    if not plan.shard_parameters:
+        return GatheredUnits(list(units), [])
+    specs = {id(spec.module): spec for spec in find_frozen_units(model, kept=kept)}
+    trained = {id(unit.module): unit for unit in units if unit.module is not None}
+    modules = [id(module) for module in model.modules() if id(module) in specs or id(module) in trained]
+    elements = [_elements(trained.get(key), specs.get(key), world_size=collectives.size) for key in modules]
+    staying = {key for key, stays in zip(modules, choose_staying(elements, budgets), strict=True) if stays.frozen}
+    cut = [specs[key] for key in modules if key in specs and key not in staying]
+    for spec in cut:
+        check_not_copies(spec)
+    frozen = [
+        ParamUnit(spec, index=len(units) + number, world_size=collectives.size, trains=False)
+        for number, spec in enumerate(cut)
+    ]
+    _fill(frozen, collectives, precision=precision, device=device, memory=memory or Arenas(), tier=tier)
+    alone = {id(unit.module): unit for unit in frozen}
+    for key, unit in trained.items():
+        unit.frozen = alone.pop(key, None)
+    acquired = [unit for key in modules if (unit := trained.get(key) or alone.get(key)) is not None]
+    return GatheredUnits([*acquired, *(unit for unit in units if unit.module is None)], frozen)
+
+
+def place_frozen(
+    model: nn.Module,
+    collectives: Collectives,
+    *,
+    precision: PrecisionPolicy,
+    device: torch.device,
+    cut: Collection[ParamUnit] = (),
+    kept: Collection[int] = (),
+) -> None:
+    """Brings frozen parameters and buffers to `device`, floating ones in their dtype, with rank 0's values.
+
+    Enters one broadcast a tensor.
+
+    Args:
+        model: the model.
+        collectives: the axis to broadcast over.
+        precision: for the dtype.
+        device: where the tensors shall be.
+        cut: units of frozen parameters, which stay as they are.
+        kept: ids of parameters and buffers that stay in fp32.
+    """
+    done = {id(param) for unit in cut for param in unit.params}
+    buffers = {id(buffer): precision.buffers or precision.compute for buffer in model.buffers()}
+    dtypes = {**buffers, **dict.fromkeys(kept, torch.float32)}
+    tensors = [param for param in model.parameters() if not is_trained(param) and id(param) not in done]
+    for param in tensors:
+        home = home_of(param)
+        if isinstance(home, SeedHome):
+            set_memory(param, home.nursery.give(home))
+        elif isinstance(home, UnitHome) and is_zero_param(param):
+            set_memory(param, home.access.pieces.hand_over(home, collectives))
+        elif isinstance(home, StoredHome):
+            values = home.stored.read(0, param.numel()).view(param.shape)
+            home.keep(device)
+            set_memory(param, values.to(device))
+    for tensor in [*tensors, *model.buffers()]:
+        dtype = dtypes.get(id(tensor), precision.compute) if tensor.is_floating_point() else tensor.dtype
+        set_memory(tensor, memory_of(tensor).to(device=device, dtype=dtype))
+        if tensor.numel():
+            flat = memory_of(tensor).contiguous().view(-1)
+            # As bytes, for a backend need not know every dtype (Gloo has no bool).
+            collectives.broadcast(flat.view(torch.uint8), source=0, of="frozen tensors").wait()
+            set_memory(tensor, flat.view(tensor.shape))
+
+
+def whole_bytes(model: nn.Module, *, cut: Collection[ParamUnit]) -> int:
+    """Returns the bytes of frozen parameters that this rank has whole.
+
+    Args:
+        model: after `place_frozen`.
+        cut: units of those that it has a slice of.
+    """
+    done = {id(param) for unit in cut for param in unit.params}
+    return sum(param.nbytes for param in model.parameters() if not is_trained(param) and id(param) not in done)
+
+
+def _elements(unit: ParamUnit | None, spec: UnitSpec | None, *, world_size: int) -> UnitElements:
+    own = UnitElements(0, 0) if unit is None else elements_of(unit)
+    if spec is None:
+        return own
+    layout = lay_out(spec.name, [(name, param.shape) for name, param in spec.params], world_size=world_size)
+    return UnitElements(own.numel, own.padded, layout.numel, layout.padded_numel)
+
+
+def _fill(
+    units: Sequence[ParamUnit],
+    collectives: Collectives,
+    *,
+    precision: PrecisionPolicy,
+    device: torch.device,
+    memory: Arenas,
+    tier: ShardTier | None,
+) -> None:
+    """Gives each unit its slice of the first values."""
+    if not units:
+        return
+    numels = [unit.layout.shard_numel for unit in units]
+    shards = None
+    if tier is None:
+        shards = memory.reserve(
+            "frozen shards",
+            sum(numels),
+            lambda numel: collectives.zeros(numel, dtype=precision.compute, device=device),
+        )
+    else:
+        tier.reserve("frozen shards", numels, precision.compute, labels=[unit.label for unit in units])
+    scratch = torch.empty(max(unit.layout.padded_numel for unit in units), dtype=precision.compute, device=device)
+    for unit in units:
+        whole = scratch.narrow(0, 0, unit.layout.padded_numel).zero_()
+        take_values(unit, whole, collectives, device=device)
+        mine = own_slice(whole, rank=collectives.rank, size=collectives.size)
+        if shards is not None:
+            unit.shard = shards.take(unit.layout.shard_numel).copy_(mine)
+        elif tier is not None:
+            unit.tier, unit.shard = tier, tier.admit(unit.index, mine)
+        unit.owned = unit.layout.shard_range(collectives.rank)
+        # Whoever sets a piece sets the one copy there is, as where masters are the parameters themselves.
+        unit.master = unit.shard
+        for param in unit.params:
+            set_memory(param, torch.empty(0, dtype=precision.compute, device=device))

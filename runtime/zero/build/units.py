@@ -1,0 +1,121 @@
+"""From a model to units with memory: values agreed over ranks, buffers cut as the plan says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from dsrun.choices.gather_plan import GatherPlan
+
+from ...memory.arenas import Arenas
+from ...memory.host_pool import HostPool
+from ...mesh.collectives import Collectives
+from ...precision.policy import PrecisionPolicy
+from .buffers import MasterPlaces, UnitBuffers
+from ..units.plan import ZeroPlan
+from ..params.slots import in_dtype
+from ..params.slotted import SlottedStore
+from ..params.store import ParamStore, ResidentStore
+from ..units.tier import ShardTier
+from ..units.unit import ParamUnit, group_by
+from ..units.find import UnitSpec
+from .values import check_not_copies
+
+
+def build_units(
+    specs: Sequence[UnitSpec],
+    plan: ZeroPlan,
+    collectives: Collectives,
+    *,
+    precision: PrecisionPolicy,
+    device: torch.device,
+    group_of: Mapping[int, int],
+    memory: Arenas | None = None,
+    tier: ShardTier | None = None,
+    masters_host: HostPool | None = None,
+    masters_away: MasterPlaces | None = None,
+    stays: Callable[[Sequence[ParamUnit]], Sequence[bool]] | None = None,
+    moves: bool = False,
+) -> list[ParamUnit]:
+    """Takes the parameters' values into flat buffers on `device`; the parameters become views of them.
+
+    Values are rank 0's, by one broadcast a unit. Parameters in slices are gathered one by one instead, and what files
+    hold is read by the rank that owns it; below stage 3 an all-gather a unit then brings it to the others. Unit by
+    unit, the model's first tensors make room; at stage 3 only one unit at a time is held whole.
+
+    Args:
+        specs: the units found in the model.
+        plan: what is sharded.
+        collectives: the axis to shard over.
+        precision: dtypes of parameters and masters.
+        device: where the buffers live.
+        group_of: id of a parameter to the number of its optimizer group.
+        memory: where the buffers are reserved; None: in arenas of their own.
+        tier: holds the slices of parameters at stage 3; None: the device does.
+        masters_host: memory for masters, where the optimizer steps on the host.
+        masters_away: takes masters that are not always in memory.
+        stays: says of units that are laid out, whether the masters of each stay on the device all the same, on every
+            rank alike; None: all leave for where masters are to be.
+        moves: masters in host memory may come to the device later.
+
+    Raises:
+        ModelError: a parameter is a copy of a sharded one.
+    """
+    for spec in specs:
+        check_not_copies(spec)
+    units = [
+        ParamUnit(group_by(spec, group_of), index=index, world_size=collectives.size)
+        for index, spec in enumerate(specs)
+    ]
+    memory = memory or Arenas()
+    has_place = masters_host is not None or masters_away is not None
+    staying = [not has_place] * len(units) if stays is None or not has_place else stays(units)
+    for unit, stays_here in zip(units, staying, strict=True):
+        unit.is_away = not stays_here
+    leaving = [unit for unit in units if unit.is_away]
+    if masters_away is not None and leaving:
+        shards = [unit.layout.shard_numel for unit in leaving]
+        masters_away.reserve([unit.label for unit in leaving], shards, precision.master, precision.states)
+    filled: list[UnitBuffers] = []
+    for dtype in dict.fromkeys(spec.dtype for spec in specs):
+        members = [unit for unit, spec in zip(units, specs, strict=True) if spec.dtype == dtype]
+        buffers = UnitBuffers(
+            members,
+            plan,
+            collectives,
+            precision=precision if dtype is None else replace(precision, compute=dtype),
+            device=device,
+            memory=memory,
+            suffix="" if dtype is None else in_dtype(dtype),
+            tier=tier if plan.shard_parameters else None,
+            masters_host=masters_host,
+            masters_away=masters_away,
+            positions={unit.index: position for position, unit in enumerate(leaving)},
+            moves=moves,
+        )
+        for unit in members:
+            buffers.fill(unit)
+        filled.append(buffers)
+    for buffers in filled:
+        buffers.add_sums()
+    return units
+
+
+def build_store(
+    units: Sequence[ParamUnit],
+    plan: ZeroPlan,
+    collectives: Collectives,
+    *,
+    gathering: GatherPlan | None = None,
+    poison: bool = False,
+    memory: Arenas | None = None,
+) -> ParamStore:
+    """Returns the store that the plan asks for; see `SlottedStore` for the other arguments.
+
+    Where no unit has parameters, as in a model without blocks that is all frozen, there is nothing to gather.
+    """
+    if not plan.shard_parameters or not units:
+        return ResidentStore()
+    return SlottedStore(units, collectives, plan=gathering, poison=poison, arenas=memory)

@@ -1,0 +1,79 @@
+"""A unit's first values: the model's own on rank 0, slices that `zero.Init` or an earlier engine left, or files.
+
+Brings them into one flat buffer; what buffers become of it is decided in `units.py` and `frozen.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dsrun.errors import ModelError
+
+from ...mesh.collectives import Collectives, own_slice
+from ..units.partition_parameters import ShardedParameter, home_of, is_zero_param
+from ..access.pieces import UnitHome
+from .seeds import SeedHome
+from .stored_files import StoredHome
+from ..units.unit import ParamUnit
+from ..units.find import UnitSpec
+
+
+def check_not_copies(spec: UnitSpec) -> None:
+    """Refuses parameters that say they are sharded and have no home: a deep copy leaves the values behind.
+
+    Raises:
+        ModelError: naming the first of them.
+    """
+    for name, param in spec.params:
+        if isinstance(param, ShardedParameter) and home_of(param) is None:
+            raise ModelError(
+                f"model: `{name}` is a copy of a sharded parameter, without its values",
+                hint="build the model itself inside dsrun.zero.Init instead of copying one",
+            )
+
+
+def take_values(unit: ParamUnit, whole_N: Tensor, collectives: Collectives, *, device: torch.device) -> bool:
+    """Takes the values of a unit's parameters into a flat buffer, converting dtype and device.
+
+    One broadcast a unit for what ranks have whole; parameters in slices are gathered one by one. What files hold is
+    read by the rank that owns it, into its own slice alone. Parameters lose their former homes.
+
+    Args:
+        unit: the unit; nothing of it is changed but the homes.
+        whole_N: [padded_numel] in any floating dtype, zeroed; overwritten.
+        collectives: the axis the slices lie on.
+        device: where parameters that were promised by files are from now on.
+
+    Returns:
+        whether some values stand in their owner's slice only.
+    """
+    mine = own_slice(whole_N, rank=collectives.rank, size=collectives.size)
+    views = list(zip(unit.params, unit.views(whole_N), unit.layout.extents, strict=True))
+    built = [(param, view) for param, view, _ in views if not _is_elsewhere(param)]
+    for param, view in built:
+        view.copy_(param.detach())
+    if built:
+        collectives.broadcast(whole_N, source=0, of=unit.label).wait()
+    start, stop = unit.layout.shard_range(collectives.rank)
+    promised = False
+    for param, view, extent in views:
+        home = home_of(param)
+        if isinstance(home, SeedHome):
+            view.copy_(home.nursery.give(home))
+        elif isinstance(home, UnitHome) and is_zero_param(param):
+            view.copy_(home.access.pieces.hand_over(home, collectives))
+        elif isinstance(home, StoredHome):
+            promised = True
+            first, last = max(start, extent.offset), min(stop, extent.offset + extent.numel)
+            if first < last:
+                mine.narrow(0, first - start, last - first).copy_(
+                    home.stored.read(first - extent.offset, last - extent.offset)
+                )
+            home.keep(device)
+    return promised
+
+
+def _is_elsewhere(param: Tensor) -> bool:
+    """Whether a parameter's values are in slices, in a file, or in the shards of an engine that is gone."""
+    return is_zero_param(param) or isinstance(home_of(param), StoredHome)

@@ -1,0 +1,1 @@
+"""Gradients of units: reduced, summed, and missing."""

@@ -1,0 +1,1 @@
+"""Parameters of units where forward and backward need them."""

@@ -1,0 +1,124 @@
+"""Where a unit's parameters are when its forward or backward needs them: what hooks ask, and the store that has all.
+
+`SlottedStore`, which gathers them (stage 3), stands in `slotted.py`. No store touches gradients or the optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn, Protocol
+
+from torch import Tensor
+
+from ..units.partition_parameters import ZeroParamStatus
+from ..units.unit import ParamUnit
+
+
+class ParamStore(Protocol):
+    """What the hooks ask for.
+
+    Attributes:
+        always_there: parameters may be read at any time, `acquire` or not.
+        changes: grows whenever parameters get new values.
+    """
+
+    always_there: bool
+    changes: int
+
+    def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
+        """Returns when the unit's parameters may be read, until `release`. May be nested.
+
+        Args:
+            unit: the unit.
+            evaluating: the forward has no backward to come, so it says nothing about the order of a training step.
+        """
+        ...
+
+    def release(self, unit: ParamUnit) -> None:
+        """Ends one `acquire`."""
+        ...
+
+    def is_there(self, unit: ParamUnit) -> bool:
+        """Whether the unit's parameters may be read now, without an `acquire`."""
+        ...
+
+    def read(self, unit: ParamUnit, position: int, *, evaluating: bool = False) -> Tensor:
+        """Returns the values of a parameter; they stay. May enter an all-gather.
+
+        Args:
+            unit: the unit.
+            position: of the parameter, in `gathered_params`.
+            evaluating: see `acquire`.
+        """
+        ...
+
+    def invalidate(self) -> None:
+        """The trained shards have new values: what was gathered of them before is stale. Every rank must call."""
+        ...
+
+    def refresh(self, unit: ParamUnit) -> None:
+        """The shard of this unit alone, trained or frozen, has new values; every rank must call."""
+        ...
+
+    def status(self, unit: ParamUnit) -> ZeroParamStatus:
+        """Whether the unit's parameters may be read now."""
+        ...
+
+    def take_fingerprint(self) -> int:
+        """Returns 32 bits that tell apart what was gathered, in order, since they were last taken."""
+        ...
+
+    def refuse_order(self, at: str) -> NoReturn:
+        """Raises what tells where the ranks' gathers differ, their last fingerprints being different; all must call.
+
+        Args:
+            at: the step, for the error.
+        """
+        ...
+
+    def check_same_order(self) -> None:
+        """Takes the fingerprints and refuses where they differ; every rank must call. Steps send them along instead."""
+        ...
+
+
+class ResidentStore:
+    """Every rank holds every parameter all the time."""
+
+    always_there = True
+    changes = 0
+
+    def acquire(self, unit: ParamUnit, *, evaluating: bool = False) -> None:
+        """See `ParamStore`: the last update's values may still be on their way."""
+        unit.arrive()
+
+    def release(self, unit: ParamUnit) -> None:
+        """See `ParamStore`: nothing to do."""
+
+    def is_there(self, unit: ParamUnit) -> bool:
+        """See `ParamStore`."""
+        return True
+
+    def read(self, unit: ParamUnit, position: int, *, evaluating: bool = False) -> Tensor:
+        """See `ParamStore`: the parameter's own memory."""
+        unit.arrive()
+        return unit.params[position].detach()
+
+    def invalidate(self) -> None:
+        """See `ParamStore`: the publisher writes new values in place."""
+
+    def refresh(self, unit: ParamUnit) -> None:
+        """See `ParamStore`: who changes the shard of a unit that is whole changes the whole."""
+
+    def status(self, unit: ParamUnit) -> ZeroParamStatus:
+        """See `ParamStore`: always."""
+        return ZeroParamStatus.AVAILABLE
+
+    def take_fingerprint(self) -> int:
+        """See `ParamStore`: nothing is gathered."""
+        return 0
+
+    def refuse_order(self, at: str) -> NoReturn:
+        """See `ParamStore`."""
+        raise AssertionError(f"nothing was gathered{at}, so nothing can differ")
+
+    def check_same_order(self) -> None:
+        """See `ParamStore`: nothing is gathered."""

@@ -1,0 +1,1 @@
+"""Units: parameters that are gathered, reduced and updated together."""

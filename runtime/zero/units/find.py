@@ -1,0 +1,221 @@
+"""Finding the units of a model: which parameters are gathered, reduced and updated together.
+
+Works on the module tree alone: no buffers, no collectives.
+
+[Note: units]
+- Each block of a stack is a unit; what a block is, is said in `stacks.py`. A list of ModuleLists, which are never
+  called themselves, is looked into.
+- A block with a part that other blocks have too is looked into: the shared part is one unit for all of them, and so is
+  each of its own parts. Parts are shared as the same module, or as several with the same parameters (tied).
+- Outside of blocks, each embedding, Linear and torch attention with its own parameters is a unit, if it is large
+  enough. (Attention is one unit, for it reads the weights of a child that it never calls.)
+- A leaf module is a unit; see [Note: leaf modules].
+- All other parameters form the *rest* unit: small ones, parameters of the root itself, and tied weights, which are
+  used in several places. A unit with a `module` is needed from the start to the end of that module's forward; the rest
+  unit has none and is needed for the whole forward and backward.
+Frozen parameters are not in these units. Those that a unit's module has to itself may become a unit of their own,
+gathered together with it (stage 3). The others stay whole on every rank: they would be needed from the first to the
+last moment, so a slice beside the whole would save nothing.
+Parameters that stay in fp32 where the others have 16 bits are in no module's unit either: all of them that are trained
+form a rest unit of their own, and the frozen ones stay whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ...stacks import SMALL_NUMEL, blocks_of, numel_of
+from .leaves import is_leaf
+from .partition_parameters import is_ordinary
+from .trained import is_trained
+
+REST = "rest"
+#: The rest unit of parameters that stay in fp32.
+KEPT = "rest in fp32"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSpec:
+    """One unit, before it has buffers.
+
+    Attributes:
+        name: the module's qualified name, or `rest`.
+        module: whose forward uses the parameters; None for the rest unit.
+        params: (qualified name, parameter), each parameter of the model in one unit only.
+        dtype: that the parameters stay in; None: the one that the model computes in.
+        wire: dtype that gradients travel in; None: that of all others.
+        twins: other modules that have the same parameters, all of them.
+    """
+
+    name: str
+    module: nn.Module | None
+    params: tuple[tuple[str, nn.Parameter], ...]
+    dtype: torch.dtype | None = None
+    wire: torch.dtype | None = None
+    twins: tuple[nn.Module, ...] = ()
+
+
+def find_units(
+    model: nn.Module, *, kept: Collection[int] = (), light: Collection[int] = (), wire: torch.dtype | None = None
+) -> list[UnitSpec]:
+    """Groups the trainable parameters of `model` into units, see [Note: units].
+
+    Args:
+        model: the model.
+        kept: ids of parameters that stay in fp32 where the others have 16 bits.
+        light: ids of parameters whose gradients may travel in `wire`. A module's unit that has some has no others:
+            these are in the rest unit, which travels as ever, whatever is in it.
+        wire: see `light`.
+
+    Returns:
+        units with modules in order of registration; the rest units last, and only where they have parameters.
+    """
+
+    def is_wanted(param: nn.Parameter) -> bool:
+        return is_trained(param) and id(param) not in kept
+
+    units = [unit for whole in _modules_with_params(model) if (unit := _only(whole, is_wanted)).params]
+    if light:
+        units = [_lightened(unit, light, wire) for unit in units]
+    taken = {id(param) for unit in units for _, param in unit.params}
+    rest = [(name, param) for name, param in model.named_parameters() if is_trained(param) and id(param) not in taken]
+    for name, dtype in ((REST, None), (KEPT, torch.float32)):
+        params = tuple(item for item in rest if (id(item[1]) in kept) is (dtype is not None))
+        if params:
+            units.append(UnitSpec(name, None, params, dtype))
+    return units
+
+
+def find_frozen_units(model: nn.Module, *, kept: Collection[int] = ()) -> list[UnitSpec]:
+    """Groups the frozen parameters of modules that are units, trained ones in them or not; see [Note: units].
+
+    Parameters of a class of their own and those that hold no floating numbers (quantised weights) are left out: what is
+    in them is more than their elements.
+
+    Args:
+        model: the model.
+        kept: ids of parameters that stay in fp32; they are left out too.
+
+    Returns:
+        units in order of registration, none for what no module has to itself.
+    """
+    units = [_only(whole, lambda p: _may_be_cut(p) and id(p) not in kept) for whole in _modules_with_params(model)]
+    return [unit for unit in units if unit.params]
+
+
+def _may_be_cut(param: nn.Parameter) -> bool:
+    has_values = param.is_floating_point() and param.numel() > 0
+    return not is_trained(param) and has_values and is_ordinary(param)
+
+
+def _only(unit: UnitSpec, wanted: Callable[[nn.Parameter], bool]) -> UnitSpec:
+    return replace(unit, params=tuple((name, param) for name, param in unit.params if wanted(param)))
+
+
+def _lightened(unit: UnitSpec, light: Collection[int], wire: torch.dtype | None) -> UnitSpec:
+    """Returns the unit with those of its parameters alone that may travel in `wire`; as it is where there are none."""
+    params = tuple(item for item in unit.params if id(item[1]) in light)
+    return replace(unit, params=params, wire=wire) if params else unit
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A module that may become a unit, with those that have the very same parameters."""
+
+    name: str
+    module: nn.Module
+    twins: tuple[nn.Module, ...] = ()
+
+
+def _modules_with_params(model: nn.Module) -> Iterator[UnitSpec]:
+    """Yields the modules that may become units, each with the parameters that it alone has."""
+    names = {id(param): name for name, param in reversed(list(model.named_parameters(remove_duplicate=False)))}
+    candidates = _joined(_with_shared_parts_apart(list(_candidates(model))))
+    homes = _homes(candidates)
+    used_elsewhere = _used_outside(model, [module for unit in candidates for module in (unit.module, *unit.twins)])
+    for unit in candidates:
+        own = [p for p in unit.module.parameters() if len(homes[id(p)]) == 1 and id(p) not in used_elsewhere]
+        yield UnitSpec(unit.name, unit.module, tuple((names[id(param)], param) for param in own), twins=unit.twins)
+
+
+def _candidates(module: nn.Module, prefix: str = "", *, in_block: bool = False) -> Iterator[_Candidate]:
+    """Yields what inside `module` may become a unit; none contains another.
+
+    Args:
+        module: where to look.
+        prefix: of names in it.
+        in_block: it is a block that is looked into, whose parts are called like blocks.
+    """
+    if is_leaf(module):
+        return
+    blocks = {name for name, _ in blocks_of(module)}
+    for child_name, child in module.named_children():
+        name = f"{prefix}{child_name}"
+        is_container = isinstance(child, nn.ModuleList | nn.ModuleDict)
+        is_part = in_block and not is_container and any(True for _ in child.children())
+        if child_name in blocks or is_part or (is_leaf(child) and not is_container):
+            yield _Candidate(name, child)
+        elif isinstance(child, nn.Embedding | nn.Linear | nn.MultiheadAttention):
+            if numel_of(child) >= SMALL_NUMEL:
+                yield _Candidate(name, child)
+        else:
+            yield from _candidates(child, f"{name}.")
+
+
+def _with_shared_parts_apart(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Replaces blocks that share a part by their parts."""
+    homes = _homes(candidates)
+    found: list[_Candidate] = []
+    for unit in candidates:
+        shared = {id(param) for param in unit.module.parameters() if len(homes[id(param)]) > 1}
+        parts = [part for part in unit.module.children() if any(True for _ in part.children())]
+        apart = shared and any(_ids(part) and _ids(part) <= shared for part in parts)
+        if apart and not is_leaf(unit.module) and not _ids(unit.module) <= shared:
+            found += _candidates(unit.module, f"{unit.name}.", in_block=True)
+        else:
+            found.append(unit)
+    return found
+
+
+def _joined(candidates: list[_Candidate]) -> list[_Candidate]:
+    """Returns one candidate for a module with parts, or for its very parameters, that stands at several places.
+
+    Layers are left alone: a head that is tied to its embedding is needed from the first moment to the last.
+    """
+    by_params: dict[object, list[_Candidate]] = {}
+    for position, unit in enumerate(candidates):
+        params = _ids(unit.module) if any(True for _ in unit.module.children()) else frozenset[int]()
+        by_params.setdefault(params or position, []).append(unit)
+    found: list[_Candidate] = []
+    for first, *others in by_params.values():
+        modules = {id(unit.module): unit.module for unit in others if unit.module is not first.module}
+        found.append(replace(first, twins=tuple(modules.values())))
+    return found
+
+
+def _homes(candidates: list[_Candidate]) -> dict[int, set[int]]:
+    """Returns for each parameter, by its id, the positions of the candidates that have it."""
+    homes: dict[int, set[int]] = {}
+    for position, unit in enumerate(candidates):
+        for param in unit.module.parameters():
+            homes.setdefault(id(param), set()).add(position)
+    return homes
+
+
+def _ids(module: nn.Module) -> frozenset[int]:
+    return frozenset(id(param) for param in module.parameters())
+
+
+def _used_outside(model: nn.Module, units: list[nn.Module]) -> set[int]:
+    """Ids of parameters that a module outside of every unit holds as well."""
+    inside = {id(module) for unit in units for module in unit.modules()}
+    return {
+        id(param)
+        for module in model.modules()
+        if id(module) not in inside
+        for param in module.parameters(recurse=False)
+    }

@@ -1,0 +1,1 @@
+"""Blocks of a checkpoint's files: written with checksums, read and checked."""

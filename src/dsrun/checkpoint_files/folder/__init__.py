@@ -1,0 +1,1 @@
+"""The folder of a run's checkpoints: tags, the latest one, jobs that save there, removal."""

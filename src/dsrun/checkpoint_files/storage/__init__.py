@@ -1,0 +1,1 @@
+"""Where checkpoints lie: folders and object stores."""

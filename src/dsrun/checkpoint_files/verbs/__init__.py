@@ -1,0 +1,1 @@
+"""Verbs over whole checkpoints: compare, export."""

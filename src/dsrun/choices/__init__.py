@@ -1,0 +1,1 @@
+"""Choices that a run and the plan of a run make alike."""

@@ -1,0 +1,1 @@
+"""Rules over several keys of a config."""

@@ -1,0 +1,1 @@
+"""Text of a config, JSON or YAML, to a tree with places."""

@@ -1,0 +1,364 @@
+"""What launcher and workers agree on: variables of a worker's environment and the error file.
+
+The only place that names RANK, MASTER_ADDR and their kin. The names are torchrun's, so plain torch scripts
+work unchanged, and a worker started by torchrun is understood as well. Ranks of mpirun and srun have none of these
+names: `dsrun.contract.foreign_ranks` knows theirs.
+
+[Note: resuming] The runtime appends a `CHECKPOINT_EVENT` to the job's `RECORDS_FILE` once a checkpoint is complete and
+durable. A launcher that starts the job again puts the `path` of the newest one into `RESUME_ENV`, and
+`engine.load_checkpoint` loads it.
+
+[Note: nonce] Who serves the rendezvous store sets `NONCE_KEY` in it and `NONCE_ENV` in the ranks. A rank that finds
+another value there, or none, has reached another job's store, and ends.
+
+[Note: who speaks first] When ranks wait for one that hangs, two may end it: the launcher, which sees that nobody makes
+progress and says who is where, and torch's time-out of the process group, which raises in Gloo and aborts the process
+in NCCL, and knows one rank only. The launcher's comes first: groups that dsrun makes wait a good while longer, and the
+launcher tells ranks how long in `GROUP_TIMEOUT_ENV`. It never makes that time shorter than the default: a job that is
+to be told of a hang after a minute must not lose a barrier that takes five.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import signal
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.contract.foreign_ranks import find_foreign_rank, meeting_point
+from dsrun.errors import DsrunError, InputError
+from dsrun.files.atomic import write_atomic
+
+#: Absolute path of the training config that was checked before the launch.
+CONFIG_ENV = "DSRUN_CONFIG"
+#: Id of the job; every process of a job carries it.
+JOB_ID_ENV = "DSRUN_JOB_ID"
+#: Folder of this job on this host: logs, records, error files.
+RUN_DIR_ENV = "DSRUN_RUN_DIR"
+#: `nccl` or `gloo` where the user asked for one; absent means the runtime chooses.
+BACKEND_ENV = "DSRUN_BACKEND"
+#: Path of the host's heartbeat table (see `dsrun.contract.heartbeats`); a worker's slot is its LOCAL_RANK.
+HEARTBEAT_ENV = "DSRUN_HEARTBEAT"
+#: Secret word of the job, the same for all its ranks: what tells its rendezvous store from another job's.
+NONCE_ENV = "DSRUN_NONCE"
+#: Folder of the newest complete checkpoint, set when a job is started again; absent on a first start.
+RESUME_ENV = "DSRUN_RESUME"
+#: Folder below shared memory in which this host keeps copies of its ranks' state for when the job is started again; set
+#: where it may be. The agent removes it, see [Note: copies in memory] in launcher/agent/memory_copy_folder.py.
+MEMORY_COPY_ENV = "DSRUN_MEMORY_COPY"
+#: torch elastic's variable: how often the job was started before.
+RESTART_COUNT_ENV = "TORCHELASTIC_RESTART_COUNT"
+#: File to which `faulthandler` writes the rank's stacks when the agent sends `STACKS_SIGNAL`.
+STACKS_ENV = "DSRUN_STACKS"
+#: Set where rank 0 shall record which lines of code allocate (`--memory-history`).
+MEMORY_HISTORY_ENV = "DSRUN_MEMORY_HISTORY"
+#: Pipe by which a rank tells what it does with its stdin, see launcher/agent/start/rank_stdin.py; set for every rank.
+READING_ENV = "DSRUN_READING"
+#: Rank that was given dsrun's own stdin; empty where none was.
+STDIN_RANK_ENV = "DSRUN_STDIN_RANK"
+#: Key of the rendezvous store under which the launcher leaves the job's nonce.
+NONCE_KEY = "dsrun/nonce"
+#: Sent to ranks that catch it, for their Python stacks; a real-time signal, so that USR1 and USR2 stay the user's.
+STACKS_SIGNAL = signal.SIGRTMIN + 9
+#: Seconds that groups which dsrun makes wait for other ranks, see [Note: who speaks first]; absent means the default.
+GROUP_TIMEOUT_ENV = "DSRUN_GROUP_TIMEOUT"
+#: Without progress for this long, a rank that beats hangs, where the user named no time.
+DEFAULT_HANG_TIMEOUT_S = 1800.0
+#: Name of the launcher's thread in a rank whose program has ended well, which will leave its process groups.
+LEAVING_THREAD = "dsrun-leaving"
+#: torch elastic's variable: where a failing worker writes its traceback as JSON.
+ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
+
+#: File inside the run folder to which rank 0 of the runtime appends one JSON object a line: `event`, `time` (seconds
+#: since the epoch) and the event's own fields.
+RECORDS_FILE = "records.jsonl"
+#: Event of a saved checkpoint, written when it is complete and durable, see [Note: resuming]. Fields: `path` (absolute,
+#: the tag's folder), `tag`, `step` (optimizer steps it holds), `seconds`, `bytes`.
+CHECKPOINT_EVENT = "checkpoint"
+#: Event of the first copy of the state in memory that an attempt makes. Fields: `step`, `bytes` (of rank 0's copies).
+MEMORY_COPY_EVENT = "memory_copy"
+#: Event of an optimizer step. Fields: `step`, `loss`, `lr`, `grad_norm`, `applied`, `samples`, `seconds`,
+#: `memory_bytes` (of rank 0: most of GPU memory so far, or resident now); where they are known, `tokens_per_s` and
+#: `tflops` (of the whole job; the latter is an estimate of the model's own, 6 operations a parameter and token) and
+#: `total_steps`.
+STEP_EVENT = "step"
+
+
+def store_nonce(environ: Mapping[str, str] | None = None) -> str | None:
+    """Returns the nonce that the rendezvous store of this worker must hold; None where its launcher left none.
+
+    A rank that torchrun started inside a dsrun job has inherited dsrun's nonce, but meets at torchrun's store.
+    """
+    env = os.environ if environ is None else environ
+    nonce = env.get(NONCE_ENV)
+    return nonce if nonce and env.get("TORCHELASTIC_RUN_ID") == env.get(JOB_ID_ENV) else None
+
+
+def resume_folder(environ: Mapping[str, str] | None = None) -> str | None:
+    """Returns the checkpoint that a job which was started again goes on from, see [Note: resuming]; None at first.
+
+    It is a folder, or an address of an object store.
+    """
+    return (os.environ if environ is None else environ).get(RESUME_ENV) or None
+
+
+def memory_copy_folder(environ: Mapping[str, str] | None = None) -> Path | None:
+    """Returns where this host keeps copies in memory; None where nobody would start the job again, or remove them."""
+    text = (os.environ if environ is None else environ).get(MEMORY_COPY_ENV)
+    return Path(text) if text else None
+
+
+def was_started_again(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this is a further attempt at a job."""
+    return (os.environ if environ is None else environ).get(RESTART_COUNT_ENV, "0") != "0"
+
+
+def group_timeout_after(hang_timeout_s: float) -> float:
+    """Returns how long groups wait for other ranks so that the launcher speaks first, see [Note: who speaks first].
+
+    A third more, and five minutes at least: under NCCL a collective's time begins when it is queued, which may be a
+    step before the last heartbeat.
+
+    Args:
+        hang_timeout_s: longest time without progress.
+    """
+    longest_s = max(hang_timeout_s, DEFAULT_HANG_TIMEOUT_S)
+    return longest_s + max(300.0, longest_s / 3)
+
+
+def group_timeout_s(environ: Mapping[str, str] | None = None) -> float:
+    """Returns how long groups that dsrun makes in this process wait for other ranks, where the script names no time.
+
+    Raises:
+        InputError: the variable holds no time.
+    """
+    text = (os.environ if environ is None else environ).get(GROUP_TIMEOUT_ENV)
+    if not text:
+        return group_timeout_after(DEFAULT_HANG_TIMEOUT_S)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InputError(f"environment: {GROUP_TIMEOUT_ENV} is {text!r}; expected seconds above 0")
+    return seconds
+
+
+def digest_of(words: Sequence[str]) -> str:
+    """Returns what stands for a script's words in its records, where passwords among them would not be safe."""
+    text = "\0".join(words).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankInfo:
+    """Who a worker is and where the ranks meet.
+
+    Attributes:
+        rank: global rank, 0 <= rank < world_size.
+        world_size: ranks of the job.
+        local_rank: rank among the workers of this host; also the index of its device.
+        local_world_size: workers of this host.
+        node_rank: index of this host.
+        node_count: hosts of the job.
+        master_addr: address of the rendezvous store.
+        master_port: port of the rendezvous store; 0 for a lone process that needs none.
+        agent_store: the launcher serves the store, so no rank may try to.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    node_rank: int = 0
+    node_count: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    agent_store: bool = False
+
+    def to_env(self) -> dict[str, str]:
+        """Returns torchrun's environment for this rank."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "NODE_RANK": str(self.node_rank),
+            "GROUP_RANK": str(self.node_rank),
+            "GROUP_WORLD_SIZE": str(self.node_count),
+            "ROLE_RANK": str(self.rank),
+            "ROLE_WORLD_SIZE": str(self.world_size),
+            "ROLE_NAME": "default",
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+            "TORCHELASTIC_USE_AGENT_STORE": str(self.agent_store),
+        }
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> RankInfo:
+        """Reads this process's place in the job; a process started alone is rank 0 of 1.
+
+        RANK counts before what mpirun or srun say, inside of whose ranks a launcher may have started its own.
+
+        Raises:
+            InputError: RANK is set without its kin, a value is not a whole number in range, or mpirun started ranks on
+                several hosts and MASTER_ADDR is not set.
+        """
+        env = os.environ if environ is None else environ
+        if "RANK" not in env:
+            return cls._of_foreign(env)
+        missing = [name for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in env]
+        if missing:
+            raise InputError(
+                f"environment: RANK is {env['RANK']!r} but {', '.join(missing)} is not set",
+                hint="start the script with `dsrun` or `torchrun`, or unset RANK to run one process",
+            )
+        world_size = _whole(env, "WORLD_SIZE", minimum=1)
+        return cls(
+            rank=_whole(env, "RANK", maximum=world_size - 1),
+            world_size=world_size,
+            local_rank=_whole(env, "LOCAL_RANK", default=0),
+            local_world_size=_whole(env, "LOCAL_WORLD_SIZE", default=1, minimum=1),
+            node_rank=_whole(env, "NODE_RANK", default=_whole(env, "GROUP_RANK", default=0)),
+            node_count=_whole(env, "GROUP_WORLD_SIZE", default=1, minimum=1),
+            master_addr=env["MASTER_ADDR"],
+            master_port=_whole(env, "MASTER_PORT"),
+            agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        )
+
+    @classmethod
+    def _of_foreign(cls, env: Mapping[str, str]) -> RankInfo:
+        found = find_foreign_rank(env)
+        if found is None:
+            return cls()
+        address, port = meeting_point(found, env)
+        return cls(
+            rank=found.rank,
+            world_size=found.world_size,
+            local_rank=found.local_rank,
+            local_world_size=found.local_world_size,
+            node_rank=found.node_rank,
+            node_count=found.node_count,
+            master_addr=address,
+            master_port=port,
+        )
+
+
+def _whole(
+    env: Mapping[str, str], name: str, *, default: int | None = None, minimum: int = 0, maximum: int | None = None
+) -> int:
+    text = env.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        value = int(text or "")
+    except ValueError:
+        raise InputError(f"environment: {name} is {text!r}; expected a whole number") from None
+    if value < minimum or (maximum is not None and value > maximum):
+        upper = "" if maximum is None else f" and at most {maximum}"
+        raise InputError(f"environment: {name} is {value}; expected at least {minimum}{upper}")
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerError:
+    """Why a worker ended, as it said itself.
+
+    Attributes:
+        message: one line: the exception's type and text, or the rendered `error:` and `hint:` lines.
+        traceback: the Python traceback; empty for a `DsrunError`, which needs none.
+        time_s: seconds since the epoch, by the worker's clock.
+        pid: the process that ends of it; None where the file was left by another than `write_error_file`.
+        exit_code: what the process ends with if nothing stops it on its way out; None where that is not said.
+    """
+
+    message: str
+    traceback: str
+    time_s: float
+    pid: int | None = None
+    exit_code: int | None = None
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether the message is the `error:` and `hint:` lines of a `DsrunError`, to be shown as they are."""
+        return not self.traceback and self.message.startswith("error: ")
+
+
+def write_error_file(path: Path, error: BaseException, *, exit_code: int | None = None) -> bool:
+    """Writes torch elastic's error file format, so other launchers can read it too; and signs it with the process's id.
+
+    Args:
+        path: where the launcher asked for it; an existing file is kept but for the signature, for the first error is
+            the cause.
+        error: the exception that ends this process, to be called only when nothing can catch it any more.
+        exit_code: what the process will end with; None for a `DsrunError`'s own code, and python's 1 for any other.
+
+    Returns:
+        whether it was written.
+
+    Raises:
+        OSError: the folder is missing, read-only or full.
+    """
+    if path.exists():
+        _sign(path)
+        return False
+    expected = isinstance(error, DsrunError)
+    message = error.render() if isinstance(error, DsrunError) else _summary(error)
+    stack = "" if expected else "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if exit_code is None:
+        exit_code = error.exit_code if isinstance(error, DsrunError) else 1
+    extra = {"py_callstack": stack, "timestamp": repr(time.time()), "pid": os.getpid(), "exit_code": exit_code}
+    write_atomic(path, json.dumps({"message": {"message": message, "extraInfo": extra}}).encode(), mode=0o600)
+    return True
+
+
+def _sign(path: Path) -> None:
+    """Says in a word that torch's `@record` has left that this process ends of it; anything else is left as it is."""
+    try:
+        body: Any = json.loads(path.read_bytes())
+        body["message"]["extraInfo"]["pid"] = os.getpid()
+    except (ValueError, KeyError, TypeError):
+        return
+    written = path.stat()
+    write_atomic(path, json.dumps(body).encode(), mode=0o600)
+    # It may be the only exact time there is, see `read_error_file`.
+    os.utime(path, ns=(written.st_atime_ns, written.st_mtime_ns))
+
+
+def _summary(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        # A user's class may fail at that; plain python says so in the same words.
+        text = "<exception str() failed>"
+    return f"{name}: {text}" if text else name
+
+
+def read_error_file(path: Path) -> WorkerError | None:
+    """Reads an error file; None where there is none or it is no error file."""
+    try:
+        body: Any = json.loads(path.read_bytes())
+        message: Any = body["message"]
+        if isinstance(message, str):
+            return WorkerError(message=message, traceback="", time_s=path.stat().st_mtime)
+        extra: Any = message.get("extraInfo", {})
+        written_s = path.stat().st_mtime
+        stated_s = float(extra.get("timestamp", written_s))
+        return WorkerError(
+            message=str(message["message"]),
+            traceback=str(extra.get("py_callstack", "")),
+            # torch states whole seconds, in which the first failure cannot be told from those that it caused.
+            time_s=written_s if stated_s.is_integer() else stated_s,
+            pid=int(extra["pid"]) if "pid" in extra else None,
+            exit_code=int(extra["exit_code"]) if "exit_code" in extra else None,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,242 @@
+"""How far each rank of a host is: one small slot a rank in memory that ranks write and the agent reads.
+
+A beat costs a microsecond and no system call, so the training loop may beat at every step and collective. Knows the
+bytes of a slot; does not judge who hangs.
+
+[Note: heartbeat table] The table is an anonymous file (memfd) of the agent. Ranks open it through the agent's /proc
+entry, whose path is in DSRUN_HEARTBEAT, so it leaves nothing behind however the job ends. A slot is written by its
+rank alone and holds two beats: the newest, where the count of beats is even or odd as its place is, and the one that is
+being written. A rank that is stopped in the middle of a beat leaves the newest whole; a reader reads again only if the
+rank has beaten while it read. The last bytes of a slot say how far the rank's start is, which is no beat: a rank that
+says nothing else is judged as one that never has beaten.
+"""
+
+from __future__ import annotations
+
+import enum
+import mmap
+import os
+import struct
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsrun.contract.environment import HEARTBEAT_ENV
+from dsrun.files.private import make_private_memory
+
+#: Bytes of a slot; the slot of local rank r begins at r times this.
+SLOT_BYTES = 512
+# Native, so that it is read in one piece.
+_COUNT = struct.Struct("@Q")
+# step, time, waited seconds, collectives entered, phase, collective.
+_BEAT = struct.Struct("<qddQ48s112s")
+_NO_STEP = -1
+#: Where in a slot its `StartState` stands.
+_START_PLACE = SLOT_BYTES - _COUNT.size
+
+
+class StartState(enum.IntEnum):
+    """How far a rank's start is."""
+
+    #: Its interpreter has not come to the program, or nobody tells.
+    NOT_BEGUN = 0
+    #: The program runs.
+    RUNS = 1
+    #: The program runs, and imports torch.
+    IMPORTS_TORCH = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """What a rank said last.
+
+    Attributes:
+        beats: how often it has beaten; a change is progress.
+        step: optimizer steps it has finished, as it counts them; None where it does not say.
+        time_s: when, on the host's monotonic clock.
+        waited_s: seconds it has spent waiting in collectives so far, all together.
+        collectives: collectives it has entered so far.
+        phase: what it is doing: `forward`, `save checkpoint`, or the script's own word.
+        collective: the one it is waiting in, like `all_gather of unit 12`; empty while it is in none.
+    """
+
+    beats: int
+    step: int | None
+    time_s: float
+    waited_s: float
+    collectives: int
+    phase: str
+    collective: str
+
+
+class HeartbeatTable:
+    """The agent's end: makes the table, and reads slots.
+
+    Args:
+        slots: ranks of the host.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self.descriptor = make_private_memory("dsrun-heartbeats")
+        os.ftruncate(self.descriptor, max(1, slots) * SLOT_BYTES)
+        self._memory = mmap.mmap(self.descriptor, 0)
+
+    @property
+    def path(self) -> str:
+        """Where ranks of the same user find it, as long as this process lives."""
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+    def read(self, slot: int) -> Beat | None:
+        """Returns what the rank said last; None if it never has."""
+        memory, offset = self._memory, slot * SLOT_BYTES
+        (beats,) = _COUNT.unpack_from(memory, offset)
+        values = _BEAT.unpack_from(memory, offset + _place(beats))
+        while (newest := _COUNT.unpack_from(memory, offset)[0]) != beats:
+            beats = newest
+            values = _BEAT.unpack_from(memory, offset + _place(beats))
+        if beats == 0:
+            return None
+        step, time_s, waited_s, collectives, phase, collective = values
+        return Beat(
+            beats=beats,
+            step=None if step == _NO_STEP else step,
+            time_s=time_s,
+            waited_s=waited_s,
+            collectives=collectives,
+            phase=_text(phase),
+            collective=_text(collective),
+        )
+
+    def read_start(self, slot: int) -> StartState:
+        """Returns how far the rank's start is."""
+        (state,) = _COUNT.unpack_from(self._memory, slot * SLOT_BYTES + _START_PLACE)
+        return StartState(min(state, StartState.IMPORTS_TORCH))
+
+    def close(self) -> None:
+        """Gives the memory back; ranks that still have it mapped write on unseen."""
+        self._memory.close()
+        os.close(self.descriptor)
+
+
+class HeartbeatWriter:
+    """A rank's end: one slot.
+
+    Args:
+        path: of the table; None to beat into nothing, for a process that no launcher watches.
+        slot: this rank's.
+
+    Raises:
+        OSError: there is no such table.
+        ValueError: the table has no such slot.
+    """
+
+    def __init__(self, path: str | None, slot: int = 0) -> None:
+        self._memory: mmap.mmap | bytearray = bytearray(SLOT_BYTES) if path is None else _map(path)
+        self._offset = 0 if path is None else slot * SLOT_BYTES
+        if self._offset + SLOT_BYTES > len(self._memory):
+            raise ValueError(f"heartbeat table {path}: no slot {slot} in {len(self._memory)} bytes")
+        self._beats = 0
+        self._step = _NO_STEP
+        self._waited_s = 0.0
+        self._collectives = 0
+        self._phase = b""
+        self._collective = b""
+
+    def beat(self, step: int | None = None, phase: str | None = None) -> None:
+        """Says that this rank goes on.
+
+        Args:
+            step: optimizer steps finished so far; None keeps what was said before.
+            phase: what it does now, at most 48 bytes are kept; None keeps what was said before.
+        """
+        if step is not None:
+            self._step = step
+        if phase is not None:
+            self._phase = _bytes(phase, 48)
+        self._write()
+
+    def tell_start(self, state: StartState) -> None:
+        """Says how far this rank's start is; no beat."""
+        place = self._offset + _START_PLACE
+        self._memory[place : place + _COUNT.size] = _COUNT.pack(state)
+
+    def enter(self, collective: str) -> None:
+        """Says that this rank waits in a collective from now on; at most 112 bytes of its name are kept."""
+        self._collectives += 1
+        self._collective = _bytes(collective, 112)
+        self._write()
+
+    def leave(self, waited_s: float) -> None:
+        """Says that the collective is over, and how long this rank waited in it, in seconds."""
+        self._waited_s += waited_s
+        self._collective = b""
+        self._write()
+
+    def _write(self) -> None:
+        self._beats += 1
+        memory, offset = self._memory, self._offset
+        beat = offset + _place(self._beats)
+        memory[beat : beat + _BEAT.size] = _BEAT.pack(
+            self._step, time.monotonic(), self._waited_s, self._collectives, self._phase, self._collective
+        )
+        # The count last, and by assignment: `pack_into` would show a reader zeros for a moment.
+        memory[offset : offset + _COUNT.size] = _COUNT.pack(self._beats)
+
+
+def writer_from_env(environ: Mapping[str, str] | None = None) -> HeartbeatWriter:
+    """Returns the writer for this worker's slot; one that beats into nothing where no launcher watches."""
+    env = os.environ if environ is None else environ
+    path, slot = env.get(HEARTBEAT_ENV), env.get("LOCAL_RANK", "0")
+    if not path or not slot.isdecimal():
+        return HeartbeatWriter(None)
+    try:
+        return HeartbeatWriter(path, int(slot))
+    except (OSError, ValueError):
+        # Another PID namespace, or an agent that has died: training goes on unwatched, as it would without dsrun.
+        return HeartbeatWriter(None)
+
+
+_process_writer: tuple[int, HeartbeatWriter] | None = None
+
+
+def process_writer() -> HeartbeatWriter:
+    """Returns this process's one writer; a fork gets its own."""
+    global _process_writer
+    if _process_writer is None or _process_writer[0] != os.getpid():
+        _process_writer = (os.getpid(), writer_from_env())
+    return _process_writer[1]
+
+
+def heartbeat(step: int | None = None, phase: str | None = None) -> None:
+    """Tells dsrun that this rank goes on, so that a hang is found and blamed on the right rank.
+
+    `Engine` does this by itself; call it in scripts that do not use the engine, once a step is enough. Costs about a
+    microsecond; does nothing under other launchers. A rank that has called it once is expected to call it again within
+    `--hang-timeout`.
+
+    Args:
+        step: optimizer steps finished so far; None keeps what was said before.
+        phase: what the rank does now, like `evaluate`; at most 48 bytes are kept. None keeps what was said before.
+    """
+    process_writer().beat(step, phase)
+
+
+def _place(beats: int) -> int:
+    """Returns where in its slot beat number `beats` lies, in bytes."""
+    return _COUNT.size + beats % 2 * _BEAT.size
+
+
+def _map(path: str) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _bytes(text: str, limit: int) -> bytes:
+    return text.encode("utf-8", "replace")[:limit]
+
+
+def _text(data: bytes) -> str:
+    return data.rstrip(b"\0").decode("utf-8", "replace")

@@ -1,0 +1,1 @@
+"""Bytes of state and of copies of it."""

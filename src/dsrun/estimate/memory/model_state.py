@@ -1,0 +1,324 @@
+"""Bytes of model state on a rank: by the textbook, and as this runtime allocates it. No activations.
+
+The runtime's part follows its layout to the byte: slices of 256 elements, slots shared by units, gradients summed in
+fp32, masters that are the parameters themselves in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dsrun.choices.gather_plan import (
+    USUAL_SLOTS,
+    GatherBudgets,
+    GatherPlan,
+    UnitElements,
+    choose_staying,
+    plan_gathering,
+    plan_slots,
+)
+from dsrun.choices.resident_units import room_at_ratio, units_that_stay
+from dsrun.estimate.model.units import UnitGroup
+from dsrun.estimate.run.settings import RunSettings
+
+#: Slices are cut at multiples of this many elements.
+SHARD_ALIGN = 256
+FP32_BYTES = 4
+
+
+def textbook_bytes(
+    numel: int, ranks: int, stage: int, *, param_bytes: float = 2, grad_bytes: float = 2, state_bytes: float = 12
+) -> float:
+    """Returns bytes of model state a rank, by the formulas of the ZeRO paper.
+
+    Args:
+        numel: parameters of the model.
+        ranks: data-parallel ranks.
+        stage: what is cut over them: 0 nothing, 1 master and optimizer states, 2 gradients too, 3 parameters too.
+        param_bytes: bytes of a parameter in compute format.
+        grad_bytes: bytes of a gradient.
+        state_bytes: master and optimizer states of an element: 12 for fp32 master and Adam, 4 for bf16 moments alone.
+
+    Source: ZeRO (Rajbhandari et al., 2020), section 3 and figure 1.
+    """
+    params = param_bytes * numel / (ranks if stage >= 3 else 1)
+    grads = grad_bytes * numel / (ranks if stage >= 2 else 1)
+    states = state_bytes * numel / (ranks if stage >= 1 else 1)
+    return params + grads + states
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateBytes:
+    """Bytes of model state of one rank, wherever they lie.
+
+    Attributes:
+        parameters: in compute format: whole, or this rank's slice at stage 3.
+        gather_slots: where units stand whole in turns at stage 3.
+        gradients: in compute format, a buffer a unit; 0 from stage 2 on.
+        gradient_slots: where units' gradients stand in turns from stage 2 on.
+        gradient_sums: of the owned range.
+        masters: of the owned range; 0 where the parameters are the masters.
+        states: of the owned range.
+        window: through which the optimizer sees one unit's range at a time, where it computes in a wider format.
+        frozen: parameters that are not trained, in compute format: whole, or this rank's slice at stage 3.
+        frozen_slices: what of `frozen` are slices.
+    """
+
+    parameters: int
+    gather_slots: int
+    gradients: int
+    gradient_slots: int
+    gradient_sums: int
+    masters: int
+    states: int
+    frozen: int
+    window: int = 0
+    frozen_slices: int = 0
+
+    @property
+    def trained(self) -> int:
+        """What the runtime itself allocates for trained parameters; `frozen` is left out."""
+        return self.total - self.frozen
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        slots = self.gather_slots + self.gradient_slots
+        owned = self.gradient_sums + self.masters + self.states + self.window
+        return self.parameters + self.gradients + slots + owned + self.frozen
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedUnit:
+    """One unit on a number of ranks.
+
+    Attributes:
+        padded: elements of the whole buffer of its trained parameters.
+        shard: of a slice of it.
+        has_module: whether it shares slots.
+        numel: trained elements without padding.
+        frozen: elements of its module's frozen parameters.
+        frozen_padded: of the whole buffer of these.
+        frozen_shard: of a slice of it.
+        frozen_numel: frozen parameters, without gaps between them.
+        kept: its parameters stay in fp32.
+    """
+
+    padded: int
+    shard: int
+    has_module: bool
+    numel: int
+    frozen: int
+    frozen_padded: int
+    frozen_shard: int
+    frozen_numel: int
+    kept: bool = False
+
+    @property
+    def elements(self) -> UnitElements:
+        """What decides how the unit is gathered."""
+        return UnitElements(self.numel, self.padded, self.frozen, self.frozen_padded, self.has_module)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it has gradients."""
+        return self.numel > 0 or not self.frozen
+
+
+def pad_units(units: Sequence[UnitGroup], ranks: int, *, tensor_parallel: int = 1) -> list[PaddedUnit]:
+    """Returns every unit with its padding.
+
+    Args:
+        units: of the model.
+        ranks: that a unit is cut over.
+        tensor_parallel: ranks that share each layer, which divides the unit first.
+    """
+
+    def share(numel: int) -> int:
+        return -(-numel // tensor_parallel)
+
+    def slice_of(numel: int) -> int:
+        return -(-numel // (tensor_parallel * ranks * SHARD_ALIGN)) * SHARD_ALIGN
+
+    padded: list[PaddedUnit] = []
+    for unit in units:
+        shard, frozen_shard = slice_of(unit.numel), slice_of(unit.frozen)
+        one = PaddedUnit(
+            padded=shard * ranks,
+            shard=shard,
+            has_module=unit.has_module,
+            numel=share(unit.numel),
+            frozen=share(unit.frozen),
+            frozen_padded=frozen_shard * ranks,
+            frozen_shard=frozen_shard,
+            frozen_numel=share(unit.frozen_numel),
+            kept=unit.kept,
+        )
+        padded += [one] * unit.count
+    return padded
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredUnits:
+    """Stage 3's turns: the units that are gathered, without frozen parameters that stay, and the plan for these."""
+
+    units: list[PaddedUnit]
+    plan: GatherPlan
+
+
+def gathered_units(units: Sequence[PaddedUnit], budgets: GatherBudgets) -> GatheredUnits:
+    """Returns what stage 3 gathers, as the runtime decides it.
+
+    Args:
+        units: of the model.
+        budgets: what the config allows.
+    """
+    taking_part: list[PaddedUnit] = []
+    stays: list[bool] = []
+    for unit, staying in zip(units, choose_staying([unit.elements for unit in units], budgets), strict=True):
+        if staying.frozen and not unit.numel:
+            continue
+        taking_part.append(_without_frozen(unit) if staying.frozen else unit)
+        stays.append(staying.trained)
+    return GatheredUnits(taking_part, plan_gathering([unit.elements for unit in taking_part], stays, budgets))
+
+
+def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_numel: int = 0) -> StateBytes:
+    """Returns what a rank holds between two steps.
+
+    Args:
+        units: of the model, padded for the ranks.
+        settings: stage, formats and states.
+        frozen_numel: parameters that are not trained, in a unit or not.
+    """
+    stage, compute = settings.stage, settings.compute_bytes
+    trained = [unit for unit in units if unit.trains]
+    whole, shard = sum(unit.padded for unit in trained), sum(unit.shard for unit in trained)
+    owned = shard if stage >= 1 else whole
+    kept = [unit for unit in trained if unit.kept]
+    kept_whole, kept_shard = sum(unit.padded for unit in kept), sum(unit.shard for unit in kept)
+    wider = kept_whole * (FP32_BYTES - compute)  # what is whole of parameters that stay in fp32, and of their gradients
+    gradient_slots = plan_slots(
+        [unit.padded for unit in trained], [unit.has_module for unit in trained], count=USUAL_SLOTS
+    )
+    gathered = gathered_units(units, settings.gather)
+    cut = gathered.units if stage >= 3 else []
+    frozen_slices = sum(unit.frozen_shard for unit in cut)
+    frozen = max(0, frozen_numel - sum(unit.frozen_numel for unit in cut)) + frozen_slices
+    return StateBytes(
+        parameters=shard * compute + kept_shard * (FP32_BYTES - compute) if stage >= 3 else whole * compute + wider,
+        gather_slots=gathered.plan.numel * compute + wider if stage >= 3 else 0,
+        gradients=0 if stage >= 2 else whole * compute + wider,
+        gradient_slots=sum(gradient_slots.numel.values()) * compute + wider if stage >= 2 else 0,
+        gradient_sums=settings.sums_of(owned),
+        masters=(owned - (kept_shard if stage >= 1 else kept_whole)) * settings.master_bytes
+        if settings.has_master
+        else 0,
+        states=settings.states_of(owned),
+        frozen=frozen * compute,
+        frozen_slices=frozen_slices * compute,
+        window=sum(settings.window_of(_longest(trained, stage, kept=one)) for one in (False, True)),
+    )
+
+
+def _longest(units: Sequence[PaddedUnit], stage: int, *, kept: bool) -> int:
+    """Returns the elements of the longest range that a rank updates of a unit."""
+    return max((unit.shard if stage >= 1 else unit.padded for unit in units if unit.kept is kept), default=0)
+
+
+def _without_frozen(unit: PaddedUnit) -> PaddedUnit:
+    return replace(unit, frozen=0, frozen_padded=0, frozen_shard=0, frozen_numel=0)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitUnits:
+    """Trained units by where their masters and optimizer states lie, each list in order.
+
+    Attributes:
+        leaving: off the device.
+        staying: on it.
+    """
+
+    leaving: list[PaddedUnit]
+    staying: list[PaddedUnit]
+
+    @property
+    def leaving_numel(self) -> int:
+        """Elements of a rank's slices."""
+        return sum(unit.shard for unit in self.leaving)
+
+    @property
+    def staying_numel(self) -> int:
+        """Elements of a rank's slices."""
+        return sum(unit.shard for unit in self.staying)
+
+
+def split_units(units: Sequence[PaddedUnit], settings: RunSettings) -> SplitUnits:
+    """Returns which units leave the device with `offload_optimizer`, as the runtime decides it.
+
+    Args:
+        units: of the model.
+        settings: what lies off the device, and which share.
+    """
+    trained = [unit for unit in units if unit.trains]
+    if settings.offload_optimizer == "none":
+        return SplitUnits([], trained)
+    numels = [unit.shard for unit in trained]
+    room = room_at_ratio(numels, settings.offload_ratio)
+    stays = units_that_stay(numels, [unit.has_module for unit in trained], room)
+    pairs = list(zip(trained, stays, strict=True))
+    return SplitUnits([unit for unit, one in pairs if not one], [unit for unit, one in pairs if one])
+
+
+def slices_off_device(units: Sequence[PaddedUnit], settings: RunSettings) -> list[PaddedUnit]:
+    """Returns the units whose slices of trained parameters lie off the device, with `offload_param`.
+
+    What an optimizer on the device updates itself, in fp32, stays there.
+
+    Args:
+        units: of the model.
+        settings: what lies off the device.
+    """
+    if not settings.trained_leave:
+        return []
+    if settings.has_master or settings.offload_optimizer == "none":
+        return [unit for unit in units if unit.trains]
+    return split_units(units, settings).leaving
+
+
+def bytes_off_device(units: Sequence[PaddedUnit], settings: RunSettings) -> int:
+    """Returns the bytes of the slices of trained parameters that lie off the device, as `slices_off_device`."""
+    compute = settings.compute_bytes
+    return sum(unit.shard * (FP32_BYTES if unit.kept else compute) for unit in slices_off_device(units, settings))
+
+
+@dataclass(frozen=True, slots=True)
+class DriveSlices:
+    """Slices of parameters where they lie on NVMe, in elements.
+
+    Attributes:
+        staying: that stay in host memory.
+        away: each that lies on a drive.
+    """
+
+    staying: int
+    away: tuple[int, ...]
+
+
+def slices_on_drives(units: Sequence[PaddedUnit], settings: RunSettings) -> DriveSlices:
+    """Returns which slices lie on a drive with `offload_param` nvme: all but the first, as many as may stay.
+
+    Args:
+        units: in order.
+        settings: what lies off the device, and how many elements may stay.
+    """
+    left, staying, away = settings.params_in_memory, 0, list[int]()
+    trained = [unit.shard for unit in slices_off_device(units, settings)]
+    for kind in (trained, [unit.frozen_shard for unit in units]):
+        for number, size in enumerate(kind):
+            if size > left:
+                away += [later for later in kind[number:] if later]
+                break
+            left, staying = left - size, staying + size
+    return DriveSlices(staying, tuple(away))

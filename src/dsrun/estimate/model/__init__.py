@@ -1,0 +1,1 @@
+"""The model that is estimated: units, layers, activations."""

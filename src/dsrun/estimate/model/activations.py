@@ -1,0 +1,146 @@
+"""Bytes that forward keeps for backward, by the layers of a transformer.
+
+What attention keeps is counted as a fused kernel's; what another one keeps on top is told, see `attention.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsrun.estimate.model.architecture import Architecture
+from dsrun.estimate.run.recomputation import Recomputed
+from dsrun.estimate.run.settings import RunSettings
+
+_FP32_BYTES = 4
+#: Block inputs on the GPU while the others are in host memory: in use, on the way out, on the way in.
+_IN_FLIGHT = 3
+#: Elements that share a scale where inputs are packed to 8 bits.
+_PACKED_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationBytes:
+    """Bytes of one rank when most is held.
+
+    Attributes:
+        layers: of the blocks, where the rank computes.
+        logits: of the output layer and its loss, or what a block's backward works with where that is more: the former
+            are gone when the latter begins.
+        on_host: kept of the blocks in host memory.
+        on_disk: likewise, in a file.
+    """
+
+    layers: int
+    logits: int
+    on_host: int = 0
+    on_disk: int = 0
+
+
+def activation_bytes(shape: Architecture, settings: RunSettings, *, attention: int = 0) -> ActivationBytes:
+    """Returns what one micro batch keeps, by the formulas of docs/guides/activations.md.
+
+    Args:
+        shape: the transformer.
+        settings: format, tokens, recomputation and what is cut over ranks.
+        attention: bytes that attention of one block keeps beyond queries, keys, values and its output.
+    """
+    tokens = settings.tokens_per_micro_step
+    block = block_bytes_per_token(shape, settings) * tokens + attention
+    logits = max(logit_bytes_per_token(shape, settings), working_bytes_per_token(shape, settings)) * tokens
+    stack = settings.recomputed(shape.layers)
+    if not stack.blocks:
+        return ActivationBytes(shape.layers * block, logits)
+    stored = stored_input_bytes(shape, settings)
+    waiting = min(_IN_FLIGHT, stack.segments) if settings.activations_on_cpu else stack.segments
+    inputs = waiting * stored
+    if stack.products:
+        inputs += shape.layers * product_bytes_per_token(shape, settings) * tokens
+    layers = inputs + max((shape.layers - stack.blocks) * block, _live_bytes(stack, shape, settings, block))
+    if settings.memory_budget is not None:
+        layers = max(layers, min(settings.memory_budget, shape.layers * block))
+    away = stack.segments * stored if settings.activations_on_cpu else 0
+    if settings.activation_buffers is None:
+        return ActivationBytes(layers, logits, away)
+    buffered = min(settings.activation_buffers, stack.segments) * stored
+    return ActivationBytes(layers, logits, buffered, disk_inputs(stack.segments) * stored)
+
+
+def disk_inputs(segments: int) -> int:
+    """Returns how many of the kept inputs are written to a file: those put last are still on the device."""
+    return max(0, segments - (_IN_FLIGHT - 1))
+
+
+def forwards_again(shape: Architecture, settings: RunSettings) -> float:
+    """Returns how many forwards of the blocks are made beyond the first one, e.g. 1.0 for every block.
+
+    Of `memory_budget` as few as the budget asks for, without copies to the host and without packing.
+    """
+    forwards = settings.recomputed(shape.layers).forwards
+    if settings.memory_budget is not None:
+        tokens = settings.tokens_per_micro_step
+        block = block_bytes_per_token(shape, settings) * tokens
+        saved = block - stored_input_bytes(shape, settings)
+        over = shape.layers * block - settings.memory_budget
+        forwards = min(shape.layers, max(0, -(-over // saved)))
+    return forwards / shape.layers
+
+
+def stored_input_bytes(shape: Architecture, settings: RunSettings) -> int:
+    """Returns what is stored of one kept block input: whole, cut over ranks, or in 8 bits with a scale for 128."""
+    cut = settings.tensor_parallel if settings.cut_activations else 1
+    numel = shape.hidden * settings.tokens_per_micro_step // cut
+    if settings.packed_activations:
+        return numel + _FP32_BYTES * -(-numel // _PACKED_BLOCK)
+    return numel * settings.compute_bytes
+
+
+def _live_bytes(stack: Recomputed, shape: Architecture, settings: RunSettings, block: int) -> int:
+    """What a recomputed segment holds in its backward beyond what waits for it, its first input being among that."""
+    tokens = settings.tokens_per_micro_step
+    one_input = shape.hidden * settings.compute_bytes * tokens
+    live = stack.longest * block if stack.at_once else (stack.longest - 1) * one_input + block
+    if stack.products:
+        # Products are among what a block saves, but for the two that are added to its width.
+        live -= product_bytes_per_token(shape, settings) * tokens - 2 * one_input
+    if settings.packed_activations:
+        return live + one_input  # what is unpacked is a tensor of its own, and so is what it is rounded from
+    return live if settings.cut_activations else live - one_input
+
+
+def block_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
+    """Returns what one block keeps of one token.
+
+    Inputs and outputs of both norms; queries, keys, values and attention's output; of the MLP what its matrices and
+    its activation function read: two tensors, with a gate four. Norms are not cut by tensor parallelism.
+
+    Source: Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models, 2022, section 4.1; here
+    without dropout and without the attention matrix, which fused kernels do not keep
+    (Dao et al., FlashAttention, 2022).
+    """
+    whole = 4 * shape.hidden
+    cut = 2 * shape.attention_width + 2 * shape.kv_width + (4 if shape.gated else 2) * shape.intermediate
+    return (whole + cut // settings.tensor_parallel) * settings.compute_bytes
+
+
+def product_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
+    """Returns the results of one block's matrix products and attention, of one token.
+
+    Of those that read the block's width, and attention's, a tensor-parallel rank has its part; the two that give the
+    block's width are whole.
+    """
+    cut = 2 * shape.attention_width + 2 * shape.kv_width + (2 if shape.gated else 1) * shape.intermediate
+    return (2 * shape.hidden + cut // settings.tensor_parallel) * settings.compute_bytes
+
+
+def working_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
+    """Returns what backward itself works with: the gradient of a block's widest state, of one token."""
+    widest = (2 if shape.gated else 1) * shape.intermediate
+    return max(shape.hidden, widest // settings.tensor_parallel) * settings.compute_bytes
+
+
+def logit_bytes_per_token(shape: Architecture, settings: RunSettings) -> int:
+    """Returns what output layer and loss hold of one token when backward begins.
+
+    Logits in compute format, and in fp32 the log-probabilities that cross entropy keeps and their gradient.
+    """
+    return shape.vocab * (settings.compute_bytes + 2 * _FP32_BYTES)

@@ -1,0 +1,1 @@
+"""The run that is estimated: its settings, and what it may use."""

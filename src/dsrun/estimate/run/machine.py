@@ -1,0 +1,101 @@
+"""What a run may use: ranks, memory of each kind, and speeds of the paths between them. A value; nothing is probed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from dsrun.estimate.run.catalogue import ACHIEVABLE, GpuSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """Achievable speeds; None where nothing tells. Bytes per second, FLOP/s for `flops`.
+
+    Attributes:
+        flops: of one rank, in the format the model computes in.
+        memory: of one rank's GPU memory, reads and writes together.
+        peer: from one rank to another on its host, one direction.
+        network: of one host to the others, one direction, all its links together.
+        pcie: of one rank, one direction.
+        ddr: of one host's memory, all its ranks together.
+        nvme_read: of one host, all its drives together.
+        nvme_write: the same for writing.
+    """
+
+    flops: float | None = None
+    memory: float | None = None
+    peer: float | None = None
+    network: float | None = None
+    pcie: float | None = None
+    ddr: float | None = None
+    nvme_read: float | None = None
+    nvme_write: float | None = None
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Returns the names of the speeds."""
+        return tuple(field.name for field in fields(cls))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The hosts of a run; all alike.
+
+    Attributes:
+        label: how it was named, for tables.
+        ranks: ranks of the job.
+        ranks_per_host: ranks on each host; the last host may have fewer.
+        gpu: what each rank has; None for ranks on the CPU.
+        gpu_memory_bytes: memory of one GPU that a rank may use; None for ranks on the CPU.
+        host_memory_bytes: memory of one host that its ranks may use together; None where nothing tells.
+        nvme_bytes: space of one host for offloading; None where nothing tells.
+        given: speeds the user stated; they go before those of the catalogue.
+        notes: what was assumed.
+    """
+
+    label: str
+    ranks: int
+    ranks_per_host: int
+    gpu: GpuSpec | None = None
+    gpu_memory_bytes: int | None = None
+    host_memory_bytes: int | None = None
+    nvme_bytes: int | None = None
+    given: Speeds = Speeds()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts."""
+        return -(-self.ranks // self.ranks_per_host)
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether ranks compute on the CPU, so that all state lies in host memory."""
+        return self.gpu_memory_bytes is None
+
+    def with_ranks(self, ranks: int) -> Machine:
+        """Returns the machine with another number of ranks on as many hosts as they need."""
+        return replace(self, ranks=ranks, ranks_per_host=min(self.ranks_per_host, ranks))
+
+    def speeds(self, *, half: bool) -> Speeds:
+        """Returns achievable speeds: the user's, else the catalogue's times `ACHIEVABLE`, else None.
+
+        Args:
+            half: the model computes in bf16 or fp16.
+        """
+        known = Speeds() if self.gpu is None else _speeds_of(self.gpu, self.ranks_per_host, half=half)
+        stated = {name: value for name in Speeds.names() if (value := getattr(self.given, name)) is not None}
+        return replace(known, **stated)
+
+
+def _speeds_of(gpu: GpuSpec, ranks_per_host: int, *, half: bool) -> Speeds:
+    links = ACHIEVABLE["links"]
+    network, ddr = gpu.network_bytes_per_s, gpu.ddr_bytes_per_s
+    return Speeds(
+        flops=(gpu.half_flops if half else gpu.single_flops) * ACHIEVABLE["compute"],
+        memory=gpu.memory_bytes_per_s * ACHIEVABLE["memory"],
+        peer=gpu.peer_bytes_per_s * links,
+        network=None if network is None else network * links * ranks_per_host,
+        pcie=gpu.pcie_bytes_per_s * links,
+        ddr=None if ddr is None else ddr * links * ranks_per_host,
+    )

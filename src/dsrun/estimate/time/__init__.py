@@ -1,0 +1,1 @@
+"""Work, bytes and collectives of a step, and the shortest time each takes."""

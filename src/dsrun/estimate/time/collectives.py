@@ -1,0 +1,109 @@
+"""Collectives of one optimizer step, counted as the runtime enters them, and what they put on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsrun.choices.gather_plan import GatherBudgets
+from dsrun.estimate.memory.model_state import PaddedUnit, gathered_units
+from dsrun.estimate.run.settings import RunSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveBytes:
+    """Bytes of the whole buffers that enter collectives in one optimizer step, by kind."""
+
+    all_gather: int
+    reduce_scatter: int
+    all_reduce: int
+
+    def sent_bytes(self, ranks: int) -> int:
+        """Returns what one rank sends with ring algorithms, and receives as well.
+
+        Source: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009: S(D-1)/D for a reduce-scatter or an
+        all-gather of S bytes over D ranks, twice that for an all-reduce.
+        """
+        return (self.all_gather + self.reduce_scatter + 2 * self.all_reduce) * (ranks - 1) // ranks
+
+
+def collective_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> CollectiveBytes:
+    """Returns the collectives of parameters and gradients; those of single numbers (loss, norm) are left out.
+
+    Gradients are reduced after every micro step at every stage. Parameters are gathered after the step at stages 1
+    and 2, and at stage 3 whenever a unit is needed and its slot holds another one.
+
+    Args:
+        units: of the model, padded for the ranks.
+        settings: stage, format and accumulation steps.
+    """
+    whole = sum(unit.padded for unit in units if unit.trains) * settings.compute_bytes
+    reduced = whole * settings.accumulation_steps
+    gathered = {0: 0, 1: whole, 2: whole, 3: 0}[settings.stage]
+    if settings.stage == 3:
+        gathered = gathered_numel(units, settings.accumulation_steps, settings.gather) * settings.compute_bytes
+    return CollectiveBytes(
+        all_gather=gathered,
+        reduce_scatter=reduced if settings.stage >= 1 else 0,
+        all_reduce=reduced if settings.stage == 0 else 0,
+    )
+
+
+def gathered_numel(
+    units: Sequence[PaddedUnit],
+    micro_steps: int,
+    budgets: GatherBudgets | None = None,
+    *,
+    trained: bool = True,
+    frozen: bool = True,
+) -> int:
+    """Returns the elements that stage 3 gathers in one optimizer step: units in order forward, then backward.
+
+    What a slot still holds from the use before is not gathered again: the last units of forward are the first of
+    backward, and the first ones of backward's end those of the next micro step. After the update frozen parameters are
+    still there, and what stays is gathered once. Backward does not come to what lies before the first module that
+    trains something, unless something outside of all units' modules does so too, which no plan can know.
+
+    Args:
+        units: of the model, padded for the ranks.
+        micro_steps: forwards and backwards in the step.
+        budgets: what the config allows; None: the usual.
+        trained: count trained parameters.
+        frozen: count frozen ones.
+    """
+    gathered = gathered_units(units, budgets or GatherBudgets())
+    cells = list(zip(gathered.plan.cells, gathered.plan.slots.slot_of, strict=True))
+    first = next((number for number, unit in enumerate(gathered.units) if unit.trains), 0)
+    backward = [number for number, (cell, _) in enumerate(cells) if cell.unit >= first]
+    holds: dict[int, tuple[int, bool]] = {}  # by slot: the cell, and whether its trained part is the present one
+    totals: list[int] = []
+    # From the second micro step on, every one is like the one before; the first step is not like those after it.
+    for micro_step in (*range(min(micro_steps, 2)), *range(min(micro_steps, 2))):
+        if micro_step == 0:
+            totals.clear()
+            holds = {slot: (cell, False) for slot, (cell, _) in holds.items()}
+        total = 0
+        for number in (*range(len(cells)), *reversed(backward)):
+            cell, slot = cells[number]
+            if holds.get(slot) == (number, True):
+                continue
+            unit = gathered.units[cell.unit]
+            there = slot in holds and holds[slot][0] == number
+            total += unit.padded * (cell.trained and trained)
+            total += unit.frozen_padded * (cell.frozen and frozen and not there)
+            holds[slot] = (number, True)
+        totals.append(total)
+    return totals[0] + totals[-1] * (micro_steps - 1)
+
+
+def tensor_parallel_bytes(*, layers: int, hidden: int, settings: RunSettings) -> int:
+    """Returns what one rank sends in a step for layers that are cut over ranks.
+
+    Two all-reduces a block forward, two backward, and two more where its forward is computed again.
+
+    Source: Megatron-LM (Shoeybi et al., 2019), section 3.
+    """
+    ranks = settings.tensor_parallel
+    passes = 6 if settings.recompute == "blocks" else 4
+    activation = hidden * settings.tokens_per_micro_step * settings.compute_bytes
+    return passes * layers * settings.accumulation_steps * 2 * activation * (ranks - 1) // ranks

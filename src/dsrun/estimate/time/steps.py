@@ -1,0 +1,243 @@
+"""Work and bytes of one optimizer step by path, and the shortest time each path allows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsrun.estimate.memory.model_state import PaddedUnit, slices_on_drives, split_units
+from dsrun.estimate.model.activations import disk_inputs, forwards_again, stored_input_bytes
+from dsrun.estimate.model.units import ModelSize
+from dsrun.estimate.run.machine import Machine, Speeds
+from dsrun.estimate.run.settings import RunSettings
+from dsrun.estimate.time.collectives import collective_bytes, gathered_numel, tensor_parallel_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTraffic:
+    """Bytes and arithmetic of one optimizer step; of one rank, where nothing else is said.
+
+    Attributes:
+        flops: of the model's forward and backward, recomputation included.
+        optimizer_bytes: read and written in GPU memory by the update.
+        network_bytes: sent to other ranks; as much is received.
+        pcie_to_gpu_bytes: from host memory to the GPU.
+        pcie_to_host_bytes: from the GPU to host memory.
+        ddr_bytes: read and written in host memory by offloading, of all ranks of the host.
+        nvme_read_bytes: read from the drives, of all ranks of the host.
+        nvme_write_bytes: written to the drives, of all ranks of the host.
+    """
+
+    flops: float
+    optimizer_bytes: int
+    network_bytes: int
+    pcie_to_gpu_bytes: int
+    pcie_to_host_bytes: int
+    ddr_bytes: int
+    nvme_read_bytes: int
+    nvme_write_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """Shortest time of one path in one step.
+
+    Attributes:
+        path: which.
+        seconds: None where a speed is not known.
+        missing: the speed that is not known.
+    """
+
+    path: str
+    seconds: float | None
+    missing: str | None = None
+
+
+def model_flops(model: ModelSize, settings: RunSettings) -> float:
+    """Returns the FLOPs of one rank in one optimizer step.
+
+    6 per trained parameter and token: 2 forward, 4 backward, of which a frozen one needs 2 (none for its own
+    gradient). An embedding is looked up and not multiplied. Causal attention adds 6 x layers x width x sequence a
+    token. Recomputation adds another forward.
+
+    Source: PaLM (Chowdhery et al., 2022), appendix B; half of its attention term, for the mask hides half.
+    """
+    shape = model.architecture
+    looked_up = 0
+    attention = 0.0
+    if shape is not None:
+        looked_up = (0 if shape.tied else shape.embedding_numel) + shape.positions * shape.hidden
+        attention = 2.0 * shape.layers * shape.attention_width * settings.sequence
+    multiplied = max(0, model.numel - looked_up)
+    trained = min(model.trained_numel, multiplied)
+    forward = 2.0 * multiplied + attention
+    backward = 2.0 * multiplied + 2.0 * trained + 2 * attention
+    again = forward if settings.recompute == "blocks" else 0.0
+    if shape is not None:
+        again = forward * forwards_again(shape, settings)
+    tokens = settings.tokens_per_micro_step * settings.accumulation_steps
+    return (forward + backward + again) * tokens / settings.tensor_parallel
+
+
+def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSettings, machine: Machine) -> StepTraffic:
+    """Returns what one step does on every path.
+
+    Args:
+        model: the model.
+        units: its units, padded for the data-parallel ranks.
+        settings: of the run.
+        machine: ranks of the job and of a host.
+    """
+    data_ranks = machine.ranks // settings.tensor_parallel
+    compute = settings.compute_bytes
+    whole, shard = sum(unit.padded for unit in units), sum(unit.shard for unit in units)
+    owned = shard if settings.stage >= 1 else whole
+    offloads = settings.offload_optimizer != "none"
+    to_gpu = to_host = ddr = read = written = 0
+    # At stage 0, which the runtime refuses, all of it.
+    split = split_units(units, settings)
+    staying = split.staying_numel if settings.stage >= 1 and offloads else 0
+    owned -= staying
+    states = 4 * owned + sum(
+        settings.away_states_of(unit.shard if settings.stage >= 1 else unit.padded)
+        for unit in (split.leaving if settings.stage >= 1 else units)
+    )
+    if offloads:
+        # Gradients leave in their own format, once, or as the fp32 sums of micro steps.
+        gradient = 4 if settings.accumulation_steps > 1 else compute
+        to_gpu += owned * compute
+        to_host += owned * gradient
+        # One pass over memory (gradient and state in, state and parameter out), and what the copies themselves move.
+        ddr += 2 * states + owned * (2 * gradient + 2 * compute)
+        if settings.steps_ahead and settings.offload_optimizer == "cpu":
+            ddr += states  # what is written elsewhere than it was read is brought into the cache first
+    if settings.offload_optimizer == "nvme":
+        read, written = states, states
+        ddr += 2 * states
+    if settings.frozen_leave:
+        # This rank's slice of whatever is gathered: twice in every micro step, but for what a slot still holds. In fp32
+        # with a share of the optimizer on the device, slices that stay there are counted too.
+        streamed = compute * gathered_numel(
+            units, settings.accumulation_steps, settings.gather, trained=settings.trained_leave
+        )
+        streamed //= data_ranks
+        ddr += streamed
+        if settings.trained_leave and offloads:
+            to_gpu = streamed  # new parameters come with their next use, and not after the update
+        else:
+            to_gpu += streamed
+        stepped_here = staying if offloads else shard
+        if settings.trained_leave and settings.has_master:
+            to_host += stepped_here * compute
+            ddr += stepped_here * compute
+        if settings.offload_param == "nvme":
+            slices = slices_on_drives(units, settings)
+            # Each slice streams as often as any other.
+            from_drives = streamed * sum(slices.away) // max(slices.staying + sum(slices.away), 1)
+            to_drives = max(0, shard - slices.staying) * compute if settings.trained_leave else 0
+            read, written = read + from_drives, written + to_drives
+            ddr += from_drives + to_drives
+    shape = model.architecture
+    if shape is not None and settings.activations_on_cpu and settings.recompute == "blocks":
+        inputs = settings.recomputed(shape.layers).segments
+        moved = inputs * stored_input_bytes(shape, settings) * settings.accumulation_steps
+        to_gpu, to_host, ddr = to_gpu + moved, to_host + moved, ddr + 2 * moved
+        if settings.activation_buffers is not None:
+            on_disk = moved // inputs * disk_inputs(inputs)
+            # Those still in memory when backward begins are not read; buffers are as many, at least.
+            still_there = min(settings.activation_buffers, inputs)
+            read, written = read + moved // inputs * (inputs - still_there), written + on_disk
+            ddr += 2 * on_disk
+    network = collective_bytes(units, settings).sent_bytes(data_ranks)
+    if shape is not None and settings.tensor_parallel > 1:
+        network += tensor_parallel_bytes(layers=shape.layers, hidden=shape.hidden, settings=settings)
+    return StepTraffic(
+        flops=model_flops(model, settings),
+        optimizer_bytes=update_bytes(staying if offloads else owned, settings),
+        network_bytes=network,
+        pcie_to_gpu_bytes=to_gpu,
+        pcie_to_host_bytes=to_host,
+        ddr_bytes=ddr * machine.ranks_per_host,
+        nvme_read_bytes=read * machine.ranks_per_host,
+        nvme_write_bytes=written * machine.ranks_per_host,
+    )
+
+
+def update_bytes(owned: int, settings: RunSettings) -> int:
+    """Returns bytes the update reads and writes: gradient in, master and states in and out, parameter out.
+
+    28 an element for Adam in fp32, and 2 more where the parameter is another tensor than the master.
+    """
+    parameter = settings.compute_bytes if settings.has_master else 0
+    return owned * (2 * settings.master_bytes + parameter) + settings.sums_of(owned) + 2 * settings.states_of(owned)
+
+
+def floors(traffic: StepTraffic, settings: RunSettings, machine: Machine) -> tuple[Floor, ...]:
+    """Returns the shortest time of every path that has something to do, at achievable speeds.
+
+    Both directions of a link are used at once, so the longer one counts.
+    """
+    speeds = machine.speeds(half=settings.compute_bytes == 2)
+    wire = "peer" if machine.hosts == 1 else "network"
+    link = getattr(speeds, wire)
+    if wire == "network" and link is not None and speeds.peer is not None:
+        link = min(link, speeds.peer)  # a ring passes through every rank of a host, and through its network once
+    pcie = max(traffic.pcie_to_gpu_bytes, traffic.pcie_to_host_bytes)
+    found = [
+        _floor("compute", traffic.flops, speeds.flops, "flops"),
+        _floor("optimizer", traffic.optimizer_bytes, speeds.memory, "memory"),
+        _floor("network", traffic.network_bytes, link, wire),
+        _floor("PCIe", pcie, speeds.pcie, "pcie"),
+        _floor("DDR", traffic.ddr_bytes, speeds.ddr, "ddr"),
+        _nvme(traffic, speeds),
+    ]
+    return tuple(floor for floor in found if floor is not None)
+
+
+def _floor(path: str, amount: float, speed: float | None, name: str) -> Floor | None:
+    if not amount:
+        return None
+    return Floor(path, None, name) if speed is None else Floor(path, amount / speed)
+
+
+def _nvme(traffic: StepTraffic, speeds: Speeds) -> Floor | None:
+    """Reading and writing share the drive's bus, so their times add up."""
+    if not traffic.nvme_read_bytes and not traffic.nvme_write_bytes:
+        return None
+    if speeds.nvme_read is None or speeds.nvme_write is None:
+        return Floor("NVMe", None, "nvme_read" if speeds.nvme_read is None else "nvme_write")
+    return Floor("NVMe", traffic.nvme_read_bytes / speeds.nvme_read + traffic.nvme_write_bytes / speeds.nvme_write)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFloor:
+    """Shortest time of a step.
+
+    Attributes:
+        seconds: None where no path's time is known.
+        bottleneck: the path that takes longest of those known.
+        complete: no path's time is missing.
+    """
+
+    seconds: float | None
+    bottleneck: str | None
+    complete: bool
+
+
+def step_floor(paths: Sequence[Floor]) -> StepFloor:
+    """Returns the shortest time of a step in which everything that can overlap does.
+
+    The update on the GPU follows the backward on the same GPU, so these two add up; links and host memory work
+    beside them.
+    """
+    known = {floor.path: floor.seconds for floor in paths if floor.seconds is not None}
+    gpu = known.get("compute", 0.0) + known.get("optimizer", 0.0)
+    beside = {path: seconds for path, seconds in known.items() if path not in ("compute", "optimizer")}
+    complete = bool(paths) and len(known) == len(paths)
+    if not known:
+        return StepFloor(None, None, complete)
+    longest = max(beside, key=lambda path: beside[path], default=None)
+    if longest is None or gpu >= beside[longest]:
+        name = "compute" if known.get("compute", 0.0) >= known.get("optimizer", 0.0) else "optimizer"
+        return StepFloor(gpu, name, complete)
+    return StepFloor(beside[longest], longest, complete)

@@ -1,0 +1,1 @@
+"""Files that are whole, private and regular."""

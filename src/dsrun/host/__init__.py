@@ -1,0 +1,1 @@
+"""Memory and accelerators of this host, read from files of the kernel."""

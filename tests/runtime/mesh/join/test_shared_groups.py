@@ -1,0 +1,171 @@
+"""Meshes share the groups that they need alike; a group goes when the last of them has left it, on every rank alike."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dsrun.contract.environment import RankInfo
+from dsrun.runtime.compat import HashStore
+from dsrun.runtime.mesh.c10d import C10dCollectives
+from dsrun.runtime.mesh.join.groups import ProcessGroupMesh, join, leave, make_mesh, separate_reductions
+from dsrun.runtime.mesh.join.shared_groups import GroupKey, SharedGroups
+from dsrun.runtime.mesh.spec import DATA_AXIS, MeshSpec
+from support.ranks import run_ranks
+
+CPU = torch.device("cpu")
+
+
+def _is_there(group: dist.ProcessGroup) -> bool:
+    try:
+        dist.get_process_group_ranks(group)
+    except KeyError:
+        return False
+    return True
+
+
+def _take_and_give_back() -> list[object]:
+    info = RankInfo.from_env()
+    join(info, backend="gloo", device=CPU, timeout_s=30)
+    groups = SharedGroups(timeout_s=30)
+    reductions, gathers = GroupKey("gloo", "reductions", (0, 1)), GroupKey("gloo", "all", (0, 1))
+    first, other, again = groups.take(reductions), groups.take(gathers), groups.take(reductions)
+    assert first is not None
+    assert other is not None
+    seen: list[object] = [first is again, first is other]
+    groups.give_back([reductions])
+    value = torch.full((1,), float(info.rank + 1))
+    dist.all_reduce(value, group=first)
+    seen += [value.item(), len(groups)]
+    groups.give_back([reductions, gathers])
+    seen += [len(groups), _is_there(first), _is_there(other)]
+    # What was destroyed is made anew, and the ranks meet in it.
+    fresh = groups.take(reductions)
+    dist.all_reduce(value, group=fresh)
+    return [*seen, value.item()]
+
+
+def test_a_group_is_shared_and_goes_with_the_last_that_has_it() -> None:
+    assert run_ranks(2, _take_and_give_back) == [[True, False, 3.0, 2, 0, False, False, 6.0]] * 2
+
+
+def _two_meshes(how: str) -> list[object]:
+    info = RankInfo.from_env()
+    # The script's own group: it stays when the last mesh goes.
+    dist.init_process_group("gloo", init_method="env://", rank=info.rank, world_size=info.world_size)
+    spec = MeshSpec((("slow", 2), ("fast", 2)))
+    first = make_mesh(spec, info, device=CPU)
+    own = [_axis(first, "slow").group, _axis(first, "fast").group]
+    if how == "drops":
+        del first
+        gc.collect()
+        second = make_mesh(spec, info, device=CPU)
+        shared = [_axis(second, "slow").group is own[0], _axis(second, "fast").group is own[1]]
+        leave(second)
+        return [*shared, *(_is_there(group) for group in own)]
+    second = make_mesh(spec, info, device=CPU)
+    shared = [_axis(second, "slow").group is own[0], _axis(second, "fast").group is own[1]]
+    leave(first)
+    leave(first)  # has no effect
+    there = [_is_there(group) for group in own]
+    value = torch.full((1,), float(10**info.rank))
+    second.axes["fast"].all_reduce(value).wait()
+    leave(second)
+    return [*shared, *there, value.item(), *(_is_there(group) for group in own), dist.is_initialized()]
+
+
+def _axis(mesh: ProcessGroupMesh, axis: str) -> C10dCollectives:
+    collectives = mesh.axes[axis]
+    assert isinstance(collectives, C10dCollectives)
+    return collectives
+
+
+def test_the_groups_of_axes_end_with_the_last_mesh_that_was_left() -> None:
+    sums = [11.0, 11.0, 1100.0, 1100.0]
+    assert run_ranks(4, _two_meshes, "leaves") == [
+        [True, True, True, True, value, False, False, True] for value in sums
+    ]
+
+
+def test_the_groups_of_a_mesh_that_was_dropped_stay_for_the_next() -> None:
+    # When Python frees it differs by rank: one rank would make a group that the others have.
+    assert run_ranks(4, _two_meshes, "drops") == [[True, True, True, True]] * 4
+
+
+@pytest.mark.cuda
+@pytest.mark.gpu_seconds(4)
+def test_five_engines_in_turn_take_no_more_of_the_device_than_one() -> None:
+    """The script's own group stays, so nothing but leaving frees what the meshes take."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=device)
+    spec = MeshSpec(((DATA_AXIS, 1),))
+    free: list[int] = []
+    for _ in range(5):
+        mesh = make_mesh(spec, RankInfo(), device=device, groups_of_one=True)
+        separate_reductions(mesh)
+        value = torch.ones(1 << 20, device=device)
+        mesh.axes[DATA_AXIS].all_reduce(value).wait()
+        mesh.axes[DATA_AXIS].all_gather(value, value).wait()
+        torch.cuda.synchronize(device)
+        reductions = _axis(mesh, DATA_AXIS).reductions
+        leave(mesh)
+        assert not _is_there(reductions)
+        free.append(torch.cuda.mem_get_info(device)[0])
+    # What is loaded for the first one stays loaded.
+    assert free[0] - free[-1] < 16 << 20, [round(each / 2**20) for each in free]
+
+
+def _leave_on_the_way_out(mesh: ProcessGroupMesh) -> None:
+    try:
+        raise ValueError("no")
+    finally:
+        leave(mesh)
+
+
+@pytest.mark.cuda
+@pytest.mark.gpu_seconds(3)
+def test_on_the_way_out_of_an_error_no_rank_is_waited_for() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    join(RankInfo(), backend="nccl", device=device, timeout_s=30)
+    mesh = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
+    separate_reductions(mesh)
+    reductions = _axis(mesh, DATA_AXIS).reductions
+    with pytest.raises(ValueError, match="no"):
+        _leave_on_the_way_out(mesh)
+    # A destroy would have waited for ranks that are in a collective.
+    assert _is_there(reductions)
+    other = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
+    other.axes[DATA_AXIS].all_gather(torch.zeros(4, device=device), torch.zeros(4, device=device), of="unit 1")
+    # Nobody waited for it, and nothing tells its end: the handle is gone.
+    leave(other)
+    assert dist.is_initialized()
+    last = make_mesh(MeshSpec(((DATA_AXIS, 1),)), RankInfo(), device=device, groups_of_one=True)
+    ahead = last.axes[DATA_AXIS].all_gather(torch.zeros(4, device=device), torch.zeros(4, device=device), of="unit 1")
+    leave(last)
+    assert not dist.is_initialized()
+    del ahead
+
+
+@pytest.mark.cuda
+@pytest.mark.gpu_seconds(1.5)
+def test_engines_side_by_side_share_one_communicator_for_reductions() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1, device_id=device)
+    spec = MeshSpec(((DATA_AXIS, 1),))
+    meshes = [make_mesh(spec, RankInfo(), device=device, groups_of_one=True) for _ in range(4)]
+    for mesh in meshes:
+        separate_reductions(mesh)
+    groups = [_axis(mesh, DATA_AXIS).reductions for mesh in meshes]
+    assert all(group is groups[0] for group in groups)
+    assert groups[0] is not _axis(meshes[0], DATA_AXIS).group
+    for mesh in meshes[1:]:
+        leave(mesh)
+    value = torch.ones(4, device=device)
+    meshes[0].axes[DATA_AXIS].all_reduce(value).wait()
+    assert value.tolist() == [1, 1, 1, 1]
+    leave(meshes[0])
+    assert not _is_there(groups[0])
+    assert dist.is_initialized()

@@ -1,0 +1,201 @@
+"""What a rank beats is what the agent reads, whoever dies, forks or stops in between."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from dsrun.contract import heartbeats
+from dsrun.contract.environment import HEARTBEAT_ENV
+from dsrun.contract.heartbeats import (
+    SLOT_BYTES,
+    HeartbeatTable,
+    HeartbeatWriter,
+    heartbeat,
+    process_writer,
+    writer_from_env,
+)
+from support.processes import wait_for_end
+
+
+@pytest.fixture
+def table() -> Iterator[HeartbeatTable]:
+    """A table of three ranks."""
+    made = HeartbeatTable(3)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's writer is made anew in the test, and the one of before comes back after it."""
+    monkeypatch.setattr(heartbeats, "_process_writer", None)
+
+
+def test_a_rank_that_has_not_beaten_says_nothing(table: HeartbeatTable) -> None:
+    HeartbeatWriter(table.path, 0)
+    assert [table.read(slot) for slot in range(3)] == [None, None, None]
+
+
+def test_what_was_said_stays_until_something_else_is_said(table: HeartbeatTable) -> None:
+    writer = HeartbeatWriter(table.path, 1)
+    before_s = time.monotonic()
+    writer.beat(phase="build")
+    first = table.read(1)
+    assert first is not None
+    assert (first.beats, first.step, first.phase, first.collective) == (1, None, "build", "")
+    assert before_s <= first.time_s <= time.monotonic()
+    writer.beat(step=4)
+    writer.beat()
+    last = table.read(1)
+    assert last is not None
+    assert (last.beats, last.step, last.phase) == (3, 4, "build")
+    assert table.read(0) is None
+    assert table.read(2) is None
+
+
+def test_a_collective_is_named_while_it_is_waited_for_and_its_seconds_add_up(table: HeartbeatTable) -> None:
+    writer = HeartbeatWriter(table.path, 2)
+    for waited_s in (0.25, 0.5):
+        writer.enter("all_gather of unit 12")
+        inside = table.read(2)
+        assert inside is not None
+        assert inside.collective == "all_gather of unit 12"
+        writer.leave(waited_s)
+    after = table.read(2)
+    assert after is not None
+    assert (after.collective, after.collectives, after.waited_s, after.beats) == ("", 2, 0.75, 4)
+
+
+def test_long_words_are_cut_and_stay_readable(table: HeartbeatTable) -> None:
+    writer = HeartbeatWriter(table.path, 2)
+    writer.beat(phase="p" * 47 + "ä")  # the cut goes through the letter
+    writer.enter("c" * 500)
+    beat = table.read(2)
+    assert beat is not None
+    assert beat.phase == "p" * 47 + "\N{REPLACEMENT CHARACTER}"
+    assert beat.collective == "c" * 112
+
+
+def test_a_slot_outside_of_the_table_is_refused(table: HeartbeatTable) -> None:
+    with pytest.raises(ValueError, match="no slot 3 in 1536 bytes"):
+        HeartbeatWriter(table.path, 3)
+
+
+def test_a_rank_that_beats_while_it_is_read_is_never_half_read(table: HeartbeatTable) -> None:
+    child = os.fork()
+    if child == 0:
+        writer = HeartbeatWriter(table.path, 1)
+        step = 0
+        while True:
+            step += 1
+            writer.beat(step=step, phase=f"{step}")
+    try:
+        deadline_s = time.monotonic() + 30
+        seen: set[int] = set()
+        while len(seen) < 2000 and time.monotonic() < deadline_s:
+            beat = table.read(1)
+            if beat is not None:
+                assert beat.phase == f"{beat.step}"
+                assert beat.beats == beat.step
+                seen.add(beat.beats)
+        assert len(seen) >= 2
+    finally:
+        os.kill(child, signal.SIGKILL)
+        assert wait_for_end(child, timeout_s=30)
+        os.waitpid(child, 0)
+
+
+def test_a_rank_stopped_in_the_middle_of_a_beat_leaves_the_one_before(table: HeartbeatTable) -> None:
+    writer = HeartbeatWriter(table.path, 0)
+    writer.beat(step=6, phase="forward")
+    writer.beat(step=7)
+    with mmap.mmap(table.descriptor, 0) as memory:
+        memory[8 + 192 : 8 + 192 + 100] = b"x" * 100  # the beginning of the third beat
+    beat = table.read(0)
+    assert beat is not None
+    assert (beat.beats, beat.step, beat.phase) == (2, 7, "forward")
+
+
+def test_a_rank_outlives_the_table() -> None:
+    table = HeartbeatTable(1)
+    writer = HeartbeatWriter(table.path, 0)
+    table.close()
+    writer.beat(step=1)
+    writer.enter("barrier")
+    writer.leave(0.0)
+
+
+def test_the_environment_says_which_slot(table: HeartbeatTable) -> None:
+    writer_from_env({HEARTBEAT_ENV: table.path, "LOCAL_RANK": "2"}).beat(step=9)
+    beat = table.read(2)
+    assert beat is not None
+    assert beat.step == 9
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {},
+        {"LOCAL_RANK": "0"},
+        {HEARTBEAT_ENV: "/proc/self/fd/99999", "LOCAL_RANK": "0"},
+        {HEARTBEAT_ENV: "/dev/null", "LOCAL_RANK": "0"},
+        {HEARTBEAT_ENV: "TABLE", "LOCAL_RANK": "7"},
+        {HEARTBEAT_ENV: "TABLE", "LOCAL_RANK": "x"},
+    ],
+)
+def test_training_goes_on_unwatched_where_there_is_no_slot(table: HeartbeatTable, env: dict[str, str]) -> None:
+    writer_from_env({name: table.path if value == "TABLE" else value for name, value in env.items()}).beat(step=1)
+    assert [table.read(slot) for slot in range(3)] == [None, None, None]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_script_beats_into_its_ranks_slot(table: HeartbeatTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(HEARTBEAT_ENV, table.path)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    heartbeat(step=3, phase="evaluate")
+    heartbeat(step=4)
+    beat = table.read(1)
+    assert beat is not None
+    assert (beat.beats, beat.step, beat.phase) == (2, 4, "evaluate")
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_fork_beats_into_the_slot_of_its_own_environment(
+    table: HeartbeatTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(HEARTBEAT_ENV, table.path)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    heartbeat(step=1)
+    mine = process_writer()
+    assert process_writer() is mine
+    child = os.fork()
+    if child == 0:
+        os.environ["LOCAL_RANK"] = "1"
+        heartbeat(step=50)
+        os._exit(0)
+    assert wait_for_end(child, timeout_s=30)
+    assert os.waitpid(child, 0)[1] == 0
+    beats = [table.read(slot) for slot in range(2)]
+    assert [beat.step for beat in beats if beat is not None] == [1, 50]
+
+
+def test_a_beat_costs_microseconds(table: HeartbeatTable) -> None:
+    writer = HeartbeatWriter(table.path, 0)
+    quickest_s = 1.0
+    for _ in range(50):
+        started_s = time.perf_counter()
+        for step in range(100):
+            writer.beat(step=step, phase="forward")
+        quickest_s = min(quickest_s, (time.perf_counter() - started_s) / 100)
+    # About 1 us; the bound is for a machine that does much else.
+    assert quickest_s < 20e-6
+
+
+def test_the_table_is_as_large_as_its_slots(table: HeartbeatTable) -> None:
+    assert os.fstat(table.descriptor).st_size == 3 * SLOT_BYTES

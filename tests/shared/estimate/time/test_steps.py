@@ -1,0 +1,188 @@
+"""Bytes and work of a step, and the times they need at least."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dsrun.choices.gather_plan import GatherBudgets
+from dsrun.estimate.memory.model_state import pad_units
+from dsrun.estimate.model.units import UnitGroup, from_count
+from dsrun.estimate.prediction import predict
+from dsrun.estimate.run.catalogue import find_gpu
+from dsrun.estimate.run.machine import Machine, Speeds
+from dsrun.estimate.run.settings import RunSettings
+from dsrun.estimate.time.collectives import collective_bytes, gathered_numel
+from dsrun.estimate.time.steps import Floor, floors, model_flops, step_floor, step_traffic, update_bytes
+
+BF16 = RunSettings(compute_bytes=2, sequence=1024)
+UNITS = pad_units([UnitGroup("blocks", 1024, count=4), UnitGroup("rest", 512, has_module=False)], 2)
+WHOLE = 4 * 1024 + 512
+H100 = find_gpu("H100-80G")
+
+
+def machine(ranks: int = 8, *, per_host: int = 8, **given: float) -> Machine:
+    return Machine(
+        label="test",
+        ranks=ranks,
+        ranks_per_host=min(ranks, per_host),
+        gpu=H100,
+        gpu_memory_bytes=H100.memory_bytes,
+        given=Speeds(**given),
+    )
+
+
+@pytest.mark.parametrize("micro_steps", [1, 3])
+def test_gradients_are_reduced_in_every_micro_step(micro_steps: int) -> None:
+    settings = replace(BF16, accumulation_steps=micro_steps)
+    assert collective_bytes(UNITS, settings).all_reduce == 2 * WHOLE * micro_steps
+    assert collective_bytes(UNITS, replace(settings, stage=1)).reduce_scatter == 2 * WHOLE * micro_steps
+
+
+def test_stages_1_and_2_gather_parameters_once_a_step() -> None:
+    for stage in (1, 2):
+        assert collective_bytes(UNITS, replace(BF16, stage=stage, accumulation_steps=3)).all_gather == 2 * WHOLE
+
+
+def test_stage_3_gathers_what_its_slots_do_not_hold() -> None:
+    # Forward: all. Backward: units 3 and 2 are still there, the rest unit always is.
+    assert gathered_numel(UNITS, 1) == WHOLE + 2 * 1024
+    # Each further micro step: forward finds units 0 and 1, backward units 3 and 2.
+    assert gathered_numel(UNITS, 3) == WHOLE + 2 * 1024 + 2 * 4 * 1024
+
+
+def test_a_ring_sends_each_byte_once_for_a_gather_and_twice_for_an_all_reduce() -> None:
+    assert collective_bytes(UNITS, BF16).sent_bytes(2) == 2 * WHOLE
+    assert collective_bytes(UNITS, replace(BF16, stage=1)).sent_bytes(2) == 2 * WHOLE
+    assert collective_bytes(UNITS, BF16).sent_bytes(1) == 0
+
+
+def test_flops_are_six_a_parameter_and_token_and_attention() -> None:
+    model = from_count(7 * 10**9)
+    shape = model.architecture
+    assert shape is not None
+    multiplied = 7 * 10**9 - 32000 * 4096
+    assert model_flops(model, BF16) == pytest.approx(1024 * (6 * multiplied + 6 * 32 * 4096 * 1024))
+    again = model_flops(model, replace(BF16, recompute="blocks"))
+    assert again / model_flops(model, BF16) == pytest.approx(4 / 3)
+
+
+def test_frozen_parameters_save_their_own_gradient() -> None:
+    model = replace(from_count(10**9), architecture=None)
+    adapters = model.with_trained(10**6)
+    assert model_flops(adapters, BF16) == 1024 * (4 * 10**9 + 2 * 10**6)
+
+
+def test_the_update_moves_28_bytes_an_element_in_fp32_and_the_parameter_in_bf16() -> None:
+    assert update_bytes(1000, RunSettings(compute_bytes=4)) == 28_000
+    assert update_bytes(1000, BF16) == 30_000
+
+
+def test_an_offloaded_optimizer_crosses_pcie_once_each_way() -> None:
+    settings = replace(BF16, stage=3, offload_optimizer="cpu")
+    traffic = step_traffic(from_count(10**6), UNITS, settings, machine(2))
+    owned = WHOLE // 2
+    assert (traffic.pcie_to_gpu_bytes, traffic.pcie_to_host_bytes) == (2 * owned, 2 * owned)
+    # One pass of 28 bytes an element over states, gradient and parameter, and the copies' own 4; of both ranks.
+    assert traffic.ddr_bytes == 32 * owned * 2
+    assert traffic.optimizer_bytes == 0
+    ahead = step_traffic(from_count(10**6), UNITS, replace(settings, steps_ahead=True), machine(2))
+    assert ahead.ddr_bytes == (32 + 12) * owned * 2, "out of place, into memory that is read before it is written"
+    assert ahead.pcie_to_gpu_bytes == traffic.pcie_to_gpu_bytes
+
+
+def test_inputs_on_a_disk_are_written_but_for_two_and_read_but_for_those_in_memory_in_every_micro_step() -> None:
+    model = from_count(7 * 10**9)
+    assert model.architecture is not None
+    one, blocks = model.architecture.hidden * 1024 * 2, model.architecture.layers
+    settings = replace(
+        BF16, stage=1, recompute="blocks", activations_on_cpu=True, activation_buffers=5, accumulation_steps=3
+    )
+    traffic = step_traffic(model, UNITS, settings, machine(2))
+    assert traffic.nvme_write_bytes == (blocks - 2) * one * 3 * 2
+    assert traffic.nvme_read_bytes == (blocks - 5) * one * 3 * 2
+
+
+def test_an_nvme_optimizer_reads_and_writes_12_bytes_an_element() -> None:
+    settings = replace(BF16, stage=3, offload_optimizer="nvme")
+    traffic = step_traffic(from_count(10**6), UNITS, settings, machine(2))
+    assert traffic.nvme_read_bytes == traffic.nvme_write_bytes == 12 * WHOLE // 2 * 2
+    assert traffic.ddr_bytes == (32 + 24) * WHOLE // 2 * 2
+
+
+def test_parameters_on_nvme_are_read_as_often_as_they_stream_but_for_those_that_stay() -> None:
+    units = pad_units([UnitGroup("blocks", 1024, count=8)], 2)
+    settings = replace(BF16, stage=3, offload_optimizer="nvme", offload_param="nvme", params_in_memory=2 * 512 + 5)
+    traffic = step_traffic(from_count(10**6), units, settings, machine(2))
+    states = 12 * 8 * 512
+    assert traffic.nvme_read_bytes == 2 * (states + traffic.pcie_to_gpu_bytes * 6 // 8)
+    assert traffic.nvme_write_bytes == 2 * (states + 2 * 6 * 512)
+
+
+def test_streamed_parameters_come_twice_in_every_micro_step_but_for_what_lies_in_a_slot() -> None:
+    settings = replace(BF16, stage=3, offload_optimizer="cpu", offload_param="cpu", accumulation_steps=4)
+    units = pad_units([UnitGroup("blocks", 1024, count=8)], 2)
+    traffic = step_traffic(from_count(10**6), units, settings, machine(2))
+    slice_bytes = 2 * 1024 // 2
+    # 8 forward, and from then on each pass finds the two blocks that the one before it left.
+    assert traffic.pcie_to_gpu_bytes == (8 + 7 * 6) * slice_bytes
+    assert traffic.pcie_to_host_bytes == 8 * 2 * slice_bytes, "sums of gradients, in fp32"
+    assert traffic.pcie_to_gpu_bytes * 2 == collective_bytes(units, settings).all_gather
+    one = replace(settings, gather=GatherBudgets(ahead=0), accumulation_steps=1)
+    assert step_traffic(from_count(10**6), units, one, machine(2)).pcie_to_gpu_bytes == (8 + 7) * slice_bytes
+
+
+def test_new_parameters_cross_back_where_the_optimizer_stays() -> None:
+    settings = replace(BF16, stage=3, offload_param="cpu")
+    units = pad_units([UnitGroup("blocks", 1024, count=8)], 2)
+    traffic = step_traffic(from_count(10**6), units, settings, machine(2))
+    assert traffic.pcie_to_host_bytes == 8 * 1024
+    assert traffic.pcie_to_gpu_bytes == (8 + 6) * 1024
+    assert traffic.optimizer_bytes == update_bytes(8 * 512, settings)
+
+
+def test_in_fp32_trained_parameters_stay_with_their_optimizer_and_frozen_ones_leave() -> None:
+    settings = RunSettings(stage=3, compute_bytes=4, offload_param="cpu", micro_batch=1)
+    units = pad_units([UnitGroup("blocks", 1024, count=8, frozen=2048, frozen_numel=2048)], 2)
+    traffic = step_traffic(from_count(10**6), units, settings, machine(2))
+    # A step later the frozen ones of the first two blocks are still in their slots.
+    assert traffic.pcie_to_gpu_bytes == (6 + 6) * 4 * 2048 // 2
+    assert traffic.pcie_to_host_bytes == 0
+    both = step_traffic(from_count(10**6), units, replace(settings, offload_optimizer="cpu"), machine(2))
+    assert both.pcie_to_gpu_bytes == traffic.pcie_to_gpu_bytes + (8 + 6) * 4 * 1024 // 2
+
+
+def test_floors_are_amounts_over_achievable_speeds() -> None:
+    prediction = predict(from_count(7 * 10**9), replace(BF16, stage=1), machine())
+    seconds = {floor.path: floor.seconds for floor in prediction.paths}
+    assert seconds["compute"] == pytest.approx(prediction.traffic.flops / (0.8 * 989e12))
+    assert seconds["optimizer"] == pytest.approx(prediction.traffic.optimizer_bytes / (0.9 * 3350e9))
+    assert seconds["network"] == pytest.approx(prediction.traffic.network_bytes / (0.8 * 450e9))
+
+
+def test_over_several_hosts_the_hosts_network_is_the_narrowest() -> None:
+    prediction = predict(from_count(7 * 10**9), replace(BF16, stage=1), machine(16, network=100e9))
+    seconds = {floor.path: floor.seconds for floor in prediction.paths}
+    assert seconds["network"] == pytest.approx(prediction.traffic.network_bytes / 100e9)
+
+
+def test_a_path_whose_speed_is_not_known_says_which() -> None:
+    on_cpu = Machine(label="cpu", ranks=2, ranks_per_host=2)
+    paths = floors(step_traffic(from_count(10**6), UNITS, BF16, on_cpu), BF16, on_cpu)
+    assert paths == (
+        Floor("compute", None, "flops"),
+        Floor("optimizer", None, "memory"),
+        Floor("network", None, "peer"),
+    )
+    assert step_floor(paths).seconds is None
+
+
+def test_a_step_takes_the_longest_path_and_the_update_follows_backward() -> None:
+    paths = [Floor("compute", 2.0), Floor("optimizer", 0.5), Floor("network", 2.2)]
+    assert step_floor(paths).seconds == 2.5
+    assert step_floor(paths).bottleneck == "compute"
+    paths.append(Floor("DDR", 4.0))
+    assert (step_floor(paths).seconds, step_floor(paths).bottleneck) == (4.0, "DDR")
+    paths.append(Floor("NVMe", None, "nvme_read"))
+    assert not step_floor(paths).complete
