@@ -26,6 +26,7 @@ from dsrun.contract.environment import JOB_ID_ENV, NONCE_ENV, digest_of
 
 from .. import processes
 from ..isolated_command import isolated_command
+from ..process_modules import AGENT, AGENT_BEFORE, LEFTOVERS
 from .job_files import remove_left
 from .memory_copy_folder import remove_copies
 from .start.cgroup_scope import job_of_scope, left_scopes, remove_empty_scopes
@@ -48,7 +49,7 @@ def sweep_command(python: str, job_id: str, nonce: str | None = None) -> list[st
             for everybody to read.
     """
     mark = [] if nonce is None else [digest_of([nonce])]
-    return isolated_command(python, "dsrun.launcher.agent.leftovers", job_id, *mark)
+    return isolated_command(python, LEFTOVERS, job_id, *mark)
 
 
 def main() -> None:
@@ -139,12 +140,12 @@ def _look(job_id: str, mark: str | None) -> Iterable[_Seen]:
 
 def _is_agent(pid: int, job_id: str) -> bool:
     words = _read(pid, "cmdline").split(b"\0")
-    return os.fsencode(job_id) in words and words[:-1][-2:-1] == [_agent_code()]
+    return os.fsencode(job_id) in words and words[:-1][-2:-1] in _agent_codes()
 
 
-def _agent_code() -> bytes:
+def _agent_codes() -> list[list[bytes]]:
     # The last word but one of an agent's command line, whatever interpreter and options are in front of it.
-    return os.fsencode(isolated_command("python", "dsrun.launcher.agent.main", "job")[-2])
+    return [[os.fsencode(isolated_command("python", name, "job")[-2])] for name in (AGENT, *AGENT_BEFORE)]
 
 
 def _is_of_job(pid: int, job_id: str, mark: str | None) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from dsrun.errors import LaunchError
 
 from ..isolated_command import isolated_command
+from ..process_modules import TORCH_BENCH
 from .figure import Figure
 
 #: For torch to be imported, contexts made on all GPUs, and some seconds of work.
@@ -34,7 +35,7 @@ def measure(*, command: Sequence[str] | None = None, patience_s: float = PATIENC
     Raises:
         LaunchError: it failed or took too long, with its last line.
     """
-    words = isolated_command(sys.executable, "dsrun.launcher.bench.torch_child", str(os.getpid()))
+    words = isolated_command(sys.executable, TORCH_BENCH, str(os.getpid()))
     try:
         done = subprocess.run(
             words if command is None else command,

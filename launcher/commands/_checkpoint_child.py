@@ -11,6 +11,8 @@ from pathlib import Path
 
 from dsrun.errors import CheckpointError, DsrunError, InputError, Problem
 
+from ..process_modules import CONVERT_CHECKPOINT, EXPORT_TORCH_FILE
+
 #: How lines begin that are an error's; others are shown as they come.
 _PROBLEM = ("error: ", "hint: ")
 
@@ -31,7 +33,7 @@ def torch_file(out: Path, write: Callable[[Path], Path]) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     try:
-        run_child("dsrun.runtime.checkpoint.export.torch_file", [str(write(folder)), str(out)])
+        run_child(EXPORT_TORCH_FILE, [str(write(folder)), str(out)])
     finally:
         shutil.rmtree(folder)
     return out
@@ -46,7 +48,7 @@ def import_checkpoint(words: Sequence[str]) -> str:
     Raises:
         DsrunError: what the process says is wrong.
     """
-    return run_child("dsrun.runtime.checkpoint.convert.main", words)
+    return run_child(CONVERT_CHECKPOINT, words)
 
 
 def run_child(module: str, words: Sequence[str]) -> str:

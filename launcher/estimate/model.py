@@ -21,6 +21,8 @@ from dsrun.errors import ModelError, UsageError
 from dsrun.estimate.model.architecture import assumptions, from_transformers
 from dsrun.estimate.model.units import ModelSize, from_architecture, from_count, parse_count
 
+from ..process_modules import DESCRIBE_MODEL
+
 _CALLABLE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _FORMS = "expected a count like `7B`, a transformers config.json, `module:callable`, or a script that has run before"
 #: Begins the note on a model that comes from a record.
@@ -76,7 +78,7 @@ def _of_config(path: Path) -> ModelSize:
 
 
 def _of_callable(target: str) -> ModelSize:
-    command = [sys.executable, "-m", "dsrun.runtime.engine.compose.describe", target]
+    command = [sys.executable, "-m", DESCRIBE_MODEL, target]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_BUILD_S, check=False)
     except subprocess.TimeoutExpired as error:

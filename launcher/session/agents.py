@@ -27,6 +27,7 @@ from ..failures.report import UserStop
 from ..hosts.spec import HostSpec
 from ..isolated_command import isolated_command
 from ..plan.launch_plan import LaunchPlan
+from ..process_modules import AGENT
 from ..transport.base import FIRST_WORD_PATIENCE_S, Channel, Transport
 from .agent_link import Ended, Link, LinkEvent, Opening, Received, Said, start_frame
 from .attempt import Attempt
@@ -188,7 +189,7 @@ class Session:
 
     def _connect(self, link: Link) -> Channel:
         host = link.node.host
-        argv = isolated_command(host.python or self._python, "dsrun.launcher.agent.main", self.plan.job_id)
+        argv = isolated_command(host.python or self._python, AGENT, self.plan.job_id)
         return self._transport.start(host, argv)
 
     def _close(self) -> None:

@@ -19,6 +19,7 @@ from dsrun.errors import LaunchError
 
 from ..hosts.spec import HostSpec
 from ..isolated_command import isolated_command
+from ..process_modules import SURVEY_SERVER
 from ..transport.base import FIRST_WORD_PATIENCE_S, WAIT_LONGER, Channel, Transport
 from .server import VERSION
 
@@ -177,9 +178,7 @@ class _Talk:
             if self.why_over is not None:
                 return
             try:
-                channel = self._transport.start(
-                    self.host, isolated_command(self._python, "dsrun.launcher.survey.server")
-                )
+                channel = self._transport.start(self.host, isolated_command(self._python, SURVEY_SERVER))
             except LaunchError as error:
                 self.end(Unable(str(error).removeprefix(f"host {self.host.name}: "), error.hint, unreached=True))
                 return

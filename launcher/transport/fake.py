@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dsrun.errors import LaunchError
 
 from ..hosts.spec import HostSpec
+from ..process_modules import LEFTOVERS
 from ..protocol import FrameReader, Message, encode
 
 
@@ -49,7 +50,7 @@ NOTHING_LEFT = b'{"agents": [], "ended": [], "left": []}\n'
 
 def is_sweep(argv: Sequence[str]) -> bool:
     """Tells a sweep from an agent."""
-    return any("dsrun.launcher.agent.leftovers" in word for word in argv)
+    return any(LEFTOVERS in word for word in argv)
 
 
 class FakeTransport:

@@ -17,6 +17,7 @@ from ...failures.causes.recognise import cause_of
 from ...failures.report import describe_status
 from ...isolated_command import isolated_command
 from ...plan.launch_plan import LaunchPlan
+from ...process_modules import SPAWNER
 from ...protocol import FrameReader, Message, OomKill, Release, Spawn, StreamName, encode
 from .cgroup_scope import Scope
 from .worker import node_environment
@@ -66,9 +67,7 @@ class SpawnerPipe:
                 write_fds.append(open_stream(worker.rank, "stdout"))
                 write_fds.append(open_stream(worker.rank, "stderr"))
             self._process = subprocess.Popen(
-                isolated_command(
-                    python, "dsrun.launcher.agent.start.spawner", *([] if scope is None else [str(scope.folder)])
-                ),
+                isolated_command(python, SPAWNER, *([] if scope is None else [str(scope.folder)])),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=node_environment(environ, plan, node),

@@ -28,6 +28,7 @@ from ... import processes
 from ...isolated_command import isolated_command
 from ...plan.environment import ORDER_ENV
 from ...plan.launch_plan import LaunchPlan, NodePlan, Program, WorkerSpec
+from ...process_modules import BOOTSTRAP
 from .flight_recorder import recorder_environment, without_outer
 from .own_rank import without_own_rank
 
@@ -113,9 +114,7 @@ def exec_command(program: Program) -> list[str]:
     """Returns the argv of a rank that is not forked."""
     if program.kind == "command":
         return [program.target, *program.args]
-    return isolated_command(
-        program.python, "dsrun.launcher.agent.start.bootstrap", program.kind, program.target, *program.args
-    )
+    return isolated_command(program.python, BOOTSTRAP, program.kind, program.target, *program.args)
 
 
 def enter_worker(

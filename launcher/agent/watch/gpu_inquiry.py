@@ -20,6 +20,7 @@ from dsrun.contract.environment import WorkerError
 
 from ...isolated_command import isolated_command
 from ...plan.launch_plan import GpuPlace
+from ...process_modules import GPU_FAULTS
 from ...protocol import FrameReader, GpuFinding, GpuFindings, Message, ProtocolError
 
 #: The driver answers within a second; a GPU that is lost may hold it up for good.
@@ -62,7 +63,7 @@ class GpuInquiry:
         ]
         self._selector = selector
         self._send = send
-        self._command = command or isolated_command(sys.executable, "dsrun.launcher.agent.watch.gpu_faults")
+        self._command = command or isolated_command(sys.executable, GPU_FAULTS)
         self._reader = FrameReader()
         self._process: subprocess.Popen[bytes] | None = None
         self._rank = 0

@@ -1,4 +1,4 @@
-"""`zero.Init`: a script builds its model inside, and each rank keeps only its slices. How: `zero/build/construct.py`."""
+"""`zero.Init`: a script builds its model inside, and each rank keeps only its slices. See `build/construct.py`."""
 
 from __future__ import annotations
 

@@ -162,6 +162,19 @@ def test_agent_and_spawner_killed_at_one_moment_leave_nothing_that_a_sweep_does_
         assert own_folders(job_id) == []
 
 
+def test_an_agent_of_an_older_dsrun_is_known_by_the_name_that_it_had_there() -> None:
+    old = "import sys; sys.path[:1] = [p for p in sys.path[:1] if p]; from dsrun.launcher.agent import main; main()"
+    stand_in = "import sys\nsys.stdin.read()\n"
+    # Python runs what follows `-c`; what is behind it stands in the command line as an agent's own would.
+    command = [sys.executable, "-c", stand_in, "-c", old, "an-old-job"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as agent:
+        assert agent.stdin is not None
+        try:
+            assert sweep("an-old-job") == {"agents": [agent.pid], "ended": [], "left": []}
+        finally:
+            agent.stdin.close()
+
+
 def test_a_job_whose_agent_lives_is_left_to_it(tmp_path: Path) -> None:
     with running_agent(tmp_path) as (job_id, nonce, agent):
         assert sweep(job_id, nonce) == {"agents": [agent.pid], "ended": [], "left": []}

@@ -227,7 +227,7 @@ PACKAGE = Path(dsrun.__file__).parent
         ("/home/me/src/dsrun/data.py", "data.py:3"),
         ("/home/me/dsrun/tests/launcher/test_verdict.py", "test_verdict.py:3"),
         (f"{PACKAGE.parents[1]}/tests/train.py", "train.py:3"),
-        (f"{PACKAGE.parents[1]}/launcher/verdict.py", "dsrun/launcher/failures/hang_report.py:3"),
+        (f"{PACKAGE.parents[1]}/launcher/failures/hang_report.py", "dsrun/launcher/failures/hang_report.py:3"),
         (f"{PACKAGE}/runtime/optim/norm.py", "dsrun/runtime/optim/norm.py:3"),
         (f"{PACKAGE}/data.py", "dsrun/data.py:3"),
         # Another host's, which has its dsrun in another folder.

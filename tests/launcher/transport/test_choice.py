@@ -34,7 +34,11 @@ def test_what_is_for_this_machine_is_started_without_a_connection(name: Transpor
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [("ssh", "ssh.SshTransport"), ("openssh", "openssh.OpensshTransport"), ("srun", "srun.SrunTransport")],
+    [
+        ("ssh", "ssh.connection.SshTransport"),
+        ("openssh", "ssh.openssh.OpensshTransport"),
+        ("srun", "srun.SrunTransport"),
+    ],
 )
 @pytest.mark.parametrize("start_timeout_s", [None, 300.0])
 def test_the_time_to_start_reaches_every_way_that_waits(

@@ -117,7 +117,7 @@ except LaunchError as error:
 """
 
 
-@pytest.mark.parametrize("way", ["ssh.SshTransport", "openssh.OpensshTransport"])
+@pytest.mark.parametrize("way", ["ssh.connection.SshTransport", "ssh.openssh.OpensshTransport"])
 @pytest.mark.parametrize("case", ["password", "passphrase", "second factor"])
 def test_nothing_is_asked_on_a_terminal_or_by_a_window(
     rig: Rig, n2: NetHost, tmp_path: Path, way: str, case: str
@@ -138,7 +138,7 @@ def test_nothing_is_asked_on_a_terminal_or_by_a_window(
     window = tmp_path / "askpass"
     window.write_text(f"#!/bin/sh\ntouch {asked}\n")
     window.chmod(0o755)
-    module, name = way.split(".")
+    module, _, name = way.rpartition(".")
     words = [f"dsrun.launcher.transport.{module}", name, str(config), n2.address]
     pid, terminal = pty.fork()
     if pid == 0:
