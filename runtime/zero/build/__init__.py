@@ -1,0 +1,1 @@
+"""Models built, filled and cut into units with memory."""
