@@ -301,6 +301,9 @@ def why_lost(python: str, why: str | None, *, status: int | None, last_lines: Se
         last_lines: of its stderr.
     """
     last = last_lines[-1] if last_lines else ""
+    if last.startswith("ModuleNotFoundError: No module named 'dsrun."):
+        # There is a dsrun, whose modules have other names.
+        return Unable(f"another dsrun is there: {last.partition(': ')[2]}", "install one dsrun on all hosts")
     if last.startswith(("ModuleNotFoundError:", "ImportError:")):
         reason = f"{python} there cannot import dsrun: {last.partition(': ')[2]}"
         return Unable(reason, "install dsrun for it, or name another with `python=` in the hostfile")

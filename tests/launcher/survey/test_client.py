@@ -131,6 +131,17 @@ def test_a_surveyor_that_died_is_told_with_its_last_line() -> None:
     assert why_lost("py", None, status=None, last_lines=()).reason == "the connection was lost"
 
 
+def test_a_dsrun_whose_modules_have_other_names_is_another_one_and_no_missing_one() -> None:
+    line = (
+        "ModuleNotFoundError: No module named 'dsrun.launcher.survey.server'; 'dsrun.launcher.survey' is not a package"
+    )
+    other = why_lost("py", None, status=1, last_lines=[line])
+    assert other.reason.startswith("another dsrun is there: No module named 'dsrun.launcher.survey.server'")
+    assert other.hint == "install one dsrun on all hosts"
+    none = why_lost("py", None, status=1, last_lines=["ModuleNotFoundError: No module named 'dsrun'"])
+    assert none.reason == "py there cannot import dsrun: No module named 'dsrun'"
+
+
 def test_what_is_raised_meanwhile_ends_the_wait() -> None:
     class Stopped(Exception):
         pass
