@@ -29,10 +29,10 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 
 from ...compat import function_modes
+from ..access.state_dicts import watch_state_dict
 from ..params.absent_values import OF_NO_VALUES
 from ..units.partition_parameters import home_of
 from .seeds import Nursery, SeedHome
-from ..access.state_dicts import watch_state_dict
 
 
 class Lending:

@@ -22,16 +22,16 @@ from ...layout.unit_layout import lay_out
 from ...memory.arenas import Arenas
 from ...mesh.collectives import Collectives, own_slice
 from ...precision.policy import PrecisionPolicy
-from ..units.partition_parameters import home_of, is_zero_param, memory_of, set_memory
 from ..access.pieces import UnitHome
-from ..units.plan import ZeroPlan
-from .seeds import SeedHome
 from ..params.slots import elements_of
-from .stored_files import StoredHome
+from ..units.find import UnitSpec, find_frozen_units
+from ..units.partition_parameters import home_of, is_zero_param, memory_of, set_memory
+from ..units.plan import ZeroPlan
 from ..units.tier import ShardTier
 from ..units.trained import is_trained
 from ..units.unit import ParamUnit
-from ..units.find import UnitSpec, find_frozen_units
+from .seeds import SeedHome
+from .stored_files import StoredHome
 from .values import check_not_copies, take_values
 
 

@@ -18,10 +18,10 @@ from torch.utils import swap_tensors
 
 from dsrun.errors import ModelError, Problem
 
-from .construct import Lending
-from ..units.partition_parameters import home_of
-from .seeds import Nursery
 from ..access.state_dicts import watch_state_dicts
+from ..units.partition_parameters import home_of
+from .construct import Lending
+from .seeds import Nursery
 
 
 def materialise(model: nn.Module, nursery: Nursery) -> None:

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from dsrun.errors import CheckpointError, InputError, Problem
 
 from ...mesh.agree.all_or_none import all_or_none
+from ..access.pieces import UnitHome
+from ..access.torn import WEIGHTS
 from ..access.whole import ParamAccess
 from ..units.partition_parameters import home_of, settle, unsettle
-from ..access.pieces import UnitHome
 from .seeds import SeedHome
 from .stored_files import StoredHome, StoredTensor, find_tensors
-from ..access.torn import WEIGHTS
 
 
 class Source(Protocol):

@@ -13,14 +13,14 @@ from ...memory.arenas import Arenas
 from ...memory.host_pool import HostPool
 from ...mesh.collectives import Collectives
 from ...precision.policy import PrecisionPolicy
-from .buffers import MasterPlaces, UnitBuffers
-from ..units.plan import ZeroPlan
 from ..params.slots import in_dtype
 from ..params.slotted import SlottedStore
 from ..params.store import ParamStore, ResidentStore
+from ..units.find import UnitSpec
+from ..units.plan import ZeroPlan
 from ..units.tier import ShardTier
 from ..units.unit import ParamUnit, group_by
-from ..units.find import UnitSpec
+from .buffers import MasterPlaces, UnitBuffers
 from .values import check_not_copies
 
 

@@ -11,12 +11,12 @@ from torch import Tensor
 from dsrun.errors import ModelError
 
 from ...mesh.collectives import Collectives, own_slice
-from ..units.partition_parameters import ShardedParameter, home_of, is_zero_param
 from ..access.pieces import UnitHome
+from ..units.find import UnitSpec
+from ..units.partition_parameters import ShardedParameter, home_of, is_zero_param
+from ..units.unit import ParamUnit
 from .seeds import SeedHome
 from .stored_files import StoredHome
-from ..units.unit import ParamUnit
-from ..units.find import UnitSpec
 
 
 def check_not_copies(spec: UnitSpec) -> None:

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dsrun
-from dsrun.errors import ModelError
-from dsrun.estimate.time.collectives import collective_bytes
-from dsrun.estimate.run.settings import RunSettings
-from dsrun.estimate.memory.model_state import pad_units, state_bytes
 from dsrun.choices.gather_plan import GatherBudgets
+from dsrun.errors import ModelError
+from dsrun.estimate.memory.model_state import pad_units, state_bytes
+from dsrun.estimate.run.settings import RunSettings
+from dsrun.estimate.time.collectives import collective_bytes
 from dsrun.runtime.engine.compose.describe import describe
 from dsrun.runtime.engine.ownership import let_go
 from dsrun.runtime.zero.units.find import find_frozen_units, find_units
