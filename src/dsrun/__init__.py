@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dsrun.runtime.engine.initialize import initialize
     from dsrun.runtime.zero.build.on_device import OnDevice
 
-__version__ = version = "0.1.0"
+__version__ = version = "0.2.0"
 
 __all__ = [
     "DeepSpeedEngine",

@@ -237,7 +237,7 @@ def test_help_of_the_verbs_reads_as_reviewed() -> None:
 
 
 def test_version_is_data() -> None:
-    assert invoke("--version") == Result(0, "dsrun 0.1.0\n", "")
+    assert invoke("--version") == Result(0, "dsrun 0.2.0\n", "")
 
 
 def test_a_verb_wins_over_a_file_of_its_name(folder: Path) -> None:

@@ -37,7 +37,7 @@ def cluster(folder: Path) -> ManyReports:
     usual["disk"] |= {"path": "/home/ada/run", "filesystem": "nfs4", "total_bytes": 80 << 40, "free_bytes": 31 << 40}
     usual["storage"]["paths"] = []
     usual["memory"] |= {"shm_total_bytes": 1008 * GIB}
-    usual["versions"] |= {"dsrun": "0.1.0", "python": "3.11.7", "python_path": "/opt/venv/bin/python"}
+    usual["versions"] |= {"dsrun": "0.2.0", "python": "3.11.7", "python_path": "/opt/venv/bin/python"}
     usual["versions"] |= {"torch": "2.13.0+cu128", "cuda": "12.8", "nccl": "2.27.3"}
     usual["verdicts"] = []
     names = [f"n{index:02}" for index in range(1, 17)]
