@@ -11,7 +11,7 @@ from dsrun.launcher.scheduler.jobset import JobSetSettings, job_set, pod_of
 from support.cli import invoke
 from support.manifests import manifest_errors
 
-GUIDE = Path(__file__).parents[3] / "docs/guides/schedulers.md"
+PAGE = Path(__file__).parents[3] / "docs/internals/kubernetes.md"
 LAST = ["--", "--nodes", "2", "--gpus", "8", "--image", "img:1"]
 #: Cores and memory, without which there is a warning.
 RESERVED = ["--cpus", "96", "--memory", "900Gi"]
@@ -77,8 +77,8 @@ def test_a_file_changes_the_pods(tmp_path: Path) -> None:
     assert pod["containers"][0]["workingDir"] == "/work"
 
 
-def test_the_guides_file_gives_what_a_cluster_takes(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```yaml\n(# pod.yaml\n.*?)```", GUIDE.read_text(), re.S)
+def test_the_pages_file_gives_what_a_cluster_takes(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(# pod.yaml\n.*?)```", PAGE.read_text(), re.S)
     patch = tmp_path / "pod.yaml"
     patch.write_text(text)
     result = invoke("k8s", "train.py", *LAST, *RESERVED, "--name", "run7", "--pod-patch", str(patch))

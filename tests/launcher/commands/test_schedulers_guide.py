@@ -1,4 +1,4 @@
-"""What docs/guides/schedulers.md shows is what the commands print."""
+"""What docs/guides/schedulers.md and docs/guides/kubernetes.md show is what the commands print."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ import pytest
 
 from support.cli import invoke
 
-GUIDE = (Path(__file__).parents[3] / "docs/guides/schedulers.md").read_text()
-EXAMPLES = re.findall(r"```console\n\$ dsrun (?P<words>(?:slurm|k8s)[^\n]+)\n(?P<output>.*?)```", GUIDE, re.S)
+GUIDES = Path(__file__).parents[3] / "docs/guides"
+EXAMPLES = [
+    example
+    for guide in ("schedulers", "kubernetes")
+    for example in re.findall(
+        r"```console\n\$ dsrun (?P<words>(?:slurm|k8s)[^\n]+)\n(?P<output>.*?)```",
+        (GUIDES / f"{guide}.md").read_text(),
+        re.S,
+    )
+]
 
 
-def test_the_guide_has_an_example_of_each_verb() -> None:
+def test_the_guides_have_an_example_of_each_verb() -> None:
     assert [words.split()[0] for words, _ in EXAMPLES] == ["slurm", "k8s"]
 
 
