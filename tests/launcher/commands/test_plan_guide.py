@@ -1,4 +1,4 @@
-"""What the guides show of `dsrun plan` is what the command prints."""
+"""What the guides and their internals show of `dsrun plan` is what the command prints."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from support.cli import invoke
 
 ROOT = Path(__file__).parents[3]
-GUIDES = ("plan", "offload")
+PAGES = ("guides/plan", "internals/offload")
 EXAMPLES = [
     example
-    for guide in GUIDES
+    for page in PAGES
     for example in re.findall(
         r"```console\n\$ dsrun (?P<words>plan [^\n]+)\n(?P<output>.*?)```",
-        (ROOT / f"docs/guides/{guide}.md").read_text(),
+        (ROOT / f"docs/{page}.md").read_text(),
         re.S,
     )
 ]
