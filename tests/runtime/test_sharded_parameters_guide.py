@@ -1,4 +1,4 @@
-"""docs/guides/sharded-parameters.md: its examples run one after the other, and its error is the one that is printed."""
+"""docs/guides/sharded-parameters.md and its internals: examples run one after the other, the error is that printed."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ import dsrun
 from dsrun.config.load import load
 from dsrun.errors import CheckpointError
 
-GUIDE = (Path(__file__).parents[2] / "docs/guides/sharded-parameters.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+GUIDE, INTERNALS = ((DOCS / folder / "sharded-parameters.md").read_text() for folder in ("guides", "internals"))
 
 
 def test_the_examples_run_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE, re.S)
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE + INTERNALS, re.S)
     assert len(blocks) == 9
     names: dict[str, Any] = {}
     exec(blocks[0], names)
