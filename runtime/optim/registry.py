@@ -1,4 +1,6 @@
-"""Optimizers by their name in the config, and which classes may run on flat shards.
+"""How optimizers are made, by their name in the config, and which classes may run on flat shards.
+
+What is known of one without torch stands in `dsrun.config.sections.optimizer_table`, by the same names.
 
 [Note: elementwise]
 On a flat shard an optimizer sees slices of several tensors as one vector. That is exact for elementwise optimizers,
@@ -9,10 +11,13 @@ whose update of an element reads that element alone, and for those that know wha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn, optim
 
+from dsrun.config.knob import Section, Status
+from dsrun.config.sections.optimizer_table import OPTIMIZER_ROWS, OptimizerRow, row_of
 from dsrun.errors import ModelError
 
 from .algorithms.adafactor import Adafactor
@@ -25,35 +30,28 @@ from .algorithms.muon import Muon
 from .algorithms.uncorrected_adam import UncorrectedAdam
 from .structure.base import StructuredOptimizer
 
-#: With the number of states each keeps for an element, besides those of `_MORE_STATES`.
-_ELEMENTWISE: dict[type[optim.Optimizer], int] = {
-    optim.Adam: 2,
-    optim.AdamW: 2,
-    FusedAdam: 2,
-    DeepSpeedCPUAdam: 2,
-    optim.SGD: 0,
-    optim.Adagrad: 1,
-    DeepSpeedCPUAdagrad: 1,
-    optim.RMSprop: 1,
-    optim.Adadelta: 2,
-    optim.Adamax: 2,
-    optim.NAdam: 2,
-    optim.RAdam: 2,
-    optim.ASGD: 1,
-    optim.Rprop: 2,
-    Lion: 1,
-    UncorrectedAdam: 2,
-}
-#: Whose states are means that decay, so that rounding them once a step is forgotten too.
-_ROUNDED = (optim.Adam, optim.AdamW, FusedAdam, DeepSpeedCPUAdam, UncorrectedAdam, optim.SGD, Lion)
-#: Options that cost one state more, where an optimizer has them.
-_MORE_STATES = ("momentum", "amsgrad", "centered")
-
 #: Takes parameters or group dicts, returns the optimizer.
 OptimizerFactory = Callable[[Any], optim.Optimizer]
+#: What makes it, and its arguments besides those of the config.
+_Maker = tuple[Callable[..., optim.Optimizer], Mapping[str, Any]]
+_Choice = Callable[[str, Mapping[str, Any]], _Maker]
 
-#: Keys of the config that say which class to make, or that the config has refused or given no meaning.
-_NOT_ARGUMENTS = ("adam_w_mode", "torch_adam", "bias_correction", "fp32_optimizer_states", "per_head_muon")
+
+@dataclass(frozen=True, slots=True)
+class Factory:
+    """How an optimizer is made.
+
+    Attributes:
+        kind: Class that is made.
+        others: Further classes of the same arithmetic: made for some parameters, or by scripts.
+        choose: Choice of what makes it, from the type and the parameters; None: `kind` does.
+        choosers: Parameters that are for `choose` and no arguments.
+    """
+
+    kind: type[optim.Optimizer]
+    others: tuple[type[optim.Optimizer], ...] = ()
+    choose: _Choice | None = field(default=None, kw_only=True)
+    choosers: tuple[str, ...] = field(default=(), kw_only=True)
 
 
 def factory_of(name: str, params: Mapping[str, Any]) -> OptimizerFactory:
@@ -62,33 +60,32 @@ def factory_of(name: str, params: Mapping[str, Any]) -> OptimizerFactory:
     torch's fused kernels run on the CPU and on CUDA, one launch for all shards of a group.
 
     Args:
-        name: of a row of the table, in any case. `Adam` means AdamW unless `adam_w_mode` is false, as in DeepSpeed.
-        params: the section's `params`, defaults filled in.
+        name: Type of the section, in upper or lower case. `Adam` means AdamW unless `adam_w_mode` is false, as in
+            DeepSpeed.
+        params: The section's `params`, defaults filled in.
     """
-    kind, fixed = _TABLE[name.lower()](params)
-    dropped = _NOT_ARGUMENTS if kind is not Lamb else ("amsgrad",)
-    given = {key: value for key, value in params.items() if key not in dropped}
-    options: dict[str, Any] = {**given, **fixed}
-    return lambda shards: kind(shards, **options)
+    row = row_of(name)
+    assert row.params is not None, f"the config does not build {name}"
+    factory = FACTORIES[row.name]
+    make, fixed = (factory.kind, {}) if factory.choose is None else factory.choose(name, params)
+    options = {key: value for key, value in params.items() if _is_argument(key, row.params, factory)}
+    return lambda shards: make(shards, **options, **fixed)
 
 
-_FUSED: Mapping[str, Any] = {"fused": True}
-_Row = tuple[Callable[..., optim.Optimizer], Mapping[str, Any]]
+def _is_argument(key: str, model: type[Section], factory: Factory) -> bool:
+    """Whether a parameter reaches the class: it chooses none, and the config gives it a meaning."""
+    return key not in factory.choosers and model.status_of(key) is Status.WORKS
 
 
-def _row(kind: Callable[..., optim.Optimizer], fixed: Mapping[str, Any] | None = None) -> Callable[[Any], _Row]:
-    return lambda _: (kind, fixed or {})
+def _always(make: Callable[..., optim.Optimizer]) -> _Choice:
+    return lambda _name, _params: (make, {})
 
 
-def _adam(params: Mapping[str, Any]) -> _Row:
-    decoupled = bool(params["adam_w_mode"])
+def _adam(name: str, params: Mapping[str, Any]) -> _Maker:
+    decoupled = name.lower() == "adamw" or bool(params["adam_w_mode"])
     if not params.get("bias_correction", True):
         return UncorrectedAdam, {"decoupled_weight_decay": decoupled}
-    return (optim.AdamW if decoupled else optim.Adam), _FUSED
-
-
-def _adamw(params: Mapping[str, Any]) -> _Row:
-    return _adam({**params, "adam_w_mode": True})
+    return (optim.AdamW if decoupled else optim.Adam), {"fused": True}
 
 
 def _adagrad(shards: Any, **options: Any) -> optim.Optimizer:
@@ -108,32 +105,39 @@ def _sgd(shards: Any, **options: Any) -> optim.Optimizer:
     return optimizer
 
 
-#: One row a type of the config: parameters to (class, arguments besides the parameters).
-_TABLE: Mapping[str, Callable[[Mapping[str, Any]], _Row]] = {
-    "adam": _adam,
-    "adamw": _adamw,
-    "fusedadam": _adam,
-    "deepspeedcpuadam": _adam,
-    "sgd": _row(_sgd),
-    "adagrad": _row(_adagrad),
-    "deepspeedcpuadagrad": _row(_adagrad),
-    "lamb": _row(Lamb),
-    "fusedlamb": _row(Lamb),
-    "lion": _row(Lion),
-    "fusedlion": _row(Lion),
-    "deepspeedcpulion": _row(Lion),
-    "muon": _row(Muon),
-    "muonwithauxadam": _row(Muon),
-    "adafactor": _row(Adafactor),
-    "adammini": _row(AdamMini),
-    "adam8bit": _row(Adam8bit),
-    "adamw8bit": _row(Adam8bit),
-    "lion8bit": _row(Lion8bit),
-    "rmsprop": _row(optim.RMSprop),
-    "adadelta": _row(optim.Adadelta),
-    "adamax": _row(optim.Adamax),
-    "nadam": _row(optim.NAdam),
-    "radam": _row(optim.RAdam),
+#: One row an optimizer, by its own name.
+FACTORIES: Mapping[str, Factory] = {
+    "Adam": Factory(
+        optim.AdamW,
+        (optim.Adam, FusedAdam, DeepSpeedCPUAdam, UncorrectedAdam),
+        choose=_adam,
+        choosers=("adam_w_mode", "bias_correction"),
+    ),
+    "SGD": Factory(optim.SGD, choose=_always(_sgd)),
+    "Adagrad": Factory(optim.Adagrad, (DeepSpeedCPUAdagrad,), choose=_always(_adagrad)),
+    "Lamb": Factory(Lamb),
+    "Lion": Factory(Lion),
+    "Muon": Factory(Muon),
+    "Adafactor": Factory(Adafactor),
+    "AdamMini": Factory(AdamMini),
+    "Adam8bit": Factory(Adam8bit),
+    "AdamW8bit": Factory(Adam8bit),
+    "Lion8bit": Factory(Lion8bit),
+    "RMSprop": Factory(optim.RMSprop),
+    "Adadelta": Factory(optim.Adadelta),
+    "Adamax": Factory(optim.Adamax),
+    "NAdam": Factory(optim.NAdam),
+    "RAdam": Factory(optim.RAdam),
+    "ASGD": Factory(optim.ASGD),
+    "Rprop": Factory(optim.Rprop),
+}
+
+#: What is known of a class whose leaves step one by one. A class that inherits from one of these may do anything.
+_ELEMENTWISE: Mapping[type[optim.Optimizer], OptimizerRow] = {
+    kind: row
+    for row in OPTIMIZER_ROWS
+    if row.is_elementwise
+    for kind in (FACTORIES[row.name].kind, *FACTORIES[row.name].others)
 }
 
 
@@ -175,7 +179,8 @@ def check_rounded_states(optimizer: optim.Optimizer, form: str) -> None:
     Raises:
         ModelError: naming its class.
     """
-    if type(optimizer) not in _ROUNDED:
+    known = _ELEMENTWISE.get(type(optimizer))
+    if known is None or not known.states_decay:
         raise ModelError(
             f"optimizer: {type(optimizer).__name__} is not known to do with states in {form} "
             "(`zero_optimization.offload_optimizer.state_format`)",
@@ -191,7 +196,7 @@ def states_of_group(optimizer: optim.Optimizer, options: Mapping[str, Any]) -> i
         options: of the group.
     """
     known = _ELEMENTWISE.get(type(optimizer))
-    return 0 if known is None else known + sum(bool(options.get(option)) for option in _MORE_STATES)
+    return 0 if known is None else round(known.states_with(options))
 
 
 def states_per_element(optimizer: optim.Optimizer | None) -> float:

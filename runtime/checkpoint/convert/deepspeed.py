@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsrun.config.sections.optimizer_table import imported_class
 from dsrun.errors import CheckpointError
 
 from ..format.json_values import to_json
@@ -59,15 +60,6 @@ _OWN_KEYS = frozenset(
         "compression_scheduler",
     }
 )
-_CLASSES = {
-    "adam": "AdamW",
-    "adamw": "AdamW",
-    "lamb": "Lamb",
-    "lion": "Lion",
-    "sgd": "SGD",
-    "adagrad": "Adagrad",
-    "muon": "Muon",
-}
 
 
 def is_deepspeed(folder: Path) -> bool:
@@ -225,8 +217,8 @@ def _class_of(found: Found) -> str | None:
     kind = str(section.get("type", "")).lower()
     if kind == "adam" and (section.get("params") or {}).get("adam_w_mode") is False:
         return "Adam"
-    if kind in _CLASSES:
-        return _CLASSES[kind]
+    if (known := imported_class(kind)) is not None:
+        return known
     if found.groups and "exp_avg_sq" in {one.role for one in found.tensors}:
         return "AdamW" if found.groups[0].get("decoupled_weight_decay", True) else "Adam"
     return None

@@ -62,7 +62,8 @@ def _all_keys(model: type[Section], path: str) -> Iterator[tuple[str, str]]:
     """Yields (path of the section, key) for every key of the schema."""
     for name, info in model.model_fields.items():
         yield path, name
-        parts = (info.annotation, *get_args(info.annotation))
-        for part in parts:
+        choices = model.knob_of(name).choices
+        parts = (info.annotation, *get_args(info.annotation)) if choices is None else choices.models.values()
+        for part in dict.fromkeys(parts):
             if isinstance(part, type) and issubclass(part, Section):
                 yield from _all_keys(part, join(path, name))

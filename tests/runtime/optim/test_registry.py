@@ -8,8 +8,17 @@ import pytest
 import torch
 from torch import nn, optim
 
+from dsrun.config.sections.optimizer_table import OPTIMIZER_ROWS, OptimizerRow
 from dsrun.errors import ModelError
-from dsrun.runtime.optim.registry import adopt, check_elementwise, factory_of, states_of_group, states_per_element
+from dsrun.runtime.optim.registry import (
+    FACTORIES,
+    adopt,
+    check_elementwise,
+    factory_of,
+    states_of_group,
+    states_per_element,
+)
+from dsrun.runtime.optim.structure.base import StructuredOptimizer
 
 ADAM: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2, "betas": (0.8, 0.9), "eps": 1e-6, "adam_w_mode": True}
 SGD: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "dampening": 0.0, "nesterov": True}
@@ -17,6 +26,26 @@ SGD: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.0, "momentum": 0.9, "dampeni
 
 def leaf() -> nn.Parameter:
     return nn.Parameter(torch.zeros(64))
+
+
+def test_what_is_known_of_optimizers_and_how_they_are_made_have_the_same_names() -> None:
+    assert list(FACTORIES) == [row.name for row in OPTIMIZER_ROWS]
+
+
+@pytest.mark.parametrize("row", OPTIMIZER_ROWS, ids=lambda row: row.name)
+def test_a_class_knows_its_tensors_unless_its_row_says_elementwise(row: OptimizerRow) -> None:
+    factory = FACTORIES[row.name]
+    for kind in (factory.kind, *factory.others):
+        assert issubclass(kind, StructuredOptimizer) is not row.is_elementwise
+
+
+@pytest.mark.parametrize("row", [row for row in OPTIMIZER_ROWS if row.params is not None], ids=lambda row: row.name)
+def test_every_name_makes_a_class_of_its_row(row: OptimizerRow) -> None:
+    assert row.params is not None
+    factory = FACTORIES[row.name]
+    for name in row.names:
+        made = factory_of(name.upper(), row.params().model_dump())([leaf()])
+        assert type(made) in (factory.kind, *factory.others)
 
 
 @pytest.mark.parametrize(

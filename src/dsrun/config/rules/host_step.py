@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dsrun.config.findings import Code, Report
-from dsrun.config.sections.optimizer_params import SEES_WHOLE_TENSORS, AdamParams, LionParams, SgdParams
+from dsrun.config.sections.optimizer_table import row_of
 from dsrun.config.sections.training import Training
 from dsrun.config.text.tree import Position
 
@@ -15,7 +15,6 @@ _SECTION = "zero_optimization.offload_optimizer"
 _OPTIMIZER = f"{_SECTION}.device"
 _FORMAT = f"{_SECTION}.state_format"
 _SPLIT = f"{_SECTION}.split_master"
-_EIGHT_BIT = ("adam8bit", "adamw8bit", "lion8bit")
 
 
 def check_host_step(config: Training, report: Report, place_of: PlaceOf) -> None:
@@ -38,11 +37,10 @@ def check_host_step(config: Training, report: Report, place_of: PlaceOf) -> None
             place_of(_OPTIMIZER),
             "set `zero_optimization.stage` to 1, which cuts that into slices; on one rank it is the same",
         )
-    if config.optimizer is not None and isinstance(config.optimizer.params, SEES_WHOLE_TENSORS):
+    if config.optimizer is not None and not (row := row_of(config.optimizer.type)).is_elementwise:
         hint = "take an elementwise one, such as AdamW, Adam, SGD, Adagrad or Lion"
-        if config.optimizer.type.lower() in _EIGHT_BIT:
-            plain = "Lion" if config.optimizer.type.lower().startswith("lion") else "AdamW"
-            hint = f'for states in 8 bits take "{plain}", and set `{_FORMAT}` to "int8"'
+        if row.plain is not None:
+            hint = f'for states in 8 bits take "{row.plain}", and set `{_FORMAT}` to "int8"'
         report.error(
             Code.COMBINATION,
             _OPTIMIZER,
@@ -90,9 +88,9 @@ def _state_format(config: Training, report: Report, place_of: PlaceOf) -> None:
         message = f"{said}, and `super_offload` beside it is true, which keeps all states twice in fp32"
         report.error(Code.COMBINATION, _FORMAT, message, place_of(_FORMAT), "leave out one of them")
     optimizer = config.optimizer
-    if optimizer is None or isinstance(optimizer.params, SEES_WHOLE_TENSORS):
+    if optimizer is None or not row_of(optimizer.type).is_elementwise:
         return
-    if not isinstance(optimizer.params, (AdamParams, LionParams, SgdParams)):
+    if not row_of(optimizer.type).states_decay:
         message = (
             f'{said}, and states of optimizer type "{optimizer.type}" do not all decay: what is rounded off adds up'
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dsrun.config.findings import Code, Report
-from dsrun.config.sections.optimizer_params import SEES_WHOLE_TENSORS, AdamParams, SgdParams
+from dsrun.config.sections.optimizer_params import AdamParams, SgdParams
+from dsrun.config.sections.optimizer_table import row_of
 from dsrun.config.sections.precision import Fp16
 from dsrun.config.sections.training import Training
 from dsrun.config.text.tree import Position
@@ -61,7 +62,7 @@ def _masters(config: Training, report: Report, place_of: PlaceOf) -> None:
         if not isinstance(params, (AdamParams, SgdParams)):
             message = f'`{key}` is true with optimizer type "{kind}", which keeps fp32; expected Adam, AdamW or SGD'
             report.error(Code.COMBINATION, key, message, place_of(key))
-    elif isinstance(params, SEES_WHOLE_TENSORS):
+    elif not row_of(kind).is_elementwise:
         _refuse_optimizer(key, "true", kind, report, place_of)
 
 
@@ -75,7 +76,7 @@ def _sums(config: Training, report: Report, place_of: PlaceOf) -> None:
         if sums != mode:
             message = f'`{_SUMS}` is "{sums}", and `{masters}` is true, which adds gradients up in {mode}'
             report.error(Code.COMBINATION, _SUMS, message, place_of(_SUMS), "leave out one of them")
-    elif sums != "fp32" and config.optimizer is not None and isinstance(config.optimizer.params, SEES_WHOLE_TENSORS):
+    elif sums != "fp32" and config.optimizer is not None and not row_of(config.optimizer.type).is_elementwise:
         _refuse_optimizer(_SUMS, f'"{sums}"', config.optimizer.type, report, place_of)
     if sums == "fp16" and not config.fp16.enabled:
         message = f'`{_SUMS}` is "fp16" without `fp16.enabled`: no loss scale keeps gradients in its range'

@@ -3,52 +3,22 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from dsrun.config.knob import Choices, Section, knob
-from dsrun.config.sections.optimizer_params import (
-    AdadeltaParams,
-    AdafactorParams,
-    AdagradParams,
-    Adam8bitParams,
-    AdamaxParams,
-    AdamMiniParams,
-    AdamParams,
-    AdamW8bitParams,
-    LambParams,
-    Lion8bitParams,
-    LionParams,
-    MuonParams,
-    NAdamParams,
-    OptimizerParams,
-    RAdamParams,
-    RmspropParams,
-    SgdParams,
-)
+from pydantic import SerializeAsAny
 
-#: Types this version builds, with the model of their parameters; names of DeepSpeed's classes mean what they stand for.
+from dsrun.config.knob import Choices, Section, knob
+from dsrun.config.sections.optimizer_params import AdamParams, OptimizerParams, SgdParams
+from dsrun.config.sections.optimizer_table import OPTIMIZER_ROWS
+
+#: Types this version builds; names of DeepSpeed's classes mean what they stand for.
 _BUILT: Mapping[str, type[OptimizerParams]] = {
-    **dict.fromkeys(("Adam", "AdamW", "FusedAdam", "DeepSpeedCPUAdam"), AdamParams),
-    "SGD": SgdParams,
-    **dict.fromkeys(("Adagrad", "DeepSpeedCPUAdagrad"), AdagradParams),
-    **dict.fromkeys(("Lamb", "FusedLamb"), LambParams),
-    **dict.fromkeys(("Lion", "FusedLion", "DeepSpeedCPULion"), LionParams),
-    **dict.fromkeys(("Muon", "MuonWithAuxAdam"), MuonParams),
-    "Adafactor": AdafactorParams,
-    "AdamMini": AdamMiniParams,
-    "Adam8bit": Adam8bitParams,
-    "AdamW8bit": AdamW8bitParams,
-    "Lion8bit": Lion8bitParams,
-    "RMSprop": RmspropParams,
-    "Adadelta": AdadeltaParams,
-    "Adamax": AdamaxParams,
-    "NAdam": NAdamParams,
-    "RAdam": RAdamParams,
+    name: row.params for row in OPTIMIZER_ROWS if row.params is not None for name in row.names
 }
 
 #: Types the schema knows and a later version builds; those of torch without a model of their parameters.
 _PLANNED: Mapping[str, type[Section] | None] = {
     **dict.fromkeys(("MuAdam", "MuAdamW"), AdamParams),
     "MuSGD": SgdParams,
-    **dict.fromkeys(("ASGD", "Rprop"), None),
+    **{name: None for row in OPTIMIZER_ROWS if row.params is None for name in row.names},
 }
 
 #: Types that are gone upstream, or can run nowhere here, with what to do instead.
@@ -74,17 +44,6 @@ class OptimizerSection(Section):
         ),
     ]
     params: Annotated[
-        AdamParams
-        | SgdParams
-        | AdagradParams
-        | LambParams
-        | LionParams
-        | MuonParams
-        | AdafactorParams
-        | AdamMiniParams
-        | Adam8bitParams
-        | RmspropParams
-        | AdadeltaParams
-        | AdamaxParams,
+        SerializeAsAny[OptimizerParams],
         knob("Parameters of the optimizer.", choices=OPTIMIZERS, users=(202, 31)),
     ]

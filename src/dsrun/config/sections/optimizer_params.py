@@ -29,15 +29,7 @@ class OptimizerParams(Section):
     renamed: ClassVar = {"learning_rate": "lr"}
     removed: ClassVar = {"max_grad_norm": "write `gradient_clipping` at the top level"}
 
-    #: Values of state that an optimizer keeps for each element, counted in fp32; see docs/guides/optimizers.md.
-    states: ClassVar[float] = 2.0
-
     lr: Annotated[NonNegative, knob(_LR, users=(201, 31))] = 1e-3
-
-    @property
-    def states_per_element(self) -> float:
-        """States of each element with these parameters, counted in fp32 values."""
-        return self.states
 
 
 class AdamParams(OptimizerParams):
@@ -82,11 +74,6 @@ class AdamParams(OptimizerParams):
         ),
     ] = True
 
-    @property
-    def states_per_element(self) -> float:
-        """See `OptimizerParams`."""
-        return 3.0 if self.amsgrad else 2.0
-
 
 class SgdParams(OptimizerParams):
     """Parameters of SGD."""
@@ -96,16 +83,9 @@ class SgdParams(OptimizerParams):
     weight_decay: Annotated[NonNegative, knob(_L2, auto=Auto.DEFAULT)] = 0.0
     nesterov: Annotated[Flag, knob("Look ahead along the momentum.")] = False
 
-    @property
-    def states_per_element(self) -> float:
-        """See `OptimizerParams`."""
-        return 1.0 if self.momentum else 0.0
-
 
 class AdagradParams(OptimizerParams):
     """Parameters of Adagrad."""
-
-    states = 1.0
 
     lr: Annotated[NonNegative, knob(_LR)] = 1e-2
     eps: Annotated[NonNegative, knob(_EPS, auto=Auto.DEFAULT)] = 1e-10
@@ -131,8 +111,6 @@ class LambParams(OptimizerParams):
 class LionParams(OptimizerParams):
     """Parameters of Lion: the sign of a running mean, one state in place of two."""
 
-    states = 1.0
-
     betas: Annotated[
         Betas, knob("Weights of the running mean in the step, and in the next mean.", auto=Auto.DEFAULT)
     ] = (0.9, 0.999)
@@ -141,9 +119,6 @@ class LionParams(OptimizerParams):
 
 class MuonParams(OptimizerParams):
     """Parameters of Muon: orthogonalised momentum for matrices, AdamW for the rest."""
-
-    # Of matrices; the rest has two.
-    states = 1.0
 
     momentum: Annotated[BelowOne, knob("Decay of the running mean of matrices.")] = 0.95
     weight_decay: Annotated[NonNegative, knob(_DECAY, auto=Auto.DEFAULT)] = 0.0
@@ -172,9 +147,6 @@ class MuonParams(OptimizerParams):
 class AdafactorParams(OptimizerParams):
     """Parameters of Adafactor: means of rows and columns in place of a second moment, and no first."""
 
-    # Rows and columns of a matrix; tensors of one dimension keep one.
-    states = 0.0
-
     lr: Annotated[NonNegative, knob("Bound on the rate, which falls with the root of the updates.")] = 1e-2
     beta2_decay: Annotated[NonPositive, knob("The new squared gradient has the weight: updates to this power.")] = -0.8
     eps: Annotated[TwoNonNegative, knob("Bounds below: on the root, and on the scale of a tensor.")] = (2.0**-23, 1e-3)
@@ -185,8 +157,6 @@ class AdafactorParams(OptimizerParams):
 class AdamMiniParams(OptimizerParams):
     """Parameters of AdamMini: one second moment a row or head."""
 
-    states = 1.0
-
     betas: Annotated[Betas, knob(_BETAS, auto=Auto.DEFAULT)] = (0.9, 0.999)
     eps: Annotated[NonNegative, knob(_EPS, auto=Auto.DEFAULT)] = 1e-8
     weight_decay: Annotated[NonNegative, knob(_DECAY, auto=Auto.DEFAULT)] = 0.0
@@ -196,14 +166,8 @@ class AdamMiniParams(OptimizerParams):
     num_kv_heads: Annotated[Positive | None, knob("Key heads of a layer; none takes `num_heads`.", unit="heads")] = None
 
 
-#: 8-bit codes, and an fp32 scale for each 256 of them.
-_CODED = 0.25 + 1 / 256
-
-
 class Adam8bitParams(OptimizerParams):
     """Parameters of Adam8bit: AdamW with states of 8 bits in blocks of 256."""
-
-    states = 2 * _CODED
 
     betas: Annotated[Betas, knob(_BETAS, auto=Auto.DEFAULT)] = (0.9, 0.999)
     eps: Annotated[NonNegative, knob(_EPS, auto=Auto.DEFAULT)] = 1e-8
@@ -220,8 +184,6 @@ class AdamW8bitParams(Adam8bitParams):
 class Lion8bitParams(LionParams):
     """Parameters of Lion8bit: Lion with a state of 8 bits in blocks of 256."""
 
-    states = _CODED
-
     min_8bit_size: Annotated[Count, knob(_8BIT, unit="elements")] = 4096
 
 
@@ -234,11 +196,6 @@ class RmspropParams(OptimizerParams):
     weight_decay: Annotated[NonNegative, knob(_L2, auto=Auto.DEFAULT)] = 0.0
     momentum: Annotated[NonNegative, knob("Decay of the running mean of steps; 0 keeps none.")] = 0.0
     centered: Annotated[Flag, knob("Subtract the squared mean of gradients, one state more.")] = False
-
-    @property
-    def states_per_element(self) -> float:
-        """See `OptimizerParams`."""
-        return 1.0 + bool(self.momentum) + self.centered
 
 
 class AdadeltaParams(OptimizerParams):
@@ -271,7 +228,3 @@ class RAdamParams(AdamaxParams):
 
     lr: Annotated[NonNegative, knob(_LR)] = 1e-3
     decoupled_weight_decay: Annotated[Flag, knob("Decay weights apart from the gradient.")] = False
-
-
-#: Parameters of optimizers that know which tensors they update: a flat range of elements is not enough for them.
-SEES_WHOLE_TENSORS = (LambParams, MuonParams, AdafactorParams, AdamMiniParams, Adam8bitParams, Lion8bitParams)

@@ -11,6 +11,7 @@ from dsrun.config.buckets import gather_budgets
 from dsrun.config.config import Config, is_left_to_script
 from dsrun.config.findings import Code, Severity
 from dsrun.config.sections.activation import Policy
+from dsrun.config.sections.optimizer_table import row_of
 from dsrun.errors import ConfigError
 from dsrun.estimate.run.recomputation import Recomputed, recomputed
 
@@ -302,4 +303,4 @@ def _states(config: Config, notes: list[str]) -> float:
     if section is None:
         notes.append("no `optimizer` in the config: two states an element, as Adam has")
         return _ADAM_STATES
-    return section.params.states_per_element
+    return row_of(section.type).states_with(section.params.model_dump())
