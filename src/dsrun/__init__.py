@@ -5,60 +5,40 @@ The face of the runtime, loaded on first use: importing `dsrun` imports neither 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from dsrun import checkpointing, comm, data, long_sequence, ops, utils, zero
-    from dsrun.contract.heartbeats import heartbeat
-    from dsrun.runtime.engine.compose.arguments import add_config_arguments
-    from dsrun.runtime.engine.compose.distributed import init_distributed
-    from dsrun.runtime.engine.engine import Engine
-    from dsrun.runtime.engine.engine import Engine as DeepSpeedEngine
-    from dsrun.runtime.engine.initialize import initialize
-    from dsrun.runtime.zero.build.on_device import OnDevice
+from typing import TYPE_CHECKING
 
 __version__ = version = "0.2.0"
 
-__all__ = [
-    "DeepSpeedEngine",
-    "Engine",
-    "OnDevice",
-    "__version__",
-    "add_config_arguments",
-    "checkpointing",
-    "comm",
-    "data",
-    "heartbeat",
-    "init_distributed",
-    "initialize",
-    "long_sequence",
-    "ops",
-    "utils",
-    "version",
-    "zero",
-]
+if TYPE_CHECKING:
+    from dsrun import checkpointing as checkpointing
+    from dsrun import comm as comm
+    from dsrun import data as data
+    from dsrun import long_sequence as long_sequence
+    from dsrun import ops as ops
+    from dsrun import utils as utils
+    from dsrun import zero as zero
+    from dsrun.contract.heartbeats import heartbeat as heartbeat
+    from dsrun.runtime.engine.compose.arguments import add_config_arguments as add_config_arguments
+    from dsrun.runtime.engine.compose.distributed import init_distributed as init_distributed
+    from dsrun.runtime.engine.engine import Engine as Engine
+    from dsrun.runtime.engine.initialize import initialize as initialize
+    from dsrun.runtime.zero.build.on_device import OnDevice as OnDevice
 
-_HOME = {
-    "OnDevice": "dsrun.runtime.zero.build.on_device",
-    "Engine": "dsrun.runtime.engine.engine",
-    "add_config_arguments": "dsrun.runtime.engine.compose.arguments",
-    "heartbeat": "dsrun.contract.heartbeats",
-    "init_distributed": "dsrun.runtime.engine.compose.distributed",
-    "initialize": "dsrun.runtime.engine.initialize",
-}
+    DeepSpeedEngine = Engine
 
+else:
+    from dsrun.faces import lazy_face
 
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name in ("checkpointing", "comm", "data", "long_sequence", "ops", "utils", "zero"):
-        return importlib.import_module(f"dsrun.{name}")
-    if name == "DeepSpeedEngine":  # what scripts written for DeepSpeed ask isinstance of
-        name = "Engine"
-    if name not in _HOME:
-        raise importlib.import_module("dsrun.deepspeed_missing").missing(__name__, name)
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __all__, __getattr__, __dir__ = lazy_face(
+        __name__,
+        {
+            "dsrun": ("checkpointing", "comm", "data", "long_sequence", "ops", "utils", "zero"),
+            "dsrun.contract.heartbeats": ("heartbeat",),
+            "dsrun.runtime.engine.compose.arguments": ("add_config_arguments",),
+            "dsrun.runtime.engine.compose.distributed": ("init_distributed",),
+            "dsrun.runtime.engine.engine": ("Engine", "Engine as DeepSpeedEngine"),
+            "dsrun.runtime.engine.initialize": ("initialize",),
+            "dsrun.runtime.zero.build.on_device": ("OnDevice",),
+        },
+        own=("__version__", "version"),
+    )

@@ -6,49 +6,39 @@ none of this: the config's section `activation_checkpointing` is enough.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dsrun.runtime.activation.configured import checkpoint as checkpoint
+    from dsrun.runtime.activation.configured import configure as configure
+    from dsrun.runtime.activation.configured import get_cuda_rng_tracker as get_cuda_rng_tracker
+    from dsrun.runtime.activation.configured import is_configured as is_configured
+    from dsrun.runtime.activation.configured import model_parallel_cuda_manual_seed as model_parallel_cuda_manual_seed
+    from dsrun.runtime.activation.configured import non_reentrant_checkpoint as non_reentrant_checkpoint
     from dsrun.runtime.activation.configured import (
-        checkpoint,
-        configure,
-        get_cuda_rng_tracker,
-        is_configured,
-        model_parallel_cuda_manual_seed,
-        non_reentrant_checkpoint,
-        partition_activations_in_checkpoint,
-        profile_table,
-        reset,
+        partition_activations_in_checkpoint as partition_activations_in_checkpoint,
     )
-    from dsrun.runtime.activation.recompute.reversible import Reversible, ReversibleStack
+    from dsrun.runtime.activation.configured import profile_table as profile_table
+    from dsrun.runtime.activation.configured import reset as reset
+    from dsrun.runtime.activation.recompute.reversible import Reversible as Reversible
+    from dsrun.runtime.activation.recompute.reversible import ReversibleStack as ReversibleStack
+else:
+    from dsrun.faces import lazy_face
 
-__all__ = [
-    "Reversible",
-    "ReversibleStack",
-    "checkpoint",
-    "configure",
-    "get_cuda_rng_tracker",
-    "is_configured",
-    "model_parallel_cuda_manual_seed",
-    "non_reentrant_checkpoint",
-    "partition_activations_in_checkpoint",
-    "profile_table",
-    "reset",
-]
-
-_HOME = dict.fromkeys(__all__, "dsrun.runtime.activation.configured") | {
-    "Reversible": "dsrun.runtime.activation.recompute.reversible",
-    "ReversibleStack": "dsrun.runtime.activation.recompute.reversible",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dsrun.checkpointing' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __all__, __getattr__, __dir__ = lazy_face(
+        __name__,
+        {
+            "dsrun.runtime.activation.configured": (
+                "checkpoint",
+                "configure",
+                "get_cuda_rng_tracker",
+                "is_configured",
+                "model_parallel_cuda_manual_seed",
+                "non_reentrant_checkpoint",
+                "partition_activations_in_checkpoint",
+                "profile_table",
+                "reset",
+            ),
+            "dsrun.runtime.activation.recompute.reversible": ("Reversible", "ReversibleStack"),
+        },
+    )

@@ -8,12 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dsrun.deepspeed_missing import missing
-
 if TYPE_CHECKING:
-    from dsrun.runtime.engine.compose.distributed import init_distributed
+    from dsrun.runtime.engine.compose.distributed import init_distributed as init_distributed
 
-__all__ = ["get_local_rank", "init_distributed"]
+    def __getattr__(name: str) -> Any: ...
+
+else:
+    from dsrun.faces import lazy_face
+
+    __all__, __getattr__, __dir__ = lazy_face(
+        __name__,
+        {
+            "dsrun.runtime.engine.compose.distributed": ("init_distributed",),
+        },
+        own=("get_local_rank",),
+        beyond="torch.distributed",
+    )
 
 
 def get_local_rank() -> int:
@@ -21,18 +31,3 @@ def get_local_rank() -> int:
     from dsrun.contract.environment import RankInfo
 
     return RankInfo.from_env().local_rank
-
-
-def __getattr__(name: str) -> Any:
-    import importlib
-
-    if name == "init_distributed":
-        return importlib.import_module("dsrun.runtime.engine.compose.distributed").init_distributed
-    distributed = importlib.import_module("torch.distributed")
-    if name.startswith("_") or not hasattr(distributed, name):
-        raise missing(__name__, name)
-    return getattr(distributed, name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)

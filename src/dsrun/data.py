@@ -6,34 +6,23 @@ makes a loader of these parts by itself.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from dsrun.deepspeed_missing import missing
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dsrun.runtime.data.loader import LoaderWishes, TrainingLoader
-    from dsrun.runtime.data.repeating import RepeatingLoader
-    from dsrun.runtime.data.sampler import ShardedSampler
-    from dsrun.runtime.data.worker_process import leave_signals_to_rank
+    from dsrun.runtime.data.loader import LoaderWishes as LoaderWishes
+    from dsrun.runtime.data.loader import TrainingLoader as TrainingLoader
+    from dsrun.runtime.data.repeating import RepeatingLoader as RepeatingLoader
+    from dsrun.runtime.data.sampler import ShardedSampler as ShardedSampler
+    from dsrun.runtime.data.worker_process import leave_signals_to_rank as leave_signals_to_rank
+else:
+    from dsrun.faces import lazy_face
 
-__all__ = ["LoaderWishes", "RepeatingLoader", "ShardedSampler", "TrainingLoader", "leave_signals_to_rank"]
-
-_HOME = {
-    "LoaderWishes": "loader",
-    "RepeatingLoader": "repeating",
-    "ShardedSampler": "sampler",
-    "TrainingLoader": "loader",
-    "leave_signals_to_rank": "worker_process",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise missing(__name__, name)
-    import importlib
-
-    return getattr(importlib.import_module(f"dsrun.runtime.data.{_HOME[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __all__, __getattr__, __dir__ = lazy_face(
+        __name__,
+        {
+            "dsrun.runtime.data.loader": ("LoaderWishes", "TrainingLoader"),
+            "dsrun.runtime.data.repeating": ("RepeatingLoader",),
+            "dsrun.runtime.data.sampler": ("ShardedSampler",),
+            "dsrun.runtime.data.worker_process": ("leave_signals_to_rank",),
+        },
+    )

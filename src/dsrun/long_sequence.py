@@ -5,31 +5,21 @@ A face like `dsrun` itself, loaded on first use: importing it imports no torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dsrun.runtime.long_sequence.attention import attention
-    from dsrun.runtime.long_sequence.cross_entropy import linear_cross_entropy
-    from dsrun.runtime.long_sequence.tiling import TiledMLP, tiled
+    from dsrun.runtime.long_sequence.attention import attention as attention
+    from dsrun.runtime.long_sequence.cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from dsrun.runtime.long_sequence.tiling import TiledMLP as TiledMLP
+    from dsrun.runtime.long_sequence.tiling import tiled as tiled
+else:
+    from dsrun.faces import lazy_face
 
-__all__ = ["TiledMLP", "attention", "linear_cross_entropy", "tiled"]
-
-_PACKAGE = "dsrun.runtime.long_sequence"
-_HOME = {
-    "TiledMLP": f"{_PACKAGE}.tiling",
-    "attention": f"{_PACKAGE}.attention",
-    "linear_cross_entropy": f"{_PACKAGE}.cross_entropy",
-    "tiled": f"{_PACKAGE}.tiling",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'dsrun.long_sequence' has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module(_HOME[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __all__, __getattr__, __dir__ = lazy_face(
+        __name__,
+        {
+            "dsrun.runtime.long_sequence.attention": ("attention",),
+            "dsrun.runtime.long_sequence.cross_entropy": ("linear_cross_entropy",),
+            "dsrun.runtime.long_sequence.tiling": ("TiledMLP", "tiled"),
+        },
+    )

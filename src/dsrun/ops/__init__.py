@@ -5,23 +5,19 @@ A face like `dsrun` itself: importing it imports no torch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from dsrun.deepspeed_missing import missing
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dsrun.ops import adagrad, adam, lamb, lion
+    from dsrun.ops import adagrad as adagrad
+    from dsrun.ops import adam as adam
+    from dsrun.ops import lamb as lamb
+    from dsrun.ops import lion as lion
+else:
+    from dsrun.faces import lazy_face
 
-__all__ = ["adagrad", "adam", "lamb", "lion"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise missing(__name__, name)
-    import importlib
-
-    return importlib.import_module(f"dsrun.ops.{name}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __all__, __getattr__, __dir__ = lazy_face(
+        __name__,
+        {
+            "dsrun.ops": ("adagrad", "adam", "lamb", "lion"),
+        },
+    )

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dsrun.runtime.optim.algorithms.deepspeed_classes import DeepSpeedCPULion, FusedLion
+    from dsrun.runtime.optim.algorithms.deepspeed_classes import DeepSpeedCPULion as DeepSpeedCPULion
+    from dsrun.runtime.optim.algorithms.deepspeed_classes import FusedLion as FusedLion
+else:
+    from dsrun.faces import lazy_face
 
-__all__ = ["DeepSpeedCPULion", "FusedLion"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import importlib
-
-    return getattr(importlib.import_module("dsrun.runtime.optim.algorithms.deepspeed_classes"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __all__, __getattr__, __dir__ = lazy_face(
+        __name__,
+        {
+            "dsrun.runtime.optim.algorithms.deepspeed_classes": ("DeepSpeedCPULion", "FusedLion"),
+        },
+    )
