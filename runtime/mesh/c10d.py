@@ -34,7 +34,7 @@ from torch import Tensor
 from dsrun.errors import DsrunError
 
 from ..compat import all_gather_single, backends_of, reduce_scatter_single, store_of
-from .collectives import Pending, Traffic, Unobserved, WaitObserver, own_slice, part_numels, wait_name
+from .collectives import CountedAllToAll, PartNumels, Pending, Traffic, Unobserved, WaitObserver, own_slice, wait_name
 from .last_positions import Whereabouts
 from .step_position import Where
 
@@ -148,7 +148,7 @@ def _works(*started: Any) -> list[dist.Work | None]:
     return list(started)
 
 
-class C10dCollectives:
+class C10dCollectives(CountedAllToAll):
     """torch.distributed over one process group, or two: the calls that every backend does well.
 
     See [Note: two communicators] and [Note: no error from NCCL].
@@ -227,23 +227,13 @@ class C10dCollectives:
             "broadcast", of, lambda: _works(dist.broadcast(buffer_N, group_src=source, group=self.group, async_op=True))
         )
 
-    def all_to_all(
-        self,
-        output_M: Tensor,
-        input_N: Tensor,
-        *,
-        receive_numels: Sequence[int] | None = None,
-        send_numels: Sequence[int] | None = None,
-        of: str = "",
-    ) -> Pending:
-        """See `Collectives`."""
-        self.traffic.count("all_to_all", input_N)
-        receive = part_numels(output_M, receive_numels, size=self.size)
-        send = part_numels(input_N, send_numels, size=self.size)
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
         return self._start(
             "all_to_all",
             of,
-            lambda: _works(dist.all_to_all_single(output_M, input_N, receive, send, group=self.group, async_op=True)),
+            lambda: _works(
+                dist.all_to_all_single(output_M, input_N, parts.receive, parts.send, group=self.group, async_op=True)
+            ),
         )
 
     def barrier(self) -> None:

@@ -12,6 +12,7 @@ and names the collectives that were begun last: one of them is what the others h
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -151,6 +152,47 @@ def part_numels(buffer_N: Tensor, numels: Sequence[int] | None, *, size: int) ->
     assert len(parts) == size, f"{len(parts)} parts for {size} ranks"
     assert sum(parts) == buffer_N.numel(), f"parts {parts} of a buffer of {buffer_N.numel()} elements"
     return parts
+
+
+@dataclass(frozen=True, slots=True)
+class PartNumels:
+    """Lengths of the parts of an all-to-all on one rank.
+
+    Attributes:
+        receive: elements from each rank.
+        send: elements to each rank.
+        are_given: whether the caller has said them, so that other ranks may have said what does not fit.
+    """
+
+    receive: list[int]
+    send: list[int]
+    are_given: bool
+
+
+class CountedAllToAll(ABC):
+    """The call of `Collectives.all_to_all`, which counts and checks; how parts move is left to `_exchange`."""
+
+    size: int
+    traffic: Traffic
+
+    def all_to_all(
+        self,
+        output_M: Tensor,
+        input_N: Tensor,
+        *,
+        receive_numels: Sequence[int] | None = None,
+        send_numels: Sequence[int] | None = None,
+        of: str = "",
+    ) -> Pending:
+        """See `Collectives`."""
+        self.traffic.count("all_to_all", input_N)
+        receive = part_numels(output_M, receive_numels, size=self.size)
+        send = part_numels(input_N, send_numels, size=self.size)
+        return self._exchange(output_M, input_N, PartNumels(receive, send, send_numels is not None), of)
+
+    @abstractmethod
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
+        """Moves the parts; arguments as in `all_to_all`."""
 
 
 class Done:

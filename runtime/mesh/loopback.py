@@ -18,7 +18,17 @@ from torch import Tensor
 
 from dsrun.errors import ModelError
 
-from .collectives import Done, Pending, Traffic, Unobserved, WaitObserver, own_slice, part_numels, wait_name
+from .collectives import (
+    CountedAllToAll,
+    Done,
+    PartNumels,
+    Pending,
+    Traffic,
+    Unobserved,
+    WaitObserver,
+    own_slice,
+    wait_name,
+)
 from .step_position import Where
 from .sums import reduce_in_order
 
@@ -84,7 +94,7 @@ class LoopbackWorld:
         self.observers[rank].leave(time.perf_counter() - started_s)
 
 
-class LoopbackCollectives:
+class LoopbackCollectives(CountedAllToAll):
     """One rank of a `LoopbackWorld`; see `Collectives`."""
 
     def __init__(self, world: LoopbackWorld, rank: int) -> None:
@@ -130,26 +140,14 @@ class LoopbackCollectives:
         buffer_N.copy_(copies[0])
         return Done()
 
-    def all_to_all(
-        self,
-        output_M: Tensor,
-        input_N: Tensor,
-        *,
-        receive_numels: Sequence[int] | None = None,
-        send_numels: Sequence[int] | None = None,
-        of: str = "",
-    ) -> Pending:
-        """See `Collectives`."""
-        self.traffic.count("all_to_all", input_N)
-        receive = part_numels(output_M, receive_numels, size=self.size)
-        send = part_numels(input_N, send_numels, size=self.size)
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
         sent: list[list[int]] = []
         name = wait_name("all_to_all", of)
-        lengths = torch.tensor(send, dtype=torch.int64)
+        lengths = torch.tensor(parts.send, dtype=torch.int64)
         self._world.exchange(self.rank, lengths, lambda rows: sent.extend(r.tolist() for r in rows), name=name)
 
         def read(inputs: list[Tensor]) -> None:
-            for part, theirs, numels in zip(output_M.split(receive), inputs, sent, strict=True):
+            for part, theirs, numels in zip(output_M.split(parts.receive), inputs, sent, strict=True):
                 part.copy_(theirs.split(numels)[self.rank])
 
         self._world.exchange(self.rank, input_N, read, name=name)

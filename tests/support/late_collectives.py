@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from dsrun.errors import ModelError
-from dsrun.runtime.mesh.collectives import Pending, own_slice, part_numels, wait_name
+from dsrun.runtime.mesh.collectives import PartNumels, Pending, own_slice, wait_name
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.mesh.sums import reduce_in_order
 
@@ -209,26 +209,14 @@ class LateCollectives(LoopbackCollectives):
 
         return self._start(wait_name(f"broadcast from {source}", of), reads=buffer_N, writes=written, finish=finish)
 
-    def all_to_all(
-        self,
-        output_M: Tensor,
-        input_N: Tensor,
-        *,
-        receive_numels: Sequence[int] | None = None,
-        send_numels: Sequence[int] | None = None,
-        of: str = "",
-    ) -> Pending:
-        """See `Collectives`."""
-        self.traffic.count("all_to_all", input_N)
-        receive = part_numels(output_M, receive_numels, size=self.size)
-        send = part_numels(input_N, send_numels, size=self.size)
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
 
         def finish(posts: Sequence[_Post]) -> None:
-            for part, post in zip(output_M.split(receive), posts, strict=True):
+            for part, post in zip(output_M.split(parts.receive), posts, strict=True):
                 part.copy_(post.sent.split(list(post.numels))[self.rank])
 
         name = wait_name("all_to_all", of)
-        return self._start(name, reads=input_N, writes=[output_M], finish=finish, numels=send)
+        return self._start(name, reads=input_N, writes=[output_M], finish=finish, numels=parts.send)
 
     def _start(
         self,

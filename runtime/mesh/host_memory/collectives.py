@@ -28,7 +28,7 @@ from dsrun.errors import ModelError
 
 from ...compat import all_gather_single
 from ..c10d import C10dCollectives
-from ..collectives import Done, Pending, WaitObserver, own_slice, part_numels, wait_name
+from ..collectives import Done, PartNumels, Pending, WaitObserver, own_slice, wait_name
 from ..step_position import Where
 from ..sums import cut_pieces, cut_spans, reduce_in_order
 from .arenas import SharedArenas
@@ -170,52 +170,42 @@ class SharedMemoryCollectives(C10dCollectives):
         held: list[list[Span]] = [[(0, buffer_N.numel())] if peer == source else [] for peer in range(self.size)]
         return self.spread(buffer_N, held, collective=f"broadcast from {source}", of=of)
 
-    def all_to_all(
-        self,
-        output_M: Tensor,
-        input_N: Tensor,
-        *,
-        receive_numels: Sequence[int] | None = None,
-        send_numels: Sequence[int] | None = None,
-        of: str = "",
-    ) -> Pending:
-        """See `Collectives`: one copy of each part.
+    def _exchange(self, output_M: Tensor, input_N: Tensor, parts: PartNumels, of: str) -> Pending:
+        """Makes one copy of each part; see `CountedAllToAll`.
 
         Raises:
             ModelError: a rank does not send what this one expects; on every rank.
         """
-        self.traffic.count("all_to_all", input_N)
-        receive = part_numels(output_M, receive_numels, size=self.size)
-        send = part_numels(input_N, send_numels, size=self.size)
-        parts = list(output_M.split(receive))
+        received = list(output_M.split(parts.receive))
 
         def numels() -> list[list[int]]:
-            return [send] * self.size if send_numels is None else self._agree_on_numels(send, receive)
+            if parts.are_given:
+                return self._agree_on_numels(parts.send, parts.receive)
+            return [parts.send] * self.size
 
         def move() -> None:
             for peer, theirs in enumerate(numels()):
                 _, _, _, place, offset = self._heard[peer]
                 start = sum(theirs[: self.rank])
                 whole = self._arenas.view(peer, place, offset, numel=sum(theirs), dtype=input_N.dtype)
-                parts[peer].copy_(whole[start : start + theirs[self.rank]])
+                received[peer].copy_(whole[start : start + theirs[self.rank]])
 
         def move_pieces() -> None:
             largest = max(max(row) for row in numels())
             boxes = self._boxes(input_N.dtype)
             numel = boxes[0].numel() // self.size
-            mine = input_N.split(send)
+            mine = input_N.split(parts.send)
             for start, end in cut_pieces(0, largest, numel=numel):
                 for peer, part in enumerate(mine):
                     piece = part[start:end]
                     boxes[self.rank][peer * numel : peer * numel + piece.numel()].copy_(piece)
                 self._turnstile.meet()
-                for part, box in zip(parts, boxes, strict=True):
+                for part, box in zip(received, boxes, strict=True):
                     piece = part[start:end]
                     piece.copy_(box[self.rank * numel : self.rank * numel + piece.numel()])
                 self._turnstile.meet()
 
-        uneven = send_numels is not None
-        return self._run("all_to_all", of, input_N, move, move_pieces, compare_bytes=not uneven)
+        return self._run("all_to_all", of, input_N, move, move_pieces, compare_bytes=not parts.are_given)
 
     def barrier(self) -> None:
         """See `Collectives`."""
