@@ -20,6 +20,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsrun.contract.job_paths import JobPaths, host_folder_prefix, mark_name
+
 
 @dataclass(frozen=True, slots=True)
 class HostFolder:
@@ -65,8 +67,8 @@ def marked(run_dir: str) -> Generator[str]:
     Yields:
         the mark, for the hosts to look for; empty where the folder takes no file, so that nobody can share it.
     """
-    mark = f".shared-{secrets.token_hex(16)}"
-    path = Path(run_dir, mark)
+    mark = mark_name(secrets.token_hex(16))
+    path = JobPaths(Path(run_dir)).mark(mark)
     try:
         path.touch(mode=0o600, exist_ok=False)
     except OSError:
@@ -90,9 +92,9 @@ def find_or_make(run_dir: str, mark: str, job_id: str) -> HostFolder:
     Raises:
         OSError: it cannot be made.
     """
-    if mark and os.path.isfile(os.path.join(run_dir, mark)) and os.access(run_dir, os.W_OK | os.X_OK):
+    if mark and os.path.isfile(JobPaths(Path(run_dir)).mark(mark)) and os.access(run_dir, os.W_OK | os.X_OK):
         return HostFolder(run_dir, is_own=False)
-    return HostFolder(tempfile.mkdtemp(prefix=_prefix(job_id)), is_own=True)
+    return HostFolder(tempfile.mkdtemp(prefix=host_folder_prefix(job_id)), is_own=True)
 
 
 def remove_left(job_id: str) -> list[OSError]:
@@ -106,7 +108,7 @@ def remove_left(job_id: str) -> list[OSError]:
     """
     refusals: list[OSError] = []
     for entry in os.scandir(tempfile.gettempdir()):
-        if not entry.name.startswith(_prefix(job_id)):
+        if not entry.name.startswith(host_folder_prefix(job_id)):
             continue
         try:
             found = entry.stat(follow_symlinks=False)
@@ -115,7 +117,3 @@ def remove_left(job_id: str) -> list[OSError]:
         except OSError as error:
             refusals.append(error)
     return refusals
-
-
-def _prefix(job_id: str) -> str:
-    return f"dsrun-{job_id}-"

@@ -15,15 +15,16 @@ import stat
 import time
 from contextlib import suppress
 
+from dsrun.contract.job_paths import memory_copies_prefix
+
 _BASE = "/dev/shm"
-_PREFIX = "dsrun-copies-"
 #: Longer than the longest wait between two attempts and all that comes before ranks start.
 _ABANDONED_S = 900.0
 
 
 def copy_folder_of(job_id: str, node_rank: int) -> str | None:
     """Returns the path of the folder of one host of a job; None where a host has no shared memory to put it in."""
-    return f"{_BASE}/{_PREFIX}{job_id}-{node_rank}" if os.access(_BASE, os.W_OK | os.X_OK) else None
+    return f"{_BASE}/{memory_copies_prefix(job_id)}{node_rank}" if os.access(_BASE, os.W_OK | os.X_OK) else None
 
 
 class HeldCopies:
@@ -67,7 +68,7 @@ class HeldCopies:
 
 def remove_copies(job_id: str) -> list[OSError]:
     """Removes all folders of a job on this host; returns why some could not be removed."""
-    return [error for path in _own_folders(f"{_PREFIX}{job_id}-") if (error := _remove(path)) is not None]
+    return [error for path in _own_folders(memory_copies_prefix(job_id)) if (error := _remove(path)) is not None]
 
 
 def remove_abandoned(*, now_s: float | None = None) -> list[OSError]:
@@ -78,7 +79,9 @@ def remove_abandoned(*, now_s: float | None = None) -> list[OSError]:
     """
     now_s = time.time() if now_s is None else now_s
     return [
-        error for path in _own_folders(_PREFIX) if _is_abandoned(path, now_s) and (error := _remove(path)) is not None
+        error
+        for path in _own_folders(memory_copies_prefix())
+        if _is_abandoned(path, now_s) and (error := _remove(path)) is not None
     ]
 
 

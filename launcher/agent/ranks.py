@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from dsrun.contract.environment import read_error_file
+from dsrun.contract.job_paths import JobPaths
 
 from .. import processes
 from ..machine.devices.by_rank import find_gpus, gpus_of_ranks, rank_variables, slice_note
@@ -29,7 +30,7 @@ from .relay import Relay
 from .start.cgroup_scope import Scope, make_scope, remove_empty_scopes, scope_name
 from .start.flight_recorder import RecorderFiles, pipe_environment, recorder_files, without_outer
 from .start.spawner_pipe import SpawnerPipe, reason_of_end
-from .start.worker import LiveRank, error_file, node_environment, worker_environment
+from .start.worker import LiveRank, node_environment, worker_environment
 from .watch.gpu_inquiry import GpuInquiry, is_of_a_gpu
 from .watch.nccl_dumps import MOST_BYTES, DumpError, read_dump
 from .watch.oom_kills import OomKills
@@ -116,9 +117,10 @@ class HostRanks:
             OSError: a pipe or the process cannot be made.
             InputError: devices were chosen that this host does not show.
         """
+        paths = JobPaths(Path(self._plan.run_dir))
         for worker in self._node.workers:
             # The word of an earlier job or attempt must not be taken for this one's.
-            error_file(self._plan.run_dir, worker.rank).unlink(missing_ok=True)
+            paths.error_file(worker.rank).unlink(missing_ok=True)
         environ = without_outer(environ, self._plan.run_dir)
         if self._plan.program.kind != "command":
             environ |= pipe_environment(environ, run_dir=self._plan.run_dir)
@@ -304,7 +306,7 @@ class HostRanks:
         if rank in self._ended_for and status == -signal.SIGKILL:
             # What its interpreter would have returned; the signal was only ours.
             status = 1
-        error = read_error_file(error_file(self._plan.run_dir, rank)) if status else None
+        error = read_error_file(JobPaths(Path(self._plan.run_dir)).error_file(rank)) if status else None
         oom = self._oom_kills.recent(time.monotonic()) if status else None
         step = self._last_step(self._local_rank_of[rank])
         groups = _groups_of(self.recorders[rank]) if status and rank in self.recorders else None

@@ -7,6 +7,7 @@ without an end of line is no record.
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 #: Read at once; a line that is longer is passed on in pieces.
 MOST_BYTES = 1 << 20
@@ -19,7 +20,7 @@ class RecordTail:
         path: the file; there may be none yet.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 

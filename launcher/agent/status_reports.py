@@ -4,10 +4,10 @@ stops nothing, and does not wait: whoever owns the loop calls when it is due.
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
-from dsrun.contract.environment import RECORDS_FILE
 from dsrun.contract.heartbeats import HeartbeatTable
+from dsrun.contract.job_paths import JobPaths
 
 from ..os_errors import refusal_of
 from ..protocol import Note, Records
@@ -34,7 +34,7 @@ class HostNews:
         self._relay = relay
         self._table = table
         self._run_dir = folder.path
-        self._records = RecordTail(os.path.join(folder.path, RECORDS_FILE)) if folder.is_own else None
+        self._records = RecordTail(JobPaths(Path(folder.path)).records) if folder.is_own else None
         self._pulses = Pulses(table, are_python=ranks.are_python)
         self._stacks: StackTaking | None = None
         #: When the next pulse is due, monotonic.

@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import UsageError
 
-from ..jobs.facts import MACHINE_FILE, differences, digest_of_file, gone_variables, read_facts
+from ..jobs.facts import differences, digest_of_file, gone_variables, read_facts
 from ..jobs.listing import Job, find_job
 from ..jobs.record import JobRecord, read_json
 from ..jobs.text import command_text
@@ -94,7 +95,7 @@ def changes_since(job: Job) -> Sequence[str]:
     program: dict[str, str] = plan.get("program") or {}
     script = Path(program.get("target", "")).absolute() if program.get("kind") == "script" else None
     folder = Path(job.record.cwd) if script is None else script.parent
-    recorded = read_json(job.folder / MACHINE_FILE)
+    recorded = read_json(JobPaths(job.folder).machine)
     lines: list[str] = []
     if recorded is None:
         lines.append("what the machine was like was not recorded")

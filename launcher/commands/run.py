@@ -15,6 +15,7 @@ import click
 from click.core import ParameterSource
 
 from dsrun.contract.environment import CONFIG_ENV, MEMORY_HISTORY_ENV
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import UsageError
 
 from ..console.rank_set import parse_rank_set
@@ -295,12 +296,12 @@ def _run(launch: Launch, settings: RunSettings, *, job_id: str, run_dir: Path, o
 
 def _run_detached(launch: Launch, settings: RunSettings, *, job_id: str, run_dir: Path) -> int:
     from ..jobs.detach import run_in_background
-    from ..run.front_end import FRONT_END_LOG, FrontEnd
+    from ..run.front_end import FrontEnd
 
     _warn(launch, quiet=settings.quiet)
     run_in_background(
         lambda ready: FrontEnd(launch, settings, job_id=job_id, folder=run_dir).run(ready),
-        log=str(run_dir / FRONT_END_LOG),
+        log=str(JobPaths(run_dir).front_end_log),
     )
     if settings.as_json:
         click.echo(json.dumps({"schema_version": 1, "job_id": job_id, "run_dir": str(run_dir)}))

@@ -10,14 +10,15 @@ from typing import Any
 
 import click
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.units import format_bytes
 
 from ..console.rank_set import format_rank_set
 from ..failures.report import describe_status
-from ..jobs.facts import MACHINE_FILE, SCHEMA_VERSION
+from ..jobs.facts import SCHEMA_VERSION
 from ..jobs.listing import Job, find_job
 from ..jobs.progress import doing_now, last_step
-from ..jobs.record import CONFIG_COPY, read_json
+from ..jobs.record import read_json
 from ..jobs.text import align, command_text, job_json, short_duration, state_text, took_s
 from ..options.job_argument import job_argument
 
@@ -34,7 +35,7 @@ _MOST_CONFIG_LINES, _MOST_HOSTS = 24, 8
 def command(as_json: bool, job: str) -> int:
     """Show a job: command, plan, hardware, versions, git state, config, how it ended and why."""
     found = find_job(job, os.environ)
-    facts = read_json(found.folder / MACHINE_FILE) or {}
+    facts = read_json(JobPaths(found.folder).machine) or {}
     if facts.get("schema_version") != SCHEMA_VERSION:
         facts = {}
     now = datetime.now().astimezone()
@@ -177,7 +178,7 @@ def _config_lines(job: Job) -> list[str]:
     """Returns the config as it was when the job was started, as far as it fits a screen."""
     if job.record.config is None:
         return []
-    copy = job.folder / CONFIG_COPY
+    copy = JobPaths(job.folder).config_copy
     try:
         lines = copy.read_text(errors="replace").splitlines()
     except OSError:

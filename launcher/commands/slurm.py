@@ -14,7 +14,7 @@ import click
 from dsrun.errors import LaunchError, UsageError
 from dsrun.files.atomic import write_atomic
 
-from ..jobs.folder import jobs_folder, make_state_folder, new_job_id
+from ..jobs.folder import make_state_folder, new_job_id, state_paths
 from ..options.resubmit_args import check_run_words, divide
 from ..options.script_command import own_options_first
 from ..os_errors import refusal_of
@@ -88,7 +88,7 @@ def _working_folder() -> str:
 
 def _write(data: bytes) -> Path:
     """Keeps the script where only this user reads it: words of a command may be secret."""
-    folder = jobs_folder(os.environ).parent / "slurm"
+    folder = state_paths(os.environ).batch_scripts
     path = folder / f"{new_job_id(datetime.now())}.sh"
     try:
         make_state_folder(folder, os.environ)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dsrun.contract.environment import RECORDS_FILE
+from dsrun.contract.job_paths import JobPaths
 from dsrun.units import format_bytes, format_count, format_duration
 
 #: Steps whose mean duration the time left is reckoned from.
@@ -25,7 +25,7 @@ class RecordTail:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / RECORDS_FILE
+        self._path = JobPaths(folder).records
         self._position = 0
 
     def read(self) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.config.text.source import read_source
-from dsrun.contract.environment import RECORDS_FILE
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import ModelError, UsageError
 from dsrun.estimate.model.architecture import assumptions, from_transformers
 from dsrun.estimate.model.units import ModelSize, from_architecture, from_count, parse_count
@@ -131,7 +131,7 @@ def last_run(script: Path, *, jobs: Sequence[Path], arguments: str | None = None
     """
     wanted = os.path.realpath(script)
     for folder in _newest_first(jobs):
-        record = _start_record(folder / RECORDS_FILE)
+        record = _start_record(JobPaths(folder).records)
         if record is None or record.get("script") != wanted or arguments not in (None, record.get("arguments")):
             continue
         try:

@@ -15,8 +15,10 @@ import enum
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.units import format_duration
 
 from ..number_ranges import named_ranks, number_ranges
@@ -153,7 +155,7 @@ def verdict(
     if dumps and (headline or any(stack.groups is not None for _, stack in stacks)):
         lines.append(f"all collectives: {', '.join(dumps)}")
     if stacks_folder is not None and any(stack.text for _, stack in stacks):
-        lines.append(f"all threads: {stacks_folder}/rank<N>.stacks.txt")
+        lines.append(f"all threads: {JobPaths(Path(stacks_folder)).stacks('<N>')}")
     return tuple(lines)
 
 

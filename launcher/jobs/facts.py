@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dsrun.contract.job_paths import JobPaths
+
 from ..machine.software.versions import telling_variables
 from .record import write_json
 
-#: File of a job's folder with what `read_facts` returned when the job started.
-MACHINE_FILE = "machine.json"
 #: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
 SCHEMA_VERSION = 1
 
@@ -84,7 +84,7 @@ class FactsWriter:
     """
 
     def __init__(self, job_folder: Path, read: Callable[[], dict[str, Any]]) -> None:
-        self._path = job_folder / MACHINE_FILE
+        self._path = JobPaths(job_folder).machine
         self._read = read
         self._problem: str | None = None
         self._thread = threading.Thread(target=self._write, daemon=True)
@@ -93,13 +93,13 @@ class FactsWriter:
     def finish(self, patience_s: float) -> str | None:
         """Waits for the end of the writing; returns what went wrong, if anything."""
         self._thread.join(patience_s)
-        return f"{MACHINE_FILE} is not complete yet" if self._thread.is_alive() else self._problem
+        return f"{self._path.name} is not complete yet" if self._thread.is_alive() else self._problem
 
     def _write(self) -> None:
         try:
             write_json(self._path, self._read())
         except OSError as error:
-            self._problem = f"{MACHINE_FILE} is not written: {(error.strerror or str(error)).lower()}"
+            self._problem = f"{self._path.name} is not written: {(error.strerror or str(error)).lower()}"
 
 
 def digest_of_file(path: Path) -> str | None:

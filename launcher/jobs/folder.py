@@ -9,11 +9,9 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
+from dsrun.contract.job_paths import StatePaths
 from dsrun.errors import UsageError
 from dsrun.files.private import ForeignFolderError, make_new_private_folder, make_private_folder
-
-#: One JSON object a line: what happened to the job, in order of time.
-EVENTS_FILE = "events.jsonl"
 
 #: The way out where the state folder is not this user's alone.
 STATE_HINT = "set XDG_STATE_HOME to a folder of yours that nobody else may write to, or use `--log-dir DIR`"
@@ -33,14 +31,23 @@ def new_job_id(now: datetime, choose: Callable[[str], str] = secrets.choice) -> 
 
 
 def jobs_folder(environ: Mapping[str, str]) -> Path:
-    """Returns where jobs go by default, after the XDG base directory specification.
+    """Returns where jobs go by default.
+
+    Raises:
+        UsageError: nothing tells where this user's files are.
+    """
+    return state_paths(environ).jobs
+
+
+def state_paths(environ: Mapping[str, str]) -> StatePaths:
+    """Returns where dsrun keeps what outlives it, after the XDG base directory specification.
 
     Raises:
         UsageError: nothing tells where this user's files are.
     """
     state = environ.get("XDG_STATE_HOME", "")
     base = Path(state) if os.path.isabs(state) else _home(environ) / ".local" / "state"
-    return base / "dsrun" / "jobs"
+    return StatePaths(base / "dsrun")
 
 
 def _home(environ: Mapping[str, str]) -> Path:
@@ -66,7 +73,7 @@ def make_state_folder(path: Path, environ: Mapping[str, str]) -> None:
         OSError: it cannot be made.
         UsageError: nothing tells where this user's files are.
     """
-    make_private_folder(path, own=jobs_folder(environ).parent)
+    make_private_folder(path, own=state_paths(environ).folder)
 
 
 def make_job_folder(parent: Path, new_id: Callable[[], str], *, own: Path | None = None) -> tuple[str, Path]:

@@ -15,11 +15,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import UsageError
 
 from .folder import jobs_folder
 from .lock import is_locked
-from .record import OUTCOME_FILE, JobRecord, read_outcome, read_record
+from .record import JobRecord, read_outcome, read_record
 
 #: Names the newest job.
 LAST = "last"
@@ -93,7 +94,7 @@ def read_job(folder: Path) -> Job | None:
     if outcome is not None:
         state = JobState(outcome["outcome"])
     elif not locked:
-        state = JobState.UNKNOWN if (folder / OUTCOME_FILE).exists() else JobState.CRASHED
+        state = JobState.UNKNOWN if JobPaths(folder).outcome.exists() else JobState.CRASHED
     else:
         state = JobState.QUEUED if record.started is None else JobState.RUNNING
     return Job(folder=folder, record=record, state=state, outcome=outcome)

@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from dsrun.contract.job_paths import JobPaths
+
 from ..protocol import RankPulse
 
-LIVE_FILE = "live.json"
 #: Between two states of the file.
 WRITE_INTERVAL_S = 1.0
 
@@ -74,7 +75,7 @@ class LiveStatus:
     """
 
     def __init__(self, folder: Path, hosts: Sequence[str], *, clock: Callable[[], float]) -> None:
-        self._path = folder / LIVE_FILE
+        self._paths = JobPaths(folder)
         self._hosts = hosts
         self._clock = clock
         self._ranks: dict[int, LiveRank] = {}
@@ -129,12 +130,12 @@ class LiveStatus:
         self._is_stale = False
         ranks = [asdict(self._ranks[rank]) for rank in sorted(self._ranks)]
         body = json.dumps({"schema_version": 1, "time": round(self._clock(), 3), "ranks": ranks})
-        temporary = self._path.with_name(f".{LIVE_FILE}.new")
+        temporary = self._paths.live_draft
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             with open(os.open(temporary, flags, 0o600), "wb") as file:
                 file.write(body.encode())
-            os.replace(temporary, self._path)
+            os.replace(temporary, self._paths.live)
         except OSError:
             # Its age tells every reader; the job's own files report the disk, once.
             return
@@ -153,7 +154,7 @@ def read_live(folder: Path) -> LiveJob | None:
         the newest state; None where none was written, or it is of a form this version does not know.
     """
     try:
-        body: Any = json.loads((folder / LIVE_FILE).read_bytes())
+        body: Any = json.loads(JobPaths(folder).live.read_bytes())
         return LiveJob(time_s=float(body["time"]), ranks=tuple(_read_rank(item) for item in body["ranks"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None

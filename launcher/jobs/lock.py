@@ -12,10 +12,9 @@ import os
 import tempfile
 from pathlib import Path
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import UsageError
 from dsrun.files.regular import open_regular
-
-LOCK_FILE = "job.lock"
 
 
 class JobLock:
@@ -29,12 +28,13 @@ class JobLock:
     """
 
     def __init__(self, folder: Path) -> None:
+        path = JobPaths(folder).lock
         try:
             # Locked before it has its name: nobody ever sees it free while the front end lives.
-            descriptor, name = tempfile.mkstemp(prefix=f".{LOCK_FILE}.", dir=folder)
+            descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=folder)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.rename(name, folder / LOCK_FILE)
+                os.rename(name, path)
             except OSError:
                 os.unlink(name)
                 os.close(descriptor)
@@ -54,7 +54,7 @@ class JobLock:
 def is_locked(folder: Path) -> bool:
     """Whether the job's front end lives, on whatever host. See [Note: job lock]."""
     try:
-        descriptor = open_regular(folder / LOCK_FILE)
+        descriptor = open_regular(JobPaths(folder).lock)
     except OSError:
         return False
     try:

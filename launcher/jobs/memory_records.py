@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.contract.environment import RECORDS_FILE
+from dsrun.contract.job_paths import JobPaths
 from dsrun.memory_use.findings import GROWTH_EVENT, Growth
 from dsrun.memory_use.samples import SAMPLE_EVENT, MemorySample, from_record
 from dsrun.memory_use.stacks import HISTORY_EVENT, StacksAtPeak, stacks_from_record
@@ -48,7 +48,7 @@ def read_memory_records(folder: Path) -> MemoryRecords | None:
     summary: dict[str, Any] | None = None
     stacks: StacksAtPeak | None = None
     try:
-        file = (folder / RECORDS_FILE).open("rb")
+        file = JobPaths(folder).records.open("rb")
     except FileNotFoundError:
         return None
     with file:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.contract.environment import RECORDS_FILE
+from dsrun.contract.job_paths import LOG_PATTERN, JobPaths
 from dsrun.units import format_duration
 
-from .folder import EVENTS_FILE
 from .live_status import read_live
 
 #: The end of the records, in which the last step must stand: a record is a few hundred bytes.
@@ -27,7 +26,7 @@ def last_step(folder: Path) -> int | None:
     """
     live = read_live(folder)
     steps = [rank.step for rank in live.ranks if rank.step is not None] if live is not None else []
-    recorded = _recorded_step(folder / RECORDS_FILE)
+    recorded = _recorded_step(JobPaths(folder).records)
     return max([*steps, *([] if recorded is None else [recorded])], default=None)
 
 
@@ -78,7 +77,7 @@ def _ranks_text(folder: Path, running: int) -> str:
     if running <= 0:
         return "its ranks have ended"
     text = "1 rank runs" if running == 1 else f"{running} ranks run"
-    has_printed = any(path.stat().st_size for path in folder.glob("rank*.log"))
+    has_printed = any(path.stat().st_size for path in folder.glob(LOG_PATTERN))
     return text if has_printed else f"{text} and nothing was printed yet"
 
 
@@ -94,7 +93,7 @@ def was_asked_to_stop(folder: Path) -> bool:
 
 def _events(folder: Path) -> Iterator[dict[str, Any]]:
     try:
-        lines = (folder / EVENTS_FILE).read_bytes().splitlines()
+        lines = JobPaths(folder).events.read_bytes().splitlines()
     except OSError:
         return
     for line in lines:

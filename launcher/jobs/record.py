@@ -18,16 +18,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.files.atomic import write_atomic
 
 from ..masking import Masker, mask_plan, masked, masked_text, masked_words, masker_of
 from ..plan.launch_plan import LaunchPlan
-from .folder import EVENTS_FILE
-
-JOB_FILE = "job.json"
-OUTCOME_FILE = "outcome.json"
-#: Copy of the training config, as it was checked.
-CONFIG_COPY = "config.json"
 
 #: How a job may end, as `outcome.json` says it.
 ENDINGS = ("done", "failed", "stopped")
@@ -228,7 +223,7 @@ def copy_config(path: str | None, folder: Path) -> str | None:
         return None
     if path is None:
         return None
-    write_atomic(folder / CONFIG_COPY, _without_secrets(data), mode=_MODE)
+    write_atomic(JobPaths(folder).config_copy, _without_secrets(data), mode=_MODE)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -257,7 +252,7 @@ def write_record(folder: Path, record: JobRecord) -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
-    write_json(folder / JOB_FILE, record.to_json())
+    write_json(JobPaths(folder).record, record.to_json())
 
 
 def write_outcome(folder: Path, value: dict[str, Any]) -> None:
@@ -266,12 +261,12 @@ def write_outcome(folder: Path, value: dict[str, Any]) -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
-    write_json(folder / OUTCOME_FILE, value)
+    write_json(JobPaths(folder).outcome, value)
 
 
 def read_record(folder: Path) -> JobRecord | None:
     """Reads `job.json`; None where there is none, or it is of a version that this one does not know."""
-    value = read_json(folder / JOB_FILE)
+    value = read_json(JobPaths(folder).record)
     if value is None or value.get("schema_version") != SCHEMA_VERSION:
         return None
     try:
@@ -282,7 +277,7 @@ def read_record(folder: Path) -> JobRecord | None:
 
 def read_outcome(folder: Path) -> dict[str, Any] | None:
     """Reads `outcome.json`; None where there is none, or it is damaged or of a version that this one does not know."""
-    value = read_json(folder / OUTCOME_FILE)
+    value = read_json(JobPaths(folder).outcome)
     if value is None or value.get("schema_version") != SCHEMA_VERSION or value.get("outcome") not in ENDINGS:
         return None
     try:
@@ -314,7 +309,7 @@ def append_waiting(folder: Path, text: str) -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
-    descriptor = os.open(folder / EVENTS_FILE, APPEND, _MODE)
+    descriptor = os.open(JobPaths(folder).events, APPEND, _MODE)
     try:
         os.write(descriptor, event_line("waiting", {"text": text}))
     finally:

@@ -14,6 +14,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import LaunchError
 
 #: A part of a log that is larger is continued in the next.
@@ -25,20 +26,11 @@ _MOST_OPEN = 256
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def log_path(folder: Path, rank: int) -> Path:
-    """Returns where the newest part of a rank's log is."""
-    return folder / f"rank{rank}.log"
-
-
-def part_path(folder: Path, rank: int, number: int) -> Path:
-    """Returns where an older part of a rank's log is; the oldest is number 1."""
-    return folder / f"rank{rank}.{number}.log"
-
-
 def older_parts(folder: Path, rank: int) -> list[Path]:
     """Returns the parts of a rank's log that are complete, oldest first."""
+    paths = JobPaths(folder)
     parts: list[Path] = []
-    while (path := part_path(folder, rank, len(parts) + 1)).is_file():
+    while (path := paths.log_part(rank, len(parts) + 1)).is_file():
         parts.append(path)
     return parts
 
@@ -75,7 +67,7 @@ class LogFiles:
         part_bytes: int = PART_BYTES,
         most_open: int | None = None,
     ) -> None:
-        self._folder = folder
+        self._paths = JobPaths(folder)
         self._part_bytes = part_bytes
         self._most_open = most_open or _fair_share()
         self._open: OrderedDict[int, int] = OrderedDict()
@@ -91,7 +83,7 @@ class LogFiles:
 
     def path(self, rank: int) -> Path:
         """Returns where the newest part of a rank's log is."""
-        return log_path(self._folder, rank)
+        return self._paths.log(rank)
 
     def append(self, rank: int, data: bytes) -> int:
         """Writes bytes to the end of a rank's log.
@@ -141,7 +133,7 @@ class LogFiles:
 
     def _continue(self, rank: int, log: _Log) -> None:
         self.close(rank)
-        os.rename(self.path(rank), part_path(self._folder, rank, log.parts + 1))
+        os.rename(self.path(rank), self._paths.log_part(rank, log.parts + 1))
         log.parts += 1
         log.older_bytes += log.part_bytes
         log.part_bytes = 0

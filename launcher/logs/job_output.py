@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from dsrun.contract.environment import RECORDS_FILE
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import LaunchError
 
-from ..agent.start.worker import stacks_file
-from ..jobs.folder import EVENTS_FILE
 from ..jobs.live_status import LiveStatus
 from ..jobs.record import APPEND, event_line
 from ..masking import masker_of
@@ -82,14 +80,14 @@ class JobOutput:
         bars = display if display is not None and display.shows_bars else None
         self._ranks = {rank: RankOutput(rank, self._log, console, bars=bars) for rank in plan.ranks}
         self._live = LiveStatus(folder, plan.rank_hosts, clock=time.time)
-        self._folder = folder
+        self._paths = JobPaths(folder)
         self._keeps_records = True
         self._why_no_stdin = why_no_stdin
         self._has_told_of_stdin = False
         # A program that is no Python does not tell when it waits: what stays for a moment is taken for a prompt.
         self._silent_reader = plan.stdin_rank if plan.program.kind == "command" else None
         self._prompt_due_s: float | None = None
-        path = folder / EVENTS_FILE
+        path = self._paths.events
         try:
             self._events_fd: int | None = os.open(path, APPEND, 0o600)
         except OSError as error:
@@ -155,12 +153,12 @@ class JobOutput:
     def records(self, text: str) -> None:
         """See `Sink`."""
         if self._keeps_records:
-            self._keeps_records = self._append(self._folder / RECORDS_FILE, text)
+            self._keeps_records = self._append(self._paths.records, text)
 
     def stacks(self, ranks: Sequence[RankStack]) -> None:
         """See `Sink`."""
         for rank in ranks:
-            if rank.text and not self._append(stacks_file(os.fspath(self._folder), rank.rank), rank.text):
+            if rank.text and not self._append(self._paths.stacks(rank.rank), rank.text):
                 return
 
     def _append(self, path: Path, text: str) -> bool:
@@ -210,7 +208,7 @@ class JobOutput:
             os.write(self._events_fd, event_line(name, fields))
         except OSError as error:
             self._close_events()
-            self._warn(f"{EVENTS_FILE} is incomplete from here on: {error.strerror}")
+            self._warn(f"{self._paths.events.name} is incomplete from here on: {error.strerror}")
 
     def _warn(self, text: str) -> None:
         self._console.note(text)

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import LaunchError
-
-INDEX_FILE = "output.index"
 
 #: `dsrun`: what dsrun itself put into a rank's log, like the line that begins another attempt.
 LogStream = Literal["stdout", "stderr", "dsrun"]
@@ -58,7 +57,7 @@ class IndexWriter:
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / INDEX_FILE
+        path = JobPaths(folder).output_index
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             self._descriptor: int | None = os.open(path, flags, 0o600)
@@ -96,7 +95,7 @@ class IndexReader:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / INDEX_FILE
+        self._path = JobPaths(folder).output_index
         self._position = 0
 
     def read(self) -> Iterator[IndexRecord]:

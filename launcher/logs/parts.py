@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from pathlib import Path
 
-from .files import log_path, part_path
+from dsrun.contract.job_paths import JobPaths
 
 #: Read ahead, for records of single lines.
 _AHEAD_BYTES = 1 << 16
@@ -22,7 +22,7 @@ class LogParts:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._paths = JobPaths(folder)
         self._open: OrderedDict[int, _OpenLog] = OrderedDict()
 
     def read(self, rank: int, offset: int, length: int) -> bytes:
@@ -34,7 +34,7 @@ class LogParts:
         if log is None:
             while len(self._open) >= _MOST_OPEN:
                 self._open.popitem(last=False)[1].close()
-            log = self._open[rank] = _OpenLog(self._folder, rank)
+            log = self._open[rank] = _OpenLog(self._paths, rank)
         else:
             self._open.move_to_end(rank)
         return log.read(offset, length)
@@ -42,7 +42,7 @@ class LogParts:
     def last_write_s(self, rank: int) -> float:
         """Returns when a rank's log was last written to, in seconds since the epoch; 0 where there is none."""
         try:
-            return log_path(self._folder, rank).stat().st_mtime
+            return self._paths.log(rank).stat().st_mtime
         except FileNotFoundError:
             return 0.0
 
@@ -56,8 +56,8 @@ class LogParts:
 class _OpenLog:
     """One rank's log, open at one of its parts."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._folder = folder
+    def __init__(self, paths: JobPaths, rank: int) -> None:
+        self._paths = paths
         self._rank = rank
         self._number = 1
         #: Offset of the present part's first byte in the whole log.
@@ -86,7 +86,7 @@ class _OpenLog:
         pieces: list[bytes] = []
         while length and self._ensure_open() and self._descriptor is not None:
             # Asked before the read: a part that has got its number does not grow any more.
-            is_complete = part_path(self._folder, self._rank, self._number).exists()
+            is_complete = self._paths.log_part(self._rank, self._number).exists()
             size = os.fstat(self._descriptor).st_size
             if data := os.pread(self._descriptor, length, offset - self._start) if offset - self._start < size else b"":
                 pieces.append(data)
@@ -103,10 +103,10 @@ class _OpenLog:
     def _ensure_open(self) -> bool:
         """Opens the present part; returns whether there is one."""
         if self._descriptor is None:
-            numbered = part_path(self._folder, self._rank, self._number)
+            numbered = self._paths.log_part(self._rank, self._number)
             self._descriptor = _opened(numbered)
             if self._descriptor is None:
-                self._descriptor = _opened(log_path(self._folder, self._rank))
+                self._descriptor = _opened(self._paths.log(self._rank))
                 if numbered.exists():
                     # The log was continued in between: the one just opened may be the part after this.
                     self.close()

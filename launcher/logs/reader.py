@@ -16,12 +16,12 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..jobs.folder import EVENTS_FILE
+from dsrun.contract.job_paths import JobPaths, rank_of_log
+
 from .lines import LineAssembler
 from .output_index import IndexReader, IndexRecord, LogStream
 from .parts import LogParts
 
-_LOG_NAME = re.compile(r"rank([0-9]+)\.log")
 #: Most bytes read at once.
 _PIECE_BYTES = 1 << 18
 
@@ -102,7 +102,7 @@ class _Merge:
         self._ranks = ranks
         self._since_s = float("-inf") if since_s is None else since_s
         self._index = IndexReader(folder)
-        self._notes = _Notes(folder / EVENTS_FILE)
+        self._notes = _Notes(JobPaths(folder).events)
         self._read_bytes: dict[int, int] = {}
         self._assemblers: dict[tuple[int, LogStream], LineAssembler] = {}
         # The last record of each stream before `since`: a line may begin in it.
@@ -234,4 +234,4 @@ def _note_of(line: bytes) -> tuple[float, str] | None:
 
 
 def _ranks_in(folder: Path) -> list[int]:
-    return sorted(int(match[1]) for path in folder.iterdir() if (match := _LOG_NAME.fullmatch(path.name)))
+    return sorted(rank for path in folder.iterdir() if (rank := rank_of_log(path.name)) is not None)

@@ -55,8 +55,6 @@ from .user_requests import Interrupted, Wishes
 if TYPE_CHECKING:
     from .prepare_hosts import HostSettings
 
-#: What the front end says in the background: notes, the report, and faults of its own.
-FRONT_END_LOG = "front_end.log"
 #: For what is written down about the machine, once the job has ended.
 _FACTS_PATIENCE_S = 10.0
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.contract.environment import CHECKPOINT_EVENT, MEMORY_COPY_EVENT, RECORDS_FILE
+from dsrun.contract.environment import CHECKPOINT_EVENT, MEMORY_COPY_EVENT
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import DsrunError
 
 from ..hosts.spec import HostSpec
@@ -68,7 +69,7 @@ def recorded_checkpoints(run_dir: str) -> list[ResumePoint]:
     Args:
         run_dir: the job's folder.
     """
-    records = _records(Path(run_dir) / RECORDS_FILE, CHECKPOINT_EVENT)
+    records = _records(JobPaths(Path(run_dir)).records, CHECKPOINT_EVENT)
     return [
         ResumePoint(folder, f"{folder}@{record.get('time')}")
         for record in records
@@ -82,7 +83,7 @@ def has_memory_copies(run_dir: str) -> bool:
     Args:
         run_dir: the job's folder.
     """
-    return bool(_records(Path(run_dir) / RECORDS_FILE, MEMORY_COPY_EVENT))
+    return bool(_records(JobPaths(Path(run_dir)).records, MEMORY_COPY_EVENT))
 
 
 def find_checkpoint(

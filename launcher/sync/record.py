@@ -19,7 +19,7 @@ from dsrun.errors import LaunchError
 from dsrun.files.atomic import write_atomic
 from dsrun.files.private import make_private_folder
 
-from ..jobs.folder import jobs_folder
+from ..jobs.folder import state_paths
 from ..os_errors import refusal_of
 from .tree_digest import Entry
 
@@ -38,7 +38,7 @@ class SyncRecord:
     def __init__(self, target: str, environ: Mapping[str, str]) -> None:
         self._target = os.path.realpath(target)
         name = hashlib.blake2b(os.fsencode(f"{os.uname().nodename}\0{self._target}"), digest_size=16).hexdigest()
-        self._path = jobs_folder(environ).parent / "synced" / f"{name}.json"
+        self._path = state_paths(environ).sync_record(name)
         #: By path: digests of which any may be there. There are two while a sync is under way, or was broken off.
         self._digests: dict[str, list[str]] = {}
         if self._path.exists():

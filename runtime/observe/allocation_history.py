@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from dsrun.contract.environment import MEMORY_HISTORY_ENV, RUN_DIR_ENV
+from dsrun.contract.job_paths import JobPaths
 from dsrun.memory_use.stacks import StacksAtPeak, StackUse
 
 from ..compat import memory_trace, start_memory_history, stop_memory_history
 
-#: File in the job's folder for torch's viewer.
-SNAPSHOT_FILE = "memory_history.pickle"
 _MOST_STACKS, _MOST_FRAMES = 10, 3
 _ALLOC, _FREE = "alloc", "free_completed"
 
@@ -68,7 +67,7 @@ def wanted_history(
         )
         return None
     folder = env.get(RUN_DIR_ENV)
-    return AllocationHistory(device, snapshot=Path(folder) / SNAPSHOT_FILE if folder else None)
+    return AllocationHistory(device, snapshot=JobPaths(Path(folder)).memory_history if folder else None)
 
 
 def stacks_at_peak(

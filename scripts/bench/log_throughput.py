@@ -23,7 +23,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.launcher.logs.files import log_path, older_parts
+from dsrun.contract.job_paths import JobPaths
+from dsrun.launcher.logs.files import older_parts
 from dsrun.launcher.logs.reader import read_lines, read_log
 
 WRITER = """
@@ -134,7 +135,7 @@ def check(run: Run, case: Case, each: int) -> None:
     wanted.update(case.block[:rest])
     for rank in range(case.ranks):
         found = hashlib.sha256()
-        for path in [*older_parts(run.folder, rank), log_path(run.folder, rank)]:
+        for path in [*older_parts(run.folder, rank), JobPaths(run.folder).log(rank)]:
             with path.open("rb") as file:
                 for piece in iter(lambda: file.read(1 << 20), b""):
                     found.update(piece)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract.environment import BACKEND_ENV, CONFIG_ENV, RECORDS_FILE
+from dsrun.contract.environment import BACKEND_ENV, CONFIG_ENV
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.hosts.spec import Allocation
 from dsrun.launcher.logs.job_output import JobOutput
 from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
@@ -99,7 +100,7 @@ def test_a_job_goes_on_from_the_newest_checkpoint_that_only_the_host_of_rank_0_s
     (first, start), (second, resumed) = (text.split(" ", 1) for text in sink.texts(0))
     assert (start, resumed) == ("from the start", "/run/checkpoints/step4")
     assert plan.run_dir not in (first, second)
-    recorded = [json.loads(line) for line in Path(plan.run_dir, RECORDS_FILE).read_text().splitlines()]
+    recorded = [json.loads(line) for line in JobPaths(Path(plan.run_dir)).records.read_text().splitlines()]
     assert [Path(record["path"]).name for record in recorded] == ["step2", "step4", "removed"]
     for host in rig.hosts:
         assert plan.job_id not in host.run("ls", "/tmp")
@@ -115,7 +116,7 @@ def test_a_training_has_the_config_that_only_the_front_end_sees_and_its_records_
     sink = RecordingSink()
     outcome = run(dataclasses.replace(plan, env=env, start="fork"), rig, sink, Policies())
     assert outcome.exit_code == 0, sink.notes
-    records = [json.loads(line) for line in Path(plan.run_dir, RECORDS_FILE).read_text().splitlines()]
+    records = [json.loads(line) for line in JobPaths(Path(plan.run_dir)).records.read_text().splitlines()]
     assert [(record["step"], record["lr"]) for record in records if record["event"] == "step"] == [
         (1, 0.125),
         (2, 0.125),

@@ -10,8 +10,9 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.hosts.spec import Allocation, HostSpec
-from dsrun.launcher.jobs.record import OUTCOME_FILE, JobRecord, ProcessMark, write_json, write_record
+from dsrun.launcher.jobs.record import JobRecord, ProcessMark, write_json, write_record
 from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
 
 #: When the jobs of tests were created.
@@ -84,5 +85,5 @@ def leave_job(
         ended = (NOW + timedelta(minutes=2)).isoformat()
         value = {"schema_version": 1, "job_id": job_id, "outcome": outcome, "exit_code": exit_code, "attempts": 1}
         value |= {"ended": ended, "duration_s": 60.0, "run_dir": str(folder), "failure": failure, "ranks": []}
-        write_json(folder / OUTCOME_FILE, value)
+        write_json(JobPaths(folder).outcome, value)
     return folder

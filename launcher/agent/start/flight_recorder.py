@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.contract.environment import RUN_DIR_ENV
+from dsrun.contract.job_paths import JobPaths, host_folder_prefix
 
 from ...protocol import RankStack
 
@@ -122,7 +123,7 @@ def dump_prefix(given: Mapping[str, str], *, run_dir: str, attempt: int) -> str:
         run_dir: the job's folder on its host.
         attempt: how often the job was started before.
     """
-    own = os.path.join(run_dir, f"nccl_trace_{f'attempt{attempt}_' if attempt else ''}rank_")
+    own = str(JobPaths(Path(run_dir)).nccl_trace_prefix(attempt))
     return next((given[name] for name in _DUMP_NAMES if name in given), own)
 
 
@@ -146,7 +147,7 @@ def dump_places(
         is_here = host in own_names or prefix.startswith(f"{run_dir}/")
         kept = (
             " (until the attempt ends)"
-            if os.path.basename(os.path.dirname(prefix)).startswith(f"dsrun-{job_id}-")
+            if os.path.basename(os.path.dirname(prefix)).startswith(host_folder_prefix(job_id))
             else ""
         )
         places[prefix if is_here else f"{host}:{prefix}{kept}"] = None
@@ -164,13 +165,14 @@ def pipe_environment(given: Mapping[str, str], *, run_dir: str) -> dict[str, str
     """
     if _PIPE_NAME in given:
         return {}
-    trial = os.path.join(run_dir, f".pipe-{secrets.token_hex(4)}")
+    paths = JobPaths(Path(run_dir))
+    trial = paths.trial_pipe(secrets.token_hex(4))
     try:
         os.mkfifo(trial, 0o600)
         os.unlink(trial)
     except OSError:
         return {}
-    return {_PIPE_NAME: os.path.join(run_dir, "nccl_pipe_rank_")}
+    return {_PIPE_NAME: str(paths.nccl_pipe_prefix)}
 
 
 def without_outer(environ: Mapping[str, str], run_dir: str) -> dict[str, str]:

@@ -22,6 +22,7 @@ from dsrun.contract.environment import (
     STACKS_ENV,
     STDIN_RANK_ENV,
 )
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import InputError
 
 from ... import processes
@@ -79,6 +80,7 @@ def worker_environment(
         address: where the ranks meet.
         port: its port.
     """
+    paths = JobPaths(Path(plan.run_dir))
     place = plan.rank_info(worker, node, address=address, port=port, agent_store=True)
     given = {**node_environment(base, plan, node), **worker.env}
     return {
@@ -93,21 +95,11 @@ def worker_environment(
         "TORCHELASTIC_RUN_ID": plan.job_id,
         "TORCHELASTIC_RESTART_COUNT": str(plan.attempt),
         "TORCHELASTIC_MAX_RESTARTS": str(plan.max_restarts),
-        ERROR_FILE_ENV: str(error_file(plan.run_dir, worker.rank)),
-        STACKS_ENV: str(stacks_file(plan.run_dir, worker.rank)),
+        ERROR_FILE_ENV: str(paths.error_file(worker.rank)),
+        STACKS_ENV: str(paths.stacks(worker.rank)),
         STDIN_RANK_ENV: "" if plan.stdin_rank is None else str(plan.stdin_rank),
         "PYTHONUNBUFFERED": "1",
     }
-
-
-def error_file(run_dir: str, rank: int) -> Path:
-    """Where a rank writes why it failed."""
-    return Path(run_dir) / f"rank{rank}.error.json"
-
-
-def stacks_file(run_dir: str, rank: int) -> Path:
-    """Where a rank writes its stacks when it is asked for them."""
-    return Path(run_dir) / f"rank{rank}.stacks.txt"
 
 
 def exec_command(program: Program) -> list[str]:

@@ -21,12 +21,13 @@ import psutil
 
 from dsrun.contract.environment import STACKS_SIGNAL
 from dsrun.contract.heartbeats import HeartbeatTable
+from dsrun.contract.job_paths import JobPaths
 
 from ... import processes
 from ...os_errors import refusal_of
 from ...protocol import RankStack, Stacks
 from ..start.flight_recorder import RecorderFiles
-from ..start.worker import LiveRank, stacks_file
+from ..start.worker import LiveRank
 from .nccl_dumps import MOST_BYTES, DumpError, read_dump
 from .rank_status import idle_s
 
@@ -92,6 +93,7 @@ class StackTaking:
         self._answers: dict[int, RankStack] = {}
         self._asked: dict[int, _Asked] = {}
         self._asked_dumps: dict[int, _AskedDump] = {}
+        paths = JobPaths(Path(run_dir))
         for rank in ranks:
             files = recorders.get(rank.rank)
             answer = replace(_look_at(rank, table, now_s), dump="" if files is None else str(files.dump))
@@ -101,7 +103,7 @@ class StackTaking:
             if files is not None and answer.state and answer.state not in _STOPPED and files.ask():
                 self._asked_dumps[rank.rank] = _AskedDump(rank.process, files, before, before)
             if answer.state and answer.state not in _STOPPED and processes.catches(rank.process, STACKS_SIGNAL):
-                path = stacks_file(run_dir, rank.rank)
+                path = paths.stacks(rank.rank)
                 size = _size(path)
                 self._asked[rank.rank] = _Asked(rank.process, path, size, size)
                 processes.send(rank.process, STACKS_SIGNAL)

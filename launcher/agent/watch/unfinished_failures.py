@@ -9,10 +9,12 @@ name, and may fail and be dealt with.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from dsrun.contract.environment import read_error_file
+from dsrun.contract.job_paths import JobPaths
 
-from ..start.worker import LiveRank, error_file
+from ..start.worker import LiveRank
 
 
 class LastWords:
@@ -24,7 +26,7 @@ class LastWords:
     """
 
     def __init__(self, run_dir: str, grace_s: float) -> None:
-        self._run_dir = run_dir
+        self._paths = JobPaths(Path(run_dir))
         self._grace_s = grace_s
         self._seen_s: dict[int, float] = {}
         self._told: set[int] = set()
@@ -37,7 +39,7 @@ class LastWords:
 
     def _is_late(self, rank: LiveRank, now_s: float) -> bool:
         if rank.rank not in self._seen_s:
-            word = read_error_file(error_file(self._run_dir, rank.rank))
+            word = read_error_file(self._paths.error_file(rank.rank))
             if word is None or word.pid != rank.process.pid:
                 return False
             self._seen_s[rank.rank] = now_s

@@ -40,7 +40,7 @@ from ...machine.devices.choice import (
     take_devices,
 )
 from ...machine.proc_files import count_usable_cores, read_text
-from ..folder import jobs_folder
+from ..folder import state_paths
 from .leases import Claim, ClaimFolder, remove_idle, safe_name
 
 _SLOT = "slot"
@@ -97,7 +97,7 @@ def hold_devices(
         else:
             try:
                 leases, tickets = (
-                    ClaimFolder(folder, own=jobs_folder(environ).parent) for folder in claim_folders(environ)
+                    ClaimFolder(folder, own=state_paths(environ).folder) for folder in claim_folders(environ)
                 )
                 for folder in claim_folders(environ):
                     remove_idle(folder.parent, keep=folder.name)
@@ -120,14 +120,14 @@ def claim_folders(environ: Mapping[str, str], *, boot: str | None = None) -> tup
         environ: XDG_STATE_HOME is where they are.
         boot: what the kernel calls this boot; it is asked if None. See [Note: one machine].
     """
-    state = jobs_folder(environ).parent
+    paths = state_paths(environ)
     name = safe_name(boot or (read_text(Path("/proc/sys/kernel/random/boot_id")) or "").strip() or socket.gethostname())
-    return state / "leases" / name, state / "queue" / name
+    return paths.leases(name), paths.queue(name)
 
 
 def older_leases(environ: Mapping[str, str]) -> ClaimFolder | None:
     """Returns the leases of jobs of an earlier version; None where it left no folder. See [Note: one machine]."""
-    path = jobs_folder(environ).parent / "leases" / safe_name(socket.gethostname())
+    path = state_paths(environ).leases(safe_name(socket.gethostname()))
     return ClaimFolder(path) if path.is_dir() and path != claim_folders(environ)[0] else None
 
 

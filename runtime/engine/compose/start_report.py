@@ -9,7 +9,8 @@ from pathlib import Path
 
 from torch import nn
 
-from dsrun.contract.environment import RECORDS_FILE, RUN_DIR_ENV, RankInfo
+from dsrun.contract.environment import RUN_DIR_ENV, RankInfo
+from dsrun.contract.job_paths import JobPaths
 from dsrun.units import format_bytes, format_count
 
 from ...mesh.join.groups import ProcessGroupMesh
@@ -27,7 +28,7 @@ def say_once(info: RankInfo) -> Callable[[str], None]:
 def records_path(info: RankInfo) -> Path | None:
     """Returns where a run is recorded: in the job's folder, by the first rank; None where nothing is."""
     folder = os.environ.get(RUN_DIR_ENV)
-    return Path(folder) / RECORDS_FILE if folder and info.rank == 0 else None
+    return JobPaths(Path(folder)).records if folder and info.rank == 0 else None
 
 
 def open_run(

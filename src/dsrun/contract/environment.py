@@ -4,8 +4,8 @@ The only place that names RANK, MASTER_ADDR and their kin. The names are torchru
 work unchanged, and a worker started by torchrun is understood as well. Ranks of mpirun and srun have none of these
 names: `dsrun.contract.foreign_ranks` knows theirs.
 
-[Note: resuming] The runtime appends a `CHECKPOINT_EVENT` to the job's `RECORDS_FILE` once a checkpoint is complete and
-durable. A launcher that starts the job again puts the `path` of the newest one into `RESUME_ENV`, and
+[Note: resuming] The runtime appends a `CHECKPOINT_EVENT` to the job's records (`JobPaths.records`) once a checkpoint is
+complete and durable. A launcher that starts the job again puts the `path` of the newest one into `RESUME_ENV`, and
 `engine.load_checkpoint` loads it.
 
 [Note: nonce] Who serves the rendezvous store sets `NONCE_KEY` in it and `NONCE_ENV` in the ranks. A rank that finds
@@ -76,9 +76,6 @@ LEAVING_THREAD = "dsrun-leaving"
 #: torch elastic's variable: where a failing worker writes its traceback as JSON.
 ERROR_FILE_ENV = "TORCHELASTIC_ERROR_FILE"
 
-#: File inside the run folder to which rank 0 of the runtime appends one JSON object a line: `event`, `time` (seconds
-#: since the epoch) and the event's own fields.
-RECORDS_FILE = "records.jsonl"
 #: Event of a saved checkpoint, written when it is complete and durable, see [Note: resuming]. Fields: `path` (absolute,
 #: the tag's folder), `tag`, `step` (optimizer steps it holds), `seconds`, `bytes`.
 CHECKPOINT_EVENT = "checkpoint"

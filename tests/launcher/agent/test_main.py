@@ -16,10 +16,10 @@ from typing import TypeVar
 
 import pytest
 
-from dsrun.contract.environment import CONFIG_ENV, RECORDS_FILE, write_error_file
+from dsrun.contract.environment import CONFIG_ENV, write_error_file
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.agent.job_files import marked
 from dsrun.launcher.agent.start.cgroup_scope import make_scope
-from dsrun.launcher.agent.start.worker import error_file
 from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.isolated_command import isolated_command
 from dsrun.launcher.machine.processor.rank_binding import read_bindings
@@ -345,7 +345,7 @@ def test_a_host_that_shares_the_jobs_folder_writes_there_and_sends_no_records(tm
         assert not agent.until(Hello).own_folder
         messages = agent.rest()
     assert not any(isinstance(message, Records) for message in messages)
-    assert Path(plan.run_dir, RECORDS_FILE).read_text() == '{"step": 1}\n{"step": 2}\n{"step"'
+    assert JobPaths(Path(plan.run_dir)).records.read_text() == '{"step": 1}\n{"step": 2}\n{"step"'
 
 
 @pytest.mark.parametrize("apart", [True, False])
@@ -444,7 +444,7 @@ def test_a_rank_whose_fork_fails_goes_on(tmp_path: Path) -> None:
     plan = script_plan(tmp_path, source, ranks=1, grace_s=0.0)
     with agent_for(plan) as agent:
         agent.until_ready(1)
-        assert error_file(plan.run_dir, 0).exists()
+        assert JobPaths(Path(plan.run_dir)).error_file(0).exists()
         for _ in range(3):
             agent.until(Pulse)
         agent.send(Kill())
@@ -779,7 +779,7 @@ def test_ranks_run_on_the_cores_that_the_binding_gives_them(tmp_path: Path) -> N
 
 def test_the_word_of_an_earlier_attempt_is_not_taken_for_this_ones(tmp_path: Path) -> None:
     plan = script_plan(tmp_path, "import os; os._exit(5)\n", ranks=1)
-    write_error_file(error_file(plan.run_dir, 0), ValueError("of the first attempt"))
+    write_error_file(JobPaths(Path(plan.run_dir)).error_file(0), ValueError("of the first attempt"))
     with agent_for(replace(plan, attempt=1, max_restarts=3)) as agent:
         end = agent.until(Exit)
         agent.rest()

@@ -15,7 +15,7 @@ def append(path: Path, data: bytes) -> None:
 
 def test_lines_come_once_and_whole(tmp_path: Path) -> None:
     path = tmp_path / "records"
-    tail = RecordTail(str(path))
+    tail = RecordTail(path)
     assert tail.read() == ""
     append(path, b"a\nb\nc")
     assert [tail.read(), tail.read()] == ["a\nb\n", ""]
@@ -27,7 +27,7 @@ def test_much_comes_in_pieces_of_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "records"
     line = b"x" * 999 + b"\n"
     append(path, line * 3000)
-    tail = RecordTail(str(path))
+    tail = RecordTail(path)
     pieces = list(iter(tail.read, ""))
     assert len(pieces) > 1
     assert all(piece.endswith("\n") and len(piece) <= MOST_BYTES for piece in pieces)
@@ -38,10 +38,10 @@ def test_a_line_longer_than_a_piece_comes_in_order(tmp_path: Path) -> None:
     path = tmp_path / "records"
     data = b"x" * (2 * MOST_BYTES + 7) + b"\n"
     append(path, data)
-    assert "".join(iter(RecordTail(str(path)).read, "")).encode() == data
+    assert "".join(iter(RecordTail(path).read, "")).encode() == data
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     os.symlink("/etc/passwd", tmp_path / "records")
     with pytest.raises(OSError):
-        RecordTail(str(tmp_path / "records")).read()
+        RecordTail(tmp_path / "records").read()

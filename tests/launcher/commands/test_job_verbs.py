@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.jobs.facts import MACHINE_FILE
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.jobs.lock import JobLock
-from dsrun.launcher.jobs.record import CONFIG_COPY, OUTCOME_FILE, append_waiting, read_json, write_json
+from dsrun.launcher.jobs.record import append_waiting, read_json, write_json
 from support.cli import clean_environment, invoke, run_dsrun
 from support.job_records import leave_job
 from support.terminals import Terminal
@@ -83,10 +83,10 @@ def test_show_tells_in_sections_what_was_written_down(jobs: Path) -> None:
     folder = leave_job(
         jobs, "a", outcome="failed", exit_code=3, failure=["error: rank 1 died"], config=str(config), detached=True
     )
-    (folder / CONFIG_COPY).write_text("{\n" + "".join(f"  // {line}\n" for line in range(40)) + "}\n")
-    outcome = read_json(folder / OUTCOME_FILE) or {}
+    JobPaths(folder).config_copy.write_text("{\n" + "".join(f"  // {line}\n" for line in range(40)) + "}\n")
+    outcome = read_json(JobPaths(folder).outcome) or {}
     ends = [{"rank": 0, "status": -15}, {"rank": 1, "status": 3}, {"rank": 2, "status": -15}]
-    write_json(folder / OUTCOME_FILE, outcome | {"attempts": 2, "ranks": ends})
+    write_json(JobPaths(folder).outcome, outcome | {"attempts": 2, "ranks": ends})
     facts = {
         "schema_version": 1,
         "script_digest": "beef",
@@ -102,7 +102,7 @@ def test_show_tells_in_sections_what_was_written_down(jobs: Path) -> None:
             "disk": {"path": "/work", "filesystem": "xfs", "total_bytes": 2 << 30, "free_bytes": 1 << 30},
         },
     }
-    write_json(folder / MACHINE_FILE, facts)
+    write_json(JobPaths(folder).machine, facts)
     shown = invoke("show", "a").stdout.split("\n\n")
     assert [section.splitlines()[0] for section in shown] == [
         "job a: failed, exit code 3, after 1m",
@@ -132,7 +132,7 @@ def test_show_tells_in_sections_what_was_written_down(jobs: Path) -> None:
         "  inherited  NCCL_DEBUG=INFO\n"
         "             OMP_NUM_THREADS=1",
     ]
-    assert shown[4].splitlines()[-1] == f"  ... 18 more lines in {folder / CONFIG_COPY}"
+    assert shown[4].splitlines()[-1] == f"  ... 18 more lines in {JobPaths(folder).config_copy}"
     assert shown[5] == "end\n  attempts   2\n  ranks      0,2: killed by SIGTERM\n             1: exited with code 3"
     value = json.loads(invoke("show", "a", "--json").stdout)
     assert (value["plan"]["program"]["target"], value["machine"], value["outcome"]["exit_code"]) == (
@@ -256,9 +256,9 @@ def test_show_of_a_job_that_waits_says_for_what(jobs: Path) -> None:
 
 def test_show_of_a_job_that_never_ran_says_what_it_waited_for(jobs: Path) -> None:
     folder = leave_job(jobs, "a", outcome="stopped", exit_code=143)
-    outcome = read_json(folder / OUTCOME_FILE) or {}
+    outcome = read_json(JobPaths(folder).outcome) or {}
     never = {"attempts": 0, "never_ran": True, "waited_for": "its hosts", "duration_s": 13.6}
-    write_json(folder / OUTCOME_FILE, outcome | never)
+    write_json(JobPaths(folder).outcome, outcome | never)
     first = "job a: stopped before it started, exit code 143, waited 13s for its hosts"
     assert invoke("show", "a").stdout.splitlines()[0] == first
     (listed,) = json.loads(invoke("ps", "--all", "--json").stdout)["jobs"]

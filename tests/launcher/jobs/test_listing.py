@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import UsageError
 from dsrun.launcher.jobs.listing import JobState, all_jobs, find_job, job_ids, read_job
 from dsrun.launcher.jobs.lock import JobLock
-from dsrun.launcher.jobs.record import OUTCOME_FILE
 from support.job_records import NOW, leave_job
 
 
@@ -66,7 +66,7 @@ def test_the_state_follows_from_the_files(
 def test_an_outcome_that_cannot_be_read_is_unknown_and_hides_no_other_job(
     jobs: Path, environ: dict[str, str], changes: dict[str, object]
 ) -> None:
-    path = leave_job(jobs, "a", outcome="done") / OUTCOME_FILE
+    path = JobPaths(leave_job(jobs, "a", outcome="done")).outcome
     leave_job(jobs, "b", outcome="done")
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     assert {job.id: job.state for job in all_jobs(environ)} == {"a": JobState.UNKNOWN, "b": JobState.DONE}

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.jobs.live_status import LIVE_FILE, LiveRank, LiveStatus, read_live
+from dsrun.contract.job_paths import JobPaths
+from dsrun.launcher.jobs.live_status import LiveRank, LiveStatus, read_live
 from dsrun.launcher.protocol import RankPulse
 
 
@@ -52,8 +53,8 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
         cpu_percent=50.0,
         rss_bytes=1 << 30,
     )
-    assert (tmp_path / LIVE_FILE).stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == [LIVE_FILE]
+    assert JobPaths(tmp_path).live.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["live.json"]
 
 
 def test_pulses_of_many_hosts_cost_one_write_a_second(tmp_path: Path) -> None:
@@ -80,7 +81,7 @@ def test_a_rank_that_ended_is_gone(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"time": 1}', '{"time": 1, "ranks": [{"rank": 0}]}'])
 def test_what_is_no_live_file_reads_as_none(tmp_path: Path, content: str | None) -> None:
     if content is not None:
-        (tmp_path / LIVE_FILE).write_text(content)
+        JobPaths(tmp_path).live.write_text(content)
     assert read_live(tmp_path) is None
 
 
@@ -88,9 +89,9 @@ def test_fields_of_a_later_version_are_left_out(tmp_path: Path) -> None:
     status = LiveStatus(tmp_path, ["w0"], clock=lambda: 0.0)
     status.pulse([pulse(0, 5)])
     status.write()
-    body = json.loads((tmp_path / LIVE_FILE).read_text())
+    body = json.loads(JobPaths(tmp_path).live.read_text())
     body["ranks"][0]["gpu"] = 3
-    (tmp_path / LIVE_FILE).write_text(json.dumps(body))
+    JobPaths(tmp_path).live.write_text(json.dumps(body))
     assert steps(tmp_path) == [5]
 
 

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from dsrun.contract.environment import RECORDS_FILE
-from dsrun.launcher.jobs.folder import EVENTS_FILE
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.jobs.live_status import LiveStatus
 from dsrun.launcher.jobs.progress import Doing, doing_now, last_step, was_asked_to_stop
 from dsrun.launcher.protocol import RankPulse
 
 
 def record(folder: Path, *lines: str) -> None:
-    with (folder / RECORDS_FILE).open("a") as file:
+    with JobPaths(folder).records.open("a") as file:
         file.writelines(lines)
 
 
@@ -111,6 +110,6 @@ FAILED = {"event": "stop", "why": "rank 1 on a exited with code 3", "signal": "S
 def test_what_a_job_does_is_known_from_its_events(
     tmp_path: Path, events: list[dict[str, Any]], printed: str, doing: Doing
 ) -> None:
-    (tmp_path / EVENTS_FILE).write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    JobPaths(tmp_path).events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
     (tmp_path / "rank0.log").write_text(printed)
     assert doing_now(tmp_path) == doing

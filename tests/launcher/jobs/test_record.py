@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import UsageError
-from dsrun.launcher.jobs.lock import LOCK_FILE, JobLock, is_locked
+from dsrun.launcher.jobs.lock import JobLock, is_locked
 from dsrun.launcher.jobs.record import (
-    JOB_FILE,
     JobRecord,
     ProcessMark,
     new_record,
@@ -29,12 +29,12 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path, started: datetime | None)
     record = a_record(tmp_path, started=started, command=("run", "train.py", "\udcff\nä"), config="/c/ds.json")
     write_record(tmp_path, record)
     assert read_record(tmp_path) == record
-    assert (tmp_path / JOB_FILE).stat().st_mode & 0o777 == 0o600
+    assert JobPaths(tmp_path).record.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_record_can_be_read_by_hand(tmp_path: Path) -> None:
     write_record(tmp_path, a_record(tmp_path))
-    text = (tmp_path / JOB_FILE).read_text()
+    text = JobPaths(tmp_path).record.read_text()
     assert '  "created": "2026-11-21T07:33:00.000+00:00",\n' in text
     assert '  "user": "ada",\n' in text
 
@@ -43,13 +43,13 @@ def test_a_record_can_be_read_by_hand(tmp_path: Path) -> None:
     "text", ["", "[]", "null", "{", '{"schema_version": 1}', '{"schema_version": 2}', "[" * 100_000, "\0"]
 )
 def test_what_is_no_record_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / JOB_FILE).write_text(text)
+    JobPaths(tmp_path).record.write_text(text)
     assert read_record(tmp_path) is None
 
 
 def test_a_later_versions_new_fields_are_passed_over(tmp_path: Path) -> None:
     record = a_record(tmp_path)
-    (tmp_path / JOB_FILE).write_text(json.dumps(record.to_json() | {"colour": "blue"}))
+    JobPaths(tmp_path).record.write_text(json.dumps(record.to_json() | {"colour": "blue"}))
     assert read_record(tmp_path) == record
 
 
@@ -70,7 +70,7 @@ def test_a_secret_of_the_environment_is_hidden_also_as_a_word_of_its_own(tmp_pat
     started = started_record(record, a_plan(tmp_path, words=("train", word)), now=NOW, environ={"SITE_TOKEN": word})
     for written in (record, started):
         write_record(tmp_path, written)
-        assert word not in (tmp_path / JOB_FILE).read_text()
+        assert word not in JobPaths(tmp_path).record.read_text()
 
 
 def test_an_option_of_our_own_hides_no_word(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_lock_is_seen_by_others_until_it_is_let_go(tmp_path: Path) -> None:
     assert is_locked(tmp_path)
     lock.release()
     assert not is_locked(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [LOCK_FILE]
+    assert [path.name for path in tmp_path.iterdir()] == ["job.lock"]
 
 
 def test_a_lock_ends_with_its_holder_and_not_with_what_that_started(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_lock_ends_with_its_holder_and_not_with_what_that_started(tmp_path: Pa
 
 
 def test_a_pipe_in_place_of_the_lock_is_nobodys_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / LOCK_FILE)
+    os.mkfifo(JobPaths(tmp_path).lock)
     assert not is_locked(tmp_path)
 
 

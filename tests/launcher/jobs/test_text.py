@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.console.status_area import cells
 from dsrun.launcher.jobs.listing import Job, read_job
-from dsrun.launcher.jobs.record import OUTCOME_FILE, read_json, write_json
+from dsrun.launcher.jobs.record import read_json, write_json
 from dsrun.launcher.jobs.text import command_text, job_json, job_table, short_command, short_duration, took_s
 from support.job_records import NOW, leave_job
 
@@ -54,7 +55,7 @@ def test_a_job_takes_as_long_as_is_known(tmp_path: Path) -> None:
     assert took_s(job_of(leave_job(tmp_path, "crashed")), now) is None
     assert took_s(job_of(leave_job(tmp_path, "left", outcome="stopped", started=None)), now) is None
     ended = leave_job(tmp_path, "never", outcome="stopped")
-    write_json(ended / OUTCOME_FILE, {**(read_json(ended / OUTCOME_FILE) or {}), "never_ran": True})
+    write_json(JobPaths(ended).outcome, {**(read_json(JobPaths(ended).outcome) or {}), "never_ran": True})
     assert took_s(job_of(ended), now) is None
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import LaunchError
-from dsrun.launcher.logs.files import LogFiles, log_path, older_parts
+from dsrun.launcher.logs.files import LogFiles, older_parts
 
 
 def whole(folder: Path, rank: int = 0) -> bytes:
-    return b"".join(path.read_bytes() for path in [*older_parts(folder, rank), log_path(folder, rank)])
+    return b"".join(path.read_bytes() for path in [*older_parts(folder, rank), JobPaths(folder).log(rank)])
 
 
 def test_a_log_above_the_limit_is_continued_after_a_line_and_keeps_its_order(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import LaunchError
-from dsrun.launcher.logs.output_index import INDEX_FILE, RECORD_BYTES, IndexReader, IndexRecord, IndexWriter
+from dsrun.launcher.logs.output_index import RECORD_BYTES, IndexReader, IndexRecord, IndexWriter
 
 FIRST = IndexRecord(1.5, 0, "stdout", 0, 10)
 SECOND = IndexRecord(1.25, 4095, "stderr", 1 << 40, 1 << 20)
@@ -24,7 +25,7 @@ def write(folder: Path, *records: IndexRecord) -> None:
 def test_records_come_back_in_order_of_arrival_at_24_bytes_each(tmp_path: Path) -> None:
     write(tmp_path, FIRST, SECOND, THIRD)
     assert list(IndexReader(tmp_path).read()) == [FIRST, SECOND, THIRD]
-    assert (tmp_path / INDEX_FILE).stat().st_size == 3 * 24 == 3 * RECORD_BYTES
+    assert JobPaths(tmp_path).output_index.stat().st_size == 3 * 24 == 3 * RECORD_BYTES
 
 
 def test_a_reader_goes_on_with_what_came_since(tmp_path: Path) -> None:
@@ -44,7 +45,7 @@ def test_a_reader_goes_on_with_what_came_since(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lost", range(1, RECORD_BYTES))
 def test_a_torn_last_record_is_left_out(tmp_path: Path, lost: int) -> None:
     write(tmp_path, FIRST, SECOND)
-    path = tmp_path / INDEX_FILE
+    path = JobPaths(tmp_path).output_index
     path.write_bytes(path.read_bytes()[:-lost])
     assert list(IndexReader(tmp_path).read()) == [FIRST]
 

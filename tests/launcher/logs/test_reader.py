@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.logs.files import LogFiles
-from dsrun.launcher.logs.output_index import INDEX_FILE, IndexWriter, LogStream
+from dsrun.launcher.logs.output_index import IndexWriter, LogStream
 from dsrun.launcher.logs.reader import LogLine, read_lines, read_log
 
 
@@ -127,7 +128,7 @@ def test_bytes_that_no_record_names_are_not_lost(job: Job) -> None:
 def test_without_an_index_logs_come_rank_by_rank(job: Job) -> None:
     job.write(1, 1, b"x\n")
     job.write(2, 0, b"a\n")
-    (job.folder / INDEX_FILE).unlink()
+    JobPaths(job.folder).output_index.unlink()
     assert [(rank, text) for _, rank, text in job.read()] == [(0, "a"), (1, "x")]
 
 

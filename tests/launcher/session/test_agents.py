@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract.environment import CONFIG_ENV, GROUP_TIMEOUT_ENV, RECORDS_FILE
+from dsrun.contract.environment import CONFIG_ENV, GROUP_TIMEOUT_ENV
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import LaunchError
 from dsrun.launcher.failures.hang import HangPolicy
 from dsrun.launcher.hosts.spec import Allocation, HostSpec
@@ -326,8 +327,8 @@ def test_a_host_that_lacks_what_the_user_named_ends_the_job_as_bad_input(tmp_pat
 def test_records_and_notes_of_a_host_reach_the_sink(tmp_path: Path) -> None:
     told = [Records(text='{"a": "\udcff"}\n'), Records(text="{}\n"), Note(text="it says")]
     _, sink, _ = run(tmp_path, [*BEGIN, *told, exited(0, 0), exited(1, 0), DONE])
-    assert (tmp_path / RECORDS_FILE).read_bytes() == b'{"a": "\xff"}\n{}\n'
-    assert stat.S_IMODE((tmp_path / RECORDS_FILE).stat().st_mode) == 0o600
+    assert JobPaths(tmp_path).records.read_bytes() == b'{"a": "\xff"}\n{}\n'
+    assert stat.S_IMODE(JobPaths(tmp_path).records.stat().st_mode) == 0o600
     assert sink.notes == ["box: it says"]
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from dsrun.contract.environment import CHECKPOINT_EVENT, RECORDS_FILE, WorkerError
+from dsrun.contract.environment import CHECKPOINT_EVENT, WorkerError
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.hosts.spec import Allocation, HostSpec
 from dsrun.launcher.logs.job_output import JobOutput
 from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
@@ -172,7 +173,7 @@ def test_a_restart_goes_on_from_the_newest_complete_checkpoint(tmp_path: Path) -
         checkpoint.mkdir(parents=True)
         (checkpoint / "index.json").write_text("{}")
         record = {"event": CHECKPOINT_EVENT, "time": 1.0, "path": str(checkpoint), "step": 40}
-        (tmp_path / RECORDS_FILE).write_text(json.dumps(record) + "\n")
+        JobPaths(tmp_path).records.write_text(json.dumps(record) + "\n")
 
     _, sink, transport = run(tmp_path, [attempt(1, Call(save)), attempt(0)], max_restarts=1)
     assert [plan.resume for plan in transport.plans()] == [None, str(checkpoint)]
@@ -181,7 +182,7 @@ def test_a_restart_goes_on_from_the_newest_complete_checkpoint(tmp_path: Path) -
 
 def test_a_checkpoint_on_a_host_with_folders_of_its_own_is_named_with_the_host(tmp_path: Path) -> None:
     record = {"event": CHECKPOINT_EVENT, "time": 1.0, "path": "/data/step40", "step": 40}
-    (tmp_path / RECORDS_FILE).write_text(json.dumps(record) + "\n")
+    JobPaths(tmp_path).records.write_text(json.dumps(record) + "\n")
     apart = Hello(pid=1, time_s=time.time(), own_folder=True)
     failed = [apart, Started(pids=[11]), Exit(rank=0, status=1, time_s=time.time()), DONE]
     # The second is asked whether the checkpoint is complete, and is gone.

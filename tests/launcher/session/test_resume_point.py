@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract.environment import CHECKPOINT_EVENT, RECORDS_FILE
+from dsrun.contract.environment import CHECKPOINT_EVENT
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import LaunchError
 from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.session.resume_point import Found, ResumePoint, find_checkpoint, recorded_checkpoints
@@ -53,7 +54,7 @@ def save(folder: Path, tag: str, *, complete: bool = True, time: float = 1.0) ->
 
 
 def note(folder: Path, path: str, *, time: float) -> None:
-    with (folder / RECORDS_FILE).open("a") as file:
+    with JobPaths(folder).records.open("a") as file:
         file.write(json.dumps({"event": "step", "time": time, "step": 3}) + "\n")
         file.write(json.dumps({"event": CHECKPOINT_EVENT, "time": time, "path": path, "step": 3}) + "\n")
 
@@ -118,7 +119,7 @@ def test_a_second_save_into_the_same_folder_is_another_one(tmp_path: Path) -> No
 )
 def test_a_line_that_was_cut_off_or_makes_no_sense_is_passed_over(tmp_path: Path, rest: str) -> None:
     whole = save(tmp_path, "step10")
-    with (tmp_path / RECORDS_FILE).open("a") as file:
+    with JobPaths(tmp_path).records.open("a") as file:
         file.write(rest)
     found = newest_checkpoint(str(tmp_path))
     assert found is not None

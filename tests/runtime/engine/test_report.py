@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from dsrun.contract.environment import RECORDS_FILE, RUN_DIR_ENV, STEP_EVENT
+from dsrun.contract.environment import RUN_DIR_ENV, STEP_EVENT
+from dsrun.contract.job_paths import JobPaths
 from dsrun.runtime.engine.report import StepReport
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.observe.records import RecordWriter
@@ -27,7 +28,7 @@ def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv(RUN_DIR_ENV, str(tmp_path))
 
     def read() -> list[dict[str, Any]]:
-        records = [json.loads(line) for line in (tmp_path / RECORDS_FILE).read_text().splitlines()]
+        records = [json.loads(line) for line in JobPaths(tmp_path).records.read_text().splitlines()]
         return [record for record in records if record["event"] == STEP_EVENT]
 
     return read

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import dsrun
-from dsrun.contract.environment import RECORDS_FILE, RUN_DIR_ENV
+from dsrun.contract.environment import RUN_DIR_ENV
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import ModelError
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
@@ -159,7 +160,7 @@ def test_a_skipped_step_is_printed_and_recorded_with_the_parameter_and_both_scal
     overflow_on_last_rank(2)
     said = capsys.readouterr().out
     assert "step 2: the gradient of `position` is not finite, the update was skipped; loss scale 256 -> 128" in said
-    lines = [json.loads(line) for line in (tmp_path / RECORDS_FILE).read_text().splitlines()]
+    lines = [json.loads(line) for line in JobPaths(tmp_path).records.read_text().splitlines()]
     steps = [line for line in lines if "grad_norm" in line]
     assert [(line["applied"], line["loss_scale"], line.get("non_finite")) for line in steps] == [
         (True, 256.0, None),

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from dsrun.contract.environment import read_error_file
+from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.agent.start.cgroup_scope import make_scope, scope_name
 from dsrun.launcher.agent.start.spawner import open_gpu_files
-from dsrun.launcher.agent.start.worker import error_file, node_environment
+from dsrun.launcher.agent.start.worker import node_environment
 from dsrun.launcher.isolated_command import isolated_command
 from dsrun.launcher.plan.launch_plan import LaunchPlan, StartMethod
 from dsrun.launcher.protocol import Exit, FrameReader, Message, Spawn, Started, encode
@@ -214,7 +215,7 @@ def test_a_forked_rank_ends_like_an_interpreter(tmp_path: Path) -> None:
 
 def word_of(plan: LaunchPlan) -> str:
     """What rank 0 left in its error file."""
-    error = read_error_file(error_file(plan.run_dir, 0))
+    error = read_error_file(JobPaths(Path(plan.run_dir)).error_file(0))
     assert error is not None
     return error.message
 

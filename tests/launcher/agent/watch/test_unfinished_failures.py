@@ -9,7 +9,8 @@ from pathlib import Path
 import psutil
 
 from dsrun.contract.environment import write_error_file
-from dsrun.launcher.agent.start.worker import LiveRank, error_file
+from dsrun.contract.job_paths import JobPaths
+from dsrun.launcher.agent.start.worker import LiveRank
 from dsrun.launcher.agent.watch.unfinished_failures import LastWords
 
 HERE = LiveRank(3, 0, psutil.Process())
@@ -18,7 +19,7 @@ HERE = LiveRank(3, 0, psutil.Process())
 def test_a_rank_is_overdue_once_its_grace_after_its_word_is_over(tmp_path: Path) -> None:
     words = LastWords(str(tmp_path), grace_s=5.0)
     assert words.overdue([HERE], 10.0) == []
-    write_error_file(error_file(str(tmp_path), 3), ValueError("boom"))
+    write_error_file(JobPaths(tmp_path).error_file(3), ValueError("boom"))
     assert words.overdue([HERE], 20.0) == []
     assert words.overdue([HERE], 24.9) == []
     assert words.overdue([HERE], 25.0) == [HERE]
@@ -26,7 +27,7 @@ def test_a_rank_is_overdue_once_its_grace_after_its_word_is_over(tmp_path: Path)
 
 
 def test_a_word_that_another_process_left_is_not_the_ranks(tmp_path: Path) -> None:
-    path = error_file(str(tmp_path), 3)
+    path = JobPaths(tmp_path).error_file(3)
     words = LastWords(str(tmp_path), grace_s=0.0)
     if (child := os.fork()) == 0:
         write_error_file(path, ValueError("of a fork"))
@@ -37,7 +38,7 @@ def test_a_word_that_another_process_left_is_not_the_ranks(tmp_path: Path) -> No
 
 
 def test_a_word_that_torchs_record_left_counts_once_nothing_can_catch_the_error(tmp_path: Path) -> None:
-    path = error_file(str(tmp_path), 3)
+    path = JobPaths(tmp_path).error_file(3)
     extra = {"py_callstack": "Traceback ...", "timestamp": "1700000000"}
     path.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": extra}}))
     words = LastWords(str(tmp_path), grace_s=0.0)

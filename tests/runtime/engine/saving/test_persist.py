@@ -19,7 +19,8 @@ import dsrun
 from dsrun.checkpoint_files.folder.verify import verify
 from dsrun.checkpoint_files.parse import read_index
 from dsrun.checkpoint_files.reference import sharers
-from dsrun.contract.environment import CHECKPOINT_EVENT, RECORDS_FILE, RESUME_ENV, RUN_DIR_ENV
+from dsrun.contract.environment import CHECKPOINT_EVENT, RESUME_ENV, RUN_DIR_ENV
+from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import CheckpointError, InputError
 from support.models import CONTEXT, VOCAB, TinyGPT, loss_of
 from support.ranks import run_ranks
@@ -423,7 +424,7 @@ def test_what_a_save_records_is_what_a_job_started_again_loads(tmp_path: Path, m
     train(engine, range(2), samples=2)
     engine.save_checkpoint("here", tag="a", client_state={"epoch": 3})
     engine.save_checkpoint("here", tag="b", client_state={"epoch": 4})
-    records = [json.loads(line) for line in (tmp_path / "job" / RECORDS_FILE).read_text().splitlines()]
+    records = [json.loads(line) for line in JobPaths(tmp_path / "job").records.read_text().splitlines()]
     saved = [record for record in records if record["event"] == CHECKPOINT_EVENT]
     assert [(record["tag"], record["step"]) for record in saved] == [("a", 2), ("b", 2)]
     assert saved[0]["path"] == str(tmp_path / "here" / "a")
