@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from dsrun.contract.environment import read_error_file
+from dsrun.contract.error_file import read_error_file
 from dsrun.contract.job_paths import JobPaths
 
 from .. import processes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dsrun.contract.environment import WorkerError
+from dsrun.contract.error_file import WorkerError
 from dsrun.errors import DsrunError, PreflightError
 
 from ..protocol import GpuFinding, GroupProgress, OomKill

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.contract.environment import WorkerError
+from dsrun.contract.error_file import WorkerError
 from dsrun.launcher.protocol import (
     MAX_FRAME_BYTES,
     VERSION,

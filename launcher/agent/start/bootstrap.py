@@ -28,7 +28,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from dsrun.contract.environment import ERROR_FILE_ENV, STACKS_ENV, STACKS_SIGNAL, write_error_file
+from dsrun.contract.environment import ERROR_FILE_ENV, STACKS_ENV, STACKS_SIGNAL
+from dsrun.contract.error_file import write_error_file
 from dsrun.contract.heartbeats import StartState, process_writer
 from dsrun.errors import DsrunError, InputError
 

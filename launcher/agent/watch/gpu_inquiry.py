@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from dsrun.contract.environment import WorkerError
+from dsrun.contract.error_file import WorkerError
 
 from ...isolated_command import isolated_command
 from ...plan.launch_plan import GpuPlace

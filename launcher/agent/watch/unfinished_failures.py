@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from dsrun.contract.environment import read_error_file
+from dsrun.contract.error_file import read_error_file
 from dsrun.contract.job_paths import JobPaths
 
 from ..start.worker import LiveRank

@@ -1,1 +1,1 @@
-"""What launcher and ranks agree on: variables, error file, heartbeats, ranks of other launchers."""
+"""What launcher and ranks agree on: variables, error file, names of files, heartbeats, ranks of other launchers."""

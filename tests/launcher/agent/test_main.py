@@ -16,7 +16,8 @@ from typing import TypeVar
 
 import pytest
 
-from dsrun.contract.environment import CONFIG_ENV, write_error_file
+from dsrun.contract.environment import CONFIG_ENV
+from dsrun.contract.error_file import write_error_file
 from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.agent.job_files import marked
 from dsrun.launcher.agent.start.cgroup_scope import make_scope

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract.environment import WorkerError
+from dsrun.contract.error_file import WorkerError
 from dsrun.launcher.failures.first_failure import judge
 from dsrun.launcher.failures.report import (
     EXIT_CODES,

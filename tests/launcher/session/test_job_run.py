@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from dsrun.contract.environment import CHECKPOINT_EVENT, WorkerError
+from dsrun.contract.environment import CHECKPOINT_EVENT
+from dsrun.contract.error_file import WorkerError
 from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.hosts.spec import Allocation, HostSpec
 from dsrun.launcher.logs.job_output import JobOutput

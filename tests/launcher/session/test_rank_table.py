@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from dsrun.contract.environment import WorkerError
+from dsrun.contract.error_file import WorkerError
 from dsrun.launcher.failures.report import HostLoss
 from dsrun.launcher.plan.launch_plan import LaunchPlan, Outside
 from dsrun.launcher.protocol import Exit

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract.environment import HEARTBEAT_ENV, read_error_file
+from dsrun.contract.environment import HEARTBEAT_ENV
+from dsrun.contract.error_file import read_error_file
 from dsrun.contract.heartbeats import HeartbeatTable, StartState
 from dsrun.launcher.isolated_command import isolated_command
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.contract.environment import read_error_file
+from dsrun.contract.error_file import read_error_file
 from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.agent.start.cgroup_scope import make_scope, scope_name
 from dsrun.launcher.agent.start.spawner import open_gpu_files

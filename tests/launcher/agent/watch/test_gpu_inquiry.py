@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from dsrun.contract.environment import WorkerError
+from dsrun.contract.error_file import WorkerError
 from dsrun.launcher.agent.watch.gpu_inquiry import DEADLINE_S, GpuInquiry, is_of_a_gpu
 from dsrun.launcher.plan.launch_plan import GpuPlace
 from dsrun.launcher.protocol import GpuFinding, GpuFindings, Message

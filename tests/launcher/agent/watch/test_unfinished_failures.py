@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from dsrun.contract.environment import write_error_file
+from dsrun.contract.error_file import write_error_file
 from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.agent.start.worker import LiveRank
 from dsrun.launcher.agent.watch.unfinished_failures import LastWords
