@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.launcher.process_modules import AGENT
 from support import traces
 from support.faults import HARD_LIMIT_S, PASS_GATE, READY, WAIT, Bound, Ended, Gate
 from support.faults_training import STEPS, TRAIN, UNDISTURBED, losses_said, undisturbed_losses
@@ -293,7 +294,7 @@ def test_A5_a_killed_agent_of_another_host_fails_the_job_with_its_name(
     with launched_on_hosts(rig, work, STAYS, *EXEC) as job:
         job.wait_ready(2)
         # The login's shell runs the line that starts the agent, and stays.
-        pids = pids_of(second, "agent")
+        pids = pids_of(second, AGENT)
         (agent,) = (pid for pid in pids if traces.parent_of(pid) in pids)
         (shell,) = set(pids) - {agent}
         with LOST.on("ending"):

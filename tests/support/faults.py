@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsrun.launcher.process_modules import AGENT, SPAWNER
 from support import traces
 from support.cli import clean_environment
 from support.processes import job_processes, wait_for_end
@@ -157,12 +158,12 @@ class Job:
 
     def agent(self) -> int | None:
         """The job's agent; None where there is none (yet, or any more)."""
-        return next((pid for pid in sorted(self.processes()) if _runs(pid, "agent")), None)
+        return next((pid for pid in sorted(self.processes()) if _runs(pid, AGENT)), None)
 
     def spawner(self) -> int | None:
         """The one that makes the ranks; a forked rank has its command line, but not its parent."""
         agent = self.agent()
-        return next((p for p in self.processes() if _runs(p, "spawner") and traces.parent_of(p) == agent), None)
+        return next((p for p in self.processes() if _runs(p, SPAWNER) and traces.parent_of(p) == agent), None)
 
     def children(self, parent: int) -> list[int]:
         """Live children of a process of the job, oldest first."""
@@ -392,4 +393,4 @@ def _environment(places: Places, temp: Path, mark: str, changes: Mapping[str, st
 
 
 def _runs(pid: int, module: str) -> bool:
-    return any(f"dsrun.launcher.{module} ".encode() in word for word in traces.words_of(pid))
+    return any(f"{module} ".encode() in word for word in traces.words_of(pid))

@@ -142,8 +142,8 @@ def processes_of(host: NetHost) -> set[str]:
 
 
 def pids_of(host: NetHost, module: str) -> list[int]:
-    """This machine's pids of the processes of a host that run a module of the launcher, `agent` for example."""
-    return sorted(_pid(process) for process in processes_of(host) if f"dsrun.launcher.{module} " in process)
+    """This machine's pids of the processes of a host that run one of `process_modules`."""
+    return sorted(_pid(process) for process in processes_of(host) if f"{module} " in process)
 
 
 def left_on(host: NetHost) -> set[str]:

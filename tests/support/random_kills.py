@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+from dsrun.launcher.process_modules import AGENT, SPAWNER, SURVEY_SERVER
 from support import traces
 from support.faults import READY, Job, launched
 from support.many_hosts import launched_on_hosts, pids_of
@@ -94,12 +95,12 @@ def _target_on(host: NetHost, victim: str) -> int | None:
     """Returns a process of that kind on a host; None where there is none."""
     if victim in ("agent", "surveyor"):
         # The login's shell runs the line that starts it, and stays.
-        pids = pids_of(host, victim)
+        pids = pids_of(host, AGENT if victim == "agent" else SURVEY_SERVER)
         return next((pid for pid in pids if traces.parent_of(pid) in pids), None)
     if victim not in ("spawner", "rank"):
         return None
     # A forked rank has the spawner's command line, but not its parent.
-    agents, spawners = pids_of(host, "agent"), pids_of(host, "spawner")
+    agents, spawners = pids_of(host, AGENT), pids_of(host, SPAWNER)
     spawner = next((pid for pid in spawners if traces.parent_of(pid) in agents), None)
     if victim == "spawner" or spawner is None:
         return spawner
