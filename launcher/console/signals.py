@@ -1,9 +1,9 @@
-"""What makes a person's wish about a running job: signals, and a reader of the output that goes away. Acts on none.
+"""What makes a person's request about a running job: signals, and a reader of the output that goes away. Acts on none.
 
 - SIGINT, SIGTERM, SIGHUP: stop. SIGQUIT (Ctrl-\\): stop without grace. SIGUSR1, SIGUSR2: meant for the ranks.
 - SIGTSTP (Ctrl-Z): refused with a word. A front end that sleeps renews no lease, and its agents would end the job.
 
-One wish may arrive twice: Ctrl-C in `dsrun ... | tee log` ends tee as well, so the signal and the closed pipe come
+One request may arrive twice: Ctrl-C in `dsrun ... | tee log` ends tee as well, so the signal and the closed pipe come
 together, in either order. Passed on as two requests they would cost the ranks their grace.
 """
 
@@ -24,7 +24,7 @@ NO_SUSPENSION = "a running job cannot be suspended; `dsrun run -d` starts one th
 
 
 class RunningJob(Protocol):
-    """What wishes are passed to, from signal handlers; see `JobRun`."""
+    """What other requests than stops are passed to, from signal handlers; see `UserRequests`."""
 
     def kill_now(self, signum: int) -> None:
         """Ends the job without grace."""
@@ -40,15 +40,15 @@ class RunningJob(Protocol):
 
 
 class StopRequests:
-    """Counts wishes and passes each on once."""
+    """Counts requests to stop and passes each on once."""
 
     def __init__(
         self, request_stop: Callable[[int, str | None], None], *, names: Mapping[int, str] | None = None
     ) -> None:
-        """Prepares to pass wishes on.
+        """Prepares to pass requests on.
 
         Args:
-            request_stop: takes the signal that stands for the wish, and its reason where that is another; called
+            request_stop: takes the signal that stands for the request, and its reason where that is another; called
                 from signal handlers too.
             names: what notes call a signal that somebody else than a person is known to send.
         """
@@ -58,14 +58,14 @@ class StopRequests:
         self._closed = False
 
     def output_closed(self) -> None:
-        """Nobody reads what ranks write: a wish to stop, unless a signal said so already."""
+        """Nobody reads what ranks write: a request to stop, unless a signal said so already."""
         if self._first_signal is None and not self._closed:
             self._closed = True
             # Not SIGPIPE: Python ignores it, and so would the ranks.
             self._request_stop(signal.SIGTERM, "nobody reads the output")
 
     def signalled(self, signum: int) -> None:
-        """A signal came: a wish to stop, unless it is the other half of a closed pipe."""
+        """A signal came: a request to stop, unless it is the other half of a closed pipe."""
         is_other_half = self._closed and self._first_signal is None
         if self._first_signal is None:
             self._first_signal = signum
@@ -90,7 +90,7 @@ class StopRequests:
         not: shells ignore it for every `command &` of a script, and whoever sends it means this job.
 
         Args:
-            job: takes what is no wish to stop; without it only those are listened to.
+            job: takes what is no request to stop; without it only those are listened to.
         """
 
         def on_stop(signum: int, frame: FrameType | None) -> None:

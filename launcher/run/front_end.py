@@ -1,6 +1,6 @@
 """One job's front end, from a checked launch to its outcome: here the parts of a job are put together.
 
-Holds the job's lock and devices, keeps its record, shows its output, and passes on the user's wishes. Reads no options
+Holds the job's lock and devices, keeps its record, shows its output, and collects the user's requests. Reads no options
 and exits nothing: see commands/run.py. Runs in the foreground or behind `detach`.
 """
 
@@ -46,11 +46,11 @@ from ..plan.script_args import misplaced_options
 from ..scheduler.slurm import signal_names
 from ..session.job_run import JobRun, Policies
 from ..session.rank_table import Outcome
+from ..session.user_requests import Interrupted, UserRequests
 from ..transport.base import OwnedTransport
 from ..transport.local import LocalTransport
 from .outcome_text import closing, opening, outcome_json, without_ranks
 from .own_stdin import OwnStdin
-from .user_requests import Interrupted, Wishes
 
 if TYPE_CHECKING:
     from .prepare_hosts import HostSettings
@@ -133,15 +133,15 @@ class FrontEnd:
         self._began_s = time.monotonic()
         #: What the job waits for that has no rank yet.
         self._waits_for = "its devices"
-        self._wishes = Wishes()
-        self._stops = StopRequests(self._wishes.request_stop, names=signal_names(os.environ))
+        self._requests = UserRequests()
+        self._stops = StopRequests(self._requests.request_stop, names=signal_names(os.environ))
         self._console = terminal_console(
             hosts=_shown_hosts(self._plan),
             quiet=settings.quiet,
             stdout_is_data=settings.as_json,
             environ=os.environ,
             on_closed=self._stops.output_closed,
-            keep_waiting=self._wishes.obey,
+            keep_waiting=self._requests.handle_pending,
             shown=frozenset() if settings.detached else settings.shown,
             progress_of=folder if settings.progress and not settings.detached else None,
         )
@@ -162,7 +162,7 @@ class FrontEnd:
         queued = self._settings.hold.queue
         lock: JobLock | None = None
         is_ready = False
-        with self._stops.catching_signals(self._wishes), ExitStack() as stack:
+        with self._stops.catching_signals(self._requests), ExitStack() as stack:
             # Later, for it is another once there are other hosts.
             stack.callback(lambda: self._transport.close())
             stack.callback(self._stdin.close)
@@ -181,7 +181,8 @@ class FrontEnd:
                 if not queued:
                     ready()
                     is_ready = True
-                return self._run() if self._wishes.early_stop is None else self._stopped_early(self._wishes.early_stop)
+                stop = self._requests.stop_before_start
+                return self._run() if stop is None else self._stopped_early(stop)
             except DsrunError as error:
                 if is_ready:
                     self._end_early("failed", error.exit_code, error.render().splitlines())
@@ -222,11 +223,11 @@ class FrontEnd:
             share=hold.share_gpus,
             job_id=self._plan.job_id,
             note=self._say_waiting,
-            keep_waiting=lambda: self._wishes.early_stop is None,
+            keep_waiting=lambda: self._requests.stop_before_start is None,
         )
 
     def _prepare_hosts(self, plan: LaunchPlan) -> LaunchPlan:
-        """Makes other hosts ready, if there are any; a wish to stop ends it at once."""
+        """Makes other hosts ready, if there are any; a request to stop ends it at once."""
         settings = self._settings.hosts
         if settings is None:
             return plan
@@ -240,7 +241,7 @@ class FrontEnd:
             stdin_fd=self._stdin.descriptor,
             note=self._say_waiting,
             warn=self._console.warning,
-            check=self._wishes.check,
+            check=self._requests.check,
         )
         self._transport = hosts.transport
         with suppress(Interrupted):
@@ -274,8 +275,14 @@ class FrontEnd:
         output = JobOutput(self._plan, self._console, display=self._console, why_no_stdin=self._why_no_stdin)
         try:
             policies = self._settings.policies
-            job = JobRun(self._plan, self._transport, output, python=sys.executable, policies=policies)
-            self._wishes.pass_to(job)
+            job = JobRun(
+                self._plan,
+                self._transport,
+                output,
+                python=sys.executable,
+                policies=policies,
+                requests=self._requests,
+            )
             return job.run()
         finally:
             output.close()

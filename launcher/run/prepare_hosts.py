@@ -80,7 +80,7 @@ class JobHosts:
         self._settings = settings
         self._note = note
         self._warn = warn
-        self._check_wish = check
+        self._check_requests = check
         #: Filled by the threads that connect; none of them may speak while another does.
         self._said: deque[str] = deque()
         reach = ReachSettings(
@@ -131,7 +131,7 @@ class JobHosts:
 
     def _attend(self) -> None:
         """Does what else there is to do while hosts are waited for."""
-        self._check_wish()
+        self._check_requests()
         while self._said:
             self._note(self._said.popleft())
 

@@ -3,27 +3,23 @@
 Prints nothing: output and news go to a `Sink`. Starts no rank and signals none: agents do. Everything is decided on
 the caller's thread, in the order of one queue, and nothing there waits for a single host.
 
-Requests of the user overtake all output that waits to be shown, and are obeyed while the reader of the output does
+Requests of the user overtake all output that waits to be shown, and are acted on while the reader of the output does
 not read. What is made of what hosts say stands in `attempt`, how ranks are stopped in `descent`.
 """
 
 from __future__ import annotations
 
 import queue
-import signal
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from dsrun.contract.environment import CONFIG_ENV, DEFAULT_HANG_TIMEOUT_S, GROUP_TIMEOUT_ENV, group_timeout_after
 
 from ..agent.job_files import marked
 from ..agent.leftovers import sweep_command
-from ..failures.causes.recognise import signal_name
 from ..failures.hang import HangPolicy
-from ..failures.report import UserStop
 from ..hosts.spec import HostSpec
 from ..isolated_command import isolated_command
 from ..plan.launch_plan import LaunchPlan
@@ -34,8 +30,8 @@ from .attempt import Attempt
 from .keepalive import Keepalive
 from .rank_table import Outcome
 from .remote_leftovers import sweep_hosts
-from .shutdown import StopRequest
 from .sink import Sink
+from .user_requests import Remark, SignalRequest, StopRequest, UserRequests
 
 #: For all agents together to exit once nothing is expected of them.
 _CLOSE_PATIENCE_S = 5.0
@@ -45,16 +41,6 @@ _OPEN_AT_ONCE = 64
 _ROOM_OF_ONE, _ROOM_OF_ALL = 64, 2048
 #: Between two looks at which hosts are late or silent.
 _LOOK_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _SignalRequest:
-    signal: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Remark:
-    text: str
 
 
 class _Wake:
@@ -69,6 +55,7 @@ class Session:
         transport: how to reach the hosts.
         sink: where output and news go.
         python: the interpreter for agents and ranks on hosts that name none; dsrun must be importable there.
+        requests: what the user wants of the job, read by this session from now on; a queue of its own if None.
         hang: what becomes of an attempt without progress; the default policy if None.
         first_word_s: longest time from starting an agent to its first word.
     """
@@ -80,6 +67,7 @@ class Session:
         sink: Sink,
         *,
         python: str,
+        requests: UserRequests | None = None,
         hang: HangPolicy | None = None,
         first_word_s: float = FIRST_WORD_PATIENCE_S,
     ) -> None:
@@ -90,72 +78,37 @@ class Session:
         self._first_word_s = first_word_s
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
         self._events: queue.SimpleQueue[LinkEvent | _Wake] = queue.SimpleQueue()
-        self._requests: deque[StopRequest | _SignalRequest | _Remark] = deque()
         room = max(4, min(_ROOM_OF_ONE, _ROOM_OF_ALL // len(plan.nodes)))
         self._links = [Link(node, self._events.put, room=room, lease_s=plan.lease_s) for node in plan.nodes]
         self._keepalive = Keepalive(self._links, lease_s=plan.lease_s)
         self._hang = hang or HangPolicy()
-        #: Wishes to stop that were one rank's own, see [Note: an interrupt at a prompt] in interrupts.
-        self.interrupts_given = 0
         self._attempt = Attempt(plan, self._links, sink, self._hang)
         self._look_at_s = 0.0
+        #: What the user wants of the job.
+        self.requests = requests or UserRequests()
+        self.requests.read_by(self)
 
     @property
     def first_host_is_apart(self) -> bool | None:
         """See `Attempt`."""
         return self._attempt.first_host_is_apart
 
-    def request_stop(self, signum: int, why: str | None = None) -> None:
-        """Takes the user's wish to end the job; may be called from a signal handler. See [Note: escalation] in descent.
-
-        Args:
-            signum: the signal the user sent: ranks get it too, and the exit code becomes 128 + signum.
-            why: what notes say instead of the signal's name, where it was no signal.
-        """
-        stop = UserStop(signal=signum, time_s=time.time())
-        self._request(StopRequest(stop, why or signal_name(signum), at_once=False))
-
-    def kill_now(self, signum: int = signal.SIGTERM) -> None:
-        """Ends the job without grace; may be called from a signal handler.
-
-        Args:
-            signum: the exit code becomes 128 + signum.
-        """
-        stop = UserStop(signal=signum, time_s=time.time())
-        self._request(StopRequest(stop, signal_name(signum), at_once=True))
-
-    def pass_signal(self, signum: int) -> None:
-        """Passes a signal on to the ranks that catch it, and stops nothing; may be called from a signal handler.
-
-        Args:
-            signum: the signal, SIGUSR1 for example.
-        """
-        self._request(_SignalRequest(signum))
-
-    def remark(self, text: str) -> None:
-        """Shows a note when the session's thread gets to it; may be called from a signal handler."""
-        self._request(_Remark(text))
-
-    def _request(self, request: StopRequest | _SignalRequest | _Remark) -> None:
-        self._requests.append(request)
+    def wake(self) -> None:
+        """See `RequestReader`."""
         self._events.put(_Wake())
 
-    def obey_requests(self) -> bool:
-        """Acts on what the user asked for since; for a sink that waits for its reader, on the session's thread.
-
-        Returns:
-            whether the job is still to be waited for.
-        """
-        while self._requests:
-            match self._requests.popleft():
-                case StopRequest() as request:
+    def handle_requests(self) -> bool:
+        """See `RequestReader`; on the session's thread."""
+        while (request := self.requests.take()) is not None:
+            match request:
+                case StopRequest():
                     if not request.at_once and self._attempt.interrupt(request.stop):
-                        self.interrupts_given += 1
+                        self.requests.interrupts_given += 1
                     else:
                         self._attempt.descent.on_request(request)
-                case _SignalRequest(signum):
+                case SignalRequest(signum):
                     self._attempt.pass_on(signum)
-                case _Remark(text):
+                case Remark(text):
                     self._sink.note(text)
         return not self._attempt.descent.is_left
 
@@ -171,7 +124,7 @@ class Session:
         with marked(plan.run_dir) as mark:
             try:
                 self._open(mark)
-                while self.obey_requests() and self._attempt.expected:
+                while self.handle_requests() and self._attempt.expected:
                     self._wait_and_handle()
             finally:
                 self._close()

@@ -30,7 +30,7 @@ class Interrupts:
             self._is_unanswered = False
 
     def take(self, stop: UserStop) -> int | None:
-        """Returns the rank that a wish to stop is for; None where it is for the job."""
+        """Returns the rank that a request to stop is for; None where it is for the job."""
         if stop.signal != signal.SIGINT or self._waiting is None or self._is_unanswered:
             return None
         self._is_unanswered = True
@@ -38,7 +38,7 @@ class Interrupts:
         return self._waiting
 
     def ended(self, rank: int, status: int) -> UserStop | None:
-        """Returns the wish that a rank has ended of, if it was one.
+        """Returns the request that a rank has ended of, if it was one.
 
         Args:
             rank: which one has ended.

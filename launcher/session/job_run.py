@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import queue
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from dsrun.units import format_duration
 
 from ..agent.leftovers import sweep_command
 from ..failures.hang import HangPolicy, OnHang
-from ..failures.report import FailureReport, UserStop
+from ..failures.report import FailureReport
 from ..failures.restarts import AttemptEnd, GiveUp, Restart, Restarts
 from ..plan.launch_plan import LaunchPlan
 from ..transport.base import FIRST_WORD_PATIENCE_S, Transport
@@ -26,6 +25,7 @@ from .rank_table import Outcome
 from .remote_leftovers import sweep_hosts
 from .resume_point import Found, ResumePoint, find_checkpoint, has_memory_copies, recorded_checkpoints
 from .sink import Sink
+from .user_requests import UserRequests
 
 #: Between two looks at a search that goes on.
 _LOOK_S = 60.0
@@ -63,9 +63,19 @@ class JobRun:
         sink: where output and news of all attempts go.
         python: see `Session`.
         policies: what to do when the job fails or hangs.
+        requests: what the user wants of the job; a queue of its own if None.
     """
 
-    def __init__(self, plan: LaunchPlan, transport: Transport, sink: Sink, *, python: str, policies: Policies) -> None:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        transport: Transport,
+        sink: Sink,
+        *,
+        python: str,
+        policies: Policies,
+        requests: UserRequests | None = None,
+    ) -> None:
         # Whoever started the other hosts starts them all again: one alone could not meet the others' next attempt.
         assert plan.outside is None or policies.max_restarts == 0, "a job with hosts outside is not started again"
         self._transport = transport
@@ -80,38 +90,12 @@ class JobRun:
         )
         # SimpleQueue, because its put may run in a signal handler that interrupted its get.
         self._woken: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._stop: UserStop | None = None
-        #: Wishes to stop that were not known to be one rank's own.
-        self._stop_requests = 0
+        #: What the user wants of the job.
+        self.requests = requests or UserRequests()
+        self.requests.wake_job_by(lambda: self._woken.put(None))
         #: As the host of rank 0 said last; see `Session.first_host_is_apart`.
         self._first_host_is_apart = False
         self._session = self._new_session(plan)
-
-    def request_stop(self, signum: int, why: str | None = None) -> None:
-        """See `Session.request_stop`; ends the job, not only its present attempt."""
-        self._stop_requests += 1
-        self._note_stop(signum)
-        self._session.request_stop(signum, why)
-
-    def kill_now(self, signum: int = signal.SIGTERM) -> None:
-        """See `Session.kill_now`; ends the job, not only its present attempt."""
-        self._stop_requests += 1
-        self._note_stop(signum)
-        self._session.kill_now(signum)
-
-    def pass_signal(self, signum: int) -> None:
-        """See `Session.pass_signal`; between two attempts there is nobody to get it, which is said."""
-        self._session.pass_signal(signum)
-        self._woken.put(None)
-
-    def remark(self, text: str) -> None:
-        """See `Session.remark`."""
-        self._session.remark(text)
-        self._woken.put(None)
-
-    def obey_requests(self) -> bool:
-        """See `Session.obey_requests`."""
-        return self._session.obey_requests()
 
     def run(self) -> Outcome:
         """Runs the job to its end, whatever the end is.
@@ -121,9 +105,7 @@ class JobRun:
         """
         while True:
             outcome = self._session.run()
-            self._stop_requests -= self._session.interrupts_given
-            if self._stop_requests == 0:
-                self._stop = None
+            self.requests.forget_interrupts()
             resume = self._find_resume_point() if self._may_restart_after(outcome) else None
             restart = self._restart_after(outcome, resume)
             if restart is None:
@@ -138,7 +120,7 @@ class JobRun:
                 resume=None if resume is None else resume.folder,
             )
             self._session = self._new_session(plan)
-            if self._stop is not None:
+            if self.requests.stop is not None:
                 # It came when no session could take it.
                 return self._ended(self._stopped(outcome))
 
@@ -148,18 +130,14 @@ class JobRun:
             self._transport,
             self._sink,
             python=self._python,
+            requests=self.requests,
             hang=self._hang,
             first_word_s=self._policies.first_word_s,
         )
 
-    def _note_stop(self, signum: int) -> None:
-        if self._stop is None:
-            self._stop = UserStop(signal=signum, time_s=time.time())
-        self._woken.put(None)
-
     def _may_restart_after(self, outcome: Outcome) -> bool:
         report = outcome.report
-        if report is None or report.is_mistake or self._stop is not None:
+        if report is None or report.is_mistake or self.requests.stop is not None:
             return False
         return not report.is_hang or self._hang.on_hang == "restart"
 
@@ -199,7 +177,7 @@ class JobRun:
 
     def _restart_after(self, outcome: Outcome, resume: ResumePoint | None) -> Restart | None:
         report = outcome.report
-        if report is None or self._stop is not None or not self._may_restart_after(outcome):
+        if report is None or self.requests.stop is not None or not self._may_restart_after(outcome):
             return None
         checkpoint = None if resume is None else resume.identity
         end = AttemptEnd(uptime_s=outcome.uptime_s, step=outcome.step, checkpoint=checkpoint)
@@ -235,20 +213,21 @@ class JobRun:
     def _wait(self, seconds: float, *, until: Callable[[], bool] = lambda: False) -> bool:
         """Waits between two attempts, or until something is so; returns whether the job is to go on."""
         until_s = time.monotonic() + seconds
-        while self._stop is None and not until() and (now_s := time.monotonic()) < until_s:
+        while self.requests.stop is None and not until() and (now_s := time.monotonic()) < until_s:
             # What asks for an answer and stops nothing; a stop has left this loop.
-            self._session.obey_requests()
+            self.requests.handle_pending()
             tick_s = self._sink.tick(now_s)
             try:
                 self._woken.get(timeout=max(0.0, min(until_s, until_s if tick_s is None else tick_s) - now_s))
             except queue.Empty:
                 continue
-        return self._stop is None
+        return self.requests.stop is None
 
     def _stopped(self, outcome: Outcome) -> Outcome:
         """The user's stop came between two attempts: nothing runs, and the stop is the end."""
-        assert self._stop is not None, "a stop was asked for"
-        return replace(outcome, exit_code=128 + self._stop.signal, report=None)
+        stop = self.requests.stop
+        assert stop is not None, "a stop was asked for"
+        return replace(outcome, exit_code=128 + stop.signal, report=None)
 
     def _forget_copies(self, outcome: Outcome) -> None:
         """Has copies in memory removed that agents have left for an attempt that does not follow."""

@@ -14,17 +14,16 @@ import enum
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from dsrun.units import format_duration
 
 from ..failures.causes.recognise import signal_name
-from ..failures.report import UserStop
 from ..plan.launch_plan import LaunchPlan
 from ..protocol import Kill, Stop
 from .agent_link import Link
 from .rank_table import Tally
 from .sink import Sink
+from .user_requests import StopRequest
 
 #: Beyond the grace: for an agent to kill, to give up on what cannot be killed, and to send the rest of the output.
 _END_MARGIN_S = 40.0
@@ -37,21 +36,6 @@ class _Step(enum.Enum):
     ASKED = enum.auto()
     FORCED = enum.auto()
     LEFT = enum.auto()
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequest:
-    """A wish of the user to end the job.
-
-    Attributes:
-        stop: the signal and when it came.
-        why: what notes call it.
-        at_once: without grace.
-    """
-
-    stop: UserStop
-    why: str
-    at_once: bool
 
 
 class Descent:
@@ -107,7 +91,7 @@ class Descent:
         self._ask(signal.SIGTERM, why=failure)
 
     def on_request(self, request: StopRequest) -> None:
-        """Goes one step further, as the user wishes. See [Note: one end told twice]."""
+        """Goes one step further, as the user asks. See [Note: one end told twice]."""
         is_first = self._tally.user_stop is None
         self._tally.user_stop = self._tally.user_stop or request.stop
         if is_first and not request.at_once and self._step is _Step.ASKED and self._tally.has_died_of(request.stop):

@@ -8,6 +8,7 @@ hosts, headers of Ethernet, IP and TCP, acknowledgements and all of ssh included
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -228,7 +229,7 @@ def measure(hosts: Sequence[HostSpec], transport: Transport, *, device: str, fol
                 output.wait_for(there)
         except BaseException as error:
             failed.append(error)
-            job.kill_now()
+            job.requests.kill_now(signal.SIGTERM)
 
     conductor = threading.Thread(target=conduct)
     conductor.start()

@@ -82,7 +82,7 @@ def test_a_rank_that_dies_of_a_stop_before_the_front_end_hears_of_it_costs_the_o
         if len(said) == 2 and said[1] == "ready":
             os.kill(int(said[0].split()[1]), signal.SIGTERM)
 
-    sink = OnNote(kill_one, "was killed by SIGTERM; stopping", lambda: session.request_stop(signal.SIGTERM))
+    sink = OnNote(kill_one, "was killed by SIGTERM; stopping", lambda: session.requests.request_stop(signal.SIGTERM))
     with local_session(plan, sink) as session:
         outcome = session.run()
     assert (outcome.exit_code, outcome.report) == (143, None)

@@ -199,7 +199,7 @@ def test_the_users_stop_reaches_the_ranks_and_they_may_save(tmp_path: Path, sign
     ) + WAIT
     plan, sink = script_plan(tmp_path, source), RecordingSink()
     with local_session(plan, sink) as session:
-        sink.act_on_lines(WhenReady(2, lambda pids: session.request_stop(signum)))
+        sink.act_on_lines(WhenReady(2, lambda pids: session.requests.request_stop(signum)))
         outcome = session.run()
     assert (outcome.exit_code, outcome.report) == (code, None)
     assert [sink.texts(rank)[-1] for rank in (0, 1)] == [f"saved on {int(signum)}"] * 2
@@ -212,8 +212,8 @@ def test_a_second_stop_kills_ranks_that_do_not_end(tmp_path: Path) -> None:
     with local_session(plan, sink) as session:
 
         def stop_twice(_: dict[int, int]) -> None:
-            session.request_stop(signal.SIGINT)
-            session.request_stop(signal.SIGINT)
+            session.requests.request_stop(signal.SIGINT)
+            session.requests.request_stop(signal.SIGINT)
 
         sink.act_on_lines(WhenReady(2, stop_twice))
         outcome = session.run()
@@ -227,7 +227,7 @@ def test_a_third_stop_leaves_and_the_agent_finishes_the_kill(tmp_path: Path) -> 
 
         def stop_thrice(_: dict[int, int]) -> None:
             for _ in range(3):
-                session.request_stop(signal.SIGINT)
+                session.requests.request_stop(signal.SIGINT)
 
         sink.act_on_lines(WhenReady(2, stop_thrice))
         assert session.run().exit_code == 130

@@ -181,7 +181,9 @@ def test_the_file_keeps_every_byte_while_the_console_gets_folded_lines(tmp_path:
 
 def test_the_users_stop_is_passed_on_and_named_in_the_exit_code(tmp_path: Path) -> None:
     script = [*BEGIN, Await(Stop), exited(0, -2), exited(1, 0), DONE]
-    outcome, _, received = run(tmp_path, script, on_session=lambda session: session.request_stop(signal.SIGINT))
+    outcome, _, received = run(
+        tmp_path, script, on_session=lambda session: session.requests.request_stop(signal.SIGINT)
+    )
     assert (outcome.exit_code, outcome.report) == (130, None)
     assert received[1:] == [Stop(signal=signal.SIGINT)]
 
@@ -191,11 +193,11 @@ def test_an_interrupt_is_the_ranks_alone_that_waits_for_a_person(tmp_path: Path)
     script = [*BEGIN, waits, out("x\n"), Await(Signal), exited(1, -2), Await(Stop), exited(0, -15), DONE]
     transport, sink = FakeTransport({"box": script}), RecordingSink()
     session = session_for(plan_for(tmp_path), transport, sink)
-    sink.act_on_lines(lambda rank, text: session.request_stop(signal.SIGINT))
+    sink.act_on_lines(lambda rank, text: session.requests.request_stop(signal.SIGINT))
     outcome = session.run()
     assert transport.channels["box"].received[1:] == [Signal(signal=signal.SIGINT, rank=1), Stop(signal=signal.SIGTERM)]
     assert (outcome.exit_code, outcome.report) == (130, None), "it is the user who ended the job"
-    assert session.interrupts_given == 1
+    assert session.requests.interrupts_given == 1
 
 
 def test_a_rank_without_stdin_that_reads_is_told_of_once(tmp_path: Path) -> None:
@@ -206,8 +208,8 @@ def test_a_rank_without_stdin_that_reads_is_told_of_once(tmp_path: Path) -> None
 
 def test_a_second_request_kills(tmp_path: Path) -> None:
     def twice(session: Session) -> None:
-        session.request_stop(signal.SIGTERM)
-        session.request_stop(signal.SIGTERM)
+        session.requests.request_stop(signal.SIGTERM)
+        session.requests.request_stop(signal.SIGTERM)
 
     script = [*BEGIN, Await(Kill), exited(0, -9), exited(1, -9), DONE]
     outcome, _, received = run(tmp_path, script, on_session=twice)
@@ -218,7 +220,7 @@ def test_a_second_request_kills(tmp_path: Path) -> None:
 def test_a_third_request_leaves_at_once_though_the_agent_never_ends(tmp_path: Path) -> None:
     def thrice(session: Session) -> None:
         for _ in range(3):
-            session.request_stop(signal.SIGINT)
+            session.requests.request_stop(signal.SIGINT)
 
     outcome, sink, _ = run(tmp_path, [*BEGIN, Await(Start), Await(Hello), DONE], on_session=thrice)
     assert outcome.exit_code == 130
@@ -228,7 +230,7 @@ def test_a_third_request_leaves_at_once_though_the_agent_never_ends(tmp_path: Pa
 
 def test_kill_now_asks_nobody(tmp_path: Path) -> None:
     script = [*BEGIN, Await(Kill), exited(0, -9), exited(1, -9), DONE]
-    outcome, _, received = run(tmp_path, script, on_session=lambda session: session.kill_now(signal.SIGHUP))
+    outcome, _, received = run(tmp_path, script, on_session=lambda session: session.requests.kill_now(signal.SIGHUP))
     assert outcome.exit_code == 129
     assert received[1:] == [Kill()]
 
@@ -243,7 +245,7 @@ def test_a_request_overtakes_output_that_waits_to_be_shown(tmp_path: Path) -> No
 
     def stop_once(rank: int, text: str) -> None:
         if not shown_before:
-            session.request_stop(signal.SIGTERM)
+            session.requests.request_stop(signal.SIGTERM)
         if not sink.notes:
             shown_before.append(len(sink.shown))
 
@@ -259,8 +261,8 @@ def test_a_request_is_obeyed_while_the_sink_waits_for_its_reader(tmp_path: Path)
     session = session_for(plan_for(tmp_path), FakeTransport({"box": script}), sink)
 
     def reader_does_not_read(rank: int, text: str) -> None:
-        session.request_stop(signal.SIGTERM)
-        assert session.obey_requests()
+        session.requests.request_stop(signal.SIGTERM)
+        assert session.requests.handle_pending()
         assert stopped.wait(10)
 
     sink.act_on_lines(reader_does_not_read)
@@ -269,14 +271,14 @@ def test_a_request_is_obeyed_while_the_sink_waits_for_its_reader(tmp_path: Path)
 
 def test_a_request_from_another_thread_while_the_session_waits_is_seen(tmp_path: Path) -> None:
     sessions: list[Session] = []
-    stop = Call(lambda: threading.Thread(target=lambda: sessions[0].request_stop(signal.SIGTERM)).start())
+    stop = Call(lambda: threading.Thread(target=lambda: sessions[0].requests.request_stop(signal.SIGTERM)).start())
     script = [*BEGIN, stop, Await(Stop), exited(0, -15), exited(1, -15), DONE]
     assert run(tmp_path, script, on_session=sessions.append)[0].exit_code == 143
 
 
 def test_a_stop_that_is_no_signal_says_why(tmp_path: Path) -> None:
     def nobody_reads(session: Session) -> None:
-        session.request_stop(signal.SIGTERM, "nobody reads the output")
+        session.requests.request_stop(signal.SIGTERM, "nobody reads the output")
 
     script = [*BEGIN, Await(Stop), exited(0, -15), exited(1, -15), DONE]
     _, sink, _ = run(tmp_path, script, on_session=nobody_reads)
@@ -501,14 +503,16 @@ def require(happened: bool) -> None:
 
 
 def test_a_stop_before_a_host_has_the_plan_starts_nothing_there(tmp_path: Path) -> None:
-    outcome, _, received = run(tmp_path, [Await(Start), *BEGIN], on_session=lambda s: s.request_stop(signal.SIGINT))
+    outcome, _, received = run(
+        tmp_path, [Await(Start), *BEGIN], on_session=lambda s: s.requests.request_stop(signal.SIGINT)
+    )
     assert outcome.exit_code == 130
     assert not any(isinstance(message, Kill) for message in received)
 
 
 def test_a_signal_is_passed_on_and_the_ranks_that_would_have_died_are_named(tmp_path: Path) -> None:
     sessions: list[Session] = []
-    usr1 = Call(lambda: sessions[0].pass_signal(signal.SIGUSR1))
+    usr1 = Call(lambda: sessions[0].requests.pass_signal(signal.SIGUSR1))
     answer = Passed(signal=signal.SIGUSR1, ranks=[0], spared=[1])
     script = [*BEGIN, usr1, Await(Signal), answer, exited(0, 0), exited(1, 0), DONE]
     outcome, sink, received = run(tmp_path, script, on_session=sessions.append)

@@ -208,7 +208,7 @@ def test_a_stop_by_the_user_is_no_failure_to_start_again_after(tmp_path: Path) -
     script = [
         hello(),
         Started(pids=[11]),
-        Call(lambda: jobs[0].request_stop(signal.SIGINT)),
+        Call(lambda: jobs[0].requests.request_stop(signal.SIGINT)),
         Await(Stop),
         Exit(rank=0, status=1, time_s=time.time() + 1),
         DONE,
@@ -228,7 +228,7 @@ class StoppingSink(RecordingSink):
     def note(self, text: str) -> None:
         super().note(text)
         if text.startswith("restart "):
-            self.jobs[0].request_stop(signal.SIGTERM)
+            self.jobs[0].requests.request_stop(signal.SIGTERM)
 
 
 def test_a_stop_during_the_wait_ends_the_job_at_once(tmp_path: Path) -> None:
@@ -250,8 +250,8 @@ class AskingSink(RecordingSink):
     def note(self, text: str) -> None:
         super().note(text)
         if text.startswith("restart "):
-            self.jobs[0].pass_signal(signal.SIGUSR1)
-            self.jobs[0].remark("no suspension")
+            self.jobs[0].requests.pass_signal(signal.SIGUSR1)
+            self.jobs[0].requests.remark("no suspension")
 
 
 def test_signals_during_the_wait_are_answered_though_no_rank_runs(tmp_path: Path) -> None:
