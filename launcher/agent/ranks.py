@@ -30,7 +30,7 @@ from .relay import Relay
 from .start.cgroup_scope import Scope, make_scope, remove_empty_scopes, scope_name
 from .start.flight_recorder import RecorderFiles, pipe_environment, recorder_files, without_outer
 from .start.spawner_pipe import SpawnerPipe, reason_of_end
-from .start.worker import LiveRank, node_environment, worker_environment
+from .start.worker import RankProcess, node_environment, worker_environment
 from .watch.gpu_inquiry import GpuInquiry, is_of_a_gpu
 from .watch.nccl_dumps import MOST_BYTES, DumpError, read_dump
 from .watch.oom_kills import OomKills
@@ -72,7 +72,7 @@ class HostRanks:
         self._store: socket.socket | None = None
         self._spawner: SpawnerPipe | None = None
         self._rank_of: dict[int, int] = {}
-        self._live: dict[int, LiveRank] = {}
+        self._live: dict[int, RankProcess] = {}
         #: Of each rank, once ranks are started.
         self.recorders: dict[int, RecorderFiles] = {}
         self._ended: set[int] = set()
@@ -170,7 +170,7 @@ class HostRanks:
         return [worker.rank for worker in self._node.workers] if waits else []
 
     @property
-    def live(self) -> list[LiveRank]:
+    def live(self) -> list[RankProcess]:
         """The ranks whose end was not reported; empty until the spawner has told them."""
         return [rank for rank in self._live.values() if rank.rank not in self._ended]
 
@@ -298,7 +298,7 @@ class HostRanks:
             with suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 if self._spawner is not None and process.ppid() in (self._spawner.pid, os.getpid()):
-                    self._live[worker.rank] = LiveRank(worker.rank, worker.local_rank, process)
+                    self._live[worker.rank] = RankProcess(worker.rank, worker.local_rank, process)
 
     def _report_exit(self, rank: int, status: int, time_s: float) -> None:
         self._ended.add(rank)

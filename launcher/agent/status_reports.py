@@ -13,7 +13,7 @@ from ..os_errors import refusal_of
 from ..protocol import Note, Records
 from .job_files import HostFolder
 from .ranks import HostRanks
-from .record_tail import RecordTail
+from .record_lines import RecordLines
 from .relay import Relay
 from .watch.rank_status import PULSE_S, Pulses
 from .watch.stacks import StackTaking
@@ -34,7 +34,7 @@ class HostNews:
         self._relay = relay
         self._table = table
         self._run_dir = folder.path
-        self._records = RecordTail(JobPaths(Path(folder.path)).records) if folder.is_own else None
+        self._records = RecordLines(JobPaths(Path(folder.path)).records) if folder.is_own else None
         self._pulses = Pulses(table, are_python=ranks.are_python)
         self._stacks: StackTaking | None = None
         #: When the next pulse is due, monotonic.

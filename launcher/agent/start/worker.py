@@ -35,8 +35,8 @@ from .own_rank import without_own_rank
 
 
 @dataclass(frozen=True, slots=True)
-class LiveRank:
-    """A rank that runs, as its host's agent sees it.
+class RankProcess:
+    """Process of a rank that runs, as its host's agent sees it.
 
     Attributes:
         rank: global rank.

@@ -14,7 +14,7 @@ import psutil
 from dsrun.contract.heartbeats import Beat, HeartbeatTable, StartState
 
 from ...protocol import Pulse, RankPulse, Starting
-from ..start.worker import LiveRank
+from ..start.worker import RankProcess
 
 #: Between two pulses.
 PULSE_S = 1.0
@@ -39,7 +39,7 @@ class Pulses:
         self._are_python = are_python
         self._usage: dict[int, _Usage] = {}
 
-    def take(self, ranks: Iterable[LiveRank], now_s: float, *, importing: Sequence[int] = ()) -> Pulse:
+    def take(self, ranks: Iterable[RankProcess], now_s: float, *, importing: Sequence[int] = ()) -> Pulse:
         """Returns how ranks fare now.
 
         Args:
@@ -50,7 +50,7 @@ class Pulses:
         pulses = [pulse for rank in ranks if (pulse := self._look_at(rank, now_s)) is not None]
         return Pulse(ranks=pulses, time_s=time.time(), importing=list(importing))
 
-    def _look_at(self, rank: LiveRank, now_s: float) -> RankPulse | None:
+    def _look_at(self, rank: RankProcess, now_s: float) -> RankPulse | None:
         try:
             times = rank.process.cpu_times()
             rss_bytes = rank.process.memory_info().rss

@@ -27,7 +27,7 @@ from ... import processes
 from ...os_errors import refusal_of
 from ...protocol import RankStack, Stacks
 from ..start.flight_recorder import RecorderFiles
-from ..start.worker import LiveRank
+from ..start.worker import RankProcess
 from .nccl_dumps import MOST_BYTES, DumpError, read_dump
 from .rank_status import idle_s
 
@@ -79,7 +79,7 @@ class StackTaking:
 
     def __init__(
         self,
-        ranks: Sequence[LiveRank],
+        ranks: Sequence[RankProcess],
         *,
         run_dir: str,
         table: HeartbeatTable,
@@ -165,7 +165,7 @@ class StackTaking:
         self._answers[rank] = replace(self._answers[rank], dump_error=error)
 
 
-def _look_at(rank: LiveRank, table: HeartbeatTable, now_s: float) -> RankStack:
+def _look_at(rank: RankProcess, table: HeartbeatTable, now_s: float) -> RankStack:
     """What can be said without asking; looked at first, for the question itself wakes the rank."""
     beat = table.read(rank.local_rank)
     folder = Path(f"/proc/{rank.process.pid}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from dsrun.contract.error_file import read_error_file
 from dsrun.contract.job_paths import JobPaths
 
-from ..start.worker import LiveRank
+from ..start.worker import RankProcess
 
 
 class LastWords:
@@ -31,13 +31,13 @@ class LastWords:
         self._seen_s: dict[int, float] = {}
         self._told: set[int] = set()
 
-    def overdue(self, live: Iterable[LiveRank], now_s: float) -> list[LiveRank]:
+    def overdue(self, live: Iterable[RankProcess], now_s: float) -> list[RankProcess]:
         """Returns those of `live` that had their grace, in monotonic seconds, each of them once."""
         late = [rank for rank in live if rank.rank not in self._told and self._is_late(rank, now_s)]
         self._told.update(rank.rank for rank in late)
         return late
 
-    def _is_late(self, rank: LiveRank, now_s: float) -> bool:
+    def _is_late(self, rank: RankProcess, now_s: float) -> bool:
         if rank.rank not in self._seen_s:
             word = read_error_file(self._paths.error_file(rank.rank))
             if word is None or word.pid != rank.process.pid:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from dsrun.contract.heartbeats import HeartbeatTable, HeartbeatWriter, StartState
-from dsrun.launcher.agent.start.worker import LiveRank
+from dsrun.launcher.agent.start.worker import RankProcess
 from dsrun.launcher.agent.watch.rank_status import Pulses
 
 
@@ -37,8 +37,8 @@ def table() -> Iterator[HeartbeatTable]:
     table.close()
 
 
-def live(rank: int, process: ScriptedProcess) -> LiveRank:
-    return LiveRank(rank, rank % 2, cast("psutil.Process", process))
+def live(rank: int, process: ScriptedProcess) -> RankProcess:
+    return RankProcess(rank, rank % 2, cast("psutil.Process", process))
 
 
 def test_processor_time_is_counted_from_one_pulse_to_the_next(table: HeartbeatTable) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from dsrun.contract.heartbeats import HeartbeatTable
 from dsrun.launcher.agent.start.flight_recorder import RecorderFiles
-from dsrun.launcher.agent.start.worker import LiveRank
+from dsrun.launcher.agent.start.worker import RankProcess
 from dsrun.launcher.agent.watch.stacks import StackTaking
 from dsrun.launcher.protocol import RankStack
 from support.dumps import dump, entry
@@ -29,7 +29,7 @@ class Rank:
         self.pipe = os.open(folder / "0.pipe", os.O_RDONLY | os.O_NONBLOCK)
         self._table = HeartbeatTable(1)
         self.taking = StackTaking(
-            [LiveRank(0, 0, psutil.Process())],
+            [RankProcess(0, 0, psutil.Process())],
             run_dir=str(folder),
             table=self._table,
             recorders={0: RecorderFiles(folder / "dump0", folder / "0.pipe")},
@@ -115,7 +115,7 @@ def test_a_rank_whose_nccl_groups_are_watched_is_told_from_others(tmp_path: Path
         assert process.stdout is not None
         assert process.stdout.readline() == b"named\n"
         table = HeartbeatTable(1)
-        rank = LiveRank(0, 0, psutil.Process(process.pid))
+        rank = RankProcess(0, 0, psutil.Process(process.pid))
         taking = StackTaking([rank], run_dir=str(tmp_path), table=table, recorders={}, now_s=0.0)
         answer = taking.look(0.2)
         table.close()
@@ -131,7 +131,7 @@ def test_a_rank_that_ends_while_it_is_asked_is_not_waited_for(tmp_path: Path) ->
     with subprocess.Popen(words, stdin=subprocess.PIPE) as process:
         table = HeartbeatTable(1)
         taking = StackTaking(
-            [LiveRank(0, 0, psutil.Process(process.pid))],
+            [RankProcess(0, 0, psutil.Process(process.pid))],
             run_dir=str(tmp_path),
             table=table,
             recorders={0: RecorderFiles(tmp_path / "dump0", tmp_path / "0.pipe")},
@@ -152,7 +152,7 @@ def test_a_rank_that_makes_no_pipe_is_not_waited_for(tmp_path: Path) -> None:
     table = HeartbeatTable(1)
     recorders = {0: RecorderFiles(tmp_path / "dump0", tmp_path / "0.pipe")}
     taking = StackTaking(
-        [LiveRank(0, 0, psutil.Process())], run_dir=str(tmp_path), table=table, recorders=recorders, now_s=0.0
+        [RankProcess(0, 0, psutil.Process())], run_dir=str(tmp_path), table=table, recorders=recorders, now_s=0.0
     )
     answer = taking.look(0.2)
     table.close()

@@ -10,10 +10,10 @@ import psutil
 
 from dsrun.contract.error_file import write_error_file
 from dsrun.contract.job_paths import JobPaths
-from dsrun.launcher.agent.start.worker import LiveRank
+from dsrun.launcher.agent.start.worker import RankProcess
 from dsrun.launcher.agent.watch.unfinished_failures import LastWords
 
-HERE = LiveRank(3, 0, psutil.Process())
+HERE = RankProcess(3, 0, psutil.Process())
 
 
 def test_a_rank_is_overdue_once_its_grace_after_its_word_is_over(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 MOST_BYTES = 1 << 20
 
 
-class RecordTail:
+class RecordLines:
     """Reads a file from where it was last read to its last whole line.
 
     Args:
