@@ -12,9 +12,16 @@ import signal
 
 import pytest
 
+from support import speed
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    speed.add_option(parser)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Gives the programs that tests start the default signals; see [Note: ignored signals]."""
+    speed.register(config)
     has_workers = bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if not has_workers and signal.getsignal(signum) is signal.SIG_IGN:
@@ -26,6 +33,7 @@ def _go_on(_signum: int, _frame: object) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    speed.note_reasons(items)
     marked = [item for item in items if item.get_closest_marker("cuda") is not None]
     if marked and not _sees_a_gpu():
         without = pytest.mark.skip(reason="needs a CUDA GPU: `bash scripts/gpu_check --only proofs` runs it on one")

@@ -188,6 +188,7 @@ def test_a_full_disk_behind_stdout_stops_no_rank(folder: Path) -> None:
     assert told == "dsrun: stdout cannot be written: No space left on device; the logs are complete"
 
 
+@pytest.mark.depends_on_speed("4 s in all")
 def test_too_few_descriptors_are_told_at_once_and_without_blame_of_ranks(folder: Path) -> None:
     words = ("-q", "-n", "40", "--start", "exec", "show.py")
     process = start_dsrun(*words, cwd=folder, env=environment(folder), before="ulimit -S -n 64")
@@ -319,6 +320,7 @@ def test_a_job_whose_reader_does_not_read_can_be_stopped_and_left(folder: Path) 
     assert wait_for_end(ranks_of(folder)[0], timeout_s=DEADLINE_S)
 
 
+@pytest.mark.depends_on_speed("5 s from the closed pipe to the end")
 def test_a_flood_of_short_lines_ends_soon_after_its_reader(folder: Path) -> None:
     with start_dsrun("-n", "2", "--no-python", "yes", cwd=folder, env=environment(folder)) as process:
         assert process.stdout is not None

@@ -103,6 +103,7 @@ def assert_refused(ended: Ended, *parts: str) -> None:
 # hosts that are not there, or not as they should be
 
 
+@pytest.mark.depends_on_speed("the bound REFUSED")
 def test_A13_a_host_without_an_ssh_server_is_named_in_10_s_and_nothing_is_started(
     rig: Rig, work: Path, second: NetHost
 ) -> None:
@@ -115,6 +116,7 @@ def test_A13_a_host_without_an_ssh_server_is_named_in_10_s_and_nothing_is_starte
     assert_refused(ended, "connection refused")
 
 
+@pytest.mark.depends_on_speed("the bound BLACK_HOLE")
 def test_A14_a_host_that_swallows_everything_is_named_in_15_s(rig: Rig, work: Path, second: NetHost) -> None:
     rig.partition(rig.front, second)
     try:
@@ -126,6 +128,7 @@ def test_A14_a_host_that_swallows_everything_is_named_in_15_s(rig: Rig, work: Pa
     assert_refused(ended, "no answer")
 
 
+@pytest.mark.depends_on_speed("the bound REFUSED")
 def test_A15_a_host_that_does_not_take_the_key_is_named_and_nothing_is_asked(
     rig: Rig, work: Path, second: NetHost
 ) -> None:
@@ -143,6 +146,7 @@ def test_A15_a_host_that_does_not_take_the_key_is_named_and_nothing_is_asked(
     assert "assword" not in "".join(ended.out)
 
 
+@pytest.mark.depends_on_speed("the bound REFUSED")
 @pytest.mark.parametrize("transport", ["ssh", "openssh"])
 def test_E1_a_changed_host_key_is_refused_before_any_command_also_where_new_ones_are_accepted(
     rig: Rig, work: Path, second: NetHost, transport: str
@@ -167,6 +171,7 @@ def logins_of(host: NetHost) -> int:
     return host.sshd.log.count("Accepted publickey")
 
 
+@pytest.mark.depends_on_speed("the bound REFUSED")
 def test_A19_a_host_with_another_torch_is_refused_with_both_versions(rig: Rig, work: Path) -> None:
     packages = work / "packages"
     (packages / "torch-2.4.0.dist-info").mkdir(parents=True)
@@ -183,6 +188,7 @@ def test_A19_a_host_with_another_torch_is_refused_with_both_versions(rig: Rig, w
     assert "2.4.0 on n2" in error
 
 
+@pytest.mark.depends_on_speed("the bound REFUSED")
 def test_A20_a_script_that_a_host_does_not_have_is_told_with_host_and_path(
     rig: Rig, work: Path, second: NetHost
 ) -> None:
@@ -212,6 +218,7 @@ def test_A25_a_host_that_comes_late_is_waited_for(rig: Rig, work: Path, second: 
     assert sorted(ended.out) == ["[n1:0] ran", "[n2:1] ran"]
 
 
+@pytest.mark.depends_on_speed("a bound of 30 s")
 def test_A25_a_host_that_comes_too_late_is_named_when_the_time_is_over(rig: Rig, work: Path, second: NetHost) -> None:
     with (
         without_sshd(second),
@@ -260,6 +267,7 @@ def test_A23_A24_ranks_meet_where_all_reach_whatever_the_hosts_name_means_and_wh
     assert sorted(ended.out) == [f"[n1:0] {said}", f"[n2:1] {said}"]
 
 
+@pytest.mark.depends_on_speed("the bound REFUSED")
 @pytest.mark.usefixtures("odd_first_host")
 def test_A24_an_interface_that_leads_nowhere_is_refused_with_the_way_out(rig: Rig, work: Path) -> None:
     with launched_on_hosts(rig, work, MUST_NOT_RUN, "--iface", "aaa0") as job, REFUSED.on("refusing"):
@@ -284,6 +292,7 @@ def test_A22_two_jobs_over_the_same_hosts_at_once_both_finish_with_the_right_los
 # what is lost while a job runs
 
 
+@pytest.mark.depends_on_speed("the bound LOST")
 @pytest.mark.parametrize(
     ("victim", "told"),
     [("agent", "the agent was killed by SIGKILL"), ("shell of the login", "the connection to its agent was lost")],
@@ -326,6 +335,7 @@ def test_A18_a_job_goes_on_when_an_ssh_server_ends_but_not_its_connections(
     assert {"[n1:0] went on", "[n2:1] went on"} <= set(ended.out)
 
 
+@pytest.mark.depends_on_speed("the bound LOST")
 def test_A18_a_host_whose_connection_is_killed_is_lost_and_its_ranks_end(rig: Rig, work: Path, second: NetHost) -> None:
     with launched_on_hosts(rig, work, STAYS, *EXEC) as job:
         job.wait_ready(2)
@@ -365,6 +375,7 @@ open(f"{{sys.argv[1]}}/saved{{os.environ['RANK']}}", "w").close()
 """
 
 
+@pytest.mark.depends_on_speed("the bound STOP")
 def test_A9_ctrl_c_once_lets_the_ranks_of_every_host_save(rig: Rig, work: Path) -> None:
     with launched_on_hosts(rig, work, SAVES, *EXEC, words=[str(work)], grace_s=30.0) as job:
         job.wait_ready(2)
@@ -375,6 +386,7 @@ def test_A9_ctrl_c_once_lets_the_ranks_of_every_host_save(rig: Rig, work: Path) 
     assert sorted(path.name for path in work.glob("saved*")) == ["saved0", "saved1"]
 
 
+@pytest.mark.depends_on_speed("the bound KILL")
 def test_A9_ctrl_c_twice_kills_the_ranks_of_every_host_at_once(rig: Rig, work: Path) -> None:
     deaf = f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{STAYS}"
     with launched_on_hosts(rig, work, deaf, *EXEC, grace_s=600) as job:

@@ -141,6 +141,7 @@ def memory_cgroup() -> Iterator[MemoryCgroup]:
 HUNGRY = f"{READY}{PASS_GATE}kept = []\nwhile os.environ['RANK'] == '1': kept.append(b'x' * 10_000_000)\n{WAIT}"
 
 
+@pytest.mark.depends_on_speed("the bound DEAD_RANK")
 def test_A30_a_rank_killed_by_its_memory_cgroup_gives_137_and_the_cgroup_is_named(
     tmp_path: Path, memory_cgroup: MemoryCgroup, gate: Gate
 ) -> None:

@@ -102,6 +102,7 @@ def cut_off(rig: Rig, host: NetHost) -> Generator[None]:
 # partitions
 
 
+@pytest.mark.depends_on_speed("the bound CUT_OFF")
 def test_A16_of_a_host_that_is_cut_off_for_ever_both_halves_end_and_none_goes_on_training(rig: Rig, work: Path) -> None:
     second = rig.hosts[1]
     with ExitStack() as stack:
@@ -116,6 +117,7 @@ def test_A16_of_a_host_that_is_cut_off_for_ever_both_halves_end_and_none_goes_on
     assert ended.errors[0] == "error: host n2: no word from its agent for 15 s"
 
 
+@pytest.mark.depends_on_speed("the bound HUNG")
 def test_A16_ranks_that_cannot_talk_any_more_are_a_hang_though_all_hosts_answer(
     rig: Rig, work: Path, gate: Gate
 ) -> None:

@@ -46,6 +46,7 @@ if os.environ["RANK"] == "1":
 {WAIT}"""
 
 
+@pytest.mark.depends_on_speed("the bound DEAD_RANK")
 @both_starts
 def test_A1_a_rank_that_exits_3_ends_the_job_with_3_and_is_named_with_its_last_20_lines(
     tmp_path: Path, start: str
@@ -62,6 +63,7 @@ def test_A1_a_rank_that_exits_3_ends_the_job_with_3_and_is_named_with_its_last_2
     assert ended.quoted[-20:] == expected[-20:]
 
 
+@pytest.mark.depends_on_speed("the bound DEAD_RANK")
 @both_starts
 def test_A2_a_rank_killed_by_SIGKILL_gives_137_and_is_named(tmp_path: Path, start: str) -> None:
     with launched(tmp_path, READY + WAIT, "-n", "2", "--start", start, grace_s=GRACE_S) as job:
@@ -78,6 +80,7 @@ def test_A2_a_rank_killed_by_SIGKILL_gives_137_and_is_named(tmp_path: Path, star
 NO_CORE = "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
 
 
+@pytest.mark.depends_on_speed("the bound DEAD_RANK")
 @both_starts
 @pytest.mark.parametrize(
     ("crash", "code", "name"),
@@ -138,6 +141,7 @@ def _is_alive(pid: int) -> bool:
     return not wait_for_end(pid, timeout_s=10.0 + GRACE_S)
 
 
+@pytest.mark.depends_on_speed("the bound DEAD_AGENT")
 @both_starts
 def test_A5_a_killed_agent_fails_the_job_and_its_ranks_end_by_themselves(
     tmp_path: Path, escaped: Path, start: str
@@ -153,6 +157,7 @@ def test_A5_a_killed_agent_fails_the_job_and_its_ranks_end_by_themselves(
     assert ended.errors == ["error: host localhost: the agent was killed by SIGKILL unexpectedly"]
 
 
+@pytest.mark.depends_on_speed("the bound DEAD_FRONT_END")
 @both_starts
 def test_A7_a_killed_front_end_takes_every_rank_along(tmp_path: Path, escaped: Path, start: str) -> None:
     program = ESCAPES + READY + WAIT
@@ -163,6 +168,7 @@ def test_A7_a_killed_front_end_takes_every_rank_along(tmp_path: Path, escaped: P
             job.gone(grace_s=GRACE_S)
 
 
+@pytest.mark.depends_on_speed("the bound DEAD_RANK")
 @pytest.mark.parametrize(
     ("ending", "code"), [("", 0), ("if os.environ['RANK'] == '1': sys.exit(3)\n" + WAIT, 3)], ids=["well", "badly"]
 )

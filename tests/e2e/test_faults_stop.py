@@ -40,6 +40,7 @@ os.rename(folder + "/saved.new", folder + "/saved")
 """
 
 
+@pytest.mark.depends_on_speed("the bound STOP")
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129)])
 def test_A6_a_stop_is_forwarded_once_ranks_may_save_and_deaf_ones_are_killed_at_the_end_of_the_grace(
     tmp_path: Path, name: str, code: int
@@ -59,6 +60,7 @@ def test_A6_a_stop_is_forwarded_once_ranks_may_save_and_deaf_ones_are_killed_at_
     assert took_s >= GRACE_S
 
 
+@pytest.mark.depends_on_speed("the bound STOP")
 def test_A8_a_closed_terminal_stops_the_job_as_sigterm_does(tmp_path: Path) -> None:
     terminal = Terminal()
     words = [str(tmp_path), "SIGHUP"]
@@ -96,6 +98,7 @@ def test_A8_under_nohup_a_job_survives_its_terminal(tmp_path: Path, gate: Gate) 
 DEAF = f"import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n{READY}{WAIT}"
 
 
+@pytest.mark.depends_on_speed("the bound STOP")
 def test_A9_ctrl_c_once_lets_ranks_save_and_shows_no_traceback_of_dsrun(tmp_path: Path) -> None:
     terminal = Terminal()
     words = [str(tmp_path), "SIGINT"]
@@ -108,6 +111,7 @@ def test_A9_ctrl_c_once_lets_ranks_save_and_shows_no_traceback_of_dsrun(tmp_path
     assert (tmp_path / "saved").read_text() == "SIGINT"
 
 
+@pytest.mark.depends_on_speed("the bound KILL")
 def test_A9_ctrl_c_twice_kills_at_once(tmp_path: Path) -> None:
     terminal = Terminal()
     with launched(tmp_path, DEAF, *TWO_RANKS, terminal=terminal, grace_s=600) as job:
@@ -121,6 +125,7 @@ def test_A9_ctrl_c_twice_kills_at_once(tmp_path: Path) -> None:
     assert ended.exit_code == 130
 
 
+@pytest.mark.depends_on_speed("the bound STOP")
 def test_A10_a_rank_that_ignores_sigterm_is_killed_at_the_end_of_the_grace(tmp_path: Path, gate: Gate) -> None:
     ignore = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     program = f"{ignore}{READY}{PASS_GATE}if os.environ['RANK'] == '1': sys.exit(3)\n{WAIT}"

@@ -48,6 +48,7 @@ def run(plan: LaunchPlan, policies: Policies) -> tuple[Outcome, RecordingSink]:
         return job.run(), sink
 
 
+@pytest.mark.depends_on_speed("a hang time-out of 3 s")
 @pytest.mark.parametrize(
     ("hang", "said"),
     [
@@ -83,6 +84,7 @@ else:
 """
 
 
+@pytest.mark.depends_on_speed("a hang time-out of 1.5 s")
 def test_a_rank_that_imports_torch_slowly_is_no_hang(tmp_path: Path) -> None:
     pipe = tmp_path / "imported"
     os.mkfifo(pipe)
@@ -96,6 +98,7 @@ def test_a_rank_that_imports_torch_slowly_is_no_hang(tmp_path: Path) -> None:
     assert outcome.exit_code == 0, sink.notes
 
 
+@pytest.mark.depends_on_speed("a hang time-out of 3 s")
 def test_a_rank_that_returned_early_is_named_when_the_others_wait_for_it(tmp_path: Path) -> None:
     source = HANG.format(hang="raise SystemExit(0)")
     outcome, _ = run(script_plan(tmp_path, source, grace_s=2), Policies(hang_timeout_s=3.0, on_hang="stop"))

@@ -166,6 +166,7 @@ def test_a_killed_front_end_leaves_nothing_behind(tmp_path: Path, start: StartMe
             kill_left(plan.job_id)
 
 
+@pytest.mark.depends_on_speed("4 s from the kill to the end")
 def test_ranks_that_ignore_sigterm_are_killed_when_one_grace_is_over(tmp_path: Path) -> None:
     source = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WAIT
     asked_s: list[float] = []

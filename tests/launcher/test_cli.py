@@ -688,6 +688,7 @@ def test_neither_torch_nor_numpy_is_imported_before_a_rank_starts(args: list[str
     assert imported_by(*args).isdisjoint({"torch", "numpy"})
 
 
+@pytest.mark.depends_on_speed("0.15 s of a core")
 def test_help_is_there_at_once() -> None:
     """In processor time, for others may have the processors; the best of five, for caches may be cold."""
     times_s: list[float] = []

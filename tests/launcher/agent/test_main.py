@@ -214,6 +214,7 @@ def test_ranks_are_asked_when_the_front_end_is_gone(tmp_path: Path) -> None:
     assert said.read_text() == "xx"
 
 
+@pytest.mark.depends_on_speed("2 s between the first end and the last")
 def test_one_grace_holds_for_all_ranks_that_ignore_the_signal(tmp_path: Path) -> None:
     with agent_for(script_plan(tmp_path, STUBBORN, ranks=3, grace_s=2.0)) as agent:
         agent.until_ready(3)

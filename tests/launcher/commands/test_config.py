@@ -128,6 +128,7 @@ def test_migrate_prints_the_new_file_and_says_what_is_left(folder: Path) -> None
     assert left.stderr.startswith("error: bad.json:3:24: `zero_optimization.stgae` is not a key")
 
 
+@pytest.mark.depends_on_speed("seconds of a core, beside those of the libraries")
 def test_check_is_quick() -> None:
     def processor_seconds(*words: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

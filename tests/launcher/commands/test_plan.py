@@ -317,6 +317,7 @@ def test_text_that_names_no_model_lists_the_forms(model: str) -> None:
     assert "expected a count like `7B`" in said
 
 
+@pytest.mark.depends_on_speed("1 s of a core")
 def test_405b_on_128_gpus_is_planned_within_a_second_and_without_torch() -> None:
     code = (
         "import sys\n"

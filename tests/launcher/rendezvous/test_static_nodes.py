@@ -106,6 +106,7 @@ def test_whoever_is_early_waits_for_host_0() -> None:
         assert early.end() is None
 
 
+@pytest.mark.depends_on_speed("a host has 1 s to come")
 def test_hosts_that_do_not_come_are_named_and_the_others_told(listener: socket.socket) -> None:
     second = coming(listener, host(2, count=4))
     first = waiting(listener, count=4, patience_s=1.0)

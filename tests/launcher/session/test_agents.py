@@ -640,6 +640,7 @@ class CountingSink:
         return None
 
 
+@pytest.mark.depends_on_speed("20 ms of a core a host")
 @pytest.mark.timeout(120)
 def test_1024_hosts_cost_the_front_end_no_more_than_20_ms_of_processor_time_each(tmp_path: Path) -> None:
     hosts = [f"n{number}" for number in range(1024)]

@@ -79,6 +79,7 @@ def test_a_program_that_is_not_there_is_a_failed_row() -> None:
     assert "/nowhere/at-all" in row["why"]
 
 
+@pytest.mark.depends_on_speed("20 s in all")
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_a_part_that_hangs_is_ended_and_keeps_what_it_had(stubborn: bool) -> None:
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN);" if stubborn else ""

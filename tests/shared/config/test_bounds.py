@@ -32,6 +32,7 @@ def refusal(source: Any) -> str:
     return caught.value.render()
 
 
+@pytest.mark.depends_on_speed("2 s of a core")
 @pytest.mark.parametrize(("name", "limit"), [("big.json", "1.0 MiB"), ("big.yaml", "64.0 KiB")])
 def test_a_file_of_100_mb_is_refused_by_its_size(name: str, limit: str, tmp_path: Path) -> None:
     path = tmp_path / name
@@ -40,11 +41,13 @@ def test_a_file_of_100_mb_is_refused_by_its_size(name: str, limit: str, tmp_path
     assert refusal(path) == f"error: {path}: has 100.0 MiB; a config has at most {limit}"
 
 
+@pytest.mark.depends_on_speed("2 s of a core")
 def test_text_of_100_mb_is_refused_by_its_size() -> None:
     text = '{"a": "' + "x" * (100 << 20) + '"}'
     assert refusal(text) == "error: <inline>: has 100.0 MiB; a config has at most 1.0 MiB"
 
 
+@pytest.mark.depends_on_speed("2 s of a core")
 def test_a_named_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -> None:
     path = tmp_path / "pipe.json"
     os.mkfifo(path)
@@ -63,6 +66,7 @@ def test_a_pipe_of_the_shell_is_read() -> None:
         os.close(reading)
 
 
+@pytest.mark.depends_on_speed("2 s of a core")
 @pytest.mark.parametrize(
     ("name", "text", "column"),
     [
@@ -78,18 +82,21 @@ def test_ten_thousand_levels_are_refused(name: str, text: str, column: int, tmp_
     assert refusal(path) == f"error: {path}:1:{column}: nested more than 64 deep; no config key is"
 
 
+@pytest.mark.depends_on_speed("2 s of a core")
 def test_an_endless_dict_is_refused() -> None:
     endless: dict[str, Any] = {}
     endless["bf16"] = endless
     assert refusal(endless) == "error: <dict>: nested more than 64 deep; no config key is"
 
 
+@pytest.mark.depends_on_speed("2 s of a core")
 def test_half_a_million_values_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "many.json"
     path.write_text('{"a": [' + "0," * 500_000 + "0]}")
     assert refusal(path).endswith("more than 100,000 values; no config has that many")
 
 
+@pytest.mark.depends_on_speed("2 s of a core")
 def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "laughs.yaml"
     names = "abcdefghij"
@@ -99,12 +106,14 @@ def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
     assert refusal(path).endswith("more than 100,000 values; no config has that many")
 
 
+@pytest.mark.depends_on_speed("2 s of a core")
 def test_thousands_of_unknown_keys_are_all_said(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_text('{"bf16": {}, ' + ", ".join(f'"key_{i}": 0' for i in range(3_000)) + "}")
     assert refusal(path).count("is not a key of the config") == 3_000
 
 
+@pytest.mark.depends_on_speed("2 s of a core")
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

@@ -185,6 +185,7 @@ def test_a_fork_beats_into_the_slot_of_its_own_environment(
     assert [beat.step for beat in beats if beat is not None] == [1, 50]
 
 
+@pytest.mark.depends_on_speed("20 us a beat")
 def test_a_beat_costs_microseconds(table: HeartbeatTable) -> None:
     writer = HeartbeatWriter(table.path, 0)
     quickest_s = 1.0

@@ -280,6 +280,7 @@ def test_a_server_that_starts_late_is_waited_for(make_transport: MakeTransport, 
     assert len(said) == 1
 
 
+@pytest.mark.depends_on_speed("12 logins within 30 s")
 def test_many_at_once_get_through_to_a_server_that_drops_connections(
     make_transport: MakeTransport, rig: Rig, n2: NetHost
 ) -> None:
