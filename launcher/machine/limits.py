@@ -9,12 +9,6 @@ from pathlib import Path
 
 from .proc_files import read_text
 
-#: Less shared memory than this is used up by data loaders and by ranks that exchange tensors.
-SMALL_SHM_BYTES = 1 << 30
-#: Fewer open files than this run out with many ranks and data loaders.
-FEW_FILES = 4096
-#: With less locked memory than this RDMA fails.
-LITTLE_LOCKED_BYTES = 64 << 20
 _CAP_IPC_LOCK = 14
 
 
@@ -41,6 +35,11 @@ class LimitsReport:
     stack_bytes: int | None
     core_bytes: int | None
     locks_without_limit: bool = False
+
+    @property
+    def lockable_bytes(self) -> int | None:
+        """Memory this process may lock; None without limit."""
+        return None if self.locks_without_limit else self.memlock_bytes
 
 
 def read_process_limits(root: Path) -> LimitsReport | None:

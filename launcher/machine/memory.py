@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dsrun.host.memory import parse_meminfo, read_host_memory
 
@@ -43,6 +45,18 @@ class MemoryReport:
     shm_free_bytes: int | None
     huge_pages: tuple[HugePages, ...]
     transparent_huge_pages: str | None
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> MemoryReport:
+        """Makes a report of its JSON form."""
+        known: dict[str, Any] = {**value, "huge_pages": tuple(HugePages(**pages) for pages in value["huge_pages"])}
+        return cls(**known)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """Memory of the machine, or its cgroup's limit if that is less; None where neither is known."""
+        sizes = [size for size in (self.total_bytes, self.cgroup_limit_bytes) if size is not None]
+        return min(sizes, default=None)
 
 
 def read_memory(root: Path, limits: CgroupLimits) -> MemoryReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from .cgroup import CgroupReport
 from .gpus.read import Gpu, LeftOut
@@ -18,36 +18,11 @@ from .software.loaded_libraries import Loaded
 from .software.versions import Software, Versions
 from .storage import StorageReport
 from .topology import Topology
+from .verdict import ProbeVerdict
 
 #: Raised whenever a field changes its meaning or goes away; new fields do not raise it.
 #: 2: `network` lists cards that are down too.
 SCHEMA_VERSION = 2
-
-
-#: `red`: jobs fail; `amber`: they run, but worse or not at scale; `note`: worth knowing, and may be as wanted.
-Level = Literal["red", "amber", "note"]
-
-
-#: Something of one GPU: level, what is said of it after its name (so without a verb), way out (`GPU_INDEX` for its
-#: number), path below `gpus.N`.
-Remark = tuple[Level, str, str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeVerdict:
-    """Something that is not as it should be.
-
-    Attributes:
-        level: how bad it is.
-        text: what is wrong, with the thing's name first.
-        fix: the way out.
-        path: dotted path of the value that shows it; the first where several do.
-    """
-
-    level: Level
-    text: str
-    fix: str
-    path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError
-from dsrun.host.memory import read_host_memory
 
 from ..machine.cgroup import read_limits
-from ..machine.devices.choice import Device, driver_open, read_devices, user_of_process
+from ..machine.devices.choice import Device, driver_open, read_devices
 from ..machine.devices.unserved import unserved_accelerators
 from ..machine.gpus.read import Gpu, GpuReport, left_out_texts, read_gpus
+from ..machine.limits import LimitsReport, read_process_limits, user_name
+from ..machine.memory import MemoryReport, read_memory
 from ..machine.network.interfaces import read_rdma
 from ..machine.network.nccl_sockets import read_no_sockets
-from ..machine.network.rdma import RdmaFacts, lockable_bytes, rdma_facts
+from ..machine.network.rdma import RdmaFacts, rdma_facts
 from ..machine.proc_files import read_text, usable_cores
 from ..machine.software.versions import Versions, read_versions
 from ..plan.launch_plan import GpuPlace
@@ -77,11 +77,8 @@ class HostFacts:
             another maker; None where none was to be expected.
         left_out: GPUs that no job can use while others of the host are used, in words.
         cores_usable: affinity and quota applied.
-        memory_bytes: of the machine, or its cgroup's limit if that is less.
-        shm_bytes: size of /dev/shm.
-        shm_free_bytes: what is left of it.
-        memlock_bytes: memory a process may lock; None without limit.
-        nofile: files a process may open; None without limit.
+        memory: of the machine, its cgroups and /dev/shm.
+        limits: of a process that starts there; None where /proc does not tell them.
         rdma: ports for RDMA that work.
         no_sockets: why NCCL takes no sockets there, see `why_no_sockets`; None if it takes them.
         folder_fault: why the working folder cannot be used; None if it can.
@@ -106,11 +103,8 @@ class HostFacts:
     no_gpus_fix: str | None = None
     left_out: tuple[str, ...] = ()
     cores_usable: int
-    memory_bytes: int | None
-    shm_bytes: int | None
-    shm_free_bytes: int | None
-    memlock_bytes: int | None
-    nofile: int | None
+    memory: MemoryReport
+    limits: LimitsReport | None
     rdma: tuple[RdmaFacts, ...]
     no_sockets: str | None
     folder_fault: str | None
@@ -129,6 +123,8 @@ class HostFacts:
             **{name: value[name] for name in cls.__dataclass_fields__},
             # The other dsrun may tell other versions too.
             "versions": Versions(**{name: value["versions"].get(name) for name in Versions.__dataclass_fields__}),
+            "memory": MemoryReport.from_json(value["memory"]),
+            "limits": None if value["limits"] is None else LimitsReport(**value["limits"]),
             "gpus": tuple(GpuFacts(**gpu) for gpu in gpus),
             "gpu_places": tuple(GpuPlace(**place) for place in value["gpu_places"]),
             "rdma": tuple(RdmaFacts(**port) for port in value["rdma"]),
@@ -191,15 +187,12 @@ def read_facts(
         load_nvml: returns the `pynvml` module; tests give a made-up one.
         root: `/`, or a made-up tree.
     """
-    limits = read_limits(root)
+    cgroup = read_limits(root)
     report, devices = _read_driver(environ, load_nvml, root)
     no_gpus, no_gpus_fix = (None, None) if devices else _why_none(report, environ, root)
-    memory = read_host_memory(root).total_bytes
-    sizes = [size for size in (memory, limits.memory_limit_bytes) if size is not None]
-    shm = _space("/dev/shm")
     cards = read_rdma(root)
     return HostFacts(
-        user=user_of_process(os.getpid()) or str(os.geteuid()),
+        user=user_name(),
         kernel=platform.release(),
         glibc=_glibc(),
         place=_place(),
@@ -211,12 +204,9 @@ def read_facts(
         no_gpus=no_gpus,
         no_gpus_fix=no_gpus_fix,
         left_out=tuple(left_out_texts(report)) if devices else (),
-        cores_usable=usable_cores(os.sched_getaffinity(0), limits.quota_cores),
-        memory_bytes=min(sizes, default=None),
-        shm_bytes=shm and shm[0],
-        shm_free_bytes=shm and shm[1],
-        memlock_bytes=lockable_bytes(root),
-        nofile=_limit(resource.RLIMIT_NOFILE),
+        cores_usable=usable_cores(os.sched_getaffinity(0), cgroup.quota_cores),
+        memory=read_memory(root, cgroup),
+        limits=read_process_limits(root),
         rdma=rdma_facts(cards),
         no_sockets=read_no_sockets(root, environ, cards),
         folder_fault=folder_fault,
@@ -289,16 +279,3 @@ def _glibc() -> str | None:
     except (OSError, ValueError):
         # Another C library has no such name.
         return None
-
-
-def _limit(which: int) -> int | None:
-    soft = resource.getrlimit(which)[0]
-    return None if soft == resource.RLIM_INFINITY else soft
-
-
-def _space(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize

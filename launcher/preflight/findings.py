@@ -12,6 +12,7 @@ from typing import Literal
 
 from dsrun.errors import DsrunError, PreflightError, Problem
 
+from ..machine.verdict import ProbeVerdict
 from ..rendezvous.address import Meeting
 from ..survey.client import Unable
 from .facts import HostFacts
@@ -82,6 +83,17 @@ class Finding:
     text: str
     hosts: tuple[str, ...]
     fix: str
+
+
+def faults(verdicts: Iterable[ProbeVerdict]) -> Iterator[Fault]:
+    """Yields what a job is to be told of a host.
+
+    Args:
+        verdicts: what the rules of machine/verdicts say of the host; notes are left out.
+    """
+    for verdict in verdicts:
+        if verdict.level != "note":
+            yield verdict.level, verdict.text, verdict.fix
 
 
 def fold(name: str, faults: Mapping[str, Iterable[Fault]], count: int) -> Iterator[Finding]:

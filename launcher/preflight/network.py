@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dsrun.units import format_bytes
-
 from ..hosts.spec import HostSpec
-from ..machine.limits import LITTLE_LOCKED_BYTES
 from ..machine.network.nccl_sockets import EFA_FIX
+from ..machine.verdict import Context
+from ..machine.verdicts.limits import locked_memory_verdicts
 from .facts import HostFacts
-from .findings import Fault, Finding, Wants, fold
+from .findings import Fault, Finding, Wants, faults, fold
 from .versions import groups, in_words
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
@@ -44,15 +43,8 @@ def judge_network(
 
 
 def _memlock_faults(facts: HostFacts, *, uses_rdma: bool) -> Iterator[Fault]:
-    limit = facts.memlock_bytes
-    if facts.rdma and limit is not None and limit < LITTLE_LOCKED_BYTES:
-        yield (
-            "red" if uses_rdma and facts.no_sockets is not None else "amber",
-            f"{format_bytes(limit)} may be locked: RDMA fails with so little",
-            "`* - memlock unlimited` in /etc/security/limits.conf there; in Slurm "
-            "`PropagateResourceLimitsExcept=MEMLOCK`, of a service `LimitMEMLOCK=infinity`, "
-            "of a container `--ulimit memlock=-1`",
-        )
+    context = Context(takes_rdma=uses_rdma and facts.no_sockets is not None)
+    return faults(locked_memory_verdicts(facts.limits, has_cards=bool(facts.rdma), context=context))
 
 
 def _plugin_faults(facts: HostFacts) -> Iterator[Fault]:

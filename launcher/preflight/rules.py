@@ -1,7 +1,8 @@
 """Which hosts cannot run their part of a job, and which only badly: each rule looks at one thing on every host. Pure.
 
-What differs in software stands in preflight_versions, in files in preflight_files, and in networks in
-preflight_network. A rule that depends on a size names it as a constant.
+What is to be said of a host by itself is a rule of machine/verdicts, with the probe; here it is asked of all hosts.
+What differs in software stands in versions, in files in files, and in networks in network. A rule that depends on a
+size names it as a constant.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from statistics import median_high
 from dsrun.units import format_bytes, format_duration
 
 from ..hosts.spec import HostSpec
+from ..machine.verdicts.limits import open_files_verdicts, shared_memory_verdicts
 from ..survey.client import Unable
 from .facts import GpuFacts, HostFacts
 from .files import judge_files
-from .findings import Fault, Finding, Seen, Verdict, Wants, fold, named
+from .findings import Fault, Finding, Seen, Verdict, Wants, faults, fold, named
 from .network import judge_network
 from .versions import groups, judge_versions
 
@@ -26,9 +28,6 @@ _CLOCK_AMBER_S = 0.5
 _CLOCK_RED_S = 3600.0
 #: A CUDA context with NCCL's buffers takes about so much before the first tensor.
 _LEAST_GPU_BYTES = 512 << 20
-_SMALL_SHM_BYTES = 1 << 30
-_FEW_FILES = 1024
-_LEAST_SHM_BYTES = 100 << 20
 #: Of memory, between a host and the usual one.
 _MEMORY_SHARE = 0.1
 
@@ -63,12 +62,14 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
             found += fold("GPUs", {name: _gpu_faults(specs[name], its) for name, its in facts.items()}, count)
         found += _same_machine(specs, facts, on_gpus=on_gpus)
         found += judge_files(facts, wants, count)
-        found += fold("/dev/shm", {name: _shm_faults(its) for name, its in facts.items()}, count)
+        found += fold(
+            "/dev/shm", {name: faults(shared_memory_verdicts(its.memory)) for name, its in facts.items()}, count
+        )
         found += judge_network(specs, facts, wants, on_gpus=on_gpus, count=count)
-        found += fold("nofile", {name: _nofile_faults(its) for name, its in facts.items()}, count)
+        found += fold("nofile", {name: faults(open_files_verdicts(its.limits)) for name, its in facts.items()}, count)
         found += _less(
             "memory",
-            {name: its.memory_bytes for name, its in facts.items() if its.memory_bytes is not None},
+            {name: size for name, its in facts.items() if (size := its.memory.limit_bytes) is not None},
             format_bytes,
             fix="is another job there, or a smaller cgroup limit? the host with least decides what fits",
         )
@@ -86,11 +87,11 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
 
 
 def _silent(silent: Mapping[str, Unable], count: int) -> Iterator[Finding]:
-    faults: dict[str, list[Fault]] = {
+    found: dict[str, list[Fault]] = {
         name: [("red", why.reason, why.hint or "is it up, and does `ssh` reach it from here?")]
         for name, why in silent.items()
     }
-    return fold("host", faults, count)
+    return fold("host", found, count)
 
 
 def _with_chosen_gpus(spec: HostSpec, facts: HostFacts) -> HostFacts:
@@ -171,22 +172,6 @@ def _same_machine(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts],
             hosts=tuple(names),
             fix="give each machine one line in the hostfile, and add up the slots",
         )
-
-
-def _shm_faults(facts: HostFacts) -> Iterator[Fault]:
-    if facts.shm_bytes is None:
-        yield "red", "not there; ranks and data loaders exchange tensors by it", "`mount -t tmpfs tmpfs /dev/shm`"
-    elif facts.shm_bytes < _SMALL_SHM_BYTES:
-        text = f"{format_bytes(facts.shm_bytes)}, small for data loaders"
-        yield "amber", text, "`docker run --shm-size=8g`, or `mount -o remount,size=8G /dev/shm`"
-    elif facts.shm_free_bytes is not None and facts.shm_free_bytes < _LEAST_SHM_BYTES:
-        yield "amber", "full", "`ls -l /dev/shm` there shows what dead programs left"
-
-
-def _nofile_faults(facts: HostFacts) -> Iterator[Fault]:
-    if facts.nofile is not None and facts.nofile < _FEW_FILES:
-        text = f"{facts.nofile} open files, few for many ranks and data loaders"
-        yield "amber", text, "`* - nofile 65536` in /etc/security/limits.conf there"
 
 
 def _less(name: str, sizes: Mapping[str, int], show: Callable[[int], str], *, fix: str) -> Iterator[Finding]:

@@ -63,8 +63,17 @@ def preflight_json(preflight: Preflight) -> dict[str, Any]:
 
 def _host_json(seen: Seen) -> dict[str, Any]:
     value = asdict(seen)
+    facts: dict[str, Any] = value["facts"]
     # A digest of every file helps nobody; findings name those that differ.
-    del value["facts"]["code"]
+    del facts["code"], facts["memory"], facts["limits"]
+    memory, limits = seen.facts.memory, seen.facts.limits
+    facts |= {
+        "memory_bytes": memory.limit_bytes,
+        "shm_bytes": memory.shm_total_bytes,
+        "shm_free_bytes": memory.shm_free_bytes,
+        "memlock_bytes": None if limits is None else limits.lockable_bytes,
+        "nofile": None if limits is None else limits.nofile,
+    }
     return value
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,12 +26,14 @@ from ..isolated_command import isolated_command
 from ..jobs.folder import jobs_folder
 from ..jobs.listing import JobState, all_jobs
 from ..machine.gpus.read import Gpu
-from ..machine.limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
-from ..machine.network.rdma import lockable_bytes
+from ..machine.limits import LimitsReport
+from ..machine.memory import MemoryReport
 from ..machine.read import probe
 from ..machine.report import ProbeReport
+from ..machine.verdict import Context, ProbeVerdict
 from ..machine.verdicts.all import fit_of
 from ..machine.verdicts.gpus import gpu_verdicts
+from ..machine.verdicts.limits import locked_memory_verdicts, open_files_verdicts, shared_memory_verdicts
 
 #: `green`: as it should be; `amber`: a job may run, but worse or not at scale; `red`: jobs fail.
 Verdict = Literal["green", "amber", "red"]
@@ -84,9 +85,9 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
         *check_torch(report),
         *check_gpus(report),
         check_trial(environ),
-        check_shared_memory(report.memory.shm_total_bytes),
-        check_locked_memory(lockable_bytes(Path("/")), has_rdma=bool(report.rdma)),
-        check_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
+        check_shared_memory(report.memory),
+        check_locked_memory(report.host.limits, has_cards=bool(report.rdma)),
+        check_open_files(report.host.limits),
         check_state_folder(environ),
         check_crashed_jobs(environ),
         check_ssh(shutil.which("ssh", path=environ.get("PATH"))),
@@ -187,34 +188,40 @@ def check_trial(environ: Mapping[str, str], *, python: str = sys.executable) -> 
     return Finding(name="trial job", verdict="green", text=text)
 
 
-def check_shared_memory(size: int | None) -> Finding:
+def check_shared_memory(memory: MemoryReport) -> Finding:
     """Looks at /dev/shm, through which data loaders and ranks of one host exchange tensors."""
-    if size is None:
-        fix = "mount it: `mount -t tmpfs tmpfs /dev/shm`, or start the container with --shm-size"
-        return Finding(name="/dev/shm", verdict="red", text="not there", fix=fix)
-    if size < SMALL_SHM_BYTES:
-        fix = "`docker run --shm-size=8g`, or `mount -o remount,size=8G /dev/shm`"
-        return Finding(name="/dev/shm", verdict="amber", text=f"{format_bytes(size)}, small for data loaders", fix=fix)
-    return Finding(name="/dev/shm", verdict="green", text=format_bytes(size))
+    return _judged("/dev/shm", shared_memory_verdicts(memory), well=format_bytes(memory.shm_total_bytes or 0))
 
 
-def check_locked_memory(limit: int | None, *, has_rdma: bool) -> Finding:
-    """Looks at what may be locked: cards for RDMA need it, CUDA's own pinning does not."""
-    if limit is None:
-        return Finding(name="memlock", verdict="green", text="unlimited")
-    text = format_bytes(limit)
-    if limit < LITTLE_LOCKED_BYTES and has_rdma:
-        fix = "`ulimit -l unlimited`; for good in /etc/security/limits.conf"
-        return Finding(name="memlock", verdict="amber", text=f"{text}: RDMA fails with so little", fix=fix)
-    return Finding(name="memlock", verdict="green", text=text)
+def check_locked_memory(limits: LimitsReport | None, *, has_cards: bool) -> Finding:
+    """Looks at what may be locked; jobs of this machine alone take no RDMA."""
+    verdicts = locked_memory_verdicts(limits, has_cards=has_cards, context=Context(takes_rdma=False))
+    well = "unknown" if limits is None else _limit(limits.lockable_bytes, format_bytes)
+    return _judged("memlock", verdicts, well=well)
 
 
-def check_open_files(limit: int) -> Finding:
+def check_open_files(limits: LimitsReport | None) -> Finding:
     """Looks at how many files a process may have open."""
-    if limit != resource.RLIM_INFINITY and limit < FEW_FILES:
-        fix = f"`ulimit -n {FEW_FILES}`"
-        return Finding(name="nofile", verdict="amber", text=f"{limit}, few for many ranks and data loaders", fix=fix)
-    return Finding(name="nofile", verdict="green", text="unlimited" if limit == resource.RLIM_INFINITY else str(limit))
+    well = "unknown" if limits is None else _limit(limits.nofile, str)
+    return _judged("nofile", open_files_verdicts(limits), well=well)
+
+
+def _limit(limit: int | None, show: Callable[[int], str]) -> str:
+    return "unlimited" if limit is None else show(limit)
+
+
+def _judged(name: str, verdicts: Iterable[ProbeVerdict], *, well: str) -> Finding:
+    """Returns the worst of what the rules say, or what is to be said where they have nothing to say.
+
+    Args:
+        name: what was looked at.
+        verdicts: of the rules, the worst first.
+        well: what was found, as it should be.
+    """
+    worst = next(iter(verdicts), None)
+    if worst is None or worst.level == "note":
+        return Finding(name=name, verdict="green", text=well)
+    return Finding(name=name, verdict=worst.level, text=worst.text, fix=worst.fix)
 
 
 def check_state_folder(environ: Mapping[str, str]) -> Finding:

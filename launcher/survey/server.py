@@ -27,7 +27,7 @@ from dsrun.errors import DsrunError
 from ..os_errors import refusal_of
 
 #: Of the talk and of what answers hold; both ends must speak the same.
-VERSION = 2
+VERSION = 3
 #: Questions and who answers them. See [Note: questions].
 QUESTIONS = {
     "echo": "dsrun.launcher.survey.server:echo",

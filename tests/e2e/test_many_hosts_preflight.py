@@ -68,7 +68,7 @@ def test_everything_that_is_wrong_is_told_at_once(rig: Rig) -> None:
     assert f"host      n3: {bare} there cannot import dsrun: No module named 'dsrun'" in told
     assert "folder    n2: /tmp/work: no such file or directory" in told
     assert "on n1, 2.4.0 on n2" in told
-    assert "amber  /dev/shm  n2: 64.0 MiB, small for data loaders" in told
+    assert "amber  /dev/shm  n2: /dev/shm of 64.0 MiB, small for data loaders" in told
     assert "fix: install dsrun for it, or name another with `python=` in the hostfile" in told
 
 

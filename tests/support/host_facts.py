@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any
 
 from dsrun.launcher.hosts.spec import HostSpec
+from dsrun.launcher.machine.limits import LimitsReport
+from dsrun.launcher.machine.memory import MemoryReport
 from dsrun.launcher.machine.network.rdma import RdmaFacts
 from dsrun.launcher.machine.software.versions import Versions
 from dsrun.launcher.preflight.facts import GpuFacts, HostFacts
@@ -25,6 +27,16 @@ _VERSIONS: dict[str, Any] = {
     "cuda": "13.0",
     "nccl": "2.28.3",
 }
+_MEMORY: dict[str, Any] = {
+    **dict.fromkeys(MemoryReport.__dataclass_fields__),
+    "total_bytes": 512 * GIB,
+    "shm_total_bytes": 256 * GIB,
+    "shm_free_bytes": 256 * GIB,
+    "huge_pages": (),
+}
+_LIMITS: dict[str, Any] = {**dict.fromkeys(LimitsReport.__dataclass_fields__), "nofile": 65536, "nofile_hard": 65536}
+#: Parts of `HostFacts` whose fields `a_host` takes by name.
+_PARTS: dict[str, Any] = {"versions": Versions, "memory": MemoryReport, "limits": LimitsReport}
 _FACTS = HostFacts(
     user="ada",
     kernel="6.8.0",
@@ -36,11 +48,8 @@ _FACTS = HostFacts(
     gpus=(),
     no_gpus="no NVIDIA driver",
     cores_usable=64,
-    memory_bytes=512 * GIB,
-    shm_bytes=256 * GIB,
-    shm_free_bytes=256 * GIB,
-    memlock_bytes=None,
-    nofile=65536,
+    memory=MemoryReport(**_MEMORY),
+    limits=LimitsReport(**_LIMITS),
     rdma=(),
     no_sockets=None,
     folder_fault=None,
@@ -75,12 +84,12 @@ def a_host(place: str, *, offset_s: float = 0.0, doubt_s: float = 0.001, **chang
         place: differs from machine to machine.
         offset_s: of its clock.
         doubt_s: of that.
-        changes: fields of `HostFacts`, or of its `Versions`.
+        changes: fields of `HostFacts`, or of its versions, memory and limits.
     """
-    versions = {name: changes.pop(name) for name in list(changes) if name in Versions.__dataclass_fields__}
-    facts = dataclasses.replace(
-        _FACTS, **{"place": place, **changes}, versions=dataclasses.replace(_FACTS.versions, **versions)
-    )
+    for part, kind in _PARTS.items():
+        its = {name: changes.pop(name) for name in list(changes) if name in kind.__dataclass_fields__}
+        changes[part] = dataclasses.replace(getattr(_FACTS, part), **its)
+    facts = dataclasses.replace(_FACTS, **{"place": place, **changes})
     return Seen(facts=facts, clock_offset_s=offset_s, clock_doubt_s=doubt_s)
 
 

@@ -1,14 +1,11 @@
-"""What of RDMA hosts of one job are compared by: working ports, and memory that may be locked for them. Reads files."""
+"""What of RDMA hosts of one job are compared by: the ports that work. Values only."""
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from ..limits import locks_without_limit
 from .interfaces import RdmaDevice
 
 
@@ -37,13 +34,3 @@ def rdma_facts(cards: Sequence[RdmaDevice]) -> tuple[RdmaFacts, ...]:
         for port in card.ports
         if card.may_open and port.state == "ACTIVE"
     )
-
-
-def lockable_bytes(root: Path) -> int | None:
-    """Returns how much memory this process may lock; None without limit.
-
-    Args:
-        root: `/`, or a made-up tree with proc/self.
-    """
-    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return None if soft == resource.RLIM_INFINITY or locks_without_limit(root) else soft

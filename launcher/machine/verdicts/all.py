@@ -1,4 +1,4 @@
-"""What of a report is not as it should be, and the way out: rules over values, pure. GPUs' are in probe_gpu_verdicts.
+"""What of a report is not as it should be, and the way out: rules over values, pure; several have modules beside this.
 
 A rule says what will happen to a job, not that a number is small. Where a value is unknown it says nothing.
 """
@@ -9,15 +9,19 @@ from collections.abc import Iterator
 
 from dsrun.units import format_bytes
 
-from ..limits import FEW_FILES, LITTLE_LOCKED_BYTES, SMALL_SHM_BYTES
-from ..report import Level, ProbeReport, ProbeVerdict
+from ..report import ProbeReport
+from ..verdict import Context, Level, ProbeVerdict
 from .cuda_fit import CudaFit, FitGpu, cuda_fit, has_kernels
 from .gpus import gpu_verdicts
+from .limits import (
+    FEW_PROCESSES,
+    locked_memory_verdicts,
+    open_files_verdicts,
+    process_verdicts,
+    shared_memory_verdicts,
+)
 from .rdma import rdma_verdicts
 
-_MANY_FILES = 65536
-_MORE_FILES = "nofile in /etc/security/limits.conf, or `docker run --ulimit nofile=65536`"
-_FEW_PROCESSES = 4096
 _FEW_INODES = 10_000
 #: Less is swapped out of any machine that has been up for a month.
 _SWAPPED_BYTES = 1 << 30
@@ -37,11 +41,16 @@ _ORDER: dict[Level, int] = {"red": 0, "amber": 1, "note": 2}
 
 def judge(report: ProbeReport) -> tuple[ProbeVerdict, ...]:
     """Applies every rule; the worst first."""
+    # Without GPUs ranks talk over Gloo, which takes no RDMA.
+    context = Context(takes_rdma=bool(report.gpus) and has_rdma(report))
     found = [
         *gpu_verdicts(report),
         *_torch(report),
         *_loaded(report),
-        *_limits(report),
+        *locked_memory_verdicts(report.host.limits, has_cards=bool(report.rdma), context=context),
+        *open_files_verdicts(report.host.limits),
+        *process_verdicts(report.host.limits),
+        *shared_memory_verdicts(report.memory),
         *_memory(report),
         *_cpu(report),
         *_storage(report),
@@ -104,34 +113,8 @@ def _loaded(report: ProbeReport) -> Iterator[ProbeVerdict]:
         yield _verdict("red", text, fix, f"gpus.{indices[0]}.compute_capability")
 
 
-def _limits(report: ProbeReport) -> Iterator[ProbeVerdict]:
-    limits = report.host.limits
-    if limits is None:
-        return
-    locked, rdma = None if limits.locks_without_limit else limits.memlock_bytes, has_rdma(report)
-    if locked is not None and locked < LITTLE_LOCKED_BYTES and report.rdma:
-        fix = "`ulimit -l unlimited`; for good in /etc/security/limits.conf, or `docker run --ulimit memlock=-1`"
-        text = f"memlock {format_bytes(locked)}: RDMA will fail"
-        # Without GPUs ranks talk over Gloo, which takes no RDMA.
-        yield _verdict("red" if rdma and report.gpus else "amber", text, fix, "host.limits.memlock_bytes")
-    if limits.nofile is not None and limits.nofile < FEW_FILES:
-        enough = limits.nofile_hard is None or limits.nofile_hard >= FEW_FILES
-        fix = f"`ulimit -n {min(limits.nofile_hard or _MANY_FILES, _MANY_FILES)}`" if enough else _MORE_FILES
-        text = f"nofile {limits.nofile}: few for many ranks and data loaders"
-        yield _verdict("amber", text, fix, "host.limits.nofile")
-    if limits.nproc is not None and limits.nproc < _FEW_PROCESSES:
-        text = f"nproc {limits.nproc}: threads of ranks and data loaders may fail to start"
-        yield _verdict("amber", text, "`ulimit -u unlimited`", "host.limits.nproc")
-
-
 def _memory(report: ProbeReport) -> Iterator[ProbeVerdict]:
     memory, group = report.memory, report.cgroup
-    if memory.shm_total_bytes is not None and memory.shm_total_bytes < SMALL_SHM_BYTES:
-        fix = "`docker run --shm-size=8g`, or `mount -o remount,size=8G /dev/shm`"
-        text = (
-            f"/dev/shm {format_bytes(memory.shm_total_bytes)}: data loaders and ranks of this host exchange through it"
-        )
-        yield _verdict("amber", text, fix, "memory.shm_total_bytes")
     limit, total = group.memory_limit_bytes, memory.total_bytes
     # Who got two of eight GPUs may well have got a quarter of the memory.
     share = report.gpus_usable / len(report.gpus) if report.gpus and report.gpus_usable else 1.0
@@ -166,7 +149,7 @@ def _cpu(report: ProbeReport) -> Iterator[ProbeVerdict]:
         text = f"CPU governor powersave ({cpu.frequency_driver or 'unknown driver'})"
         text += ": clocks stay low" if lazy else ": clocks rise late"
         yield _verdict("amber" if lazy else "note", text, "`cpupower frequency-set -g performance`", "cpu.governor")
-    if group.pids_limit is not None and group.pids_limit < _FEW_PROCESSES:
+    if group.pids_limit is not None and group.pids_limit < FEW_PROCESSES:
         text = f"the cgroup allows {group.pids_limit} processes and threads"
         yield _verdict("amber", text, "`docker run --pids-limit=-1`, or TasksMax= of the unit", "cgroup.pids_limit")
 

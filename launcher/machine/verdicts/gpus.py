@@ -12,7 +12,8 @@ from dsrun.units import format_bytes
 from ..gpus.read import Gpu
 from ..gpus.state import GpuState
 from ..pci import PcieLink
-from ..report import ProbeReport, ProbeVerdict, Remark
+from ..report import ProbeReport
+from ..verdict import ProbeVerdict, Remark
 from .nvlinks import CONSUMER, access_remarks, fabric_verdicts, iommu_remarks, is_named, is_untrained, link_remarks
 from .xids import recovery_remarks, switch_verdicts, xid_remarks
 

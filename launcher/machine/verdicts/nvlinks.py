@@ -19,7 +19,8 @@ from collections.abc import Iterator
 
 from ..gpus.nvlink import NvLinks
 from ..gpus.read import Gpu
-from ..report import ProbeReport, ProbeVerdict, Remark
+from ..report import ProbeReport
+from ..verdict import ProbeVerdict, Remark
 
 _NO_ACCESS = {
     "CNS": "not with this chipset",

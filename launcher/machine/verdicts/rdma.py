@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..network.nccl_sockets import EFA_FIX
-from ..report import ProbeReport, ProbeVerdict
+from ..report import ProbeReport
 from ..topology import NEAR
+from ..verdict import ProbeVerdict
 
 
 def rdma_verdicts(report: ProbeReport) -> Iterator[ProbeVerdict]:

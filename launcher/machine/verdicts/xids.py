@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from ..gpus.state import GpuState
 from ..gpus.xids import SwitchEvent, XidEvent
-from ..report import Level, ProbeVerdict, Remark
+from ..verdict import Level, ProbeVerdict, Remark
 
 _XIDS: dict[int, tuple[Level, str]] = {
     46: ("red", "the GPU stopped processing"),

@@ -92,3 +92,7 @@ def test_root_of_the_machine_locks_memory_beyond_its_limit(
         tmp_path, {"proc/self/status": f"Name:\tx\nCapEff:\t{capabilities}\n", "proc/self/uid_map": f"{users}\n"}
     )
     assert locks_without_limit(tmp_path) == may
+    write_tree(tmp_path, {"proc/self/limits": LIMITS})
+    found = read_process_limits(tmp_path)
+    assert found is not None
+    assert found.lockable_bytes == (None if may else 65536)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dsrun.launcher.machine.limits import read_process_limits
 from dsrun.launcher.preflight.facts import HostFacts, facts, read_facts
 from dsrun.launcher.preflight.file_facts import file_facts
 from support.machines import recorded_machine
@@ -38,7 +39,8 @@ def test_what_is_asked_for_is_told_of_this_machine(tmp_path: Path) -> None:
     assert (path.path, path.there, path.fault) == (f"{tmp_path}/out/checkpoints", str(tmp_path), None)
     assert found.versions.python_path == sys.executable
     assert found.versions.torch is not None
-    assert found.memory_bytes
+    assert found.memory.limit_bytes
+    assert found.limits == read_process_limits(Path("/"))
     assert found.asked_s <= found.answered_s
 
 

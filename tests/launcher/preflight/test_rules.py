@@ -117,9 +117,14 @@ def test_two_names_of_one_machine_are_told_and_refused_where_they_share_gpus() -
 @pytest.mark.parametrize(
     ("change", "verdict", "name", "text"),
     [
-        ({"shm_bytes": None}, "red", "/dev/shm", "n2: not there; ranks and data loaders exchange tensors by it"),
-        ({"shm_bytes": 64 << 20}, "amber", "/dev/shm", "n2: 64.0 MiB, small for data loaders"),
-        ({"shm_free_bytes": 0}, "amber", "/dev/shm", "n2: full"),
+        (
+            {"shm_total_bytes": None},
+            "red",
+            "/dev/shm",
+            "n2: /dev/shm is not there; ranks and data loaders exchange tensors by it",
+        ),
+        ({"shm_total_bytes": 64 << 20}, "amber", "/dev/shm", "n2: /dev/shm of 64.0 MiB, small for data loaders"),
+        ({"shm_free_bytes": 0}, "amber", "/dev/shm", "n2: /dev/shm is full"),
         (
             {"memlock_bytes": 65536, **rdma(0)},
             "amber",
@@ -127,7 +132,9 @@ def test_two_names_of_one_machine_are_told_and_refused_where_they_share_gpus() -
             "n2: 64.0 KiB may be locked: RDMA fails with so little",
         ),
         ({"nofile": 256}, "amber", "nofile", "n2: 256 open files, few for many ranks and data loaders"),
-        ({"memory_bytes": 256 * GIB}, "amber", "memory", "256.0 GiB on n2, 512.0 GiB on the usual host"),
+        ({"nofile": 4095}, "amber", "nofile", "n2: 4095 open files, few for many ranks and data loaders"),
+        ({"total_bytes": 256 * GIB}, "amber", "memory", "256.0 GiB on n2, 512.0 GiB on the usual host"),
+        ({"cgroup_limit_bytes": 8 * GIB}, "amber", "memory", "8.0 GiB on n2, 512.0 GiB on the usual host"),
         ({"cores_usable": 2}, "amber", "cores", "2 on n2, 64 on the usual host"),
         ({"offset_s": 2.0}, "amber", "clock", "n2: 2.0s ahead of this machine (give or take 1 ms)"),
         ({"offset_s": -7200.0}, "red", "clock", "n2: 2h 0m 0s behind this machine (give or take 1 ms)"),
@@ -141,11 +148,12 @@ def test_what_a_host_lacks_is_told(change: dict[str, Any], verdict: str, name: s
     "change",
     [
         {"memlock_bytes": 65536},
-        {"memory_bytes": 480 * GIB},
-        {"memory_bytes": 1024 * GIB},
+        {"total_bytes": 480 * GIB},
+        {"total_bytes": 1024 * GIB},
         {"offset_s": 0.4},
         {"offset_s": 2.0, "doubt_s": 1.6},
         {"nofile": None},
+        {"nofile": 4096},
         {"shm_free_bytes": None},
     ],
 )
@@ -154,5 +162,5 @@ def test_what_is_within_bounds_or_not_known_is_not_told(change: dict[str, Any]) 
 
 
 def test_the_same_fault_on_all_hosts_is_told_once() -> None:
-    found = judged(64, shm_bytes=64 << 20)
-    assert only(found)[2] == "all 64 hosts: 64.0 MiB, small for data loaders"
+    found = judged(64, shm_total_bytes=64 << 20)
+    assert only(found)[2] == "all 64 hosts: /dev/shm of 64.0 MiB, small for data loaders"

@@ -64,6 +64,16 @@ def test_the_json_form_has_facts_findings_and_who_did_not_answer() -> None:
     assert (value["schema_version"], value["ok"], value["meeting"]) == (1, False, None)
     assert value["findings"][0]["hosts"] == ["n7"]
     assert value["hosts"][0]["facts"]["versions"]["torch"] == "2.13.0"
+    facts = value["hosts"][0]["facts"]
+    sizes = {name: facts[name] for name in ("memory_bytes", "shm_bytes", "shm_free_bytes", "memlock_bytes", "nofile")}
+    assert sizes == {
+        "memory_bytes": 512 * GIB,
+        "shm_bytes": 256 * GIB,
+        "shm_free_bytes": 256 * GIB,
+        "memlock_bytes": None,
+        "nofile": 65536,
+    }
+    assert not facts.keys() & {"code", "memory", "limits"}
     assert value["hosts"][2] == {"name": "n3", "answered": False, "reason": "refused", "hint": "start sshd"}
     assert preflight_json(preflight())["meeting"] == {
         "address": "10.0.0.1",

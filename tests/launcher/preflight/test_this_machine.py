@@ -3,16 +3,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import resource
 import subprocess
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dsrun.contract.environment import JOB_ID_ENV
 from dsrun.launcher.machine.gpus.read import Gpu
+from dsrun.launcher.machine.limits import LimitsReport
+from dsrun.launcher.machine.memory import MemoryReport
 from dsrun.launcher.machine.read import ProbeReport, probe
 from dsrun.launcher.preflight.this_machine import (
     Finding,
@@ -119,18 +121,29 @@ def test_a_newer_libcuda_before_the_drivers_own_is_as_it_should_be() -> None:
 GIB = 1 << 30
 
 
+def shared_memory(size: int | None, *, free: int | None = None) -> MemoryReport:
+    nothing: dict[str, Any] = dict.fromkeys(MemoryReport.__dataclass_fields__)
+    return MemoryReport(**{**nothing, "shm_total_bytes": size, "shm_free_bytes": free})
+
+
+def limits(**values: int | None) -> LimitsReport:
+    nothing: dict[str, Any] = dict.fromkeys(LimitsReport.__dataclass_fields__)
+    return LimitsReport(**{**nothing, **values})
+
+
 @pytest.mark.parametrize(
     ("finding", "verdict"),
     [
-        (check_shared_memory(None), "red"),
-        (check_shared_memory(64 << 20), "amber"),
-        (check_shared_memory(8 * GIB), "green"),
-        (check_locked_memory(None, has_rdma=True), "green"),
-        (check_locked_memory(64 << 10, has_rdma=True), "amber"),
-        (check_locked_memory(64 << 10, has_rdma=False), "green"),
-        (check_open_files(1024), "amber"),
-        (check_open_files(65536), "green"),
-        (check_open_files(resource.RLIM_INFINITY), "green"),
+        (check_shared_memory(shared_memory(None)), "red"),
+        (check_shared_memory(shared_memory(64 << 20)), "amber"),
+        (check_shared_memory(shared_memory(8 * GIB)), "green"),
+        (check_shared_memory(shared_memory(8 * GIB, free=0)), "amber"),
+        (check_locked_memory(limits(memlock_bytes=None), has_cards=True), "green"),
+        (check_locked_memory(limits(memlock_bytes=64 << 10), has_cards=True), "amber"),
+        (check_locked_memory(limits(memlock_bytes=64 << 10), has_cards=False), "green"),
+        (check_open_files(limits(nofile=1024)), "amber"),
+        (check_open_files(limits(nofile=65536)), "green"),
+        (check_open_files(limits(nofile=None)), "green"),
         (check_ssh(None), "amber"),
         (check_ssh("/usr/bin/ssh"), "green"),
         (check_clock(0.0), "red"),

@@ -1,14 +1,12 @@
 from __future__ import annotations
 
-import resource
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.machine.network.rdma import lockable_bytes, rdma_facts
+from dsrun.launcher.machine.network.rdma import rdma_facts
 from support.machines import recorded_machine
-from support.topologies import write_tree
 
 
 @pytest.mark.parametrize(
@@ -27,14 +25,6 @@ def test_ports_that_work_are_compared_by_kind_and_rate(
 ) -> None:
     found = rdma_facts(recorded_machine(machine, tmp_path).report().rdma)
     assert Counter((port.kind, port.rate_gbit) for port in found) == ports
-
-
-def test_root_of_the_machine_has_no_limit(tmp_path: Path) -> None:
-    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    assert lockable_bytes(tmp_path) == (None if soft == resource.RLIM_INFINITY else soft)
-    status = "Name:\tx\nCapEff:\t000001ffffffffff\n"
-    write_tree(tmp_path, {"proc/self/status": status, "proc/self/uid_map": "0 0 4294967295\n"})
-    assert lockable_bytes(tmp_path) is None
 
 
 def test_cards_that_ranks_may_not_open_are_not_compared(tmp_path: Path) -> None:

@@ -187,11 +187,16 @@ def both(*changes: Change) -> Change:
         ),
         (
             both(limits(memlock_bytes=65536), card("mlx5_0", "ACTIVE")),
-            "amber host.limits.memlock_bytes: memlock 64.0 KiB: RDMA will fail",
+            "amber host.limits.memlock_bytes: 64.0 KiB may be locked: RDMA fails with so little",
         ),
-        (limits(nofile=1024), "amber host.limits.nofile: nofile 1024: few for many ranks and data loaders"),
+        (limits(nofile=1024), "amber host.limits.nofile: 1024 open files, few for many ranks and data loaders"),
         (limits(nproc=500), "amber host.limits.nproc: nproc 500: threads of ranks"),
-        (memory(shm_total_bytes=64 << 20), "amber memory.shm_total_bytes: /dev/shm 64.0 MiB:"),
+        (
+            memory(shm_total_bytes=64 << 20),
+            "amber memory.shm_total_bytes: /dev/shm of 64.0 MiB, small for",
+        ),
+        (memory(shm_total_bytes=None), "red memory.shm_total_bytes: /dev/shm is not there"),
+        (memory(shm_free_bytes=1 << 20), "amber memory.shm_free_bytes: /dev/shm is full"),
         (
             cgroup(memory_limit_bytes=16 * GIB),
             "amber cgroup.memory_limit_bytes: the cgroup allows 16.0 GiB of the machine's 64.0 GiB",
@@ -276,9 +281,9 @@ def test_a_limit_that_a_user_may_raise_is_told_with_the_command_and_one_he_may_n
     well: ProbeReport,
 ) -> None:
     (verdict,) = judge(limits(nofile=1024, nofile_hard=524288)(well))
-    assert verdict.fix == "`ulimit -n 65536`"
+    assert verdict.fix == "`ulimit -n 65536`; for good `* - nofile 65536` in /etc/security/limits.conf"
     (verdict,) = judge(limits(nofile=1024, nofile_hard=1024)(well))
-    assert "limits.conf" in verdict.fix
+    assert verdict.fix == "`* - nofile 65536` in /etc/security/limits.conf, or `docker run --ulimit nofile=65536`"
 
 
 def test_a_loopback_address_for_the_own_name_is_a_note(well: ProbeReport) -> None:
