@@ -1,7 +1,8 @@
-"""docs/guides/offload.md: what it says of parameters is what a plan says."""
+"""docs/guides/offload.md: what it says of parameters and of a plan is what a plan says."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from dsrun.estimate.run.machine import Machine
 from dsrun.estimate.run.settings import read_settings
 
 ROOT = Path(__file__).parents[3]
-GUIDE = (ROOT / "docs" / "guides" / "offload.md").read_text()
+GUIDE, INTERNALS = ((ROOT / "docs" / folder / "offload.md").read_text() for folder in ("guides", "internals"))
+
+
+def test_the_lines_of_a_plan_are_those_of_the_whole_one() -> None:
+    (shown,) = re.findall(r"```text\n(.*?)```", GUIDE, re.S)
+    (whole,) = re.findall(r"```console\n(.*?)```", INTERNALS, re.S)
+    assert [line for line in shown.splitlines() if line not in whole.splitlines()] == []
 
 
 def test_the_bytes_that_a_recipe_streams_are_those_of_the_guide() -> None:
