@@ -129,6 +129,7 @@ engine.save_checkpoint(sys.argv[1])
 """
 
 
+@pytest.mark.depends_on_speed("a hang time-out of 15 s")
 def test_C21_a_disk_that_takes_longer_than_a_rank_may_be_silent_is_no_hang(tmp_path: Path) -> None:
     words = ("-n", "2", "--hang-timeout", "15s", "--on-hang", "stop")
     with launched(tmp_path, SLOW, *words, words=[str(tmp_path / "checkpoints")]) as job:

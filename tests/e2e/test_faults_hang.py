@@ -15,7 +15,7 @@ from support.dumps import MONITOR
 from support.faults import HARD_LIMIT_S, PASS_GATE, READY, Bound, Gate, launched
 from support.processes import wait_for_end
 
-pytestmark = pytest.mark.timeout(HARD_LIMIT_S + 30)
+pytestmark = [pytest.mark.timeout(HARD_LIMIT_S + 30), pytest.mark.depends_on_speed("hang time-outs of a few seconds")]
 
 GRACE_S = 1.0
 #: Counts from the start for ranks that have not beaten yet, so it must leave them time to start.
@@ -54,7 +54,6 @@ STOPS = 'stop() if os.environ["RANK"] == "1" else wait_for_the_others()'
 BOTH = f'hold_the_gil() if os.environ["RANK"] == "2" else {STOPS}'
 
 
-@pytest.mark.depends_on_speed("the bound HANG")
 def test_A4_a_stopped_rank_and_one_that_holds_the_gil_are_found_with_the_stacks_of_all_and_the_job_ended(
     tmp_path: Path,
 ) -> None:
@@ -300,7 +299,6 @@ def test_A12_a_job_waits_for_the_others_when_one_rank_returns_early(tmp_path: Pa
     assert ended.out[-1] == "[1] went on"
 
 
-@pytest.mark.depends_on_speed("the bound HANG")
 def test_A12_the_hang_report_names_the_rank_that_has_ended_already(tmp_path: Path) -> None:
     program = f"{EARLY}import threading\nthreading.Event().wait()\n"
     with launched(tmp_path, program, *TWO_RANKS, "--on-hang", "stop", grace_s=GRACE_S) as job:

@@ -10,7 +10,7 @@ import pytest
 from support.cli import clean_environment, run_dsrun
 from support.dumps import MONITOR
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.depends_on_speed("hang time-outs of the guide")]
 GUIDE = (Path(__file__).parents[2] / "docs/guides/heartbeats.md").read_text()
 
 
