@@ -19,7 +19,6 @@ Autograd is told nothing: a copy changes no version of the tensor it writes, as 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -52,16 +51,6 @@ class BusCounts:
 
     out: dict[Kind, Moved] = field(default_factory=_nothing_moved)
     back: dict[Kind, Moved] = field(default_factory=_nothing_moved)
-
-    @property
-    def out_bytes(self) -> int:
-        """Bytes of all kinds that left the device."""
-        return sum(moved.nbytes for moved in self.out.values())
-
-    @property
-    def back_bytes(self) -> int:
-        """Bytes of all kinds that came to the device."""
-        return sum(moved.nbytes for moved in self.back.values())
 
 
 class Event(Protocol):
@@ -140,35 +129,6 @@ class Bus(Protocol):
 
 #: Called in a lane's thread with the bytes of each copy before it is done: holds it up as long as a bus would take.
 Pace = Callable[[int], None]
-
-
-class SteadyPace:
-    """The pace of a link of so many bytes a second, which carries one copy after the other.
-
-    Args:
-        bytes_per_s: of the link, one way.
-        clock: seconds now.
-        sleep: waits so many seconds.
-    """
-
-    def __init__(
-        self,
-        bytes_per_s: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._clock = clock
-        self._sleep = sleep
-        self._free_at_s = clock()
-
-    def __call__(self, nbytes: int) -> None:
-        """Returns when the link has carried `nbytes` more."""
-        self._free_at_s = max(self._clock(), self._free_at_s) + nbytes / self._bytes_per_s
-        rest_s = self._free_at_s - self._clock()
-        if rest_s > 0:
-            self._sleep(rest_s)
 
 
 class InstantBus:

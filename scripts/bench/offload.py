@@ -19,10 +19,14 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+
 from offload_parts import cpu, exposed, nvme, params, step
 from offload_parts.options import Options
 from sections import measure

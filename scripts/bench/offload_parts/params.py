@@ -18,7 +18,7 @@ from zero_peers.figures import Figures
 
 from dsrun.choices.gather_plan import GatherBudgets
 from dsrun.runtime.memory.arenas import Arenas
-from dsrun.runtime.memory.bus import SteadyPace, ThreadBus
+from dsrun.runtime.memory.bus import ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.offload.params.on_host import HostShards
@@ -30,6 +30,7 @@ from dsrun.runtime.zero.params.store import ParamStore
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.plan import ZeroPlan
 from dsrun.runtime.zero.units.unit import ParamUnit
+from support.paced_bus import SteadyPace
 
 from .options import Options
 

@@ -13,7 +13,7 @@ from torch import nn, optim
 
 from dsrun.runtime.engine.host.update import OffloadedUpdate, forward_order
 from dsrun.runtime.memory.arenas import Arenas
-from dsrun.runtime.memory.bus import SteadyPace, ThreadBus
+from dsrun.runtime.memory.bus import ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.mesh.collectives import Collectives
 from dsrun.runtime.offload.ahead.double_buffer import SecondSet
@@ -28,6 +28,7 @@ from dsrun.runtime.zero.build.units import build_store, build_units
 from dsrun.runtime.zero.grads.reducer import GradReducer
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.plan import ZeroPlan
+from support.paced_bus import SteadyPace
 
 _CPU = torch.device("cpu")
 _WIDTH = 256

@@ -1,4 +1,4 @@
-"""Bytes of model state on a rank: by the textbook, and as this runtime allocates it. No activations.
+"""Bytes of model state on a rank, as this runtime allocates it. No activations.
 
 The runtime's part follows its layout to the byte: slices of 256 elements, slots shared by units, gradients summed in
 fp32, masters that are the parameters themselves in fp32.
@@ -25,27 +25,6 @@ from dsrun.estimate.run.settings import RunSettings
 #: Slices are cut at multiples of this many elements.
 SHARD_ALIGN = 256
 FP32_BYTES = 4
-
-
-def textbook_bytes(
-    numel: int, ranks: int, stage: int, *, param_bytes: float = 2, grad_bytes: float = 2, state_bytes: float = 12
-) -> float:
-    """Returns bytes of model state a rank, by the formulas of the ZeRO paper.
-
-    Args:
-        numel: parameters of the model.
-        ranks: data-parallel ranks.
-        stage: what is cut over them: 0 nothing, 1 master and optimizer states, 2 gradients too, 3 parameters too.
-        param_bytes: bytes of a parameter in compute format.
-        grad_bytes: bytes of a gradient.
-        state_bytes: master and optimizer states of an element: 12 for fp32 master and Adam, 4 for bf16 moments alone.
-
-    Source: ZeRO (Rajbhandari et al., 2020), section 3 and figure 1.
-    """
-    params = param_bytes * numel / (ranks if stage >= 3 else 1)
-    grads = grad_bytes * numel / (ranks if stage >= 2 else 1)
-    states = state_bytes * numel / (ranks if stage >= 1 else 1)
-    return params + grads + states
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,6 +31,7 @@ from dsrun.runtime.zero.build.units import build_store, build_units
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.plan import ZeroPlan
 from support.models import AdaptedBlock, TinyGPT, loss_of
+from support.paced_bus import moved_bytes
 from support.ranks import run_ranks
 from support.training import batches, config, frozen_parameters, full_parameters, make_engine, train
 
@@ -170,11 +171,11 @@ def _count(name: str, accumulation: int, bf16: bool, keys: dict[str, int]) -> di
     samples = 2 * accumulation * engine.world_size
     train(engine, range(2), samples=samples)
     counts = engine._parts.bus.counts
-    before = (counts.back_bytes, counts.out_bytes)
+    before = (moved_bytes(counts.back), moved_bytes(counts.out))
     train(engine, range(2, 3), samples=samples)
     report = engine.memory_arenas()
     found = {
-        "bus": (counts.back_bytes - before[0], counts.out_bytes - before[1]),
+        "bus": (moved_bytes(counts.back) - before[0], moved_bytes(counts.out) - before[1]),
         "kinds": {kind for way in (counts.out, counts.back) for kind, moved in way.items() if moved.calls},
         "host": report.bytes_in("host"),
         "host predicted": engine._parts.predicted_host_bytes,
@@ -225,13 +226,13 @@ def _twice_a_step() -> tuple[int, int, int]:
     engine = engine_of("whole", zero, bf16=True, poison=False)
     train(engine, range(2), samples=2 * engine.world_size)
     counts = engine._parts.bus.counts
-    before = (counts.back_bytes, counts.out_bytes)
+    before = (moved_bytes(counts.back), moved_bytes(counts.out))
     train(engine, range(2, 3), samples=2 * engine.world_size)
     units = engine._parts.step.units
     gathered_once = [unit for unit in units if unit.module is None or unit is units[-2]]  # the rest, and the last one
     return (
-        counts.back_bytes - before[0],
-        counts.out_bytes - before[1],
+        moved_bytes(counts.back) - before[0],
+        moved_bytes(counts.out) - before[1],
         sum(unit.shard.nbytes * (1 if unit in gathered_once else 2) for unit in units),
     )
 

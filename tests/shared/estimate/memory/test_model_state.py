@@ -1,4 +1,4 @@
-"""Model state by the textbook, and as the runtime allocates it."""
+"""Model state as the runtime allocates it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,16 @@ import torch
 
 from dsrun.choices.gather_plan import GatherBudgets
 from dsrun.config.show.explain import explain, find
-from dsrun.estimate.memory.model_state import pad_units, state_bytes, textbook_bytes
+from dsrun.estimate.memory.model_state import pad_units, state_bytes
 from dsrun.estimate.model.units import UnitGroup
 from dsrun.estimate.run.settings import RunSettings
 from dsrun.runtime.layout.unit_layout import SHARD_ALIGN, lay_out
 from dsrun.runtime.observe.memory import StatePrediction
 from dsrun.runtime.zero.units.plan import ZeroPlan
 
-BILLION = 10**9
 BF16 = RunSettings(compute_bytes=2)
 FP32 = RunSettings(compute_bytes=4)
 PURE_BF16 = RunSettings(compute_bytes=2, master_bytes=2)
-
-
-@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 56.0), (1, 31.5), (2, 19.25), (3, 7.0)])
-def test_7b_on_8_ranks_with_4_byte_states_has_the_textbook_figures(stage: int, gigabytes: float) -> None:
-    assert textbook_bytes(7 * BILLION, 8, stage, state_bytes=4) == gigabytes * BILLION
-
-
-@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 112.0), (1, 38.5), (2, 26.25), (3, 14.0)])
-def test_7b_on_8_ranks_with_12_byte_states_has_the_figures_of_the_zero_paper(stage: int, gigabytes: float) -> None:
-    assert textbook_bytes(7 * BILLION, 8, stage, state_bytes=12) == gigabytes * BILLION
 
 
 UNITS = (
