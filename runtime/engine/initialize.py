@@ -65,7 +65,7 @@ from .ownership import check_unwrapped
 from .parts import SCRIPT_PHASE, EngineParts, Scheduler
 from .saving.checkpoints import policy_of_saving
 from .saving.memory_copies import memory_copies_of
-from .shard import cut_model
+from .shard import shard_model
 from .step import StepParts
 
 
@@ -165,7 +165,7 @@ def initialize(
             pool=host.pool,
             say=say_once(info),
         )
-    cut = cut_model(
+    sharded = shard_model(
         model,
         settings,
         assignment,
@@ -181,21 +181,21 @@ def initialize(
         stays=staying,
     )
     shard_optimizer = ShardOptimizer(
-        [unit.owned_range(assignment.group_of) for unit in cut.units],
+        [unit.owned_range(assignment.group_of) for unit in sharded.units],
         group_count=len(assignment.options),
-        axis=data_axis if cut.plan.shard_optimizer else None,
-        stays=[not unit.is_away for unit in cut.units],
+        axis=data_axis if sharded.plan.shard_optimizer else None,
+        stays=[not unit.is_away for unit in sharded.units],
         fence=fence,
     )
     torch_optimizer = make_optimizer(optimizer, shard_optimizer, settings, assignment)
     away = None
     if torch_optimizer is not None:
-        pool = host.pool_of(copied=False) if host is not None and cut.leaving else None
+        pool = host.pool_of(copied=False) if host is not None and sharded.leaving else None
         form = STATE_FORMATS[settings.zero_optimization.offload_optimizer.state_format]
         shard_optimizer.house_states(
-            memory, pool, away=cut.disk, form=form if cut.leaving else FP32_STATES, moves=looks_again(settings)
+            memory, pool, away=sharded.disk, form=form if sharded.leaving else FP32_STATES, moves=looks_again(settings)
         )
-        if host is not None and staying is not None and cut.leaving:
+        if host is not None and staying is not None and sharded.leaving:
             on_host = partial(
                 update_on_host,
                 optimizer=shard_optimizer,
@@ -207,7 +207,7 @@ def initialize(
                 fence=fence,
             )
             moves = looks_again(settings)
-            away = moving_update(cut, staying, shard_optimizer, memory, bus, on_host) if moves else on_host(cut)
+            away = moving_update(sharded, staying, shard_optimizer, memory, bus, on_host) if moves else on_host(sharded)
     scheduler = make_scheduler(lr_scheduler, torch_optimizer, settings)
     assert settings.batch is not None, "the config was loaded with a world size"
     loading = LoaderWishes(
@@ -235,12 +235,12 @@ def initialize(
             wishes=loading,
             pin_for=mesh.device,
         )
-    predicted = cut.prediction(torch_optimizer)
+    predicted = sharded.prediction(torch_optimizer)
     state_bytes = predicted.total_bytes()
     if stage == 3 and settings.torch_autocast.enabled and settings.zero_optimization.memory_efficient_linear:
         use_memory_efficient_linear(model)
-    cast_at_borders(model, cut.kept, precision.compute)
-    hooks = UnitHooks(cut.acquired, cut.store, cut.reducer)
+    cast_at_borders(model, sharded.kept, precision.compute)
+    hooks = UnitHooks(sharded.acquired, sharded.store, sharded.reducer)
     activations = activate(  # after the units' hooks, which stand within its own
         model,
         settings.activation_checkpointing,
@@ -253,12 +253,12 @@ def initialize(
         agree=partial(largest, collectives=data_axis, device=mesh.device, of="measured blocks") if stage == 3 else list,
     )
     access = ParamAccess(
-        [*cut.units, *cut.frozen],
-        cut.plan,
+        [*sharded.units, *sharded.frozen],
+        sharded.plan,
         data_axis,
         device=mesh.device,
-        store=cut.store,
-        reducer=cut.reducer,
+        store=sharded.store,
+        reducer=sharded.reducer,
         optimizer=shard_optimizer,
         running=hooks.running_unit,
         read_released=hooks.read_released,
@@ -278,12 +278,12 @@ def initialize(
             hooks=hooks,
             activations=activations,
             step=StepParts(
-                units=cut.units,
-                plan=cut.plan,
+                units=sharded.units,
+                plan=sharded.plan,
                 collectives=data_axis,
-                reducer=cut.reducer,
+                reducer=sharded.reducer,
                 optimizer=shard_optimizer,
-                store=cut.store,
+                store=sharded.store,
                 writes=access.writes,
                 away=away,
             ),
@@ -308,8 +308,8 @@ def initialize(
             resume=None if (resume := resume_folder()) is None else place_of(resume),
             predicted_state_bytes=state_bytes,
             predicted_host_bytes=predicted.host_bytes(),
-            wear=wear_of(cut.disk, cut.slices_on_disk, settings, records, rank=info.rank),
-            frozen_units=cut.frozen,
+            wear=wear_of(sharded.disk, sharded.slices_on_disk, settings, records, rank=info.rank),
+            frozen_units=sharded.frozen,
             saver=Saver(
                 data_axis,
                 noticeboard(),
@@ -317,7 +317,7 @@ def initialize(
                 policy=policy_of_saving(settings.checkpoint),
                 fence=fence,
             ),
-            on_drive=finder_of(cut.disk, cut.slices_on_disk),
+            on_drive=finder_of(sharded.disk, sharded.slices_on_disk),
             copies=memory_copies_of(settings.checkpoint.memory_copy.every, mesh, data_axis),
             torn=access.torn,
         )
@@ -327,16 +327,16 @@ def initialize(
         away.moved = tell_prediction(engine, torch_optimizer)
     if settings.checkpoint.save_on_signal is not None:
         engine.save_on_signal(settings.checkpoint.save_on_signal, settings.checkpoint.signals)
-    told = tell_auto(settings, cut.settings)
+    told = tell_auto(settings, sharded.settings)
     open_run(
         model,
-        cut.units,
+        sharded.units,
         mesh,
         records,
         precision=precision,
         stage=stage,
         state_bytes=state_bytes,
-        auto_sizes=None if told is None else f"{told}, of {cut.gathering.slot_count} gather slots",
+        auto_sizes=None if told is None else f"{told}, of {sharded.gathering.slot_count} gather slots",
     )
     heartbeat.beat(step=0, phase=SCRIPT_PHASE)
     return engine, torch_optimizer, loader, scheduler

@@ -1,45 +1,38 @@
-"""A model cut as the plan says: units with their buffers, how their parameters are gathered and gradients reduced.
+"""A model sharded as the plan says: units with their buffers, how parameters are gathered and gradients reduced.
 
-No hook is placed and no optimizer made here.
+No hook is placed and no optimizer made here; what becomes of the model is a value, in `sharded_model.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
-from torch import nn, optim
+from torch import nn
 
-from dsrun.choices.gather_plan import GatherPlan
 from dsrun.config.buckets import gather_budgets, resolve_buckets
 from dsrun.config.config import Config
 
 from ..memory.arenas import Arenas
 from ..memory.bus import Bus
-from ..memory.host_pool import HostPool, Say, host_pool_for
+from ..memory.host_pool import Say, host_pool_for
 from ..mesh.join.groups import ProcessGroupMesh
 from ..mesh.spec import DATA_AXIS
-from ..observe.memory import HostOptimizer, StatePrediction
 from ..offload.disk.states import DiskStates
 from ..offload.host_gradients import HostGradients
 from ..offload.params.on_disk import DiskShards
 from ..offload.params.on_host import HostShards
 from ..offload.states.split_masters import SplitMasters
 from ..optim.groups import GroupAssignment
-from ..optim.registry import states_per_element
-from ..optim.states.format import STATE_FORMATS
 from ..precision.configured import autocast_of
-from ..precision.kept import Kept, find_kept
+from ..precision.kept import find_kept
 from ..precision.policy import DTYPES, PrecisionPolicy
 from ..precision.traffic import find_light
-from ..zero.build.frozen import join_frozen, place_frozen, whole_bytes
+from ..zero.build.frozen import join_frozen, place_frozen
 from ..zero.build.meta import has_meta, materialise
 from ..zero.build.seeds import Nursery
 from ..zero.build.units import build_store, build_units
 from ..zero.grads.reducer import GradReducer
-from ..zero.grads.sums import GradSums, ResidentSums, SplitSums
 from ..zero.params.slots import turns_of
-from ..zero.params.store import ParamStore
 from ..zero.units.find import find_units
 from ..zero.units.leaves import mark_leaves
 from ..zero.units.plan import ZeroPlan
@@ -48,135 +41,13 @@ from ..zero.units.unit import ParamUnit
 from .compose.describe import hidden_size
 from .host.disk import file_of_parameters
 from .host.residency import Stays, looks_again
+from .host.tier import HostTier
+from .sharded_model import ShardedModel, sums_of
 
 _STAYS_WITH_OPTIMIZER = (
     "dsrun: parameters in the optimizer's own dtype are what it updates, so with the optimizer on the device trained "
     'ones do not go to host memory (`offload_param`): use bf16, or set `offload_optimizer.device` to "cpu" too'
 )
-
-
-def _say_nothing(line: str) -> None:
-    """For memory of which there is nothing to say."""
-
-
-def _no_gradients(units: Sequence[ParamUnit]) -> None:
-    """For an optimizer that steps on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostTier:
-    """Host memory apart from the device, and the way there.
-
-    Attributes:
-        pool: makes memory that copies touch, page-locked where it is to be.
-        bus: carries gradients there and parameters back.
-    """
-
-    pool: HostPool
-    bus: Bus
-
-    def pool_of(self, *, copied: bool) -> HostPool:
-        """Returns what makes memory: of the processor alone, which needs no page-locking, or that copies touch too."""
-        return self.pool if copied else HostPool(None, say=_say_nothing)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutModel:
-    """What became of a model's parameters.
-
-    Attributes:
-        module: the model; its parameters are views of the units' buffers.
-        plan: what is sharded.
-        precision: dtypes of parameters and masters.
-        units: of trained parameters, in order.
-        acquired: units that forward gathers, of trained parameters or frozen ones.
-        frozen: units of frozen parameters; empty where every rank has them whole.
-        gathering: which parameters stay gathered, and how the others take turns.
-        store: where a unit's parameters are while they are used.
-        reducer: of the units' gradients.
-        kept: what of a 16-bit model stays in fp32.
-        settings: the config, with numbers for sizes that were `"auto"` and go by the model's width.
-        leaving: trained units that are stepped in host memory, in order; `away` and `disk` know them by their position.
-        gradients_of: makes `away` for other units.
-        away: gradients on their way to the optimizer, where that steps in host memory; None: it steps on the device.
-        disk: has masters and optimizer states; None: they lie in memory.
-    """
-
-    module: nn.Module
-    plan: ZeroPlan
-    precision: PrecisionPolicy
-    units: Sequence[ParamUnit]
-    acquired: Sequence[ParamUnit]
-    frozen: Sequence[ParamUnit]
-    gathering: GatherPlan
-    store: ParamStore
-    reducer: GradReducer
-    settings: Config
-    kept: Kept
-    leaving: Sequence[ParamUnit] = ()
-    gradients_of: Callable[[Sequence[ParamUnit]], HostGradients | None] = _no_gradients
-    away: HostGradients | None = None
-    disk: DiskStates | None = None
-
-    def without(self, moved: Collection[int]) -> CutModel:
-        """Returns the cut with fewer units that leave; gradients go where they are wanted from now on.
-
-        Args:
-            moved: numbers of units whose masters are on the device now; between steps.
-        """
-        leaving = [unit for unit in self.leaving if unit.index not in moved]
-        away = self.gradients_of(leaving)
-        self.reducer.sums = ResidentSums(self.units) if away is None else _sums_of(self.units, leaving, away)
-        return replace(self, leaving=leaving, away=away)
-
-    def prediction(self, optimizer: optim.Optimizer | None) -> StatePrediction:
-        """Predicts the model state that a rank holds between steps.
-
-        Args:
-            optimizer: whose states come with it; None: an engine that only evaluates.
-        """
-        return StatePrediction(
-            layouts=[unit.layout for unit in self.units],
-            has_module=[unit.module is not None for unit in self.units],
-            compute=self.precision.compute,
-            master=self.precision.master,
-            sums=self.precision.sums,
-            states=self.precision.states,
-            states_per_element=states_per_element(optimizer),
-            shard_optimizer=self.plan.shard_optimizer,
-            shard_gradients=self.plan.shard_gradients,
-            shard_parameters=self.plan.shard_parameters,
-            gathering=self.gathering,
-            frozen_layouts=[unit.layout for unit in self.frozen],
-            whole_frozen_bytes=whole_bytes(self.module, cut=self.frozen),
-            trained_on_host=any(unit.tier is not None for unit in self.units),
-            frozen_on_host=any(unit.tier is not None for unit in self.frozen),
-            host_optimizer=self._host_optimizer(),
-            slice_bytes=None if self.slices_on_disk is None else self.slices_on_disk.host_bytes(),
-            kept=[unit.dtype != self.precision.compute for unit in self.units],
-        )
-
-    @property
-    def slices_on_disk(self) -> DiskShards | None:
-        """What has slices of parameters on a disk; None where none are there."""
-        tiers = (unit.tier for unit in (*self.units, *self.frozen))
-        return next((tier for tier in tiers if isinstance(tier, DiskShards) and tier.has_files), None)
-
-    def _host_optimizer(self) -> HostOptimizer | None:
-        away = self.away
-        if away is None:
-            return None
-        frames = None if self.disk is None else sum(memory.nbytes for memory in self.disk.buffers())
-        return HostOptimizer(
-            away.travels,
-            adds_up=away.accumulates,
-            widens=away.widens,
-            frame_bytes=frames,
-            stays=[not unit.is_away for unit in self.units],
-            form=STATE_FORMATS[self.settings.zero_optimization.offload_optimizer.state_format],
-            splits=any(unit.halves is not None for unit in self.units),
-            ahead=away.ahead,
-        )
 
 
 def _tell_left_out(names: Sequence[str], say: Say) -> None:
@@ -188,7 +59,7 @@ def _tell_left_out(names: Sequence[str], say: Say) -> None:
     )
 
 
-def cut_model(
+def shard_model(
     model: nn.Module,
     settings: Config,
     assignment: GroupAssignment,
@@ -203,7 +74,7 @@ def cut_model(
     masters_away: DiskStates | None = None,
     masters_split: SplitMasters | None = None,
     stays: Stays | None = None,
-) -> CutModel:
+) -> ShardedModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
 
     Enters the collectives of `materialise`, `build_units`, `join_frozen` and `place_frozen`, on the data axis.
@@ -318,12 +189,12 @@ def cut_model(
         divide_before=divide_before,
         divide_by=divide_by,
         wire=None if wire is None else DTYPES[wire],
-        sums=None if away is None else _sums_of(units, leaving, away),
+        sums=None if away is None else sums_of(units, leaving, away),
         sums_early=away is not None,  # they leave the device beside the backward
         memory=memory,
         notes_unused=not settings.zero_optimization.step_unused_parameters,
     )
-    return CutModel(
+    return ShardedModel(
         module=model,
         plan=plan,
         precision=precision,
@@ -347,12 +218,6 @@ def _divisors(settings: Config, size: int) -> tuple[float, float]:
     if settings.gradient_allreduce_op == "sum":
         return 1.0, 1.0
     return float(size) if settings.prescale_gradients else settings.gradient_predivide_factor, float(size)
-
-
-def _sums_of(units: Sequence[ParamUnit], leaving: Sequence[ParamUnit], away: HostGradients) -> GradSums:
-    """Returns where all units' sums go."""
-    positions = {unit.index: position for position, unit in enumerate(leaving)}
-    return away if len(leaving) == len(units) else SplitSums(units, away, positions)
 
 
 def _host_shards(

@@ -28,7 +28,8 @@ from ...optim.registry import states_per_element
 from ...optim.sharded import ShardOptimizer
 from ...optim.structure.base import StructuredOptimizer
 from ...protocols import ChangeFence
-from ..shard import CutModel, HostTier
+from ..sharded_model import ShardedModel
+from .tier import HostTier
 from .update import OffloadedUpdate
 
 
@@ -48,7 +49,7 @@ def host_tier(settings: Config, device: torch.device, bus: Bus, *, say: Callable
 
 
 def update_on_host(
-    cut: CutModel,
+    sharded: ShardedModel,
     optimizer: ShardOptimizer,
     host: HostTier,
     collectives: Collectives,
@@ -62,7 +63,7 @@ def update_on_host(
     """Returns the update of a model of which masters lie in host memory, of all units or some.
 
     Args:
-        cut: the model, with its gradients on their way there.
+        sharded: the model, with its gradients on their way there.
         optimizer: that drives torch's.
         host: the memory.
         collectives: the axis that ranges are spread over.
@@ -75,7 +76,7 @@ def update_on_host(
     Raises:
         ModelError: the optimizer needs whole tensors, which no rank's host memory has.
     """
-    assert cut.away is not None, "the model was cut for it"
+    assert sharded.away is not None, "the model was cut for it"
     assert optimizer.torch_optimizer is not None, "an engine without one has nothing to update"
     if isinstance(optimizer.torch_optimizer, StructuredOptimizer):
         raise ModelError(
@@ -83,7 +84,7 @@ def update_on_host(
             "`zero_optimization.offload_optimizer` steps flat ranges in host memory",
             hint="choose an elementwise optimizer (AdamW, Lion, SGD), or set `offload_optimizer.device` to none",
         )
-    sinks = [unit.tier.sink_of(unit.index) if isinstance(unit.tier, DiskShards) else None for unit in cut.leaving]
+    sinks = [unit.tier.sink_of(unit.index) if isinstance(unit.tier, DiskShards) else None for unit in sharded.leaving]
     ranges = [
         HostRange(
             label=unit.label,
@@ -94,7 +95,7 @@ def update_on_host(
             stays=unit.tier is not None and sink is None,
             sink=sink,
         )
-        for unit, sink in zip(cut.leaving, sinks, strict=True)
+        for unit, sink in zip(sharded.leaving, sinks, strict=True)
     ]
     section = settings.zero_optimization.offload_optimizer
     second = None
@@ -111,20 +112,27 @@ def update_on_host(
     steps = CpuOptimizer(
         ranges,
         optimizer,
-        cut.away,
+        sharded.away,
         block_step if timed is None else timed(block_step),
         order=range(len(ranges)),
         bus=host.bus,
         pool=host.pool,
         memory=memory,
         cores=share_of_cores(section.cpuadam_cores_perc),
-        keeper=cut.disk,
+        keeper=sharded.disk,
         second=second,
         say=say,
-        before_change=None if fence is None else lambda position: fence.wait(cut.leaving[position].index),
+        before_change=None if fence is None else lambda position: fence.wait(sharded.leaving[position].index),
     )
     update = OffloadedUpdate(
-        cut.units, cut.plan, collectives, cut.reducer, cut.store, steps, overlaps=True, leaving=cut.leaving
+        sharded.units,
+        sharded.plan,
+        collectives,
+        sharded.reducer,
+        sharded.store,
+        steps,
+        overlaps=True,
+        leaving=sharded.leaving,
     )
 
     def settle(*_: object) -> None:

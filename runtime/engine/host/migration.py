@@ -27,7 +27,7 @@ from ...optim.sharded import ShardOptimizer
 from ...zero.params.publisher import publish
 from ...zero.units.unit import Arrival, ParamUnit
 from ..memory_queries import HeldMemory
-from ..shard import CutModel
+from ..sharded_model import ShardedModel
 from ..step import UpdateAway
 from .residency import Staying
 from .step_watch import ObservedSteps, StepWatch, TimedSteps
@@ -48,32 +48,32 @@ class MovingUpdate:
     """An `UpdateAway` by way of another, which it replaces once; see [Note: coming back].
 
     Args:
-        cut: the model.
+        sharded: the model.
         optimizer: of the masters.
         memory: where buffers are reserved.
         bus: carries masters and states.
         collectives: the axis that the optimizer is sharded over.
-        make: makes the update of a cut, and what watches it.
+        make: makes the update of a sharded model, and what watches it.
         after: steps before it looks again.
         reconsider: decides what moves.
 
     Attributes:
-        moved: told the cut when units have moved; for who predicts bytes. None: nobody is.
+        moved: told the sharded model when units have moved; for who predicts bytes. None: nobody is.
     """
 
     def __init__(
         self,
-        cut: CutModel,
+        sharded: ShardedModel,
         optimizer: ShardOptimizer,
         memory: Arenas,
         bus: Bus,
         collectives: Collectives,
         *,
-        make: Callable[[CutModel], tuple[UpdateAway, StepWatch]],
+        make: Callable[[ShardedModel], tuple[UpdateAway, StepWatch]],
         after: int,
         reconsider: Reconsider,
     ) -> None:
-        self._cut = cut
+        self._sharded = sharded
         self._optimizer = optimizer
         self._memory = memory
         self._bus = bus
@@ -82,9 +82,9 @@ class MovingUpdate:
         self._after: int | None = after
         self._reconsider = reconsider
         self._host: UpdateAway
-        self._host, self._watch = make(cut)
+        self._host, self._watch = make(sharded)
         self._watch_arrivals()
-        self.moved: Callable[[CutModel], None] | None = None
+        self.moved: Callable[[ShardedModel], None] | None = None
 
     @property
     def order(self) -> Sequence[int]:
@@ -93,7 +93,7 @@ class MovingUpdate:
 
     def expect(self, coefficient: float | None) -> None:
         """See `UpdateAway`. After so many steps, one all-reduce of a few numbers, and maybe a move."""
-        reducer = self._cut.reducer
+        reducer = self._sharded.reducer
         is_between = not reducer.has_sums and not reducer.has_unreduced
         if self._after is not None and self._watch.steps >= self._after and is_between:
             self.look_again(held_bytes=self._memory.report().bytes_in("device"))
@@ -106,8 +106,8 @@ class MovingUpdate:
             held_bytes: of arenas on the device.
         """
         self._after = None
-        stays = self._reconsider(self._cut.units, self._watch.observed(), held_bytes=held_bytes)
-        coming = [unit for unit, one in zip(self._cut.units, stays, strict=True) if one and unit.is_away]
+        stays = self._reconsider(self._sharded.units, self._watch.observed(), held_bytes=held_bytes)
+        coming = [unit for unit, one in zip(self._sharded.units, stays, strict=True) if one and unit.is_away]
         if coming:
             self._bring(coming)
 
@@ -143,7 +143,7 @@ class MovingUpdate:
         """Moves units to the device; every rank does."""
         self._host.close()
         hosted = [arena for arena in self._memory.named("masters") if arena.tier == "host"]
-        masters = self._arena("masters" + MOVED) if self._cut.precision.has_separate_master else None
+        masters = self._arena("masters" + MOVED) if self._sharded.precision.has_separate_master else None
         sums = self._arena("gradient sums" + MOVED)
         given_back: list[Tensor] = []
         moved: dict[int, tuple[Tensor, Tensor]] = {}
@@ -167,22 +167,22 @@ class MovingUpdate:
             arena.release()
         for name in _OF_THE_STEP:
             self._memory.drop(name)
-        self._cut = self._cut.without({unit.index for unit in units})
-        if self._cut.leaving:
-            self._host, self._watch = self._make(self._cut)
+        self._sharded = self._sharded.without({unit.index for unit in units})
+        if self._sharded.leaving:
+            self._host, self._watch = self._make(self._sharded)
             self._watch_arrivals()
         else:
-            self._host = _UpdateHere(self._cut, self._optimizer, self._collectives)
+            self._host = _UpdateHere(self._sharded, self._optimizer, self._collectives)
         if self.moved is not None:
-            self.moved(self._cut)
+            self.moved(self._sharded)
 
     def _watch_arrivals(self) -> None:
-        for unit in self._cut.units:
+        for unit in self._sharded.units:
             if unit.arrival is not None:
                 unit.arrival = _WatchedArrival(unit.arrival, self._watch)
 
     def _arena(self, name: str) -> Callable[[int], Tensor]:
-        device = self._cut.units[0].device
+        device = self._sharded.units[0].device
         arena = self._memory.growing(
             name, lambda numel: fresh_zeros(numel, dtype=torch.float32, device=device), leaves=True
         )
@@ -195,7 +195,7 @@ class MovingUpdate:
 
 
 def moving_update(
-    cut: CutModel,
+    sharded: ShardedModel,
     staying: Staying,
     optimizer: ShardOptimizer,
     memory: Arenas,
@@ -205,28 +205,28 @@ def moving_update(
     """Returns the update of an engine that looks again after `offload_placement.remeasure_after` updates.
 
     Args:
-        cut: the model.
+        sharded: the model.
         staying: decides what stays, and what comes.
         optimizer: of the masters.
         memory: where buffers are reserved.
         bus: carries masters and states.
-        on_host: makes the update of a cut, given also what counts its time as `timed`.
+        on_host: makes the update of a sharded model, given also what counts its time as `timed`.
     """
 
-    def make(cut: CutModel) -> tuple[UpdateAway, StepWatch]:
+    def make(sharded: ShardedModel) -> tuple[UpdateAway, StepWatch]:
         found: list[TimedSteps] = []
 
         def timed(steps: BlockStep) -> BlockStep:
             found.append(TimedSteps(steps))
             return found[0]
 
-        update = on_host(cut, timed=timed)
+        update = on_host(sharded, timed=timed)
         return update, StepWatch(found[0])
 
-    after = cut.settings.zero_optimization.offload_placement.remeasure_after
+    after = sharded.settings.zero_optimization.offload_placement.remeasure_after
     assert after is not None, "somebody asked for it"
     return MovingUpdate(
-        cut,
+        sharded,
         optimizer,
         memory,
         bus,
@@ -237,7 +237,7 @@ def moving_update(
     )
 
 
-def tell_prediction(engine: HeldMemory, optimizer: optim.Optimizer | None) -> Callable[[CutModel], None]:
+def tell_prediction(engine: HeldMemory, optimizer: optim.Optimizer | None) -> Callable[[ShardedModel], None]:
     """Returns what tells an engine the bytes to expect once units have moved; it keeps no engine alive.
 
     Args:
@@ -246,10 +246,10 @@ def tell_prediction(engine: HeldMemory, optimizer: optim.Optimizer | None) -> Ca
     """
     weakly = weakref.ref(engine)
 
-    def tell(cut: CutModel) -> None:
+    def tell(sharded: ShardedModel) -> None:
         told = weakly()
         if told is not None:
-            predicted = cut.prediction(optimizer)
+            predicted = sharded.prediction(optimizer)
             told.expect_state_bytes(predicted.total_bytes(), predicted.host_bytes())
 
     return tell
@@ -274,14 +274,14 @@ class _WatchedArrival:
 class _UpdateHere:
     """An `UpdateAway` of which nothing is away any more: it is done when it has begun."""
 
-    def __init__(self, cut: CutModel, optimizer: ShardOptimizer, collectives: Collectives) -> None:
-        self._cut = cut
+    def __init__(self, sharded: ShardedModel, optimizer: ShardOptimizer, collectives: Collectives) -> None:
+        self._sharded = sharded
         self._optimizer = optimizer
         self._collectives = collectives
 
     @property
     def order(self) -> Sequence[int]:
-        return [unit.index for unit in self._cut.units]
+        return [unit.index for unit in self._sharded.units]
 
     def expect(self, coefficient: float | None) -> None:
         return
@@ -291,7 +291,7 @@ class _UpdateHere:
 
     def begin(self, coefficient: float, unused: Collection[str] = ()) -> None:
         self._optimizer.step(coefficient, unused)
-        publish(self._cut.units, self._cut.plan, self._collectives, self._cut.store)
+        publish(self._sharded.units, self._sharded.plan, self._collectives, self._sharded.store)
 
     def share_ahead(self) -> float | None:
         return None
