@@ -17,6 +17,8 @@ from torch import Tensor
 
 from dsrun.errors import InputError, ModelError
 
+from ..memory.bus import BusCounts
+from ..mesh.collectives import Traffic
 from ..mesh.join.groups import leave
 from ..mesh.step_position import at_step
 from ..observe.allocation_history import wanted_history
@@ -26,6 +28,7 @@ from ..observe.tokens import count_tokens
 from ..precision.casting import cast_floating
 from ..precision.mismatch import mismatch_of
 from ..zero.hooks.timeline import engines_own_backward
+from .counters import EngineCounters
 from .deepspeed.calls import DeepSpeedCalls
 from .deepspeed.getters import Answers
 from .deepspeed.offload_states import PutAway
@@ -450,6 +453,16 @@ class Engine(
             f"model: the first loss is {float(loss.detach())}; {cause} weights are used outside of their module's "
             "forward, where stage 3 has not gathered them",
             hint="call the module itself and not its weight; `zero_optimization.stage` 2 shows which of the two it is",
+        )
+
+    def counters(self) -> EngineCounters:
+        """Returns what this rank has moved since the engine was made; enters no collective.
+
+        The numbers stand still; `engine.counters().since(earlier)` is what was moved in between.
+        """
+        parts = self._parts
+        return EngineCounters(
+            parts.collectives.traffic.since(Traffic()), parts.bus.counts.since(BusCounts()), parts.drives()
         )
 
     # The module and its end -------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ from .compose.optimizer import OptimizerLike, SchedulerLike, groups_of, make_opt
 from .compose.start_report import open_run, records_path, say_once
 from .engine import Engine
 from .host.build import host_tier, update_on_host
-from .host.disk import finder_of, foreseen_states, states_on_disk, tell_of_drives, wear_of
+from .host.disk import counts_of_drives, finder_of, foreseen_states, states_on_disk, tell_of_drives, wear_of
 from .host.migration import MovingUpdate, moving_update, tell_prediction
 from .host.residency import Staying, looks_again
 from .ownership import check_unwrapped
@@ -309,6 +309,7 @@ def initialize(
             predicted_state_bytes=state_bytes,
             predicted_host_bytes=predicted.host_bytes(),
             wear=wear_of(sharded.disk, sharded.slices_on_disk, settings, records, rank=info.rank),
+            drives=partial(counts_of_drives, sharded.disk, sharded.slices_on_disk),
             frozen_units=sharded.frozen,
             saver=Saver(
                 data_axis,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from torch import nn, optim
 from dsrun.checkpoint_files.storage.places import Place
 from dsrun.config.batch import BatchSizes
 from dsrun.contract.heartbeats import HeartbeatWriter
+from dsrun.direct_io.counts import IoCounts
 
 from ..activation.activate import Activations
 from ..checkpoint.memory_copy.copies import MemoryCopies
@@ -83,6 +84,7 @@ class EngineParts:
         resume: checkpoint that a job which was started again goes on from; None at first.
         predicted_state_bytes: model state of this rank, as predicted.
         wear: counts what goes to disks; None where nothing does.
+        drives: returns what was read from disks and written there.
         predicted_host_bytes: what of it lies in host memory, apart from the device's.
         frozen_units: units of frozen parameters; empty where every rank has them whole.
         saver: writes checkpoints, beside training or in it.
@@ -119,6 +121,7 @@ class EngineParts:
     predicted_state_bytes: int
     predicted_host_bytes: int
     wear: DiskWear | None
+    drives: Callable[[], IoCounts]
     frozen_units: Sequence[ParamUnit]
     saver: Saver
     on_drive: OnDrive

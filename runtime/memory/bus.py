@@ -45,12 +45,33 @@ def _nothing_moved() -> dict[Kind, Moved]:
     return {kind: Moved() for kind in KINDS}
 
 
+def _difference(now: dict[Kind, Moved], earlier: dict[Kind, Moved]) -> dict[Kind, Moved]:
+    return {
+        kind: Moved(moved.calls - earlier[kind].calls, moved.nbytes - earlier[kind].nbytes)
+        for kind, moved in now.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class BusCounts:
     """What was copied since the beginning, by kind; counted when a copy starts."""
 
     out: dict[Kind, Moved] = field(default_factory=_nothing_moved)
     back: dict[Kind, Moved] = field(default_factory=_nothing_moved)
+
+    def since(self, earlier: BusCounts) -> BusCounts:
+        """Returns what was copied after `earlier` was taken; these numbers stand still."""
+        return BusCounts(_difference(self.out, earlier.out), _difference(self.back, earlier.back))
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of all kinds that left the device."""
+        return sum(moved.nbytes for moved in self.out.values())
+
+    @property
+    def back_bytes(self) -> int:
+        """Bytes of all kinds that came to the device."""
+        return sum(moved.nbytes for moved in self.back.values())
 
 
 class Event(Protocol):

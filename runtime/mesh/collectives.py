@@ -65,6 +65,10 @@ class Traffic:
         self.calls[collective] += 1
         self.bytes[collective] += buffer.numel() * buffer.element_size()
 
+    def since(self, earlier: Traffic) -> Traffic:
+        """Returns what went through after `earlier` was taken; these numbers stand still."""
+        return Traffic(self.calls - earlier.calls, self.bytes - earlier.bytes)
+
 
 class Collectives(Protocol):
     """What the runtime asks of one axis; `of` names what is moved, see [Note: named waits]."""

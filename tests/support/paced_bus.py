@@ -1,11 +1,9 @@
-"""What holds a bus to a pace, and how much it has moved; for tests, and for measurements of what copies hide."""
+"""What holds a bus to a pace; for tests, and for measurements of what copies hide."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-
-from dsrun.runtime.memory.bus import Kind, Moved
+from collections.abc import Callable
 
 
 class SteadyPace:
@@ -35,12 +33,3 @@ class SteadyPace:
         rest_s = self._free_at_s - self._clock()
         if rest_s > 0:
             self._sleep(rest_s)
-
-
-def moved_bytes(counts: Mapping[Kind, Moved]) -> int:
-    """Returns the bytes that copies of all kinds moved.
-
-    Args:
-        counts: Copies one way.
-    """
-    return sum(moved.nbytes for moved in counts.values())

@@ -75,7 +75,7 @@ def train_and_weigh(
     """Trains and returns (losses, full fp32 parameters, collective calls of the data axis)."""
     engine = make_engine(settings, model=_seeded(model_options))
     losses = train(engine, range(steps), samples=samples)
-    return losses, full_parameters(engine), dict(engine._parts.collectives.traffic.calls)
+    return losses, full_parameters(engine), dict(engine.counters().collectives.calls)
 
 
 def _seeded(options: dict[str, Any]) -> nn.Module:

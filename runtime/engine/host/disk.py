@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn, optim
@@ -111,6 +112,16 @@ def finder_of(states: DiskStates | None, slices: DiskShards | None) -> OnDrive:
     return find
 
 
+def counts_of_drives(states: DiskStates | None, slices: DiskShards | None) -> IoCounts:
+    """Returns what has been read from drives and written there.
+
+    Args:
+        states: masters and optimizer states on a disk.
+        slices: slices of parameters there.
+    """
+    return added_up([*([] if states is None else [states.counts()]), *([] if slices is None else slices.counts())])
+
+
 def wear_of(
     states: DiskStates | None, slices: DiskShards | None, settings: Config, records: RecordWriter, *, rank: int
 ) -> DiskWear | None:
@@ -125,15 +136,11 @@ def wear_of(
     """
     if states is None and slices is None:
         return None
-
-    def counts() -> IoCounts:
-        return added_up([*([] if states is None else [states.counts()]), *([] if slices is None else slices.counts())])
-
     zero = settings.zero_optimization
     of_states = zero.offload_optimizer.nvme_path if states is not None else None
     of_slices = zero.offload_param.nvme_path if slices is not None else None
     paths = dict.fromkeys([*(of_states or ()), *(of_slices or ())])
-    return DiskWear(counts, list(paths), records, rank=rank)
+    return DiskWear(partial(counts_of_drives, states, slices), list(paths), records, rank=rank)
 
 
 def foreseen_states(settings: Config, given: OptimizerLike | None) -> int:

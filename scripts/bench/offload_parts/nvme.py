@@ -155,12 +155,12 @@ def _steps(folder: str, options: Options) -> Figures:
     table = Figures(f"A step of {numel / 1e6:.0f}M parameters with states on a drive", "ms", {"floor": [], "step": []})
     for round_ in range(options.runs + 2):
         engine.backward(engine(inputs).float().square().mean())
-        before = engine._parts.step.away._host._keeper.counts()
+        before = engine.counters()
         began_s = time.perf_counter()
         engine.step()
         engine._parts.step.away.settle()
         took_s = time.perf_counter() - began_s
-        moved = engine._parts.step.away._host._keeper.counts().since(before)
+        moved = engine.counters().since(before).drives
         floor_s = floor.run()
         if round_ > 1:  # the first step reads masters alone
             table.add(

@@ -30,9 +30,8 @@ class Engine(EngineTrainer):
 
     def traffic(self) -> dict[str, dict[str, int]]:
         """See `Trainer`: the axis' own counters, and the elements of all units, which theory needs."""
-        parts = self._engine._parts
-        counted = parts.collectives.traffic
-        numel = {"all": sum(unit.layout.padded_numel for unit in parts.step.units)}
+        counted = self._engine.counters().collectives
+        numel = {"all": sum(unit.layout.padded_numel for unit in self._engine._parts.step.units)}
         return {"calls": dict(counted.calls), "bytes": dict(counted.bytes), "padded_numel": numel}
 
 

@@ -233,10 +233,9 @@ def _traffic(stage: int, bf16: bool, accumulation: int) -> tuple[dict[str, int],
     engine = make_engine(config(stage, micro=2, accumulation=accumulation, bf16=bf16))
     samples = 2 * accumulation * engine.world_size
     train(engine, range(2), samples=samples)
-    traffic = engine._parts.collectives.traffic
-    traffic.calls.clear()
-    traffic.bytes.clear()
+    before = engine.counters()
     train(engine, range(2, 4), samples=samples)
+    traffic = engine.counters().since(before).collectives
     units = engine._parts.step.units
     return dict(traffic.calls), dict(traffic.bytes), len(units), sum(unit.layout.padded_numel for unit in units)
 
@@ -278,10 +277,11 @@ def _gathers() -> list[tuple[int, int]]:
     for layers in (4, 6):
         engine = make_engine(config(3, micro=2), model=TinyGPT(layers=layers))
         train(engine, range(2), samples=2 * engine.world_size)
-        before = engine._parts.collectives.traffic.calls["all_gather"]
+        before = engine.counters()
         train(engine, range(2, 3), samples=2 * engine.world_size)
+        gathers = engine.counters().since(before).collectives.calls["all_gather"]
         units = [unit.name for unit in engine._parts.step.units]
-        found.append((engine._parts.collectives.traffic.calls["all_gather"] - before, len(units)))
+        found.append((gathers, len(units)))
     return found
 
 

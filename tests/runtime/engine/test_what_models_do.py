@@ -394,12 +394,11 @@ def copy_and_train(settings: dict[str, Any], copied: str) -> None:
     engine = make_engine(settings, model=gpt(**ROUND))
     engine.backward(loss(engine, 0))
     engine.step()
-    calls = engine._parts.collectives.traffic.calls
     expected, plain = loss(engine, 1).detach(), gpt(**ROUND)
     with dsrun.zero.GatheredParameters(engine.module.parameters()):
         twin = COPIES[copied](engine.module)
         plain.load_state_dict(engine.module.state_dict())
-    before = dict(calls)
+    before = engine.counters().collectives.calls
     assert [type(param) for param in twin.parameters()] == [type(param) for param in plain.parameters()]
     assert twin.state_dict().keys() == plain.state_dict().keys()
     for model in (twin, plain):
@@ -407,7 +406,7 @@ def copy_and_train(settings: dict[str, Any], copied: str) -> None:
         optim.SGD(model.parameters(), lr=0.5).step()
     assert all(torch.equal(a, b) for a, b in zip(twin.parameters(), plain.parameters(), strict=True))
     twin.load_state_dict(COPIES[copied](twin).state_dict())
-    assert calls == before, "the copy drives its original's engine"
+    assert engine.counters().collectives.calls == before, "the copy drives its original's engine"
     assert torch.equal(loss(engine, 1), expected), "the copy shares memory with its original"
 
 

@@ -264,7 +264,7 @@ def train(settings: dict[str, Any], size: int | None, form: Form = "in blocks") 
             engine.backward(loss)
             engine.step()
             losses.append(float(loss.detach()))
-    calls = dict(engine._parts.collectives.traffic.calls)
+    calls = dict(engine.counters().collectives.calls)
     weights = full_parameters(engine)
     engine.destroy()
     return losses, weights, calls

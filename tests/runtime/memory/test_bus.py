@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dsrun.runtime.memory.bus import Bus, InstantBus, Moved, ThreadBus, bus_for, instant_bus_for
-from support.paced_bus import SteadyPace, moved_bytes
+from support.paced_bus import SteadyPace
 
 CPU = torch.device("cpu")
 NUMEL = 1000
@@ -52,7 +52,7 @@ def test_copies_are_counted_each_way_by_kind(make: Callable[[], Bus]) -> None:
     assert bus.counts.out["gradients"] == Moved(2, 2 * NUMEL + 20)
     assert bus.counts.back["parameters"] == Moved(1, 2 * NUMEL)
     assert bus.counts.out["parameters"] == bus.counts.back["gradients"] == Moved(0, 0)
-    assert (moved_bytes(bus.counts.out), moved_bytes(bus.counts.back)) == (2 * NUMEL + 20, 2 * NUMEL)
+    assert (bus.counts.out_bytes, bus.counts.back_bytes) == (2 * NUMEL + 20, 2 * NUMEL)
 
 
 def test_a_copy_runs_beside_the_thread_that_started_it() -> None:
@@ -145,7 +145,7 @@ def test_a_bus_converts_nothing(make: Callable[[], Bus]) -> None:
         bus.start_back(torch.zeros(4), torch.zeros(4, dtype=torch.bfloat16), kind="parameters")
     with pytest.raises(AssertionError, match="carries elements as they are"):
         bus.start_out(torch.zeros(4), torch.zeros(5), kind="gradients")
-    assert (moved_bytes(bus.counts.out), moved_bytes(bus.counts.back)) == (0, 0)
+    assert (bus.counts.out_bytes, bus.counts.back_bytes) == (0, 0)
 
 
 def test_what_goes_wrong_in_a_lane_is_raised_to_who_waits() -> None:

@@ -12,7 +12,6 @@ from dsrun.runtime.memory.bus import InstantBus, ThreadBus
 from dsrun.runtime.memory.host_pool import HostPool
 from dsrun.runtime.memory.measure import measure_bus, measure_step
 from dsrun.runtime.offload.place.speeds import measure_buses
-from support.paced_bus import moved_bytes
 
 CPU = torch.device("cpu")
 
@@ -35,8 +34,8 @@ def test_a_link_is_no_faster_than_it_lets_through() -> None:
 def test_what_is_moved_is_counted_as_states() -> None:
     bus = InstantBus()
     measure_bus(bus, pool(), CPU, nbytes=1 << 12)
-    assert bus.counts.out["states"].nbytes == moved_bytes(bus.counts.out) == 4 << 12
-    assert bus.counts.back["states"].nbytes == moved_bytes(bus.counts.back) == 4 << 12
+    assert bus.counts.out["states"].nbytes == bus.counts.out_bytes == 4 << 12
+    assert bus.counts.back["states"].nbytes == bus.counts.back_bytes == 4 << 12
 
 
 def test_a_step_on_the_host_has_a_speed() -> None:

@@ -75,7 +75,7 @@ def _train(cases: list[dict[str, Any]]) -> list[tuple[list[float], dict[str, Ten
         if case["zero_optimization"]["stage"] == 3:
             engine._parts.step.store.poison = True
         losses = train(engine, range(STEPS), samples=4)
-        reduced = engine._parts.collectives.traffic.bytes["reduce_scatter"]
+        reduced = engine.counters().collectives.bytes["reduce_scatter"]
         found.append((losses, full_parameters(engine), reduced))
     return found
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from dsrun.runtime.activation.keep.host_ring import IN_FLIGHT, HostRing
 from dsrun.runtime.memory.bus import InstantBus
 from dsrun.runtime.memory.host_pool import HostPool
-from support.paced_bus import moved_bytes
 
 CPU = torch.device("cpu")
 NUMEL = 1024
@@ -29,7 +28,7 @@ def make() -> tuple[HostRing, InstantBus]:
 def test_all_leave_and_all_but_the_last_come_back_one_ahead() -> None:
     ring, bus = make()
     tickets = [ring.put(tensor) for tensor in tensors(6)]
-    assert (bus.counts.out["activations"].calls, moved_bytes(bus.counts.out)) == (6, 6 * NUMEL * 4)
+    assert (bus.counts.out["activations"].calls, bus.counts.out_bytes) == (6, 6 * NUMEL * 4)
     assert ring.device_bytes == IN_FLIGHT * NUMEL * 4
     backs: list[int] = []
     for i in range(5, -1, -1):

@@ -131,10 +131,9 @@ def measured(stage: int, bf16: bool, options: dict[str, Any], micro: int) -> tup
     engine = make_engine(config(stage, micro=micro, accumulation=2, bf16=bf16), model=TinyGPT(**options))
     samples = 2 * micro * engine.world_size
     train(engine, range(1), samples=samples)
-    traffic = engine._parts.collectives.traffic
-    before = dict(traffic.bytes)
+    before = engine.counters()
     train(engine, range(1, 2), samples=samples)
-    return engine.model_state_bytes(), {kind: count - before.get(kind, 0) for kind, count in traffic.bytes.items()}
+    return engine.model_state_bytes(), dict(engine.counters().since(before).collectives.bytes)
 
 
 #: Optimizers keep no states for the padding at the end of a unit: two of fp32 for less than 256 elements a rank.

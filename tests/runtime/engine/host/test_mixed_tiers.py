@@ -10,7 +10,6 @@ from torch import Tensor
 
 import dsrun
 from support.models import loss_of
-from support.paced_bus import moved_bytes
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
 
@@ -181,9 +180,9 @@ def test_nothing_crosses_the_bus_of_what_stays() -> None:
     train(engine, range(3), samples=2)
     full_parameters(engine)
     leaving = sum(unit.layout.shard_numel for unit in engine._parts.step.units if unit.is_away)
-    counts = engine._parts.bus.counts
-    assert moved_bytes(counts.out) == 3 * 2 * leaving
-    assert moved_bytes(counts.back) == 3 * 2 * leaving
+    counts = engine.counters().bus
+    assert counts.out_bytes == 3 * 2 * leaving
+    assert counts.back_bytes == 3 * 2 * leaving
 
 
 # Room that decides ----------------------------------------------------------------------------------------------------

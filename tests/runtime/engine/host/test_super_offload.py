@@ -169,7 +169,7 @@ def _check_held_and_moved(engine: Any, losses: list[float]) -> None:
     assert engine.model_state_bytes() == predicted + scalars
     owned = sum(unit.layout.shard_numel for unit in engine._parts.step.units)
     gradient = 4 if engine.gradient_accumulation_steps() > 1 else engine._parts.compute.itemsize
-    moved = engine._parts.bus.counts
+    moved = engine.counters().bus
     assert moved.out["gradients"].nbytes == STEPS * owned * gradient
     if engine._parts.step.units[0].tier is None:
         assert moved.back["parameters"].nbytes == (

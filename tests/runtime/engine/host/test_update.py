@@ -19,7 +19,6 @@ from dsrun.errors import ConfigError, ModelError
 from dsrun.runtime.optim.algorithms.lamb import Lamb
 from support.devices import on_devices
 from support.models import TinyGPT, loss_of
-from support.paced_bus import moved_bytes
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train
 
@@ -35,7 +34,7 @@ def away(stage: int, **more: Any) -> dict[str, Any]:
 
 
 def counts_of(engine: Any) -> Any:
-    return engine._parts.step.away._host._bus.counts
+    return engine.counters().bus
 
 
 def assert_same(found: Weights, expected: Weights) -> None:
@@ -187,8 +186,8 @@ def _moved(case: dict[str, Any], stages: tuple[int, ...]) -> None:
         gradient = 4 if case.get("accumulation", 1) > 1 else compute
         assert (counts.out["gradients"].calls, counts.out["gradients"].nbytes) == (3 * units, 3 * owned * gradient)
         assert (counts.back["parameters"].calls, counts.back["parameters"].nbytes) == (3 * units, 3 * owned * compute)
-        assert moved_bytes(counts.out) == counts.out["gradients"].nbytes
-        assert moved_bytes(counts.back) == counts.back["parameters"].nbytes
+        assert counts.out_bytes == counts.out["gradients"].nbytes
+        assert counts.back_bytes == counts.back["parameters"].nbytes
 
 
 @pytest.mark.parametrize("case", ["fp32", "bf16", "accumulation"])

@@ -31,9 +31,9 @@ def _model(tied: bool) -> TinyGPT:
 def _export(stage: int, folder: str) -> list[Any]:
     engine = make_engine(config(stage, micro=2, bf16=True), model=_model(tied=True))
     train(engine, range(2), samples=2 * engine.world_size)
-    before = dict(engine._parts.collectives.traffic.calls)
+    before = engine.counters()
     on_first = engine._consolidated_16bit_state_dict()
-    gathers = engine._parts.collectives.traffic.calls["all_gather"] - before.get("all_gather", 0)
+    gathers = engine.counters().since(before).collectives.calls["all_gather"]
     everywhere = engine.module_state_dict(all_ranks=True)
     trained = engine.module_state_dict(True)
     assert engine.save_16bit_model(folder, exclude_frozen_parameters=False)

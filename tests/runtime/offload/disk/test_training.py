@@ -123,16 +123,16 @@ def test_several_paths_and_checksums_change_no_bit(tmp_path: Path) -> None:
 def test_a_step_reads_and_writes_masters_and_states_once(tmp_path: Path, fast: bool) -> None:
     engine = make_engine(on_disk(3, str(tmp_path), keys={"fast_init": fast}, micro=2, bf16=True))
     whole, masters = record_bytes(engine), record_bytes(engine, states=0)
-    at_first = kept_of(engine).counts()
+    at_first = engine.counters().drives
     assert (at_first.read_bytes, at_first.written_bytes) == (0, masters if fast else whole)
     train(engine, range(1), samples=2)
     engine._parts.step.away.settle()
-    first = kept_of(engine).counts()
+    first = engine.counters().drives
     assert first.read_bytes == (masters if fast else whole)
     assert first.written_bytes - at_first.written_bytes == whole
     train(engine, range(1, 3), samples=2)
     engine._parts.step.away.settle()
-    later = kept_of(engine).counts().since(first)
+    later = engine.counters().drives.since(first)
     assert (later.read_bytes, later.written_bytes) == (2 * whole, 2 * whole)
 
 
@@ -140,11 +140,11 @@ def test_between_steps_reads_and_evaluation_move_nothing_past_the_cache(tmp_path
     engine = make_engine(on_disk(2, str(tmp_path), micro=2))
     train(engine, range(2), samples=2)
     engine._parts.step.away.settle()
-    before = kept_of(engine).counts()
+    before = engine.counters().drives
     full_parameters(engine)
     with torch.no_grad():
         engine(batches(0, samples=2)[0])
-    assert kept_of(engine).counts() == before
+    assert engine.counters().drives == before
 
 
 def test_memory_is_that_of_the_frames_and_predicted_to_the_byte(tmp_path: Path) -> None:

@@ -83,14 +83,14 @@ def test_a_step_writes_each_slice_once_and_reads_it_for_each_gather(tmp_path: Pa
     train(engine, range(2), samples=2)
     engine._parts.step.away.settle()
     (before,) = tier_of(engine).counts()
-    gathered = engine._parts.collectives.traffic.calls["all_gather"]
+    gathered = engine.counters().collectives.calls["all_gather"]
     train(engine, range(2, 4), samples=2)
     engine._parts.step.away.settle()
     (after,) = tier_of(engine).counts()
     moved = after.since(before)
     assert moved.written_bytes == 2 * whole
     assert 0 < moved.read_bytes <= 2 * 2 * whole  # at most forward and backward of each step
-    assert engine._parts.collectives.traffic.calls["all_gather"] > gathered
+    assert engine.counters().collectives.calls["all_gather"] > gathered
 
 
 def test_what_may_stay_in_memory_is_never_read_from_the_disk(tmp_path: Path) -> None:

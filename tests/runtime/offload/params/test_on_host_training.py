@@ -31,7 +31,6 @@ from dsrun.runtime.zero.build.units import build_store, build_units
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.plan import ZeroPlan
 from support.models import AdaptedBlock, TinyGPT, loss_of
-from support.paced_bus import moved_bytes
 from support.ranks import run_ranks
 from support.training import batches, config, frozen_parameters, full_parameters, make_engine, train
 
@@ -170,13 +169,14 @@ def _count(name: str, accumulation: int, bf16: bool, keys: dict[str, int]) -> di
     engine = engine_of(name, {**ON_HOST, **keys}, accumulation=accumulation, bf16=bf16, poison=False)
     samples = 2 * accumulation * engine.world_size
     train(engine, range(2), samples=samples)
-    counts = engine._parts.bus.counts
-    before = (moved_bytes(counts.back), moved_bytes(counts.out))
+    before = engine.counters()
     train(engine, range(2, 3), samples=samples)
+    moved = engine.counters()
+    counts = moved.since(before).bus
     report = engine.memory_arenas()
     found = {
-        "bus": (moved_bytes(counts.back) - before[0], moved_bytes(counts.out) - before[1]),
-        "kinds": {kind for way in (counts.out, counts.back) for kind, moved in way.items() if moved.calls},
+        "bus": (counts.back_bytes, counts.out_bytes),
+        "kinds": {kind for way in (moved.bus.out, moved.bus.back) for kind, moved in way.items() if moved.calls},
         "host": report.bytes_in("host"),
         "host predicted": engine._parts.predicted_host_bytes,
         "device": report.bytes_in("device") - sum(u.reserved_bytes for u in report.arenas if "leaving" in u.name),
@@ -225,14 +225,14 @@ def _twice_a_step() -> tuple[int, int, int]:
     zero = {**ON_HOST, "offload_optimizer": {"device": "cpu"}, "stage3_prefetch_bucket_size": 0}
     engine = engine_of("whole", zero, bf16=True, poison=False)
     train(engine, range(2), samples=2 * engine.world_size)
-    counts = engine._parts.bus.counts
-    before = (moved_bytes(counts.back), moved_bytes(counts.out))
+    before = engine.counters()
     train(engine, range(2, 3), samples=2 * engine.world_size)
+    counts = engine.counters().since(before).bus
     units = engine._parts.step.units
     gathered_once = [unit for unit in units if unit.module is None or unit is units[-2]]  # the rest, and the last one
     return (
-        moved_bytes(counts.back) - before[0],
-        moved_bytes(counts.out) - before[1],
+        counts.back_bytes,
+        counts.out_bytes,
         sum(unit.shard.nbytes * (1 if unit in gathered_once else 2) for unit in units),
     )
 
@@ -354,5 +354,5 @@ def test_the_config_s_switch_acts_at_stage_3_alone() -> None:
     engine = make_engine(settings)
     train(engine, range(1), samples=2)
     assert engine.memory_arenas().bytes_in("host") == 0
-    assert engine._parts.bus.counts.back["parameters"] == Moved(0, 0)
+    assert engine.counters().bus.back["parameters"] == Moved(0, 0)
     engine.destroy()

@@ -240,11 +240,10 @@ def _counts(path: str, form: str) -> None:
                 < {"bf16": 4, "int8": 2}[form] * sum(numels) + 2 * 4 * (sum(numels) // 256 + 320 * len(numels)) + 1
             )
         else:
-            kept = engine._parts.step.away._host._keeper
-            before = kept.counts()
+            before = engine.counters()
             same_on_all(engine, range(2, 4))
             engine._parts.step.away.settle()
-            moved = kept.counts().since(before)
+            moved = engine.counters().since(before).drives
             whole = 4 * sum(numels) + states
             assert moved.read_bytes == moved.written_bytes
             assert 2 * whole <= moved.read_bytes <= 2 * (whole + 5 * 4096 * len(numels))

@@ -51,10 +51,9 @@ def _get(stage: int) -> dict[str, Any]:
         for name, param in params.items()
     }
     engine.step()
-    calls = engine._parts.collectives.traffic.calls
-    sent = engine._parts.collectives.traffic.bytes
-    before = dict(calls), sent["broadcast"]
+    before = engine.counters()
     zero.safe_get_full_fp32_param(params["head.weight"])
+    sent = engine.counters().since(before).collectives
     return {
         "nothing yet": [*early, zero.safe_get_full_grad(params["position"])],
         "right": all(
@@ -63,7 +62,7 @@ def _get(stage: int) -> dict[str, Any]:
         ),
         "found": found,
         "local": local,
-        "cost": (sum(calls.values()) - sum(before[0].values()), sent["broadcast"] - before[1]),
+        "cost": (sent.calls.total(), sent.bytes["broadcast"]),
     }
 
 

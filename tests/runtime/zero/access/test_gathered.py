@@ -32,7 +32,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 
 
 def traffic(engine: Any) -> tuple[dict[str, int], dict[str, int]]:
-    counted = engine._parts.collectives.traffic
+    counted = engine.counters().collectives
     return dict(counted.calls), dict(counted.bytes)
 
 

@@ -160,9 +160,9 @@ def _measure(name: str, stage: int, bf16: bool, zero: dict[str, Any]) -> tuple[i
     engine = engine_of(name, stage, bf16=bf16, accumulation=2, zero=zero, poison=False)
     samples = 4 * engine.world_size
     train(engine, range(2), samples=samples)
-    before = dict(engine._parts.collectives.traffic.bytes)
+    before = engine.counters()
     train(engine, range(2, 3), samples=samples)
-    sent = {kind: count - before[kind] for kind, count in engine._parts.collectives.traffic.bytes.items()}
+    sent = dict(engine.counters().since(before).collectives.bytes)
     steps = sum(tensor.nbytes for tensor in engine._parts.step.optimizer.tensors() if tensor.dim() == 0)
     slices = sum(unit.shard.nbytes for unit in engine._parts.frozen_units)
     return engine.model_state_bytes() - steps, engine._parts.predicted_state_bytes, sent, slices
@@ -287,9 +287,9 @@ def _look(stage: int) -> dict[str, Any]:
         "no master": dsrun.zero.safe_get_full_fp32_param(frozen),
         "no gradient": dsrun.zero.safe_get_full_grad(frozen),
     }
-    before = engine._parts.collectives.traffic.calls["all_gather"]
+    before = engine.counters()
     weights = engine.module_state_dict(all_ranks=True)
-    found["gathers"] = engine._parts.collectives.traffic.calls["all_gather"] - before
+    found["gathers"] = engine.counters().since(before).collectives.calls["all_gather"]
     found["exported"] = all(torch.equal(weights[name], value) for name, value in expected.items())
     found["without frozen"] = sorted(engine.module_state_dict(True, all_ranks=True))
     weights["blocks.1.up.weight"] = weights["blocks.1.up.weight"] + 1

@@ -112,8 +112,7 @@ def _read_bytes(path: str) -> tuple[int, int]:
         home: Any = param._dsrun_home  # type: ignore[attr-defined]
         home.stored = Counted(*(getattr(home.stored, field) for field in StoredTensor.__slots__))
     engine = dsrun.initialize(model=model, config=config(3, micro=2))[0]
-    traffic = engine._parts.collectives.traffic
-    return sum(reads), traffic.calls["broadcast"]
+    return sum(reads), engine.counters().collectives.calls["broadcast"]
 
 
 def test_a_rank_reads_its_own_part_and_nothing_is_sent(tmp_path: Path) -> None:

@@ -552,16 +552,15 @@ def test_a_model_may_be_evaluated_before_its_first_step_with_or_without_the_engi
 
 def test_evaluation_leaves_the_order_of_prefetching_alone() -> None:
     engine = make_engine(settings(3, 1), model=build("plain"))
-    calls = engine._parts.collectives.traffic.calls
     gathers: list[int] = []
     for evaluations in (0, 0, 3, 0, 1, 0):
         with torch.no_grad():
             for _ in range(evaluations):
                 engine(sample(1)), engine.module(sample(2))
-        before = calls["all_gather"]
+        before = engine.counters()
         engine.backward(engine(sample(0)).square().mean())
         engine.step()
-        gathers.append(calls["all_gather"] - before)
+        gathers.append(engine.counters().since(before).collectives.calls["all_gather"])
     order = [unit.name for unit in engine._parts.step.store._order._recorded]
     there = ["inp", *(f"blocks.{index}" for index in range(5)), "out"]
     assert order == [*there, *reversed(there)]
@@ -752,24 +751,28 @@ def test_blocks_of_one_size_that_differ_by_rank_are_refused_at_stage_3() -> None
         assert f"while rank {1 - rank} is in all_gather of unit" in text, text
 
 
+def _reductions(engine: Any) -> int:
+    calls = engine.counters().collectives.calls
+    return calls["all_reduce"] + calls["reduce_scatter"]
+
+
 def _without_sync(model: str) -> list[tuple[dict[str, Tensor], int, int]]:
     """At each stage: gradients of three micro steps, two of them in no_sync; reductions in there, and outside."""
     found: list[tuple[dict[str, Tensor], int, int]] = []
     for stage in STAGES:
         engine = make_engine(settings(stage, 1), model=build(model))
-        traffic = engine._parts.collectives.traffic.calls
         rank = engine.global_rank
         reductions: list[int] = []
         for _ in range(2):  # the second time as in every later step
             engine.zero_grad()
-            before = traffic["all_reduce"] + traffic["reduce_scatter"]
+            before = _reductions(engine)
             with engine.no_sync():
                 assert not engine.is_gradient_accumulation_boundary()
                 for seed in (0, 1):
                     engine.backward(engine(sample(10 * rank + seed)).square().mean())
-            inside = traffic["all_reduce"] + traffic["reduce_scatter"]
+            inside = _reductions(engine)
             engine.backward(engine(sample(10 * rank + 2)).square().mean())
-            reductions = [inside - before, traffic["all_reduce"] + traffic["reduce_scatter"] - inside]
+            reductions = [inside - before, _reductions(engine) - inside]
         found.append((accumulated_gradients(engine), *reductions))
         assert engine.global_steps == 0
         engine.step()
