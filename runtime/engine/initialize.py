@@ -28,8 +28,6 @@ from ..checkpoint.save.fence import Fence
 from ..checkpoint.save.saver import Saver
 from ..data.loader import LoaderWishes, TrainingLoader
 from ..data.stream import StreamLoader
-from ..memory.arenas import Arenas
-from ..memory.bus import bus_for
 from ..memory.pages import give_freed_pages_back
 from ..mesh.agree.same import largest
 from ..mesh.host_memory.noticeboard import noticeboard
@@ -37,7 +35,6 @@ from ..mesh.join.gpus import choose_device
 from ..mesh.join.groups import make_mesh, present_backend, separate_reductions
 from ..mesh.spec import DATA_AXIS, MeshSpec
 from ..observe.records import RecordWriter
-from ..offload.states.split_masters import SplitMasters
 from ..optim.groups import assign_groups, check_trainable
 from ..optim.sharded import ShardOptimizer
 from ..optim.states.format import FP32_STATES, STATE_FORMATS
@@ -57,10 +54,11 @@ from .compose.distributed import join_job
 from .compose.optimizer import OptimizerLike, SchedulerLike, groups_of, make_optimizer, make_scheduler
 from .compose.start_report import open_run, records_path, say_once
 from .engine import Engine
-from .host.build import host_tier, update_on_host
-from .host.disk import counts_of_drives, finder_of, foreseen_states, states_on_disk, tell_of_drives, wear_of
+from .host.build import update_on_host
+from .host.disk import counts_of_drives, finder_of, wear_of
 from .host.migration import MovingUpdate, moving_update, tell_prediction
-from .host.residency import Staying, looks_again
+from .host.residency import looks_again
+from .host.tiers import open_tiers
 from .ownership import check_unwrapped
 from .parts import SCRIPT_PHASE, EngineParts, Scheduler
 from .saving.checkpoints import policy_of_saving
@@ -146,40 +144,19 @@ def initialize(
     for change in changed_dtypes(model, settings, precision):
         say_once(info)(change)
     data_axis = mesh.axes[DATA_AXIS]
-    memory = Arenas()
-    bus = bus_for(mesh.device)
-    host = host_tier(settings, mesh.device, bus, say=say_once(info))
-    tell_of_drives(settings, say_once(info))
+    tiers = open_tiers(model, settings, mesh, optimizer, precision=precision, say=say_once(info))
     fence = Fence()
-    splits = stage == 3 and settings.zero_optimization.offload_optimizer.split_master
-    disk = states_on_disk(settings, optimizer, memory, rank=info.rank)
-    staying = None
-    if host is not None:
-        staying = Staying(
-            model,
-            settings,
-            mesh,
-            precision=precision,
-            states=foreseen_states(settings, optimizer),
-            bus=bus,
-            pool=host.pool,
-            say=say_once(info),
-        )
     sharded = shard_model(
         model,
         settings,
         assignment,
         mesh,
         precision=precision,
-        memory=memory,
-        bus=bus,
+        tiers=tiers,
         updates=updates,
         say=say_once(info),
-        masters_host=host,
-        masters_away=disk,
-        masters_split=None if host is None or not splits else SplitMasters(memory, host.pool_of(copied=False)),
-        stays=staying,
     )
+    memory, bus, host, staying = tiers.memory, tiers.bus, tiers.host, tiers.residency
     shard_optimizer = ShardOptimizer(
         [unit.owned_range(assignment.group_of) for unit in sharded.units],
         group_count=len(assignment.options),

@@ -6,29 +6,30 @@ No hook is placed and no optimizer made here; what becomes of the model is a val
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+import torch
 from torch import nn
 
 from dsrun.config.buckets import gather_budgets, resolve_buckets
 from dsrun.config.config import Config
 
 from ..memory.arenas import Arenas
-from ..memory.bus import Bus
 from ..memory.host_pool import Say, host_pool_for
+from ..mesh.collectives import Collectives
 from ..mesh.join.groups import ProcessGroupMesh
 from ..mesh.spec import DATA_AXIS
-from ..offload.disk.states import DiskStates
 from ..offload.host_gradients import HostGradients
 from ..offload.params.on_disk import DiskShards
 from ..offload.params.on_host import HostShards
-from ..offload.states.split_masters import SplitMasters
 from ..optim.groups import GroupAssignment
 from ..precision.configured import autocast_of
-from ..precision.kept import find_kept
+from ..precision.kept import Kept, find_kept
 from ..precision.policy import DTYPES, PrecisionPolicy
 from ..precision.traffic import find_light
 from ..zero.build.frozen import join_frozen, place_frozen
 from ..zero.build.meta import has_meta, materialise
+from ..zero.build.placement import Placement
 from ..zero.build.seeds import Nursery
 from ..zero.build.units import build_store, build_units
 from ..zero.grads.reducer import GradReducer
@@ -40,8 +41,7 @@ from ..zero.units.trained import mark_left_out
 from ..zero.units.unit import ParamUnit
 from .compose.describe import hidden_size
 from .host.disk import file_of_parameters
-from .host.residency import Stays, looks_again
-from .host.tier import HostTier
+from .host.tiers import Tiers
 from .sharded_model import ShardedModel, sums_of
 
 _STAYS_WITH_OPTIMIZER = (
@@ -66,14 +66,9 @@ def shard_model(
     mesh: ProcessGroupMesh,
     *,
     precision: PrecisionPolicy,
-    memory: Arenas,
-    bus: Bus,
+    tiers: Tiers,
     updates: bool,
     say: Say,
-    masters_host: HostTier | None = None,
-    masters_away: DiskStates | None = None,
-    masters_split: SplitMasters | None = None,
-    stays: Stays | None = None,
 ) -> ShardedModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
 
@@ -85,61 +80,33 @@ def shard_model(
         assignment: optimizer groups of the parameters.
         mesh: ranks and device.
         precision: dtypes of parameters and masters.
-        memory: where the buffers are reserved.
-        bus: between the device and its host.
+        tiers: Memory of the device, its host and drives, and whose masters go where.
         updates: an optimizer comes with the model.
         say: told once what goes otherwise than the config asks.
-        masters_host: host memory that masters go to, and the way there; None: they stay on the device.
-        masters_away: takes them from there to a disk; None: they stay in host memory.
-        masters_split: takes their lower halves, where the upper ones are parameters in host memory; None: they are
-            whole.
-        stays: whose masters stay on the device although there is a place for masters elsewhere; None: none.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one, or on the meta device with no method that gives it values.
     """
     plan = ZeroPlan.of_stage(settings.zero_optimization.stage)
-    data_axis = mesh.axes[DATA_AXIS]
+    data_axis, memory = mesh.axes[DATA_AXIS], tiers.memory
     leaves = settings.zero_optimization.leaf_module
     mark_leaves(model, classes=leaves.classes, names=leaves.names, name_suffixes=leaves.name_suffixes, say=say)
-    host = _host_shards(settings, plan, mesh, memory, bus=bus, say=say)
+    slices = _slices_of_parameters(settings, plan, mesh, tiers, say=say)
     if has_meta(model):
-        materialise(model, Nursery(data_axis, device=mesh.device, on_host=host is not None))
+        materialise(model, Nursery(data_axis, device=mesh.device, on_host=slices is not None))
     left_out = mark_left_out(model, assignment.group_of)  # by now, for those on the meta device have been made anew
     if left_out:
         _tell_left_out(left_out, say)
     kept = find_kept(model, settings.data_types.keep_in_fp32_modules, compute=precision.compute)
     # An optimizer on the device that updates the very parameters has them there.
-    trained_leave = host is not None and (precision.has_separate_master or masters_host is not None or not updates)
-    units = build_units(
-        find_units(
-            model,
-            kept=kept.tensors,
-            light=find_light(model, settings.torch_autocast.lower_precision_safe_modules, compute=precision.compute),
-            wire=autocast_of(settings),
-        ),
-        plan,
-        data_axis,
-        precision=precision,
-        device=mesh.device,
-        group_of=assignment.group_of,
-        memory=memory,
-        tier=host if trained_leave else None,
-        masters_host=None if masters_host is None else masters_host.pool_of(copied=not precision.has_separate_master),
-        masters_away=masters_away or masters_split,
-        stays=stays,
-        moves=looks_again(settings),
+    trained_leave = slices is not None and (precision.has_separate_master or tiers.host is not None or not updates)
+    placement = _placement(tiers, slices if trained_leave else None, precision)
+    units = _trained_units(
+        model, settings, assignment, mesh, precision=precision, kept=kept, placement=placement, memory=memory
     )
     leaving = [unit for unit in units if unit.is_away]
-    if masters_split is not None:
-        for position, unit in enumerate(leaving):
-            unit.halves = masters_split.halves(position, unit.shard)
-    if masters_away is not None:
-        masters_away.end() if leaving else masters_away.close()
-    stepped_here = [unit for unit in units if updates and not unit.is_away]
-    if host is not None and any(unit.tier is not None for unit in stepped_here):
-        in_memory = host.host if isinstance(host, DiskShards) else host
-        in_memory.reserve_leaving(max(unit.layout.shard_numel for unit in stepped_here), precision.compute)
+    _end_admissions(tiers, leaving)
+    _reserve_leaving(slices, [unit for unit in units if updates and not unit.is_away], precision.compute)
     hidden = hidden_size(model, units)
     resolved = settings if hidden is None else resolve_buckets(settings, hidden)
     budgets = gather_budgets(resolved)
@@ -152,38 +119,130 @@ def shard_model(
         precision=precision,
         device=mesh.device,
         memory=memory,
-        tier=host,
+        tier=slices,
         kept=kept.tensors,
     )
-    if host is not None and (not trained_leave or (units and all(unit.tier is None for unit in units))):
+    if slices is not None and (not trained_leave or (units and all(unit.tier is None for unit in units))):
         say(_STAYS_WITH_OPTIMIZER + ("" if gathered.frozen else ", and nothing is frozen that could"))
     place_frozen(model, data_axis, precision=precision, device=mesh.device, cut=gathered.frozen, kept=kept.tensors)
     mark_left_out(model, assignment.group_of)  # again: those in slices have been made anew
     gathering = turns_of(gathered.acquired, budgets)
     store = build_store(gathered.acquired, plan, data_axis, gathering=gathering, memory=memory)
-    wire = settings.communication_data_type
-    divide_before, divide_by = _divisors(settings, data_axis.size)
-
-    def gradients_of(going: Sequence[ParamUnit]) -> HostGradients | None:
-        if masters_host is None or not going:
-            return None
-        assert settings.batch is not None, "the config was loaded with a world size"
-        return HostGradients(
-            [unit.owned[1] - unit.owned[0] for unit in going],
-            bus=masters_host.bus,
-            device=mesh.device,
-            travels=DTYPES[wire] if wire is not None and data_axis.size > 1 else precision.compute,
-            accumulates=settings.batch.accumulation_steps > 1,
-            factor=divide_before / divide_by,
-            pool=masters_host.pool,
-            memory=memory,
-            ahead=settings.zero_optimization.offload_optimizer.super_offload,
-        )
-
+    gradients_of = partial(_host_gradients, settings=settings, mesh=mesh, tiers=tiers, compute=precision.compute)
     away = gradients_of(leaving)
-    reducer = GradReducer(
+    return ShardedModel(
+        module=model,
+        plan=plan,
+        precision=precision,
+        units=units,
+        acquired=gathered.acquired,
+        frozen=gathered.frozen,
+        gathering=gathering,
+        store=store,
+        reducer=_reducer(units, settings, plan, data_axis, leaving=leaving, away=away, memory=memory),
+        settings=resolved,
+        kept=kept,
+        leaving=leaving,
+        gradients_of=gradients_of,
+        away=away,
+        disk=tiers.disk if leaving else None,
+    )
+
+
+def _placement(tiers: Tiers, slices: HostShards | DiskShards | None, precision: PrecisionPolicy) -> Placement:
+    return Placement(
+        tier=slices,
+        masters_host=None if tiers.host is None else tiers.host.pool_of(copied=not precision.has_separate_master),
+        masters_away=tiers.disk or tiers.halves,
+        stays=tiers.residency,
+        moves=tiers.moves,
+    )
+
+
+def _trained_units(
+    model: nn.Module,
+    settings: Config,
+    assignment: GroupAssignment,
+    mesh: ProcessGroupMesh,
+    *,
+    precision: PrecisionPolicy,
+    kept: Kept,
+    placement: Placement,
+    memory: Arenas,
+) -> list[ParamUnit]:
+    specs = find_units(
+        model,
+        kept=kept.tensors,
+        light=find_light(model, settings.torch_autocast.lower_precision_safe_modules, compute=precision.compute),
+        wire=autocast_of(settings),
+    )
+    return build_units(
+        specs,
+        ZeroPlan.of_stage(settings.zero_optimization.stage),
+        mesh.axes[DATA_AXIS],
+        precision=precision,
+        device=mesh.device,
+        group_of=assignment.group_of,
+        memory=memory,
+        placement=placement,
+    )
+
+
+def _end_admissions(tiers: Tiers, leaving: Sequence[ParamUnit]) -> None:
+    """Has all masters that leave where they are to be; a file that none has gone to is closed."""
+    if tiers.halves is not None:
+        for position, unit in enumerate(leaving):
+            unit.halves = tiers.halves.halves(position, unit.shard)
+    if tiers.disk is not None:
+        tiers.disk.end() if leaving else tiers.disk.close()
+
+
+def _reserve_leaving(
+    slices: HostShards | DiskShards | None, stepped_here: Sequence[ParamUnit], compute: torch.dtype
+) -> None:
+    """Reserves what parameters pass through on their way to the host, where units are stepped on the device."""
+    if slices is not None and any(unit.tier is not None for unit in stepped_here):
+        in_memory = slices.host if isinstance(slices, DiskShards) else slices
+        in_memory.reserve_leaving(max(unit.layout.shard_numel for unit in stepped_here), compute)
+
+
+def _host_gradients(
+    leaving: Sequence[ParamUnit], *, settings: Config, mesh: ProcessGroupMesh, tiers: Tiers, compute: torch.dtype
+) -> HostGradients | None:
+    """Returns what takes gradients of units to the host; None where none are stepped there."""
+    if tiers.host is None or not leaving:
+        return None
+    assert settings.batch is not None, "the config was loaded with a world size"
+    size, wire = mesh.axes[DATA_AXIS].size, settings.communication_data_type
+    divide_before, divide_by = _divisors(settings, size)
+    return HostGradients(
+        [unit.owned[1] - unit.owned[0] for unit in leaving],
+        bus=tiers.host.bus,
+        device=mesh.device,
+        travels=DTYPES[wire] if wire is not None and size > 1 else compute,
+        accumulates=settings.batch.accumulation_steps > 1,
+        factor=divide_before / divide_by,
+        pool=tiers.host.pool,
+        memory=tiers.memory,
+        ahead=settings.zero_optimization.offload_optimizer.super_offload,
+    )
+
+
+def _reducer(
+    units: Sequence[ParamUnit],
+    settings: Config,
+    plan: ZeroPlan,
+    collectives: Collectives,
+    *,
+    leaving: Sequence[ParamUnit],
+    away: HostGradients | None,
+    memory: Arenas,
+) -> GradReducer:
+    wire = settings.communication_data_type
+    divide_before, divide_by = _divisors(settings, collectives.size)
+    return GradReducer(
         units,
-        data_axis,
+        collectives,
         shard_optimizer=plan.shard_optimizer,
         shard_gradients=plan.shard_gradients,
         divide_before=divide_before,
@@ -194,23 +253,6 @@ def shard_model(
         memory=memory,
         notes_unused=not settings.zero_optimization.step_unused_parameters,
     )
-    return ShardedModel(
-        module=model,
-        plan=plan,
-        precision=precision,
-        units=units,
-        acquired=gathered.acquired,
-        frozen=gathered.frozen,
-        gathering=gathering,
-        store=store,
-        reducer=reducer,
-        settings=resolved,
-        kept=kept,
-        leaving=leaving,
-        gradients_of=gradients_of,
-        away=away,
-        disk=masters_away if leaving else None,
-    )
 
 
 def _divisors(settings: Config, size: int) -> tuple[float, float]:
@@ -220,15 +262,15 @@ def _divisors(settings: Config, size: int) -> tuple[float, float]:
     return float(size) if settings.prescale_gradients else settings.gradient_predivide_factor, float(size)
 
 
-def _host_shards(
-    settings: Config, plan: ZeroPlan, mesh: ProcessGroupMesh, memory: Arenas, *, bus: Bus, say: Say
+def _slices_of_parameters(
+    settings: Config, plan: ZeroPlan, mesh: ProcessGroupMesh, tiers: Tiers, *, say: Say
 ) -> HostShards | DiskShards | None:
     """Returns what holds slices of parameters in host memory or on a disk, where the config asks for it."""
     section = settings.zero_optimization.offload_param
     if not plan.shard_parameters or section.device == "none":
         return None
     pool = host_pool_for(mesh.device, pin=section.pin_memory, say=say)
-    host = HostShards(mesh.axes[DATA_AXIS], bus, memory, pool=pool, device=mesh.device)
+    host = HostShards(mesh.axes[DATA_AXIS], tiers.bus, tiers.memory, pool=pool, device=mesh.device)
     if section.device == "cpu":
         return host
     return DiskShards(
@@ -237,7 +279,7 @@ def _host_shards(
         most_in_memory=section.max_in_cpu,
         buffers=section.buffer_count,
         collectives=mesh.axes[DATA_AXIS],
-        bus=bus,
-        memory=memory,
+        bus=tiers.bus,
+        memory=tiers.memory,
         pool=pool,
     )

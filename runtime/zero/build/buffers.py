@@ -7,38 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ...memory.arena import STAYING, Arena, room_for
 from ...memory.arenas import Arenas
-from ...memory.host_pool import HostPool
 from ...memory.pages import fresh_zeros
 from ...mesh.collectives import Collectives, own_slice
 from ...precision.policy import PrecisionPolicy
 from ...protocols import Window
 from ..units.partition_parameters import set_memory
 from ..units.plan import ZeroPlan
-from ..units.tier import ShardTier
 from ..units.unit import ParamUnit
+from .placement import ON_DEVICE, Placement
 from .values import take_values
-
-
-class MasterPlaces(Protocol):
-    """Places for masters that are not always in memory. At stages 1 to 3: a rank has its slices.
-
-    Units have numbers: the position among those whose masters come here.
-    """
-
-    def reserve(self, labels: Sequence[str], numels: Sequence[int], master: torch.dtype, state: torch.dtype) -> None:
-        """Makes room for the masters of units, and for states in their own dtype beside them."""
-        ...
-
-    def admit(self, index: int, values_N: Tensor) -> Tensor:
-        """Takes a unit's first masters, in any dtype and on any device; returns them where they are from now on."""
-        ...
 
 
 class UnitBuffers:
@@ -52,12 +35,8 @@ class UnitBuffers:
         device: where the buffers live.
         memory: where they are reserved.
         suffix: behind the names of arenas, where there are others of the same kind in another dtype.
-        tier: holds the slices, where parameters are sharded; None: the device does.
-        masters_away: takes masters that are not always in memory, and has reserved room for them; None: they are.
-        masters_host: memory for masters, where the optimizer steps on the host; None: they lie beside the parameters.
-            Slices in a tier are the masters themselves where both have one dtype.
-        positions: of units whose masters leave for either, by their number: which one of all these it is.
-        moves: masters in host memory may come to the device later, and then give it back.
+        placement: Place of slices and masters; room for masters that are not always in memory has been reserved.
+        positions: of units whose masters leave, by their number: which one of all these it is.
     """
 
     def __init__(
@@ -70,12 +49,11 @@ class UnitBuffers:
         device: torch.device,
         memory: Arenas,
         suffix: str = "",
-        tier: ShardTier | None = None,
-        masters_host: HostPool | None = None,
-        masters_away: MasterPlaces | None = None,
+        placement: Placement = ON_DEVICE,
         positions: Mapping[int, int] | None = None,
-        moves: bool = False,
     ) -> None:
+        tier = placement.tier if plan.shard_parameters else None
+        masters_host, masters_away = placement.masters_host, placement.masters_away
         self._masters_away = masters_away
         self._units = units
         self._positions = {} if positions is None else positions
@@ -99,7 +77,7 @@ class UnitBuffers:
         if masters_host is not None and masters_away is None and self._going and not self._has_masters_in_tier:
             zeros = partial(masters_host.zeros, dtype=precision.master)
             numel = self._owned_numel(self._going)
-            self._hosted = memory.reserve("masters" + suffix, numel, zeros, tier="host", apart=moves)
+            self._hosted = memory.reserve("masters" + suffix, numel, zeros, tier="host", apart=placement.moves)
         if precision.has_separate_master and self._staying:
             name = "masters" + self._suffix_of_staying
             self._masters = memory.reserve(name, self._owned_numel(self._staying), self._own, leaves=True)

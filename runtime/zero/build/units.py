@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,7 +10,6 @@ import torch
 from dsrun.choices.gather_plan import GatherPlan
 
 from ...memory.arenas import Arenas
-from ...memory.host_pool import HostPool
 from ...mesh.collectives import Collectives
 from ...precision.policy import PrecisionPolicy
 from ..params.slots import in_dtype
@@ -18,9 +17,9 @@ from ..params.slotted import SlottedStore
 from ..params.store import ParamStore, ResidentStore
 from ..units.find import UnitSpec
 from ..units.plan import ZeroPlan
-from ..units.tier import ShardTier
 from ..units.unit import ParamUnit, group_by
-from .buffers import MasterPlaces, UnitBuffers
+from .buffers import UnitBuffers
+from .placement import ON_DEVICE, Placement
 from .values import check_not_copies
 
 
@@ -33,11 +32,7 @@ def build_units(
     device: torch.device,
     group_of: Mapping[int, int],
     memory: Arenas | None = None,
-    tier: ShardTier | None = None,
-    masters_host: HostPool | None = None,
-    masters_away: MasterPlaces | None = None,
-    stays: Callable[[Sequence[ParamUnit]], Sequence[bool]] | None = None,
-    moves: bool = False,
+    placement: Placement = ON_DEVICE,
 ) -> list[ParamUnit]:
     """Takes the parameters' values into flat buffers on `device`; the parameters become views of them.
 
@@ -53,12 +48,7 @@ def build_units(
         device: where the buffers live.
         group_of: id of a parameter to the number of its optimizer group.
         memory: where the buffers are reserved; None: in arenas of their own.
-        tier: holds the slices of parameters at stage 3; None: the device does.
-        masters_host: memory for masters, where the optimizer steps on the host.
-        masters_away: takes masters that are not always in memory.
-        stays: says of units that are laid out, whether the masters of each stay on the device all the same, on every
-            rank alike; None: all leave for where masters are to be.
-        moves: masters in host memory may come to the device later.
+        placement: Place of slices and masters.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one.
@@ -70,14 +60,12 @@ def build_units(
         for index, spec in enumerate(specs)
     ]
     memory = memory or Arenas()
-    has_place = masters_host is not None or masters_away is not None
-    staying = [not has_place] * len(units) if stays is None or not has_place else stays(units)
-    for unit, stays_here in zip(units, staying, strict=True):
+    for unit, stays_here in zip(units, placement.staying(units), strict=True):
         unit.is_away = not stays_here
     leaving = [unit for unit in units if unit.is_away]
-    if masters_away is not None and leaving:
+    if placement.masters_away is not None and leaving:
         shards = [unit.layout.shard_numel for unit in leaving]
-        masters_away.reserve([unit.label for unit in leaving], shards, precision.master, precision.states)
+        placement.masters_away.reserve([unit.label for unit in leaving], shards, precision.master, precision.states)
     filled: list[UnitBuffers] = []
     for dtype in dict.fromkeys(spec.dtype for spec in specs):
         members = [unit for unit, spec in zip(units, specs, strict=True) if spec.dtype == dtype]
@@ -89,11 +77,8 @@ def build_units(
             device=device,
             memory=memory,
             suffix="" if dtype is None else in_dtype(dtype),
-            tier=tier if plan.shard_parameters else None,
-            masters_host=masters_host,
-            masters_away=masters_away,
+            placement=placement,
             positions={unit.index: position for position, unit in enumerate(leaving)},
-            moves=moves,
         )
         for unit in members:
             buffers.fill(unit)

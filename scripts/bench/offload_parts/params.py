@@ -24,6 +24,7 @@ from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.offload.params.on_host import HostShards
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.precision.policy import BF16
+from dsrun.runtime.zero.build.placement import Placement
 from dsrun.runtime.zero.build.units import build_store, build_units
 from dsrun.runtime.zero.params.slots import turns_of
 from dsrun.runtime.zero.params.store import ParamStore
@@ -82,7 +83,7 @@ class _Stream:
         model = nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH, bias=False) for _ in range(count)))
         groups = assign_groups(model, None).group_of
         self.units: list[ParamUnit] = build_units(
-            find_units(model), plan, axis, precision=BF16, device=_CPU, group_of=groups, tier=tier
+            find_units(model), plan, axis, precision=BF16, device=_CPU, group_of=groups, placement=Placement(tier=tier)
         )
         gathering = turns_of(self.units, GatherBudgets(ahead=ahead))
         self.store: ParamStore = build_store(self.units, plan, axis, gathering=gathering)

@@ -24,6 +24,7 @@ from dsrun.runtime.offload.step.ways import RangeWork
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import BF16
+from dsrun.runtime.zero.build.placement import Placement
 from dsrun.runtime.zero.build.units import build_store, build_units
 from dsrun.runtime.zero.grads.reducer import GradReducer
 from dsrun.runtime.zero.units.find import find_units
@@ -90,7 +91,7 @@ class BlocksOnHost:
             device=_CPU,
             group_of=groups,
             memory=memory,
-            masters_host=pool,
+            placement=Placement(masters_host=pool),
         )
         self.gradients = HostGradients(
             [unit.layout.shard_numel for unit in self.units],

@@ -26,6 +26,7 @@ from dsrun.runtime.offload.states.range_work import RangeWork
 from dsrun.runtime.offload.step.cpu_optimizer import CpuOptimizer
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import BF16
+from dsrun.runtime.zero.build.placement import Placement
 from dsrun.runtime.zero.build.units import build_store, build_units
 from dsrun.runtime.zero.grads.reducer import GradReducer
 from dsrun.runtime.zero.units.find import UnitSpec
@@ -97,7 +98,14 @@ class Bed:
         ]
         group_of = {id(param): 0 for spec in specs for _, param in spec.params}
         self.units = build_units(
-            specs, plan, alone, precision=BF16, device=CPU, group_of=group_of, memory=memory, masters_host=pool
+            specs,
+            plan,
+            alone,
+            precision=BF16,
+            device=CPU,
+            group_of=group_of,
+            memory=memory,
+            placement=Placement(masters_host=pool),
         )
         self.gradients = HostGradients(
             [NUMEL] * BLOCKS,

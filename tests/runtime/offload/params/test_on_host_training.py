@@ -27,6 +27,7 @@ from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.offload.params.on_host import HostShards
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.precision.policy import BF16
+from dsrun.runtime.zero.build.placement import Placement
 from dsrun.runtime.zero.build.units import build_store, build_units
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.plan import ZeroPlan
@@ -125,7 +126,9 @@ def test_the_next_unit_is_on_its_way_while_one_computes_forward_and_backward() -
     tier = HostShards(axis, bus, Arenas(), pool=HostPool(None, say=print), device=cpu)
     model = TinyGPT(layers=4)
     groups = assign_groups(model, None).group_of
-    units = build_units(find_units(model), plan, axis, precision=BF16, device=cpu, group_of=groups, tier=tier)
+    units = build_units(
+        find_units(model), plan, axis, precision=BF16, device=cpu, group_of=groups, placement=Placement(tier=tier)
+    )
     store = build_store(units, plan, axis)
     turns = [unit for unit in units if unit.module is not None]
     step = [*turns, *reversed(turns)]

@@ -23,6 +23,7 @@ from dsrun.runtime.offload.step.cpu_optimizer import CpuOptimizer, share_of_core
 from dsrun.runtime.offload.step.ways import block_step_for
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import BF16, FP32, PrecisionPolicy
+from dsrun.runtime.zero.build.placement import Placement
 from dsrun.runtime.zero.build.units import build_store, build_units
 from dsrun.runtime.zero.grads.reducer import GradReducer
 from dsrun.runtime.zero.units.find import UnitSpec
@@ -86,7 +87,14 @@ def make(
     ]
     group_of = {id(param): 0 for spec in specs for _, param in spec.params}
     units = build_units(
-        specs, plan, alone, precision=precision, device=device, group_of=group_of, memory=memory, masters_host=pool
+        specs,
+        plan,
+        alone,
+        precision=precision,
+        device=device,
+        group_of=group_of,
+        memory=memory,
+        placement=Placement(masters_host=pool),
     )
     gradients = HostGradients(
         [unit.layout.shard_numel for unit in units],
