@@ -40,6 +40,7 @@ from ..zero.units.plan import ZeroPlan
 from ..zero.units.trained import mark_left_out
 from ..zero.units.unit import ParamUnit
 from .compose.describe import hidden_size
+from .compose.request import Request
 from .host.disk import file_of_parameters
 from .host.tiers import Tiers
 from .sharded_model import ShardedModel, sums_of
@@ -60,14 +61,12 @@ def _tell_left_out(names: Sequence[str], say: Say) -> None:
 
 
 def shard_model(
-    model: nn.Module,
+    request: Request,
     settings: Config,
-    assignment: GroupAssignment,
     mesh: ProcessGroupMesh,
     *,
     precision: PrecisionPolicy,
     tiers: Tiers,
-    updates: bool,
     say: Say,
 ) -> ShardedModel:
     """Takes a model's parameters over: to this rank's device, with rank 0's values, into flat buffers.
@@ -75,18 +74,17 @@ def shard_model(
     Enters the collectives of `materialise`, `build_units`, `join_frozen` and `place_frozen`, on the data axis.
 
     Args:
-        model: the same on every rank.
+        request: the model, the same on every rank, and the optimizer groups of its parameters.
         settings: the config.
-        assignment: optimizer groups of the parameters.
         mesh: ranks and device.
         precision: dtypes of parameters and masters.
         tiers: Memory of the device, its host and drives, and whose masters go where.
-        updates: an optimizer comes with the model.
         say: told once what goes otherwise than the config asks.
 
     Raises:
         ModelError: a parameter is a copy of a sharded one, or on the meta device with no method that gives it values.
     """
+    model, assignment, updates = request.model, request.assignment, request.updates(settings)
     plan = ZeroPlan.of_stage(settings.zero_optimization.stage)
     data_axis, memory = mesh.axes[DATA_AXIS], tiers.memory
     leaves = settings.zero_optimization.leaf_module

@@ -30,7 +30,8 @@ from support.training import batches
 #: Makes the bus of a device.
 MakeBus = Callable[[torch.device], Bus]
 
-_INITIALIZE = "dsrun.runtime.engine.initialize"
+_JOB = "dsrun.runtime.engine.compose.job"
+_TIERS = "dsrun.runtime.engine.host.tiers"
 _ACTIVATE = "dsrun.runtime.activation.activate"
 
 
@@ -116,7 +117,7 @@ def train_in(
     with pytest.MonkeyPatch.context() as patch:
         here.show(patch)
         if bus is not None:
-            patch.setattr(importlib.import_module(_INITIALIZE), "bus_for", bus)
+            patch.setattr(importlib.import_module(_TIERS), "bus_for", bus)
         if ring_bus is not None:
             patch.setattr(importlib.import_module(_ACTIVATE), "Rings", partial(Rings, bus_of=ring_bus))
         return world.run(body)
@@ -148,7 +149,7 @@ class _Here:
 
     def show(self, patch: pytest.MonkeyPatch) -> None:
         """Has the composition root ask here."""
-        root = importlib.import_module(_INITIALIZE)
+        root = importlib.import_module(_JOB)
         patch.setattr(root, "join_job", lambda **_: self._info())
         patch.setattr(root, "present_backend", lambda: "gloo")
         patch.setattr(root, "choose_device", lambda backend, info: self._device)

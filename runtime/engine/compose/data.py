@@ -1,0 +1,68 @@
+"""The data that a rank trains on: a loader of what the script has given, cut over the ranks of the data axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.utils.data import IterableDataset
+
+from dsrun.config.batch import BatchSizes
+from dsrun.config.config import Config
+
+from ...data.loader import LoaderWishes, TrainingLoader
+from ...data.stream import StreamLoader
+from ...mesh.join.groups import ProcessGroupMesh
+from ...mesh.spec import DATA_AXIS
+from .request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Batches of this rank.
+
+    Attributes:
+        loader: Loader of the training data; None where none was given.
+        options: What the config says of loaders.
+        batch: Micro batch, accumulation steps and their product with the ranks.
+    """
+
+    loader: TrainingLoader | StreamLoader | None
+    options: LoaderWishes
+    batch: BatchSizes
+
+
+def make_data(request: Request, settings: Config, mesh: ProcessGroupMesh) -> Data:
+    """Returns the batches of this rank.
+
+    Raises:
+        ModelError: the dataset has too few samples.
+    """
+    assert settings.batch is not None, "the config was loaded with a world size"
+    options = LoaderWishes(
+        end="drop" if settings.dataloader_drop_last else "carry",
+        seed=settings.dataloader_seed,
+        workers=settings.dataloader_num_workers,
+    )
+    axis, micro_batch, dataset = mesh.axes[DATA_AXIS], settings.batch.micro_batch, request.training_data
+    if dataset is None:
+        return Data(None, options, settings.batch)
+    if isinstance(dataset, IterableDataset):
+        loader = StreamLoader(
+            dataset,
+            micro_batch=micro_batch,
+            rank=axis.rank,
+            size=axis.size,
+            collate_fn=request.collate_fn,
+            wishes=options,
+        )
+        return Data(loader, options, settings.batch)
+    loader = TrainingLoader(
+        dataset,
+        micro_batch=micro_batch,
+        rank=axis.rank,
+        size=axis.size,
+        collate_fn=request.collate_fn,
+        wishes=options,
+        pin_for=mesh.device,
+    )
+    return Data(loader, options, settings.batch)

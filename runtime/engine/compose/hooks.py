@@ -1,0 +1,95 @@
+"""What is placed on a sharded model: hooks of its units, its blocks' activations, and access to its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from dsrun.config.config import Config
+from dsrun.direct_io.configured import io_settings
+
+from ...activation.activate import Activations, activate
+from ...activation.configured import is_configured, named_generators
+from ...memory.pages import give_freed_pages_back
+from ...mesh.agree.same import largest
+from ...mesh.join.groups import ProcessGroupMesh
+from ...mesh.spec import DATA_AXIS
+from ...optim.sharded import ShardOptimizer
+from ...protocols import ChangeFence
+from ...zero.access.state_dicts import watch_state_dicts
+from ...zero.access.whole import ParamAccess
+from ...zero.hooks.modules import UnitHooks
+from ...zero.units.leaves import is_leaf
+from ..sharded_model import ShardedModel
+from ..step import UpdateAway
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What stands on the module of an engine.
+
+    Attributes:
+        units: Hooks that gather parameters and reduce gradients, a unit at a time.
+        activations: What becomes of blocks' activations; None where they are kept.
+        access: Whole parameters, masters and states for who asks.
+    """
+
+    units: UnitHooks
+    activations: Activations | None
+    access: ParamAccess
+
+
+def attach(
+    sharded: ShardedModel,
+    settings: Config,
+    mesh: ProcessGroupMesh,
+    *,
+    optimizer: ShardOptimizer,
+    away: UpdateAway | None,
+    fence: ChangeFence,
+    say: Callable[[str], None],
+) -> Hooks:
+    """Places hooks on a sharded model; enters the agreement on measured blocks at stage 3.
+
+    Args:
+        sharded: the model.
+        settings: the config.
+        mesh: ranks and device.
+        optimizer: of the masters.
+        away: the update, where it goes on behind its step.
+        fence: keeps state as it is while a checkpoint copies it.
+        say: says something once for the whole job.
+    """
+    axis = mesh.axes[DATA_AXIS]
+    hooks = UnitHooks(sharded.acquired, sharded.store, sharded.reducer)
+    agreed = partial(largest, collectives=axis, device=mesh.device, of="measured blocks")
+    activations = activate(  # after the units' hooks, which stand within its own
+        sharded.module,
+        settings.activation_checkpointing,
+        skip=is_leaf,
+        script_chooses=is_configured(),
+        tracker=named_generators(),
+        say=say,
+        io=io_settings(settings.aio),
+        rank=mesh.info.rank,
+        agree=agreed if sharded.plan.shard_parameters else list,
+    )
+    access = ParamAccess(
+        [*sharded.units, *sharded.frozen],
+        sharded.plan,
+        axis,
+        device=mesh.device,
+        store=sharded.store,
+        reducer=sharded.reducer,
+        optimizer=optimizer,
+        running=hooks.running_unit,
+        read_released=hooks.read_released,
+        settle=lambda: None if away is None else away.settle(),
+        fence=fence,
+        compares=settings.zero_optimization.enable_sanity_checks,
+    )
+    access.settle(sharded.module)
+    watch_state_dicts(sharded.module)
+    give_freed_pages_back()  # of the tensors that the model was built with
+    return Hooks(hooks, activations, access)

@@ -1,0 +1,68 @@
+"""What is told of a run: its records, the wear of its drives, and the bytes it was predicted to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from dsrun.config.buckets import tell_auto
+from dsrun.config.config import Config
+from dsrun.direct_io.counts import IoCounts
+
+from ..mesh.join.groups import ProcessGroupMesh
+from ..observe.memory import StatePrediction
+from ..observe.records import RecordWriter
+from ..observe.wear import DiskWear
+from .compose.start_report import open_run, records_path
+from .host.disk import counts_of_drives, wear_of
+from .sharded_model import ShardedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What is told of a run.
+
+    Attributes:
+        records: Where steps are recorded.
+        wear: Counts of what goes to drives; None where nothing does.
+        drives: Returns what was read from drives and written there.
+        state_bytes: Model state of this rank, as predicted.
+        host_bytes: What of it lies in host memory, apart from the device's.
+    """
+
+    records: RecordWriter
+    wear: DiskWear | None
+    drives: Callable[[], IoCounts]
+    state_bytes: int
+    host_bytes: int
+
+
+def observe(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, predicted: StatePrediction) -> Observation:
+    """Returns what is told of a run; the first rank opens the records.
+
+    Args:
+        sharded: the model.
+        settings: the config.
+        mesh: ranks and device.
+        predicted: model state of a rank between steps.
+    """
+    records = RecordWriter(records_path(mesh.info))
+    wear = wear_of(sharded.disk, sharded.slices_on_disk, settings, records, rank=mesh.info.rank)
+    drives = partial(counts_of_drives, sharded.disk, sharded.slices_on_disk)
+    return Observation(records, wear, drives, predicted.total_bytes(), predicted.host_bytes())
+
+
+def tell_start(sharded: ShardedModel, settings: Config, mesh: ProcessGroupMesh, observation: Observation) -> None:
+    """Records and prints, on the first rank, what begins."""
+    told = tell_auto(settings, sharded.settings)
+    open_run(
+        sharded.module,
+        sharded.units,
+        mesh,
+        observation.records,
+        precision=sharded.precision,
+        stage=settings.zero_optimization.stage,
+        state_bytes=observation.state_bytes,
+        auto_sizes=None if told is None else f"{told}, of {sharded.gathering.slot_count} gather slots",
+    )
