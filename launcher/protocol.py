@@ -144,7 +144,7 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankPulse:
+class RankStatus:
     """How one rank fares.
 
     Attributes:
@@ -182,7 +182,7 @@ class Pulse:
         importing: ranks that are there once the host's spawner has imported torch for them.
     """
 
-    ranks: list[RankPulse]
+    ranks: list[RankStatus]
     time_s: float
     importing: list[int] = field(default_factory=list[int])
 
@@ -248,10 +248,10 @@ class RankStack:
         state: letter of the process's state in /proc (`R`, `S`, `D`, `T`); empty if it has ended.
         kernel: kernel function it sleeps in, where the kernel says; else empty.
         text: what faulthandler wrote, all threads; empty where the rank cannot answer (stopped, no Python).
-        phase: as in `RankPulse`.
-        collective: as in `RankPulse`.
-        step: as in `RankPulse`.
-        idle_s: as in `RankPulse`.
+        phase: as in `RankStatus`.
+        collective: as in `RankStatus`.
+        step: as in `RankStatus`.
+        idle_s: as in `RankStatus`.
         uses_gpu: it has an NVIDIA GPU open, so that what looks like computing may be waiting for the GPU.
         uses_nccl: NCCL's watchdog runs in it, so that its GPU may be waiting for other ranks.
         groups: its process groups, the one that it has waited in longest first; None where it left no dump.
@@ -563,7 +563,7 @@ def decode(line: bytes) -> Message:
         elif cls is GpuFindings:
             body["gpus"] = [GpuFinding(**gpu) for gpu in body["gpus"]]
         elif cls is Pulse:
-            body["ranks"] = [RankPulse(**rank) for rank in body["ranks"]]
+            body["ranks"] = [RankStatus(**rank) for rank in body["ranks"]]
         return cls(**body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         shown = line[:200].decode("utf-8", "backslashreplace").rstrip()

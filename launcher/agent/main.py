@@ -54,9 +54,9 @@ from .memory_copy_folder import HeldCopies, copy_folder_of, remove_abandoned
 from .missing_paths import missing_here
 from .ranks import HostRanks
 from .relay import Relay
-from .shutdown import HostDescent
+from .shutdown import HostShutdown
 from .start.stdin_readers import ReadingPipe
-from .status_reports import HostNews
+from .status_reports import StatusReports
 from .watch.rank_status import PULSE_S
 
 _READ_BYTES = 1 << 16
@@ -154,12 +154,12 @@ class Agent:
             last_step=self._last_step,
             on_lost=self._fail,
         )
-        self._news = HostNews(self._ranks, self._relay, self._heartbeats, folder)
+        self._reports = StatusReports(self._ranks, self._relay, self._heartbeats, folder)
         self._lifeline = Lifeline(self._plan.lease_s, time.monotonic())
         self._listens = True
         self._copies: HeldCopies | None = None
         self._strangers: StrangerWatch | None = None
-        self._descent = HostDescent(self._ranks, self._relay, grace_s=plan.grace_s)
+        self._shutdown = HostShutdown(self._ranks, self._relay, grace_s=plan.grace_s)
 
     def run(self, messages: Sequence[Message]) -> None:
         """Runs the ranks to their end, whatever the end is; returns when nothing is left of them.
@@ -183,13 +183,13 @@ class Agent:
         while not self._has_ended():
             for key, _ in self._selector.select(self._patience_s()):
                 key.data()
-        self._ranks.end_scope(remove=not self._descent.unkillable)
+        self._ranks.end_scope(remove=not self._shutdown.unkillable)
         self._relay.close_streams()
-        self._news.tell_rest()
+        self._reports.send_rest()
         self._ranks.remove_pipes()
         self._remove_folder()
         self._end_copies()
-        self._relay.send(Finished(unkillable=self._descent.unkillable))
+        self._relay.send(Finished(unkillable=self._shutdown.unkillable))
         while self._relay.unsent:
             # As long as it takes: only this process is left, and it ends with the front end.
             self._report(time.monotonic())
@@ -203,7 +203,7 @@ class Agent:
     def _has_ended(self) -> bool:
         now_s = time.monotonic()
         self._report(now_s)
-        return self._descent.advance(now_s) and not self._ranks.is_asking(now_s)
+        return self._shutdown.advance(now_s) and not self._ranks.is_asking(now_s)
 
     def _remove_folder(self) -> None:
         try:
@@ -276,7 +276,7 @@ class Agent:
         self._selector.register(gathering, selectors.EVENT_READ, on_news)
 
     def _start_ranks(self, rendezvous: tuple[str, int]) -> None:
-        if self._descent.is_killing or not self._ranks.spawner_ended:
+        if self._shutdown.is_killing or not self._ranks.spawner_ended:
             return
         try:
             self._hold_copies()
@@ -303,7 +303,7 @@ class Agent:
 
         def on_signal() -> None:
             if set(os.read(wake_fd, _READ_BYTES)) & set(_STOP_SIGNALS):
-                self._descent.ask(signal.SIGTERM)
+                self._shutdown.ask(signal.SIGTERM)
 
         self._selector.register(wake_fd, selectors.EVENT_READ, on_signal)
 
@@ -327,15 +327,15 @@ class Agent:
             self._listens = False
             self._selector.unregister(0)
         self._relay.abandon()
-        self._descent.ask(signal.SIGTERM)
+        self._shutdown.ask(signal.SIGTERM)
 
     def _obey(self, messages: Sequence[Message]) -> None:
         for message in messages:
             match message:
                 case Stop(signal=signum):
-                    self._descent.ask(signum)
+                    self._shutdown.ask(signum)
                 case Kill():
-                    self._descent.kill()
+                    self._shutdown.kill()
                 case Lease():
                     pass  # Any message renews it.
                 case Meet(address=address, port=port):
@@ -348,7 +348,7 @@ class Agent:
                 case Signal(signal=signum, rank=rank):
                     self._pass(signum, rank)
                 case TakeStacks():
-                    self._news.take_stacks(time.monotonic())
+                    self._reports.take_stacks(time.monotonic())
                 case _:
                     self._fail(f"unexpected message from the front end: {type(message).__name__}")
 
@@ -385,18 +385,18 @@ class Agent:
         """Sends what is due to be told, once it is sure that somebody listens."""
         if self._listens and self._lifeline.has_run_out(now_s):
             self._lose_front_end()
-        if now_s >= self._news.pulse_at_s:
+        if now_s >= self._reports.pulse_at_s:
             self._ranks.kill_failed(now_s)
             self._ranks.count_kills(now_s)
             if self._strangers is not None and self._ranks.live:
                 self._strangers.look(now_s)
-        self._news.tell(now_s)
+        self._reports.send_due(now_s)
 
     def _fail(self, reason: str, *, hint: str | None = None, is_mistake: bool = False) -> None:
         self._relay.send(Failed(reason=reason, time_s=time.time(), hint=hint, is_mistake=is_mistake))
-        self._descent.kill()
+        self._shutdown.kill()
 
     def _patience_s(self) -> float:
         now_s = time.monotonic()
-        due_s = self._descent.due_s(now_s)
-        return max(0.0, (self._news.due_s if due_s is None else min(self._news.due_s, due_s)) - now_s)
+        due_s = self._shutdown.due_s(now_s)
+        return max(0.0, (self._reports.due_s if due_s is None else min(self._reports.due_s, due_s)) - now_s)

@@ -34,7 +34,7 @@ from .start.worker import RankProcess, node_environment, worker_environment
 from .watch.gpu_inquiry import GpuInquiry, is_of_a_gpu
 from .watch.nccl_dumps import MOST_BYTES, DumpError, read_dump
 from .watch.oom_kills import OomKills
-from .watch.unfinished_failures import LastWords
+from .watch.unfinished_failures import UnfinishedFailures
 
 
 class HostRanks:
@@ -80,7 +80,7 @@ class HostRanks:
         self.has_failed = False
         #: Ranks that ended below a dying spawner: pid -> status; unknown pids until it has told the ranks'.
         self._orphans: dict[int, int] = {}
-        self._last_words = LastWords(plan.run_dir, plan.grace_s)
+        self._unfinished_failures = UnfinishedFailures(plan.run_dir, plan.grace_s)
         #: Ranks that failed by themselves, and were killed because they did not end of it.
         self._ended_for: set[int] = set()
         self._oom_kills = OomKills()
@@ -215,7 +215,7 @@ class HostRanks:
 
     def kill_failed(self, now_s: float) -> None:
         """Kills ranks that have said why they fail, and still live when their grace is over; `now_s` is monotonic."""
-        for rank in self._last_words.overdue(self.live, now_s):
+        for rank in self._unfinished_failures.overdue(self.live, now_s):
             self._ended_for.add(rank.rank)
             processes.send(rank.process, signal.SIGKILL)
 

@@ -54,7 +54,7 @@ class Outputs(Protocol):
     def moved_at_s(self) -> float: ...
 
 
-class HostDescent:
+class HostShutdown:
     """The way down. See [Note: stopping].
 
     Args:

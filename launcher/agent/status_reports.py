@@ -15,11 +15,11 @@ from .job_files import HostFolder
 from .ranks import HostRanks
 from .record_lines import RecordLines
 from .relay import Relay
-from .watch.rank_status import PULSE_S, Pulses
+from .watch.rank_status import PULSE_S, StatusTaking
 from .watch.stacks import StackTaking
 
 
-class HostNews:
+class StatusReports:
     """Looks at the ranks and sends what there is to tell.
 
     Args:
@@ -35,7 +35,7 @@ class HostNews:
         self._table = table
         self._run_dir = folder.path
         self._records = RecordLines(JobPaths(Path(folder.path)).records) if folder.is_own else None
-        self._pulses = Pulses(table, are_python=ranks.are_python)
+        self._statuses = StatusTaking(table, are_python=ranks.are_python)
         self._stacks: StackTaking | None = None
         #: When the next pulse is due, monotonic.
         self.pulse_at_s = 0.0
@@ -56,18 +56,18 @@ class HostNews:
                 now_s=now_s,
             )
 
-    def tell(self, now_s: float) -> None:
+    def send_due(self, now_s: float) -> None:
         """Sends what is due."""
         if now_s >= self.pulse_at_s:
             self.pulse_at_s = now_s + PULSE_S
-            self._relay.send_sign_of_life(self._pulses.take(self._ranks.live, now_s, importing=self._ranks.importing))
+            self._relay.send_sign_of_life(self._statuses.take(self._ranks.live, now_s, importing=self._ranks.importing))
             if not self._relay.is_full:
                 self._send_records()
         if self._stacks is not None and (answer := self._stacks.look(now_s)) is not None:
             self._stacks = None
             self._relay.send(answer)
 
-    def tell_rest(self) -> None:
+    def send_rest(self) -> None:
         """Sends the records that were not sent yet, once no rank writes any more."""
         while self._send_records():
             pass

@@ -16,7 +16,7 @@ from dsrun.errors import UsageError
 
 from ..console.printer import PatientStream, Printer, wants_colour
 from ..console.rank_set import parse_rank_set
-from ..jobs.front_end_process import FrontEnd
+from ..jobs.front_end_process import FrontEndProcess
 from ..jobs.listing import Job
 from ..jobs.lock import is_locked
 from ..logs.reader import LogLines, read_lines
@@ -111,7 +111,7 @@ class LogView:
         self.is_closed = True
 
 
-def until_its_end(job: Job, front_end: FrontEnd | None) -> Callable[[], bool]:
+def until_its_end(job: Job, front_end: FrontEndProcess | None) -> Callable[[], bool]:
     """Returns what waits a moment and says whether the job goes on.
 
     Args:
@@ -120,7 +120,7 @@ def until_its_end(job: Job, front_end: FrontEnd | None) -> Callable[[], bool]:
     """
     if front_end is not None:
         return lambda: not front_end.wait(LOOK_S)
-    nobody = FrontEnd(None)
+    nobody = FrontEndProcess(None)
 
     def locked() -> bool:
         nobody.wait(LOOK_S)

@@ -19,7 +19,7 @@ import click
 from dsrun.errors import DsrunError, Problem
 
 from ..agent.leftovers import sweep_command
-from ..jobs.front_end_process import FrontEnd, front_end_of
+from ..jobs.front_end_process import FrontEndProcess, front_end_of
 from ..jobs.listing import Job, JobState, find_job, read_job
 from ..jobs.progress import was_asked_to_stop
 from ..jobs.text import state_text
@@ -44,7 +44,7 @@ def command(now: bool, timeout: float | None, jobs: Sequence[str]) -> int:
     """
     found = {job.id: job for job in (find_job(name, os.environ) for name in jobs)}
     with ExitStack() as stack:
-        front_ends: dict[str, FrontEnd] = {}
+        front_ends: dict[str, FrontEndProcess] = {}
         for job in found.values():
             if job.state.is_live:
                 front_ends[job.id] = stack.enter_context(front_end_of(job.record))
@@ -72,7 +72,7 @@ def command(now: bool, timeout: float | None, jobs: Sequence[str]) -> int:
     return 0
 
 
-def _ask(front_end: FrontEnd, folder: Path) -> None:
+def _ask(front_end: FrontEndProcess, folder: Path) -> None:
     """Asks a job to end, once: a second SIGTERM would kill ranks that still save.
 
     Whoever asks holds a lock on the folder until the front end has taken note, so that of two that ask at the same

@@ -80,7 +80,7 @@ def judge(
 
 
 def _is_part_of(stop: UserStop | None, end: RankEnd) -> bool:
-    """Whether a rank died of the very signal that stopped the job. See [Note: one end told twice] in descent."""
+    """Whether a rank died of the very signal that stopped the job. See [Note: one end told twice] in shutdown."""
     if stop is None or end.failed_at_s is None:
         return False
     return end.status == -stop.signal and abs(end.failed_at_s - stop.time_s) <= DOUBT_S

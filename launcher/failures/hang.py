@@ -30,7 +30,7 @@ from dsrun.units import format_duration
 
 from ..lifeline import Lifeline
 from ..number_ranges import named_ranks
-from ..protocol import RankPulse, RankStack, Starting
+from ..protocol import RankStack, RankStatus, Starting
 from .causes.process_groups import WATCHDOG_WORDS
 
 #: What becomes of a job that hangs: it is told, ended, or started again.
@@ -102,7 +102,7 @@ class HangTracker:
         self._never_beat.update(ranks)
         self._job.renew()
 
-    def pulse(self, ranks: Iterable[RankPulse], importing: Iterable[int] = ()) -> None:
+    def pulse(self, ranks: Iterable[RankStatus], importing: Iterable[int] = ()) -> None:
         """How ranks fare.
 
         Args:
@@ -120,7 +120,7 @@ class HangTracker:
                 self._beats[rank.rank] = rank.beats
                 self._job.renew()
 
-    def _note_start(self, rank: RankPulse) -> None:
+    def _note_start(self, rank: RankStatus) -> None:
         if rank.starting and not (rank.starting == "interpreter" and rank.rank in self._spoke):
             self._starting[rank.rank] = rank.starting
         else:

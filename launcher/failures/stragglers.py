@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..protocol import RankPulse
+from ..protocol import RankStatus
 
 #: A rank whose own time is this many times the median is slow.
 SLOW_RATIO = 1.2
@@ -53,7 +53,7 @@ class StragglerTracker:
         self._slow_windows: dict[int, int] = {}
         self._named: set[int] = set()
 
-    def pulse(self, ranks: Iterable[RankPulse], time_s: float) -> list[Straggler]:
+    def pulse(self, ranks: Iterable[RankStatus], time_s: float) -> list[Straggler]:
         """Takes how the ranks of a host fare.
 
         Args:

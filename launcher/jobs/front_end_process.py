@@ -1,6 +1,6 @@
 """Reaching the front end of a job that another `dsrun` started: signalling exactly it, and waiting for its end.
 
-Signals no rank and no agent: the front end passes a wish on, and all limits and graces are its own.
+Signals no rank and no agent: the front end acts on a request, and all limits and graces are its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dsrun.errors import DsrunError, UsageError
 from .record import JobRecord, ProcessMark
 
 
-class FrontEnd:
+class FrontEndProcess:
     """The front end's process.
 
     Args:
@@ -51,7 +51,7 @@ class FrontEnd:
 
 
 @contextmanager
-def front_end_of(record: JobRecord) -> Generator[FrontEnd, None, None]:
+def front_end_of(record: JobRecord) -> Generator[FrontEndProcess, None, None]:
     """Opens the front end of a job on this machine.
 
     Raises:
@@ -65,7 +65,7 @@ def front_end_of(record: JobRecord) -> Generator[FrontEnd, None, None]:
         )
     descriptor = _open(record.front_end)
     try:
-        yield FrontEnd(descriptor)
+        yield FrontEndProcess(descriptor)
     except PermissionError as error:
         raise DsrunError(f"job {record.id}: its front end (pid {record.front_end.pid}) is another user's") from error
     finally:

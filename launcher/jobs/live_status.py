@@ -15,7 +15,7 @@ from typing import Any
 
 from dsrun.contract.job_paths import JobPaths
 
-from ..protocol import RankPulse
+from ..protocol import RankStatus
 
 #: Between two states of the file.
 WRITE_INTERVAL_S = 1.0
@@ -30,7 +30,7 @@ class LiveRank:
         host: where it runs.
         pid: of its process there; None while it is not known.
         seen_s: when its last pulse came, seconds since the epoch.
-        step: as in `RankPulse`, and so are the rest.
+        step: as in `RankStatus`, and so are the rest.
         phase: what it says it does.
         collective: the one it waits in.
         idle_s: seconds since its last beat.
@@ -92,7 +92,7 @@ class LiveStatus:
         self._pids.pop(rank, None)
         self._is_stale |= self._ranks.pop(rank, None) is not None
 
-    def pulse(self, ranks: Sequence[RankPulse]) -> None:
+    def pulse(self, ranks: Sequence[RankStatus]) -> None:
         """Takes how the ranks of one host fare."""
         now_s = self._clock()
         for pulse in ranks:

@@ -19,7 +19,7 @@ from ..jobs.live_status import LiveStatus
 from ..jobs.record import APPEND, event_line
 from ..masking import masker_of
 from ..plan.launch_plan import LaunchPlan
-from ..protocol import Output, RankPulse, RankStack, Reading
+from ..protocol import Output, RankStack, RankStatus, Reading
 from .files import PART_BYTES, LogFiles
 from .output_index import IndexWriter
 from .rank_output import BarDisplay, Console, JobLog, RankOutput
@@ -146,7 +146,7 @@ class JobOutput:
                 pass
         self._record(name, self._masker.value(fields))
 
-    def pulse(self, ranks: Sequence[RankPulse]) -> None:
+    def pulse(self, ranks: Sequence[RankStatus]) -> None:
         """See `Sink`."""
         self._live.pulse(ranks)
 

@@ -232,9 +232,9 @@ class FrontEnd:
         if settings is None:
             return plan
         self._waits_for = "its hosts"
-        from .prepare_hosts import JobHosts
+        from .prepare_hosts import HostPreparation
 
-        hosts = JobHosts(
+        hosts = HostPreparation(
             self._launch.placement,
             settings,
             lease_s=plan.lease_s,

@@ -52,7 +52,7 @@ class HostSettings:
     copied_folder: str | None = None
 
 
-class JobHosts:
+class HostPreparation:
     """The hosts of one job that are not all this machine.
 
     Args:

@@ -4,7 +4,7 @@ Prints nothing: output and news go to a `Sink`. Starts no rank and signals none:
 the caller's thread, in the order of one queue, and nothing there waits for a single host.
 
 Requests of the user overtake all output that waits to be shown, and are acted on while the reader of the output does
-not read. What is made of what hosts say stands in `attempt`, how ranks are stopped in `descent`.
+not read. What is made of what hosts say stands in `attempt`, how ranks are stopped in `shutdown`.
 """
 
 from __future__ import annotations
@@ -105,12 +105,12 @@ class Session:
                     if not request.at_once and self._attempt.interrupt(request.stop):
                         self.requests.interrupts_given += 1
                     else:
-                        self._attempt.descent.on_request(request)
+                        self._attempt.shutdown.on_request(request)
                 case SignalRequest(signum):
                     self._attempt.pass_on(signum)
                 case Remark(text):
                     self._sink.note(text)
-        return not self._attempt.descent.is_left
+        return not self._attempt.shutdown.is_left
 
     def run(self) -> Outcome:
         """Runs the attempt to its end, whatever the end is.
@@ -129,8 +129,8 @@ class Session:
             finally:
                 self._close()
                 self._sweep()
-                self._attempt.tally.end_outputs(self._sink.ended)
-        return self._attempt.tally.outcome(tail=self._sink.tail, log=self._sink.log)
+                self._attempt.table.end_outputs(self._sink.ended)
+        return self._attempt.table.outcome(tail=self._sink.tail, log=self._sink.log)
 
     def _open(self, mark: str) -> None:
         gate = threading.Semaphore(_OPEN_AT_ONCE)
@@ -149,14 +149,14 @@ class Session:
         self._keepalive.stop()
         for link in self._links:
             link.end_input()
-        if not self._attempt.descent.is_left:
+        if not self._attempt.shutdown.is_left:
             until_s = time.monotonic() + _CLOSE_PATIENCE_S
             for link in self._links:
                 link.close(until_s)
 
     def _sweep(self) -> None:
         """Ends what lost agents left behind, so that nothing of this attempt meets the next."""
-        if not self._attempt.abandoned or self._attempt.descent.is_left:
+        if not self._attempt.abandoned or self._attempt.shutdown.is_left:
             return
 
         def command(host: HostSpec) -> list[str]:

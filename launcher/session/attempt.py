@@ -1,7 +1,7 @@
 """What every word of a host, and every silence, makes of one attempt at a job: facts noted, others stopped, news told.
 
 Opens and closes no channel, waits for nothing and keeps no thread: the session brings what was said, in order. Which
-failure counts is judged by `tally`, how ranks are stopped stands in `descent`.
+failure counts is judged by `rank_table`, how ranks are stopped stands in `shutdown`.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from ..protocol import (
 )
 from ..transport.base import WAIT_LONGER
 from .agent_link import Ended, Link
-from .forwarded_signals import Passing
+from .forwarded_signals import SignalRelay
 from .interrupts import Interrupts
 from .progress_watch import ProgressWatch
-from .rank_table import Tally
-from .shutdown import Descent, count_ranks
+from .rank_table import RankTable
+from .shutdown import Shutdown, count_ranks
 from .sink import Sink
 
 
@@ -63,8 +63,8 @@ class Attempt:
         self.expected = len(links)
         #: Hosts whose agent had the plan and was lost: something may be left there.
         self.abandoned: list[Link] = []
-        self.tally = Tally(plan)
-        self.descent = Descent(plan, links, self.tally, sink, cancelled=self._finish)
+        self.table = RankTable(plan)
+        self.shutdown = Shutdown(plan, links, self.table, sink, cancelled=self._finish)
         #: Of hosts that have answered, by name: their addresses.
         self._addresses: dict[str, list[str]] = {}
         #: Hosts that do not share the job's folder.
@@ -73,11 +73,11 @@ class Attempt:
         self._links = links
         self._sink = sink
         self._hang = hang
-        self._passing = Passing()
+        self._signal_relay = SignalRelay()
         self._interrupts = Interrupts()
         #: What ended a rank, while hosts are still to say where the others are.
         self._put_off: str | None = None
-        self._watch = ProgressWatch(self.tally, sink, plan, timeout_s=hang.timeout_s, start_limit_s=hang.start_limit_s)
+        self._watch = ProgressWatch(self.table, sink, plan, timeout_s=hang.timeout_s, start_limit_s=hang.start_limit_s)
 
     def on_message(self, link: Link, message: Message) -> None:
         """Takes what a host that is not over says."""
@@ -107,10 +107,10 @@ class Attempt:
                 self._watch.answered(link.node.host.name, ranks)
                 self._judge_hang(time.monotonic())
             case Passed():
-                self._passing.answered(link.node.host.name, message)
+                self._signal_relay.answered(link.node.host.name, message)
                 self._tell_passed()
             case Output():
-                if self._watch.printed(message) and not self.descent.has_begun:
+                if self._watch.printed(message) and not self.shutdown.has_begun:
                     self._watch.ask(time.monotonic(), self._ask_where_ranks_are())
                 self._sink.take(replace(message, time_s=link.our_time_s(message.time_s)))
             case Reading():
@@ -120,7 +120,7 @@ class Attempt:
             case Exit():
                 self._on_exit(link, link.on_our_clock(message))
             case GpuFindings():
-                self.tally.asked_driver(link.node.host.name, message)
+                self.table.asked_driver(link.node.host.name, message)
             case Records(text=text):
                 self._sink.records(text)
             case Note(text=text):
@@ -152,26 +152,26 @@ class Attempt:
         self._lose(link, event.reason, last_lines=event.last_lines, hint=event.hint)
 
     def _on_started(self, link: Link, pids: Sequence[int]) -> None:
-        self.tally.started(link.node, pids)
+        self.table.started(link.node, pids)
         self._watch.started(worker.rank for worker in link.node.workers)
         for worker, pid in zip(link.node.workers, pids, strict=True):
             self._sink.event("rank_started", rank=worker.rank, host=link.node.host.name, pid=pid)
 
     def _on_exit(self, link: Link, message: Exit) -> None:
-        self.tally.exited(message)
+        self.table.exited(message)
         self._watch.ended(message.rank)
         host, status = link.node.host.name, message.status
         if (stop := self._interrupts.ended(message.rank, status)) is not None:
-            self.tally.user_stop = self.tally.user_stop or stop
+            self.table.user_stop = self.table.user_stop or stop
         oom = None if message.oom is None else asdict(message.oom)
         self._sink.event("rank_exit", rank=message.rank, host=host, status=status, oom=oom)
-        if self.tally.all_ended(link.node):
-            self.descent.expect_end(link)
+        if self.table.all_ended(link.node):
+            self.shutdown.expect_end(link)
         if status != 0:
             # Of bad input every rank ends by itself, and the report says all.
             failure = f"rank {message.rank} on {host} {describe_status(status)}"
             if not self._watch.is_asking_before_end:
-                self.descent.after_failure(failure, silent=is_mistake(status, message.error))
+                self.shutdown.after_failure(failure, silent=is_mistake(status, message.error))
             elif self._put_off is None:
                 # See [Note: torch ends a rank] in hang: who is stopped now cannot say any more where it was.
                 self._put_off = failure
@@ -180,7 +180,7 @@ class Attempt:
         """Nothing more is expected of this host."""
         link.over = True
         self.expected -= 1
-        self._passing.gone(link.node.host.name)
+        self._signal_relay.gone(link.node.host.name)
         self._tell_passed()
         self._watch.gone(link.node.host.name)
 
@@ -211,10 +211,10 @@ class Attempt:
 
     def _note_loss(self, link: Link, loss: HostLoss) -> None:
         """Notes the first reason for which a host is lost, and stops the others."""
-        if self.tally.lost(loss):
+        if self.table.lost(loss):
             self._sink.event("host_lost", host=loss.host, reason=loss.reason)
-            self.descent.expect_end(link)
-            self.descent.after_failure(f"host {loss.host}: {loss.reason}")
+            self.shutdown.expect_end(link)
+            self.shutdown.after_failure(f"host {loss.host}: {loss.reason}")
 
     def look(self, now_s: float, *, up_to_date: bool) -> None:
         """Finds the hosts that are late or silent, and what hangs; to be called every second or so.
@@ -230,15 +230,15 @@ class Attempt:
             is_silent = link.is_silent(now_s)
             if up_to_date and link.deadline_s is not None and now_s >= link.deadline_s:
                 self._give_up(link, "its agent did not answer in time and was killed", hint=WAIT_LONGER)
-            elif is_silent and self.tally.is_running(link.node):
+            elif is_silent and self.table.is_running(link.node):
                 self._give_up(link, f"no word from its agent for {self._lease_s:g} s")
 
-        if not self.descent.has_begun and self._watch.look(now_s, [link.node.host.name for link in self._running()]):
+        if not self.shutdown.has_begun and self._watch.look(now_s, [link.node.host.name for link in self._running()]):
             self._ask_where_ranks_are()
         self._judge_hang(now_s)
 
     def _running(self) -> list[Link]:
-        return [link for link in self._links if not link.over and self.tally.is_running(link.node)]
+        return [link for link in self._links if not link.over and self.table.is_running(link.node)]
 
     def _ask_where_ranks_are(self) -> list[str]:
         """Asks all hosts with ranks that run, and returns their names."""
@@ -252,27 +252,27 @@ class Attempt:
         hang = self._watch.verdict(now_s)
         if self._put_off is not None and not self._watch.is_asking_before_end:
             failure, self._put_off = self._put_off, None
-            self.descent.after_failure(failure)
-        if hang is None or self.descent.has_begun:
+            self.shutdown.after_failure(failure)
+        if hang is None or self.shutdown.has_begun:
             return
         if self._hang.on_hang == "report":
             for line in hang.lines:
                 self._sink.note(line)
         else:
-            self.tally.hang = hang
-            self.descent.after_failure(hang.lines[0].partition(":")[0], which="")
+            self.table.hang = hang
+            self.shutdown.after_failure(hang.lines[0].partition(":")[0], which="")
 
     def pass_on(self, signum: int) -> None:
         """Passes a signal on to the ranks that catch it; stops nothing."""
         reached = [link for link in self._links if not link.over and link.is_started]
-        self._passing.send(signum, [link.node.host.name for link in reached])
+        self._signal_relay.send(signum, [link.node.host.name for link in reached])
         for link in reached:
             link.send(Signal(signal=signum))
         self._tell_passed()
 
     def interrupt(self, stop: UserStop) -> bool:
         """Gives an interrupt to the rank that waits for a person, if one does; returns whether it was for that one."""
-        rank = None if self.descent.has_begun else self._interrupts.take(stop)
+        rank = None if self.shutdown.has_begun else self._interrupts.take(stop)
         if rank is None:
             return False
         for link in self._links:
@@ -282,7 +282,7 @@ class Attempt:
         return True
 
     def _tell_passed(self) -> None:
-        for passed in self._passing.complete():
+        for passed in self._signal_relay.complete():
             name = signal_name(passed.signal)
             self._sink.event("signal", signal=name, ranks=passed.ranks, spared=passed.spared)
             spared = f"; {_named(passed.spared)} would have died of it and did not get it" if passed.spared else ""

@@ -9,7 +9,7 @@ from ..protocol import Passed
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOn:
+class ForwardedSignal:
     """What became of one signal.
 
     Attributes:
@@ -31,7 +31,7 @@ class _Sent:
     spared: list[int] = field(default_factory=list[int])
 
 
-class Passing:
+class SignalRelay:
     """Signals in the order they were sent; each host answers them in that order."""
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class Passing:
         for sent in self._sent:
             sent.waiting.discard(host)
 
-    def complete(self) -> list[PassedOn]:
+    def complete(self) -> list[ForwardedSignal]:
         """Takes out the signals that every host has answered, oldest first."""
         done = [sent for sent in self._sent if not sent.waiting]
         self._sent = [sent for sent in self._sent if sent.waiting]
-        return [PassedOn(sent.signal, tuple(sorted(sent.ranks)), tuple(sorted(sent.spared))) for sent in done]
+        return [ForwardedSignal(sent.signal, tuple(sorted(sent.ranks)), tuple(sorted(sent.spared))) for sent in done]

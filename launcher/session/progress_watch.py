@@ -16,7 +16,7 @@ from ..failures.report import Hang
 from ..failures.stragglers import StragglerTracker
 from ..plan.launch_plan import LaunchPlan
 from ..protocol import Output, Pulse, RankStack, Reading
-from .rank_table import Tally
+from .rank_table import RankTable
 from .sink import Sink
 
 #: Rounds, a second apart, in which no rank is left before that is told: ends are reported a moment after they happen.
@@ -27,7 +27,7 @@ class ProgressWatch:
     """What pulses, output and stacks say about the progress of one attempt.
 
     Args:
-        tally: knows where ranks are and which have ended; is told how far they are.
+        table: knows where ranks are and which have ended; is told how far they are.
         sink: where news go.
         plan: the launch.
         timeout_s: as in `HangPolicy`.
@@ -36,14 +36,14 @@ class ProgressWatch:
 
     def __init__(
         self,
-        tally: Tally,
+        table: RankTable,
         sink: Sink,
         plan: LaunchPlan,
         *,
         timeout_s: float | None,
         start_limit_s: float = START_LIMIT_S,
     ) -> None:
-        self._tally = tally
+        self._table = table
         self._sink = sink
         self._stacks_folder = plan.run_dir
         self._job_id = plan.job_id
@@ -98,12 +98,12 @@ class ProgressWatch:
     def pulse(self, pulse: Pulse) -> None:
         """The ranks of a host fare like this."""
         self._hang.pulse(pulse.ranks, pulse.importing)
-        self._tally.pulse(pulse.ranks)
+        self._table.pulse(pulse.ranks)
         for straggler in self._stragglers.pulse(pulse.ranks, pulse.time_s):
             rank, ratio = straggler.rank, round(straggler.ratio, 2)
             self._sink.event("straggler", rank=rank, ratio=ratio)
             self._sink.note(
-                f"rank {rank} on {self._tally.host_of(rank)} is steadily slower than the others: "
+                f"rank {rank} on {self._table.host_of(rank)} is steadily slower than the others: "
                 f"{ratio:.2f} x the median own time a step"
             )
 
@@ -158,7 +158,7 @@ class ProgressWatch:
             silent_s=stacks.silent_s,
             headline=None if stacks.ends is None else f"torch's watchdog ends rank {stacks.ends.rank}",
             late=stacks.late,
-            ended=self._tally.ended_well(),
+            ended=self._table.ended_well(),
             unanswered=sorted(stacks.waiting),
             stacks_folder=self._stacks_folder,
             dumps=dump_places(

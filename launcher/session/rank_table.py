@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..failures.first_failure import DOUBT_S, judge
 from ..failures.report import FailureReport, Hang, HostLoss, RankEnd, UserStop
 from ..plan.launch_plan import LaunchPlan, NodePlan
-from ..protocol import Exit, GpuFinding, GpuFindings, RankPulse
+from ..protocol import Exit, GpuFinding, GpuFindings, RankStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Outcome:
     step: int | None = None
 
 
-class Tally:
+class RankTable:
     """Facts about one job, in the order they come.
 
     Args:
@@ -61,7 +61,7 @@ class Tally:
         self._started_at_s = self._started_at_s or time.monotonic()
         self._pids |= {worker.rank: pid for worker, pid in zip(node.workers, pids, strict=True)}
 
-    def pulse(self, ranks: Iterable[RankPulse]) -> None:
+    def pulse(self, ranks: Iterable[RankStatus]) -> None:
         """Notes how far ranks are."""
         for rank in ranks:
             self._reached(rank.step)

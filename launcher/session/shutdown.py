@@ -21,7 +21,7 @@ from ..failures.causes.recognise import signal_name
 from ..plan.launch_plan import LaunchPlan
 from ..protocol import Kill, Stop
 from .agent_link import Link
-from .rank_table import Tally
+from .rank_table import RankTable
 from .sink import Sink
 from .user_requests import StopRequest
 
@@ -38,13 +38,13 @@ class _Step(enum.Enum):
     LEFT = enum.auto()
 
 
-class Descent:
+class Shutdown:
     """The one way down, entered at any step and never walked back. See [Note: escalation].
 
     Args:
         plan: the launch.
         links: every host.
-        tally: what is known of the ranks; learns when and why they were stopped.
+        table: what is known of the ranks; learns when and why they were stopped.
         sink: where notes and events go.
         cancelled: called with a host that had not begun, and never will.
     """
@@ -53,14 +53,14 @@ class Descent:
         self,
         plan: LaunchPlan,
         links: Sequence[Link],
-        tally: Tally,
+        table: RankTable,
         sink: Sink,
         *,
         cancelled: Callable[[Link], None],
     ) -> None:
         self._grace_s = plan.grace_s
         self._links = links
-        self._tally = tally
+        self._table = table
         self._sink = sink
         self._cancelled = cancelled
         self._step = _Step.RUNNING
@@ -85,19 +85,19 @@ class Descent:
         """
         if self.has_begun:
             return
-        running = self._tally.running_ranks()
+        running = self._table.running_ranks()
         if running and not silent:
             self._sink.note(f"{failure}; stopping {count_ranks(running, which)} (grace {self._grace})")
         self._ask(signal.SIGTERM, why=failure)
 
     def on_request(self, request: StopRequest) -> None:
         """Goes one step further, as the user asks. See [Note: one end told twice]."""
-        is_first = self._tally.user_stop is None
-        self._tally.user_stop = self._tally.user_stop or request.stop
-        if is_first and not request.at_once and self._step is _Step.ASKED and self._tally.has_died_of(request.stop):
+        is_first = self._table.user_stop is None
+        self._table.user_stop = self._table.user_stop or request.stop
+        if is_first and not request.at_once and self._step is _Step.ASKED and self._table.has_died_of(request.stop):
             self._sink.note(f"{request.why}: the ranks are being stopped already; once more kills at once")
             return
-        why, running = request.why, count_ranks(self._tally.running_ranks())
+        why, running = request.why, count_ranks(self._table.running_ranks())
         if self._step is _Step.RUNNING and not request.at_once:
             self._sink.note(f"{why}: stopping {running} (grace {self._grace}); once more kills at once")
             self._ask(request.stop.signal, why=why)
@@ -117,7 +117,7 @@ class Descent:
 
     def _ask(self, signum: int, *, why: str) -> None:
         self._step = _Step.ASKED
-        self._tally.stopped_at_s = time.time()
+        self._table.stopped_at_s = time.time()
         self._sink.event("stop", why=why, signal=signal_name(signum))
         self._broadcast(Stop(signal=signum))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..protocol import Output, RankPulse, RankStack, Reading
+from ..protocol import Output, RankStack, RankStatus, Reading
 
 
 class Sink(Protocol):
@@ -44,7 +44,7 @@ class Sink(Protocol):
         """One fact about the job, for `events.jsonl`; values are plain JSON."""
         ...
 
-    def pulse(self, ranks: Sequence[RankPulse]) -> None:
+    def pulse(self, ranks: Sequence[RankStatus]) -> None:
         """How the ranks of one host fare."""
         ...
 

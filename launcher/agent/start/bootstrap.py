@@ -7,7 +7,7 @@ What is the same as with plain python: `__main__`, `sys.argv`, `sys.path[0]`, `s
 SystemExit, atexit, threads, death by SIGINT after KeyboardInterrupt. What is better: a `DsrunError` is left to the
 launcher, which shows its `error:` and `hint:` lines once, tracebacks begin at the user's code, and a crash in native
 code shows the Python stack. Asked by a signal, a rank writes the stacks of all its threads into a file of its own.
-After a program that ended well, process groups are let go of in time (`leaving`).
+After a program that ended well, process groups are let go of in time (`gloo_exit`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dsrun.contract.heartbeats import StartState, process_writer
 from dsrun.errors import DsrunError, InputError
 
 from .first_import import hide_torch, watch_import
-from .gloo_exit import Leaving
+from .gloo_exit import GlooExit
 from .rank_stdin import take_stdin
 
 
@@ -110,16 +110,16 @@ def run(kind: str, target: str, arguments: Sequence[str]) -> None:
     faulthandler.enable(all_threads=False)
     _answer_with_stacks()
     process_writer().tell_start(StartState.RUNS)
-    leaving = Leaving()
+    gloo_exit = GlooExit()
     try:
         if kind == "module":
             _run_module(target, arguments)
         else:
             _run_script(target, arguments)
-        leaving.program_ended()
+        gloo_exit.program_ended()
     except SystemExit as end:
         if end.code in (None, 0):
-            leaving.program_ended()
+            gloo_exit.program_ended()
         raise
     except DsrunError as error:
         fail(error, error.exit_code)

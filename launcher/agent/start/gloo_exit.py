@@ -26,7 +26,7 @@ from dsrun.contract.environment import LEAVING_THREAD
 _PATIENCE_S = 5.0
 
 
-class Leaving:
+class GlooExit:
     """To be made before the program runs, so that its own exit handlers, which may use the groups, run before.
 
     Args:

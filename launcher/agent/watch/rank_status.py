@@ -13,7 +13,7 @@ import psutil
 
 from dsrun.contract.heartbeats import Beat, HeartbeatTable, StartState
 
-from ...protocol import Pulse, RankPulse, Starting
+from ...protocol import Pulse, RankStatus, Starting
 from ..start.worker import RankProcess
 
 #: Between two pulses.
@@ -26,7 +26,7 @@ class _Usage:
     time_s: float
 
 
-class Pulses:
+class StatusTaking:
     """Looks at ranks; remembers their processor time from one look to the next.
 
     Args:
@@ -50,7 +50,7 @@ class Pulses:
         pulses = [pulse for rank in ranks if (pulse := self._look_at(rank, now_s)) is not None]
         return Pulse(ranks=pulses, time_s=time.time(), importing=list(importing))
 
-    def _look_at(self, rank: RankProcess, now_s: float) -> RankPulse | None:
+    def _look_at(self, rank: RankProcess, now_s: float) -> RankStatus | None:
         try:
             times = rank.process.cpu_times()
             rss_bytes = rank.process.memory_info().rss
@@ -62,7 +62,7 @@ class Pulses:
         passed_s = 0.0 if before is None else usage.time_s - before.time_s
         cpu_percent = 0.0 if before is None or passed_s <= 0 else 100 * (usage.cpu_s - before.cpu_s) / passed_s
         beat = self._table.read(rank.local_rank)
-        return RankPulse(
+        return RankStatus(
             rank=rank.rank,
             beats=0 if beat is None else beat.beats,
             step=None if beat is None else beat.step,

@@ -17,7 +17,7 @@ from dsrun.contract.job_paths import JobPaths
 from ..start.worker import RankProcess
 
 
-class LastWords:
+class UnfinishedFailures:
     """Looks for words of ranks that live; remembers when it saw each.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import psutil
 
-from dsrun.launcher.agent.shutdown import HostDescent
+from dsrun.launcher.agent.shutdown import HostShutdown
 
 
 class DyingRanks:
@@ -54,7 +54,7 @@ class ReadOutputs:
 
 def test_a_rank_that_ends_between_two_looks_is_reported_before_the_host_has_ended() -> None:
     ranks = DyingRanks()
-    descent = HostDescent(ranks, ReadOutputs(), grace_s=1.0)
-    descent.kill()
-    assert descent.advance(0.0)
+    shutdown = HostShutdown(ranks, ReadOutputs(), grace_s=1.0)
+    shutdown.kill()
+    assert shutdown.advance(0.0)
     assert ranks.reported == [0, 1]

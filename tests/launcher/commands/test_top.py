@@ -9,7 +9,7 @@ from dsrun.launcher.commands.top import RankUse, row
 from dsrun.launcher.jobs.live_status import LiveRank, LiveStatus
 from dsrun.launcher.jobs.lock import JobLock
 from dsrun.launcher.machine.gpus.usage import GpuUse
-from dsrun.launcher.protocol import RankPulse
+from dsrun.launcher.protocol import RankStatus
 from support.cli import invoke
 from support.job_records import leave_job
 
@@ -49,7 +49,7 @@ def test_top_of_what_is_no_terminal_prints_once(tmp_path: Path, monkeypatch: pyt
     lock = JobLock(folder)
     live = LiveStatus(folder, ["localhost"], clock=lambda: 1.0)
     live.started(0, 42)
-    pulse = RankPulse(
+    pulse = RankStatus(
         rank=0,
         beats=0,
         step=None,

@@ -14,12 +14,12 @@ from dsrun.launcher.failures.hang import (
     start_words,
     watchdog_warning,
 )
-from dsrun.launcher.protocol import RankPulse, RankStack, Starting
+from dsrun.launcher.protocol import RankStack, RankStatus, Starting
 from support.cli import invoke
 
 
-def pulse(rank: int, *, beats: int = 0, idle_s: float | None = None, starting: Starting = "") -> RankPulse:
-    return RankPulse(
+def pulse(rank: int, *, beats: int = 0, idle_s: float | None = None, starting: Starting = "") -> RankStatus:
+    return RankStatus(
         rank=rank,
         beats=beats,
         step=None,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from dsrun.launcher.failures.stragglers import Straggler, StragglerTracker
-from dsrun.launcher.protocol import RankPulse
+from dsrun.launcher.protocol import RankStatus
 
 
 def watch(
@@ -19,7 +19,7 @@ def watch(
         for rank in range(ranks):
             waited[rank] += (step_s - own_s(rank, second)) / step_s
         pulses = [
-            RankPulse(
+            RankStatus(
                 rank=rank,
                 beats=second,
                 step=int(second / step_s),

@@ -9,11 +9,11 @@ import pytest
 
 from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.jobs.live_status import LiveRank, LiveStatus, read_live
-from dsrun.launcher.protocol import RankPulse
+from dsrun.launcher.protocol import RankStatus
 
 
-def pulse(rank: int, step: int | None = None) -> RankPulse:
-    return RankPulse(
+def pulse(rank: int, step: int | None = None) -> RankStatus:
+    return RankStatus(
         rank=rank,
         beats=1,
         step=step,

@@ -9,7 +9,7 @@ import pytest
 from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.jobs.live_status import LiveStatus
 from dsrun.launcher.jobs.progress import Doing, doing_now, last_step, was_asked_to_stop
-from dsrun.launcher.protocol import RankPulse
+from dsrun.launcher.protocol import RankStatus
 
 
 def record(folder: Path, *lines: str) -> None:
@@ -17,8 +17,8 @@ def record(folder: Path, *lines: str) -> None:
         file.writelines(lines)
 
 
-def pulse(rank: int, step: int | None) -> RankPulse:
-    return RankPulse(
+def pulse(rank: int, step: int | None) -> RankStatus:
+    return RankStatus(
         rank=rank,
         beats=1,
         step=step,

@@ -11,7 +11,7 @@ from dsrun.launcher.jobs.live_status import read_live
 from dsrun.launcher.logs.job_output import JobOutput
 from dsrun.launcher.logs.reader import read_log
 from dsrun.launcher.plan.launch_plan import LaunchPlan, Program, make_plan
-from dsrun.launcher.protocol import Output, RankPulse
+from dsrun.launcher.protocol import Output, RankStatus
 from support.jobs import RecordingSink
 
 
@@ -38,8 +38,8 @@ def out(rank: int, text: str, time_s: float = 1.0) -> Output:
     return Output(rank=rank, stream="stdout", sequence=0, time_s=time_s, text=text)
 
 
-def pulse(rank: int, step: int) -> RankPulse:
-    return RankPulse(
+def pulse(rank: int, step: int) -> RankStatus:
+    return RankStatus(
         rank=rank,
         beats=1,
         step=step,

@@ -13,7 +13,7 @@ from dsrun.launcher.hosts.spec import Allocation, HostSpec
 from dsrun.launcher.launch.host_placement import Placement
 from dsrun.launcher.plan.launch_plan import GpuPlace, LaunchPlan, Program, make_plan
 from dsrun.launcher.preflight.findings import Preflight, Wants
-from dsrun.launcher.run.prepare_hosts import HostSettings, JobHosts, gpu_places, idle_gpus_warning, wants_of
+from dsrun.launcher.run.prepare_hosts import HostPreparation, HostSettings, gpu_places, idle_gpus_warning, wants_of
 from dsrun.launcher.survey.client import Unable
 from support.host_facts import a_host, gpus
 
@@ -52,7 +52,7 @@ def prepared(plan: LaunchPlan, settings: HostSettings, told: Told) -> LaunchPlan
     placement = Placement(
         allocation=Allocation(hosts=tuple(node.host for node in plan.nodes)), local_hosts=frozenset(), transport="local"
     )
-    hosts = JobHosts(placement, settings, lease_s=15, note=told.notes.append, warn=told.warnings.append)
+    hosts = HostPreparation(placement, settings, lease_s=15, note=told.notes.append, warn=told.warnings.append)
     return hosts.prepare(plan, python=sys.executable)
 
 

@@ -38,8 +38,8 @@ from dsrun.launcher.protocol import (
     Output,
     Passed,
     Peers,
-    RankPulse,
     RankStack,
+    RankStatus,
     Reading,
     Records,
     Signal,
@@ -624,7 +624,7 @@ class CountingSink:
     def event(self, name: str, **fields: object) -> None:
         self.events += 1
 
-    def pulse(self, ranks: Sequence[RankPulse]) -> None:
+    def pulse(self, ranks: Sequence[RankStatus]) -> None:
         pass
 
     def records(self, text: str) -> None:

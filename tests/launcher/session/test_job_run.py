@@ -24,8 +24,8 @@ from dsrun.launcher.protocol import (
     Hello,
     Output,
     Pulse,
-    RankPulse,
     RankStack,
+    RankStatus,
     Stacks,
     Start,
     Started,
@@ -275,8 +275,8 @@ def step_pulse(step: int) -> Pulse:
     return Pulse(ranks=[rank_pulse(0, idle_s=0.1, step=step)], time_s=time.time())
 
 
-def rank_pulse(rank: int, *, idle_s: float, step: int | None = None) -> RankPulse:
-    return RankPulse(
+def rank_pulse(rank: int, *, idle_s: float, step: int | None = None) -> RankStatus:
+    return RankStatus(
         rank=rank,
         beats=1,
         step=step,

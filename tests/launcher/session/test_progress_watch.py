@@ -11,7 +11,7 @@ import pytest
 from dsrun.launcher.logs.job_output import JobOutput
 from dsrun.launcher.protocol import Exit, Output, Pulse, RankStack, StreamName
 from dsrun.launcher.session.progress_watch import ProgressWatch
-from dsrun.launcher.session.rank_table import Tally
+from dsrun.launcher.session.rank_table import RankTable
 from support.jobs import RecordingSink, program_plan
 
 TIMEOUT_S = 5.0
@@ -22,10 +22,10 @@ class Watched:
 
     def __init__(self, folder: Path) -> None:
         self.plan = program_plan(folder, "command", "true", ranks=1, hosts=2)
-        self.tally = Tally(self.plan)
+        self.table = RankTable(self.plan)
         self.sink = RecordingSink()
         self._output = JobOutput(self.plan, self.sink)
-        self.watch = ProgressWatch(self.tally, self._output, self.plan, timeout_s=TIMEOUT_S)
+        self.watch = ProgressWatch(self.table, self._output, self.plan, timeout_s=TIMEOUT_S)
         self.watch.started([0, 1])
         self.now_s = time.monotonic()
 
@@ -96,7 +96,7 @@ def test_a_host_that_never_answers_is_named(watched: Watched) -> None:
 
 def test_a_rank_that_has_returned_makes_no_hang_of_itself(watched: Watched) -> None:
     for rank in (0, 1):
-        watched.tally.exited(Exit(rank=rank, status=0, time_s=1.0))
+        watched.table.exited(Exit(rank=rank, status=0, time_s=1.0))
         watched.watch.ended(rank)
     assert not watched.look_for(3 * TIMEOUT_S)
 
@@ -127,7 +127,7 @@ def test_nothing_is_told_where_all_ranks_have_ended_before_they_were_asked(watch
 def test_ranks_that_never_start_are_the_verdict_though_there_is_no_stack(tmp_path: Path) -> None:
     plan = program_plan(tmp_path, "command", "true", ranks=2)
     output = JobOutput(plan, RecordingSink())
-    watch = ProgressWatch(Tally(plan), output, plan, timeout_s=TIMEOUT_S, start_limit_s=60.0)
+    watch = ProgressWatch(RankTable(plan), output, plan, timeout_s=TIMEOUT_S, start_limit_s=60.0)
     watch.pulse(Pulse(ranks=[], time_s=0.0, importing=[0, 1]))
     now_s = time.monotonic()
     asked = [second for second in range(100) if watch.look(now_s + second, [])]

@@ -9,7 +9,7 @@ from dsrun.contract.error_file import WorkerError
 from dsrun.launcher.failures.report import HostLoss
 from dsrun.launcher.plan.launch_plan import LaunchPlan, Outside
 from dsrun.launcher.protocol import Exit
-from dsrun.launcher.session.rank_table import Tally
+from dsrun.launcher.session.rank_table import RankTable
 from support.jobs import program_plan
 
 
@@ -21,60 +21,60 @@ def two_hosts(folder: Path) -> LaunchPlan:
     return program_plan(folder, "command", "true", hosts=2)
 
 
-def outcome(tally: Tally) -> tuple[int, int | None]:
-    end = tally.outcome(tail=lambda rank: (), log=lambda rank: "")
+def outcome(table: RankTable) -> tuple[int, int | None]:
+    end = table.outcome(tail=lambda rank: (), log=lambda rank: "")
     return end.exit_code, end.step
 
 
 def test_a_host_runs_from_its_start_to_its_last_ranks_end(tmp_path: Path) -> None:
     plan = two_hosts(tmp_path)
-    tally, first = Tally(plan), plan.nodes[0]
-    assert not tally.is_running(first)
-    tally.started(first, [11, 12])
-    tally.exited(exited(0))
-    assert tally.is_running(first)
-    tally.exited(exited(1))
-    assert (tally.is_running(first), tally.all_ended(first), tally.all_ended(plan.nodes[1])) == (False, True, False)
-    assert tally.ended_well() == [0, 1]
+    table, first = RankTable(plan), plan.nodes[0]
+    assert not table.is_running(first)
+    table.started(first, [11, 12])
+    table.exited(exited(0))
+    assert table.is_running(first)
+    table.exited(exited(1))
+    assert (table.is_running(first), table.all_ended(first), table.all_ended(plan.nodes[1])) == (False, True, False)
+    assert table.ended_well() == [0, 1]
 
 
 def test_ranks_of_a_lost_host_are_not_counted_as_running(tmp_path: Path) -> None:
-    tally = Tally(two_hosts(tmp_path))
-    assert tally.running_ranks() == 4
-    tally.exited(exited(0))
+    table = RankTable(two_hosts(tmp_path))
+    assert table.running_ranks() == 4
+    table.exited(exited(0))
     loss = HostLoss(host="here2", reason="gone", time_s=1.0)
-    assert tally.lost(loss)
-    assert not tally.lost(dataclasses.replace(loss, reason="later, and so no news"))
-    assert tally.running_ranks() == 1
+    assert table.lost(loss)
+    assert not table.lost(dataclasses.replace(loss, reason="later, and so no news"))
+    assert table.running_ranks() == 1
 
 
 def test_the_highest_step_counts_whoever_told_it(tmp_path: Path) -> None:
     plan = two_hosts(tmp_path)
-    tally = Tally(plan)
+    table = RankTable(plan)
     for rank in plan.ranks:
-        tally.exited(exited(rank, step=10 - rank))
-    assert outcome(tally) == (0, 10)
+        table.exited(exited(rank, step=10 - rank))
+    assert outcome(table) == (0, 10)
 
 
 def test_only_a_mistakes_own_lines_end_a_ranks_log(tmp_path: Path) -> None:
     plan = two_hosts(tmp_path)
-    tally = Tally(plan)
+    table = RankTable(plan)
     mistake = WorkerError(message="error: no", traceback="", time_s=1.0)
-    tally.exited(exited(1, 2, error=mistake))
-    tally.exited(exited(2, 1, error=dataclasses.replace(mistake, traceback="Traceback ...")))
+    table.exited(exited(1, 2, error=mistake))
+    table.exited(exited(2, 1, error=dataclasses.replace(mistake, traceback="Traceback ...")))
     ended: dict[int, str | None] = {}
-    tally.end_outputs(lambda rank, word: ended.update({rank: word}))
+    table.end_outputs(lambda rank, word: ended.update({rank: word}))
     assert ended == {0: None, 1: "error: no", 2: None, 3: None}
 
 
 def test_of_a_job_with_hosts_outside_only_the_own_ranks_are_known(tmp_path: Path) -> None:
     plan = program_plan(tmp_path, "command", "true", outside=Outside(node_rank=1, node_count=3, port=1))
-    tally = Tally(plan)
+    table = RankTable(plan)
     ended: list[int] = []
-    tally.end_outputs(lambda rank, word: ended.append(rank))
+    table.end_outputs(lambda rank, word: ended.append(rank))
     assert ended == [2, 3]
     for rank in plan.ranks:
-        tally.exited(exited(rank, 3))
-    end = tally.outcome(tail=lambda rank: (), log=lambda rank: "")
+        table.exited(exited(rank, 3))
+    end = table.outcome(tail=lambda rank: (), log=lambda rank: "")
     assert [rank.rank for rank in end.ends] == [2, 3]
     assert end.exit_code == 3

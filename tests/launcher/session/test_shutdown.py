@@ -14,8 +14,8 @@ from dsrun.launcher.failures.report import UserStop
 from dsrun.launcher.logs.job_output import JobOutput
 from dsrun.launcher.protocol import Finished, Hello, Kill, Message, Stop
 from dsrun.launcher.session.agent_link import Link, LinkEvent, Received, start_frame
-from dsrun.launcher.session.rank_table import Tally
-from dsrun.launcher.session.shutdown import Descent, StopRequest, count_ranks
+from dsrun.launcher.session.rank_table import RankTable
+from dsrun.launcher.session.shutdown import Shutdown, StopRequest, count_ranks
 from dsrun.launcher.transport.fake import Await, FakeTransport
 from support.jobs import RecordingSink, program_plan
 
@@ -31,10 +31,10 @@ class Way:
         self._transport = FakeTransport({"here": [Hello(pid=1, time_s=0), Await(Finished)]})
         self.sink = RecordingSink()
         self.links = [Link(node, self._events.put, room=8, lease_s=15) for node in plan.nodes]
-        self.tally = Tally(plan)
+        self.table = RankTable(plan)
         self.cancelled: list[Link] = []
         output = JobOutput(plan, self.sink)
-        self.descent = Descent(plan, self.links, self.tally, output, cancelled=self.cancelled.append)
+        self.shutdown = Shutdown(plan, self.links, self.table, output, cancelled=self.cancelled.append)
         first = self.links[0]
         start = start_frame(plan)(0)
         first.open(lambda: self._transport.start(first.node.host, ["agent"]), start, threading.Semaphore())
@@ -66,10 +66,10 @@ def ctrl_c(*, at_once: bool = False) -> StopRequest:
 
 def test_the_first_failure_asks_those_that_have_begun_and_cancels_the_others(tmp_path: Path) -> None:
     with way(tmp_path) as down:
-        assert not down.descent.has_begun
+        assert not down.shutdown.has_begun
         for failure in ("rank 0 failed", "rank 1 failed"):
-            down.descent.after_failure(failure)
-        assert down.descent.has_begun
+            down.shutdown.after_failure(failure)
+        assert down.shutdown.has_begun
         assert down.sent == [Stop(signal=signal.SIGTERM)]
         assert down.cancelled == [down.links[1]]
         assert down.links[0].deadline_s is not None
@@ -78,27 +78,27 @@ def test_the_first_failure_asks_those_that_have_begun_and_cancels_the_others(tmp
 
 def test_a_person_asks_then_kills_then_leaves(tmp_path: Path) -> None:
     with way(tmp_path) as down:
-        down.descent.on_request(ctrl_c())
-        assert (down.sent, down.descent.is_left) == ([Stop(signal=signal.SIGINT)], False)
-        down.descent.on_request(ctrl_c())
-        assert (down.sent[1:], down.descent.is_left) == ([Kill()], False)
-        down.descent.on_request(ctrl_c())
-        assert (len(down.sent), down.descent.is_left) == (2, True)
-        assert down.tally.user_stop == ctrl_c().stop
+        down.shutdown.on_request(ctrl_c())
+        assert (down.sent, down.shutdown.is_left) == ([Stop(signal=signal.SIGINT)], False)
+        down.shutdown.on_request(ctrl_c())
+        assert (down.sent[1:], down.shutdown.is_left) == ([Kill()], False)
+        down.shutdown.on_request(ctrl_c())
+        assert (len(down.sent), down.shutdown.is_left) == (2, True)
+        assert down.table.user_stop == ctrl_c().stop
 
 
 def test_one_request_after_a_failure_kills(tmp_path: Path) -> None:
     with way(tmp_path) as down:
-        down.descent.after_failure("rank 0 failed")
-        down.descent.on_request(ctrl_c())
+        down.shutdown.after_failure("rank 0 failed")
+        down.shutdown.on_request(ctrl_c())
         assert down.sent == [Stop(signal=signal.SIGTERM), Kill()]
 
 
 def test_who_wants_it_at_once_never_leaves(tmp_path: Path) -> None:
     with way(tmp_path) as down:
         for _ in range(3):
-            down.descent.on_request(ctrl_c(at_once=True))
-        assert (down.sent, down.descent.is_left) == ([Kill()], False)
+            down.shutdown.on_request(ctrl_c(at_once=True))
+        assert (down.sent, down.shutdown.is_left) == ([Kill()], False)
 
 
 def test_ranks_are_counted_in_words() -> None:

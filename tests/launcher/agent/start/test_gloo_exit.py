@@ -78,10 +78,10 @@ sys.modules["torch.distributed"] = torch
 #: With less patience than ranks have.
 IMPATIENT = """
 import sys
-from dsrun.launcher.agent.start.gloo_exit import Leaving
-leaving = Leaving(patience_s=0.2)
+from dsrun.launcher.agent.start.gloo_exit import GlooExit
+gloo_exit = GlooExit(patience_s=0.2)
 exec(open(sys.argv[1]).read())
-leaving.program_ended()
+gloo_exit.program_ended()
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from dsrun.contract.heartbeats import HeartbeatTable, HeartbeatWriter, StartState
 from dsrun.launcher.agent.start.worker import RankProcess
-from dsrun.launcher.agent.watch.rank_status import Pulses
+from dsrun.launcher.agent.watch.rank_status import StatusTaking
 
 
 class ScriptedProcess:
@@ -42,11 +42,11 @@ def live(rank: int, process: ScriptedProcess) -> RankProcess:
 
 
 def test_processor_time_is_counted_from_one_pulse_to_the_next(table: HeartbeatTable) -> None:
-    pulses, process = Pulses(table), ScriptedProcess()
+    taking, process = StatusTaking(table), ScriptedProcess()
     shares: list[float] = []
     for now_s, user_s in ((10.0, 3.0), (12.0, 5.0), (13.0, 5.25)):
         process.user_s = user_s
-        (pulse,) = pulses.take([live(0, process)], now_s).ranks
+        (pulse,) = taking.take([live(0, process)], now_s).ranks
         shares.append(pulse.cpu_percent)
     assert shares == [0.0, 100.0, 25.0]
     assert pulse.rss_bytes == 1 << 20
@@ -55,7 +55,7 @@ def test_processor_time_is_counted_from_one_pulse_to_the_next(table: HeartbeatTa
 def test_a_rank_that_has_ended_is_left_out(table: HeartbeatTable) -> None:
     ended, lives = ScriptedProcess(), ScriptedProcess()
     ended.user_s = None
-    assert [pulse.rank for pulse in Pulses(table).take([live(0, ended), live(1, lives)], 10.0).ranks] == [1]
+    assert [pulse.rank for pulse in StatusTaking(table).take([live(0, ended), live(1, lives)], 10.0).ranks] == [1]
 
 
 def test_a_rank_is_heard_through_the_slot_of_its_place_on_the_host(table: HeartbeatTable) -> None:
@@ -64,7 +64,9 @@ def test_a_rank_is_heard_through_the_slot_of_its_place_on_the_host(table: Heartb
     writer.enter("all_gather of unit 12")
     beat = table.read(1)
     assert beat is not None
-    silent, heard = Pulses(table).take([live(6, ScriptedProcess()), live(7, ScriptedProcess())], beat.time_s + 2).ranks
+    silent, heard = (
+        StatusTaking(table).take([live(6, ScriptedProcess()), live(7, ScriptedProcess())], beat.time_s + 2).ranks
+    )
     assert (silent.beats, silent.step, silent.idle_s, silent.phase, silent.collective) == (0, None, None, "", "")
     assert (heard.beats, heard.step, heard.idle_s) == (2, 4, 2.0)
     assert (heard.phase, heard.collective) == ("forward", "all_gather of unit 12")
@@ -83,5 +85,5 @@ def test_a_pulse_says_what_a_ranks_start_is_at(
 ) -> None:
     HeartbeatWriter(table.path, 1).tell_start(state)
     for are_python, expected in ((True, python), (False, program)):
-        (found,) = Pulses(table, are_python=are_python).take([live(1, ScriptedProcess())], 1.0).ranks
+        (found,) = StatusTaking(table, are_python=are_python).take([live(1, ScriptedProcess())], 1.0).ranks
         assert (found.starting, found.beats, found.idle_s) == (expected, 0, None)

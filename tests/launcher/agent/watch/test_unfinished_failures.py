@@ -11,13 +11,13 @@ import psutil
 from dsrun.contract.error_file import write_error_file
 from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.agent.start.worker import RankProcess
-from dsrun.launcher.agent.watch.unfinished_failures import LastWords
+from dsrun.launcher.agent.watch.unfinished_failures import UnfinishedFailures
 
 HERE = RankProcess(3, 0, psutil.Process())
 
 
 def test_a_rank_is_overdue_once_its_grace_after_its_word_is_over(tmp_path: Path) -> None:
-    words = LastWords(str(tmp_path), grace_s=5.0)
+    words = UnfinishedFailures(str(tmp_path), grace_s=5.0)
     assert words.overdue([HERE], 10.0) == []
     write_error_file(JobPaths(tmp_path).error_file(3), ValueError("boom"))
     assert words.overdue([HERE], 20.0) == []
@@ -28,7 +28,7 @@ def test_a_rank_is_overdue_once_its_grace_after_its_word_is_over(tmp_path: Path)
 
 def test_a_word_that_another_process_left_is_not_the_ranks(tmp_path: Path) -> None:
     path = JobPaths(tmp_path).error_file(3)
-    words = LastWords(str(tmp_path), grace_s=0.0)
+    words = UnfinishedFailures(str(tmp_path), grace_s=0.0)
     if (child := os.fork()) == 0:
         write_error_file(path, ValueError("of a fork"))
         os._exit(0)
@@ -41,7 +41,7 @@ def test_a_word_that_torchs_record_left_counts_once_nothing_can_catch_the_error(
     path = JobPaths(tmp_path).error_file(3)
     extra = {"py_callstack": "Traceback ...", "timestamp": "1700000000"}
     path.write_text(json.dumps({"message": {"message": "ValueError: boom", "extraInfo": extra}}))
-    words = LastWords(str(tmp_path), grace_s=0.0)
+    words = UnfinishedFailures(str(tmp_path), grace_s=0.0)
     assert words.overdue([HERE], 10.0) == []
     assert not write_error_file(path, ValueError("boom"))
     assert words.overdue([HERE], 11.0) == [HERE]
