@@ -176,7 +176,7 @@ class JobConsole:
 
     def _rows(self) -> list[str]:
         bars = [
-            f"{self._printer.tag((rank,), coloured=False)} {self._bars[rank, name]}"
+            f"{self._printer.tags.text((rank,), coloured=False)} {self._bars[rank, name]}"
             for rank, name in sorted(self._bars)
         ]
         rows = bars[:_MOST_BARS]

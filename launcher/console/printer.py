@@ -1,7 +1,7 @@
 """How a running job looks: whole tagged lines, dsrun's own notes, and nothing else. Knows nothing of processes.
 
 stdout is data, stderr is talk: what ranks write to stdout goes to stdout and what they write to stderr to stderr, each
-line whole and tagged `[rank]` (`[host:rank]` on several hosts); dsrun's own notes go to stderr as `dsrun: ...`.
+line whole and tagged `[rank]` (see `line_tag`); dsrun's own notes go to stderr as `dsrun: ...`.
 Every line carries its tag, with one rank as with many, so nothing that reads them must know how many there are.
 """
 
@@ -15,15 +15,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..protocol import StreamName
-from .rank_set import format_rank_set
+from .line_tag import LineTags
 
-# Six colours that can be read on dark and on light ground; red is left for errors.
-_TAG_COLOURS = ("36", "32", "35", "34", "33", "96")
 _RED, _YELLOW, _RESET = "\x1b[1;31m", "\x1b[1;33m", "\x1b[0m"
 
 #: What a shell reports for a process that wrote to a pipe nobody reads.
 CLOSED_PIPE_EXIT = 141
-
 
 #: Between two questions whether to wait on for a reader that does not read.
 _PATIENCE_S = 0.1
@@ -126,8 +123,7 @@ class Printer:
         """
         self._streams: dict[str, RawStream] = {"stdout": stdout, "stderr": stderr}
         self._colour = {"stdout": stdout_colour, "stderr": stderr_colour}
-        self._hosts = hosts
-        self._several_hosts = len(set(hosts)) > 1
+        self.tags = LineTags(hosts)
         self._quiet = quiet
         self._on_closed = on_closed
         self._around = around
@@ -153,7 +149,7 @@ class Printer:
         """
         if stream not in self._streams:
             return
-        tag = self.tag(ranks, coloured=self._colour[stream])
+        tag = self.tags.text(ranks, coloured=self._colour[stream])
         if self._colour[stream]:
             texts = [_closed(text) for text in texts]
         separator = f"\n{tag} "
@@ -171,7 +167,7 @@ class Printer:
             line.text, line.is_prompt = line.text + text, True
             self._emit(stream, text)
             return
-        text = f"{self.tag((rank,), coloured=self._colour[stream])} {text}"
+        text = f"{self.tags.text((rank,), coloured=self._colour[stream])} {text}"
         self._break_line(stream)
         self._emit(stream, text)
         self._open = _OpenLine(rank, stream, text)
@@ -197,14 +193,6 @@ class Printer:
             line.is_prompt = False
             if typed and line.stream in self._typed_on:
                 self._open = None
-
-    def tag(self, ranks: Sequence[int], *, coloured: bool) -> str:
-        """Returns what stands before a line: `[3]`, `[w1:3]` on several hosts, `[0-7]` for several ranks."""
-        if len(ranks) > 1:
-            return f"\x1b[1m[{format_rank_set(ranks)}]{_RESET}" if coloured else f"[{format_rank_set(ranks)}]"
-        rank = ranks[0]
-        tag = f"[{self._hosts[rank]}:{rank}]" if self._several_hosts else f"[{rank}]"
-        return f"\x1b[{_TAG_COLOURS[rank % len(_TAG_COLOURS)]}m{tag}{_RESET}" if coloured else tag
 
     def note(self, text: str) -> None:
         """Prints a line of dsrun's own talk."""
