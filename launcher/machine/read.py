@@ -15,7 +15,7 @@ from typing import Any
 
 from .cgroup import read_cgroup, read_limits
 from .devices.choice import user_of_process
-from .devices.unserved import unserved_accelerators
+from .devices.unusable import unusable_gpus
 from .gpus.nvlink import read_nvlinks, read_peer_access
 from .gpus.nvml import NoDriver, ask, open_nvml, text_of
 from .gpus.read import Gpu, GpuReport, explained, gpu_handle, list_gpus
@@ -30,7 +30,7 @@ from .proc_files import parse_cpuinfo, read_text
 from .processor.model import read_cpu
 from .processor.numa import node_cpus, read_binding, read_numa
 from .provenance import WHY, null_reasons
-from .report import DiskReport, ProbeReport, UnusableGpus
+from .report import DiskReport, ProbeReport
 from .software.loaded_libraries import Loaded, NotLoaded
 from .software.versions import read_software, read_versions
 from .storage import PathReport, read_storage
@@ -98,7 +98,7 @@ def probe(
         gpus_left_out=gpus.left_out,
         gpus_unlisted=gpus.unlisted,
         gpus_idle=gpus.idle,
-        gpus_unusable=_unusable(gpus, root, env, import_path),
+        gpus_unusable=unusable_gpus(gpus, env, root=root, import_path=import_path),
         topology=read_topology(
             root, gpus.gpus, rdma, cpus, switch_events=None if isinstance(errors, str) else errors.switches
         ),
@@ -161,17 +161,6 @@ def _gpus(
     if report.reason is not None:
         why |= {"driver": report.reason, "driver_cuda": report.reason}
     return report
-
-
-def _unusable(
-    gpus: GpuReport, root: Path, environ: Mapping[str, str], import_path: Sequence[str] | None
-) -> UnusableGpus | None:
-    """Says why a job would go without a GPU where it was given some."""
-    if gpus.fault is not None:
-        text = f"the GPUs of this machine cannot be used: {gpus.fault.reason}"
-        return UnusableGpus(text=text, fix=gpus.fault.way_out)
-    unserved = None if gpus.usable_count else unserved_accelerators(environ, root=root, import_path=import_path)
-    return None if unserved is None else UnusableGpus(text=unserved.text, fix=unserved.way_out)
 
 
 def _all_detailed(nvml: Any, gpus: Sequence[Gpu], root: Path, errors: DriverErrors | str) -> tuple[Gpu, ...]:

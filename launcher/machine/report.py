@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .cgroup import CgroupReport
+from .devices.unusable import UnusableGpus
 from .gpus.read import Gpu, LeftOut
 from .host import HostReport
 from .memory import MemoryReport
@@ -33,19 +34,6 @@ class DiskReport:
     filesystem: str | None
     total_bytes: int | None
     free_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnusableGpus:
-    """GPUs that a job here was given and cannot use: the driver fails, or dsrun has no backend for them.
-
-    Attributes:
-        text: what is wrong.
-        fix: the way out.
-    """
-
-    text: str
-    fix: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

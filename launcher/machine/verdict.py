@@ -36,7 +36,13 @@ class Context:
     """The jobs that a host is judged for.
 
     Attributes:
+        trains: whether they are sure to train, so that torch must be there.
+        needs_gpus: whether each of their ranks is to take a GPU.
         takes_rdma: whether their ranks talk over RDMA.
+        torch: version that the other hosts of a job have; None where there are none, or no usual one.
     """
 
+    trains: bool = False
+    needs_gpus: bool = False
     takes_rdma: bool = False
+    torch: str | None = None

@@ -19,7 +19,7 @@ from dsrun.errors import DsrunError
 
 from ..machine.cgroup import read_limits
 from ..machine.devices.choice import Device, driver_open, read_devices
-from ..machine.devices.unserved import unserved_accelerators
+from ..machine.devices.unusable import UnusableGpus, unusable_gpus
 from ..machine.gpus.read import Gpu, GpuReport, left_out_texts, read_gpus
 from ..machine.limits import LimitsReport, read_process_limits, user_name
 from ..machine.memory import MemoryReport, read_memory
@@ -73,8 +73,7 @@ class HostFacts:
         gpus: those a job may see.
         gpu_places: where those are that CUDA counts, in its order, whatever CUDA_VISIBLE_DEVICES says.
         no_gpus: why there are none, where there are none.
-        no_gpus_fix: how GPUs that are there come to be used, where the driver does not serve them or they are of
-            another maker; None where none was to be expected.
+        gpus_unusable: why none can be used where there should be some; None where that is not so.
         left_out: GPUs that no job can use while others of the host are used, in words.
         cores_usable: affinity and quota applied.
         memory: of the machine, its cgroups and /dev/shm.
@@ -100,7 +99,7 @@ class HostFacts:
     gpus: tuple[GpuFacts, ...]
     no_gpus: str | None
     gpu_places: tuple[GpuPlace, ...] = ()
-    no_gpus_fix: str | None = None
+    gpus_unusable: UnusableGpus | None = None
     left_out: tuple[str, ...] = ()
     cores_usable: int
     memory: MemoryReport
@@ -126,6 +125,7 @@ class HostFacts:
             "memory": MemoryReport.from_json(value["memory"]),
             "limits": None if value["limits"] is None else LimitsReport(**value["limits"]),
             "gpus": tuple(GpuFacts(**gpu) for gpu in gpus),
+            "gpus_unusable": None if value["gpus_unusable"] is None else UnusableGpus(**value["gpus_unusable"]),
             "gpu_places": tuple(GpuPlace(**place) for place in value["gpu_places"]),
             "rdma": tuple(RdmaFacts(**port) for port in value["rdma"]),
             "files": {kind: FileFacts(**file) for kind, file in value["files"].items()},
@@ -189,7 +189,7 @@ def read_facts(
     """
     cgroup = read_limits(root)
     report, devices = _read_driver(environ, load_nvml, root)
-    no_gpus, no_gpus_fix = (None, None) if devices else _why_none(report, environ, root)
+    unusable = None if devices else unusable_gpus(report, environ, root=root)
     cards = read_rdma(root)
     return HostFacts(
         user=user_name(),
@@ -201,8 +201,8 @@ def read_facts(
         driver_cuda=report.driver_cuda,
         gpus=gpu_facts(report.gpus, devices),
         gpu_places=report.places,
-        no_gpus=no_gpus,
-        no_gpus_fix=no_gpus_fix,
+        no_gpus=None if devices else _why_none(report, unusable),
+        gpus_unusable=unusable,
         left_out=tuple(left_out_texts(report)) if devices else (),
         cores_usable=usable_cores(os.sched_getaffinity(0), cgroup.quota_cores),
         memory=read_memory(root, cgroup),
@@ -256,14 +256,13 @@ def _read_driver(
         return read_gpus(environ, load_nvml=load_nvml, root=root), ()
 
 
-def _why_none(report: GpuReport, environ: Mapping[str, str], root: Path) -> tuple[str, str | None]:
-    """Returns why there is no GPU, and how that is mended where it is a fault."""
+def _why_none(report: GpuReport, unusable: UnusableGpus | None) -> str:
+    """Returns why there is no GPU."""
     if report.fault is not None:
-        return report.fault.reason, report.fault.way_out
-    unserved = unserved_accelerators(environ, root=root)
-    if unserved is not None:
-        return unserved.text, unserved.way_out
-    return report.reason or "CUDA_VISIBLE_DEVICES hides all of them", None
+        return report.fault.reason
+    if unusable is not None:
+        return unusable.text
+    return report.reason or "CUDA_VISIBLE_DEVICES hides all of them"
 
 
 def _place() -> str:

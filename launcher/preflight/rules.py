@@ -14,7 +14,9 @@ from statistics import median_high
 from dsrun.units import format_bytes, format_duration
 
 from ..hosts.spec import HostSpec
+from ..machine.verdict import Context
 from ..machine.verdicts.limits import open_files_verdicts, shared_memory_verdicts
+from ..machine.verdicts.no_gpus import no_gpu_verdicts
 from ..survey.client import Unable
 from .facts import GpuFacts, HostFacts
 from .files import judge_files
@@ -103,9 +105,7 @@ def _with_chosen_gpus(spec: HostSpec, facts: HostFacts) -> HostFacts:
 
 def _driver_faults(facts: HostFacts) -> Iterator[Fault]:
     """Judges a host whose GPUs do not serve: no job asked for a host of the CPU there."""
-    if facts.no_gpus_fix is not None:
-        fix = facts.no_gpus_fix
-        yield "red", facts.no_gpus or "no GPU", fix if "`--backend gloo`" in fix else f"{fix}; or run with `--no-gpu`"
+    yield from faults(no_gpu_verdicts(facts.gpus_unusable, context=Context(trains=True)))
     for text in facts.left_out:
         yield "amber", text, "leave the host out with `--exclude` if its ranks need all GPUs"
 
@@ -113,7 +113,7 @@ def _driver_faults(facts: HostFacts) -> Iterator[Fault]:
 def _gpu_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
     """Judges the GPUs that the host's slots take: ids count those a job sees there."""
     there = facts.gpus
-    if facts.no_gpus_fix is not None:
+    if facts.gpus_unusable is not None:
         return
     missing = [number for number in spec.gpus or () if number >= len(there)]
     if not there:

@@ -65,9 +65,10 @@ def _host_json(seen: Seen) -> dict[str, Any]:
     value = asdict(seen)
     facts: dict[str, Any] = value["facts"]
     # A digest of every file helps nobody; findings name those that differ.
-    del facts["code"], facts["memory"], facts["limits"]
-    memory, limits = seen.facts.memory, seen.facts.limits
+    del facts["code"], facts["memory"], facts["limits"], facts["gpus_unusable"]
+    memory, limits, unusable = seen.facts.memory, seen.facts.limits, seen.facts.gpus_unusable
     facts |= {
+        "no_gpus_fix": None if unusable is None else unusable.fix,
         "memory_bytes": memory.limit_bytes,
         "shm_bytes": memory.shm_total_bytes,
         "shm_free_bytes": memory.shm_free_bytes,

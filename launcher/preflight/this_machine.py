@@ -34,6 +34,8 @@ from ..machine.verdict import Context, ProbeVerdict
 from ..machine.verdicts.all import fit_of
 from ..machine.verdicts.gpus import gpu_verdicts
 from ..machine.verdicts.limits import locked_memory_verdicts, open_files_verdicts, shared_memory_verdicts
+from ..machine.verdicts.no_gpus import hidden_gpu_verdicts, no_gpu_verdicts
+from ..machine.verdicts.torch_build import torch_verdicts
 
 #: `green`: as it should be; `amber`: a job may run, but worse or not at scale; `red`: jobs fail.
 Verdict = Literal["green", "amber", "red"]
@@ -98,38 +100,32 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
 def check_torch(report: ProbeReport) -> list[Finding]:
     """Looks for torch, and whether the driver can run what it was built for."""
     versions = report.versions
+    context = Context(trains=True)
+    verdicts = list(torch_verdicts(versions, gpus=len(report.gpus), fit=fit_of(report), context=context))
     python = f"Python {versions.python} at {versions.python_path}"
-    if versions.torch is None:
-        return [
-            Finding(
-                name="torch",
-                verdict="red",
-                text=f"not installed beside {python}",
-                fix=f"{versions.python_path} -m pip install torch",
-            )
-        ]
-    found = Finding(name="torch", verdict="green", text=f"torch {versions.torch}, {python}")
-    if report.gpus_unusable is not None:
-        wrong = report.gpus_unusable
-        return [found, Finding(name="CUDA", verdict="red", text=wrong.text, fix=wrong.fix)]
-    if report.gpus_idle is not None:
-        text = f"{report.gpus_idle}: jobs train on the CPU"
-        return [found, Finding(name="CUDA", verdict="amber", text=text, fix="`--no-gpu` says that this is meant")]
-    if not report.gpus:
-        return [found, Finding(name="CUDA", verdict="green", text="no GPU here: jobs train on the CPU")]
-    if not report.gpus_usable:
-        text = f"none of {_count(report.gpus)} can be used by a job"
-        fix = "`dsrun probe` says why: CUDA_VISIBLE_DEVICES, or MIG mode without slices"
-        return [found, Finding(name="CUDA", verdict="amber", text=text, fix=fix)]
-    if versions.cuda is None:
-        text = f"torch is built without CUDA, and this machine has {_count(report.gpus)}"
-        fix = "install a CUDA build: https://pytorch.org/get-started"
-        return [found, Finding(name="CUDA", verdict="amber", text=text, fix=fix)]
+    missing = [verdict for verdict in verdicts if verdict.path == "versions.torch"]
+    found = _judged("torch", missing, well=f"torch {versions.torch}, {python}")
+    return [found] if missing else [found, _check_cuda(report, verdicts)]
+
+
+def _check_cuda(report: ProbeReport, verdicts: Sequence[ProbeVerdict]) -> Finding:
+    """Looks whether jobs have GPUs to train on, and a torch for them.
+
+    Args:
+        report: of this machine.
+        verdicts: what is to be said of its torch.
+    """
+    unusable, gpus = report.gpus_unusable, len(report.gpus)
+    without = [
+        *no_gpu_verdicts(unusable, report.gpus_idle, context=Context(trains=True)),
+        *hidden_gpu_verdicts(
+            gpus=gpus, usable=report.gpus_usable, variables=report.software.variables, unusable=unusable
+        ),
+    ]
+    if without or not gpus:
+        return _judged("CUDA", without, well="no GPU here: jobs train on the CPU")
     fit = fit_of(report)
-    assert fit is not None, "there are GPUs and a torch for them"
-    if fit.verdict in ("green", "note"):
-        return [found, Finding(name="CUDA", verdict="green", text=fit.text)]
-    return [found, Finding(name="CUDA", verdict=fit.verdict, text=fit.text, fix=fit.fix)]
+    return _judged("CUDA", verdicts, well="" if fit is None else fit.text)
 
 
 def check_gpus(report: ProbeReport) -> list[Finding]:

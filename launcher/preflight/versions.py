@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
+from ..machine.verdict import Context
 from ..machine.verdicts.cuda_fit import CudaFit, FitGpu, cuda_fit
+from ..machine.verdicts.torch_build import torch_verdicts
 from .facts import HostFacts
-from .findings import Finding, Verdict, named
+from .findings import Fault, Finding, Verdict, faults, fold, named
 
 _T = TypeVar("_T")
 Facts = Mapping[str, HostFacts]
@@ -36,9 +38,11 @@ def judge_versions(facts: Facts, *, chosen: Facts, is_python: bool, on_gpus: boo
     )
     if not is_python:
         return
-    yield from _torch(facts)
+    yield from _torch(facts, chosen, on_gpus=on_gpus)
     if on_gpus:
-        yield from _cuda(facts, chosen)
+        yield from _difference(
+            "CUDA", facts, lambda host: host.versions.cuda, fix="install one build of torch on all hosts"
+        )
         yield from _difference(
             "NCCL", facts, lambda host: host.versions.nccl, fix="install one build of torch on all hosts"
         )
@@ -87,22 +91,30 @@ def _difference(
         yield Finding(verdict=verdict, name=name, text=in_words(parts), hosts=odd, fix=fix)
 
 
-def _torch(facts: Facts) -> Iterator[Finding]:
-    """Judges torch: without it, or with another minor version, ranks do not work together."""
-    missing = [name for name, its in facts.items() if its.versions.torch is None]
+def _torch(facts: Facts, chosen: Facts, *, on_gpus: bool) -> Iterator[Finding]:
+    """Judges torch: without it, or with another minor version, ranks do not work together; nor on GPUs without CUDA."""
     there = {name: its.versions.torch for name, its in facts.items() if its.versions.torch is not None}
     usual = groups(there)[0][0] if there else None
-    if missing:
-        pythons = {facts[name].versions.python_path for name in missing}
-        where = f"{pythons.pop()} there" if len(pythons) == 1 else "the interpreters there"
-        package = "torch" if usual is None else f"torch=={usual}"
-        yield Finding(
-            verdict="red",
-            name="torch",
-            text=f"not installed on {named(missing, len(facts))} for {where}",
-            hosts=tuple(missing),
-            fix=f"`pip install {package}` there, or name another interpreter with `python=` in the hostfile",
-        )
+    context = Context(trains=True, needs_gpus=on_gpus, torch=usual)
+    verdicts = {
+        name: [
+            *torch_verdicts(
+                its.versions,
+                gpus=len(its.gpus) if on_gpus else 0,
+                fit=_fit(chosen[name]) if on_gpus else None,
+                context=context,
+            )
+        ]
+        for name, its in facts.items()
+    }
+    lacking = {host: faults(one for one in its if one.path == "versions.torch") for host, its in verdicts.items()}
+    other = "there, or name another interpreter with `python=` in the hostfile"
+    told: dict[str, list[Fault]] = {
+        host: [(level, text, f"{fix} {other}") for level, text, fix in its] for host, its in lacking.items()
+    }
+    yield from fold("torch", told, len(facts))
+    unfit = {host: faults(one for one in its if one.path == "versions.cuda") for host, its in verdicts.items()}
+    yield from fold("CUDA", unfit, len(facts))
     if usual is not None and len(set(there.values())) > 1:
         odd = [name for name, version in there.items() if version != usual]
         is_far = any(_minor(there[name]) != _minor(usual) for name in odd)
@@ -113,27 +125,6 @@ def _torch(facts: Facts) -> Iterator[Finding]:
             hosts=tuple(odd),
             fix=f"`pip install torch=={usual}` on {named(odd, len(facts))}",
         )
-
-
-def _cuda(facts: Facts, chosen: Facts) -> Iterator[Finding]:
-    """Judges whether torch can use the GPUs with the driver that is there."""
-    count = len(facts)
-    lacking = [name for name, its in facts.items() if its.versions.torch is not None and its.versions.cuda is None]
-    if lacking:
-        text = f"torch is built without CUDA on {named(lacking, count)}"
-        fix = "install a CUDA build (https://pytorch.org/get-started), or run with `--backend gloo`"
-        yield Finding(verdict="red", name="CUDA", text=text, hosts=tuple(lacking), fix=fix)
-    unfit: dict[str, tuple[Verdict, str, str]] = {}
-    for name, its in chosen.items():
-        fit = _fit(its)
-        if fit is not None and fit.fix is not None and fit.verdict in ("amber", "red"):
-            unfit[name] = (fit.verdict, fit.text, fit.fix)
-    for (verdict, text, fix), names in groups(unfit):
-        where = f"{text} on {named(names, count)}"
-        yield Finding(verdict=verdict, name="CUDA", text=where, hosts=tuple(names), fix=fix)
-    yield from _difference(
-        "CUDA", facts, lambda host: host.versions.cuda, fix="install one build of torch on all hosts"
-    )
 
 
 def _fit(host: HostFacts) -> CudaFit | None:

@@ -21,6 +21,7 @@ from .limits import (
     shared_memory_verdicts,
 )
 from .rdma import rdma_verdicts
+from .torch_build import torch_verdicts
 
 _FEW_INODES = 10_000
 #: Less is swapped out of any machine that has been up for a month.
@@ -45,7 +46,7 @@ def judge(report: ProbeReport) -> tuple[ProbeVerdict, ...]:
     context = Context(takes_rdma=bool(report.gpus) and has_rdma(report))
     found = [
         *gpu_verdicts(report),
-        *_torch(report),
+        *torch_verdicts(report.versions, gpus=len(report.gpus), fit=fit_of(report), context=context),
         *_loaded(report),
         *locked_memory_verdicts(report.host.limits, has_cards=bool(report.rdma), context=context),
         *open_files_verdicts(report.host.limits),
@@ -58,21 +59,6 @@ def judge(report: ProbeReport) -> tuple[ProbeVerdict, ...]:
         *rdma_verdicts(report),
     ]
     return tuple(sorted(found, key=lambda verdict: _ORDER[verdict.level]))
-
-
-def _torch(report: ProbeReport) -> Iterator[ProbeVerdict]:
-    versions = report.versions
-    if versions.torch is None:
-        fix = f"{versions.python_path} -m pip install torch"
-        yield _verdict(
-            "amber", f"torch is not installed beside Python at {versions.python_path}", fix, "versions.torch"
-        )
-    elif report.gpus and versions.cuda is None:
-        text = f"torch {versions.torch} is built without CUDA, and this machine has {_count(len(report.gpus), 'GPU')}"
-        yield _verdict("amber", text, "install a CUDA build: https://pytorch.org/get-started", "versions.cuda")
-    fit = fit_of(report)
-    if fit is not None and fit.verdict != "green":
-        yield _verdict(fit.verdict, fit.text, fit.fix or "nothing", "versions.cuda")
 
 
 def fit_of(report: ProbeReport) -> CudaFit | None:

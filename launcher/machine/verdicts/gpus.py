@@ -13,7 +13,8 @@ from ..gpus.read import Gpu
 from ..gpus.state import GpuState
 from ..pci import PcieLink
 from ..report import ProbeReport
-from ..verdict import ProbeVerdict, Remark
+from ..verdict import Context, ProbeVerdict, Remark
+from .no_gpus import hidden_gpu_verdicts, no_gpu_verdicts
 from .nvlinks import CONSUMER, access_remarks, fabric_verdicts, iommu_remarks, is_named, is_untrained, link_remarks
 from .xids import recovery_remarks, switch_verdicts, xid_remarks
 
@@ -57,23 +58,19 @@ def _switches(report: ProbeReport) -> Iterator[ProbeVerdict]:
 
 
 def _whole(report: ProbeReport) -> Iterator[ProbeVerdict]:
-    if report.gpus_unusable is not None:
-        found = report.gpus_unusable
-        yield ProbeVerdict(level="red", text=found.text, fix=found.fix, path="gpus_unusable.text")
-    elif report.gpus_idle is not None:
-        text = f"{report.gpus_idle}: jobs train on the CPU"
-        fix = "nothing, if that is meant: `--no-gpu` says so"
-        yield ProbeVerdict(level="note", text=text, fix=fix, path="gpus_idle")
+    yield from no_gpu_verdicts(report.gpus_unusable, report.gpus_idle, context=Context())
     if report.gpus_unlisted:
         one = report.gpus_unlisted == 1
         text = "a GPU is there" if one else f"{report.gpus_unlisted} GPUs are there"
         text += f" that the driver does not list: it could not start {'it' if one else 'them'}"
         fix = "`dmesg | grep NVRM` says why; reboot, and have it serviced if it comes back"
         yield ProbeVerdict(level="red", text=text, fix=fix, path="gpus_unlisted")
-    hidden = report.gpus and report.gpus_usable == 0 and "CUDA_VISIBLE_DEVICES" in report.software.variables
-    if hidden and report.gpus_unusable is None:
-        text = "CUDA_VISIBLE_DEVICES hides every GPU from jobs"
-        yield ProbeVerdict(level="amber", text=text, fix="`unset CUDA_VISIBLE_DEVICES`", path="gpus_usable")
+    yield from hidden_gpu_verdicts(
+        gpus=len(report.gpus),
+        usable=report.gpus_usable,
+        variables=report.software.variables,
+        unusable=report.gpus_unusable,
+    )
     # EFA reaches GPU memory by other means.
     cards = [card for card in report.rdma if card.kind in ("InfiniBand", "RoCE")]
     works = any(port.state == "ACTIVE" for card in cards for port in card.ports)

@@ -90,16 +90,17 @@ def test_a_driver_that_fails_is_told_with_its_way_out(tmp_path: Path, name: str)
     found = read_facts({}, asked_s=0, load_nvml=machine.load_nvml, root=machine.root)
     assert found.gpus == ()
     assert found.no_gpus is not None
-    assert found.no_gpus_fix is not None
+    assert found.gpus_unusable is not None
+    assert HostFacts.from_json(json.loads(json.dumps(dataclasses.asdict(found)))).gpus_unusable == found.gpus_unusable
     hidden = read_facts({"CUDA_VISIBLE_DEVICES": ""}, asked_s=0, load_nvml=machine.load_nvml, root=machine.root)
-    assert hidden.no_gpus_fix is None
+    assert hidden.gpus_unusable is None
 
 
 def test_accelerators_of_another_maker_are_told_by_name(tmp_path: Path) -> None:
     machine = recorded_machine("mi300x", tmp_path)
     found = read_facts({}, asked_s=0, load_nvml=machine.load_nvml, root=machine.root)
     assert found.no_gpus == "this machine has 8 AMD GPUs; dsrun trains on GPUs of NVIDIA, and on CPUs"
-    assert found.no_gpus_fix is not None
+    assert found.gpus_unusable is not None
 
 
 def test_a_gpu_that_is_lost_is_told_beside_those_that_are_left(tmp_path: Path) -> None:

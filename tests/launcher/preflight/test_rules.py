@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dsrun.launcher.machine.devices.unusable import UnusableGpus
 from dsrun.launcher.preflight.findings import Wants
 from dsrun.launcher.preflight.rules import judge
 from dsrun.launcher.survey.client import Unable
@@ -73,13 +74,19 @@ def test_without_a_word_on_gpus_what_is_wrong_with_them_is_told_and_refuses_noth
     odd: dict[str, dict[str, Any]] = {"n1": {"cuda": None}, "n2": {"gpus": (), "place": "n1"}}
     found = judged(2, odd, wants=Wants(), gpus=gpus(1))
     assert [(finding.verdict, finding.text) for finding in found] == [
-        ("amber", "torch is built without CUDA on n1"),
+        ("amber", "n1: torch 2.13.0+cu130 is built without CUDA, and this machine has 1 GPU"),
         ("amber", "n2: no GPU: no NVIDIA driver"),
         ("amber", "both hosts: one machine, and their ranks would share GPUs"),
     ]
 
 
-FAULT = {"gpus": (), "no_gpus": "the NVIDIA driver does not answer: Unknown Error", "no_gpus_fix": "reboot"}
+FAULT = {
+    "gpus": (),
+    "no_gpus": "the NVIDIA driver does not answer: Unknown Error",
+    "gpus_unusable": UnusableGpus(
+        text="the GPUs of this machine cannot be used: Unknown Error", fix="reboot; `--no-gpu` trains on the CPU"
+    ),
+}
 
 
 @pytest.mark.parametrize("wants", [Wants(), GPU])
@@ -87,8 +94,8 @@ FAULT = {"gpus": (), "no_gpus": "the NVIDIA driver does not answer: Unknown Erro
 def test_a_host_whose_driver_fails_is_refused_though_no_host_has_a_gpu(wants: Wants, others: Any) -> None:
     found = judged(2, {"n2": FAULT}, wants=wants, gpus=others)
     (fault,) = [finding for finding in found if finding.name == "GPU driver"]
-    assert (fault.verdict, fault.text) == ("red", "n2: the NVIDIA driver does not answer: Unknown Error")
-    assert fault.fix == "reboot; or run with `--no-gpu`"
+    assert (fault.verdict, fault.text) == ("red", "n2: the GPUs of this machine cannot be used: Unknown Error")
+    assert fault.fix == "reboot; `--no-gpu` trains on the CPU"
     assert not [finding for finding in found if "n2: no GPU" in finding.text]
 
 

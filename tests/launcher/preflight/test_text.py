@@ -73,7 +73,8 @@ def test_the_json_form_has_facts_findings_and_who_did_not_answer() -> None:
         "memlock_bytes": None,
         "nofile": 65536,
     }
-    assert not facts.keys() & {"code", "memory", "limits"}
+    assert facts["no_gpus_fix"] is None
+    assert not facts.keys() & {"code", "memory", "limits", "gpus_unusable"}
     assert value["hosts"][2] == {"name": "n3", "answered": False, "reason": "refused", "hint": "start sshd"}
     assert preflight_json(preflight())["meeting"] == {
         "address": "10.0.0.1",

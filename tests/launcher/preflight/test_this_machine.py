@@ -93,7 +93,7 @@ def test_a_driver_that_fails_is_never_a_machine_without_gpus(tmp_path: Path) -> 
     assert [finding.verdict for finding in check_torch(idle)] == ["green", "amber"]
     hidden = report(**torch, gpus=2)
     (_, cuda) = check_torch(dataclasses.replace(hidden, gpus_usable=0))
-    assert (cuda.verdict, cuda.text) == ("amber", "none of 2 GPUs can be used by a job")
+    assert (cuda.verdict, cuda.text) == ("amber", "CUDA_VISIBLE_DEVICES hides every GPU from jobs")
 
 
 def test_what_is_wrong_with_gpus_is_said_the_worst_first(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def test_of_two_the_first_is_taken_for_what_was_meant() -> None:
 
 def test_a_host_without_torch_is_refused_with_its_interpreter() -> None:
     (found,) = judged(3, {"n2": {"torch": None}}, torch="2.13.0")
-    assert (found.verdict, found.text) == ("red", "not installed on n2 for /opt/py/bin/python there")
-    assert found.fix.startswith("`pip install torch==2.13.0` there")
+    assert (found.verdict, found.text) == ("red", "n2: torch is not installed beside Python at /opt/py/bin/python")
+    assert found.fix.startswith("`/opt/py/bin/python -m pip install torch==2.13.0` there, or name another interpreter")
     assert judged(3, {"n2": {"torch": None}}, wants=Wants(is_python=False, on_gpus=False)) == []
 
 
@@ -54,8 +54,8 @@ def test_torch_must_be_able_to_use_the_gpus() -> None:
     odd = {"n1": {"cuda": None}, "n2": {"driver": "550.1", "driver_cuda": "12.4"}}
     found = judged(4, odd, wants=GPU, gpus=gpus(1))
     assert [finding.text for finding in found if finding.verdict == "red"] == [
-        "torch is built without CUDA on n1",
-        "torch is built for CUDA 13.0, driver 550.1 runs up to 12.4 on n2",
+        "n1: torch 2.13.0+cu130 is built without CUDA, and this machine has 1 GPU",
+        "n2: torch is built for CUDA 13.0, driver 550.1 runs up to 12.4",
     ]
 
 
@@ -65,8 +65,8 @@ def test_a_newer_libcuda_refuses_no_host_of_data_centre_gpus() -> None:
     assert judged(2, {"n2": {"driver_cuda": "12.2"}}, wants=GPU, gpus=gpus(1), **old) == []
     found = judged(2, {"n2": {"gpus": gpus(1, model="NVIDIA GeForce RTX 4090")}}, wants=GPU, gpus=gpus(1), **old)
     assert [finding.text for finding in found if finding.verdict == "red"] == [
-        "libcuda 580.65.06 is newer than driver 535.216.03: CUDA does not start on NVIDIA GeForce RTX 4090 (error 804) "
-        "on n2"
+        "n2: libcuda 580.65.06 is newer than driver 535.216.03: CUDA does not start on NVIDIA GeForce RTX 4090 "
+        "(error 804)"
     ]
 
 
