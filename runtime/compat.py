@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
 __all__ = [
+    "COMPILER",
     "AttentionChoice",
     "HashStore",
     "PrefixStore",
@@ -29,6 +32,7 @@ __all__ = [
     "all_gather_single",
     "backends_of",
     "backward_number",
+    "compiler_is_imported",
     "compiler_memory_budget",
     "foreach_mul",
     "foreach_zero",
@@ -43,6 +47,7 @@ __all__ = [
     "out_of_transforms",
     "pass_for_parameter",
     "reduce_scatter_single",
+    "run_optimizers_uncompiled",
     "set_own_threads",
     "start_memory_history",
     "stop_memory_history",
@@ -239,6 +244,103 @@ def when_backward_ends(callback: Callable[[], None]) -> None:
 def is_compiled(module: torch.nn.Module) -> bool:
     """Whether a module is what torch.compile returned, or was compiled in place."""
     return hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+
+
+#: The module of torch's compiler, which whatever compiles imports.
+COMPILER = "torch._dynamo"
+
+
+def compiler_is_imported() -> bool:
+    """Whether torch's compiler was imported in this process, or is being imported."""
+    return COMPILER in sys.modules
+
+
+def run_optimizers_uncompiled() -> Callable[[], None] | None:
+    """Has torch's optimizers and recomputation run as they are, in place of importing the compiler to hide from it.
+
+    Two ways lead there, in torch 2.10 to 2.15. Functions marked `torch._disable_dynamo` import the compiler at their
+    first call and keep what it makes of them: they get the bare function to keep. `step` of an optimizer breaks the
+    graph of a compiler that may trace it: it gets code without that. Both are functions as before, so whoever has one
+    (a scheduler, a profiler) has the same.
+
+    Returns:
+        what makes all of it as it was; to be called before the compiler is there. None for a torch that does otherwise:
+        nothing was changed then.
+    """
+    marked: Any = getattr(torch, "_disable_dynamo", None)
+    # torch.optim takes the name of its module away.
+    stepping: Any = getattr(sys.modules.get("torch.optim.optimizer"), "_use_grad_for_differentiable", None)
+    if marked is None or stepping is None:
+        return None
+    guard: CodeType = marked(_nothing).__code__
+    step: CodeType = stepping(_nothing).__code__
+    plain: CodeType = _graded(_nothing).__code__
+    if _KEPT not in guard.co_consts or guard.co_freevars != ("fn", "recursive"):
+        return None
+    if not set(step.co_names) <= _STEP_NAMES or step.co_freevars != plain.co_freevars:
+        return None
+    kinds = [torch.optim.Optimizer, *_below(torch.optim.Optimizer)]
+    places: list[Mapping[str, Any]] = [*map(vars, kinds), vars(importlib.import_module("torch.utils.checkpoint"))]
+    found = [layer for place in places for value in list(place.values()) for layer in _layers(value)]
+    bare = [layer.__wrapped__ for layer in found if layer.__code__ is guard]
+    bare = [function for function in bare if not hasattr(function, _KEPT)]
+    steps = [layer for layer in found if layer.__code__ is step]
+    for function in bare:
+        setattr(function, _KEPT, function)
+    for layer in steps:
+        layer.__code__ = plain
+
+    def restore() -> None:
+        for function in bare:
+            if getattr(function, _KEPT, None) is function:
+                delattr(function, _KEPT)
+        for layer in steps:
+            if layer.__code__ is plain:
+                layer.__code__ = step
+
+    return restore
+
+
+#: Where a function marked `_disable_dynamo` keeps what the compiler made of it.
+_KEPT = "__dynamo_disable"
+#: All that a `step` does, as torch wraps it, beside calling the optimizer's own.
+_STEP_NAMES = frozenset(
+    {
+        *("torch", "torch._dynamo", "_dynamo", "graph_break", "cast", "Optimizer"),
+        *("is_grad_enabled", "set_grad_enabled", "defaults"),
+    }
+)
+
+
+def _graded(func: Callable[..., Any]) -> Any:
+    """A `step` as torch wraps it, without breaks of a graph. Its code runs with the names of torch.optim.optimizer."""
+
+    def graded(*args: Any, **kwargs: Any) -> Any:
+        prev_grad = torch.is_grad_enabled()
+        try:
+            torch.set_grad_enabled(args[0].defaults["differentiable"])
+            return func(*args, **kwargs)
+        finally:
+            torch.set_grad_enabled(prev_grad)
+
+    return graded
+
+
+def _nothing() -> None:
+    """Is wrapped to see what the wrapper is."""
+
+
+def _below(kind: type[Any]) -> Iterator[type[Any]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _below(each)
+
+
+def _layers(value: Any) -> Iterator[Any]:
+    """Yields a function and those that it wraps, from outside to inside."""
+    while isinstance(value, FunctionType):
+        yield value
+        value = getattr(value, "__wrapped__", None)
 
 
 def compiler_memory_budget(share: float) -> Callable[[], None]:

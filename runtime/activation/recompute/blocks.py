@@ -28,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 from dsrun.errors import ModelError
 
 from ...compat import is_compiled
+from ...late_compiler import Uncompiled
 from ...own_hooks import OwnHook
 from ...stacks import Stack, find_stacks
 from ..choose.policy import Segment, Treatment
@@ -244,7 +245,7 @@ class _InCompiledModel(OwnHook):
 
     def __new__(cls, refuse: Callable[[], None]) -> _InCompiledModel:
         """Makes it."""
-        return partial.__new__(cls, _ask, torch.compiler.disable(refuse))  # pyright: ignore[reportUnknownMemberType]
+        return partial.__new__(cls, _ask, Uncompiled(refuse))
 
 
 def _ask(refuse: Callable[[], None], module: nn.Module, args: Any) -> None:

@@ -15,6 +15,7 @@ from dsrun.config.text.source import ConfigSource
 from dsrun.contract.heartbeats import HeartbeatWriter, process_writer
 from dsrun.errors import ModelError
 
+from ...late_compiler import postpone_compiler
 from ...optim.groups import GroupAssignment, assign_groups
 from ..ownership import check_unwrapped
 from .arguments import config_source
@@ -80,6 +81,7 @@ def read_request(
     if model is None:
         raise ModelError("dsrun.initialize: model is None", hint="pass model=, a torch.nn.Module")
     check_unwrapped(model)
+    postpone_compiler()
     source = config_source(args, config, config_params)
     heartbeat = process_writer()
     heartbeat.beat(phase="build")

@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from dsrun.errors import ModelError
 
 from ...compat import in_transform, out_of_transforms
+from ...late_compiler import Uncompiled
 from ...own_hooks import OwnHook
 from ..grads.reducer import GradReducer
 from ..params.store import ParamStore
@@ -252,8 +253,7 @@ class _UnitDriver:
         self._timeline = timeline
         self._input_nodes: set[Node] = set()
         self._open = 0  # forwards that have begun; hooks after a forward also run where the one before it raised
-        read: Any = torch.compiler.disable(self._read)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-        self._reads = ReadsOutside(unit, read)
+        self._reads = ReadsOutside(unit, Uncompiled(self._read))
         self._handles: list[RemovableHandle] = []
         for module in (unit.module, *unit.twins):
             self._handles += [

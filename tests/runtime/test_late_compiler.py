@@ -1,0 +1,219 @@
+"""The compiler comes when something compiles, changes nothing before, and finds all as ever then.
+
+In interpreters of their own, for the compiler comes once, and those of other tests have it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+#: Defines `train`, whose result is equal bit for bit where the same was computed.
+TRAIN = """
+import copy, sys
+import torch, dsrun
+from torch import nn, optim
+
+ADAMW = {"type": "AdamW", "params": {"lr": 1e-2}}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+def train(stage, optimizer=ADAMW, **more):
+    torch.manual_seed(1)
+    model = Net()
+    zero = {"stage": stage, **more.pop("zero", {})}
+    config = {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_clipping": 1.0,
+        "zero_optimization": zero,
+        "optimizer": optimizer,
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2}},
+        **more,
+    }
+    engine, *_ = dsrun.initialize(model=model, config=config)
+    losses = []
+    for step in range(3):
+        x = torch.randn(2, 8, generator=torch.Generator().manual_seed(step)).to(next(model.parameters()).dtype)
+        loss = engine(x).square().mean()
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return engine, losses
+
+def is_there():
+    return "torch._dynamo" in sys.modules
+"""
+
+#: Trains without the compiler, and again with it.
+BOTH = """
+def all_of_them():
+    came = [
+        train(0, {"type": "SGD", "params": {"lr": 0.1}})[1],
+        train(2)[1],
+        train(3, bf16={"enabled": True}, activation_checkpointing={"blocks": ["layers.*"], "policy": "every_block"})[1],
+        train(2, zero={"offload_optimizer": {"device": "cpu"}})[1],
+        train(3, zero={"offload_param": {"device": "cpu"}, "offload_optimizer": {"device": "cpu"}})[1],
+    ]
+    engine, losses = train(2)
+    engine.save_checkpoint(sys.argv[1])
+    engine.load_checkpoint(sys.argv[1])
+    return came + [losses]
+
+late = all_of_them()
+assert not is_there()
+import torch._dynamo
+assert late == all_of_them(), late
+"""
+
+#: Steps every optimizer of torch.optim, some in their other forms, and all that a config can name; and again.
+OPTIMIZERS = """
+from dsrun.runtime.late_compiler import postpone_compiler
+from dsrun.runtime.optim.registry import _TABLE
+
+NAMES = [name for name, kind in vars(optim).items()
+         if isinstance(kind, type) and issubclass(kind, optim.Optimizer) and kind is not optim.Optimizer]
+FORMS = [(name, {}) for name in NAMES]
+FORMS += [("Adam", {"foreach": True}), ("Adam", {"fused": True, "amsgrad": True}), ("SGD", {"momentum": 0.9})]
+
+def stepped(name, options):
+    torch.manual_seed(0)
+    model = nn.Embedding(6, 4, sparse=True) if name == "SparseAdam" else nn.Linear(6, 4, bias=name != "Muon")
+    x = torch.tensor([1, 3]) if name == "SparseAdam" else torch.ones(3, 6)
+    optimizer = getattr(optim, name)(model.parameters(), lr=0.01, **options)
+    scheduler = optim.lr_scheduler.StepLR(optimizer, 2)
+    differentiates = []
+
+    def closure():
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            loss = model(x).square().sum()
+        loss.backward()
+        return loss
+
+    optimizer.register_step_post_hook(lambda *_: differentiates.append(torch.is_grad_enabled()))
+    for step in range(4):
+        optimizer.step(closure)
+        scheduler.step()
+        if step == 1:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert torch.is_grad_enabled()
+    return [differentiates, *(param.tolist() for param in model.parameters())]
+
+def all_of_them():
+    came = {f"{name} {options}": stepped(name, options) for name, options in FORMS}
+    for name in _TABLE:
+        engine, losses = train(2, {"type": name, "params": {"lr": 0.01}})
+        came[name] = [losses, *(param.tolist() for param in engine.module.parameters())]
+    return came
+
+postpone_compiler()
+late = all_of_them()
+assert not is_there()
+import torch._dynamo
+again = all_of_them()
+assert late.keys() == again.keys()
+assert [name for name in late if late[name] != again[name]] == []
+print(len(late))
+"""
+
+#: A model, and an optimizer of torch's own, compiled after they have run without a compiler.
+COMPILED = """
+from torch.optim.optimizer import _use_grad_for_differentiable
+from dsrun.runtime.own_hooks import OwnHook
+
+engines = {stage: train(stage)[0] for stage in (0, 3)}
+own = nn.Linear(3, 3)
+plain = optim.SGD(own.parameters(), lr=0.1)
+own(torch.ones(3)).sum().backward()
+plain.step()
+assert not is_there()
+hooks = [hook for engine in engines.values() for module in engine.module.modules()
+         for hook in module._forward_pre_hooks.values() if isinstance(hook, OwnHook)]
+assert hooks
+assert not any(hasattr(hook.func, "_torchdynamo_disable") for hook in hooks)
+
+x = torch.ones(2, 8)
+eager = {stage: engine(x) for stage, engine in engines.items()}
+frames = []
+def backend(graph, _):
+    frames.append(graph)
+    return graph.forward
+
+for stage, engine in engines.items():
+    engine.module.compile(backend=backend)
+    frames.clear()
+    assert torch.equal(engine(x), eager[stage]), stage
+    assert frames, stage
+    engine.backward(engine(x).sum())
+    engine.step()
+assert is_there()
+assert all(hook.func._torchdynamo_disable for hook in hooks)
+
+# Of torch's own, all is as in a process that has had the compiler from the start.
+step = optim.SGD.step
+while hasattr(step, "__wrapped__") and step.__code__ is not _use_grad_for_differentiable(print).__code__:
+    step = step.__wrapped__
+assert "graph_break" in step.__code__.co_names
+bare = optim.Optimizer.zero_grad.__wrapped__
+assert getattr(bare, "__dynamo_disable", None) is not bare
+before = own.weight.clone()
+@torch.compile(backend=backend)
+def update():
+    plain.step()
+own(torch.ones(3)).sum().backward()
+gradient = own.weight.grad.clone()
+update()
+assert torch.equal(own.weight, before - 0.1 * gradient)
+"""
+
+
+def said_by(source: str, folder: Path) -> str:
+    """Returns what a program says that ended well."""
+    words = [sys.executable, "-c", TRAIN + source, str(folder)]
+    ended = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=110)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_a_training_that_compiles_nothing_never_imports_the_compiler_and_gives_the_same_bits(tmp_path: Path) -> None:
+    said_by(BOTH, tmp_path)
+
+
+def test_every_optimizer_gives_the_same_bits_with_the_compiler_and_without(tmp_path: Path) -> None:
+    assert int(said_by(OPTIMIZERS, tmp_path).splitlines()[-1]) > 25
+
+
+def test_what_is_compiled_later_is_compiled_as_ever(tmp_path: Path) -> None:
+    said_by(COMPILED, tmp_path)
+
+
+def test_a_torch_that_hides_otherwise_imports_the_compiler_as_before(tmp_path: Path) -> None:
+    # What this module relies on is gone: the place where a function keeps what the compiler made of it.
+    source = """
+import functools, torch._compile
+def other(fn=None, recursive=True):
+    if fn is None:
+        return functools.partial(other, recursive=recursive)
+    @functools.wraps(fn)
+    def inner(*args, **kwargs):
+        import torch._dynamo
+        return torch._dynamo.disable(fn, recursive, wrapping=False)(*args, **kwargs)
+    return inner
+from dsrun.runtime.compat import run_optimizers_uncompiled
+torch._disable_dynamo = other
+before = optim.SGD.step.__code__
+assert run_optimizers_uncompiled() is None
+assert optim.SGD.step.__code__ is before
+train(2)
+assert is_there()
+"""
+    said_by(source, tmp_path)
