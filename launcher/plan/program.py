@@ -6,8 +6,10 @@ import difflib
 import importlib.machinery
 import importlib.util
 import os
+import re
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dsrun.errors import Problem, UsageError
@@ -16,6 +18,14 @@ from .foreign_options import VERBS_INSTEAD
 from .import_variables import is_read_at_import
 from .launch_plan import Program, ProgramKind, StartMethod
 from .script_variables import Setting, settings_before_torch
+
+#: What compiles, what imports torch's compiler by itself, and torch's optimizers, which do so where a script makes one
+#: before `dsrun.initialize` has them wait. Names only: a word too many costs a second, a missing one that in each rank.
+_COMPILER_WORDS = re.compile(
+    rb"\b(?:compile|_?dynamo|compiler|_?inductor|optim|DistributedDataParallel|DDP|FSDP\w*|FullyShardedDataParallel|"
+    rb"fully_shard|fsdp|tiled\w*|linear_cross_entropy|torch_xla|"
+    rb"accelerate|diffusers|ignite|lightning|peft|pytorch_lightning|torchtitan|torchtune|transformers|trl|unsloth)\b"
+)
 
 
 def find_program(target: str, *, kind: ProgramKind | None) -> tuple[ProgramKind, str]:
@@ -107,6 +117,22 @@ def script_text(program: Program) -> bytes:
         return path.read_bytes() if program.kind == "script" and path.is_file() else b""
     except (OSError, ValueError):
         return b""
+
+
+def names_compiler(program: Program, *, folder: str) -> bool:
+    """Tells whether a program probably imports torch's compiler, for which a spawner imports it once for all ranks.
+
+    A script that names nothing of the kind, but imports a module of its own that does, has each rank import it. Of a
+    module's text nothing is known here, so it counts as naming it.
+
+    Args:
+        program: what every rank is to run.
+        folder: where ranks start; a script's path counts from there.
+    """
+    if program.kind != "script":
+        return program.kind == "module"
+    text = script_text(replace(program, target=os.path.join(folder, program.target)))
+    return _COMPILER_WORDS.search(text) is not None
 
 
 def _read_at_import(program: Program) -> list[Setting]:

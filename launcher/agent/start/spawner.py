@@ -41,6 +41,7 @@ from dsrun.errors import DsrunError
 from ... import processes
 from ...os_errors import refusal_of
 from ...plan.launch_plan import LaunchPlan, NodePlan, WorkerSpec
+from ...plan.program import names_compiler
 from ...protocol import Exit, Failed, FrameReader, Message, Note, Spawn, Started, encode
 from . import bootstrap
 from .cgroup_scope import Scope
@@ -175,9 +176,9 @@ def _import_torch(job: _Job) -> bool:
         return False
     try:
         importlib.import_module("torch.distributed")
-        if CONFIG_ENV in job.plan.env:
-            # The first optimizer of a process imports it, which takes as long as torch itself. A job with a training
-            # config has one in every rank; others would only see their first line later.
+        if CONFIG_ENV in job.plan.env and names_compiler(job.plan.program, folder=job.plan.cwd):
+            # It takes as long as torch itself. A job with a training config that probably needs it imports it once for
+            # all ranks; others do without, see decision 0061, or would only see their first line later.
             importlib.import_module("torch._dynamo")
     except Exception as error:
         job.give_up("cannot import torch", error)

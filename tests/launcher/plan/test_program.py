@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launcher.plan.launch_plan import Program, StartMethod
-from dsrun.launcher.plan.program import check_program, find_program, start_method, start_warnings
+from dsrun.launcher.plan.program import check_program, find_program, names_compiler, start_method, start_warnings
 
 
 @pytest.fixture(autouse=True)
@@ -155,3 +155,33 @@ def test_a_command_without_its_bit_is_told_with_what_it_is(folder: Path) -> None
     assert caught.value.render() == (
         "error: command ./train.sh: is a bash script and not executable\nhint: `chmod +x ./train.sh`"
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("import torch, dsrun\ndsrun.initialize(model=model, config='ds.json')\n", False),
+        ("model.compiled = False  # recompiled, compilers\n", False),
+        ("model = torch.compile(model)\n", True),
+        ("model.compile()\n", True),
+        ("from torch._dynamo import config\n", True),
+        ("import torch._inductor.config\n", True),
+        ("from transformers import AutoModel\n", True),
+        ("from torch.nn.parallel import DistributedDataParallel as Wrapped\n", True),
+        ("from torch.distributed.fsdp import FSDPModule\n", True),
+        ("optimizer = torch.optim.AdamW(model.parameters())\n", True),
+        ("", False),
+    ],
+)
+def test_a_script_names_what_imports_the_compiler(folder: Path, text: str, named: bool) -> None:
+    below = folder / "below"
+    below.mkdir()
+    make(below, "train.py", text)
+    program = Program(kind="script", target="train.py", args=(), python=sys.executable)
+    assert names_compiler(program, folder=str(below)) is named
+
+
+def test_what_is_no_script_is_not_read_for_the_compiler(folder: Path) -> None:
+    assert not names_compiler(command("./train.py"), folder=str(folder))
+    assert names_compiler(Program(kind="module", target="train", args=(), python=sys.executable), folder=str(folder))
+    assert not names_compiler(Program(kind="script", target="gone.py", args=(), python="python"), folder=str(folder))

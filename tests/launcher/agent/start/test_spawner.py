@@ -148,13 +148,21 @@ def test_forked_and_fresh_ranks_find_themselves_in_the_same_state(tmp_path: Path
     assert state[:5] == [f"True {tmp_path} True", str(files), below, "True default_int_handler", "set() 0 b"]
 
 
-@pytest.mark.parametrize("env", [{}, {"DSRUN_CONFIG": "/ds.json"}])
-def test_what_the_first_optimizer_imports_is_there_already_where_a_config_says_there_will_be_one(
-    tmp_path: Path, env: dict[str, str]
+@pytest.mark.parametrize(
+    ("env", "needs", "imported"),
+    [
+        ({}, "torch.compile", False),
+        ({"DSRUN_CONFIG": "/ds.json"}, "torch.compile", True),
+        ({"DSRUN_CONFIG": "/ds.json"}, "dsrun.initialize", False),
+    ],
+)
+def test_the_compiler_is_there_already_where_a_training_names_what_needs_it(
+    tmp_path: Path, env: dict[str, str], needs: str, imported: bool
 ) -> None:
-    source = "import sys, torch\nprint('torch.distributed' in sys.modules, 'torch._dynamo' in sys.modules)"
+    look = "'torch.distributed' in sys.modules, 'torch._dyn' 'amo' in sys.modules"
+    source = f"import sys, torch  # {needs}\nprint({look})"
     with spawner_for(script_plan(tmp_path, source, ranks=1, start="fork", env=env)) as spawner:
-        assert spawner.outputs[0].read() == f"True {bool(env)}\n".encode()
+        assert spawner.outputs[0].read() == f"True {imported}\n".encode()
 
 
 def test_forked_ranks_do_not_share_random_numbers_or_the_spawners_threads(tmp_path: Path) -> None:
@@ -180,7 +188,7 @@ def test_a_variable_of_one_rank_that_torch_has_read_is_named_there_alone(tmp_pat
 def test_what_the_import_leaves_in_the_environment_is_not_there_before_the_scripts_own(tmp_path: Path) -> None:
     # torch._dynamo sets it where it is not set: a script's own setdefault would come too late.
     name = "TORCHINDUCTOR_CACHE_DIR"
-    source = f"import os\nprint('{name}' in os.environ)\nimport torch\n"
+    source = f"import os\nprint('{name}' in os.environ)\nimport torch._dynamo\n"
     plan = script_plan(tmp_path, source, ranks=1, start="fork", env={"DSRUN_CONFIG": "/ds.json"})
     with spawner_for(plan) as spawner:
         assert spawner.outputs[0].read().startswith(b"False\n")
