@@ -77,7 +77,7 @@ assert late == all_of_them(), late
 #: Steps every optimizer of torch.optim, some in their other forms, and all that a config can name; and again.
 OPTIMIZERS = """
 from dsrun.runtime.late_compiler import postpone_compiler
-from dsrun.runtime.optim.registry import _TABLE
+from dsrun.config.sections.optimizer_table import OPTIMIZER_ROWS
 
 NAMES = [name for name, kind in vars(optim).items()
          if isinstance(kind, type) and issubclass(kind, optim.Optimizer) and kind is not optim.Optimizer]
@@ -110,7 +110,7 @@ def stepped(name, options):
 
 def all_of_them():
     came = {f"{name} {options}": stepped(name, options) for name, options in FORMS}
-    for name in _TABLE:
+    for name in (name for row in OPTIMIZER_ROWS if row.params is not None for name in row.names):
         engine, losses = train(2, {"type": name, "params": {"lr": 0.01}})
         came[name] = [losses, *(param.tolist() for param in engine.module.parameters())]
     return came
