@@ -22,7 +22,7 @@ from ..data.stream import StreamLoader
 from ..mesh.join.groups import ProcessGroupMesh
 from ..mesh.spec import DATA_AXIS
 from ..precision.configured import autocast_of, loss_scale_of, skips_non_finite
-from ..zero.build.construct import outside_of_constructions
+from ..zero.creation.construct import outside_of_constructions
 from .compose.data import Data, make_data
 from .compose.hooks import Hooks, attach
 from .compose.job import Job, join, mesh_of

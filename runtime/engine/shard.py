@@ -27,11 +27,11 @@ from ..precision.configured import autocast_of
 from ..precision.kept import Kept, find_kept
 from ..precision.policy import DTYPES, PrecisionPolicy
 from ..precision.traffic import find_light
-from ..zero.build.frozen import join_frozen, place_frozen
-from ..zero.build.meta import has_meta, materialise
-from ..zero.build.placement import Placement
-from ..zero.build.seeds import Nursery
-from ..zero.build.units import build_store, build_units
+from ..zero.creation.frozen import join_frozen, place_frozen
+from ..zero.creation.meta import has_meta, materialise
+from ..zero.creation.placement import Placement
+from ..zero.creation.seeds import Nursery
+from ..zero.creation.units import build_store, build_units
 from ..zero.grads.reducer import GradReducer
 from ..zero.params.slots import turns_of
 from ..zero.units.find import find_units

@@ -18,7 +18,7 @@ from ..optim.registry import states_per_element
 from ..optim.states.format import STATE_FORMATS
 from ..precision.kept import Kept
 from ..precision.policy import PrecisionPolicy
-from ..zero.build.frozen import whole_bytes
+from ..zero.creation.frozen import whole_bytes
 from ..zero.grads.reducer import GradReducer
 from ..zero.grads.sums import GradSums, ResidentSums, SplitSums
 from ..zero.params.store import ParamStore

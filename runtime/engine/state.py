@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..protocols import StateEntry
-from ..zero.build.pretrained import persistent_buffers
+from ..zero.creation.pretrained import persistent_buffers
 from ..zero.units.partition_parameters import memory_of
 from ..zero.units.trained import is_trained
 from ..zero.units.unit import ParamUnit

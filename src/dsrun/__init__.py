@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dsrun.runtime.engine.compose.distributed import init_distributed as init_distributed
     from dsrun.runtime.engine.engine import Engine as Engine
     from dsrun.runtime.engine.initialize import initialize as initialize
-    from dsrun.runtime.zero.build.on_device import OnDevice as OnDevice
+    from dsrun.runtime.zero.creation.on_device import OnDevice as OnDevice
 
     DeepSpeedEngine = Engine
 
@@ -38,7 +38,7 @@ else:
             "dsrun.runtime.engine.compose.distributed": ("init_distributed",),
             "dsrun.runtime.engine.engine": ("Engine", "Engine as DeepSpeedEngine"),
             "dsrun.runtime.engine.initialize": ("initialize",),
-            "dsrun.runtime.zero.build.on_device": ("OnDevice",),
+            "dsrun.runtime.zero.creation.on_device": ("OnDevice",),
         },
         own=("__version__", "version"),
     )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dsrun.runtime.zero.access.fragments import safe_set_local_grad as safe_set_local_grad
     from dsrun.runtime.zero.access.fragments import safe_set_local_optimizer_state as safe_set_local_optimizer_state
     from dsrun.runtime.zero.access.fragments import safe_update_full_grad_vectorized as safe_update_full_grad_vectorized
-    from dsrun.runtime.zero.build.on_device import OnDevice as OnDevice
+    from dsrun.runtime.zero.creation.on_device import OnDevice as OnDevice
     from dsrun.runtime.zero.units import leaves
 
     get_z3_leaf_modules = leaves.get_leaf_modules
@@ -62,7 +62,7 @@ else:
                 "safe_set_local_optimizer_state",
                 "safe_update_full_grad_vectorized",
             ),
-            "dsrun.runtime.zero.build.on_device": ("OnDevice",),
+            "dsrun.runtime.zero.creation.on_device": ("OnDevice",),
             "dsrun.runtime.zero.units.leaves": (
                 "get_leaf_modules as get_z3_leaf_modules",
                 "is_leaf as z3_leaf_module",

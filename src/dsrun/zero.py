@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dsrun.runtime.zero.access.fragments import safe_update_full_grad_vectorized as safe_update_full_grad_vectorized
     from dsrun.runtime.zero.access.gathered import GatheredParameters as GatheredParameters
     from dsrun.runtime.zero.access.gathered import unwrap_model_for_generation as unwrap_model_for_generation
-    from dsrun.runtime.zero.build.pretrained import load_pretrained as load_pretrained
+    from dsrun.runtime.zero.creation.pretrained import load_pretrained as load_pretrained
     from dsrun.runtime.zero.units.leaves import set_leaf_modules as set_leaf_modules
     from dsrun.runtime.zero.units.partition_parameters import ZeroParamStatus as ZeroParamStatus
     from dsrun.runtime.zero.units.partition_parameters import is_zero_param as is_zero_param
@@ -54,7 +54,7 @@ else:
                 "safe_update_full_grad_vectorized",
             ),
             "dsrun.runtime.zero.access.gathered": ("GatheredParameters", "unwrap_model_for_generation"),
-            "dsrun.runtime.zero.build.pretrained": ("load_pretrained",),
+            "dsrun.runtime.zero.creation.pretrained": ("load_pretrained",),
             "dsrun.runtime.zero.units.leaves": ("set_leaf_modules",),
             "dsrun.runtime.zero.units.partition_parameters": ("ZeroParamStatus", "is_zero_param"),
         },

@@ -1,4 +1,4 @@
-"""`zero.Init`: a script builds its model inside, and each rank keeps only its slices. See `build/construct.py`."""
+"""`zero.Init`: a script builds its model inside, and each rank keeps only its slices. See `creation/construct.py`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ...mesh.join.gpus import choose_device
 from ...mesh.join.groups import make_mesh, present_backend
 from ...mesh.spec import DATA_AXIS, MeshSpec
 from ...zero.access.state_dicts import watch_state_dicts
-from ...zero.build.construct import ConstructionBySlices
-from ...zero.build.seeds import Nursery
+from ...zero.creation.construct import ConstructionBySlices
+from ...zero.creation.seeds import Nursery
 from .distributed import join_job
 
 

@@ -25,7 +25,7 @@ from dsrun.files.atomic import sync_folder
 from ...checkpoint.export.model_files import StreamedModel
 from ...mesh.agree.same import attempt
 from ...zero.access.gathered import GatheredParameters
-from ...zero.build.pretrained import Held, assign, persistent_buffers
+from ...zero.creation.pretrained import Held, assign, persistent_buffers
 from ...zero.units.trained import is_trained
 from ..parts import EngineParts
 

@@ -24,8 +24,8 @@ from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.offload.params.on_host import HostShards
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.precision.policy import BF16
-from dsrun.runtime.zero.build.placement import Placement
-from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.creation.placement import Placement
+from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.params.slots import turns_of
 from dsrun.runtime.zero.params.store import ParamStore
 from dsrun.runtime.zero.units.find import find_units

@@ -24,8 +24,8 @@ from dsrun.runtime.offload.step.ways import RangeWork
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import BF16
-from dsrun.runtime.zero.build.placement import Placement
-from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.creation.placement import Placement
+from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.grads.reducer import GradReducer
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.plan import ZeroPlan

@@ -20,7 +20,7 @@ from dsrun.runtime.mesh.join.groups import RankInfo, join
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import FP32
-from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.grads.reducer import GradReducer
 from dsrun.runtime.zero.units.find import UnitSpec
 from dsrun.runtime.zero.units.plan import ZeroPlan

@@ -26,8 +26,8 @@ from dsrun.runtime.offload.states.range_work import RangeWork
 from dsrun.runtime.offload.step.cpu_optimizer import CpuOptimizer
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import BF16
-from dsrun.runtime.zero.build.placement import Placement
-from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.creation.placement import Placement
+from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.grads.reducer import GradReducer
 from dsrun.runtime.zero.units.find import UnitSpec
 from dsrun.runtime.zero.units.plan import ZeroPlan

@@ -27,8 +27,8 @@ from dsrun.runtime.mesh.alone import AloneCollectives
 from dsrun.runtime.offload.params.on_host import HostShards
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.precision.policy import BF16
-from dsrun.runtime.zero.build.placement import Placement
-from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.creation.placement import Placement
+from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.plan import ZeroPlan
 from support.models import AdaptedBlock, TinyGPT, loss_of

@@ -23,8 +23,8 @@ from dsrun.runtime.offload.step.cpu_optimizer import CpuOptimizer, share_of_core
 from dsrun.runtime.offload.step.ways import block_step_for
 from dsrun.runtime.optim.sharded import ShardOptimizer
 from dsrun.runtime.precision.policy import BF16, FP32, PrecisionPolicy
-from dsrun.runtime.zero.build.placement import Placement
-from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.creation.placement import Placement
+from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.grads.reducer import GradReducer
 from dsrun.runtime.zero.units.find import UnitSpec
 from dsrun.runtime.zero.units.plan import ZeroPlan

@@ -16,7 +16,7 @@ from dsrun.runtime.memory.arenas import Arenas
 from dsrun.runtime.mesh.collectives import Pending
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.precision.policy import BF16, FP32, PrecisionPolicy
-from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.grads.reducer import GradReducer
 from dsrun.runtime.zero.units.find import UnitSpec
 from dsrun.runtime.zero.units.plan import ZeroPlan

@@ -8,7 +8,7 @@ import torch
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.precision.policy import BF16, FP32, PrecisionPolicy
-from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.params.publisher import publish
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.plan import ZeroPlan

@@ -12,7 +12,7 @@ from dsrun.runtime.mesh.collectives import Pending
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.precision.policy import FP32
-from dsrun.runtime.zero.build.units import build_store, build_units
+from dsrun.runtime.zero.creation.units import build_store, build_units
 from dsrun.runtime.zero.params.slots import turns_of
 from dsrun.runtime.zero.params.slotted import SlottedStore
 from dsrun.runtime.zero.params.store import ResidentStore

@@ -17,8 +17,8 @@ import dsrun
 from dsrun import zero
 from dsrun.errors import InputError, ModelError
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
-from dsrun.runtime.zero.build.construct import ConstructionBySlices
-from dsrun.runtime.zero.build.seeds import Nursery
+from dsrun.runtime.zero.creation.construct import ConstructionBySlices
+from dsrun.runtime.zero.creation.seeds import Nursery
 from dsrun.runtime.zero.units.partition_parameters import memory_of
 from support.models import Block, TinyGPT
 from support.ranks import run_ranks

@@ -9,8 +9,8 @@ from torch import nn
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.optim.groups import assign_groups
 from dsrun.runtime.precision.policy import BF16, FP32, PrecisionPolicy
-from dsrun.runtime.zero.build.frozen import place_frozen
-from dsrun.runtime.zero.build.units import build_units
+from dsrun.runtime.zero.creation.frozen import place_frozen
+from dsrun.runtime.zero.creation.units import build_units
 from dsrun.runtime.zero.units.find import find_units
 from dsrun.runtime.zero.units.plan import ZeroPlan
 from support.models import TinyGPT

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import dsrun
 from dsrun import zero
 from dsrun.errors import CheckpointError, ModelError
-from dsrun.runtime.zero.build.stored_files import StoredTensor, find_tensors
+from dsrun.runtime.zero.creation.stored_files import StoredTensor, find_tensors
 from support.models import TinyGPT
 from support.odd_files import put_in_place
 from support.ranks import run_ranks
