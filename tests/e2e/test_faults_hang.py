@@ -15,7 +15,7 @@ from support.dumps import MONITOR
 from support.faults import HARD_LIMIT_S, PASS_GATE, READY, Bound, Gate, launched
 from support.processes import wait_for_end
 
-pytestmark = [pytest.mark.timeout(HARD_LIMIT_S + 30), pytest.mark.depends_on_speed("hang time-outs of a few seconds")]
+pytestmark = pytest.mark.timeout(HARD_LIMIT_S + 30)
 
 GRACE_S = 1.0
 #: Counts from the start for ranks that have not beaten yet, so it must leave them time to start.
@@ -54,6 +54,7 @@ STOPS = 'stop() if os.environ["RANK"] == "1" else wait_for_the_others()'
 BOTH = f'hold_the_gil() if os.environ["RANK"] == "2" else {STOPS}'
 
 
+@pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_a_stopped_rank_and_one_that_holds_the_gil_are_found_with_the_stacks_of_all_and_the_job_ended(
     tmp_path: Path,
 ) -> None:
@@ -72,6 +73,7 @@ def test_A4_a_stopped_rank_and_one_that_holds_the_gil_are_found_with_the_stacks_
     assert len(job.events("hang")) == 1
 
 
+@pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_a_job_that_hangs_once_is_started_again_when_asked(tmp_path: Path) -> None:
     program = STEPS % f"if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': {STOPS}"
     args = ("--on-hang", "restart", "--max-restarts", "1")
@@ -82,6 +84,7 @@ def test_A4_a_job_that_hangs_once_is_started_again_when_asked(tmp_path: Path) ->
     assert (len(job.events("hang")), len(job.events("restart"))) == (1, 1)
 
 
+@pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_without_a_wish_a_hang_is_told_and_the_job_goes_on(tmp_path: Path) -> None:
     with launched(tmp_path, STEPS % 'if os.environ["RANK"] == "1": stop()', *TWO_RANKS, grace_s=GRACE_S) as job:
         pids = job.wait_ready(2)
@@ -122,6 +125,7 @@ while True:
 """
 
 
+@pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_the_verdict_says_which_rank_of_an_engine_is_where_and_who_waits_for_it(tmp_path: Path) -> None:
     args = ("-n", "2", "--hang-timeout", f"{TIMEOUT_S:g}s", "--on-hang", "stop")
     with launched(tmp_path, ENGINE, *args, grace_s=GRACE_S) as job:
@@ -165,6 +169,7 @@ dist.all_reduce(torch.ones(4))
 RECORDED_RANKS = ("-n", "2", "--hang-timeout", f"{TIMEOUT_S:g}s", "--on-hang", "stop")
 
 
+@pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_the_verdict_says_who_has_not_called_the_collective_that_the_others_wait_in(tmp_path: Path) -> None:
     with launched(tmp_path, RECORDED % NEVER_COMES, *RECORDED_RANKS, grace_s=GRACE_S) as job:
         ended = job.end()
@@ -178,6 +183,7 @@ def test_A4_the_verdict_says_who_has_not_called_the_collective_that_the_others_w
     assert {path.name for path in job.folder.glob("nccl_*")} == {"nccl_trace_rank_0", "nccl_trace_rank_1"}
 
 
+@pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_the_verdict_names_ranks_that_call_different_collectives(tmp_path: Path) -> None:
     with launched(tmp_path, RECORDED % CALLS_ANOTHER, *RECORDED_RANKS, grace_s=GRACE_S) as job:
         ended = job.end()
@@ -207,6 +213,7 @@ late.tolist()
 
 @pytest.mark.cuda
 @pytest.mark.gpu_seconds(18)
+@pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_a_rank_that_reads_from_its_gpu_is_told_to_wait_in_the_collective_that_nccl_has_not_done(
     tmp_path: Path,
 ) -> None:
@@ -267,6 +274,7 @@ never.wait()
 """
 
 
+@pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A4_a_rank_that_nccls_watchdog_ended_is_told_as_the_time_out_with_who_was_waited_for(tmp_path: Path) -> None:
     with launched(tmp_path, WATCHDOG, "-n", "2", grace_s=GRACE_S) as job:
         ended = job.end()
@@ -299,6 +307,7 @@ def test_A12_a_job_waits_for_the_others_when_one_rank_returns_early(tmp_path: Pa
     assert ended.out[-1] == "[1] went on"
 
 
+@pytest.mark.depends_on_speed("a hang time-out of a few seconds")
 def test_A12_the_hang_report_names_the_rank_that_has_ended_already(tmp_path: Path) -> None:
     program = f"{EARLY}import threading\nthreading.Event().wait()\n"
     with launched(tmp_path, program, *TWO_RANKS, "--on-hang", "stop", grace_s=GRACE_S) as job:

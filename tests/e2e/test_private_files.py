@@ -20,7 +20,7 @@ DEADLINE_S = 60.0
 #: Both ranks say that they run, and go on once the test has put a file down.
 STAY = """
 import pathlib, time
-import dsrun.heartbeats
+import dsrun.contract.heartbeats
 dsrun.contract.heartbeats.heartbeat(step=1)
 print("up", flush=True)
 while not pathlib.Path("end").exists():

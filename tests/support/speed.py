@@ -15,6 +15,8 @@ import pytest
 
 MARKER = "depends_on_speed"
 OPTION = "--failed-for-speed"
+#: More failures than this are no chance, and run no second time.
+MOST = 5
 #: Below pytest's cache; scripts/test looks whether it is there.
 _FOLDER, _FILE = "speed", "failures.json"
 
@@ -87,7 +89,7 @@ class _FirstRun:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         file = _file(self._cache)
         file.unlink(missing_ok=True)
-        if self._reasons and exitstatus == pytest.ExitCode.TESTS_FAILED:
+        if 0 < len(self._reasons) <= MOST and exitstatus == pytest.ExitCode.TESTS_FAILED:
             file.write_text(json.dumps({"reasons": self._reasons, "others": self._others}))
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
