@@ -272,9 +272,9 @@ def run_optimizers_uncompiled() -> Callable[[], None] | None:
     stepping: Any = getattr(sys.modules.get("torch.optim.optimizer"), "_use_grad_for_differentiable", None)
     if marked is None or stepping is None:
         return None
-    guard: CodeType = marked(_nothing).__code__
-    step: CodeType = stepping(_nothing).__code__
-    plain: CodeType = _graded(_nothing).__code__
+    guard, step, plain = (getattr(wrap(_nothing), "__code__", None) for wrap in (marked, stepping, _graded))
+    if not (isinstance(guard, CodeType) and isinstance(step, CodeType) and isinstance(plain, CodeType)):
+        return None
     if _KEPT not in guard.co_consts or guard.co_freevars != ("fn", "recursive"):
         return None
     if not set(step.co_names) <= _STEP_NAMES or step.co_freevars != plain.co_freevars:
@@ -282,7 +282,7 @@ def run_optimizers_uncompiled() -> Callable[[], None] | None:
     kinds = [torch.optim.Optimizer, *_below(torch.optim.Optimizer)]
     places: list[Mapping[str, Any]] = [*map(vars, kinds), vars(importlib.import_module("torch.utils.checkpoint"))]
     found = [layer for place in places for value in list(place.values()) for layer in _layers(value)]
-    bare = [layer.__wrapped__ for layer in found if layer.__code__ is guard]
+    bare = [layer.__wrapped__ for layer in found if layer.__code__ is guard and hasattr(layer, "__wrapped__")]
     bare = [function for function in bare if not hasattr(function, _KEPT)]
     steps = [layer for layer in found if layer.__code__ is step]
     for function in bare:

@@ -56,6 +56,9 @@ class Uncompiled(partial[Any]):
             return super().__new__(cls, torch.compiler.disable(function))  # pyright: ignore[reportUnknownMemberType]
         made = super().__new__(cls, function)
         arrival.uncompiled.add(made)
+        if compiler_is_imported() and arrival not in sys.meta_path:
+            # Another thread has imported it meanwhile, and may have looked through the set already.
+            made.hide()
         return made
 
     def hide(self) -> None:
@@ -105,6 +108,11 @@ class _Arrival:
             sys.meta_path.remove(self)  # pyright: ignore[reportArgumentType]
         while self.before:
             self.before.pop()()
-        execute(module)
+        try:
+            execute(module)
+        except BaseException:
+            # An import that comes later hides what was made before this one.
+            sys.meta_path.insert(0, self)  # pyright: ignore[reportArgumentType]  # a finder by its method
+            raise
         for each in list(self.uncompiled):
             each.hide()

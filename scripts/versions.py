@@ -50,6 +50,8 @@ TESTS = (
     "tests/runtime/zero/hooks/test_modules.py",
     "tests/runtime/checkpoint/format/test_load.py",
     "tests/runtime/checkpoint/convert/test_dcp.py",
+    "tests/runtime/test_late_compiler.py",
+    "tests/runtime/test_own_hooks.py",
     "tests/runtime/precision/test_autocast.py",
     "tests/runtime/activation/test_activate.py",
 )

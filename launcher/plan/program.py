@@ -22,9 +22,10 @@ from .script_variables import Setting, settings_before_torch
 #: What compiles, what imports torch's compiler by itself, and torch's optimizers, which do so where a script makes one
 #: before `dsrun.initialize` has them wait. Names only: a word too many costs a second, a missing one that in each rank.
 _COMPILER_WORDS = re.compile(
-    rb"\b(?:compile|_?dynamo|compiler|_?inductor|optim|DistributedDataParallel|DDP|FSDP\w*|FullyShardedDataParallel|"
-    rb"fully_shard|fsdp|tiled\w*|linear_cross_entropy|torch_xla|"
-    rb"accelerate|diffusers|ignite|lightning|peft|pytorch_lightning|torchtitan|torchtune|transformers|trl|unsloth)\b"
+    rb"\b(?:compile|_?dynamo|compiler|_?inductor|optim|Fused(?:Adam|Lamb|Lion)|DeepSpeedCPU\w+|"
+    rb"DistributedDataParallel|DDP|FSDP\w*|FullyShardedDataParallel|fully_shard|fsdp|pipelining|"
+    rb"[Tt]iled\w*|linear_cross_entropy|torch_xla|accelerate|diffusers|ignite|lightning|peft|pytorch_lightning|"
+    rb"sentence_transformers|timm|torchtitan|torchtune|torchvision|transformers|trl|unsloth)\b"
 )
 
 

@@ -170,6 +170,11 @@ def test_a_command_without_its_bit_is_told_with_what_it_is(folder: Path) -> None
         ("from torch.nn.parallel import DistributedDataParallel as Wrapped\n", True),
         ("from torch.distributed.fsdp import FSDPModule\n", True),
         ("optimizer = torch.optim.AdamW(model.parameters())\n", True),
+        ("from dsrun.ops.adam import FusedAdam\n", True),
+        ("from dsrun.ops.adam import DeepSpeedCPUAdam\n", True),
+        ("from dsrun.long_sequence import TiledMLP\n", True),
+        ("from torch.distributed.pipelining import ScheduleGPipe\n", True),
+        ("import torchvision\n", True),
         ("", False),
     ],
 )
