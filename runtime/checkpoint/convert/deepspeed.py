@@ -215,9 +215,10 @@ def _class_of(found: Found) -> str | None:
     """Returns which class of optimizer dsrun has for it."""
     section = found.config.get("optimizer") or {}
     kind = str(section.get("type", "")).lower()
-    if kind == "adam" and (section.get("params") or {}).get("adam_w_mode") is False:
+    known = imported_class(kind)
+    if known == "AdamW" and kind != "adamw" and (section.get("params") or {}).get("adam_w_mode") is False:
         return "Adam"
-    if (known := imported_class(kind)) is not None:
+    if known is not None:
         return known
     if found.groups and "exp_avg_sq" in {one.role for one in found.tensors}:
         return "AdamW" if found.groups[0].get("decoupled_weight_decay", True) else "Adam"
