@@ -128,11 +128,15 @@ def _check_cuda(report: ProbeReport, verdicts: Sequence[ProbeVerdict]) -> Findin
     return _judged("CUDA", verdicts, well="" if fit is None else fit.text)
 
 
+#: What `CUDA` says already: that jobs have no GPU, and why.
+_OF_CUDA = frozenset({"gpus_unusable.text", "gpus_idle", "gpus_usable"})
+
+
 def check_gpus(report: ProbeReport) -> list[Finding]:
     """Looks for what is wrong with GPUs and what connects them; of a machine without any there is nothing to say."""
     if not report.gpus:
         return []
-    wrong = [found for found in gpu_verdicts(report) if found.level != "note"]
+    wrong = [found for found in gpu_verdicts(report) if found.level != "note" and found.path not in _OF_CUDA]
     wrong.sort(key=lambda found: found.level != "red")
     if not wrong:
         return [Finding(name="GPUs", verdict="green", text=_count(report.gpus))]

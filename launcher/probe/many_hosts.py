@@ -8,7 +8,7 @@ from typing import Any
 
 from ..hosts.spec import HostSpec
 from ..machine.report import SCHEMA_VERSION
-from ..preflight.findings import Finding, Preflight, Seen, Wants
+from ..preflight.findings import Finding, Preflight, Seen, Wants, named
 from ..preflight.run import check_hosts
 from ..survey.client import Survey, Told, Unable
 
@@ -17,7 +17,9 @@ _PATIENCE_S = 30.0
 #: Torch is imported from a disk on the network, and CUDA started on eight GPUs.
 _DEEP_PATIENCE_S = 90.0
 #: What preflight says of one host alone is in the host's own verdicts.
-_OF_ONE_HOST = frozenset({"host", "disk", "/dev/shm", "memlock", "nofile"})
+_OF_ONE_HOST = frozenset({"host", "disk", "/dev/shm", "memlock", "nofile", "GPU driver"})
+#: The same, where it is no difference between hosts.
+_ALSO_OF_ONE_HOST = frozenset({"torch", "CUDA"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,4 +89,14 @@ def ask_hosts(survey: Survey, hosts: Sequence[HostSpec], *, paths: Sequence[str]
 
 def compared(checked: Preflight) -> tuple[Finding, ...]:
     """Returns those of preflight's findings that are about several hosts."""
-    return tuple(finding for finding in checked.findings if finding.name not in _OF_ONE_HOST)
+    count = len(checked.seen)
+    return tuple(
+        finding
+        for finding in checked.findings
+        if finding.name not in _OF_ONE_HOST
+        and not (
+            finding.name in _ALSO_OF_ONE_HOST
+            and finding.hosts
+            and finding.text.startswith(f"{named(finding.hosts, count)}: ")
+        )
+    )

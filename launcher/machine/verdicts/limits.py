@@ -55,11 +55,11 @@ def open_files_verdicts(limits: LimitsReport | None) -> Iterator[ProbeVerdict]:
     """
     if limits is None or limits.nofile is None or limits.nofile >= _FEW_FILES:
         return
-    fix = f"`* - nofile {_MANY_FILES}` in /etc/security/limits.conf"
+    fix = f"`* - nofile {_MANY_FILES}` in /etc/security/limits.conf there"
     if limits.nofile_hard is None or limits.nofile_hard >= _FEW_FILES:
-        fix = f"`ulimit -n {min(limits.nofile_hard or _MANY_FILES, _MANY_FILES)}`; for good {fix}"
+        fix += f"; for one shell `ulimit -n {min(limits.nofile_hard or _MANY_FILES, _MANY_FILES)}`"
     else:
-        fix = f"{fix}, or `docker run --ulimit nofile={_MANY_FILES}`"
+        fix += f", or `docker run --ulimit nofile={_MANY_FILES}`"
     yield ProbeVerdict(
         level="amber",
         text=f"{limits.nofile} open files, few for many ranks and data loaders",

@@ -30,7 +30,9 @@ def torch_verdicts(versions: Versions, *, gpus: int, fit: CudaFit | None, contex
             path="versions.torch",
         )
     elif versions.cuda is None and (gpus or context.needs_gpus):
-        there = f", and this machine has {gpus} GPU{'' if gpus == 1 else 's'}" if gpus else ""
+        # Hosts of one job that are mended alike have one text.
+        idle = 0 if context.needs_gpus else gpus
+        there = f", and this machine has {idle} GPU{'' if idle == 1 else 's'}" if idle else ""
         yield ProbeVerdict(
             level="red" if context.needs_gpus else "amber",
             text=f"torch {versions.torch} is built without CUDA{there}",

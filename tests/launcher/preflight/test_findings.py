@@ -23,5 +23,5 @@ def test_a_refusal_carries_every_red_finding_and_the_warnings_stay_apart() -> No
     ]
     assert preflight.warnings() == [
         "nofile: n2: 256 open files, few for many ranks and data loaders; "
-        "`* - nofile 65536` in /etc/security/limits.conf, or `docker run --ulimit nofile=65536`"
+        "`* - nofile 65536` in /etc/security/limits.conf there, or `docker run --ulimit nofile=65536`"
     ]

@@ -281,9 +281,9 @@ def test_a_limit_that_a_user_may_raise_is_told_with_the_command_and_one_he_may_n
     well: ProbeReport,
 ) -> None:
     (verdict,) = judge(limits(nofile=1024, nofile_hard=524288)(well))
-    assert verdict.fix == "`ulimit -n 65536`; for good `* - nofile 65536` in /etc/security/limits.conf"
+    assert verdict.fix == "`* - nofile 65536` in /etc/security/limits.conf there; for one shell `ulimit -n 65536`"
     (verdict,) = judge(limits(nofile=1024, nofile_hard=1024)(well))
-    assert verdict.fix == "`* - nofile 65536` in /etc/security/limits.conf, or `docker run --ulimit nofile=65536`"
+    assert verdict.fix == "`* - nofile 65536` in /etc/security/limits.conf there, or `docker run --ulimit nofile=65536`"
 
 
 def test_a_loopback_address_for_the_own_name_is_a_note(well: ProbeReport) -> None:
