@@ -12,7 +12,7 @@ from ..observe.memory import measure
 from ..observe.memory_report import MemoryReport
 from ..observe.memory_watch import MemoryWatch
 from ..offload.params.on_disk import DiskShards
-from ..zero.units.partition_parameters import memory_of
+from ..zero.partition_parameters import memory_of
 from ..zero.units.trained import is_trained
 from .parts import EngineParts
 

@@ -20,7 +20,7 @@ from dsrun.errors import ModelError
 
 from ..compat import without_overrides
 from ..zero.access.pieces import OTHER_MEMORY_HINT, other_memory
-from ..zero.units.partition_parameters import home_of, is_zero_param, memory_of
+from ..zero.partition_parameters import home_of, is_zero_param, memory_of
 
 
 @dataclass(frozen=True, slots=True)

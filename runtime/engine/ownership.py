@@ -18,7 +18,7 @@ from dsrun.errors import ModelError, Problem
 
 from ..activation.activate import Activations
 from ..zero.hooks.modules import UnitHooks
-from ..zero.units.partition_parameters import unsettle
+from ..zero.partition_parameters import unsettle
 
 _TAKEN = "_dsrun_has_engine"
 #: Classes that shard or reduce themselves, by the name of a base: most are never imported here.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..protocols import StateEntry
 from ..zero.creation.pretrained import persistent_buffers
-from ..zero.units.partition_parameters import memory_of
+from ..zero.partition_parameters import memory_of
 from ..zero.units.trained import is_trained
 from ..zero.units.unit import ParamUnit
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from dsrun.runtime.zero.access.gathered import GatheredParameters as GatheredParameters
     from dsrun.runtime.zero.access.gathered import unwrap_model_for_generation as unwrap_model_for_generation
     from dsrun.runtime.zero.creation.pretrained import load_pretrained as load_pretrained
+    from dsrun.runtime.zero.partition_parameters import ZeroParamStatus as ZeroParamStatus
+    from dsrun.runtime.zero.partition_parameters import is_zero_param as is_zero_param
     from dsrun.runtime.zero.units.leaves import set_leaf_modules as set_leaf_modules
-    from dsrun.runtime.zero.units.partition_parameters import ZeroParamStatus as ZeroParamStatus
-    from dsrun.runtime.zero.units.partition_parameters import is_zero_param as is_zero_param
 else:
     from dsrun.faces import lazy_face
 
@@ -56,6 +56,6 @@ else:
             "dsrun.runtime.zero.access.gathered": ("GatheredParameters", "unwrap_model_for_generation"),
             "dsrun.runtime.zero.creation.pretrained": ("load_pretrained",),
             "dsrun.runtime.zero.units.leaves": ("set_leaf_modules",),
-            "dsrun.runtime.zero.units.partition_parameters": ("ZeroParamStatus", "is_zero_param"),
+            "dsrun.runtime.zero.partition_parameters": ("ZeroParamStatus", "is_zero_param"),
         },
     )

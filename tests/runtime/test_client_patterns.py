@@ -1,7 +1,7 @@
 """What libraries and scripts around DeepSpeed write about parameters and engines, word for word, but for the import.
 
 Each pattern is a function that every rank runs and that says whether the outcome is right. The copies that end in
-`maybe_zero_3` are in zero/test_gathered.py, `zero.Init` in zero/test_construct.py.
+`maybe_zero_3` are in zero/access/test_gathered.py, `zero.Init` in zero/creation/test_construct.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import dsrun as deepspeed
-from dsrun.runtime.zero.units.partition_parameters import ZeroParamStatus
+from dsrun.runtime.zero.partition_parameters import ZeroParamStatus
 from support.models import TinyGPT, loss_of
 from support.ranks import run_ranks
 from support.training import batches, config, full_parameters, make_engine, train

@@ -17,7 +17,7 @@ from ...mesh.agree.same import check_agreement
 from ...mesh.join.groups import ProcessGroupMesh
 from ...mesh.spec import DATA_AXIS
 from ...optim.groups import GroupAssignment
-from ...zero.units.partition_parameters import home_of
+from ...zero.partition_parameters import home_of
 
 
 def check_same_everywhere(

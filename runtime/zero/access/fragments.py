@@ -22,7 +22,7 @@ from torch import Tensor
 
 from dsrun.errors import ModelError
 
-from ..units.partition_parameters import home_of
+from ..partition_parameters import home_of
 from ..units.unit import ParamUnit
 from .pieces import UnitHome
 from .whole import ParamAccess

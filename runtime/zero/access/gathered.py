@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dsrun.errors import ModelError
 
-from ..units.partition_parameters import Home, Keeper, home_of
+from ..partition_parameters import Home, Keeper, home_of
 
 
 class GatheredParameters:

@@ -17,7 +17,7 @@ from ...layout.unit_layout import TensorExtent
 from ...mesh.collectives import Collectives, Pending
 from ...protocols import ChangeFence
 from ..params.store import ParamStore
-from ..units.partition_parameters import Home, ZeroParamStatus, memory_of, set_memory
+from ..partition_parameters import Home, ZeroParamStatus, memory_of, set_memory
 from ..units.plan import ZeroPlan
 from ..units.unit import ParamUnit
 

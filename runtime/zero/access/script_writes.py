@@ -23,7 +23,7 @@ import torch
 from dsrun.errors import ModelError
 
 from ...mesh.collectives import Collectives
-from ..units.partition_parameters import ZeroParamStatus, home_of, memory_of
+from ..partition_parameters import ZeroParamStatus, home_of, memory_of
 from ..units.unit import ParamUnit
 from .pieces import Pieces, UnitHome
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dsrun.errors import ModelError
 
 from ..params.absent_values import AbsentTensor
-from ..units.partition_parameters import ShardedParameter, ZeroParamStatus, home_of, is_zero_param, set_class
+from ..partition_parameters import ShardedParameter, ZeroParamStatus, home_of, is_zero_param, set_class
 from ..units.released import ReleasedParameter
 from .pieces import UnitHome
 

@@ -26,7 +26,7 @@ from ...optim.sharded import ShardOptimizer
 from ...protocols import ChangeFence
 from ..grads.reducer import GradReducer
 from ..params.store import ParamStore
-from ..units.partition_parameters import EngineParameter, Keeper, ShardedParameter, memory_of, set_memory, settle
+from ..partition_parameters import EngineParameter, Keeper, ShardedParameter, memory_of, set_memory, settle
 from ..units.plan import ZeroPlan
 from ..units.released import ReleasedParameter
 from ..units.tier import gather

@@ -17,7 +17,7 @@ from ...memory.pages import fresh_zeros
 from ...mesh.collectives import Collectives, own_slice
 from ...precision.policy import PrecisionPolicy
 from ...protocols import Window
-from ..units.partition_parameters import set_memory
+from ..partition_parameters import set_memory
 from ..units.plan import ZeroPlan
 from ..units.unit import ParamUnit
 from .placement import ON_DEVICE, Placement

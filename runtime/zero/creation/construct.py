@@ -31,7 +31,7 @@ from torch.overrides import TorchFunctionMode
 from ...compat import function_modes
 from ..access.state_dicts import watch_state_dict
 from ..params.absent_values import OF_NO_VALUES
-from ..units.partition_parameters import home_of
+from ..partition_parameters import home_of
 from .seeds import Nursery, SeedHome
 
 

@@ -24,8 +24,8 @@ from ...mesh.collectives import Collectives, own_slice
 from ...precision.policy import PrecisionPolicy
 from ..access.pieces import UnitHome
 from ..params.slots import elements_of
+from ..partition_parameters import home_of, is_zero_param, memory_of, set_memory
 from ..units.find import UnitSpec, find_frozen_units
-from ..units.partition_parameters import home_of, is_zero_param, memory_of, set_memory
 from ..units.plan import ZeroPlan
 from ..units.tier import ShardTier
 from ..units.trained import is_trained

@@ -19,7 +19,7 @@ from torch.utils import swap_tensors
 from dsrun.errors import ModelError, Problem
 
 from ..access.state_dicts import watch_state_dicts
-from ..units.partition_parameters import home_of
+from ..partition_parameters import home_of
 from .construct import Lending
 from .seeds import Nursery
 

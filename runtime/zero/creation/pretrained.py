@@ -20,7 +20,7 @@ from ...mesh.agree.all_or_none import all_or_none
 from ..access.pieces import UnitHome
 from ..access.torn import WEIGHTS
 from ..access.whole import ParamAccess
-from ..units.partition_parameters import home_of, settle, unsettle
+from ..partition_parameters import home_of, settle, unsettle
 from .seeds import SeedHome
 from .stored_files import StoredHome, StoredTensor, find_tensors
 

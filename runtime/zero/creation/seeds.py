@@ -14,16 +14,7 @@ from dsrun.errors import ModelError
 
 from ...compat import unseen_by_modes
 from ...mesh.collectives import Collectives, own_slice
-from ..units.partition_parameters import (
-    Home,
-    Keeper,
-    ZeroParamStatus,
-    home_of,
-    memory_of,
-    set_memory,
-    settle,
-    unsettle,
-)
+from ..partition_parameters import Home, Keeper, ZeroParamStatus, home_of, memory_of, set_memory, settle, unsettle
 from ..units.released import ReleasedParameter
 
 

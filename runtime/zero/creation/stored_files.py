@@ -23,7 +23,7 @@ from torch.utils import swap_tensors
 from dsrun.errors import CheckpointError, ModelError
 from dsrun.files.regular import open_regular, read_regular
 
-from ..units.partition_parameters import Home, Keeper, ZeroParamStatus, unsettle
+from ..partition_parameters import Home, Keeper, ZeroParamStatus, unsettle
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"

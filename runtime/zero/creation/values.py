@@ -12,8 +12,8 @@ from dsrun.errors import ModelError
 
 from ...mesh.collectives import Collectives, own_slice
 from ..access.pieces import UnitHome
+from ..partition_parameters import ShardedParameter, home_of, is_zero_param
 from ..units.find import UnitSpec
-from ..units.partition_parameters import ShardedParameter, home_of, is_zero_param
 from ..units.unit import ParamUnit
 from .seeds import SeedHome
 from .stored_files import StoredHome

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from dsrun.errors import ModelError
 
 from ...compat import in_transform, pass_for_parameter, untransformed
-from ..units.partition_parameters import home_of, is_zero_param, set_memory
+from ..partition_parameters import home_of, is_zero_param, set_memory
 from ..units.released import OutsideTensor, outside
 from ..units.unit import ParamUnit
 

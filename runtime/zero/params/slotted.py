@@ -15,7 +15,7 @@ from dsrun.errors import ModelError
 
 from ...memory.arenas import Arenas
 from ...mesh.collectives import Collectives, Pending
-from ..units.partition_parameters import ShardedParameter, ZeroParamStatus, memory_of
+from ..partition_parameters import ShardedParameter, ZeroParamStatus, memory_of
 from ..units.released import ReleasedParameter
 from ..units.tier import gather
 from ..units.unit import ParamUnit

@@ -9,7 +9,7 @@ from typing import NoReturn, Protocol
 
 from torch import Tensor
 
-from ..units.partition_parameters import ZeroParamStatus
+from ..partition_parameters import ZeroParamStatus
 from ..units.unit import ParamUnit
 
 

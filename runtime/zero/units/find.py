@@ -29,8 +29,8 @@ import torch
 from torch import nn
 
 from ...stacks import SMALL_NUMEL, blocks_of, numel_of
+from ..partition_parameters import is_ordinary
 from .leaves import is_leaf
-from .partition_parameters import is_ordinary
 from .trained import is_trained
 
 REST = "rest"

@@ -23,7 +23,7 @@ from dsrun.errors import ModelError
 
 from ...compat import forward_pre_hooks
 from ...own_hooks import OwnHook
-from .partition_parameters import is_zero_param
+from ..partition_parameters import is_zero_param
 
 _LEAF = "_z3_leaf"
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from dsrun.errors import ModelError
 
 from ...compat import without_overrides
-from .partition_parameters import EngineParameter, Home, ShardedParameter, home_of, memory_of, set_memory
+from ..partition_parameters import EngineParameter, Home, ShardedParameter, home_of, memory_of, set_memory
 
 _T: Any = Tensor
 #: Getters that read values; all others (shape, dtype, grad, ...) do not.

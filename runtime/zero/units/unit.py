@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ...compat import without_overrides
 from ...layout.unit_layout import UnitLayout, lay_out
 from ...protocols import OwnedRange, Window
+from ..partition_parameters import EngineParameter, set_memory
 from .find import UnitSpec
-from .partition_parameters import EngineParameter, set_memory
 from .released import PendingParameter
 from .tier import ShardTier
 from .write_watch import WriteWatch

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from ...compat import without_overrides
-from .partition_parameters import memory_of
+from ..partition_parameters import memory_of
 
 
 class WriteWatch:

@@ -347,7 +347,7 @@ def test_only_sharded_parameters_have_ds_attributes(stage: int) -> None:
 def maybe_zero_3(param: Any) -> Tensor:
     """As LLaVA and its many copies write it, with another import."""
     from dsrun import zero
-    from dsrun.runtime.zero.units.partition_parameters import ZeroParamStatus as Status
+    from dsrun.runtime.zero.partition_parameters import ZeroParamStatus as Status
 
     if hasattr(param, "ds_id"):
         assert param.ds_status == Status.NOT_AVAILABLE

@@ -19,7 +19,7 @@ from dsrun.errors import InputError, ModelError
 from dsrun.runtime.mesh.loopback import LoopbackCollectives, LoopbackWorld
 from dsrun.runtime.zero.creation.construct import ConstructionBySlices
 from dsrun.runtime.zero.creation.seeds import Nursery
-from dsrun.runtime.zero.units.partition_parameters import memory_of
+from dsrun.runtime.zero.partition_parameters import memory_of
 from support.models import Block, TinyGPT
 from support.ranks import run_ranks
 from support.training import config, frozen_parameters, full_parameters, make_engine, train

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dsrun
-from dsrun.runtime.zero.units.partition_parameters import memory_of
+from dsrun.runtime.zero.partition_parameters import memory_of
 from support.models import TinyGPT
 from support.ranks import run_ranks
 from support.training import config, full_parameters, make_engine, train

@@ -2,7 +2,7 @@
 
 Nothing is gathered here. A parameter's *home* says where its values are; it is put on the parameter as an attribute
 when something takes the parameter over, and whoever has it is asked each time, so that nothing goes stale and forward
-and backward have nothing to update. What an operation gets whose parameter is elsewhere, `released.py` says.
+and backward have nothing to update. What an operation gets whose parameter is elsewhere, `zero/units/released.py` says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...compat import without_overrides
+from ..compat import without_overrides
 
 _ATTRIBUTE = "_dsrun_home"
 _DATA: Any = Tensor.data
