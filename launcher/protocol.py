@@ -41,8 +41,9 @@ class Start:
         plan: the launch, as `LaunchPlan.to_json` wrote it.
         node_rank: which of its hosts this is.
         gpus: `NodePlan.gpus` of this host; the plan has those of none, as it is the same for all hosts.
-        mark: file in the plan's run folder by which a host sees that it shares it, see `host_folder`; empty for none.
-        config: text of the training config, if there is one, as the front end has checked it: a host that does not
+        mark: file in the plan's run folder by which a host sees that it shares it, see `agent/job_files.py`; empty for
+        none. config: text of the training config, if there is one, as the front end has checked it: a host that does
+        not
             share the job's folder may have another of that name, or none. See [Note: raw text].
         version: of the protocol.
     """

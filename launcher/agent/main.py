@@ -226,7 +226,7 @@ class Agent:
             self._relay.send(Note(text=f"there is no place for copies in memory: {refusal_of(error)}"))
 
     def _end_copies(self) -> None:
-        """Removes them, unless a further attempt may follow; see [Note: copies in memory] in copy_folder."""
+        """Removes them, unless a further attempt may follow; see [Note: copies in memory] in memory_copy_folder."""
         if self._copies is None:
             return
         may_follow = self._listens and self._ranks.has_failed and self._plan.attempt < self._plan.max_restarts
@@ -353,7 +353,7 @@ class Agent:
                     self._fail(f"unexpected message from the front end: {type(message).__name__}")
 
     def _tell_readings(self) -> None:
-        """Sends what ranks tell of their stdin; see [Note: order of readings] in reading_pipe."""
+        """Sends what ranks tell of their stdin; see [Note: order of readings] in start/stdin_readers."""
         self._tell_ends_of_waits()
         self._tell_other_readings()
 

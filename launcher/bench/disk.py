@@ -65,7 +65,7 @@ class DiskFigures:
 
 
 def answer(arguments: dict[str, Any], keep: ExitStack) -> Any:
-    """Answers the question `bench_disk`: `path` and `cap_bytes`. See [Note: questions] in surveyor."""
+    """Answers the question `bench_disk`: `path` and `cap_bytes`. See [Note: questions] in survey/server."""
     return measure(arguments["path"], cap_bytes=arguments["cap_bytes"]).to_json()
 
 

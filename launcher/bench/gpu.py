@@ -21,7 +21,7 @@ PATIENCE_S = 90.0
 
 
 def answer(arguments: dict[str, Any], keep: ExitStack) -> Any:
-    """Answers the question `bench_gpu`; takes no arguments. See [Note: questions] in surveyor."""
+    """Answers the question `bench_gpu`; takes no arguments. See [Note: questions] in survey/server."""
     return [one.to_json() for one in measure()]
 
 

@@ -33,7 +33,7 @@ _REPETITION_S = 0.2
 
 
 def answer(arguments: dict[str, Any], keep: ExitStack) -> Any:
-    """Answers the question `bench_memory`; takes no arguments. See [Note: questions] in surveyor."""
+    """Answers the question `bench_memory`; takes no arguments. See [Note: questions] in survey/server."""
     return [one.to_json() for one in measure(sorted(os.sched_getaffinity(0)))]
 
 

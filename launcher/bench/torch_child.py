@@ -1,7 +1,7 @@
 """The process that measures with torch: copies between host and GPUs, and matrix products. One JSON line on stdout.
 
 The launcher imports no torch, so this is a process of its own, of the interpreter whose torch jobs would use. Started
-by bench_gpu, which gives it a time-out; dies with it.
+by `gpu.py`, which gives it a time-out; dies with it.
 """
 
 from __future__ import annotations

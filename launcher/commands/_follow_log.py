@@ -1,6 +1,6 @@
 """Showing the log of a job that another `dsrun` runs or ran: as tagged lines or as JSON, up to now or to its end.
 
-What is read stands in log_reader.py, how a line looks in output.py.
+What is read stands in `logs/reader.py`, how a line looks in `console/printer.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`dsrun doctor`: is this machine, or each of many, fit for jobs? Shows what doctor_checks and doctor_hosts found."""
+"""`dsrun doctor`: is this machine, or each of many, fit for jobs? Shows what preflight found."""
 
 from __future__ import annotations
 

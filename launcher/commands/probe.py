@@ -1,6 +1,6 @@
 """`dsrun probe`: what hardware and software there is, here or on many hosts; measured or watched if asked.
 
-Only chooses and prints: facts come from probe.py and probe_hosts, figures from bench_hosts, lines from probe_view.
+Only chooses and prints: facts come from machine and probe, figures from bench, lines from probe.
 """
 
 from __future__ import annotations

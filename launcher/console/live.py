@@ -1,7 +1,8 @@
 """What a person sees of a running job: lines of the ranks they asked for, bars and progress below. Starts nothing.
 
-Puts together what other modules know: which ranks are shown, which lines are the same (console_collapse.py), how
-rows at the bottom are drawn (console_area.py), how training goes (progress_line.py); and hands lines to the `Printer`.
+Puts together what other modules know: which ranks are shown, which lines are the same (`collapse.py`), how
+rows at the bottom are drawn (`status_area.py`), how training goes (`progress_line.py`); and hands lines to the
+`Printer`.
 
 [Note: the order on the console] Lines of ranks may be held for a moment, notes and reports never: they take along
 what is held before them, so that everything stands in the order in which it came.

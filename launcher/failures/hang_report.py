@@ -1,5 +1,5 @@
 """Who hangs where: ranks grouped by the place they are at, the odd ones out first. Pure: stacks in, lines out. Who is
-behind whom in a process group is judged in `nccl_verdict`.
+behind whom in a process group is judged in `nccl_report.py`.
 
 Reads the text of `faulthandler` as Python 3.10 to 3.14 write it. Does not judge whether a job hangs; see `hang`.
 

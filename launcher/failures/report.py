@@ -1,5 +1,5 @@
 """How a job can fail, how each failure is told, and what the exit codes mean. Pure: no I/O. Which failure came first
-is judged in `judgement`.
+is judged in `first_failure.py`.
 
 A failed job never exits 0. What each code means stands in EXIT_CODES, which docs/reference/exit-codes.md repeats.
 """

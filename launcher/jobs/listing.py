@@ -88,7 +88,7 @@ def read_job(folder: Path) -> Job | None:
     record = read_record(folder)
     if record is None:
         return None
-    # In this order: see [Note: job lock] in job_lock.
+    # In this order: see [Note: job lock] in lock.
     locked = is_locked(folder)
     outcome = read_outcome(folder)
     if outcome is not None:

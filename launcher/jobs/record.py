@@ -1,7 +1,7 @@
 """What is written down about a job, as files in its folder: who started what, and how it ended. Decides nothing.
 
-`job.json` says what was asked for, `machine.json` on what (see `job_facts`), `outcome.json` how it ended. All are
-replaced whole, readable by hand and by this user only. No secret is in them: see `secrets_mask`.
+`job.json` says what was asked for, `machine.json` on what (see `facts.py`), `outcome.json` how it ended. All are
+replaced whole, readable by hand and by this user only. No secret is in them: see `masking.py`.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class Launch:
         placement: where.
         cwd: working folder of every rank.
         env: variables for all ranks.
-        demand: what the job wants of this machine, for `job_queue.hold_devices`.
+        demand: what the job wants of this machine, for `turn.hold_devices`.
         devices: `nccl`, `gloo`, `2 GPUs` or `no GPU`: what the job trains on, for the eye; empty where only other hosts
             know.
         gpus: those of this machine, in CUDA's order; empty where its driver was not asked.

@@ -1,4 +1,4 @@
-"""A rank's log read as one run of bytes, whatever parts it has and while it grows. The counterpart of log_files.py."""
+"""A rank's log read as one run of bytes, whatever parts it has and while it grows. The counterpart of `files.py`."""
 
 from __future__ import annotations
 

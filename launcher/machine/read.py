@@ -1,7 +1,7 @@
 """What hardware and software there is, as one value. Measures nothing, imports no torch and never fails.
 
-Each probe_* module knows one kind of thing; here they are put together. What cannot be told is None, with the reason
-in `null_reasons`; where values come from stands in probe_reasons. How a report is shown is the business of
+Each module knows one kind of thing; here they are put together. What cannot be told is None, with the reason
+in `null_reasons`; where values come from stands in `provenance.py`. How a report is shown is the business of
 commands/probe.py.
 """
 
@@ -131,7 +131,7 @@ def completed(report: ProbeReport, why: Mapping[str, str] = WHY) -> ProbeReport:
 
 
 def with_loaded(report: ProbeReport, loaded: Loaded | NotLoaded) -> ProbeReport:
-    """Returns a report with what probe_deep found, or with the reason why it found nothing."""
+    """Returns a report with what `loaded_libraries` found, or with the reason why it found nothing."""
     if isinstance(loaded, Loaded):
         return completed(replace(report, loaded=loaded))
     return completed(replace(report, loaded=None, null_reasons={**report.null_reasons, "loaded": loaded.reason}))

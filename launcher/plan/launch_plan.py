@@ -113,7 +113,8 @@ class Outside:
     """The hosts of a job that each have a dsrun of their own, started by somebody else: a pod or a terminal each.
 
     The plan then has this host alone, as one of `node_count` that have equally many ranks; ranks and hosts are numbered
-    over all of them. They find together at the plan's `master_addr` before the first rank starts, see `gathering`.
+    over all of them. They find together at the plan's `master_addr` before the first rank starts, see
+    `rendezvous/static_nodes.py`.
 
     Attributes:
         node_rank: this host among all.

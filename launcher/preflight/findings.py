@@ -1,6 +1,6 @@
 """What is wrong, or not alike, with the hosts of a job: facts of all of them -> findings. Values only; asks nobody.
 
-The rules stand in preflight_rules, how findings are shown in preflight_text, and who asks the hosts in preflight_run.
+The rules stand in `rules.py`, how findings are shown in `text.py`, and who asks the hosts in `run.py`.
 All hosts are judged, and all problems told at once: a cluster that is repaired one error at a time is repaired all day.
 """
 

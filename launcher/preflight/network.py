@@ -1,6 +1,6 @@
 """Which hosts differ in what NCCL talks over, or may not use it: RDMA ports, GID indices, locked memory. Pure.
 
-Where ranks meet is found by trying, see meeting; what stands here cannot be tried before ranks run.
+Where ranks meet is found by trying, see rendezvous; what stands here cannot be tried before ranks run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers the question `probe`: the report of this host, in its JSON form. See [Note: questions] in surveyor."""
+"""Answers the question `probe`: the report of this host, in its JSON form. See [Note: questions] in survey/server."""
 
 from __future__ import annotations
 

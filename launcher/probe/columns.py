@@ -1,4 +1,4 @@
-"""Rows of many hosts -> what all have in common, and how they differ. Pure; how it is drawn stands in probe_table."""
+"""Rows of many hosts -> what all have in common, and how they differ. Pure; how it is drawn stands in `table.py`."""
 
 from __future__ import annotations
 

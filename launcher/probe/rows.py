@@ -1,7 +1,7 @@
 """One host's report -> rows of a table, in reading order. Takes the JSON form, which other hosts send; prints nothing.
 
 What is seen every day comes first and fits a screen; `everything` adds what is looked up when something is wrong. GPUs'
-rows are in probe_gpu_rows.
+rows are in `gpu_rows.py`.
 """
 
 from __future__ import annotations

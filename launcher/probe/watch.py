@@ -1,6 +1,6 @@
 """What changes on a host from second to second: counters of the kernel and the driver, and the rates between two.
 
-Answers for `dsrun probe --watch`, see [Note: questions] in surveyor. Reads /proc and the driver; draws nothing.
+Answers for `dsrun probe --watch`, see [Note: questions] in survey/server. Reads /proc and the driver; draws nothing.
 """
 
 from __future__ import annotations

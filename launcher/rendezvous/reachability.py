@@ -1,4 +1,4 @@
-"""Which of another host's addresses this one reaches. Answers for meeting and host_pairs; see [Note: questions].
+"""Which of another host's addresses this one reaches. Answers for `address.py`, `all_pairs.py`; see [Note: questions].
 
 An address counts as reached when a random word comes back from it: that a connection is accepted proves nothing, for
 172.17.0.1 is docker's own address on every host that has docker. Chooses nothing.

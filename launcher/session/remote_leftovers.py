@@ -1,6 +1,6 @@
-"""Sends `sweep` to hosts whose agent was lost, over the transport that started it, and tells what it ended there.
+"""Sends `agent/leftovers.py` to hosts whose agent was lost, and tells what it ended there.
 
-A lost agent's ranks end by themselves, but for what they had started, if its spawner died with it; see `sweep`. A host
+A lost agent's ranks end by themselves, but for what they had started, if its spawner died with it; see there. A host
 that cannot be reached is no news: it was lost, and its agent, if it lives, ends everything when its lease runs out.
 """
 

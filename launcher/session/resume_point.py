@@ -26,7 +26,7 @@ from ..hosts.spec import HostSpec
 from ..survey.client import Survey, Told, Unable
 from ..transport.base import FIRST_WORD_PATIENCE_S, Transport
 
-#: Its name in surveyor's table.
+#: Its name in the table of survey/server.
 QUESTION = "complete_checkpoints"
 #: Newest ones that are asked for; a job keeps a handful.
 _MOST_ASKED = 100
@@ -149,7 +149,7 @@ def is_complete(folder: str) -> bool:
 
 
 def complete_folders(arguments: dict[str, Any], keep: ExitStack) -> list[str]:
-    """Says which of `folders` hold a complete checkpoint. A question, see [Note: questions] in surveyor."""
+    """Says which of `folders` hold a complete checkpoint. A question, see [Note: questions] in survey/server."""
     return [folder for folder in arguments["folders"] if is_complete(folder)]
 
 

@@ -1,4 +1,4 @@
-"""Asks all hosts at once what is so on each of them, before there is a job there. See surveyor for the other end.
+"""Asks all hosts at once what is so on each of them, before there is a job there. The other end: survey/server.
 
 Decides nothing: a host that cannot be reached, or cannot answer, is a value like an answer. What is asked, and what
 follows from it, is the caller's.
@@ -133,7 +133,7 @@ class Survey:
         """Asks a question of many hosts at once.
 
         Args:
-            question: its name, see `surveyor.QUESTIONS`.
+            question: its name, see `server.QUESTIONS`.
             arguments: of the question, or what makes them for each host.
             of: names of the hosts to ask; None asks all.
             patience_s: a host that has not answered by then is given up.

@@ -1,4 +1,4 @@
-"""Brings one host's folder to hold what a tree here holds: deletes, sends, and asks whether it is so. See sync_here.
+"""Makes one host's folder hold what a tree here holds: deletes, sends, and asks whether it is so. See `receiver.py`.
 
 Runs in a thread of its own, and blocks. How many hosts are brought at once, and what is told of them, stands in sync.
 """

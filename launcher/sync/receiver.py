@@ -2,7 +2,8 @@
 
 Three rules. A file appears whole or not at all: it is written beside its place and renamed. Nothing is deleted but what
 an earlier sync put there and nobody has changed. Nothing is written through a symbolic link, and so none of it outside
-of the folder. The questions stand in order of their asking; see [Note: questions] in surveyor. Standard library only.
+of the folder. The questions stand in order of their asking; see [Note: questions] in survey/server. Standard library
+only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What rsync is told to reach a host with, in place of ssh: hands its words and its bytes to the front end.
 
 The front end, at the other end of an inherited socket, starts the words on the host by the transport of the job, so
-that a copy logs in as everything else does. A program of its own, which imports nothing of dsrun. See sync_rsync.
+that a copy logs in as everything else does. A program of its own, which imports nothing of dsrun. See `rsync.py`.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class Activations:
         )
 
     def _solve(self, names: Sequence[str]) -> None:
-        """See measured.[Note: measured plans]."""
+        """See from_profile.[Note: measured plans]."""
         assert self._profile is not None, "policy memory_budget measures"
         assert self._section.memory_budget is not None, "checked with the section"
         device = next(p.device for _, m in self._stacks[0].blocks for p in m.parameters())

@@ -248,7 +248,7 @@ class Engine(
             retain_graph=retain_graph, reduce=not self._without_sync, strays=self._stray_factor()
         )
         try:
-            # The order of nodes is what the hooks rest on, see [Note: one ready queue] in zero/timeline.py.
+            # The order of nodes is what the hooks rest on, see [Note: one ready queue] in zero/hooks/timeline.py.
             with engines_own_backward(), torch.autograd.set_multithreading_enabled(False):
                 self._with_loss_scale(scaled).backward(retain_graph=retain_graph)
         except BaseException:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..zero.units.unit import ParamUnit
 
-#: How nodes of reads that got a gathered copy are called, see [Note: reads outside] in zero/outside.py.
+#: How nodes of reads that got a gathered copy are called, see [Note: reads outside] in zero/hooks/outside.py.
 _GATHERED_READ = "_HandedOut"
 
 

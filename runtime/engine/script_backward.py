@@ -1,7 +1,7 @@
 """Backwards that a script runs itself: `loss.backward()`, `out.backward(grad)`, `engine.scale(loss).backward()`.
 
-How they are told from `torch.autograd.grad`, see [Note: backwards of the script] in zero/timeline.py; what the engine
-does around a backward of either kind, in `engine.py`.
+How they are told from `torch.autograd.grad`, see [Note: backwards of the script] in zero/hooks/timeline.py; what the
+engine does around a backward of either kind, in `engine.py`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ScriptBackwards:
         return scaled
 
     def _prepare_script_backward(self) -> None:
-        """Leaves autograd one queue in this thread, see [Note: one ready queue] in zero/timeline.py.
+        """Leaves autograd one queue in this thread, see [Note: one ready queue] in zero/hooks/timeline.py.
 
         The engine does so for its own backward; that of the script begins where no engine is asked. On a CPU there is
         one queue anyhow.

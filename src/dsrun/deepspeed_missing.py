@@ -1,4 +1,4 @@
-"""Names of DeepSpeed's package that are not here, each with what to use instead. Those of its engine: engine/absent.py.
+"""Names of DeepSpeed's package that are not here, each with what to use instead. Its engine: `deepspeed/missing.py`.
 
 docs/reference/deepspeed-api.md is the list of what is here and what is not.
 """

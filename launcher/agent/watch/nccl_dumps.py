@@ -1,6 +1,6 @@
 """What torch's flight recorder says of one rank: the bytes of its dump become a few facts for each process group.
 
-The agent's side; who is behind is judged where all ranks' facts are, in `nccl_verdict`. Pure: no I/O.
+The agent's side; who is behind is judged where all ranks' facts are, in `failures/nccl_report.py`. Pure: no I/O.
 
 [Note: dump] A dump is a pickle of dictionaries, lists, texts and numbers (torch's FlightRecorder.hpp; version 2.x), or
 the same as JSON. A rank wrote it, maybe while it died, and it may be of any size: it is never trusted. What it is made

@@ -260,7 +260,7 @@ ROOTS: tuple[Rule, ...] = (
             "holds Python's lock for minutes does it too, and TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC gives it more time",
         ),
     ),
-    # What has a name of its own stands in `cause_texts_cuda`.
+    # What has a name of its own stands in `cuda.py`.
     (r"Cuda failure (?:\d+ )?'(?P<name>[^'\n]+)'", _of_cuda_failure),
 )
 

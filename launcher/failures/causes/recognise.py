@@ -1,6 +1,6 @@
 """Why a rank failed, in a few words, and a short way out: from its status, its error and its last lines. Pure.
 
-What programs print and what it means stands in tables: `cause_texts_cuda`, `cause_texts_groups`, `cause_texts_host`. A
+What programs print and what it means stands in tables: `cuda.py`, `process_groups.py`, `host.py`. A
 text that nobody here knows has no cause: the last lines are shown anyway. Does not decide which rank was first; but
 says of whom it cannot be blamed:
 
@@ -19,16 +19,14 @@ from collections.abc import Sequence
 from dsrun.units import format_bytes
 
 from ...protocol import OomKill
-from . import cuda as cause_texts_cuda
-from . import host as cause_texts_host
-from . import process_groups as cause_texts_groups
+from . import cuda, host, process_groups
 from .rules import Cause, Rule, cause_by
 
 #: What cards and the driver say themselves is nearest to the root, whatever torch makes of it.
-_HARDWARE: tuple[Rule, ...] = (*cause_texts_cuda.HARDWARE, *cause_texts_groups.HARDWARE)
-_ROOTS: tuple[Rule, ...] = (*cause_texts_cuda.ROOTS, *cause_texts_groups.ROOTS, *cause_texts_host.ROOTS)
+_HARDWARE: tuple[Rule, ...] = (*cuda.HARDWARE, *process_groups.HARDWARE)
+_ROOTS: tuple[Rule, ...] = (*cuda.ROOTS, *process_groups.ROOTS, *host.ROOTS)
 #: Of what kind an error is: what is left where no text names its root.
-_CLASSES: tuple[Rule, ...] = (*cause_texts_groups.CLASSES, *cause_texts_host.CLASSES, *cause_texts_cuda.CLASSES)
+_CLASSES: tuple[Rule, ...] = (*process_groups.CLASSES, *host.CLASSES, *cuda.CLASSES)
 #: NCCL's own last warning, which torch puts below the class of the error; up to torch's C++ frames or an empty line.
 _LAST_ERROR = re.compile(r"^Last error:\n((?:(?!Exception raised from |frame #).+\n?)+)", re.MULTILINE)
 #: What torch writes before each line of a traceback where a process group is.
@@ -50,7 +48,7 @@ _KILLED = Cause(
 )
 _PLAN = "`dsrun plan` shows what the model needs"
 _SIGNALS: dict[int, Cause] = {
-    signal.SIGBUS: cause_texts_host.BUS_ERROR,
+    signal.SIGBUS: host.BUS_ERROR,
     signal.SIGSEGV: Cause("", "a crash in native code; the Python stack is in the rank's log"),
     signal.SIGABRT: Cause("", "native code gave up; what it said is in the rank's log"),
     signal.SIGILL: Cause("", "a library was built for another processor than this host's"),
@@ -141,7 +139,7 @@ def _root_in(text: str) -> Cause | None:
 
 def _class_in(text: str, last_lines: Sequence[str]) -> Cause | None:
     """Returns of what kind a text says its error is; what NCCL warned of before names the root of its kinds."""
-    if cause_by(cause_texts_groups.CLASSES, text):
+    if cause_by(process_groups.CLASSES, text):
         warnings = "\n".join(line for line in last_lines if "NCCL WARN" in line)
         if root := cause_by((*_HARDWARE, *_ROOTS), warnings):
             return root

@@ -1,6 +1,6 @@
 """Errors of GPUs (Xids) and of NVSwitches (SXids) that the driver wrote to the kernel's log.
 
-Reads what is there now and never waits for more; what an error means is told in probe_xid_verdicts.
+Reads what is there now and never waits for more; what an error means is told in `verdicts/xids.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bindings of this host's ranks: what the kernel, the control groups and the GPU driver say, given to `affinity`.
 
-Runs in the agent, and in the front end for the eye. Binds nothing by itself; which GPU is whose stands in host_gpus.
-Tested on recorded machines; no machine with several NUMA nodes was at hand.
+Runs in the agent, and in the front end for the eye. Binds nothing by itself; which GPU is whose stands in
+`devices/by_rank.py`. Tested on recorded machines; no machine with several NUMA nodes was at hand.
 """
 
 from __future__ import annotations

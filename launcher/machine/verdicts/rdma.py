@@ -1,6 +1,6 @@
 """Which RDMA cards NCCL should not take, or cannot, and the way out: rules over values, pure.
 
-What is wrong with a port itself is in probe_verdicts.
+What is wrong with a port itself is in `all.py`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Starts commands on hosts over ssh, by a connection of its own in this process (fabric, paramiko). No local program.
 
-How a host is found and trusted stands in ssh_login; what its shell reads in ssh_words.
+How a host is found and trusted stands in `login.py`; what its shell reads in `transport/login_line.py`.
 """
 
 from __future__ import annotations

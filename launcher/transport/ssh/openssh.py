@@ -1,7 +1,7 @@
 """Starts commands on hosts with the system's own ssh client, for sites whose ssh_config needs it.
 
 Whatever the client can do, it does here: jumps, certificates, a master connection that is already open. It is never
-let ask for anything. No local shell is involved; what the remote one reads stands in ssh_words.
+let ask for anything. No local shell is involved; what the remote one reads stands in `transport/login_line.py`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from .keeper import Ticket
 
 
 class Contiguous:
-    """A keeper, see keeping.[Note: keepers].
+    """A keeper, see keeper.[Note: keepers].
 
     Args:
         number: tensors that are kept at once; the buffer has room for so many of the size of the first one.

@@ -72,7 +72,7 @@ class _Buffer:
 
 
 class DiskRing:
-    """A keeper of one device, see [Note: the way to the disk and back] and keeping.[Note: keepers].
+    """A keeper of one device, see [Note: the way to the disk and back] and keeper.[Note: keepers].
 
     Args:
         device: where the tensors come from.

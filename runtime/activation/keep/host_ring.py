@@ -58,7 +58,7 @@ class _Arriving:
 
 
 class HostRing:
-    """A keeper of one device, see [Note: the ring] and keeping.[Note: keepers].
+    """A keeper of one device, see [Note: the ring] and keeper.[Note: keepers].
 
     Args:
         device: where the tensors come from.

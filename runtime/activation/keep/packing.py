@@ -64,7 +64,7 @@ def unpack(values_N: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 class Packed:
-    """A keeper, see keeping.[Note: keepers].
+    """A keeper, see keeper.[Note: keepers].
 
     Args:
         inner: keeps the packed values and their scales.

@@ -14,7 +14,7 @@ from .keeper import Keeper, Ticket
 
 
 class Partitioned:
-    """A keeper, see keeping.[Note: keepers].
+    """A keeper, see keeper.[Note: keepers].
 
     Args:
         axis: ranks that hold the same tensors. Every rank of it must take what it put, in the same order: taking is

@@ -20,7 +20,7 @@ def call_recomputed(
     *,
     options: CallOptions,
 ) -> Any:
-    """Makes a call that is run again in backward; see recompute.[Note: recomputed calls].
+    """Makes a call that is run again in backward; see call.[Note: recomputed calls].
 
     Where no gradients are asked for, and inside of another such call, it is an ordinary call. While a compiler traces,
     it is torch's own checkpoint, which the compiler knows.

@@ -1,6 +1,6 @@
 """What autograd holds in place of the tensors that a call saved, and how a second run of the call fills it.
 
-Knows the order of saved tensors and nothing of how a call is made; see recompute.[Note: recomputed calls].
+Knows the order of saved tensors and nothing of how a call is made; see call.[Note: recomputed calls].
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ inline uint16_t to_bf16(float x) {
 
 }  // namespace
 
-// As AdamPass of block_step_compiled.py.
+// As AdamPass of compiled_adam.py.
 struct AdamPass {
     float scale;          // of the gradient
     float sign;           // -1 to maximize

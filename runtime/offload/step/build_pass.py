@@ -1,7 +1,7 @@
 """Builds the compiled pass of Adam, never in training: `python -m dsrun.runtime.offload.step.build_pass`.
 
 What is built is kept for this source, these flags and this kind of processor, so that hosts that share a home folder do
-not take each other's. Nothing of torch is needed to build; loading it and proving its bits is block_step_compiled's.
+not take each other's. Nothing of torch is needed to build; loading it and proving its bits is compiled_adam's.
 """
 
 from __future__ import annotations

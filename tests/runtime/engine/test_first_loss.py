@@ -50,7 +50,7 @@ def test_a_first_loss_of_nan_that_would_go_into_the_weights_stays_an_error_at_st
 
 
 class _HandedOutCopy(torch.autograd.Function):
-    """As what `zero/outside.py` gives a read: a gathered copy."""
+    """As what `zero/hooks/outside.py` gives a read: a gathered copy."""
 
     @staticmethod
     def forward(ctx: Any, param: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """What scripts do with an engine, at every stage, beside plain torch: what the tests of the parts do not show.
 
-Models in forward and backward are in zero/test_hooks.py and test_odd_models.py, compiled ones in zero/test_compile.py,
-experts in zero/test_leaves.py, and what is refused in test_wrapping.py and test_taken.py.
+Models in forward and backward are in zero/hooks/test_modules.py and test_odd_models.py, compiled ones in
+zero/test_compile.py, experts in zero/units/test_leaves.py, and what is refused in test_ownership.py and
+test_model_guard.py.
 """
 
 from __future__ import annotations

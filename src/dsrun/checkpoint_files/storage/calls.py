@@ -190,7 +190,7 @@ def replace_file(calls: FileCalls, path: Path, data: bytes, *, mark: str) -> Non
     unfinished = path.with_name(f".{path.name}.{mark}")
     descriptor = calls.create(unfinished)
     try:
-        try_lock(descriptor)  # until it has its name, see [Note: locked until the verdict] in storage_posix.py
+        try_lock(descriptor)  # until it has its name, see [Note: locked until the verdict] in posix.py
         calls.write(descriptor, memoryview(data), 0)
         calls.sync(descriptor)
         calls.rename(unfinished, path)

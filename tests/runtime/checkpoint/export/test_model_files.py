@@ -1,4 +1,4 @@
-"""How tensors are spread over files; that the files are read is shown in engine/test_export.py."""
+"""How tensors are spread over files; that the files are read is shown in engine/saving/test_export.py."""
 
 from __future__ import annotations
 
