@@ -14,7 +14,7 @@ from .report import EXIT_HANG, EXIT_HOST_LOST, FailureReport, Hang, HostLoss, Ra
 
 #: How ranks end that are stopped: by the signal of the first failure or of the user, or when the grace is over.
 _STATUSES_OF_A_STOP = tuple(-s for s in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP))
-#: Two failures this close in time may be told in the wrong order. See [Note: followers] in `causes`.
+#: Two failures this close in time may be told in the wrong order. See [Note: followers] in `recognise.py`.
 DOUBT_S = 2.0
 
 

@@ -82,7 +82,7 @@ class RankEnd:
 
     @property
     def follows(self) -> bool:
-        """Whether another rank's failure is behind this one's. See [Note: followers] in `causes`."""
+        """Whether another rank's failure is behind this one's. See [Note: followers] in `recognise.py`."""
         cause = self.cause
         return cause is not None and cause.follows
 
