@@ -32,7 +32,7 @@ engine, *_ = dsrun.initialize(model=nn.Sequential(nn.Linear(256, 2048), nn.Linea
 rank = engine.global_rank
 
 def fill_disk():
-    (writer,) = [p for p in psutil.Process().children() if "writer_main" in " ".join(p.cmdline())]
+    (writer,) = [p for p in psutil.Process().children() if "writer.main" in " ".join(p.cmdline())]
     resource.prlimit(writer.pid, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
 
 while engine.global_steps < 6:
@@ -146,7 +146,7 @@ LEAVES_A_SAVE_PENDING = PROGRAM.replace(
     "    engine.save_checkpoint(sys.argv[1])",
     """    if step == 2 and rank == 1:
         engine.wait_for_checkpoint()
-        (writer,) = [p for p in psutil.Process().children() if "writer_main" in " ".join(p.cmdline())]
+        (writer,) = [p for p in psutil.Process().children() if "writer.main" in " ".join(p.cmdline())]
         writer.suspend()
     engine.save_checkpoint(sys.argv[1])""",
 ).replace(

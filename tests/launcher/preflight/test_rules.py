@@ -74,7 +74,7 @@ def test_without_a_word_on_gpus_what_is_wrong_with_them_is_told_and_refuses_noth
     odd: dict[str, dict[str, Any]] = {"n1": {"cuda": None}, "n2": {"gpus": (), "place": "n1"}}
     found = judged(2, odd, wants=Wants(), gpus=gpus(1))
     assert [(finding.verdict, finding.text) for finding in found] == [
-        ("amber", "n1: torch 2.13.0+cu130 is built without CUDA, and this machine has 1 GPU"),
+        ("amber", "n1: torch 2.13.0+cu130 is built without CUDA"),
         ("amber", "n2: no GPU: no NVIDIA driver"),
         ("amber", "both hosts: one machine, and their ranks would share GPUs"),
     ]
