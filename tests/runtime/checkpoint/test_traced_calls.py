@@ -105,7 +105,7 @@ def by_path(calls: list[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 @pytest.mark.skipif(not may_trace(), reason="there is no strace, or it may not trace")
-@pytest.mark.depends_on_speed("a save beside training that is late syncs its folder once more")
+@pytest.mark.depends_on_speed("ranks that find the folder missing at one moment both make it durable")
 def test_C5_the_system_is_asked_for_what_the_crash_tests_record_in_that_order(tmp_path: Path) -> None:
     run = tmp_path / "in" / "run"
     run.parent.mkdir()
