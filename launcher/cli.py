@@ -184,7 +184,7 @@ def _problem_of(error: click.ClickException, words: Sequence[str]) -> Problem:
 
     Args:
         error: the complaint.
-        words: of the command line.
+        words: words of the command line.
     """
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     command = ctx.command_path if ctx is not None else f"dsrun {_verb_of(words)}".rstrip()

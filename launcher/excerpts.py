@@ -32,7 +32,7 @@ class Misread(Exception):
     """A piece of text that is not what it should be; its reader knows what, its caller knows where.
 
     Args:
-        message: what is wrong, without a place.
+        message: description of what is wrong, without a place.
         hint: the way out.
         start: offset in the text that was read.
         width: characters from there; None means to its end.
@@ -52,9 +52,9 @@ def point_at(source: str, line: str, *, column: int, width: int, message: str, h
     Args:
         source: file and line, or the option, with the column: `hosts:3:7`, `--include:4`.
         line: the whole line.
-        column: counts from 1; may be one behind the end.
-        width: how many characters are meant.
-        message: what is wrong there.
+        column: number of the column, from 1; it may be one behind the end of the line.
+        width: number of characters to mark, from `column` on.
+        message: description of what is wrong at that column.
         hint: the way out.
     """
     first = max(0, column - 1 - _WIDEST // 2) if len(line) > _WIDEST else 0

@@ -102,8 +102,8 @@ def masked_words(words: Sequence[str], *, own_options: Collection[str] = ()) -> 
     secret that is a word of its own, without a shape or an option before it, cannot be told from any other word.
 
     Args:
-        words: as they were typed.
-        own_options: names of dsrun's own, which take no secret: `--accept-new-host-keys train.py` is shown.
+        words: words of the command line, as they were typed.
+        own_options: names of dsrun's own options, which take no secret: `--accept-new-host-keys train.py` is shown.
     """
     shown: list[str] = []
     is_secret = False
@@ -142,8 +142,9 @@ def mask_plan(plan: Mapping[str, Any], masker: Masker | None = None) -> dict[str
     """Returns a launch plan as it may be shown or recorded.
 
     Args:
-        plan: what `LaunchPlan.to_json` wrote; not changed.
-        masker: knows secrets by value, which may stand among the words of the script.
+        plan: plan as `LaunchPlan.to_json` wrote it; it is not changed.
+        masker: masker that knows secrets by value, which may stand among the words of the script; None for no such
+            secrets.
     """
     words = masked_words(plan["program"]["args"])
     return {

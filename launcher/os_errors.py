@@ -15,7 +15,7 @@ def refusal_of(error: OSError | RuntimeError) -> str | None:
     """Returns the refusal in words, or None where the error is no refusal of the machine but a fault of ours.
 
     Args:
-        error: from a system call, or from starting a thread.
+        error: error of a system call, or of the start of a thread.
     """
     if isinstance(error, OSError):
         # Without a number it is in words of ours, with a path in it.

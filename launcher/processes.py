@@ -37,8 +37,8 @@ def die_with_parent(parent_pid: int, signum: int) -> None:
     """Has the kernel send `signum` to this process when the thread that made it ends; survives exec.
 
     Args:
-        parent_pid: who the parent must be. If it is another one already, the parent died before the kernel was told,
-            and the signal is raised here.
+        parent_pid: pid that the parent must have. If the parent is another one, it died before the kernel was told, and
+            the signal is raised here.
         signum: the signal.
     """
     _prctl(_PR_SET_PDEATHSIG, signum)

@@ -39,13 +39,13 @@ class Start:
 
     Attributes:
         plan: the launch, as `LaunchPlan.to_json` wrote it.
-        node_rank: which of its hosts this is.
+        node_rank: rank of this host among the plan's hosts.
         gpus: `NodePlan.gpus` of this host; the plan has those of none, as it is the same for all hosts.
         mark: file in the plan's run folder by which a host sees that it shares it, see `agent/job_files.py`; empty for
-        none. config: text of the training config, if there is one, as the front end has checked it: a host that does
-        not
-            share the job's folder may have another of that name, or none. See [Note: raw text].
-        version: of the protocol.
+            none.
+        config: text of the training config, as the front end has checked it; None where there is none. A host that does
+            not share the job's folder may have another file of that name, or none. See [Note: raw text].
+        version: version of the protocol.
     """
 
     plan: dict[str, Any]
@@ -81,7 +81,7 @@ class Peers:
     """Front end to the first host's agent, once all other agents have answered: who may come to the rendezvous store.
 
     Attributes:
-        addresses: of each other host, in rank order, as its `Hello` told them.
+        addresses: addresses of each other host, in rank order, as its `Hello` told them.
     """
 
     addresses: list[list[str]]
@@ -118,8 +118,8 @@ class Hello:
         pid: the agent's.
         time_s: its clock, seconds since the epoch.
         own_folder: the host does not share the job's folder, so that records come as `Records`.
-        addresses: by which other hosts may see it; see [Note: strangers].
-        version: of the protocol.
+        addresses: addresses by which other hosts may see this one; see [Note: strangers].
+        version: version of the protocol.
     """
 
     pid: int
@@ -149,16 +149,17 @@ class RankStatus:
     """How one rank fares.
 
     Attributes:
-        rank: which one.
-        beats: how often it has beaten, see `dsrun.contract.heartbeats`; 0 if it never has.
+        rank: number of the rank.
+        beats: number of heartbeats so far, see `dsrun.contract.heartbeats`; 0 if there was none.
         step: optimizer steps it has finished; None where it does not say.
         idle_s: seconds since its last beat; None if it never has.
         waited_s: seconds it has waited in collectives so far.
-        phase: what it says it does.
+        phase: phase that the rank says it is in, `forward` for example; empty if it said none.
         collective: the one it waits in; empty while it is in none.
-        cpu_percent: of one core, since the pulse before.
+        cpu_percent: processor time since the pulse before, in percent of one core.
         rss_bytes: memory it has resident.
-        starting: what its start is at.
+        starting: stage of the rank's start: `interpreter` or `torch` while it starts or imports torch, empty once its
+            program runs.
     """
 
     rank: int
@@ -179,7 +180,7 @@ class Pulse:
 
     Attributes:
         ranks: those that have not ended.
-        time_s: when they were looked at, by the host's clock, seconds since the epoch.
+        time_s: time when the ranks were looked at, by the host's clock, seconds since the epoch.
         importing: ranks that are there once the host's spawner has imported torch for them.
     """
 
@@ -202,12 +203,12 @@ class Collective:
     """One collective of a process group, or one send or receive, as torch's flight recorder has it.
 
     Attributes:
-        number: which of its group's collectives, or of its sends and receives; ranks that agree count alike.
+        number: number among the group's collectives, or among its sends and receives; ranks that agree count alike.
         name: `all_reduce`, `send 0->1`.
         data: sizes and types that must be the same on all ranks, as one text: `[1024] Float`; empty where these may
             differ.
         state: `scheduled` on the device's queue, `started` where torch keeps times, or `completed`.
-        line: of the user's code that called it: `train.py:30`; empty where that is not known.
+        line: line of the user's code that called the collective, `train.py:30`; empty where that is not known.
     """
 
     number: int
@@ -223,7 +224,7 @@ class GroupProgress:
 
     Attributes:
         name: torch's own for the group, the same on all its ranks.
-        label: what it is called for people; empty where it was given no name.
+        label: name of the group for people; empty where it was given none.
         members: ranks of the job, like `0-3,6`; empty where torch does not say.
         queued: last collective that the rank has called.
         completed: last one that is done.
@@ -245,18 +246,19 @@ class RankStack:
     """Where one rank is.
 
     Attributes:
-        rank: which one.
+        rank: number of the rank.
         state: letter of the process's state in /proc (`R`, `S`, `D`, `T`); empty if it has ended.
         kernel: kernel function it sleeps in, where the kernel says; else empty.
-        text: what faulthandler wrote, all threads; empty where the rank cannot answer (stopped, no Python).
-        phase: as in `RankStatus`.
-        collective: as in `RankStatus`.
-        step: as in `RankStatus`.
-        idle_s: as in `RankStatus`.
-        uses_gpu: it has an NVIDIA GPU open, so that what looks like computing may be waiting for the GPU.
+        text: stacks of all threads as faulthandler wrote them; empty where the rank cannot answer (stopped, no Python).
+        phase: phase that the rank says it is in, `forward` for example; empty if it said none. See `RankStatus`.
+        collective: collective that the rank waits in; empty while it is in none. See `RankStatus`.
+        step: optimizer steps that the rank has finished; None where it does not say. See `RankStatus`.
+        idle_s: seconds since the rank's last heartbeat; None if it never has beaten. See `RankStatus`.
+        uses_gpu: whether the rank has an NVIDIA GPU open, so that it may be waiting for the GPU where it seems to
+            compute.
         uses_nccl: NCCL's watchdog runs in it, so that its GPU may be waiting for other ranks.
         groups: its process groups, the one that it has waited in longest first; None where it left no dump.
-        dump_error: why there is no dump though there should be one; empty else.
+        dump_error: reason why there is no dump though there should be one; empty otherwise.
         dump: path of its flight recorder's dump on its host; empty where it has no recorder.
     """
 
@@ -287,10 +289,10 @@ class Output:
     """Agent to front end: bytes of one rank's stream in order of arrival. See [Note: raw text].
 
     Attributes:
-        rank: who wrote.
-        stream: where to.
-        sequence: counts this rank's frames from 0, both streams together.
-        time_s: when the agent read them, by its clock.
+        rank: rank that wrote the bytes.
+        stream: stream to which the bytes were written.
+        sequence: number of the frame among this rank's frames, from 0, both streams together.
+        time_s: time when the agent read the bytes, by its clock.
         text: the bytes; several lines, or part of one.
     """
 
@@ -306,8 +308,8 @@ class Reading:
     """Agent to front end: what a rank does with its stdin; comes after all that it wrote before.
 
     Attributes:
-        rank: which one.
-        state: what it does.
+        rank: number of the rank.
+        state: state of the rank's reading of stdin, see `ReadingState`.
     """
 
     rank: int
@@ -335,8 +337,8 @@ class OomKill:
     """Processes of a host were killed for want of memory.
 
     Attributes:
-        by: whose doing it was: a group's limit; the machine's end of memory; one of both that cannot be told apart
-            from inside a container; systemd-oomd's.
+        by: origin of the kill: a group's `limit`; the `machine` out of memory; `above`, one of both that a container
+            cannot tell apart; `systemd-oomd`.
         group: the control group that had the limit, or that systemd-oomd ended; empty for the others.
         limit_bytes: the group's limit; None where a group below it has it.
         kills_whole_group: the kernel ends all processes of the group at once (memory.oom.group).
@@ -353,15 +355,16 @@ class Exit:
     """Spawner to agent to front end: a rank ended.
 
     Attributes:
-        rank: which one.
+        rank: number of the rank.
         status: exit code, or minus the signal's number.
-        time_s: when it was reaped, by the host's clock.
-        error: what the rank itself wrote into its error file; added by the agent.
+        time_s: time when the rank was reaped, by the host's clock.
+        error: contents of the error file that the rank itself wrote; None without one. Added by the agent.
         oom: the last kill for want of memory on the host, if it was just before; added by the agent. A SIGKILL that
             nobody sent has its cause in it.
         step: optimizer steps it had finished, as it said itself; None where it said nothing. Added by the agent, as
             the last pulse may be older.
-        groups: as in `RankStack`, from the dump that torch left when it ended the rank; added by the agent.
+        groups: progress in each process group, from the dump that torch left when it ended the rank; None without a
+            dump. Added by the agent, see `RankStack`.
     """
 
     rank: int
@@ -380,9 +383,9 @@ class GpuFinding:
     Attributes:
         index: NVML's; None where the driver does not show it.
         uuid: its name.
-        address: on the PCI bus, `0000:1b:00.0`; None where the driver does not reach it.
+        address: GPU's PCI address, `0000:1b:00.0`; None where the driver does not reach the GPU.
         ranks: those that used it.
-        faults: what is wrong with it, in words; empty if nothing is known.
+        faults: descriptions in words of the GPU's faults; empty if nothing is known.
     """
 
     index: int | None = None
@@ -397,7 +400,7 @@ class GpuFindings:
     """Agent to front end, after the `Exit` of a rank that may have died of its GPU.
 
     Attributes:
-        rank: which one.
+        rank: rank that may have died of its GPU.
         gpus: those of the host's ranks, and others with a fault.
     """
 
@@ -410,7 +413,7 @@ class Failed:
     """Spawner to agent to front end: this host cannot run its ranks any more.
 
     Attributes:
-        reason: why, in words.
+        reason: reason in words why the host cannot run its ranks any more.
         time_s: since when, by the host's clock; ranks that end later did so because of it.
         hint: a way out, where one is known.
         is_mistake: bad input is the reason, so that another try would fail as well.
@@ -438,15 +441,16 @@ class Spawn:
     """Agent to spawner, first message.
 
     Attributes:
-        plan: as in `Start`.
-        node_rank: as in `Start`.
-        agent_pid: who must be the spawner's parent; another parent means that the agent is dead.
+        plan: plan of the launch, as `LaunchPlan.to_json` wrote it; see `Start`.
+        node_rank: rank of this host among the plan's hosts; see `Start`.
+        agent_pid: pid that the spawner's parent must have; another parent means that the agent is dead.
         master_addr: address of the rendezvous store.
         master_port: its port.
         store_fd: the listening socket to serve it on; None where another host does.
-        output_fds: write ends for stdout and stderr of each worker, in the order of the node's workers.
+        output_fds: write ends of the pipes for stdout and stderr of each worker, in the order of the node's workers.
         cpus: CPUs each worker may run on, in the same order; None where it may use all that the spawner may.
-        stdin_fd: for the worker of the plan's `stdin_rank`; None where all get an empty stdin.
+        stdin_fd: descriptor for the stdin of the worker with the plan's `stdin_rank`; None where all workers get an
+            empty stdin.
         own_folder: the plan's run folder is the host's own; the spawner removes it should the agent die.
     """
 

@@ -30,10 +30,10 @@ class Row:
     Attributes:
         section: `cpu`; rows of one stand together.
         label: `cores`.
-        value: for one host.
-        kind: of the value.
+        value: value as the table of one host shows it.
+        kind: kind of the value, which says what a difference between hosts means; see `RowKind`.
         brief: the value without what is this host's own, or of this moment, for a view of many hosts; None is `value`.
-        order: of a `NOW` value, smallest first.
+        order: number by which the values of hosts in a `NOW` row are sorted, smallest first.
     """
 
     section: str

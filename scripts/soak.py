@@ -129,11 +129,11 @@ def repeat(
     """Runs `one` so often, each time in a folder of its own; returns how many failed.
 
     Args:
-        count: how often.
+        count: number of jobs to run.
         one: a job; raises AssertionError if it fails.
-        seed: what its moments come from.
+        seed: seed of the random choices of the jobs, such as the moment of a kill.
         only: the number of the one job to run.
-        below: where the folders are made; with the other temporary ones if None.
+        below: folder in which the folders of the jobs are made; None for the usual place of temporary folders.
     """
     kinds: collections.Counter[str] = collections.Counter()
     failures = 0

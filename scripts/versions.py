@@ -66,14 +66,14 @@ class Row:
 
     Attributes:
         python: version; as the pair names it where nothing ran.
-        torch: likewise, with its build.
+        torch: version of torch with its build; the version of the pair where nothing ran.
         passed: tests that passed.
         failed: tests that failed, or whose set-up did.
         skipped: tests that were skipped.
         seconds: duration of the tests.
         date: day of the run.
         failures: names of the tests that failed.
-        reason: why nothing ran, or the run was cut short; None if it went through.
+        reason: reason that nothing ran or that the run was cut short; None if it went through.
         absent: nothing ran for want of an interpreter.
     """
 
@@ -149,7 +149,7 @@ def find_python(version: str, *, given: Mapping[str, str], environ: Mapping[str,
     Args:
         version: such as `3.12`.
         given: paths that the user named, by version; then nothing else will do.
-        environ: with PATH, HOME and PYENV_ROOT.
+        environ: environment variables, with PATH, HOME and PYENV_ROOT.
     """
     pyenv = Path(environ.get("PYENV_ROOT") or Path(environ.get("HOME", "/")) / ".pyenv") / "versions"
     releases = sorted(pyenv.glob(f"{version}.*/bin/python"), key=lambda path: (len(path.parts[-3]), path), reverse=True)

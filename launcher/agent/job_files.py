@@ -39,7 +39,7 @@ class HostFolder:
         """Writes a file that is not there yet, for this user only; returns its path.
 
         Args:
-            name: of the file.
+            name: name of the file within the folder.
             text: decoded with `surrogateescape`.
 
         Raises:
@@ -86,7 +86,7 @@ def find_or_make(run_dir: str, mark: str, job_id: str) -> HostFolder:
 
     Args:
         run_dir: the front end's.
-        mark: what it left there, see `marked`.
+        mark: name of the file that the front end left in `run_dir` as a mark, see `marked`; empty for none.
         job_id: the job.
 
     Raises:

@@ -45,8 +45,8 @@ def sweep_command(python: str, job_id: str, nonce: str | None = None) -> list[st
     Args:
         python: the interpreter; dsrun must be importable there.
         job_id: the job.
-        nonce: of the attempt to sweep; None for all of the job's. What stands for it is passed, as command lines are
-            for everybody to read.
+        nonce: secret word of the attempt to sweep; None for all attempts of the job. The command carries its digest, as
+            anybody can read command lines.
     """
     mark = [] if nonce is None else [digest_of([nonce])]
     return isolated_command(python, LEFTOVERS, job_id, *mark)

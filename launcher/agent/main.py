@@ -46,11 +46,11 @@ from ..protocol import (
     TakeStacks,
     encode,
 )
-from ..rendezvous.static_thread import Gathered, Gathering, Waiting
+from ..rendezvous.static_thread import AllHostsPresent, StaticRendezvous, WaitingNote
 from ..rendezvous.strangers import HostEnds, StrangerWatch, own_addresses
 from ..transport.local import inherited_stdin
 from .job_files import HostFolder, find_or_make
-from .memory_copy_folder import HeldCopies, copy_folder_of, remove_abandoned
+from .memory_copy_folder import CopyFolderLock, copy_folder_of, remove_abandoned
 from .missing_paths import missing_here
 from .ranks import HostRanks
 from .relay import Relay
@@ -117,10 +117,10 @@ class Agent:
 
     Args:
         plan: the launch, as it is run on this host.
-        node_rank: which of its hosts this is.
-        folder: of the job's files here.
-        control: reads what comes after `Start` on stdin.
-        report_fd: where messages to the front end go.
+        node_rank: rank of this host among the plan's hosts.
+        folder: folder of the job's files on this host.
+        control: reader of the messages that come after `Start` on stdin.
+        report_fd: file descriptor to which messages to the front end are written.
         stdin_fd: the front end's own stdin, for the plan's `stdin_rank`; None where it was not handed on.
     """
 
@@ -157,7 +157,7 @@ class Agent:
         self._reports = StatusReports(self._ranks, self._relay, self._heartbeats, folder)
         self._lifeline = Lifeline(self._plan.lease_s, time.monotonic())
         self._listens = True
-        self._copies: HeldCopies | None = None
+        self._copies: CopyFolderLock | None = None
         self._strangers: StrangerWatch | None = None
         self._shutdown = HostShutdown(self._ranks, self._relay, grace_s=plan.grace_s)
 
@@ -165,7 +165,7 @@ class Agent:
         """Runs the ranks to their end, whatever the end is; returns when nothing is left of them.
 
         Args:
-            messages: what came together with `Start`.
+            messages: messages that came together with `Start`.
         """
         processes.become_subreaper()
         self._listen_to_signals()
@@ -221,7 +221,7 @@ class Agent:
                 Note(text=f"copies in memory of a job that is over are not removed: {refusal_of(refusal)}")
             )
         try:
-            self._copies = HeldCopies(path)
+            self._copies = CopyFolderLock(path)
         except OSError as error:
             self._relay.send(Note(text=f"there is no place for copies in memory: {refusal_of(error)}"))
 
@@ -257,15 +257,15 @@ class Agent:
 
     def _gather(self, address: str, port: int) -> None:
         """Finds together with hosts that have a dsrun of their own; the ranks start when all are there."""
-        gathering = Gathering(self._plan)
+        gathering = StaticRendezvous(self._plan)
 
         def on_news() -> None:
             news = gathering.next()
-            if isinstance(news, Waiting):
+            if isinstance(news, WaitingNote):
                 self._relay.send(Note(text=news.text))
                 return
             self._selector.unregister(gathering)
-            if isinstance(news, Gathered):
+            if isinstance(news, AllHostsPresent):
                 if news.listener is not None:
                     self._ranks.take_store(news.listener)
                     self._relay.send(Listening(address=address, port=port))

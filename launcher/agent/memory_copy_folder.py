@@ -27,11 +27,11 @@ def copy_folder_of(job_id: str, node_rank: int) -> str | None:
     return f"{_BASE}/{memory_copies_prefix(job_id)}{node_rank}" if os.access(_BASE, os.W_OK | os.X_OK) else None
 
 
-class HeldCopies:
+class CopyFolderLock:
     """An agent's hold on the folder of its attempt.
 
     Args:
-        path: see `copy_folder_of`.
+        path: path of the folder for copies in memory, as `copy_folder_of` returns it.
 
     Raises:
         OSError: it cannot be made, or is another user's.

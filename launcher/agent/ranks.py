@@ -42,12 +42,12 @@ class HostRanks:
 
     Args:
         plan: the launch.
-        node_rank: this host.
+        node_rank: rank of this host among the plan's hosts.
         own_folder: the plan's run folder is this host's own.
         selector: shared with the agent; every key's data is a function to call when the key is ready.
-        relay: where news goes.
-        last_step: gives the steps that a local rank said it has finished.
-        on_lost: called with the reason when ranks cannot be run any more.
+        relay: relay that carries news of the ranks to the front end.
+        last_step: function that returns how many steps a local rank said it has finished; None where it said nothing.
+        on_lost: callback that gets the reason when ranks cannot be run any more.
     """
 
     def __init__(
@@ -109,9 +109,10 @@ class HostRanks:
         """Starts the spawner, which starts the ranks.
 
         Args:
-            environ: what ranks inherit.
+            environ: environment that the ranks inherit.
             rendezvous: address and port of the store.
-            stdin_fd: what the plan's `stdin_rank` is to read, if that is a rank of this host.
+            stdin_fd: descriptor that the plan's `stdin_rank` reads as its stdin, if that is a rank of this host; None
+                for none.
 
         Raises:
             OSError: a pipe or the process cannot be made.
@@ -240,7 +241,8 @@ class HostRanks:
         """Collects and reports whatever has ended below the agent.
 
         Args:
-            spawner_may_end: it is being killed, so that its end is no news.
+            spawner_may_end: whether the spawner is being killed, so that its end is expected and not reported as a loss
+                of the ranks.
         """
         ended = dict(processes.reap())
         for pid, status in ended.items():

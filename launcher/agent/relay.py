@@ -40,7 +40,7 @@ class Relay:
 
     Args:
         selector: shared with the agent; every key's data is a function to call when the key is ready.
-        descriptor: where frames go; made non-blocking.
+        descriptor: file descriptor to which frames are written; it is made non-blocking.
     """
 
     def __init__(self, selector: selectors.BaseSelector, descriptor: int) -> None:

@@ -58,9 +58,9 @@ class HostShutdown:
     """The way down. See [Note: stopping].
 
     Args:
-        ranks: of this host.
+        ranks: ranks of this host.
         relay: their output, which is read to its end.
-        grace_s: from asking to killing.
+        grace_s: seconds between asking the ranks to end and killing them.
     """
 
     def __init__(self, ranks: Ranks, relay: Outputs, *, grace_s: float) -> None:

@@ -23,10 +23,11 @@ class StatusReports:
     """Looks at the ranks and sends what there is to tell.
 
     Args:
-        ranks: of this host.
-        relay: where news goes.
-        table: what the ranks say themselves.
-        folder: of their files; records in a folder of the host's own are sent, as the front end cannot see them.
+        ranks: ranks of this host.
+        relay: relay that carries news to the front end.
+        table: heartbeat table, in which the ranks themselves say how they fare.
+        folder: folder of the ranks' files; records in a folder of the host's own are sent, as the front end cannot see
+            them.
     """
 
     def __init__(self, ranks: HostRanks, relay: Relay, table: HeartbeatTable, folder: HostFolder) -> None:

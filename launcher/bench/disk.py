@@ -44,9 +44,9 @@ class DiskFigures:
 
     Attributes:
         path: the folder.
-        file_bytes: of the file it was measured with.
+        file_bytes: bytes of the file that was written and read for the measurement.
         direct: the page cache was left out.
-        figures: write and read in order, and random reads.
+        figures: rates of sequential writes, sequential reads and random reads.
     """
 
     path: str
@@ -83,7 +83,7 @@ def measure(
         path: an existing folder; its filesystem is what is measured.
         cap_bytes: longest file; a quarter of the free room if that is less.
         pass_s: length of each repetition.
-        repetitions: of each figure.
+        repetitions: number of times that each figure is measured.
         open_file: opens the file; tests give one that refuses what some filesystems refuse.
 
     Raises:
@@ -167,8 +167,8 @@ class _Pass:
 
         Args:
             step: moves the block at a place; returns how many bytes were moved.
-            places: where blocks are.
-            settle: waits until what was moved is where it belongs; its time counts.
+            places: byte offsets of the blocks in the file.
+            settle: function that waits until the moved bytes are where they belong; its time counts.
         """
         # `next` is atomic, so what was moved is the beginning of `places`, without gaps.
         left = iter(places)

@@ -23,12 +23,12 @@ class Figure:
     """What was measured, several times.
 
     Attributes:
-        name: what it is, in words.
-        unit: of the values.
-        median: of the repetitions.
+        name: name of the measured thing, in words.
+        unit: unit of the values.
+        median: median over the repetitions.
         low: the smallest.
         high: the largest.
-        repetitions: how many.
+        repetitions: number of repetitions.
     """
 
     name: str

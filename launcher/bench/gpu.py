@@ -29,7 +29,7 @@ def measure(*, command: Sequence[str] | None = None, patience_s: float = PATIENC
     """Measures in a process of its own.
 
     Args:
-        command: what measures; None means bench_torch by this interpreter.
+        command: command that measures; None means bench_torch by this interpreter.
         patience_s: longest wait for it; then it is killed.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ..hosts.spec import HostSpec
-from ..survey.client import Answer, Survey, Told
+from ..survey.client import Answer, HostAnswer, Survey
 from .gpu import PATIENCE_S as GPU_PATIENCE_S
 
 #: A stuck disk is told, not waited for.
@@ -30,10 +30,10 @@ def measure_hosts(
 
     Args:
         survey: open to all of them.
-        hosts: who measures; those that cannot be asked any more say why.
+        hosts: hosts that measure; one that cannot be asked any more gets an `error` in the result.
         paths: folders whose disks are measured.
         cap_bytes: longest file that is written there.
-        say: told what is measured next.
+        say: callback that gets a line about what is measured next.
 
     Returns:
         by host: `memory`, `disk` and `gpu`, each a list of objects with `figures`, or with `error` and `hint`.
@@ -42,7 +42,7 @@ def measure_hosts(
     found: dict[str, Measured] = {name: {"memory": [], "disk": [], "gpu": []} for name in names}
 
     def ask(group: str, question: str, arguments: Mapping[str, Any], patience_s: float) -> None:
-        for name, answer in survey.ask(question, arguments, of=names, patience_s=patience_s).items():
+        for name, answer in survey.ask(question, arguments, host_names=names, patience_s=patience_s).items():
             found[name][group].append({**arguments, **_result(answer)})
 
     say("memory copies")
@@ -60,25 +60,25 @@ def measure_pairs(survey: Survey, hosts: Sequence[HostSpec], *, say: Callable[[s
 
     Args:
         survey: open to all of them.
-        hosts: who measures; those that cannot be asked any more are left out.
-        say: told of each round.
+        hosts: hosts that measure; those that cannot be asked any more are left out.
+        say: callback that gets a line at the start of each round.
 
     Returns:
         for each pair: `to`, which listened, `from`, which drove, and `address` with `figures`, or `error` with `hint`.
     """
     names = [host.name for host in hosts if host.name not in survey.unreached()]
     words = {"word": secrets.token_hex(16), "key": secrets.token_hex(16)}
-    offers = survey.ask("bench_listen", words, of=names)
+    offers = survey.ask("bench_listen", words, host_names=names)
     results: list[dict[str, Any]] = []
     rounds = list(rounds_of(names))
     for number, pairs in enumerate(rounds, start=1):
         say(f"ways between hosts, round {number} of {len(rounds)}")
-        targets = {driver: listener for listener, driver in pairs if isinstance(offers[listener], Told)}
+        targets = {driver: listener for listener, driver in pairs if isinstance(offers[listener], HostAnswer)}
         known = {driver: _told(offers[listener])["offers"] for driver, listener in targets.items()}
         answers = survey.ask(
             "bench_reach",
             lambda host, known=known: {**words, "offers": known[host.name], "repetition_s": _PAIR_REPETITION_S},
-            of=list(targets),
+            host_names=list(targets),
             patience_s=_PAIR_PATIENCE_S,
         )
         for listener, driver in pairs:
@@ -98,11 +98,11 @@ def rounds_of(names: Sequence[str]) -> Iterator[list[tuple[str, str]]]:
 
 
 def _result(answer: Answer) -> dict[str, Any]:
-    if not isinstance(answer, Told):
+    if not isinstance(answer, HostAnswer):
         return {"error": answer.reason, "hint": answer.hint}
     return answer.value if isinstance(answer.value, dict) else {"figures": answer.value}
 
 
 def _told(answer: Answer) -> Any:
-    assert isinstance(answer, Told), "only hosts that listen are driven at"
+    assert isinstance(answer, HostAnswer), "only hosts that listen are driven at"
     return answer.value

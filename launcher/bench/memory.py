@@ -48,9 +48,9 @@ def measure(
 
     Args:
         cpus: processors it may run on.
-        buffer_bytes: of each of a core's two buffers; made smaller where memory is short.
+        buffer_bytes: bytes of each of the two buffers of a core; fewer where memory is short.
         repetition_s: length of one.
-        repetitions: how many.
+        repetitions: number of repetitions of each figure.
 
     Returns:
         copied bytes a second by one core, and by all that the quota allows where there are several.
@@ -73,7 +73,7 @@ def huge_buffer(size: int) -> mmap.mmap:
     """Returns zeroed memory of its own, on huge pages where the kernel gives them, and touched.
 
     Args:
-        size: in bytes, a multiple of the page.
+        size: bytes of the buffer, a multiple of the page size.
 
     Raises:
         OSError: there is no room.

@@ -36,7 +36,7 @@ def listen(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
 
     Args:
         arguments: `word`, by which the others know this host, and `key`, without which nobody is served; ASCII.
-        keep: ends it.
+        keep: stack that stops the listening when it ends, with the survey.
 
     Returns:
         `offers`: a list of objects with `address`, `port` (which says the word), `rate_port`, and `taken_mbit`, what
@@ -62,7 +62,7 @@ def measure(arguments: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
 
     Args:
         arguments: `offers` of that host, `word`, `key`, and `repetition_s`, the length of one repetition.
-        keep: not needed.
+        keep: stack of things to keep until the survey is over; not used here.
 
     Returns:
         `address`, the one that was taken, and `figures` of the round trip and of the rate.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from dsrun.direct_io.buffers import huge_buffer
 from dsrun.direct_io.extent_file import Extent, ExtentFile
-from dsrun.direct_io.pending import Pending
+from dsrun.direct_io.pending import PendingIo
 from dsrun.direct_io.settings import IoSettings
 from dsrun.errors import LaunchError
 from dsrun.units import format_bytes
@@ -41,9 +41,9 @@ class Trial:
     """What one setting did.
 
     Attributes:
-        settings: that were tried.
+        settings: settings that were tried.
         write: bytes a second.
-        read: likewise.
+        read: bytes a second that were read.
     """
 
     settings: IoSettings
@@ -57,13 +57,13 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class SettingFigures:
     """One setting, several times.
 
     Attributes:
-        settings: that were tried.
-        write: how fast it wrote.
-        read: how fast it read.
+        settings: settings that were tried.
+        write: rate of writes in bytes a second, over all repetitions.
+        read: rate of reads in bytes a second, over all repetitions.
     """
 
     settings: IoSettings
@@ -77,9 +77,9 @@ class Sweep:
 
     Attributes:
         paths: folders that were written to, striped.
-        file_bytes: of the files together.
+        file_bytes: bytes of all files together.
         direct: the page cache was left out in all of them.
-        trials: of every setting once, in order.
+        trials: trials, one for each setting, in the order in which they were made.
         best: the settings to take.
         floor: one call at a time on every path.
     """
@@ -88,8 +88,8 @@ class Sweep:
     file_bytes: int
     direct: bool
     trials: tuple[Trial, ...]
-    best: Measured
-    floor: Measured
+    best: SettingFigures
+    floor: SettingFigures
 
 
 def sweep(paths: Sequence[str], *, size_bytes: int, seconds: float) -> Sweep:
@@ -97,8 +97,8 @@ def sweep(paths: Sequence[str], *, size_bytes: int, seconds: float) -> Sweep:
 
     Args:
         paths: existing folders, striped over if there are several.
-        size_bytes: of the files together; less where a quarter of the free room is less.
-        seconds: how long to measure, about; laying the files down comes on top.
+        size_bytes: bytes of all files together; fewer where a quarter of the free space in one of the folders is less.
+        seconds: seconds that the measurement takes, about; the first write of the files comes on top.
 
     Raises:
         OffloadError: no file can be made in a path, or the disk fails.
@@ -146,7 +146,7 @@ def _variants(best: IoSettings) -> list[IoSettings]:
     return [*threads, replace(best, overlap_events=False), replace(best, single_submit=True)]
 
 
-def _finals(run: _Run, trials: Sequence[Trial], floor: IoSettings) -> tuple[Measured, Measured]:
+def _finals(run: _Run, trials: Sequence[Trial], floor: IoSettings) -> tuple[SettingFigures, SettingFigures]:
     """Measures the fastest again, in turns with the floor: what disks do changes from one second to the next."""
     fastest = sorted(trials, key=lambda trial: trial.both, reverse=True)[:_FINALISTS]
     runs: dict[IoSettings, list[Trial]] = {trial.settings: [] for trial in fastest}
@@ -158,10 +158,10 @@ def _finals(run: _Run, trials: Sequence[Trial], floor: IoSettings) -> tuple[Meas
     return choose([_together(settings, found) for settings, found in runs.items()]), of_floor
 
 
-def choose(finalists: Sequence[Measured]) -> Measured:
+def choose(finalists: Sequence[SettingFigures]) -> SettingFigures:
     """Returns the fastest; of those that are as good, the one with the least under way."""
 
-    def both(one: Measured) -> float:
+    def both(one: SettingFigures) -> float:
         return Trial(settings=one.settings, write=one.write.median, read=one.read.median).both
 
     enough = max(both(one) for one in finalists) * (1 - _AS_GOOD)
@@ -173,8 +173,8 @@ def bytes_under_way(settings: IoSettings) -> int:
     return settings.calls_at_once * settings.call_bytes
 
 
-def _together(settings: IoSettings, found: Sequence[Trial]) -> Measured:
-    return Measured(
+def _together(settings: IoSettings, found: Sequence[Trial]) -> SettingFigures:
+    return SettingFigures(
         settings=settings,
         write=figure("write", "B/s", [trial.write for trial in found]),
         read=figure("read", "B/s", [trial.read for trial in found]),
@@ -210,9 +210,9 @@ class _Lap:
         _, read = self._move(self._file.read, self._extents[:written])
         return Trial(settings=settings, write=write, read=read)
 
-    def _move(self, start: Callable[[Extent, memoryview], Pending], extents: Sequence[Extent]) -> tuple[int, float]:
+    def _move(self, start: Callable[[Extent, memoryview], PendingIo], extents: Sequence[Extent]) -> tuple[int, float]:
         """Moves extents in turns; returns how many different ones, and bytes a second."""
-        under_way: deque[Pending] = deque()
+        under_way: deque[PendingIo] = deque()
         count, begun_s = 0, time.perf_counter()
         while count == 0 or time.perf_counter() - begun_s < self._slice_s:
             if len(under_way) == len(self._buffers):

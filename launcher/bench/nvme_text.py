@@ -10,7 +10,7 @@ from dsrun.direct_io.settings import IoSettings
 from dsrun.units import format_bytes
 
 from .figure import figure_text
-from .nvme_sweep import Measured, Sweep
+from .nvme_sweep import SettingFigures, Sweep
 
 _HEADS = ("block", "depth", "threads", "calls at once", "write", "read")
 
@@ -73,7 +73,7 @@ def to_json(found: Sweep) -> dict[str, Any]:
     }
 
 
-def _measured_json(one: Measured) -> dict[str, Any]:
+def _measured_json(one: SettingFigures) -> dict[str, Any]:
     return {"aio": section_values(one.settings), "write": one.write.to_json(), "read": one.read.to_json()}
 
 

@@ -40,7 +40,7 @@ def cpu_figures(*, side: int = _CPU_SIDE, repetition_s: float = _REPETITION_S) -
     """Yields rates of matrix products on the cores that torch uses here.
 
     Args:
-        side: of the square matrices.
+        side: number of rows and columns of the square matrices.
         repetition_s: shortest length of one.
     """
     for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
@@ -60,8 +60,8 @@ def gpu_figures(
     """Yields rates of pinned copies and of matrix products for each GPU that is visible, and copies of all at once.
 
     Args:
-        copy_bytes: of one copy.
-        side: of the square matrices.
+        copy_bytes: bytes of one copy.
+        side: number of rows and columns of the square matrices.
         repetition_s: shortest length of one.
     """
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
@@ -118,9 +118,9 @@ def _rates(work: Callable[[], None], amount: int, wait: Callable[[], None], repe
     """Returns amounts a second, once a repetition, after a first round that is not counted.
 
     Args:
-        work: starts one round.
-        amount: of one round, in bytes or operations.
-        wait: returns once what was started is done.
+        work: function that starts one round.
+        amount: bytes or operations of one round.
+        wait: function that returns once the started work is done.
         repetition_s: shortest length of a repetition.
     """
     work()

@@ -22,7 +22,7 @@ def torch_file(out: Path, write: Callable[[Path], Path]) -> Path:
 
     Args:
         out: the file.
-        write: makes a safetensors file in the folder it is given, and returns it.
+        write: function that makes a safetensors file in the folder it gets, and returns the path of the file.
 
     Raises:
         CheckpointError: `out` is there already, or the process failed.
@@ -43,7 +43,8 @@ def import_checkpoint(words: Sequence[str]) -> str:
     """Makes a checkpoint of another tool's; returns what there is to say of it.
 
     Args:
-        words: see `dsrun.runtime.checkpoint.convert.main`.
+        words: command-line words of the import: source, target and options; see
+            `dsrun.runtime.checkpoint.convert.main`.
 
     Raises:
         DsrunError: what the process says is wrong.

@@ -43,7 +43,7 @@ def tags_table(tags: Sequence[Tag], *, now: float) -> list[str]:
 
     Args:
         tags: oldest first.
-        now: in seconds since the epoch.
+        now: current time, seconds since the epoch.
     """
     shared = any(tag.shared_bytes for tag in tags)
     rows = [["TAG", "STEP", "SIZE", *(["SHARED"] if shared else []), "AGE", "STATE"]]
@@ -104,8 +104,8 @@ def index_text(
     Args:
         path: the tag's folder.
         index: its index.
-        saved: when, in seconds since the epoch.
-        now: likewise.
+        saved: time when the checkpoint was saved, seconds since the epoch.
+        now: current time, seconds since the epoch.
         shared: files that are other tags' too, with the names of these.
     """
     nbytes = sum(file.nbytes for file in index.files.values())

@@ -30,10 +30,11 @@ class LogView:
     """Shows the lines of one job.
 
     Args:
-        job: which one.
-        ranks: whose lines, as `0,8-11`; None for all.
+        job: job that wrote the lines.
+        ranks: ranks to show the lines of, as `0,8-11`; None for all.
         as_json: one JSON object a line instead of tagged lines.
-        split: what ranks wrote to stderr goes to stderr, as when the job runs in the foreground; else all is data.
+        split: whether lines of ranks' stderr go to stderr, as when the job runs in the foreground; else all lines go to
+            stdout.
 
     Raises:
         UsageError: the job has no such rank.
@@ -115,7 +116,7 @@ def until_its_end(job: Job, front_end: FrontEndProcess | None) -> Callable[[], b
     """Returns what waits a moment and says whether the job goes on.
 
     Args:
-        job: which one.
+        job: job to wait for.
         front_end: its process; None for one of another host, whose lock is looked at instead.
     """
     if front_end is not None:
@@ -140,8 +141,8 @@ def parse_since(text: str, now: datetime) -> float:
     """Reads a time ago (`5m`, `2h`) or a time (`14:30`, `2026-11-21T14:30`).
 
     Args:
-        text: what the user gave.
-        now: by the clock of the wall, with its zone.
+        text: time as the user gave it to `--since`.
+        now: current local time, with its time zone.
 
     Returns:
         seconds since the epoch.

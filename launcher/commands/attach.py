@@ -12,7 +12,7 @@ from dsrun.errors import LaunchError
 
 from ..jobs.front_end_process import front_end_of
 from ..jobs.listing import Job, JobState, find_job, read_job
-from ..jobs.progress import Doing, doing_now
+from ..jobs.progress import Activity, doing_now
 from ..options.job_argument import job_argument
 from ..run.outcome_text import closing
 from ._follow_log import LogView, until_its_end
@@ -49,7 +49,7 @@ def command(ranks: str | None, job: str) -> int:
     return _end_of(found, view)
 
 
-def _telling(job: Job, view: LogView, goes_on: Callable[[], bool], doing: Doing) -> Callable[[], bool]:
+def _telling(job: Job, view: LogView, goes_on: Callable[[], bool], doing: Activity) -> Callable[[], bool]:
     """Returns `goes_on` that also says what a job waits for, whenever that changes, until it has ranks."""
     told = doing
 

@@ -14,8 +14,8 @@ from dsrun.errors import PreflightError
 from ..console.printer import wants_colour
 from ..options.hosts import ReachOptions, reach_options
 from ..options.types import parse_path
-from ..preflight.findings import Wants
-from ..preflight.this_machine import Finding, examine, is_well, to_json
+from ..preflight.doctor import Finding, examine, is_well, to_json
+from ..preflight.findings import Requirements
 
 _COLOURS = {"green": "32", "amber": "33", "red": "31"}
 
@@ -42,12 +42,12 @@ def command(hosts: ReachOptions, iface: str | None, workdir: str | None, paths: 
     is 75 if a job would be refused.
     """
     colour = not as_json and wants_colour(os.environ, is_terminal=sys.stdout.isatty())
-    wants = Wants(
+    wants = Requirements(
         folder=None if workdir is None else os.path.abspath(workdir),
         iface=iface,
         paths=tuple(map(os.path.abspath, paths)),
     )
-    if hosts.are_given or wants != Wants():
+    if hosts.are_given or wants != Requirements():
         return _check_hosts(hosts, wants, as_json=as_json, colour=colour)
     findings = examine(os.environ)
     if as_json:
@@ -60,7 +60,7 @@ def command(hosts: ReachOptions, iface: str | None, workdir: str | None, paths: 
     return 0 if is_well(findings) else 1
 
 
-def _check_hosts(hosts: ReachOptions, wants: Wants, *, as_json: bool, colour: bool) -> int:
+def _check_hosts(hosts: ReachOptions, wants: Requirements, *, as_json: bool, colour: bool) -> int:
     from ..preflight.named_hosts import examine_hosts
     from ..preflight.text import describe, preflight_json
 

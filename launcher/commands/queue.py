@@ -37,7 +37,7 @@ def table(entries: Sequence[Entry], *, now_s: float) -> list[str]:
     """Returns the table, columns aligned, without trailing blanks.
 
     Args:
-        entries: what to show.
+        entries: entries of the queue, one row each.
         now_s: seconds since the epoch.
     """
     rows = [("JOB", "PID", "STATE", "SINCE", "PRIORITY", "DEVICES")]

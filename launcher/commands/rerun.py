@@ -59,7 +59,7 @@ def words_again(record: JobRecord, *, environ: frozenset[str]) -> list[str]:
 
     Args:
         record: the job's.
-        environ: names of the variables that are set: a masked `--env NAME=***` is copied from there.
+        environ: names of the variables that are set; the value of a masked `--env NAME=***` is taken from there.
 
     Raises:
         UsageError: a word was masked, or hosts were read from a pipe, and cannot be had again.

@@ -34,7 +34,7 @@ class LineCollapser:
 
     Args:
         rank_count: ranks whose lines are given.
-        window_s: see `WINDOW_S`.
+        window_s: seconds that a line waits for the same line of other ranks; see `WINDOW_S`.
         most_lines: lines within a window above which nothing is held.
     """
 

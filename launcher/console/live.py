@@ -33,11 +33,11 @@ class JobConsole:
     """Lines, notes and moving rows of one job.
 
     Args:
-        printer: where everything goes; what it prints must pass through `area.around`.
+        printer: printer of all lines and notes; its texts must pass through `area.around`.
         shown: ranks whose lines and bars are shown.
-        collapse: print lines that several ranks have in common once.
+        collapse: whether a line that several ranks have in common is printed once.
         area: the rows at the bottom; None where there is no terminal.
-        records: what the runtime records, for the progress row; None to show none.
+        records: reader of the runtime's records, for the progress row; None to show none.
         clock: seconds, never going back; the session's `tick` goes by the same.
     """
 
@@ -223,14 +223,15 @@ def terminal_console(
         hosts: host of each rank, by rank.
         quiet: notes of dsrun, bars and progress are not shown.
         stdout_is_data: stdout is kept for one JSON object, and all lines go to stderr.
-        environ: where NO_COLOR, FORCE_COLOR and TERM are read.
-        on_closed: called once, when the reader of stdout or stderr went away.
-        keep_waiting: as for `PatientStream`.
+        environ: environment variables, for NO_COLOR, FORCE_COLOR and TERM.
+        on_closed: callback for the moment when the reader of stdout or stderr has gone away; called once.
+        keep_waiting: function asked whether to go on waiting while the reader does not read; False ends the write. See
+            `PatientStream`.
         shown: ranks whose lines are shown; None for all.
         progress_of: folder of the job whose bars and progress are shown below the lines, where both streams are one
             terminal; None for none.
-        collapse: print lines that several ranks have in common once; None to do so for people only, where lines go to a
-            terminal: a program that reads them finds each rank's lines whatever the others print, and when.
+        collapse: whether a line that several ranks have in common is printed once. None does so only on a terminal: a
+            program gets each rank's own lines, whatever the others print, and when.
     """
     out, err = 2 if stdout_is_data else 1, 2
     moves = progress_of is not None and not quiet and environ.get("TERM", "dumb") != "dumb" and _one_terminal(out, err)

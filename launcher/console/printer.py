@@ -41,7 +41,8 @@ class PatientStream:
 
     Args:
         descriptor: blocking or not; stays open.
-        keep_waiting: asked while the reader does not read (a pager, a stopped terminal); no means to write nothing.
+        keep_waiting: function asked whether to go on waiting while the reader does not read (a pager, a stopped
+            terminal); False ends the write.
     """
 
     def __init__(self, descriptor: int, keep_waiting: Callable[[], bool]) -> None:
@@ -74,9 +75,9 @@ class _OpenLine:
     """A line on the console that has no end yet.
 
     Attributes:
-        rank: whose.
-        stream: where it stands.
-        text: as it is shown, with its tag.
+        rank: rank that wrote the line.
+        stream: stream of the console on which the line is shown.
+        text: text of the line as it is shown, with its tag.
         is_prompt: the rank waits for an answer: the line is shown again below whatever comes between.
     """
 
@@ -110,13 +111,13 @@ class Printer:
         """Prepares to print.
 
         Args:
-            stdout: where lines of ranks' stdout go; with `--json` the caller gives stderr here.
-            stderr: where lines of ranks' stderr, and notes, go.
+            stdout: stream for lines of ranks' stdout; with `--json` the caller gives stderr here.
+            stderr: stream for lines of ranks' stderr and for notes.
             stdout_colour: tags on stdout may be coloured.
             stderr_colour: the same for stderr.
             hosts: host of each rank, by rank; one host for all is enough where there is only one.
             quiet: notes are not printed; lines and reports are.
-            on_closed: called once, when the reader of stdout or stderr went away.
+            on_closed: callback for the moment when the reader of stdout or stderr has gone away; called once.
             around: puts around whole lines what keeps a status area below them.
             one_place: stdout and stderr are the same terminal, file or pipe.
             typed_on: streams that are the terminal of dsrun's own stdin, where a person's line and its end are seen.
@@ -142,8 +143,8 @@ class Printer:
         """Prints whole lines that one or several ranks wrote alike.
 
         Args:
-            ranks: who wrote them.
-            stream: where to.
+            ranks: ranks that wrote the lines.
+            stream: stream on which the lines are printed.
             texts: lines without their ends; bytes that are no UTF-8 stand in them as surrogate escapes and leave as
                 they came, terminal escapes too.
         """
@@ -185,7 +186,7 @@ class Printer:
         """The rank waits for no answer any more.
 
         Args:
-            rank: which one.
+            rank: rank that waits no more.
             typed: a person has given it, and the terminal has gone to the next line.
         """
         line = self._open

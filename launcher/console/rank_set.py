@@ -14,7 +14,7 @@ def parse_rank_set(text: str, world_size: int) -> frozenset[int]:
     """Reads `0`, `0,8-11` or `8-11,0`; a rank named twice is there once.
 
     Args:
-        text: what the user gave to `--ranks`.
+        text: value of `--ranks` as the user gave it.
         world_size: ranks of the job.
 
     Raises:

@@ -48,9 +48,10 @@ class StopRequests:
         """Prepares to pass requests on.
 
         Args:
-            request_stop: takes the signal that stands for the request, and its reason where that is another; called
-                from signal handlers too.
-            names: what notes call a signal that somebody else than a person is known to send.
+            request_stop: callback that gets the signal for the request, and a reason where that is not the signal
+                itself, else None; called from signal handlers too.
+            names: words for notes, by signal, for signals that something other than a person is known to send; None for
+                none.
         """
         self._names = names or {}
         self._request_stop = request_stop
@@ -76,7 +77,7 @@ class StopRequests:
         """Returns the code of a job that was stopped.
 
         Args:
-            stopped_code: what the session makes of the first request it saw.
+            stopped_code: exit code that the session derives from the first request that it saw.
         """
         if not self._closed:
             return stopped_code
@@ -90,7 +91,7 @@ class StopRequests:
         not: shells ignore it for every `command &` of a script, and whoever sends it means this job.
 
         Args:
-            job: takes what is no request to stop; without it only those are listened to.
+            job: job that gets the signals that are no request to stop; None to listen to requests to stop alone.
         """
 
         def on_stop(signum: int, frame: FrameType | None) -> None:

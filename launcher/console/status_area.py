@@ -18,7 +18,7 @@ class StatusArea:
     """The rows.
 
     Args:
-        size: returns the terminal's columns and lines as they are now.
+        size: function that returns the present number of columns and lines of the terminal.
     """
 
     def __init__(self, size: Callable[[], tuple[int, int]]) -> None:

@@ -32,7 +32,7 @@ def check_fits(launch: Launch, *, model: str | None, jobs: Sequence[Path], envir
     """Refuses a launch whose model state is larger than the memory that is there.
 
     Args:
-        launch: checked otherwise.
+        launch: launch that has passed all other checks.
         model: MODEL as for `dsrun plan`; None: what the same script trained with the same words when it last ran.
         jobs: folders of jobs.
         environ: the environment of the ranks.
@@ -57,7 +57,7 @@ def refuse_misfit(model: ModelSize, config: str, machine: Machine, *, most_ranks
     """Raises where the model state alone does not fit.
 
     Args:
-        model: what is trained.
+        model: size of the model that is trained.
         config: path of the config, which has been checked.
         machine: the only host.
         most_ranks: ranks it could have.

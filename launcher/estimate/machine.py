@@ -39,7 +39,7 @@ def find_machine(
         host_memory: memory of each host.
         nvme: space for offloading on each host.
         speeds: `NAME=VALUE`, in GB/s, TFLOP/s for `flops`.
-        look: returns what this machine is, where `gpus` does not say it; tests give a made-up one.
+        look: function that reports on this machine where `gpus` does not describe it; tests give a made-up one.
 
     Raises:
         UsageError: carries everything that is wrong with the options, or GPUs of this machine do not serve.
@@ -134,7 +134,7 @@ def machine_here(report: ProbeReport, *, ranks: int | None, use_gpus: bool = Tru
     """Returns this machine as it is now: free memory of its GPUs, or memory its ranks may take.
 
     Args:
-        report: what the probe sees.
+        report: report of the probe on this machine.
         ranks: ranks on it; None: one a GPU, or one.
         use_gpus: False: ranks compute on the CPU though there are GPUs.
     """

@@ -40,7 +40,7 @@ def find_model(text: str, *, jobs: Sequence[Path]) -> ModelSize:
     """Returns the model that a user names.
 
     Args:
-        text: as given.
+        text: MODEL as the user gave it: a number, a path or a callable.
         jobs: folders of jobs, for what a script trained when it last ran.
 
     Raises:
@@ -109,9 +109,9 @@ class LastRun:
     """What a script trained when it last ran.
 
     Attributes:
-        job_id: of that run.
+        job_id: id of the job of that run.
         model: its model.
-        time_s: when it started, in seconds since the epoch.
+        time_s: start of the run, seconds since the epoch.
         arguments: digest of the script's words.
     """
 
@@ -127,7 +127,7 @@ def last_run(script: Path, *, jobs: Sequence[Path], arguments: str | None = None
     Args:
         script: the script.
         jobs: folders of jobs.
-        arguments: take only runs with this digest of words; None: any.
+        arguments: digest of the script's words that a run must have to be taken; None takes any run.
     """
     wanted = os.path.realpath(script)
     for folder in _newest_first(jobs):

@@ -32,8 +32,9 @@ def judge(
         ends: every rank of the job.
         losses: hosts that were lost.
         user_stop: the user's first request, if there was one.
-        hang: what the job was ended for, if it hung.
-        stopped_at_s: when the ranks were first asked to end; what they do after that may be because of it.
+        hang: hang that the job was ended for; None if it did not hang.
+        stopped_at_s: time when the ranks were first asked to end, None if they were not; failures after that may be a
+            result of it.
 
     Returns:
         the job's exit code, and the report where it failed by itself. A user's stop has no report: what ranks

@@ -55,7 +55,7 @@ class HangPolicy:
 
     Attributes:
         timeout_s: longest time without progress; None judges only ranks that beat, by the default.
-        on_hang: what becomes of a job that hangs.
+        on_hang: action for a job that hangs: `report`, `stop` or `restart`.
         start_timeout_s: `--start-timeout`; ranks have at least as long to start.
     """
 
@@ -74,9 +74,10 @@ class HangTracker:
     """Follows all ranks of one attempt. See [Note: progress of a rank].
 
     Args:
-        timeout_s: as in `HangPolicy`.
+        timeout_s: seconds without progress that count as a hang; None judges only ranks that send heartbeats, by the
+            default. See `HangPolicy`.
         now_s: monotonic seconds.
-        start_limit_s: as in `HangPolicy`.
+        start_limit_s: seconds that a rank may take to start and import torch; see `HangPolicy`.
     """
 
     def __init__(self, timeout_s: float | None, *, now_s: float, start_limit_s: float = START_LIMIT_S) -> None:
@@ -107,7 +108,7 @@ class HangTracker:
 
         Args:
             ranks: those of a host that run.
-            importing: as in `Pulse`.
+            importing: ranks that exist only once their host's spawner has imported torch for them; see `Pulse`.
         """
         self._starting.update(dict.fromkeys(importing, "torch"))
         for rank in ranks:
@@ -185,8 +186,8 @@ def start_words(late: Mapping[int, Starting], limit_s: float) -> str:
     """Says which ranks have not started: `rank 1 is still importing torch after 10m 0s`.
 
     Args:
-        late: what the start of each is at.
-        limit_s: for how long.
+        late: state of the start, by rank, for the ranks that have not started.
+        limit_s: seconds that the ranks have taken for their start so far.
     """
     for what, doing in (("torch", "importing torch"), ("interpreter", "starting Python")):
         ranks = sorted(rank for rank, starting in late.items() if starting == what)
@@ -201,8 +202,8 @@ class WatchdogEnd:
     """torch is about to end a rank. See [Note: torch ends a rank].
 
     Attributes:
-        rank: which one.
-        waited_s: how long it waited for the others.
+        rank: rank that torch ends.
+        waited_s: seconds that the rank waited for the others.
     """
 
     rank: int
@@ -219,8 +220,8 @@ class WatchdogWords:
         """Returns that torch ends the rank, where this part of its stderr says so.
 
         Args:
-            rank: whose.
-            text: what follows what was looked at before; cut anywhere.
+            rank: rank that wrote the text.
+            text: part of the rank's stderr after the part looked at before; it may be cut anywhere.
         """
         text = self._begun.get(rank, "") + text
         self._begun[rank] = text[text.rfind("\n") + 1 :][-_MOST_TAIL:]
@@ -236,9 +237,9 @@ def watchdog_warning(timeout_s: float | None, script: bytes, *, name: str) -> tu
     """Says that NCCL ends ranks before the launcher looks at them, where a script's text shows it.
 
     Args:
-        timeout_s: as in `HangPolicy`.
+        timeout_s: seconds without progress that count as a hang; None if the user named none. See `HangPolicy`.
         script: text of the script; without a group of its own, or with a time for it, nothing is certain.
-        name: what messages call it.
+        name: name of the script in messages.
     """
     is_plain = b"init_process_group" in script and not re.search(rb"\bdsrun\b|timeout|gloo", script)
     if timeout_s is None or timeout_s < NCCL_TIMEOUT_S or not is_plain:
@@ -254,10 +255,10 @@ class StackRound:
 
     Args:
         hosts: those that were asked.
-        silent_s: for how long there was no progress.
+        silent_s: seconds without progress; where torch ends a rank, the seconds that this rank has waited.
         now_s: monotonic seconds.
-        ends: why they were asked, where it is torch that ends a rank.
-        late: which ranks have not started, in words; empty where all have.
+        ends: end of a rank by torch, if that is why the hosts are asked; None if it is not.
+        late: sentence about the ranks that have not started; empty where all have.
     """
 
     def __init__(

@@ -116,14 +116,15 @@ def verdict(
 
     Args:
         stacks: host and answer of every rank that runs.
-        silent_s: for how long there was no progress.
-        headline: what the first line begins with, where torch ends a rank, which has all ranks leave dumps; None where
-            there was no progress, and the line says so.
-        late: which ranks have not started, where that is why nobody goes on; there may be no stack then.
+        silent_s: seconds without progress; where torch ends a rank, the seconds that this rank has waited.
+        headline: beginning of the first line where torch ends a rank, which makes all ranks leave dumps; None where the
+            line is to say that there was no progress.
+        late: sentence about the ranks that have not started, where the others wait for them; empty otherwise. There may
+            be no stack then.
         ended: ranks that have returned 0 already.
         unanswered: hosts that did not say.
         stacks_folder: the job's folder, where the complete stacks of the ranks of all hosts are.
-        dumps: where ranks' dumps of the flight recorder are, host and path.
+        dumps: places of the dumps of the ranks' flight recorders, as host and path.
 
     Returns:
         lines; the first one says it all.

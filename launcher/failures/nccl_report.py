@@ -53,7 +53,7 @@ def findings(progress: Mapping[int, Sequence[GroupProgress]]) -> list[GroupFindi
     """Says of each group in which ranks wait who is behind; what tells most comes first.
 
     Args:
-        progress: of every rank that left a dump.
+        progress: progress in each process group, by rank, for every rank that left a dump.
     """
     groups: dict[tuple[str, str], dict[int, GroupProgress]] = {}
     for rank, reports in sorted(progress.items()):

@@ -45,18 +45,20 @@ class RankEnd:
     """How one rank ended.
 
     Attributes:
-        rank: which one.
+        rank: number of the rank.
         host: name of its host.
         pid: its process; None if it was never started.
         status: exit code, or minus the signal's number; None if nobody lived to see it.
-        time_s: when it ended, by the front end's clock; None as `status`.
-        error: what it wrote into its error file, with its time on the front end's clock.
+        time_s: time when the rank ended, by the front end's clock; None where `status` is None.
+        error: contents of the rank's error file, with the time on the front end's clock; None if there is none.
         last_lines: its last lines of output, both streams.
         log: path of its complete output on the front end's host.
-        oom: as in `Exit`.
-        groups: as in `Exit`.
+        oom: kill for want of memory on the rank's host just before it ended; None if there was none. See `Exit`.
+        groups: progress in each process group, from the dump that torch left when it ended the rank; None without a
+            dump. See `Exit`.
         gpus: GPUs of its host that the driver has something to say of, and its own.
-        cut_short: it had raised and was stopped on its way out; `status` is what the exception would have made it.
+        cut_short: whether the rank had raised an exception and was stopped on its way out; `status` is then what the
+            exception would have made it.
     """
 
     rank: int
@@ -121,9 +123,10 @@ class HostLoss:
 
     Attributes:
         host: its name.
-        reason: what is known, in words.
-        time_s: when the front end noticed.
-        last_lines: what the agent's stderr said last.
+        reason: reason for the loss as far as it is known, in words.
+        time_s: time of the loss by the front end's clock: when it noticed, or when the host said that it cannot run its
+            ranks.
+        last_lines: last lines of the agent's stderr.
         hint: a way out, where one is known.
         is_mistake: bad input is the reason, so that another try would fail as well.
     """
@@ -149,8 +152,8 @@ class Hang:
     """Ranks made no progress, and the job was ended for it.
 
     Attributes:
-        lines: who is where; the first one says it all.
-        time_s: when it was found.
+        lines: lines that say which rank is where; the first one is the summary.
+        time_s: time when the hang was found, seconds since the epoch.
     """
 
     lines: tuple[str, ...]
@@ -163,7 +166,7 @@ class FailureReport:
 
     Attributes:
         cause: the first failing rank, the lost host, or the hang.
-        exit_code: what the job exits with.
+        exit_code: exit code of the job.
         stopped: other ranks that were stopped after it.
         followed: other ranks that failed after it, because their connection to it broke.
         also_failed: other ranks that failed by themselves after it.
@@ -171,7 +174,8 @@ class FailureReport:
         returned_before: ranks that had returned 0 when the first cause lost its connection to one, so maybe to these.
         said_by_all: every other rank left the same words as the first.
         witness: a rank that names the first cause and tells more of it than this one itself; None if there is none.
-        collectives: who waited for whom in which process group, where a collective timed out and ranks left dumps.
+        collectives: lines that say which rank waited for which in which process group, where a collective timed out and
+            ranks left dumps.
     """
 
     cause: RankEnd | HostLoss | Hang

@@ -20,9 +20,9 @@ class AttemptEnd:
     """An attempt that failed.
 
     Attributes:
-        uptime_s: from its first rank's start to its end; 0 if none started.
+        uptime_s: seconds from the first rank's start to the end of the attempt; 0 if no rank started.
         step: highest step that one of its ranks finished; None if none ever said.
-        checkpoint: what tells its newest complete checkpoint from others; None if there is none.
+        checkpoint: text that tells the attempt's newest complete checkpoint from others; None if there is none.
     """
 
     uptime_s: float
@@ -35,8 +35,8 @@ class Restart:
     """The job is started again.
 
     Attributes:
-        number: of this restart, from 1.
-        wait_s: until then.
+        number: number of this restart, from 1.
+        wait_s: seconds to wait before this restart.
     """
 
     number: int
@@ -56,7 +56,7 @@ class Restarts:
     Args:
         most: restarts that the user allows.
         min_uptime_s: an attempt that lived this long begins the waits anew.
-        first_wait_s: before the first restart.
+        first_wait_s: seconds to wait before the first restart.
     """
 
     def __init__(self, most: int, *, min_uptime_s: float, first_wait_s: float = 1.0) -> None:
@@ -72,7 +72,7 @@ class Restarts:
         """Decides what comes after a failed attempt.
 
         Args:
-            end: of the attempt; each is to be told once, in order.
+            end: end of the attempt; each must be given once, in order.
         """
         progressed = self._progressed(end)
         if progressed:

@@ -23,7 +23,7 @@ class Straggler:
     """A rank that is steadily slow.
 
     Attributes:
-        rank: which one.
+        rank: number of the rank.
         ratio: its own time a step over the median of all ranks, in the last window.
     """
 
@@ -57,8 +57,8 @@ class StragglerTracker:
         """Takes how the ranks of a host fare.
 
         Args:
-            ranks: of one host.
-            time_s: when they were looked at, by that host's clock.
+            ranks: status of the ranks of one host.
+            time_s: time when the ranks were looked at, by that host's clock.
 
         Returns:
             ranks that are known as stragglers now and were not before.

@@ -29,9 +29,9 @@ class Field:
 
     Attributes:
         key: one of `KEYS`, or what the user wrote in place of it; `env.NAME` for a variable.
-        value: as text, quotes and escapes undone.
-        key_at: where the key stands.
-        value_at: where the value stands.
+        value: value as text, with quotes and escapes undone.
+        key_at: place of the key in the text.
+        value_at: place of the value in the text.
     """
 
     key: str
@@ -46,9 +46,9 @@ class Entry:
 
     Attributes:
         host: `[user@]name[:slots]`, the name perhaps with ranges.
-        host_at: where that stands.
-        end_at: where something that is missing would stand.
-        fields: what else is said, in order.
+        host_at: place of the host in the text.
+        end_at: place at which a missing part of the entry would stand.
+        fields: further fields of the entry, in order.
         broken: whether something was not understood already; what seems to be missing may stand there.
     """
 
@@ -74,7 +74,7 @@ def build_hosts(entry: Entry, *, source: str, slots: int | None = None) -> tuple
     Args:
         entry: the words and their places.
         source: file and line for `HostSpec.source`.
-        slots: of a host that names none; None refuses it.
+        slots: number of slots for a host that names none; None refuses such a host.
     """
     said = _Said()
     faults: list[Fault] = []

@@ -23,7 +23,7 @@ _EXAMPLE = "a filter reads `worker-0@worker-1:0,2-3`"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedSlots:
     """What a filter says about one host.
 
     Attributes:
@@ -35,7 +35,7 @@ class Named:
     slots: frozenset[int]
 
 
-def read_filter(text: str, hosts: Sequence[HostSpec], *, option: str) -> dict[int, Named]:
+def read_filter(text: str, hosts: Sequence[HostSpec], *, option: str) -> dict[int, NamedSlots]:
     """Returns what a filter says about each host it names, by the host's index; nodes that repeat are merged.
 
     Args:
@@ -46,7 +46,7 @@ def read_filter(text: str, hosts: Sequence[HostSpec], *, option: str) -> dict[in
     Raises:
         HostfileError: carries a problem for each node that is not understood, and each host and slot there is not.
     """
-    found: dict[int, Named] = {}
+    found: dict[int, NamedSlots] = {}
     problems: list[Problem] = []
     known = {name_key(host.name): index for index, host in enumerate(hosts)}
     start = 0
@@ -56,8 +56,8 @@ def read_filter(text: str, hosts: Sequence[HostSpec], *, option: str) -> dict[in
         start += len(node) + 1
         wrong: list[Misread] = []
         for index, named in _read_node(word, hosts, known, wrong):
-            before = found.get(index, Named(whole=False, slots=frozenset()))
-            found[index] = Named(whole=before.whole or named.whole, slots=before.slots | named.slots)
+            before = found.get(index, NamedSlots(whole=False, slots=frozenset()))
+            found[index] = NamedSlots(whole=before.whole or named.whole, slots=before.slots | named.slots)
         for misread in wrong:
             column = offset + misread.start + 1
             width = max(1, len(word) - misread.start if misread.width is None else misread.width)
@@ -78,12 +78,12 @@ def read_filter(text: str, hosts: Sequence[HostSpec], *, option: str) -> dict[in
 
 def _read_node(
     word: str, hosts: Sequence[HostSpec], known: dict[str, int], wrong: list[Misread]
-) -> Iterator[tuple[int, Named]]:
+) -> Iterator[tuple[int, NamedSlots]]:
     if not word:
         wrong.append(Misread("a host's name is missing", _EXAMPLE, width=1))
         return
     if (index := known.get(name_key(word))) is not None:  # a bare IPv6 address too, whose colons begin no slots
-        yield index, Named(whole=True, slots=frozenset())
+        yield index, NamedSlots(whole=True, slots=frozenset())
         return
     name, slots_at = split_slots(word)
     if slots_at is None and ":" in re.sub(r"\[[^\]]*\]", "", word):
@@ -103,7 +103,7 @@ def _read_node(
             wrong.append(_no_slot(lacking, span))
     for index in indices:
         slots = {slot for slot in hosts[index].slot_ids if any(span.first <= slot <= span.last for span in spans)}
-        yield index, Named(whole=slots_at is None, slots=frozenset(slots))
+        yield index, NamedSlots(whole=slots_at is None, slots=frozenset(slots))
 
 
 def _has(host: HostSpec, span: Span) -> bool:

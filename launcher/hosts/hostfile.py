@@ -45,8 +45,8 @@ def read_hostfile(path: Path, *, slots: int | None = None, stdin: BinaryIO | Non
 
     Args:
         path: the file as the user named it; messages name it the same way. `-` is the standard input.
-        slots: of hosts that name none; None refuses them.
-        stdin: what to read for `-`; None means this process's own.
+        slots: number of slots for hosts that name none; None refuses such hosts.
+        stdin: stream to read for `-`; None means this process's own stdin.
 
     Returns:
         the hosts in the order of the file; never empty.
@@ -111,8 +111,8 @@ def parse_hostfile(text: str, *, name: str, slots: int | None = None) -> tuple[H
 
     Args:
         text: the whole file; lines may end in LF, CRLF or CR.
-        name: what messages call the file; `.json`, `.yaml` and `.yml` decide its form, others leave that to the text.
-        slots: of hosts that name none; None refuses them.
+        name: name of the file in messages. `.json`, `.yaml` and `.yml` decide its form; for other names the text does.
+        slots: number of slots for hosts that name none; None refuses such hosts.
 
     Returns:
         the hosts in the order of the file; never empty.

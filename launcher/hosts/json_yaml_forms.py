@@ -51,7 +51,7 @@ def read_tree(text: str, *, name: str, form: Form) -> tuple[list[Entry], list[Fa
 
     Args:
         text: the whole file.
-        name: what messages call it.
+        name: name of the hostfile in messages.
         form: `json` or `yaml`.
 
     Raises:

@@ -38,8 +38,8 @@ def read_line(line: str, *, number: int) -> tuple[Entry | None, list[Fault]]:
     """Returns what a line says, None where it says nothing, and which of its words are not understood.
 
     Args:
-        line: without its line end.
-        number: counts from 1.
+        line: text of the line, without its line end.
+        number: number of the line, from 1.
     """
     end = _gap(line, 0)
     if end == len(line) or line[end] == "#":

@@ -132,7 +132,7 @@ class Span:
     Attributes:
         first: the lower number.
         last: the upper number, included.
-        digits: how many digits the first is written with.
+        digits: number of digits with which the first number is written.
         start: offset in the text.
         width: characters.
     """
@@ -149,7 +149,7 @@ def read_spans(text: str, *, start: int = 0, example: str) -> Iterator[Span]:
 
     Args:
         text: the list.
-        start: added to offsets.
+        start: offset of the list in the whole text, which is added to the offsets of the spans.
         example: shown as the way out.
 
     Yields:

@@ -13,11 +13,11 @@ class HostSpec:
     """One host as the user described it. JSON values of its fields make an equal one.
 
     Attributes:
-        name: how the user calls it, and how logs name it; IPv6 addresses keep their brackets.
+        name: name of the host as the user writes it and as logs show it; IPv6 addresses keep their brackets.
         slots: workers it takes.
-        source: where it was described, `hostfile:3` or `this machine`, for messages.
-        port: of its ssh server; None means what ssh itself would use.
-        user: to log in as; None means what ssh itself would use.
+        source: place where the host was described, `hostfile:3` or `this machine`, for messages.
+        port: port of the host's ssh server; None means the one that ssh itself would use.
+        user: user to log in as; None means the one that ssh itself would use.
         addr: address to reach it by, without brackets; None means by its name.
         python: interpreter to run there; None means the same path as here.
         gpus: device ids of its slots in rank order, as many as slots; None means that nobody chose: slots count from 0.

@@ -29,8 +29,8 @@ def run_in_background(work: Callable[[Callable[[], None]], object], *, log: str)
     descriptor this process inherited. A hangup does not end it. No other thread may run in this process.
 
     Args:
-        work: runs in the background; calls the function it gets once it is ready. An error it raises before that is
-            raised here; any later one is its own.
+        work: function that runs in the background and calls the function it gets once it is ready. An error before that
+            is raised here; a later one is written to `log`.
         log: file for what the background writes to stderr; made if it is missing.
 
     Raises:

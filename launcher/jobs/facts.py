@@ -55,7 +55,8 @@ def read_facts(*, script: Path | None, folder: Path, environ: Mapping[str, str])
 
     Args:
         script: its file, where the job runs one.
-        folder: where the code is looked for in a git working tree: the script's folder.
+        folder: folder where git is asked for the state of the code: the script's folder, or the working folder of a job
+            without a script.
         environ: the environment the ranks inherit.
 
     Returns:
@@ -79,8 +80,8 @@ class FactsWriter:
     """Reads the facts and writes them into a job's folder on a thread of its own: the job need not wait for them.
 
     Args:
-        job_folder: where to.
-        read: returns what `read_facts` returns.
+        job_folder: folder of the job; the facts are written into it.
+        read: function that returns the facts, as `read_facts` does.
     """
 
     def __init__(self, job_folder: Path, read: Callable[[], dict[str, Any]]) -> None:
@@ -114,7 +115,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     """Asks git for the state of the code.
 
     Args:
-        folder: in the working tree.
+        folder: folder inside the git working tree.
 
     Returns:
         `commit`, and `dirty`: whether files git knows were changed since; None where git or a commit is missing.
@@ -142,8 +143,9 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Says what changed between two answers of `read_facts`, a line each.
 
     Args:
-        before: as it was recorded; what it says nothing of is not compared.
-        now: as it is.
+        before: facts that were recorded earlier, as `read_facts` returned them; what they do not mention is not
+            compared.
+        now: facts of the present, as `read_facts` returns them.
     """
     then, today = _sections(before), _sections(now)
     return [
@@ -158,8 +160,9 @@ def gone_variables(before: Mapping[str, Any], environ: Mapping[str, str]) -> lis
     """Returns the names of variables that were set and are not, but for those whose values `differences` compares.
 
     Args:
-        before: what `read_facts` returned; of an earlier version it names none.
-        environ: as it is now.
+        before: facts that were recorded earlier, as `read_facts` returned them; those of an earlier version name no
+            variables.
+        environ: environment variables of the present.
     """
     return [name for name in before.get("variables") or () if name not in environ]
 

@@ -65,8 +65,8 @@ def make_state_folder(path: Path, environ: Mapping[str, str]) -> None:
     """Makes a folder of dsrun's own, for this user only.
 
     Args:
-        path: of the folder, below that which dsrun has in the state folder.
-        environ: where the state folder is.
+        path: folder to make, below dsrun's own folder in the state folder.
+        environ: environment variables; XDG_STATE_HOME or HOME says where the state folder is.
 
     Raises:
         ForeignFolderError: another user has it in their hands.
@@ -80,9 +80,9 @@ def make_job_folder(parent: Path, new_id: Callable[[], str], *, own: Path | None
     """Makes a folder that only this user may enter and no other job has.
 
     Args:
-        parent: where jobs go; made if it is missing.
+        parent: folder that holds the folders of jobs; made if it is missing.
         new_id: proposes an id; asked again while the id is taken.
-        own: as for `make_private_folder`; None where the user has named `parent`.
+        own: topmost folder that is dsrun's own, as for `make_private_folder`; None where the user has named `parent`.
 
     Returns:
         the id, and the folder as an absolute path.
@@ -114,7 +114,7 @@ def link_job(folder: Path, environ: Mapping[str, str]) -> str | None:
 
     Args:
         folder: the job's, as an absolute path.
-        environ: where the state folder is.
+        environ: environment variables; XDG_STATE_HOME or HOME says where the state folder is.
 
     Returns:
         why it cannot be made known; None if it is.

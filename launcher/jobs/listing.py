@@ -50,10 +50,11 @@ class Job:
     """A job as its folder shows it at one moment.
 
     Attributes:
-        folder: where its files are, links resolved.
-        record: what was asked for.
-        state: how it is.
-        outcome: what `dsrun --json` printed at its end; None while it runs, or if nothing readable was written.
+        folder: folder of the job's files, with links resolved.
+        record: record of what was asked for.
+        state: state of the job at that moment, such as running, done or failed.
+        outcome: result that `dsrun --json` printed at the job's end; None while the job runs, or if nothing readable
+            was written.
     """
 
     folder: Path
@@ -116,7 +117,7 @@ def find_job(name: str, environ: Mapping[str, str]) -> Job:
 
     Args:
         name: an id, the beginning of one, the last four letters of one, or `last`.
-        environ: where the state folder is.
+        environ: environment variables; XDG_STATE_HOME or HOME says where the state folder is.
 
     Raises:
         UsageError: there is no such job, or several.

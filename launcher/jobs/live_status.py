@@ -26,16 +26,17 @@ class LiveRank:
     """One rank as its host last saw it.
 
     Attributes:
-        rank: which one.
-        host: where it runs.
-        pid: of its process there; None while it is not known.
-        seen_s: when its last pulse came, seconds since the epoch.
-        step: as in `RankStatus`, and so are the rest.
-        phase: what it says it does.
+        rank: number of the rank.
+        host: name of the host that the rank runs on.
+        pid: pid of the rank's process on that host; None while it is not known.
+        seen_s: time when the rank's last pulse came, seconds since the epoch.
+        step: optimizer steps the rank has finished; None where it does not say. This and the fields below are as in
+            `RankStatus`.
+        phase: phase that the rank says it is in, `forward` or the script's own word.
         collective: the one it waits in.
         idle_s: seconds since its last beat.
         waited_s: seconds it has waited in collectives.
-        cpu_percent: of one core.
+        cpu_percent: CPU use of the rank, in percent of one core.
         rss_bytes: memory it has resident.
     """
 
@@ -57,7 +58,7 @@ class LiveJob:
     """A running job at one moment.
 
     Attributes:
-        time_s: when this was written, seconds since the epoch.
+        time_s: time when this state was written, seconds since the epoch.
         ranks: those that run, in order.
     """
 
@@ -115,7 +116,7 @@ class LiveStatus:
         """Writes what is new, if it is time.
 
         Args:
-            now_s: by a clock that does not go back.
+            now_s: present time in seconds, by a clock that does not go back.
 
         Returns:
             when it will be time for what is new since; None if nothing is.

@@ -18,10 +18,10 @@ class MemoryRecords:
     """Records of the last attempt of a job.
 
     Attributes:
-        samples: in order of time.
-        growths: likewise.
+        samples: memory samples, in order of time.
+        growths: findings that memory use between steps grew, in order of time.
         summary: fields of the record at the run's end; None while it runs, or if it was killed.
-        stacks: who held memory at the peak of the first steps; None without `--memory-history`.
+        stacks: call stacks that held memory at the peak of the first steps; None without `--memory-history`.
     """
 
     samples: tuple[MemorySample, ...]

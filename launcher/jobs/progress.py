@@ -31,11 +31,11 @@ def last_step(folder: Path) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Doing:
+class Activity:
     """What a job that lives does.
 
     Attributes:
-        text: what it waits for, or how many of its ranks run.
+        text: words for what the job waits for, or for how many of its ranks run.
         is_before_start: no rank of it was started yet.
     """
 
@@ -43,7 +43,7 @@ class Doing:
     is_before_start: bool
 
 
-def doing_now(folder: Path) -> Doing:
+def doing_now(folder: Path) -> Activity:
     """Finds out what a job that lives does at the moment.
 
     Args:
@@ -69,8 +69,8 @@ def doing_now(folder: Path) -> Doing:
             case _:
                 pass
     if stops or waits_for:
-        return Doing("being stopped" if stops else waits_for, is_before_start)
-    return Doing(_ranks_text(folder, running), is_before_start)
+        return Activity("being stopped" if stops else waits_for, is_before_start)
+    return Activity(_ranks_text(folder, running), is_before_start)
 
 
 def _ranks_text(folder: Path, running: int) -> str:

@@ -40,8 +40,8 @@ class ProcessMark:
 
     Attributes:
         pid: its number.
-        start_ticks: when it started, in the kernel's ticks since the boot.
-        boot_id: of which boot.
+        start_ticks: start time of the process, in the kernel's ticks since the boot.
+        boot_id: id of the boot in which the process started.
     """
 
     pid: int
@@ -67,23 +67,23 @@ class JobRecord:
 
     Attributes:
         id: the job's.
-        created: when, in local time with its zone.
+        created: time when the job was made, in local time with its zone.
         command: the words after `dsrun`, secrets masked.
-        masked_words: which of them are not as they were typed.
-        cwd: where it was typed.
-        user: who typed it.
-        host: where the front end runs.
+        masked_words: indices of the words of `command` that are not as they were typed.
+        cwd: folder in which the command was typed.
+        user: name of the user who typed the command.
+        host: name of the host that the front end runs on.
         front_end: its process.
-        detached: it has no terminal.
-        queued: it waits its turn for devices before it starts.
-        started: when it got its devices; None while it waits for them.
+        detached: whether the job runs in the background, without a terminal.
+        queued: whether the job waits its turn for devices before it starts.
+        started: time when the job got its devices; None while it waits for them.
         config: absolute path of the training config.
-        config_digest: of the config's bytes (SHA-256).
-        ranks: how many this dsrun starts.
-        hosts: where they run.
+        config_digest: SHA-256 digest of the config's bytes; None where there is no config.
+        ranks: number of ranks that this dsrun starts.
+        hosts: names of the hosts that the ranks run on.
         transport: the way to those that are not this machine; `local` where there is none.
         plan: the launch as `LaunchPlan.to_json` gave it, secrets masked; to be shown, for its form may be an older one.
-        schema_version: of this file.
+        schema_version: version of the form of `job.json`.
     """
 
     id: str
@@ -150,14 +150,14 @@ def new_record(
     Args:
         plan: the launch, with all its secrets.
         words: the words after `dsrun`, as they were typed.
-        now: when the job was made.
-        detached: see `JobRecord`.
-        queued: see `JobRecord`.
-        config: see `JobRecord`.
-        config_digest: see `JobRecord`.
-        transport: see `JobRecord`.
-        environ: where secrets are known from, besides the plan.
-        own_options: names of dsrun's own options, see `masked_words`.
+        now: time when the job was made.
+        detached: whether the job runs in the background, without a terminal; see `JobRecord`.
+        queued: whether the job waits its turn for devices before it starts; see `JobRecord`.
+        config: absolute path of the training config; None where there is none. See `JobRecord`.
+        config_digest: SHA-256 digest of the config's bytes; None where there is no config. See `JobRecord`.
+        transport: name of the way to hosts that are not this machine, `local` where there is none; see `JobRecord`.
+        environ: environment variables; the values of secrets are known from them and from the plan.
+        own_options: names of dsrun's own options, which take no secret; see `masked_words`.
     """
     masker = masker_of(plan, environ)
     command = tuple(masker.text(word) for word in masked_words(words, own_options=own_options))
@@ -188,10 +188,11 @@ def started_record(record: JobRecord, plan: LaunchPlan, *, now: datetime, enviro
     """Returns the record of a job that has got its devices.
 
     Args:
-        record: as it was.
+        record: record of the job from before it got its devices.
         plan: the launch with the devices.
-        now: when it got them.
-        environ: as for `new_record`.
+        now: time when the job got its devices.
+        environ: environment variables; the values of secrets are known from them and from the plan, as for
+            `new_record`.
     """
     return replace(record, started=now, plan=mask_plan(plan.to_json(), masker_of(plan, environ)))
 

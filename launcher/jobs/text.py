@@ -97,9 +97,9 @@ def job_json(job: Job, *, step: int | None, now: datetime) -> dict[str, Any]:
     """Returns what programs get to know of a job in a list.
 
     Args:
-        job: which one.
-        step: how far it has come.
-        now: for a running job's duration.
+        job: job to describe.
+        step: newest optimizer step that a rank of the job has finished; None where no rank told of any.
+        now: present time, for the duration of a job that runs.
     """
     took = took_s(job, now)
     body = job.record.to_json()
@@ -122,8 +122,8 @@ def job_table(jobs: Sequence[tuple[Job, int | None]], *, now: datetime, columns:
 
     Args:
         jobs: each with the step it has come to.
-        now: for ages.
-        columns: of the terminal, which no line exceeds; None shows everything whole.
+        now: present time, for the ages and durations of jobs.
+        columns: width of the terminal in columns, which no line exceeds; None shows everything whole.
     """
     rows: list[tuple[str, ...]] = []
     for job, step in jobs:

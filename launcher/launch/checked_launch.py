@@ -14,7 +14,7 @@ from typing import Literal
 from dsrun.errors import Problem
 
 from ..hosts.spec import Allocation
-from ..machine.devices.choice import Demand, Held
+from ..machine.devices.choice import Demand, DeviceLease
 from ..machine.processor.rank_binding import read_bindings
 from ..plan.affinity import Binding
 from ..plan.environment import THREADS_ENV, interface_variables
@@ -22,7 +22,7 @@ from ..plan.launch_plan import Bind, GpuPlace, LaunchPlan, Outside, Program, Pro
 from ..rendezvous.static_nodes import shared_nonce
 from ..transport.choice import describe_reach
 from .host_placement import HostRequest, Placement, StaticNode
-from .stdin_choice import StdinWish, Taken, choose_stdin_rank
+from .stdin_choice import StdinObstacle, StdinWish, choose_stdin_rank
 
 Backend = Literal["nccl", "gloo"]
 #: What hides all GPUs from a rank.
@@ -37,10 +37,10 @@ class Request:
     """What the user asked for, not yet checked against anything.
 
     Attributes:
-        kind: how `words[0]` is to be understood; None means by what the file is.
+        kind: kind of program that `words[0]` is; None means that the file decides.
         words: the script and everything after it.
         all_are_scripts: no word after the script is dsrun's, `--config` neither.
-        hosts: where.
+        hosts: request for hosts: which ones, how many, and the way to them.
         config: `--config` from before the script.
         env: values of `--env`.
         env_files: values of `--env-file`.
@@ -48,10 +48,10 @@ class Request:
         sync: the folder here is copied to the working folder of every host first.
         backend: None leaves the choice to the script.
         no_gpu: ranks see no GPU, on any host.
-        start: how ranks are made; None means by fork where that can be.
+        start: way to start ranks: `fork` or `exec`; None means by fork where that is possible.
         grace_s: seconds between asking and killing.
-        bind: which cores each rank may run on.
-        max_restarts: how often the job may be started again.
+        bind: rule for the cores that each rank may run on.
+        max_restarts: number of times that the job may be started again.
         stdin: rank that gets dsrun's own stdin; `none` for none; None for the only rank there is.
         is_detached: the job runs in the background, and has no stdin.
         for_remote: options given that mean something for other hosts only, as they were typed.
@@ -84,18 +84,18 @@ class Launch:
     """A checked launch.
 
     Attributes:
-        request: where it came from.
-        program: what each rank runs.
-        start: how ranks are made.
-        placement: where.
+        request: request from which this launch was made.
+        program: program that each rank runs.
+        start: way to start ranks: `fork` or `exec`.
+        placement: hosts and slots that the ranks go to.
         cwd: working folder of every rank.
         env: variables for all ranks.
-        demand: what the job wants of this machine, for `turn.hold_devices`.
+        demand: ranks and devices that the job wants of this machine, for `turn.hold_devices`.
         devices: `nccl`, `gloo`, `2 GPUs` or `no GPU`: what the job trains on, for the eye; empty where only other hosts
             know.
         gpus: those of this machine, in CUDA's order; empty where its driver was not asked.
         steps_on_host: the config says that the optimizer's step computes in host memory.
-        warnings: what will not be as one may expect, as `warning:` lines; they stop nothing.
+        warnings: `warning:` lines about results that may surprise the user; they stop nothing.
     """
 
     request: Request
@@ -115,13 +115,14 @@ class Launch:
         """The hosts, in rank order."""
         return self.placement.allocation
 
-    def plan(self, *, job_id: str, run_dir: str, held: Held | None = None) -> LaunchPlan:
+    def plan(self, *, job_id: str, run_dir: str, held: DeviceLease | None = None) -> LaunchPlan:
         """Completes the plan.
 
         Args:
             job_id: id of the job.
             run_dir: its folder.
-            held: what `hold_devices` yielded: the ranks of this machine see these devices.
+            held: devices that `hold_devices` yielded, which the ranks of this machine will see; None leaves the plan as
+                it is.
         """
         static = self.placement.static
         plan = make_plan(
@@ -159,12 +160,12 @@ class Launch:
         return choose_stdin_rank(self.request.stdin, self.placement, taken=self.stdin_taken)
 
     @property
-    def stdin_taken(self) -> Taken | None:
+    def stdin_taken(self) -> StdinObstacle | None:
         """Why no rank at all can have dsrun's own stdin, if that is so."""
         if self.request.is_detached:
-            return Taken("a job in the background has no stdin", "without `-d` a rank can be given dsrun's own")
+            return StdinObstacle("a job in the background has no stdin", "without `-d` a rank can be given dsrun's own")
         if self.request.hosts.hostfile == "-":
-            return Taken("`-H -` reads the hosts from it", "name a file of hosts")
+            return StdinObstacle("`-H -` reads the hosts from it", "name a file of hosts")
         return None
 
     def bindings(self, environ: Mapping[str, str]) -> dict[str, tuple[Binding, ...]]:
@@ -221,7 +222,7 @@ def _chosen_devices(placement: Placement) -> dict[str, tuple[int, ...]]:
     return {host.name: host.gpus for host in placement.remote_hosts if host.gpus is not None}
 
 
-def _with_devices(plan: LaunchPlan, held: Held, local_hosts: frozenset[str]) -> LaunchPlan:
+def _with_devices(plan: LaunchPlan, held: DeviceLease, local_hosts: frozenset[str]) -> LaunchPlan:
     nodes = tuple(
         replace(
             node,

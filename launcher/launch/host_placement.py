@@ -29,11 +29,11 @@ class StaticNode:
 
     Attributes:
         node_rank: its place among them.
-        node_count: how many there are, all with as many ranks.
+        node_count: number of nodes, which all have the same number of ranks.
         master_addr: address of the first one, which all others reach.
-        master_port: where ranks meet there.
-        interface: of this machine, for ranks to talk over; None leaves it to them.
-        patience_s: for all others to be there.
+        master_port: port on the first node at which the ranks meet.
+        interface: network interface of this machine that ranks use to talk; None leaves the choice to them.
+        patience_s: seconds to wait for all other nodes to be there.
     """
 
     node_rank: int
@@ -52,11 +52,12 @@ class HostRequest:
         hostfile: None means those of the scheduler's job around this process, or this machine.
         include: filter of what to take.
         exclude: filter of what to leave.
-        nodes: take the first so many hosts.
+        nodes: number of hosts to take, the first of them; None takes all.
         ranks_per_host: None means as many as there are slots, or GPUs.
         transport: the way to hosts that are not this machine; None leaves the choice to where they come from.
-        ssh_port: of hosts that name none.
-        static: this machine is one of several nodes, and starts its own ranks alone; excludes what names other hosts.
+        ssh_port: port of the ssh server on hosts that name none; None means the one that ssh itself would use.
+        static: place of this machine among several nodes, where it starts its own ranks alone; None otherwise. It
+            excludes options that name other hosts.
     """
 
     hostfile: str | None = None
@@ -75,11 +76,12 @@ class Placement:
 
     Attributes:
         allocation: hosts in rank order.
-        local_hosts: names of those that are this machine, whose ranks are started without a connection.
+        local_hosts: names of the hosts that are this machine; their ranks are started without a connection.
         transport: the way to the others; `local` where there are none.
         static: set where others start the ranks of further hosts, which the allocation has not.
-        source: whose hosts they are, `PBS job 123`; empty where the user named them, or it is this machine.
-        remarks: what users have to know of the choice.
+        source: name of the scheduler's job that gave the hosts, `PBS job 123`; empty where the user named them, or for
+            this machine.
+        remarks: remarks that users must know about the choice.
         slots_from_scheduler: the user has not said how many ranks a host takes, nor which slots.
     """
 
@@ -112,10 +114,11 @@ def place(
     """Chooses hosts and slots, and how the hosts are reached.
 
     Args:
-        request: what was asked for.
-        environ: where a scheduler's job shows.
-        local_names: what this machine is called beside `localhost` and its kin, in lower case.
-        device_count: asks for the GPUs of this machine; called only where they say how many ranks there are.
+        request: request for hosts: which ones, how many, and the way to them.
+        environ: environment variables, in which a scheduler's job shows.
+        local_names: names of this machine, in lower case, besides `localhost` and its like.
+        device_count: function that counts the usable GPUs of this machine; called only for this machine alone, or where
+            its count gives a scheduler's hosts their slots.
 
     Raises:
         HostfileError: carries every problem of hostfile, filters and counts.

@@ -21,7 +21,7 @@ class JobConfig:
 
     Attributes:
         path: absolute; None without a config, or where it is no file.
-        warnings: about it.
+        warnings: warnings about the config.
         steps_on_host: the optimizer's step computes in host memory.
     """
 
@@ -39,7 +39,7 @@ def check_config(
 
     Args:
         asked: `--config` from before the script.
-        words: what stands after it.
+        words: words after the script, already split: the script's own, and configs named among them.
         world_size: ranks of the job, where they are known; batch sizes are checked for them.
         environ: the environment the ranks inherit.
 

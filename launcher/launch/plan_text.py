@@ -22,8 +22,9 @@ def describe_plan(
 
     Args:
         plan: the launch.
-        bindings: where the ranks of a host run, by its name, for the hosts that were asked (`Launch.bindings`).
-        reached: how each host is reached, by its name (`Launch.reached`).
+        bindings: cores and threads of the ranks of each host, by host name, for the hosts that were asked
+            (`Launch.bindings`).
+        reached: description of the way to each host, by host name (`Launch.reached`).
     """
     rows = [
         ("job", plan.job_id),

@@ -18,11 +18,15 @@ from dsrun.errors import InputError, Problem, UsageError
 
 from ..hosts.spec import HostSpec
 from ..machine.devices.choice import Demand
-from ..machine.devices.unserved import unserved_accelerators
+from ..machine.devices.unusable import unusable_gpus
+from ..machine.gpus.left_out import LeftOutGpus
 from ..machine.gpus.nvml import nvml_kept_open
-from ..machine.gpus.read import GpuReport, left_out_texts, read_gpus
+from ..machine.gpus.read import GpuReport, device_count, left_out_of, read_gpus
 from ..machine.proc_files import host_names
 from ..machine.software.versions import read_versions
+from ..machine.verdict import Context
+from ..machine.verdicts.no_gpus import no_gpu_verdicts
+from ..machine.verdicts.torch_build import cpu_build_verdicts
 from ..plan.env_file import read_env_file
 from ..plan.environment import counted_environ, job_environment, parse_env_options, passed_on, threads_warnings
 from ..plan.gpu_order import check_order, order_warnings
@@ -71,10 +75,10 @@ def resolve(
     """Checks a request against the machine and the files it names.
 
     Args:
-        request: what was asked for.
+        request: launch that the user asked for.
         environ: the environment the ranks inherit.
         verbs: dsrun's own, for a first word that was meant to be one.
-        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        load_nvml: function that returns the `pynvml` module; tests give a made-up one.
         root: `/`, or a made-up tree with proc, sys and dev, in which GPUs are looked for.
         keep: the driver stays open in it once it was asked: GPUs that sleep wake once for a launch, not each time.
 
@@ -123,7 +127,8 @@ def resolve(
         findings.attempt(
             lambda: check_nccl(gpus, local, torch=versions.torch, cuda=versions.cuda, asked_by=choice.asked_by)
         )
-    demand = findings.attempt(lambda: demand_of(local, gpus))
+    visible = counted.get("CUDA_VISIBLE_DEVICES")
+    demand = findings.attempt(lambda: demand_of(local, gpus, visible=visible))
     places = () if gpus is None else gpus.places
     findings.attempt(lambda: check_order(places, {**environ, **asked}, chosen=_chosen_by(local)))
     paths = _Paths(
@@ -154,7 +159,7 @@ def resolve(
         warnings=(
             *config.warnings,
             *start_warnings(program, request.start),
-            *gpu_warnings(gpus),
+            *gpu_warnings(gpus, visible=visible),
             *order_warnings(places, {**environ, **asked}),
             *threads_warnings(passed, asked),
             *_idle_warnings(program, gpus),
@@ -171,7 +176,7 @@ class _Machine:
     """The GPUs of this machine, asked for once and only where the answer changes something: it can take a second.
 
     Args:
-        ask: returns what the driver reports; None for a job that uses no GPU.
+        ask: function that returns the driver's report on the GPUs; None for a job that uses no GPU.
     """
 
     def __init__(self, ask: Callable[[], GpuReport | None]) -> None:
@@ -310,12 +315,13 @@ def _chosen_by(local: Sequence[HostSpec]) -> str | None:
     return next((host.source for host in local if host.gpus is not None), None)
 
 
-def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
+def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None, *, visible: str | None = None) -> Demand:
     """Returns what the ranks of this machine need of it.
 
     Args:
         local: the hosts that are this machine.
-        gpus: what its driver reports; None for a job that uses no GPU.
+        gpus: the driver's report on the GPUs of this machine; None for a job that uses no GPU.
+        visible: CUDA_VISIBLE_DEVICES of the job; None where it is not set.
 
     Raises:
         UsageError: GPUs were chosen that are not there, several hosts would share those of this machine, or there was
@@ -329,11 +335,14 @@ def demand_of(local: Sequence[HostSpec], gpus: GpuReport | None) -> Demand:
             hint="`--backend gloo` trains on the CPU",
         )
     chosen = local[0].gpus if local else None
-    if gpus is not None and chosen is None and 0 < count < ranks <= count + len(gpus.left_out) + gpus.unlisted:
-        raise UsageError(
-            f"{local[0].source}: {ranks} ranks, one a GPU, and {count} can be used: {'; '.join(left_out_texts(gpus))}",
-            hint=f"`-n {count}` trains on those that are left",
-        )
+    if gpus is not None and count and chosen is None and _named(visible, at_least=ranks):
+        there, left_out = device_count(gpus, visible), left_out_of(gpus)
+        if there < ranks <= there + sum(one.count for one in left_out):
+            why = "; ".join(one.text for one in left_out)
+            raise UsageError(
+                f"{local[0].source}: {ranks} ranks, one a GPU, and {there} can be used: {why}",
+                hint="; ".join([f"`-n {there}` trains on those that are left", *(one.fix for one in left_out)]),
+            )
     if not count or chosen is None:
         return Demand(ranks=ranks, gpus=min(ranks, count))
     missing = [gpu for gpu in chosen if gpu >= count]
@@ -356,46 +365,53 @@ def check_gpus(
     """Looks whether this machine has accelerators that a job would go without, unasked: it would train on the CPU.
 
     Args:
-        gpus: what the driver reports.
-        environ: of the job.
+        gpus: the driver's report on the GPUs of this machine.
+        environ: environment of the job.
         root: `/`, or a made-up tree.
-        import_path: where torch is looked for instead of `sys.path`.
+        import_path: folders in which torch is looked for instead of `sys.path`; None for `sys.path`.
 
     Raises:
         UsageError: the driver does not serve its GPUs, or they are of another maker.
     """
-    if gpus.fault is not None:
-        raise UsageError(
-            f"the GPUs of this machine cannot be used: {gpus.fault.reason}",
-            hint=f"{gpus.fault.way_out}; `--no-gpu` trains on the CPU",
-        )
-    unserved = None if gpus.usable_count else unserved_accelerators(environ, root=root, import_path=import_path)
-    if unserved is not None:
-        raise UsageError(unserved.text, hint=unserved.way_out)
+    unusable = unusable_gpus(gpus, environ, root=root, import_path=import_path)
+    if unusable is not None:
+        raise UsageError(unusable.text, hint=unusable.fix)
 
 
-def gpu_warnings(gpus: GpuReport | None) -> tuple[str, ...]:
-    """Says which GPUs a job goes without: those that are left out, and those that it was not given."""
+def gpu_warnings(gpus: GpuReport | None, *, visible: str | None = None) -> tuple[str, ...]:
+    """Says which GPUs a job goes without: those that are left out, and those that it was not given.
+
+    Args:
+        gpus: the driver's report on the GPUs of this machine; None for a job that uses no GPU.
+        visible: CUDA_VISIBLE_DEVICES of the job; None where it is not set.
+    """
     if gpus is None:
         return ()
-    found = [f"warning: {text}" for text in (left_out_texts(gpus) if gpus.usable_count else ())]
-    if gpus.idle is not None:
-        found.append(f"warning: {gpus.idle}; ranks train on the CPU, and `--no-gpu` says that this is meant")
-    return tuple(found)
+    left_out = [one for one in left_out_of(gpus) if _may_be_meant(one, gpus, visible)] if gpus.usable_count else []
+    idle = no_gpu_verdicts(None, gpus.idle, context=Context(trains=True))
+    return tuple(f"warning: {one.text}; {one.fix}" for one in (*left_out, *idle))
+
+
+def _named(visible: str | None, *, at_least: int) -> bool:
+    """Whether CUDA_VISIBLE_DEVICES names so many devices; where it is not set, it means all of the machine."""
+    return visible is None or len(visible.split(",")) >= at_least
+
+
+def _may_be_meant(left_out: LeftOutGpus, gpus: GpuReport, visible: str | None) -> bool:
+    """Whether a job would have GPUs that are left out, by its CUDA_VISIBLE_DEVICES, or has others in their place."""
+    if visible is None or _named(visible, at_least=gpus.usable_count + 1):
+        return True
+    # CUDA does not count them: numbers from theirs on name other GPUs than before.
+    numbers = [int(entry) for entry in visible.split(",") if entry.strip().isdecimal()]
+    return left_out.kind in ("lost", "closed") and max(numbers, default=-1) >= left_out.gpus[0]
 
 
 def _idle_warnings(program: Program, gpus: GpuReport | None) -> tuple[str, ...]:
     """Says that the installed torch cannot use GPUs that are there. Who installs a CPU build may mean it."""
     if gpus is None or not gpus.usable_count or program.kind == "command":
         return ()
-    versions = read_versions()
-    if versions.torch is None or versions.cuda is not None:
-        return ()
-    idle = "1 GPU stays" if gpus.usable_count == 1 else f"{gpus.usable_count} GPUs stay"
-    return (
-        f"warning: torch {versions.torch} is built without CUDA: ranks train on the CPU, and {idle} idle; "
-        "https://pytorch.org/get-started has CUDA builds",
-    )
+    judged = cpu_build_verdicts(read_versions(), gpus=gpus.usable_count, context=Context(trains=True))
+    return tuple(f"warning: {one.text}; {one.fix}" for one in judged)
 
 
 def check_nccl(
@@ -409,11 +425,11 @@ def check_nccl(
     """Looks whether NCCL can work here: it needs a CUDA build of torch and a GPU of its own for every rank.
 
     Args:
-        gpus: what the driver reports.
+        gpus: the driver's report on the GPUs of this machine.
         hosts: those that are this machine, where they are known.
         torch: version of torch beside this interpreter, if any.
-        cuda: what that torch was built for; None for a CPU build.
-        asked_by: who wants it, for messages.
+        cuda: CUDA version that torch was built for; None for a CPU build.
+        asked_by: option or variable that asks for NCCL, for messages.
 
     Raises:
         UsageError: it cannot.

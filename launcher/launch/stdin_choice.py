@@ -15,25 +15,25 @@ StdinWish = int | Literal["none"] | None
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class StdinObstacle:
     """Why dsrun's own stdin cannot be a rank's.
 
     Attributes:
-        reason: in words.
-        way_out: what would help.
+        reason: reason in words why dsrun's own stdin cannot be a rank's.
+        way_out: advice in words on what would help.
     """
 
     reason: str
     way_out: str
 
 
-def choose_stdin_rank(wish: StdinWish, placement: Placement, *, taken: Taken | None) -> int | None:
+def choose_stdin_rank(wish: StdinWish, placement: Placement, *, taken: StdinObstacle | None) -> int | None:
     """Returns the rank that gets it; None for none.
 
     Args:
-        wish: what the user said.
-        placement: where the ranks are.
-        taken: why no rank at all can have it, if that is so.
+        wish: value of `--stdin`: a rank or `none`; None where the user said nothing.
+        placement: hosts and slots that the ranks go to.
+        taken: reason why no rank at all can have dsrun's own stdin; None if there is no such reason.
 
     Raises:
         UsageError: the rank that was named cannot have it.
@@ -47,14 +47,14 @@ def choose_stdin_rank(wish: StdinWish, placement: Placement, *, taken: Taken | N
     return rank if refusal is None else None
 
 
-def why_no_stdin(rank: int, given_to: int | None, placement: Placement, *, taken: Taken | None) -> str:
+def why_no_stdin(rank: int, given_to: int | None, placement: Placement, *, taken: StdinObstacle | None) -> str:
     """Says why a rank finds an empty stdin, and what gives it dsrun's own.
 
     Args:
-        rank: which one.
+        rank: rank that finds an empty stdin.
         given_to: the rank that has it, if one has.
-        placement: where the ranks are.
-        taken: why no rank at all can have it, if that is so.
+        placement: hosts and slots that the ranks go to.
+        taken: reason why no rank at all can have dsrun's own stdin; None if there is no such reason.
     """
     refusal = taken or _refusal(rank, placement)
     if refusal is not None:
@@ -64,7 +64,7 @@ def why_no_stdin(rank: int, given_to: int | None, placement: Placement, *, taken
     return f"`--stdin {rank}` gives it dsrun's own"
 
 
-def _refusal(rank: int, placement: Placement) -> Taken | None:
+def _refusal(rank: int, placement: Placement) -> StdinObstacle | None:
     """Returns why this rank cannot have it; None where it can."""
     hosts = [host.name for host in placement.allocation.hosts for _ in range(host.slots)]
     first = 0 if placement.static is None else placement.static.node_rank * len(hosts)
@@ -73,9 +73,9 @@ def _refusal(rank: int, placement: Placement) -> Taken | None:
         reason = f"there is no such rank among {placement.world_size}"
         if rank < placement.world_size:
             reason = "another dsrun starts that rank"
-        return Taken(reason, f"this one starts {named_ranks(here)}")
+        return StdinObstacle(reason, f"this one starts {named_ranks(here)}")
     host = hosts[rank - first]
     if host not in placement.local_hosts:
         reason = f"rank {rank} runs on host {host}, and only ranks of this machine can have dsrun's own"
-        return Taken(reason, "have the script read a file, or run it here")
+        return StdinObstacle(reason, "have the script read a file, or run it here")
     return None

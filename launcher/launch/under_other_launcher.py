@@ -60,15 +60,15 @@ def become_rank(
     """Checks the launch, and runs the program in this process's place.
 
     Args:
-        launcher: of `launcher_of`.
+        launcher: name of the other launcher, as `launcher_of` returns it.
         words: the script and everything after it.
         all_are_scripts: no word after the script is dsrun's.
-        kind: what the user said that it is.
+        kind: kind of program that the user said it is; None means that the file decides.
         config: `--config` from before the script.
         env: values of `--env`.
-        backend: how ranks talk; None leaves it to the script.
+        backend: backend by which ranks talk; None leaves it to the script.
         no_gpu: the rank sees no GPU.
-        environ: this process's variables.
+        environ: environment variables of this process.
         quiet: no notes.
 
     Raises:

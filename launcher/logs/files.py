@@ -48,10 +48,10 @@ class LogFiles:
     """Appends to the logs of a job's ranks.
 
     Args:
-        folder: where the logs go; it must exist.
-        ranks: how many there are.
+        folder: folder for the logs; it must exist.
+        ranks: number of ranks.
         first_rank: the lowest.
-        part_bytes: see `PART_BYTES`.
+        part_bytes: bytes above which a log is continued in another file; see `PART_BYTES`.
         most_open: descriptors to keep; None for what this process's limit leaves.
 
     Raises:
@@ -89,7 +89,7 @@ class LogFiles:
         """Writes bytes to the end of a rank's log.
 
         Args:
-            rank: whose log.
+            rank: rank that wrote the bytes.
             data: any bytes; where they overfill a part they are divided after a line.
 
         Returns:

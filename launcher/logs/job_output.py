@@ -50,12 +50,12 @@ class JobOutput:
 
     Args:
         plan: the job; its run_dir must exist.
-        console: where lines and notes are shown.
+        console: console that shows lines and notes.
         display: the moving part of the console, mostly the same object; without it, or where it shows no bars, these
             become a line now and then.
-        environ: where secrets are known from, besides the plan.
+        environ: environment with secrets to mask, besides those of the plan.
         part_bytes: a log that is larger is continued in another file.
-        why_no_stdin: says of a rank why its stdin is empty, and what gives it another.
+        why_no_stdin: function that says for a rank why its stdin is empty, and what gives it another.
 
     Raises:
         LaunchError: a file cannot be made.

@@ -47,7 +47,7 @@ class LineAssembler:
 
         Args:
             data: the next bytes of the stream, cut anywhere.
-            now_s: when they were written, in seconds by any clock that does not go back.
+            now_s: time when the bytes were written, in seconds by any clock that does not go back.
         """
         lines: list[str] = []
         data = self._pending + data

@@ -32,11 +32,11 @@ class IndexRecord(NamedTuple):
     """Bytes that came together.
 
     Attributes:
-        time_s: when, seconds since the epoch.
-        rank: who wrote them.
-        stream: where to.
-        offset: of the first one in the rank's whole log.
-        length: how many.
+        time_s: time when the bytes came, seconds since the epoch.
+        rank: rank that wrote the bytes.
+        stream: stream to which the bytes were written.
+        offset: offset of the first of these bytes in the rank's whole log.
+        length: number of bytes.
     """
 
     time_s: float

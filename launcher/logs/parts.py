@@ -18,7 +18,7 @@ class LogParts:
     """The logs of a job's ranks.
 
     Args:
-        folder: where they are.
+        folder: folder of the logs.
     """
 
     def __init__(self, folder: Path) -> None:

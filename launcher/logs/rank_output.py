@@ -39,7 +39,7 @@ class Console(Protocol):
         """A rank waits no more.
 
         Args:
-            rank: which one.
+            rank: rank that waits no more.
             typed: a person has typed a line, which the terminal has shown.
         """
         ...
@@ -62,8 +62,8 @@ class JobLog:
 
     Args:
         files: the ranks' logs.
-        index: what came when.
-        warn: gets one line, should something become incomplete.
+        index: index of which bytes came when.
+        warn: callback that gets one line, should a log or the index become incomplete.
     """
 
     def __init__(self, files: LogFiles, index: IndexWriter, *, warn: Callable[[str], None]) -> None:
@@ -102,9 +102,9 @@ class RankOutput:
     the lines are folded.
 
     Args:
-        rank: whose output.
-        log: where the bytes go.
-        console: gets whole lines.
+        rank: number of the rank.
+        log: log that gets every byte of the rank.
+        console: console that gets the whole lines.
         bars: shows bars as they run; without it their state becomes a line now and then.
     """
 
@@ -192,7 +192,8 @@ class RankOutput:
         """Shows what was left without an end of line, and gives the log's descriptor back.
 
         Args:
-            last_word: what the rank left beside its streams; goes to the log, on lines of its own.
+            last_word: text that the rank left outside its streams, None for none; it goes to the log, on lines of its
+                own.
         """
         for name, assembler in self._lines.items():
             self._show_bar(name, None, had_bar=assembler.bar is not None)

@@ -30,10 +30,11 @@ class LogLine(NamedTuple):
     """One line.
 
     Attributes:
-        time_s: when its end arrived, seconds since the epoch.
-        rank: who wrote it; None for a note of dsrun.
-        stream: where to; `dsrun` for what dsrun itself added to a rank's log, and for notes.
-        text: without its end; bytes that are no UTF-8 are surrogate escapes.
+        time_s: time when the end of the line arrived, seconds since the epoch.
+        rank: rank that wrote the line; None for a note of dsrun.
+        stream: stream to which the line was written; `dsrun` for what dsrun itself added to a rank's log, and for
+            notes.
+        text: text of the line without its line end; bytes that are no UTF-8 are surrogate escapes.
     """
 
     time_s: float
@@ -63,11 +64,11 @@ def read_log(
 
     Args:
         folder: the job's.
-        ranks: whose lines; None for all. dsrun's notes come with either.
+        ranks: ranks to read the lines of; None for all. Notes of dsrun come in both cases.
         since_s: only what arrived then or later, seconds since the epoch.
         grep: only lines in which this is found.
-        follow: asked whenever all that is there was yielded: it waits as long as it likes, and returns whether more may
-            come. After its no, what came meanwhile is read, and that is the end. None: do not wait.
+        follow: function called when all present lines are yielded: it may wait, and returns whether more may come.
+            After False the last new lines are read, and reading ends; None means not to wait.
     """
     for time_s, rank, stream, texts in read_lines(folder, ranks=ranks, since_s=since_s, grep=grep, follow=follow):
         for text in texts:

@@ -21,7 +21,7 @@ class CgroupMount:
     """A mounted hierarchy.
 
     Attributes:
-        point: where it is mounted.
+        point: folder at which the hierarchy is mounted.
         root: the group that is seen at `point`; `/docker/<id>` inside a container without a namespace of its own.
         controllers: names of the v1 controllers; empty for v2.
     """
@@ -39,7 +39,8 @@ class CgroupLimits:
         version: `v1`, `v2`, or `v1+v2` where both are mounted; None without cgroups.
         quota_cores: processor time a second, in cores.
         memory_limit_bytes: the smallest memory limit.
-        memory_left_bytes: what may still be taken before a limit binds, page cache that can be dropped counted as free.
+        memory_left_bytes: bytes that may still be taken before a memory limit binds, droppable page cache counted as
+            free; None without a limit.
     """
 
     version: str | None
@@ -54,13 +55,15 @@ class CgroupReport:
 
     Attributes:
         version: `v1`, `v2` or `v1+v2`; None without cgroups.
-        path: of the process's own group, as /proc/self/cgroup gives it; v1 has one a controller: memory's.
+        path: path of the process's own group, as /proc/self/cgroup gives it; None without cgroups. With v1, which has a
+            path for each controller, it is that of memory.
         quota_cores: the smallest quota up to the root, in cores.
         cpuset: CPUs of the own group, as the kernel lists them.
         memory_limit_bytes: the smallest limit up to the root: past it the kernel kills.
         memory_high_bytes: the smallest mark past which the kernel makes processes wait and reclaims (v2).
-        memory_used_bytes: of the nearest group that counts, page cache included.
-        memory_left_bytes: what may still be taken before a limit binds.
+        memory_used_bytes: bytes in use by the nearest group that counts them, page cache included; None where no group
+            counts.
+        memory_left_bytes: bytes that may still be taken before a memory limit binds; None without a limit.
         swap_limit_bytes: the smallest limit of swap (v2).
         pids_limit: the smallest limit of processes and threads.
         pids_used: those of the nearest group that counts.
@@ -85,8 +88,8 @@ def read_cgroup(root: Path, limits: CgroupLimits) -> CgroupReport:
     """Reads what else the groups of the calling process tell.
 
     Args:
-        root: as for `read_limits`.
-        limits: what `read_limits` returned.
+        root: root folder: `/`, or a made-up tree as for `read_limits`.
+        limits: limits of the calling process, as `read_limits` returned them.
     """
     groups = parse_self_cgroup(_read(root / "proc/self/cgroup") or "")
     mounts = parse_cgroup_mounts(_read(root / "proc/self/mountinfo") or "")

@@ -18,14 +18,15 @@ class HostReport:
     """The host. `container` and `machine` are None where nothing tells of one.
 
     Attributes:
-        name: what it calls itself.
+        name: host name, as the host itself gives it.
         fqdn: the same with its domain, as the name itself or /etc/hosts has it.
-        boot_id: changes with every boot.
+        boot_id: id of the machine's boot, which changes with every boot; None where it cannot be read.
         uptime_s: seconds since then.
-        core_pattern: where the kernel writes core files.
-        user: whom this process runs as.
+        core_pattern: kernel setting (`core_pattern`) that says where core files are written; None where it cannot be
+            read.
+        user: name of the user that this process runs as.
         umask: rights its files do not get, `0022`.
-        limits: of this process.
+        limits: resource limits of this process; None where /proc does not tell them.
     """
 
     name: str
@@ -49,7 +50,7 @@ def read_host(root: Path, environ: Mapping[str, str], *, virtual: bool | None) -
 
     Args:
         root: `/`, or a made-up tree with proc, sys and etc.
-        environ: this process's environment.
+        environ: environment variables of this process.
         virtual: whether the processor says that it runs under a hypervisor.
     """
     uname = os.uname()
@@ -77,7 +78,7 @@ def full_name(name: str, hosts: str) -> str | None:
     """Finds a host's name with its domain.
 
     Args:
-        name: what it calls itself.
+        name: host name, as the host itself gives it.
         hosts: text of /etc/hosts.
     """
     if "." in name:

@@ -18,13 +18,14 @@ class LimitsReport:
 
     Attributes:
         nofile: files it may have open.
-        nofile_hard: up to where it may raise that itself.
+        nofile_hard: hard limit of open files, up to which the process may raise `nofile` itself; None for no limit.
         memlock_bytes: memory it may lock, which RDMA and pinned buffers need.
-        memlock_hard_bytes: up to where it may raise that itself.
-        locks_without_limit: it may lock more all the same, see `locks_without_limit`.
+        memlock_hard_bytes: hard limit of locked memory in bytes, up to which the process may raise `memlock_bytes`
+            itself; None for no limit.
+        locks_without_limit: whether the process may lock more memory all the same; see `locks_without_limit`.
         nproc: processes and threads its user may have.
-        stack_bytes: of a thread.
-        core_bytes: of a core file; 0 writes none.
+        stack_bytes: most bytes of a thread's stack; None for no limit.
+        core_bytes: most bytes of a core file; 0 means that none is written, None that there is no limit.
     """
 
     nofile: int | None

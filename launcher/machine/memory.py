@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +11,10 @@ from typing import Any
 from dsrun.host.memory import parse_meminfo, read_host_memory
 
 from .cgroup import CgroupLimits
+from .known_fields import known_fields
 from .pci import read_number
 from .proc_files import read_text
+from .storage import space_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class MemoryReport:
     """Memory of the host in bytes; that of GPUs is left out where the kernel counts it (Grace).
 
     Attributes:
-        usable_bytes: what a job may take now: free memory or room below the cgroup limit.
+        usable_bytes: bytes that a job may take now, the smaller of free memory and the room below the cgroup limit;
+            None where neither is known.
         huge_pages: set aside, by size; a size without any is left out.
         transparent_huge_pages: `always`, `madvise` or `never`.
     """
@@ -49,7 +51,8 @@ class MemoryReport:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> MemoryReport:
         """Makes a report of its JSON form."""
-        known: dict[str, Any] = {**value, "huge_pages": tuple(HugePages(**pages) for pages in value["huge_pages"])}
+        known = known_fields(cls, value)
+        known["huge_pages"] = tuple(HugePages(**known_fields(HugePages, pages)) for pages in value["huge_pages"])
         return cls(**known)
 
     @property
@@ -64,7 +67,7 @@ def read_memory(root: Path, limits: CgroupLimits) -> MemoryReport:
 
     Args:
         root: `/`, or a made-up tree with proc/meminfo, sys/kernel/mm and dev/shm.
-        limits: of this process's cgroups.
+        limits: limits of this process's cgroups.
     """
     info = parse_meminfo(read_text(root / "proc/meminfo") or "")
     host = read_host_memory(root)
@@ -83,15 +86,6 @@ def read_memory(root: Path, limits: CgroupLimits) -> MemoryReport:
         huge_pages=_huge_pages(root / "sys/kernel/mm/hugepages"),
         transparent_huge_pages=chosen_word(read_text(root / "sys/kernel/mm/transparent_hugepage/enabled") or ""),
     )
-
-
-def space_of(path: Path) -> tuple[int, int] | None:
-    """Returns (all bytes, bytes an ordinary user may write) of the filesystem at `path`."""
-    try:
-        stat = os.statvfs(path)
-    except OSError:
-        return None
-    return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
 
 def chosen_word(text: str) -> str | None:

@@ -29,7 +29,7 @@ class PcieLink:
     """A device's link, now and at most; None where the device or its driver does not say.
 
     Attributes:
-        generation: it may fall while the device idles.
+        generation: PCIe generation of the link now, which may fall while the device idles; None where it is not known.
         width: lanes; it does not fall by itself.
     """
 
@@ -69,7 +69,7 @@ def place_of(folder: Path) -> PciPlace | None:
     """Finds a device in the tree of bridges.
 
     Args:
-        folder: of the device in /sys, or a link to it; None is returned for what is no PCI device.
+        folder: folder of the device in /sys, or a link to it; None is returned for one that is no PCI device.
     """
     parts = resolved(folder).parts
     chain = [part for part in parts if _ADDRESS.fullmatch(part)]

@@ -25,7 +25,7 @@ class CpuInfo:
         model: name of the processor; ARM kernels give none.
         cores: logical processors that are online.
         isa: those of `NOTABLE_ISA` it has.
-        virtual: it runs under a hypervisor; None where it does not say (ARM).
+        virtual: whether the processor runs under a hypervisor; None where /proc/cpuinfo does not say (ARM).
     """
 
     model: str | None
@@ -63,7 +63,7 @@ def container_of(root: Path, environ: Mapping[str, str]) -> str | None:
 
     Args:
         root: `/`, or a made-up tree.
-        environ: of this process.
+        environ: environment variables of this process.
     """
     if "KUBERNETES_SERVICE_HOST" in environ:
         return "kubernetes"

@@ -24,14 +24,14 @@ from .gpus.xids import DriverErrors, read_driver_errors
 from .host import read_host
 from .memory import read_memory
 from .network.interfaces import Addresses, gloo_interface, nccl_interface, psutil_addresses, read_network, read_rdma
-from .network.nccl_sockets import find_net_plugin
+from .network.nccl_sockets import read_libraries
 from .pci import PcieLink, pci_address
 from .proc_files import parse_cpuinfo, read_text
 from .processor.model import read_cpu
 from .processor.numa import node_cpus, read_binding, read_numa
 from .provenance import WHY, null_reasons
 from .report import DiskReport, ProbeReport
-from .software.loaded_libraries import Loaded, NotLoaded
+from .software.loaded_libraries import LoadedLibraries, UnknownLibraries
 from .software.versions import read_software, read_versions
 from .storage import PathReport, read_storage
 from .topology import iommu_kind, numa_node_of, read_topology
@@ -56,12 +56,12 @@ def probe(
 
     Args:
         root: `/`, or a made-up tree with proc, sys, etc, dev and run.
-        environ: this process's environment if None.
+        environ: environment variables of this process; None reads them from the system.
         affinity: logical processors this process may run on; asked of the kernel if None.
-        paths: what a job uses beside the working folder: checkpoints, offload.
-        load_nvml: returns the `pynvml` module; tests give a made-up one.
-        ask_addresses: returns the addresses of every interface.
-        import_path: where packages are looked for instead of `sys.path`.
+        paths: folders that a job uses beside the working folder: checkpoints, offload.
+        load_nvml: function that returns the `pynvml` module, a made-up one in tests; None imports the real one.
+        ask_addresses: function that returns the addresses of every interface.
+        import_path: folders where packages are looked for; None means `sys.path`.
         gpu_state: ask each GPU how it fares and what it is linked to, which takes milliseconds a GPU; without, the
             report only lists them.
     """
@@ -75,7 +75,7 @@ def probe(
         why |= dict.fromkeys(("gpus.*.xids", "gpus.*.xid_events", "topology.switch_events"), errors)
     gpus = _gpus(root, env, load_nvml, why, errors, state=gpu_state)
     cpus = node_cpus(root)
-    rdma = read_rdma(root)
+    rdma, libraries = read_rdma(root), read_libraries(root, env)
     no_network: dict[str, str] = {}
     network = read_network(root, _addresses(ask_addresses, no_network))
     storage = read_storage(root, [*_working_folder(), *paths])
@@ -108,7 +108,8 @@ def probe(
         rdma=rdma,
         nccl_interface=nccl_interface(network, env),
         gloo_interface=gloo_interface(network, env, hosts=read_text(root / "etc/hosts") or "", host_name=host.name),
-        nccl_net_plugin=find_net_plugin(root, env),
+        nccl_net_plugin=libraries.net_plugin,
+        nccl_verbs=libraries.verbs,
         versions=versions,
         software=read_software(env, import_path),
         null_reasons=no_network,
@@ -120,7 +121,7 @@ def completed(report: ProbeReport, why: Mapping[str, str] = WHY) -> ProbeReport:
     """Returns a report with its verdicts, and a reason for every value that is missing.
 
     Args:
-        report: what was found.
+        report: report of what was found on this machine.
         why: dotted path, `*` for numbers, or its beginning -> reason; reasons of the report that still hold are kept.
     """
     values = asdict(replace(report, verdicts=(), null_reasons={}))
@@ -130,9 +131,9 @@ def completed(report: ProbeReport, why: Mapping[str, str] = WHY) -> ProbeReport:
     return replace(report, verdicts=judge(report), null_reasons=reasons)
 
 
-def with_loaded(report: ProbeReport, loaded: Loaded | NotLoaded) -> ProbeReport:
+def with_loaded(report: ProbeReport, loaded: LoadedLibraries | UnknownLibraries) -> ProbeReport:
     """Returns a report with what `loaded_libraries` found, or with the reason why it found nothing."""
-    if isinstance(loaded, Loaded):
+    if isinstance(loaded, LoadedLibraries):
         return completed(replace(report, loaded=loaded))
     return completed(replace(report, loaded=None, null_reasons={**report.null_reasons, "loaded": loaded.reason}))
 

@@ -1,4 +1,4 @@
-"""The report of `dsrun probe` as a value, and its one JSON form. Looks at nothing: probe.py fills it in."""
+"""The report of `dsrun probe` as a value, and its one JSON form. Looks at nothing: `read.py` fills it in."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 from .cgroup import CgroupReport
 from .devices.unusable import UnusableGpus
-from .gpus.read import Gpu, LeftOut
+from .gpus.left_out import LeftOut
+from .gpus.read import Gpu
 from .host import HostReport
 from .memory import MemoryReport
 from .network.interfaces import NetworkReport, RdmaDevice
 from .processor.model import CpuReport
 from .processor.numa import NumaNode, RankBinding
 from .provenance import SOURCES
-from .software.loaded_libraries import Loaded
+from .software.loaded_libraries import LoadedLibraries
 from .software.versions import Software, Versions
 from .storage import StorageReport
 from .topology import Topology
@@ -41,18 +42,19 @@ class ProbeReport:
     """Everything `dsrun probe` tells.
 
     Attributes:
-        binding: where ranks would run, one for each GPU a job sees; empty without GPUs.
+        binding: cores that each local rank would run on, one entry for each GPU a job sees; empty without GPUs.
         gpus_usable: devices a job sees: CUDA_VISIBLE_DEVICES applied, a MIG slice counted as one.
         gpus_left_out: GPUs that the driver counts and no job can use.
         gpus_unlisted: GPUs that this process was given and the driver does not count: it could not start them.
-        gpus_idle: what is to be said of GPUs that this process was not given; None without any.
-        gpus_unusable: why no GPU can be used where there should be some; None where that is not so.
+        gpus_idle: sentence about GPUs that this process was not given; None without any.
+        gpus_unusable: reason why no GPU can be used where there should be some, with a fix; None where that is not so.
         driver: version of the NVIDIA driver.
         driver_cuda: newest CUDA version the driver can run.
         nccl_net_plugin: path of the library by which NCCL takes other networks than InfiniBand and sockets.
-        loaded: what torch, CUDA and NCCL say of themselves; None unless asked for.
-        measured: what a benchmark found, by its name; empty unless asked for.
-        verdicts: what is wrong, the worst first, with a way out.
+        nccl_verbs: path of the one by which it takes InfiniBand and RoCE.
+        loaded: versions and devices that torch, CUDA and NCCL tell of once they are loaded; None unless asked for.
+        measured: results of benchmarks, by the benchmark's name; empty unless asked for.
+        verdicts: verdicts on what is wrong, the worst first, each with a way out.
         null_reasons: dotted path of a value that is None -> why.
     """
 
@@ -81,7 +83,8 @@ class ProbeReport:
     gpus_unlisted: int = 0
     gpus_idle: str | None = None
     gpus_unusable: UnusableGpus | None = None
-    loaded: Loaded | None = None
+    nccl_verbs: str | None = None
+    loaded: LoadedLibraries | None = None
     measured: Mapping[str, Any] = field(default_factory=dict[str, Any])
     verdicts: tuple[ProbeVerdict, ...] = ()
     null_reasons: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -54,24 +54,39 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathReport:
-    """The file system of a path that a job uses.
+class Room:
+    """A folder that a job writes to, or the nearest place above it that is there.
 
     Attributes:
-        path: as asked, made absolute, links resolved.
-        mount: where its file system is mounted.
-        source: the device or export.
-        filesystem: its type.
-        network: it is on another machine.
-        answers: the other machine answered in time; nothing else is told of it if not.
-        read_only: it is mounted so.
-        total_bytes: of the file system.
-        free_bytes: what an ordinary user may still write.
-        free_inodes: how many files may still be made; None too where the file system does not count them.
-        direct_io: O_DIRECT works there.
+        path: path that was asked for, made absolute.
+        there: the place that was looked at.
+        free_bytes: bytes that an ordinary user may still write there; None where the file system does not tell.
+        fault: reason why this user can write nothing there, as the end of a sentence: `is read-only`; None if it can.
     """
 
     path: str
+    there: str
+    free_bytes: int | None
+    fault: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathReport(Room):
+    """The file system of a path that a job uses; links of `path` are resolved.
+
+    Attributes:
+        mount: folder at which the path's file system is mounted; None where it is not known.
+        source: the device or export.
+        filesystem: its type.
+        network: whether the path's file system is on another machine; None where it is not known.
+        answers: the other machine answered in time; nothing else is told of it if not.
+        read_only: whether the path's file system is mounted read-only; None where it is not known.
+        total_bytes: bytes of the whole file system; None where it does not answer.
+        free_inodes: number of files that may still be made; None where the file system does not answer, or does not
+            count them.
+        direct_io: O_DIRECT works there.
+    """
+
     mount: str | None
     source: str | None
     filesystem: str | None
@@ -79,7 +94,6 @@ class PathReport:
     answers: bool | None
     read_only: bool | None
     total_bytes: int | None
-    free_bytes: int | None
     free_inodes: int | None
     direct_io: bool | None
 
@@ -120,7 +134,7 @@ def read_storage(root: Path, paths: Sequence[Path]) -> StorageReport:
 
     Args:
         root: `/`, or a made-up tree with proc/self/mountinfo and sys/block.
-        paths: what to look at, on this machine; of one that is not there, the nearest folder above it.
+        paths: paths on this machine to look at; for a path that is not there, the nearest folder above it.
     """
     mounts = parse_mounts(read_text(root / "proc/self/mountinfo") or "")
     switch = read_number(root / "proc/sys/kernel/io_uring_disabled")
@@ -130,6 +144,27 @@ def read_storage(root: Path, paths: Sequence[Path]) -> StorageReport:
         io_uring=None if switch is None else switch == 0,
         gds=is_there(root / "proc/driver/nvidia-fs"),
     )
+
+
+def room_of(path: str) -> Room:
+    """Looks at where a folder is, or is to be made.
+
+    Args:
+        path: absolute.
+    """
+    there = _nearest(Path(path))
+    stat = _stat_of(there)
+    return Room(path=path, there=str(there), free_bytes=_free_bytes(stat), fault=_write_fault(there, stat))
+
+
+def space_of(path: Path) -> tuple[int, int] | None:
+    """Returns (all bytes, bytes an ordinary user may write) of the filesystem at `path`; None where it cannot be told.
+
+    Args:
+        path: path that exists.
+    """
+    stat = _stat_of(path)
+    return None if stat is None else (stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize)
 
 
 def parse_mounts(mountinfo: str) -> tuple[Mount, ...]:
@@ -178,8 +213,8 @@ def answer_within(call: Callable[[], _T], patience_s: float) -> _T | None:
     A server that is away holds up whoever asks its file system, for minutes or for ever, and no signal ends that.
 
     Args:
-        call: what to wait for; it raises nothing.
-        patience_s: how long.
+        call: function to wait for; it raises nothing.
+        patience_s: longest time in seconds to wait for `call`.
     """
     found: list[_T] = []
     # A daemon: the process may end while it still hangs.
@@ -195,34 +230,46 @@ def _path(path: Path, mounts: Sequence[Mount]) -> PathReport:
         written = Path(os.path.abspath(path))
     except OSError:
         # Relative to a working folder that is gone.
-        return _report(path, None, None, answers=None, direct_io=None)
+        return _report(path, path, None, None, answers=None)
     mount = mount_of(PurePosixPath(written), mounts)
     if mount is None or mount.filesystem not in NETWORK_FILESYSTEMS:
         return _look(path, mounts)
     found = answer_within(lambda: _look(path, mounts), _PATIENCE_S)
-    return _report(written, mount, None, answers=False, direct_io=None) if found is None else found
+    return _report(written, written, mount, None, answers=False) if found is None else found
 
 
 def _look(path: Path, mounts: Sequence[Mount]) -> PathReport:
     whole = resolved(path)
-    there = whole
-    # Not Path.is_dir, which raises for what may not be looked at.
-    while not os.path.isdir(there) and there != there.parent:
-        there = there.parent
-    mount = mount_of(PurePosixPath(there), mounts)
+    there = _nearest(whole)
+    # Of a file the folder that holds it tells what can be written there.
+    folder = there if os.path.isdir(there) else there.parent
+    mount = mount_of(PurePosixPath(folder), mounts)
     network = mount is not None and mount.filesystem in NETWORK_FILESYSTEMS
-    try:
-        stat = os.statvfs(there)
-    except OSError:
-        stat = None
-    return _report(whole, mount, stat, answers=True if network else None, direct_io=direct_io_works(there))
+    stat = _stat_of(there)
+    return _report(
+        whole,
+        there,
+        mount,
+        stat,
+        answers=True if network else None,
+        direct_io=direct_io_works(folder),
+        fault=_write_fault(there, stat),
+    )
 
 
 def _report(
-    path: Path, mount: Mount | None, stat: os.statvfs_result | None, *, answers: bool | None, direct_io: bool | None
+    path: Path,
+    there: Path,
+    mount: Mount | None,
+    stat: os.statvfs_result | None,
+    *,
+    answers: bool | None,
+    direct_io: bool | None = None,
+    fault: str | None = None,
 ) -> PathReport:
     return PathReport(
         path=str(path),
+        there=str(there),
         mount=None if mount is None else str(mount.point),
         source=None if mount is None else mount.source,
         filesystem=None if mount is None else mount.filesystem,
@@ -230,10 +277,41 @@ def _report(
         answers=answers,
         read_only=None if mount is None else mount.read_only,
         total_bytes=None if stat is None else stat.f_blocks * stat.f_frsize,
-        free_bytes=None if stat is None else stat.f_bavail * stat.f_frsize,
+        free_bytes=_free_bytes(stat),
         free_inodes=None if stat is None or stat.f_files == 0 else stat.f_favail,
         direct_io=direct_io,
+        fault=fault,
     )
+
+
+def _nearest(path: Path) -> Path:
+    """Returns what is there of a path, at the least its root."""
+    # Not Path.exists, which raises for what may not be looked at.
+    while not os.path.lexists(path) and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _stat_of(path: Path) -> os.statvfs_result | None:
+    try:
+        return os.statvfs(path)
+    except OSError:
+        return None
+
+
+def _free_bytes(stat: os.statvfs_result | None) -> int | None:
+    # Some file systems count no blocks: that is no full disk.
+    return None if stat is None or stat.f_blocks == 0 else stat.f_bavail * stat.f_frsize
+
+
+def _write_fault(there: Path, stat: os.statvfs_result | None) -> str | None:
+    if not os.path.isdir(there):
+        return "is not a folder"
+    if stat is not None and stat.f_flag & os.ST_RDONLY:
+        return "is read-only"
+    if not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
+        return "cannot be written to"
+    return None
 
 
 def _drives(blocks: Path, mounts: Sequence[Mount]) -> Iterator[NvmeDrive]:

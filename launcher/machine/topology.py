@@ -32,7 +32,8 @@ class TopologyNode:
         name: the card's, `mlx5_0`; a GPU's UUID.
         address: PCI address.
         numa_node: the node it is wired to.
-        cpus: of that node, as the kernel lists them; None where the node is unknown.
+        cpus: CPUs of the NUMA node that the device is wired to, as the kernel lists them; None where the node is
+            unknown.
     """
 
     label: str
@@ -53,11 +54,11 @@ class Topology:
         nvswitches: NVSwitch chips that are seen; a virtual machine may not see those it uses, and those of Blackwell
             are no devices of the GPU's driver.
         beside_other_gpus: network cards near a GPU that this process does not see: another job has it, or none.
-        fabric_manager: what sets the switches up; None where none are seen.
+        fabric_manager: service that sets the NVSwitches up; None where no switches are seen.
         switch_events: errors of the switches that the driver wrote to the kernel's log; None where that is closed.
         peermem: nvidia_peermem is loaded, by which network cards reach GPU memory.
         gdrcopy: the module of GDRCopy is loaded.
-        iommu_groups: how many groups the IOMMU made; 0 if it is off.
+        iommu_groups: number of groups that the IOMMU made; 0 if it is off, None where the kernel does not show them.
     """
 
     nodes: tuple[TopologyNode, ...]
@@ -83,10 +84,11 @@ def read_topology(
 
     Args:
         root: `/`, or a made-up tree.
-        gpus: with their addresses and links.
+        gpus: GPUs of this machine, with their PCI addresses and links.
         cards: network cards that do RDMA; others play no part between GPUs.
         node_cpus: NUMA node -> its CPUs.
-        switch_events: see `Topology`.
+        switch_events: errors of NVSwitches that the driver wrote to the kernel's log; None where that is closed. See
+            `Topology`.
     """
     nvswitches = _count(root / "proc/driver/nvidia-nvswitch/devices") or 0
     members = [(f"GPU{gpu.index}", gpu.uuid, gpu.pci_address, gpu) for gpu in gpus]

@@ -19,8 +19,8 @@ class ProbeVerdict:
     """Something that is not as it should be.
 
     Attributes:
-        level: how bad it is.
-        text: what is wrong, with the thing's name first.
+        level: level of the problem: `red`, `amber` or `note`.
+        text: sentence about what is wrong, which begins with the thing's name.
         fix: the way out.
         path: dotted path of the value that shows it; the first where several do.
     """
@@ -37,12 +37,23 @@ class Context:
 
     Attributes:
         trains: whether they are sure to train, so that torch must be there.
+        writes: whether they are sure to write to the folders that were named.
         needs_gpus: whether each of their ranks is to take a GPU.
+        counts_gpus: whether it is known, and judged elsewhere, how many GPUs their ranks take: one that is missing
+            stops no job then whose ranks have others.
+        crosses_hosts: whether they have several hosts, whose ranks talk over NCCL.
+        takes_free_gpus: whether ranks are given free GPUs, of which there are enough: none must take one that is full.
         takes_rdma: whether their ranks talk over RDMA.
+        is_here: whether they are started on the host itself, so that limits of the shell there are theirs.
         torch: version that the other hosts of a job have; None where there are none, or no usual one.
     """
 
     trains: bool = False
+    writes: bool = False
     needs_gpus: bool = False
+    counts_gpus: bool = False
+    crosses_hosts: bool = False
+    takes_free_gpus: bool = False
     takes_rdma: bool = False
+    is_here: bool = False
     torch: str | None = None

@@ -22,7 +22,7 @@ def job_argument(*, nargs: int = 1, required: bool = True) -> Callable[[_F], _F]
 
     Args:
         nargs: 1, or -1 for any number.
-        required: at least one must be given.
+        required: whether at least one JOB must be given.
     """
     name, metavar = (
         ("job", "JOB" if required else "[JOB]") if nargs == 1 else ("jobs", "JOB..." if required else "[JOB]...")

@@ -35,8 +35,8 @@ class RunWords:
     Attributes:
         script: its script or module.
         grace_s: seconds that ranks have to end.
-        ranks_per_host: as it was given; None where it was not.
-        backend: how ranks talk, likewise.
+        ranks_per_host: number of ranks on each host as the user gave it; None where it was not given.
+        backend: backend by which ranks talk, as the user gave it, `gloo` with `--no-gpu`; None where it was not given.
     """
 
     script: str
@@ -59,8 +59,8 @@ def check_run_words(
     """Reads the words as `dsrun run` will, and returns what they say.
 
     Args:
-        ctx: of the verb.
-        words: what will stand behind `dsrun run`.
+        ctx: click's context of the verb.
+        words: words that will stand after `dsrun run`.
         files_are_here: script and config are files of this machine; they must be there, and the config be fit.
         senseless: options of `dsrun run` that the verb leaves no sense to, and why.
 

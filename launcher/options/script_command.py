@@ -31,7 +31,7 @@ def all_are_scripts(ctx: click.Context) -> bool:
     """Whether a `--` stood before the script, so that no word behind it is dsrun's.
 
     Args:
-        ctx: of a `ScriptCommand`.
+        ctx: click's context of a `ScriptCommand`.
     """
     return bool(ctx.meta.get(_ENDED))
 
@@ -42,7 +42,8 @@ def own_options_first(args: Collection[str], own: Collection[str]) -> list[str]:
     click would take out the first `--`, although it is the other command's.
 
     Args:
-        args: as typed; own options may stand among the other command's, but not behind its first argument.
+        args: words as they were typed; own options may stand among the other command's options, but not after its first
+            argument.
         own: flags of the verb.
     """
     words, taken = list(args), list[str]()

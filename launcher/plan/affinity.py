@@ -41,7 +41,7 @@ class Binding:
 
     Attributes:
         cpus: the CPUs it may use, ascending; None leaves it as the host has it.
-        threads: what it should compute with (OMP_NUM_THREADS), at least 1.
+        threads: number of threads to compute with (OMP_NUM_THREADS), at least 1.
     """
 
     cpus: tuple[int, ...] | None
@@ -60,7 +60,7 @@ def bind_ranks(
 
     Args:
         cpus: those the job may use, in any order; at least one.
-        bind: what was asked for, see `plan.Bind`.
+        bind: rule for the cores that each rank may run on, as the user asked for it; see `plan.Bind`.
         gpu_nodes: NUMA node of each local rank's GPU; None where it has none or the machine does not say.
         quota_cores: processor time a second that the control groups allow; None is no limit.
         whole_sockets: `auto` takes all nodes of a GPU's socket, not its node alone: for ranks that compute in host

@@ -98,7 +98,7 @@ def parse_env_file(text: str, *, name: str) -> dict[str, str]:
 
     Args:
         text: the whole file; lines end in LF or CRLF.
-        name: what messages call the file.
+        name: name of the file in messages.
 
     Raises:
         UsageError: carries a problem for each thing that is wrong, with line and column.

@@ -76,8 +76,8 @@ def parse_env_options(options: Sequence[str], *, environ: Mapping[str, str]) -> 
     """Reads `--env K=V` and `--env K`.
 
     Args:
-        options: what was given, in order; the last value for a name wins.
-        environ: where the value of a lone `K` comes from.
+        options: values of `--env` in order; the last value for a name wins.
+        environ: environment from which the value of a lone `K` is taken.
 
     Raises:
         UsageError: a name is empty, reserved, or not set in `environ`; carries all such problems.
@@ -116,7 +116,8 @@ def interface_variables(interface: str, rails: Sequence[str] = ()) -> dict[str, 
 
     Args:
         interface: its name.
-        rails: names of all over which NCCL's sockets may spread; empty for that one alone. Gloo takes one.
+        rails: names of all interfaces that NCCL's sockets may use; empty for `interface` alone. Gloo uses `interface`
+            only.
     """
     # NCCL takes a bare name for the beginning of one: eth1 would mean eth10 too.
     return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={','.join(rails or (interface,))}"}
@@ -145,7 +146,7 @@ def counted_environ(environ: Mapping[str, str], given: Mapping[str, str]) -> dic
 
     Args:
         environ: the environment here.
-        given: what all ranks of the job get.
+        given: variables that the job sets for all ranks.
     """
     return {**environ, **{name: given[name] for name in (VISIBLE_ENV,) if name in given}}
 
@@ -154,8 +155,8 @@ def threads_warnings(passed: Mapping[str, str], asked: Mapping[str, str]) -> tup
     """Says that a number of threads in this login's environment goes to the ranks of all hosts.
 
     Args:
-        passed: what other hosts get of the environment here.
-        asked: from `--env` and `--env-file`.
+        passed: variables of the environment here that other hosts get.
+        asked: variables from `--env` and `--env-file`.
     """
     if THREADS_ENV not in passed or THREADS_ENV in asked:
         return ()
@@ -170,7 +171,7 @@ def job_environment(*, user: Mapping[str, str], config: str | None, backend: str
     """Returns the variables all ranks of the job get.
 
     Args:
-        user: from `--env` and `--env-file`, and what is passed on.
+        user: variables from `--env` and `--env-file`, and those passed on from the environment here.
         config: absolute path of the checked config, if there is one.
         backend: `nccl` or `gloo` if the user asked for one.
     """

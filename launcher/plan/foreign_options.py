@@ -166,7 +166,7 @@ def instead_of(option: str) -> str | None:
     """Returns what to do instead of an option of another launcher; None of any other.
 
     Args:
-        option: as it was typed, with its dashes.
+        option: option as it was typed, with its dashes.
     """
     return INSTEAD.get(option.replace("_", "-"))
 
@@ -175,7 +175,7 @@ def read_as_letters(words: Sequence[str], letter: str) -> str | None:
     """Returns the option of another launcher, like `-np`, that click has read letter by letter; None if none was.
 
     Args:
-        words: of the command line.
+        words: words of the command line.
         letter: the one that click stumbled over.
     """
     groups = (word.partition("=")[0] for word in words if re.match(r"-[A-Za-z]", word))

@@ -20,8 +20,9 @@ def check_order(gpus: Sequence[GpuPlace], environ: Mapping[str, str], *, chosen:
 
     Args:
         gpus: those of this machine.
-        environ: what ranks get.
-        chosen: what has chosen GPUs by number, for the message; these are sure where CUDA_VISIBLE_DEVICES has names.
+        environ: environment of the ranks.
+        chosen: source of a choice of GPUs by number, for the message; None for no such choice. It counts only where
+            CUDA_VISIBLE_DEVICES is not set: with names there the numbers are sure.
 
     Raises:
         UsageError: these are numbers of unequal GPUs, and CUDA_DEVICE_ORDER is FASTEST_FIRST.
@@ -41,7 +42,7 @@ def order_warnings(gpus: Sequence[GpuPlace], environ: Mapping[str, str]) -> tupl
 
     Args:
         gpus: those of this machine.
-        environ: what ranks get.
+        environ: environment of the ranks.
     """
     if ORDER_ENV in environ or not _has_numbers(environ) or not _models(gpus):
         return ()

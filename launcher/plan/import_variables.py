@@ -47,7 +47,7 @@ def is_read_at_import(name: str, *values: str | None, compiler: bool = True) -> 
 
     Args:
         name: the variable.
-        *values: what it was set to, before and after; None for a value that is not known, or none.
+        *values: values of the variable before and after it was set; None for no value, or one that is not known.
         compiler: whether the import is that of `torch._dynamo` too.
     """
     if name in HONOURED or name in _LATER_NAMES or name.startswith(_LATER_FAMILIES):

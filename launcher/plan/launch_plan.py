@@ -34,7 +34,7 @@ class Program:
     """What every rank runs.
 
     Attributes:
-        kind: how `target` is to be understood.
+        kind: kind of program that `target` names: `script`, `module` or `command`.
         target: path of the script, name of the module, or the command's first word.
         args: the words after it, byte for byte as the user gave them (undecodable bytes as surrogate escapes).
         python: the interpreter for scripts and modules on the front end's host; elsewhere it is the agent's own.
@@ -71,10 +71,10 @@ class GpuPlace:
     """Where a GPU of a host is, by the word of its driver. JSON values of its fields make an equal one.
 
     Attributes:
-        uuid: what CUDA_VISIBLE_DEVICES may call it; None where the driver does not say.
-        address: on the PCI bus, as /sys writes it, `0000:1b:00.0`; None likewise.
-        model: product name; None likewise.
-        slices: names of its MIG slices; None where it is not in MIG mode.
+        uuid: GPU's UUID, by which CUDA_VISIBLE_DEVICES may name it; None where the driver does not tell it.
+        address: GPU's PCI address as /sys writes it, `0000:1b:00.0`; None where the driver does not tell it.
+        model: GPU's product name; None where the driver does not tell it.
+        slices: names of the GPU's MIG slices; None where it is not in MIG mode.
     """
 
     uuid: str | None
@@ -93,9 +93,9 @@ class NodePlan:
 
     Attributes:
         node_rank: its place among the hosts of the plan.
-        host: how it was described; its `env` is for all its workers.
-        workers: in rank order.
-        env: what dsrun found out about the host, as variables (its interface). See [Note: variables].
+        host: host as the user described it; its `env` is for all its workers.
+        workers: workers of the host, in rank order.
+        env: variables that dsrun found out about the host, such as its network interface. See [Note: variables].
         gpus: its GPUs that ranks may reach, in CUDA's order by PCI address; empty where its driver was not asked.
         chosen: GPUs that its ranks take, as places among those that a process there sees; None leaves them as they are.
     """
@@ -117,10 +117,10 @@ class Outside:
     `rendezvous/static_nodes.py`.
 
     Attributes:
-        node_rank: this host among all.
+        node_rank: rank of this host among all hosts of the job.
         node_count: all hosts, this one too.
-        port: of the rendezvous on node 0, the same for all.
-        patience_s: how long hosts wait for each other.
+        port: port of the rendezvous on node 0, the same for all hosts.
+        patience_s: seconds that hosts wait for each other.
     """
 
     node_rank: int
@@ -134,9 +134,9 @@ class LaunchPlan:
     """A whole launch.
 
     Attributes:
-        job_id: names the job in every process's environment.
-        program: what each rank runs.
-        start: how ranks are made.
+        job_id: id of the job, which is in the environment of each of its processes.
+        program: program that each rank runs.
+        start: way to start ranks: `fork` or `exec`.
         cwd: working folder of every rank.
         env: variables all ranks get. See [Note: variables].
         run_dir: folder of this job's logs, records and error files.
@@ -144,10 +144,10 @@ class LaunchPlan:
         nodes: hosts in rank order.
         nonce: secret word that only this job's ranks and store know; another for each attempt.
         master_addr: address on the first host that all hosts can reach; the rendezvous store listens there alone.
-        bind: which cores each rank may run on; hosts resolve it, for only they know their cores.
+        bind: rule for the cores that each rank may run on; hosts apply it, for only they know their cores.
         lease_s: longest silence between front end and agent.
-        attempt: how often the job was started before: 0 at first.
-        max_restarts: how often it may be started again.
+        attempt: number of earlier starts of the job; 0 at the first start.
+        max_restarts: number of times that the job may be started again.
         resume: folder of the checkpoint to go on from; None at the first start, or where there is none.
         stdin_rank: the rank that gets dsrun's own stdin; None where all find an empty one.
         outside: the job's other hosts, where they have a dsrun of their own; None where `nodes` are all.
@@ -211,7 +211,7 @@ class LaunchPlan:
         """Returns the plan with what was found out about its hosts.
 
         Args:
-            address: of the first host, which all others reach.
+            address: address of the first host, which all other hosts reach.
             env_of: variables for all ranks of a host, by its name. See [Note: variables].
         """
         nodes = tuple(replace(node, env={**node.env, **env_of.get(node.host.name, {})}) for node in self.nodes)
@@ -273,21 +273,22 @@ def make_plan(
 
     Args:
         allocation: hosts in rank order.
-        program: what each rank runs.
+        program: program that each rank runs.
         job_id: id of the job.
-        start: how ranks are made.
+        start: way to start ranks: `fork` or `exec`.
         cwd: working folder of every rank.
         env: variables for all ranks.
         run_dir: folder of the job's files.
         grace_s: seconds between asking and killing.
         nonce: secret word of the job.
-        bind: which cores each rank may run on.
-        max_restarts: how often the job may be started again.
+        bind: rule for the cores that each rank may run on.
+        max_restarts: number of times that the job may be started again.
         worker_env: variables for all ranks of one host, by host name.
-        chosen: see `NodePlan`, by host name.
+        chosen: GPUs that the ranks of a host take, by host name; None, or a host without an entry, leaves them as they
+            are. See `NodePlan`.
         stdin_rank: the rank that gets dsrun's own stdin, if one does.
         outside: the job's other hosts, where they have a dsrun of their own; the allocation is one host then.
-        steps_on_host: see `LaunchPlan`.
+        steps_on_host: whether the optimizer's step computes in host memory; see `LaunchPlan`.
     """
     assert outside is None or len(allocation.hosts) == 1, "of a job with hosts outside, this dsrun starts one"
     nodes: list[NodePlan] = []

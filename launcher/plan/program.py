@@ -17,7 +17,7 @@ from dsrun.errors import Problem, UsageError
 from .foreign_options import VERBS_INSTEAD
 from .import_variables import is_read_at_import
 from .launch_plan import Program, ProgramKind, StartMethod
-from .script_variables import Setting, settings_before_torch
+from .script_variables import VariableAssignment, settings_before_torch
 
 #: What compiles, what imports torch's compiler by itself, and torch's optimizers, which do so where a script makes one
 #: before `dsrun.initialize` has them wait. Names only: a word too many costs a second, a missing one that in each rank.
@@ -38,7 +38,7 @@ def find_program(target: str, *, kind: ProgramKind | None) -> tuple[ProgramKind,
 
     Args:
         target: the word; a relative path counts from the working folder.
-        kind: what the user said it is; None means to look.
+        kind: kind of program that the user said it is; None means that the file decides.
 
     Returns:
         the kind, and the target: a command in the working folder gets `./`, or it would be looked up in PATH.
@@ -55,8 +55,8 @@ def start_method(program: Program, asked: StartMethod | None) -> StartMethod:
     while it is imported; see `import_variables`.
 
     Args:
-        program: what every rank is to run.
-        asked: what the user said.
+        program: program that every rank is to run.
+        asked: start method that the user asked for; None where the user said nothing.
 
     Raises:
         UsageError: a program that is not Python cannot be forked.
@@ -76,8 +76,8 @@ def start_warnings(program: Program, asked: StartMethod | None) -> tuple[str, ..
     """Says why ranks are not forked although they could be; nothing where the user has said how they start.
 
     Args:
-        program: what every rank is to run.
-        asked: what the user said.
+        program: program that every rank is to run.
+        asked: start method that the user asked for; None where the user said nothing.
     """
     late = _read_at_import(program) if asked is None else []
     if not late:
@@ -94,8 +94,8 @@ def check_program(program: Program, *, verbs: Sequence[str]) -> None:
     """Looks whether what every rank is to run is there.
 
     Args:
-        program: what the user named; relative paths count from the working folder.
-        verbs: what the first word may have been meant to be.
+        program: program that the user named; relative paths count from the working folder.
+        verbs: names of verbs that the first word may have been meant to be.
 
     Raises:
         UsageError: it is missing, unreadable or of the wrong kind.
@@ -127,8 +127,8 @@ def names_compiler(program: Program, *, folder: str) -> bool:
     module's text nothing is known here, so it counts as naming it.
 
     Args:
-        program: what every rank is to run.
-        folder: where ranks start; a script's path counts from there.
+        program: program that every rank is to run.
+        folder: folder in which ranks start; a script's path counts from there.
     """
     if program.kind != "script":
         return program.kind == "module"
@@ -136,7 +136,7 @@ def names_compiler(program: Program, *, folder: str) -> bool:
     return _COMPILER_WORDS.search(text) is not None
 
 
-def _read_at_import(program: Program) -> list[Setting]:
+def _read_at_import(program: Program) -> list[VariableAssignment]:
     """Returns where a script sets what an import of torch before it would not see."""
     found = settings_before_torch(script_text(program))
     return [setting for setting in found if is_read_at_import(setting.name, setting.value)]

@@ -19,13 +19,13 @@ _MENTION = re.compile(rb"\b(environ|putenv|unsetenv)\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class VariableAssignment:
     """One place where a script sets a variable.
 
     Attributes:
         name: the variable.
-        line: of the script, from 1.
-        value: what it is set to, where that is written out.
+        line: line number in the script, from 1.
+        value: value that the variable is set to; None where the script does not write it out or deletes the variable.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Setting:
     value: str | None
 
 
-def settings_before_torch(text: bytes) -> list[Setting]:
+def settings_before_torch(text: bytes) -> list[VariableAssignment]:
     """Returns what a script sets above the line that imports torch; all that it sets where no such line is certain.
 
     Args:
@@ -75,7 +75,7 @@ def _lines_of_torch(body: list[ast.stmt]) -> Iterator[int]:
                 pass
 
 
-def _settings(node: ast.AST) -> Iterator[Setting]:
+def _settings(node: ast.AST) -> Iterator[VariableAssignment]:
     import ast
 
     match node:
@@ -100,7 +100,7 @@ def _settings(node: ast.AST) -> Iterator[Setting]:
                 yield from _mapping(argument)
             for word in words:
                 if word.arg is not None:
-                    yield Setting(word.arg, word.lineno, _text(word.value))
+                    yield VariableAssignment(word.arg, word.lineno, _text(word.value))
         case ast.Call(func=ast.Attribute(attr="putenv" | "unsetenv"), args=[key, *rest]):
             yield from _setting(key, rest[0] if rest else None)
         case _:
@@ -117,7 +117,7 @@ def _is_environ(node: ast.AST) -> bool:
             return False
 
 
-def _subscript(target: ast.AST, value: ast.AST | None) -> Iterator[Setting]:
+def _subscript(target: ast.AST, value: ast.AST | None) -> Iterator[VariableAssignment]:
     import ast
 
     match target:
@@ -127,7 +127,7 @@ def _subscript(target: ast.AST, value: ast.AST | None) -> Iterator[Setting]:
             pass
 
 
-def _mapping(node: ast.AST) -> Iterator[Setting]:
+def _mapping(node: ast.AST) -> Iterator[VariableAssignment]:
     import ast
 
     match node:
@@ -138,15 +138,15 @@ def _mapping(node: ast.AST) -> Iterator[Setting]:
         case ast.Call(func=ast.Name(id="dict"), keywords=words):
             for word in words:
                 if word.arg is not None:
-                    yield Setting(word.arg, word.lineno, _text(word.value))
+                    yield VariableAssignment(word.arg, word.lineno, _text(word.value))
         case _:
             pass
 
 
-def _setting(key: ast.expr, value: ast.AST | None) -> Iterator[Setting]:
+def _setting(key: ast.expr, value: ast.AST | None) -> Iterator[VariableAssignment]:
     name = _text(key)
     if name is not None:
-        yield Setting(name, key.lineno, _text(value))
+        yield VariableAssignment(name, key.lineno, _text(value))
 
 
 def _text(node: ast.AST | None) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from dsrun.errors import HostfileError, Problem
 
-from ..hosts.filter import Named, read_filter
+from ..hosts.filter import NamedSlots, read_filter
 from ..hosts.spec import Allocation, HostSpec
 from .environment import RESERVED
 
@@ -29,11 +29,12 @@ def select(
     """Chooses hosts and slots.
 
     Args:
-        hosts: what there is, in rank order; not empty.
+        hosts: hosts to choose from, in rank order; not empty.
         include: filter of what to take; None takes everything.
         exclude: filter of what to leave; None leaves nothing. Not beside `include`.
-        nodes: take the first so many hosts. Not beside a filter, as in DeepSpeed.
-        ranks_per_host: take the first so many slots of each host. Not beside a filter, as in DeepSpeed.
+        nodes: number of hosts to take, the first of them; None takes all. Not beside a filter, as in DeepSpeed.
+        ranks_per_host: number of slots to take on each host, the first of them; None takes all. Not beside a filter, as
+            in DeepSpeed.
 
     Returns:
         the hosts left, in the order of `hosts`. Where a filter chose, every host carries the ids of its slots in
@@ -44,7 +45,7 @@ def select(
             more hosts or slots asked for than there are, variables that are dsrun's to set.
     """
     problems = [*_conflicts(include, exclude, nodes, ranks_per_host), *_reserved_variables(hosts)]
-    named: list[dict[int, Named]] = []
+    named: list[dict[int, NamedSlots]] = []
     for option, text in (("--include", include), ("--exclude", exclude)):
         try:
             named.append({} if text is None else read_filter(text, hosts, option=option))
@@ -87,7 +88,7 @@ def _reserved_variables(hosts: Sequence[HostSpec]) -> list[Problem]:
     ]
 
 
-def _take(hosts: Sequence[HostSpec], named: dict[int, Named]) -> list[HostSpec]:
+def _take(hosts: Sequence[HostSpec], named: dict[int, NamedSlots]) -> list[HostSpec]:
     return [
         _with_slots(host, [slot for slot in host.slot_ids if named[index].whole or slot in named[index].slots])
         for index, host in enumerate(hosts)
@@ -95,9 +96,9 @@ def _take(hosts: Sequence[HostSpec], named: dict[int, Named]) -> list[HostSpec]:
     ]
 
 
-def _leave(hosts: Sequence[HostSpec], named: dict[int, Named]) -> list[HostSpec]:
+def _leave(hosts: Sequence[HostSpec], named: dict[int, NamedSlots]) -> list[HostSpec]:
     left: list[HostSpec] = []
-    nothing = Named(whole=False, slots=frozenset())
+    nothing = NamedSlots(whole=False, slots=frozenset())
     for index, host in enumerate(hosts):
         out = named.get(index, nothing)
         slots = [slot for slot in host.slot_ids if not out.whole and slot not in out.slots]

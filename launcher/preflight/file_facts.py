@@ -1,4 +1,4 @@
-"""The files a job needs on a host: folders it writes to, its script, and which Python files lie in its working folder.
+"""The files a job needs on a host: its script, and which Python files lie in its working folder.
 
 Reads for preflight, within a fixed time: a working folder that is too large to look through, a home folder for one, is
 told as such and not compared. Which files --sync copies is another question, see tree_files.
@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from ..os_errors import refusal_of
 from ..sync.tree_files import LEFT_OUT
@@ -32,30 +31,13 @@ _DIGEST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathFacts:
-    """A folder that the job will write to, or the nearest one above it that is there.
-
-    Attributes:
-        path: as it was asked for, made absolute.
-        there: the folder that was looked at.
-        free_bytes: what this user may still write.
-        fault: why nothing can be written there; None if it can.
-    """
-
-    path: str
-    there: str
-    free_bytes: int | None
-    fault: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FileFacts:
     """A file that the job needs.
 
     Attributes:
-        path: as it was asked for, made absolute.
-        digest: tells contents apart; None where it cannot be read.
-        fault: why it cannot be read; None if it can.
+        path: absolute path of the file that was asked for.
+        digest: digest of the file, which tells contents apart; None where it cannot be read.
+        fault: reason why the file cannot be read; None if it can.
     """
 
     path: str
@@ -83,20 +65,6 @@ def folder_fault(folder: str) -> str | None:
             return None if os.access(folder, os.X_OK, effective_ids=True) else f"{folder}: cannot be entered"
     except OSError as error:
         return refusal_of(error)
-
-
-def path_facts(path: str) -> PathFacts:
-    """Looks at where a folder is, or is to be made."""
-    there = Path(path)
-    while not os.path.lexists(there) and there != there.parent:
-        there = there.parent
-    fault = None
-    if not there.is_dir():
-        fault = "not a folder"
-    elif not os.access(there, os.W_OK | os.X_OK, effective_ids=True):
-        # Tells of a read-only file system too.
-        fault = "cannot be written to"
-    return PathFacts(path=path, there=str(there), free_bytes=_free(there), fault=fault)
 
 
 def code_digests(folder: str, *, patience_s: float = _PATIENCE_S) -> dict[str, str] | None:
@@ -152,14 +120,6 @@ def _python_files(folder: str, until_s: float) -> Iterator[str]:
                 waiting.append(entry.path)
             elif entry.name.endswith(_SUFFIX) and entry.is_file(follow_symlinks=False):
                 yield entry.path
-
-
-def _free(path: Path) -> int | None:
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize
 
 
 def _digest_of(path: str) -> str:

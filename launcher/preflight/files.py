@@ -8,31 +8,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from dsrun.units import format_bytes
-
+from ..machine.verdict import Context
+from ..machine.verdicts.room import room_verdicts, working_folder_verdicts
 from .facts import HostFacts
-from .findings import Fault, Finding, Wants, fold, named
+from .findings import Fault, Finding, Requirements, faults, fold, named
 from .versions import groups, in_words
 
-_LEAST_DISK_BYTES = 100 << 20
-_LITTLE_DISK_BYTES = 10 << 30
-#: In the working folder, where scripts put their checkpoints unless they are told otherwise; nobody knows how large.
-_LITTLE_FOLDER_BYTES = 1 << 30
 #: Of files that differ, these many are named.
 _MOST_FILES = 3
 
 
-def judge_files(facts: Mapping[str, HostFacts], wants: Wants, count: int) -> Iterator[Finding]:
+def judge_files(facts: Mapping[str, HostFacts], wants: Requirements, count: int) -> Iterator[Finding]:
     """Yields what is wrong with files and folders.
 
     Args:
-        facts: of the hosts that answered, in rank order.
-        wants: what the job needs.
-        count: of all hosts.
+        facts: facts of the hosts that answered, by name, in rank order.
+        wants: needs that the job has of its hosts.
+        count: number of all hosts of the job.
     """
     yield from _files(facts, count)
     yield from _code(facts, _below(wants.script, wants.folder))
-    yield from fold("disk", {name: _folder_faults(its) for name, its in facts.items()}, count)
+    yield from fold("disk", {name: _folder_faults(its, wants.folder) for name, its in facts.items()}, count)
     yield from fold("disk", {name: _disk_faults(its) for name, its in facts.items()}, count)
     yield from _missing_paths(facts, count)
 
@@ -96,27 +92,14 @@ def _below(script: str | None, folder: str | None) -> str | None:
     return os.path.relpath(os.path.join(folder, script), folder)
 
 
-def _folder_faults(facts: HostFacts) -> Iterator[Fault]:
-    free = facts.folder_free_bytes
-    if free is not None and free < _LITTLE_FOLDER_BYTES:
-        text = f"{format_bytes(free)} free in the working folder"
-        yield "amber", text, "make room there if the script saves its checkpoints in it"
+def _folder_faults(facts: HostFacts, folder: str | None) -> Iterator[Fault]:
+    if folder is not None:
+        yield from faults(working_folder_verdicts(folder, free_bytes=facts.folder_free_bytes, path="folder"))
 
 
 def _disk_faults(facts: HostFacts) -> Iterator[Fault]:
-    for path in facts.paths:
-        free = path.free_bytes
-        if path.fault is not None:
-            yield (
-                "red",
-                f"{path.there}: {path.fault}, and the job writes to {path.path}",
-                "mount it, or change its rights",
-            )
-        elif free is not None and free < _LITTLE_DISK_BYTES:
-            is_full = free < _LEAST_DISK_BYTES
-            # Rounded, so that hosts of one shared file system are told together.
-            text = f"{format_bytes(free)} free for {path.path}" if not is_full else f"no space left for {path.path}"
-            yield "red" if is_full else "amber", text, "make room there, or write somewhere else"
+    for room in facts.paths:
+        yield from faults(room_verdicts(room, path="paths", context=Context(writes=True)))
 
 
 def _missing_paths(facts: Mapping[str, HostFacts], count: int) -> Iterator[Finding]:

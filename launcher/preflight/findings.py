@@ -13,8 +13,8 @@ from typing import Literal
 from dsrun.errors import DsrunError, PreflightError, Problem
 
 from ..machine.verdict import ProbeVerdict
-from ..rendezvous.address import Meeting
-from ..survey.client import Unable
+from ..rendezvous.address import RendezvousAddress
+from ..survey.client import NoAnswer
 from .facts import HostFacts
 
 #: `red`: the job would fail, or do something else than was asked; `amber`: it may run, but worse or otherwise.
@@ -28,7 +28,7 @@ _MOST_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wants:
+class Requirements:
     """What a job needs of its hosts.
 
     Attributes:
@@ -38,7 +38,8 @@ class Wants:
         on_gpus: each slot needs a GPU of its own; None if nobody knows: what is wrong with GPUs that are there is told
             then, and refuses nothing.
         paths: folders it writes to on every host (checkpoints, NVMe), absolute or from `folder`.
-        iface: as for `choose_meeting`.
+        iface: interfaces of the first host to meet at, `ib0` or `ib0,eth0`, the best first; None takes the fastest. See
+            `choose_meeting`.
         nccl: variables for NCCL that all ranks get.
     """
 
@@ -52,13 +53,13 @@ class Wants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class AnsweredHost:
     """A host that answered.
 
     Attributes:
         facts: its answer.
-        clock_offset_s: how far its clock is ahead of this one.
-        clock_doubt_s: how wrong that may be: half of the time the answer was under way.
+        clock_offset_s: seconds that the host's clock is ahead of this one; negative where it is behind.
+        clock_doubt_s: seconds by which `clock_offset_s` may be wrong: half of the time the answer was under way.
     """
 
     facts: HostFacts
@@ -71,10 +72,10 @@ class Finding:
     """One thing that is wrong or not alike.
 
     Attributes:
-        verdict: how bad it is.
-        name: what was looked at.
-        text: what was found, with the hosts it was found on.
-        hosts: whom it concerns; of a difference, those in the minority.
+        verdict: severity of the finding, `red` or `amber`.
+        name: name of what was looked at, `disk` for example.
+        text: sentence about what was found, with the hosts it was found on.
+        hosts: names of the hosts concerned; for a difference, those in the minority.
         fix: the way out.
     """
 
@@ -89,7 +90,7 @@ def faults(verdicts: Iterable[ProbeVerdict]) -> Iterator[Fault]:
     """Yields what a job is to be told of a host.
 
     Args:
-        verdicts: what the rules of machine/verdicts say of the host; notes are left out.
+        verdicts: verdicts of the rules of machine/verdicts on the host; notes are left out.
     """
     for verdict in verdicts:
         if verdict.level != "note":
@@ -100,9 +101,9 @@ def fold(name: str, faults: Mapping[str, Iterable[Fault]], count: int) -> Iterat
     """Yields each fault once, with all hosts that have it.
 
     Args:
-        name: what was looked at.
-        faults: by host, in rank order.
-        count: of all hosts.
+        name: name of what was looked at, `disk` for example.
+        faults: faults of each host, by its name, in rank order.
+        count: number of all hosts of the job.
     """
     hosts_of: dict[Fault, list[str]] = {}
     for host, its in faults.items():
@@ -112,12 +113,23 @@ def fold(name: str, faults: Mapping[str, Iterable[Fault]], count: int) -> Iterat
         yield Finding(verdict=verdict, name=name, text=f"{named(hosts, count)}: {text}", hosts=tuple(hosts), fix=fix)
 
 
+def text_of_hosts(finding: Finding, count: int) -> str | None:
+    """Returns what `fold` was given of each host that a finding names; None of a difference between hosts.
+
+    Args:
+        finding: finding of a preflight.
+        count: number of all hosts of the job.
+    """
+    names = f"{named(finding.hosts, count)}: " if finding.hosts else ""
+    return finding.text.removeprefix(names) if names and finding.text.startswith(names) else None
+
+
 def named(hosts: Sequence[str], count: int) -> str:
     """Names hosts, or counts them where they are many.
 
     Args:
-        hosts: in rank order.
-        count: of all hosts.
+        hosts: names of the hosts to name, in rank order.
+        count: number of all hosts of the job.
     """
     if len(hosts) == count > 1:
         return "both hosts" if count == 2 else f"all {count} hosts"
@@ -134,13 +146,13 @@ class Preflight:
     Attributes:
         seen: every host in rank order: what it said, or why it said nothing.
         findings: red ones first.
-        meeting: where its ranks meet; None where that could not be found out.
-        seconds: how long it took.
+        meeting: address where the job's ranks meet, and each host's way to it; None where that could not be found out.
+        seconds: seconds that the preflight took.
     """
 
-    seen: Mapping[str, Seen | Unable]
+    seen: Mapping[str, AnsweredHost | NoAnswer]
     findings: tuple[Finding, ...]
-    meeting: Meeting | None
+    meeting: RendezvousAddress | None
     seconds: float
 
     @property

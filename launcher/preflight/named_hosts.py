@@ -11,7 +11,7 @@ from ..launch.host_placement import HostRequest, place
 from ..machine.proc_files import host_names
 from ..survey.client import Survey
 from ..transport.choice import ReachSettings, make_transport
-from .findings import Preflight, Wants
+from .findings import Preflight, Requirements
 from .run import check_hosts
 
 #: Longest silence of a host; a survey is over long before a job's own lease would matter.
@@ -20,7 +20,7 @@ _LEASE_S = 15.0
 
 def examine_hosts(
     request: HostRequest,
-    wants: Wants,
+    wants: Requirements,
     *,
     environ: Mapping[str, str],
     ssh_config: Path | None = None,
@@ -31,13 +31,15 @@ def examine_hosts(
     """Reaches hosts and compares them.
 
     Args:
-        request: which.
-        wants: what a job would need of them.
-        environ: where a Slurm job shows.
-        ssh_config: to read in place of the user's.
+        request: hosts that the user asked for.
+        wants: needs that a job would have of the hosts.
+        environ: environment variables, which show a scheduler's job around this process.
+        ssh_config: ssh_config file to read in place of the user's and the system's; None reads those.
         connect_timeout_s: longest wait for a server; None means the transport's own.
-        start_timeout_s: longest wait for dsrun to start there after that; None likewise.
-        announce: told, by the threads that connect, of each host key that was accepted as new; None refuses them.
+        start_timeout_s: longest wait in seconds for dsrun to start on a host once its server is there; None means the
+            transport's own.
+        announce: callback that gets a line about each host key that was accepted as new, on the threads that connect;
+            None refuses them.
 
     Raises:
         InputError: the hosts cannot be told from what was asked for.

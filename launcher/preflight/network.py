@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ..hosts.spec import HostSpec
-from ..machine.network.nccl_sockets import EFA_FIX
 from ..machine.verdict import Context
 from ..machine.verdicts.limits import locked_memory_verdicts
+from ..machine.verdicts.rdma import efa_verdicts
 from .facts import HostFacts
-from .findings import Fault, Finding, Wants, faults, fold
+from .findings import Fault, Finding, Requirements, faults, fold
 from .versions import groups, in_words
 
 _GID_INDEX = "NCCL_IB_GID_INDEX"
@@ -21,35 +21,33 @@ _FINDS_GID = (2, 21)
 
 
 def judge_network(
-    specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], wants: Wants, *, on_gpus: bool, count: int
+    specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], wants: Requirements, *, on_gpus: bool, count: int
 ) -> Iterator[Finding]:
     """Yields what is wrong, or not alike.
 
     Args:
-        specs: of the hosts that answered.
-        facts: of those, in rank order.
-        wants: what the job needs.
+        specs: hosts that answered, as the user described them, by name.
+        facts: facts of the hosts that answered, by name, in rank order.
+        wants: needs that the job has of its hosts.
         on_gpus: its ranks talk over NCCL, as far as anybody knows.
-        count: of all hosts.
+        count: number of all hosts of the job.
     """
     uses_rdma = on_gpus and count > 1
     yield from fold("memlock", {name: _memlock_faults(its, uses_rdma=uses_rdma) for name, its in facts.items()}, count)
     if uses_rdma:
-        said = {name: {*wants.nccl, *spec.env} for name, spec in specs.items()}
-        unsaid = {name: its for name, its in facts.items() if not said[name] & {"NCCL_NET", "NCCL_NET_PLUGIN"}}
-        yield from fold("EFA", {name: _plugin_faults(its) for name, its in unsaid.items()}, count)
+        yield from fold("EFA", {name: _efa_faults(its) for name, its in facts.items()}, count)
         yield from _ports(facts)
         yield from _gid_indices(specs, facts, wants)
 
 
 def _memlock_faults(facts: HostFacts, *, uses_rdma: bool) -> Iterator[Fault]:
     context = Context(takes_rdma=uses_rdma and facts.no_sockets is not None)
-    return faults(locked_memory_verdicts(facts.limits, has_cards=bool(facts.rdma), context=context))
+    return faults(locked_memory_verdicts(facts.limits, has_cards=bool(facts.ports), context=context))
 
 
-def _plugin_faults(facts: HostFacts) -> Iterator[Fault]:
-    if facts.no_sockets is None and any(port.kind == "EFA" for port in facts.rdma):
-        yield "amber", "EFA devices, and the loader finds no libnccl-net.so: NCCL takes TCP", EFA_FIX
+def _efa_faults(facts: HostFacts) -> Iterator[Fault]:
+    plugin, variables = facts.net_plugin, facts.net_variables
+    return faults(efa_verdicts(facts.rdma, net_plugin=plugin, variables=variables, context=Context(crosses_hosts=True)))
 
 
 def _ports(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
@@ -73,20 +71,22 @@ def _ports(facts: Mapping[str, HostFacts]) -> Iterator[Finding]:
 def _ports_in_words(facts: HostFacts) -> str:
     words = [
         f"{port.kind or 'unknown'}{'' if port.rate_gbit is None else f' {port.rate_gbit:g} Gbit/s'}"
-        for port in facts.rdma
+        for port in facts.ports
     ]
     listed = ", ".join(f"{words.count(word)} x {word}" for word in sorted(set(words)))
     return f"{listed}{'' if facts.no_sockets else ' (not taken by NCCL)'}" if listed else "no port that works"
 
 
-def _gid_indices(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], wants: Wants) -> Iterator[Finding]:
+def _gid_indices(
+    specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], wants: Requirements
+) -> Iterator[Finding]:
     """Tells of RoCE hosts whose entry of the table of addresses is not the one that NCCL will take."""
     indices = {
         name: found
         for name, its in facts.items()
         if (
             found := tuple(
-                sorted({port.gid_index for port in its.rdma if port.kind == "RoCE" and port.gid_index is not None})
+                sorted({port.gid_index for port in its.ports if port.kind == "RoCE" and port.gid_index is not None})
             )
         )
     }

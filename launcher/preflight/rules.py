@@ -15,12 +15,14 @@ from dsrun.units import format_bytes, format_duration
 
 from ..hosts.spec import HostSpec
 from ..machine.verdict import Context
+from ..machine.verdicts.gpu_use import is_full, use_remarks
+from ..machine.verdicts.left_out import left_out_verdicts
 from ..machine.verdicts.limits import open_files_verdicts, shared_memory_verdicts
 from ..machine.verdicts.no_gpus import no_gpu_verdicts
-from ..survey.client import Unable
-from .facts import GpuFacts, HostFacts
+from ..survey.client import NoAnswer
+from .facts import HostFacts, JobGpu
 from .files import judge_files
-from .findings import Fault, Finding, Seen, Verdict, Wants, faults, fold, named
+from .findings import AnsweredHost, Fault, Finding, Requirements, faults, fold, named
 from .network import judge_network
 from .versions import groups, judge_versions
 
@@ -28,29 +30,27 @@ from .versions import groups, judge_versions
 _CLOCK_AMBER_S = 0.5
 #: Beyond this, certificates and build tools fail as well.
 _CLOCK_RED_S = 3600.0
-#: A CUDA context with NCCL's buffers takes about so much before the first tensor.
-_LEAST_GPU_BYTES = 512 << 20
 #: Of memory, between a host and the usual one.
 _MEMORY_SHARE = 0.1
 
 #: Findings that stop a job on GPUs only.
-_OF_GPUS = ("GPUs", "CUDA", "machine", "memlock")
+_OF_GPUS = ("GPUs", "GPU use", "CUDA", "machine", "memlock")
 
 
-def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: Wants) -> list[Finding]:
+def judge(hosts: Sequence[HostSpec], seen: Mapping[str, AnsweredHost | NoAnswer], wants: Requirements) -> list[Finding]:
     """Judges all hosts of a job.
 
     Args:
-        hosts: in rank order.
-        seen: what each said, or why it said nothing.
-        wants: what the job needs.
+        hosts: hosts of the job, in rank order.
+        seen: answer of each host, or the reason why it gave none, by host name.
+        wants: needs that the job has of its hosts.
 
     Returns:
         red findings first; empty if all hosts are alike and fit.
     """
     count = len(hosts)
-    silent = {name: its for name, its in seen.items() if isinstance(its, Unable)}
-    answered = {host.name: its for host in hosts if isinstance(its := seen[host.name], Seen)}
+    silent = {name: its for name, its in seen.items() if isinstance(its, NoAnswer)}
+    answered = {host.name: its for host in hosts if isinstance(its := seen[host.name], AnsweredHost)}
     specs = {host.name: host for host in hosts if host.name in answered}
     facts = {name: its.facts for name, its in answered.items()}
     found = [*_silent(silent, count)]
@@ -61,7 +61,8 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
         if wants.on_gpus is not False:
             found += fold("GPU driver", {name: _driver_faults(its) for name, its in facts.items()}, count)
         if on_gpus:
-            found += fold("GPUs", {name: _gpu_faults(specs[name], its) for name, its in facts.items()}, count)
+            found += fold("GPUs", {name: _count_faults(specs[name], its) for name, its in facts.items()}, count)
+            found += fold("GPU use", {name: _use_faults(specs[name], its) for name, its in facts.items()}, count)
         found += _same_machine(specs, facts, on_gpus=on_gpus)
         found += judge_files(facts, wants, count)
         found += fold(
@@ -88,7 +89,7 @@ def judge(hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: W
     return sorted(found, key=lambda finding: finding.verdict != "red")
 
 
-def _silent(silent: Mapping[str, Unable], count: int) -> Iterator[Finding]:
+def _silent(silent: Mapping[str, NoAnswer], count: int) -> Iterator[Finding]:
     found: dict[str, list[Fault]] = {
         name: [("red", why.reason, why.hint or "is it up, and does `ssh` reach it from here?")]
         for name, why in silent.items()
@@ -106,16 +107,17 @@ def _with_chosen_gpus(spec: HostSpec, facts: HostFacts) -> HostFacts:
 def _driver_faults(facts: HostFacts) -> Iterator[Fault]:
     """Judges a host whose GPUs do not serve: no job asked for a host of the CPU there."""
     yield from faults(no_gpu_verdicts(facts.gpus_unusable, context=Context(trains=True)))
-    for text in facts.left_out:
-        yield "amber", text, "leave the host out with `--exclude` if its ranks need all GPUs"
+    # Ranks are counted against the GPUs that are left below.
+    for level, text, fix in faults(left_out_verdicts(facts.left_out, context=Context(counts_gpus=True))):
+        yield level, text, f"{fix}; or leave the host out with `--exclude` if its ranks need all GPUs"
 
 
-def _gpu_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
-    """Judges the GPUs that the host's slots take: ids count those a job sees there."""
+def _count_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
+    """Judges whether a host has the GPUs that its slots take: ids count those a job sees there."""
     there = facts.gpus
     if facts.gpus_unusable is not None:
         return
-    missing = [number for number in spec.gpus or () if number >= len(there)]
+    missing = _missing_gpus(spec, facts)
     if not there:
         yield "red", f"no GPU: {facts.no_gpus}", "leave the host out with `--exclude`, or run with `--backend gloo`"
     elif missing:
@@ -125,36 +127,31 @@ def _gpu_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
     elif len(there) < spec.slots:
         text = f"{len(there)} GPU{'s' * (len(there) > 1)} for {spec.slots} ranks"
         yield "red", text, f"use `-n {len(there)}`, or give it as many `slots` as GPUs"
-    else:
-        chosen = [there[number] for number in spec.slot_ids]
-        # Where nobody chose, ranks of this machine are given free ones, see devices.
-        may_move = spec.gpus is None and sum(not _is_full(gpu) for gpu in there) >= spec.slots
-        yield from _held(chosen, full="amber" if may_move else "red")
 
 
-def _held(gpus: Sequence[GpuFacts], *, full: Verdict) -> Iterator[Fault]:
-    """Tells of GPUs that somebody is on.
-
-    Args:
-        gpus: those to look at.
-        full: what one without free memory means.
-    """
-    for gpu in gpus:
-        is_full = _is_full(gpu)
-        if not gpu.used_by and not is_full:
-            continue
-        by = f"held by {', '.join(gpu.used_by)}" if gpu.used_by else "full"
-        known = gpu.free_bytes is not None and gpu.total_bytes is not None
-        left = f", {format_bytes(gpu.free_bytes or 0)} of {format_bytes(gpu.total_bytes or 0)} free" if known else ""
-        yield (
-            full if is_full else "amber",
-            f"{gpu.label} is {by}{left}",
-            "choose others with `gpus=` in the hostfile or `--include`, or end what is there",
-        )
+def _use_faults(spec: HostSpec, facts: HostFacts) -> Iterator[Fault]:
+    """Judges who is on the GPUs that the host's slots take; nothing where they are not all there."""
+    there = facts.gpus
+    if len(there) < spec.slots or _missing_gpus(spec, facts):
+        return
+    # Where nobody chose, ranks of this machine are given free ones, see devices.
+    may_move = spec.gpus is None and sum(not is_full(_free_bytes(gpu)) for gpu in there) >= spec.slots
+    context = Context(needs_gpus=True, takes_free_gpus=may_move)
+    for gpu in [there[number] for number in spec.slot_ids]:
+        total_bytes = None if gpu.gpu is None else gpu.gpu.memory_total_bytes
+        for level, text, fix, _ in use_remarks(
+            gpu.device.used_by, free_bytes=_free_bytes(gpu), total_bytes=total_bytes, context=context
+        ):
+            yield level, f"{gpu.device.label} {text}", fix
 
 
-def _is_full(gpu: GpuFacts) -> bool:
-    return gpu.free_bytes is not None and gpu.free_bytes < _LEAST_GPU_BYTES
+def _missing_gpus(spec: HostSpec, facts: HostFacts) -> list[int]:
+    """Returns those of a host's chosen GPUs that a job does not see there."""
+    return [number for number in spec.gpus or () if number >= len(facts.gpus)]
+
+
+def _free_bytes(gpu: JobGpu) -> int | None:
+    return None if gpu.gpu is None else gpu.gpu.memory_free_bytes
 
 
 def _same_machine(specs: Mapping[str, HostSpec], facts: Mapping[str, HostFacts], *, on_gpus: bool) -> Iterator[Finding]:
@@ -187,7 +184,7 @@ def _less(name: str, sizes: Mapping[str, int], show: Callable[[int], str], *, fi
         yield Finding(verdict="amber", name=name, text=text, hosts=tuple(odd), fix=fix)
 
 
-def _clock_faults(seen: Seen) -> Iterator[Fault]:
+def _clock_faults(seen: AnsweredHost) -> Iterator[Fault]:
     offset, doubt = seen.clock_offset_s, seen.clock_doubt_s
     if abs(offset) - doubt <= _CLOCK_AMBER_S:
         return

@@ -9,31 +9,31 @@ from typing import Any
 from dsrun.errors import PreflightError
 
 from ..hosts.spec import HostSpec
-from ..rendezvous.address import Meeting, find_meeting
+from ..rendezvous.address import RendezvousAddress, find_meeting
 from ..rendezvous.all_pairs import cut_off_hosts
-from ..survey.client import Survey, Told, Unable
+from ..survey.client import HostAnswer, NoAnswer, Survey
 from .facts import HostFacts
-from .findings import Finding, Preflight, Seen, Wants, named
+from .findings import AnsweredHost, Finding, Preflight, Requirements, named
 from .rules import judge
 
 #: A driver may take seconds to wake up, and a disk on the network to answer.
 _FACTS_PATIENCE_S = 20.0
 
 
-def check_hosts(survey: Survey, hosts: Sequence[HostSpec], wants: Wants) -> Preflight:
+def check_hosts(survey: Survey, hosts: Sequence[HostSpec], wants: Requirements) -> Preflight:
     """Looks at all hosts of a job at once.
 
     Args:
         survey: open to all of them.
-        hosts: in rank order; not empty.
-        wants: what the job needs of them.
+        hosts: hosts of the job, in rank order; not empty.
+        wants: needs that the job has of its hosts.
 
     Returns:
         what was found, and where ranks meet: `choose_meeting` need not be called again.
     """
     began_s = time.monotonic()
     names = [host.name for host in hosts]
-    asked = survey.ask("facts", lambda host: _question(host, wants), of=names, patience_s=_FACTS_PATIENCE_S)
+    asked = survey.ask("facts", lambda host: _question(host, wants), host_names=names, patience_s=_FACTS_PATIENCE_S)
     seen = {name: _seen(asked[name]) for name in names}
     meeting, not_met = _meet(survey, hosts, seen, wants)
     findings = [*not_met, *judge(hosts, seen, wants)]
@@ -45,7 +45,7 @@ def check_hosts(survey: Survey, hosts: Sequence[HostSpec], wants: Wants) -> Pref
     )
 
 
-def _question(host: HostSpec, wants: Wants) -> dict[str, Any]:
+def _question(host: HostSpec, wants: Requirements) -> dict[str, Any]:
     return {
         "folder": wants.folder,
         # The config is no file of theirs: what was checked here travels with the launch.
@@ -56,27 +56,27 @@ def _question(host: HostSpec, wants: Wants) -> dict[str, Any]:
     }
 
 
-def _seen(answer: Told | Unable) -> Seen | Unable:
+def _seen(answer: HostAnswer | NoAnswer) -> AnsweredHost | NoAnswer:
     """Reads an answer, and the host's clock from the four times of it, as NTP does."""
-    if isinstance(answer, Unable):
+    if isinstance(answer, NoAnswer):
         return answer
     try:
         facts = HostFacts.from_json(answer.value)
     except (KeyError, TypeError, AttributeError) as error:
         # Facts are told by name, and another version of dsrun may have others.
-        return Unable(
+        return NoAnswer(
             f"tells other facts of itself than this dsrun asks for ({error})", "install one dsrun on all hosts"
         )
     there_s, back_s = facts.asked_s - answer.asked_s, facts.answered_s - answer.answered_s
     under_way_s = (answer.answered_s - answer.asked_s) - (facts.answered_s - facts.asked_s)
-    return Seen(facts=facts, clock_offset_s=(there_s + back_s) / 2, clock_doubt_s=max(0.0, under_way_s) / 2)
+    return AnsweredHost(facts=facts, clock_offset_s=(there_s + back_s) / 2, clock_doubt_s=max(0.0, under_way_s) / 2)
 
 
 def _meet(
-    survey: Survey, hosts: Sequence[HostSpec], seen: Mapping[str, Seen | Unable], wants: Wants
-) -> tuple[Meeting | None, list[Finding]]:
+    survey: Survey, hosts: Sequence[HostSpec], seen: Mapping[str, AnsweredHost | NoAnswer], wants: Requirements
+) -> tuple[RendezvousAddress | None, list[Finding]]:
     """Lets those hosts meet that can be asked; who does not answer is told anyway."""
-    there = [host for host in hosts if isinstance(seen[host.name], Seen)]
+    there = [host for host in hosts if isinstance(seen[host.name], AnsweredHost)]
     if not there or there[0] is not hosts[0]:
         return None, []
     try:

@@ -8,7 +8,8 @@ from typing import Any
 
 from dsrun.units import format_duration
 
-from .findings import Finding, Preflight, Seen
+from .facts import JobGpu
+from .findings import AnsweredHost, Finding, Preflight
 from .versions import models_of
 
 _COLOURS = {"green": "32", "amber": "33", "red": "31"}
@@ -35,7 +36,7 @@ def describe(preflight: Preflight, *, colour: bool = False) -> list[str]:
     """Returns the summary, where ranks meet if there was a choice, and a row for each finding with its fix.
 
     Args:
-        preflight: what was found.
+        preflight: result of a preflight, to be described.
         colour: verdicts are coloured.
     """
     rows = [_row(finding, colour=colour) for finding in _aligned(preflight.findings)]
@@ -54,20 +55,24 @@ def preflight_json(preflight: Preflight) -> dict[str, Any]:
         "findings": [asdict(finding) for finding in preflight.findings],
         "hosts": [
             {"name": name, "answered": True, **_host_json(its)}
-            if isinstance(its, Seen)
+            if isinstance(its, AnsweredHost)
             else {"name": name, "answered": False, "reason": its.reason, "hint": its.hint}
             for name, its in preflight.seen.items()
         ],
     }
 
 
-def _host_json(seen: Seen) -> dict[str, Any]:
+def _host_json(seen: AnsweredHost) -> dict[str, Any]:
     value = asdict(seen)
     facts: dict[str, Any] = value["facts"]
     # A digest of every file helps nobody; findings name those that differ.
-    del facts["code"], facts["memory"], facts["limits"], facts["gpus_unusable"]
+    for name in ("code", "memory", "limits", "gpus_unusable", "net_plugin", "net_variables"):
+        del facts[name]
     memory, limits, unusable = seen.facts.memory, seen.facts.limits, seen.facts.gpus_unusable
     facts |= {
+        "gpus": [_gpu_json(gpu) for gpu in seen.facts.gpus],
+        "rdma": [asdict(port) for port in seen.facts.ports],
+        "left_out": [f"{one.text}; {one.fix}" for one in seen.facts.left_out],
         "no_gpus_fix": None if unusable is None else unusable.fix,
         "memory_bytes": memory.limit_bytes,
         "shm_bytes": memory.shm_total_bytes,
@@ -78,9 +83,22 @@ def _host_json(seen: Seen) -> dict[str, Any]:
     return value
 
 
+def _gpu_json(gpu: JobGpu) -> dict[str, Any]:
+    its = gpu.gpu
+    return {
+        "index": None if its is None else its.index,
+        "label": gpu.device.label,
+        "model": gpu.model,
+        "total_bytes": None if its is None else its.memory_total_bytes,
+        "free_bytes": None if its is None else its.memory_free_bytes,
+        "used_by": gpu.device.used_by,
+        "compute_capability": None if its is None else its.compute_capability,
+    }
+
+
 def _usual(preflight: Preflight) -> str:
     """Names what most hosts have: `torch 2.13.0, 8 x NVIDIA H100`."""
-    facts = [its.facts for its in preflight.seen.values() if isinstance(its, Seen)]
+    facts = [its.facts for its in preflight.seen.values() if isinstance(its, AnsweredHost)]
     torch = [f"torch {its.versions.torch}" for its in facts if its.versions.torch is not None]
     models = [found for its in facts if (found := models_of(its)) is not None]
     # Of as many the first one, see [Note: the odd one].

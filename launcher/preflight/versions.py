@@ -24,10 +24,10 @@ def judge_versions(facts: Facts, *, chosen: Facts, is_python: bool, on_gpus: boo
     """Yields what differs.
 
     Args:
-        facts: of the hosts that answered, in rank order; not empty.
+        facts: facts of the hosts that answered, by name, in rank order; not empty.
         chosen: the same, without GPUs that the hostfile leaves out.
-        is_python: see `Wants`.
-        on_gpus: see there.
+        is_python: whether the ranks run Python, so that torch must be there; see `Requirements`.
+        on_gpus: whether each rank needs a GPU of its own; see `Requirements`.
     """
     yield from _difference("dsrun", facts, lambda host: host.versions.dsrun, fix="install one dsrun on all hosts")
     yield from _difference(
@@ -57,7 +57,7 @@ def judge_versions(facts: Facts, *, chosen: Facts, is_python: bool, on_gpus: boo
 
 def models_of(host: HostFacts) -> str | None:
     """Returns a host's GPUs as people write them, `8 x NVIDIA H100`; None without GPUs."""
-    models = [gpu.model or gpu.label for gpu in host.gpus]
+    models = [gpu.model or gpu.device.label for gpu in host.gpus]
     return ", ".join(f"{models.count(model)} x {model}" for model in dict.fromkeys(models)) or None
 
 
@@ -136,7 +136,9 @@ def _fit(host: HostFacts) -> CudaFit | None:
         driver=host.driver,
         newest=host.driver_cuda,
         libcuda=host.versions.libcuda,
-        gpus=[FitGpu(name=gpu.model, capability=gpu.compute_capability) for gpu in host.gpus],
+        gpus=[
+            FitGpu(name=one.gpu.name, capability=one.gpu.compute_capability) for one in host.gpus if one.gpu is not None
+        ],
     )
 
 

@@ -17,7 +17,7 @@ def answer(arguments: dict[str, Any], keep: ExitStack) -> Any:
 
     Args:
         arguments: `paths`, folders a job uses beside its working folder, and `deep`: load torch and ask it as well.
-        keep: not needed.
+        keep: stack of things to keep until the survey is over; not used here.
     """
     return look(arguments["paths"], deep=arguments["deep"])
 

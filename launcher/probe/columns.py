@@ -40,8 +40,8 @@ def fold_rows(rows: Mapping[str, Sequence[Row]], *, own: bool = False) -> list[F
     """Puts the rows of all hosts together.
 
     Args:
-        rows: by host; not empty.
-        own: also what differs by nature: names, addresses.
+        rows: rows of each host, by host name; not empty.
+        own: whether rows that differ by nature (names, addresses) are there too.
 
     Returns:
         rows in reading order. What changes from moment to moment is one share with the smallest and the largest value.

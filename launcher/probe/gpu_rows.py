@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..machine.gpus.users import GpuProcess
+from ..machine.known_fields import known_fields
 from ..table_rows import Row, RowKind, number_ranges, size_text
 
 Gpu = Mapping[str, Any]
@@ -15,8 +17,8 @@ def gpu_rows(report: Mapping[str, Any], *, everything: bool) -> Iterator[Row]:
     """Yields the rows.
 
     Args:
-        report: of `ProbeReport.to_json`.
-        everything: also a row for each GPU alone.
+        report: report as `ProbeReport.to_json` returns it.
+        everything: whether there is also a row for each single GPU.
     """
     gpus: Sequence[Gpu] = report["gpus"]
     if not gpus:
@@ -71,10 +73,12 @@ def _text(gpu: Gpu) -> str:
 
 def _used_by(gpus: Sequence[Gpu]) -> Row:
     known = [(gpu, gpu["state"]["processes"]) for gpu in gpus if gpu["state"] and gpu["state"]["processes"] is not None]
-    busy = [(gpu, processes) for gpu, processes in known if processes]
+    busy = [
+        gpu for gpu, processes in known if any(GpuProcess(**known_fields(GpuProcess, one)).counts for one in processes)
+    ]
     parts = [
         f"{gpu['index']}: {one['user'] or 'someone'} (pid {one['pid']}, {size_text(one['memory_bytes'])})"
-        for gpu, processes in busy
+        for gpu, processes in known
         for one in processes
     ]
     text = "; ".join(parts) or ("nobody" if known else "the driver does not say")

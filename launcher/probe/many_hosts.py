@@ -8,16 +8,16 @@ from typing import Any
 
 from ..hosts.spec import HostSpec
 from ..machine.report import SCHEMA_VERSION
-from ..preflight.findings import Finding, Preflight, Seen, Wants, named
+from ..preflight.findings import AnsweredHost, Finding, Preflight, Requirements, text_of_hosts
 from ..preflight.run import check_hosts
-from ..survey.client import Survey, Told, Unable
+from ..survey.client import HostAnswer, NoAnswer, Survey
 
 #: For a report: a driver may take seconds to wake up.
 _PATIENCE_S = 30.0
 #: Torch is imported from a disk on the network, and CUDA started on eight GPUs.
 _DEEP_PATIENCE_S = 90.0
 #: What preflight says of one host alone is in the host's own verdicts.
-_OF_ONE_HOST = frozenset({"host", "disk", "/dev/shm", "memlock", "nofile", "GPU driver"})
+_OF_ONE_HOST = frozenset({"host", "disk", "/dev/shm", "memlock", "nofile", "GPU driver", "GPU use"})
 #: The same, where it is no difference between hosts.
 _ALSO_OF_ONE_HOST = frozenset({"torch", "CUDA"})
 
@@ -28,16 +28,17 @@ class ManyReports:
 
     Attributes:
         hosts: all of them, in rank order.
-        reports: of those that answered.
-        unable: why the others did not.
-        findings: what is not alike, the worst first.
-        clocks: how far each host's clock is ahead of this one, and how wrong that may be, in seconds.
+        reports: reports of the hosts that answered, by host name.
+        unable: reason why there is no answer, by host name, for each host that did not answer.
+        findings: differences between the hosts, the worst first.
+        clocks: seconds by which each host's clock is ahead of this one, and the possible error in seconds, by host
+            name.
         pairs: figures of the ways between hosts, where they were measured.
     """
 
     hosts: tuple[str, ...]
     reports: Mapping[str, dict[str, Any]]
-    unable: Mapping[str, Unable]
+    unable: Mapping[str, NoAnswer]
     findings: tuple[Finding, ...]
     clocks: Mapping[str, tuple[float, float]]
     pairs: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
@@ -58,6 +59,16 @@ class ManyReports:
             "pairs": list(self.pairs),
         }
 
+    def is_found(self, name: str, text: str) -> bool:
+        """Whether a finding says of a host, and maybe of others too, what the host says of itself.
+
+        Args:
+            name: name of the host.
+            text: sentence of one of the host's own verdicts.
+        """
+        count = len(self.hosts)
+        return any(name in one.hosts and text_of_hosts(one, count) == text for one in self.findings)
+
     def _host(self, name: str) -> dict[str, Any]:
         if name in self.reports:
             return self.reports[name]
@@ -69,20 +80,22 @@ def ask_hosts(survey: Survey, hosts: Sequence[HostSpec], *, paths: Sequence[str]
 
     Args:
         survey: open to all of them.
-        hosts: whom to ask; not empty.
+        hosts: hosts to ask; not empty.
         paths: folders a job uses beside its working folder.
         deep: load torch there, and say what was loaded.
     """
     patience_s = _DEEP_PATIENCE_S if deep else _PATIENCE_S
     answers = survey.ask("probe", {"paths": list(paths), "deep": deep}, patience_s=patience_s)
-    checked = check_hosts(survey, hosts, Wants())
+    checked = check_hosts(survey, hosts, Requirements())
     return ManyReports(
         hosts=tuple(host.name for host in hosts),
-        reports={name: answer.value for name, answer in answers.items() if isinstance(answer, Told)},
-        unable={name: answer for name, answer in answers.items() if isinstance(answer, Unable)},
+        reports={name: answer.value for name, answer in answers.items() if isinstance(answer, HostAnswer)},
+        unable={name: answer for name, answer in answers.items() if isinstance(answer, NoAnswer)},
         findings=compared(checked),
         clocks={
-            name: (its.clock_offset_s, its.clock_doubt_s) for name, its in checked.seen.items() if isinstance(its, Seen)
+            name: (its.clock_offset_s, its.clock_doubt_s)
+            for name, its in checked.seen.items()
+            if isinstance(its, AnsweredHost)
         },
     )
 
@@ -94,9 +107,5 @@ def compared(checked: Preflight) -> tuple[Finding, ...]:
         finding
         for finding in checked.findings
         if finding.name not in _OF_ONE_HOST
-        and not (
-            finding.name in _ALSO_OF_ONE_HOST
-            and finding.hosts
-            and finding.text.startswith(f"{named(finding.hosts, count)}: ")
-        )
+        and not (finding.name in _ALSO_OF_ONE_HOST and text_of_hosts(finding, count) is not None)
     )

@@ -22,8 +22,8 @@ def rows_of(report: Report, *, everything: bool = False) -> list[Row]:
     """Returns the table's rows.
 
     Args:
-        report: of `ProbeReport.to_json`.
-        everything: also what is not looked at every day.
+        report: report as `ProbeReport.to_json` returns it.
+        everything: whether rows that are not needed every day are there too.
     """
     return [
         *_host(report, everything),

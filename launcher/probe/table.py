@@ -39,9 +39,9 @@ def many_lines(rows: Mapping[str, Sequence[Row]], *, width: int, own: bool = Fal
     """Draws the table of many hosts.
 
     Args:
-        rows: by host, in the order of the hosts; not empty.
+        rows: rows of each host, by host name in the order of the hosts; not empty.
         width: columns of the terminal.
-        own: also what differs by nature: names, addresses.
+        own: whether rows that differ by nature (names, addresses) are there too.
     """
     hosts = list(rows)
     folded = fold_rows(rows, own=own)

@@ -22,7 +22,7 @@ def host_view(report: Mapping[str, Any], *, width: int, everything: bool) -> Ite
     Args:
         report: its JSON form.
         width: columns of the terminal; the matrix alone may be wider.
-        everything: also what is not looked at every day.
+        everything: whether lines that are not needed every day are there too.
     """
     rows = [*rows_of(report, everything=everything), *measured_rows(report["measured"])]
     yield from host_lines(rows, width=width)
@@ -35,9 +35,9 @@ def hosts_view(found: ManyReports, *, width: int, everything: bool) -> Iterator[
     """Yields the lines about many hosts, those that did not answer left out.
 
     Args:
-        found: what they said.
+        found: reports of the hosts, and the differences between them.
         width: columns of the terminal.
-        everything: also what is not looked at every day, and what differs by nature.
+        everything: whether rows that are not needed every day, and rows that differ by nature, are there too.
     """
     rows = {name: list(_rows(found, name, everything=everything)) for name in found.reports}
     if rows:
@@ -47,7 +47,12 @@ def hosts_view(found: ManyReports, *, width: int, everything: bool) -> Iterator[
     verdicts = [
         *({"level": one.verdict, "text": f"{one.name}: {one.text}", "fix": one.fix} for one in found.findings),
         *slow_verdicts(measured, found.pairs),
-        *fold_verdicts({name: _verdicts(report) for name, report in found.reports.items()}),
+        *fold_verdicts(
+            {
+                name: [one for one in _verdicts(report) if not found.is_found(name, one["text"])]
+                for name, report in found.reports.items()
+            }
+        ),
     ]
     yield from _paragraph(verdict_lines(verdicts, width=width, notes=everything))
 

@@ -54,15 +54,16 @@ class Sample:
     """A host at one moment.
 
     Attributes:
-        at_s: by a clock of the host that only its own samples are compared by.
+        at_s: seconds by a clock of the host; only samples of the same host are compared by it.
         cores: logical processors.
-        busy_ticks: of all of them since boot.
+        busy_ticks: clock ticks that all processors together were busy since boot.
         all_ticks: busy and idle.
-        memory_used_bytes: of the machine, or of the cgroup where its limit is lower.
-        memory_total_bytes: what that is a part of.
-        network: of interfaces but loopback.
-        disk: of whole drives.
-        gpus: as the driver tells.
+        memory_used_bytes: bytes of memory in use on the machine, or in the cgroup where its limit is lower.
+        memory_total_bytes: bytes of memory that `memory_used_bytes` is a part of: the machine's, or the cgroup's limit
+            where that is lower.
+        network: bytes received and sent, by name of the network interface, without loopback.
+        disk: bytes read and written, by name of the whole drive.
+        gpus: load of each GPU, as the driver tells it.
     """
 
     at_s: float
@@ -97,12 +98,12 @@ class Load:
 
     Attributes:
         cores: logical processors.
-        cpu_percent: of all of them.
-        memory_used_bytes: at the end.
-        memory_total_bytes: what that is a part of.
+        cpu_percent: busy time of all processors together, in percent.
+        memory_used_bytes: bytes of memory in use at the end.
+        memory_total_bytes: bytes of memory that `memory_used_bytes` is a part of.
         network: bytes a second in and out, of interfaces that moved any.
         disk: bytes a second read and written, of drives that moved any.
-        gpus: at the end.
+        gpus: load of each GPU at the end.
     """
 
     cores: int
@@ -159,8 +160,8 @@ def sample(
 
     Args:
         root: `/`, or a made-up tree with proc and sys.
-        clock: tells when.
-        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        clock: function that returns the time of the sample in seconds.
+        load_nvml: function that returns the `pynvml` module; tests give a made-up one.
     """
     cores, busy, everything = parse_stat(read_text(root / "proc/stat") or "")
     memory = read_host_memory(root)
@@ -213,8 +214,8 @@ def parse_diskstats(text: str, *, is_drive: Callable[[str], bool]) -> dict[str, 
     """Reads /proc/diskstats: bytes read and written by drive.
 
     Args:
-        text: of the file.
-        is_drive: tells whether a block device is a whole drive.
+        text: text of /proc/diskstats.
+        is_drive: function that tells whether a block device of that name is a whole drive.
     """
     rows = (line.split() for line in text.splitlines())
     return {

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from dsrun.errors import LaunchError
 
-from ..survey.client import Survey, Told
+from ..survey.client import HostAnswer, Survey
 from .watch import Load, Sample, load_between
 
 #: Before the first view, which needs two samples: nobody looks at an empty screen for an interval.
@@ -23,7 +23,7 @@ def take_samples(survey: Survey) -> dict[str, Sample | str]:
     """Takes one sample of every host; hosts that were lost say so from then on."""
     answers = survey.ask("watch", {}, patience_s=_PATIENCE_S)
     return {
-        name: Sample.from_json(answer.value) if isinstance(answer, Told) else answer.reason
+        name: Sample.from_json(answer.value) if isinstance(answer, HostAnswer) else answer.reason
         for name, answer in answers.items()
     }
 
@@ -38,10 +38,10 @@ def watch(
     """Shows what hosts do until Ctrl-C.
 
     Args:
-        take: takes a sample of every host.
-        show: told what they did since the sample before.
-        interval_s: between two samples.
-        wait: waits so many seconds.
+        take: function that takes a sample of every host.
+        show: callback that gets, by host name, what the host did since the sample before, or why that is not known.
+        interval_s: seconds between two samples.
+        wait: function that waits the given number of seconds.
 
     Raises:
         LaunchError: no host answers any more.

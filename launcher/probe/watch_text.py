@@ -20,7 +20,7 @@ def watch_lines(loads: Mapping[str, Load | str]) -> list[str]:
     """Draws all hosts: a table of hosts, and one of their GPUs; hosts that tell nothing stand last, with the reason.
 
     Args:
-        loads: by host: what it does, or why that is not known.
+        loads: load of each host, or the reason why it is not known, by host name.
     """
     known = {name: load for name, load in loads.items() if isinstance(load, Load)}
     lines = align([_HOSTS, *(_host(name, load) for name, load in known.items())]) if known else []

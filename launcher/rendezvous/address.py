@@ -19,7 +19,7 @@ from dsrun.errors import PreflightError, Problem
 from ..excerpts import listed
 from ..hosts.spec import HostSpec
 from ..plan.environment import interface_variables
-from ..survey.client import Survey, Told, Unable
+from ..survey.client import HostAnswer, NoAnswer, Survey
 from .host_addresses import Address
 from .rails import Rail, Report, ends_of, possible_rails, proven_rails
 from .reachability import ANSWER_PATIENCE_S, REACH_PATIENCE_S, Reached
@@ -30,16 +30,16 @@ _REST_S = 1.2
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class RendezvousAddress:
     """Where ranks meet.
 
     Attributes:
-        address: of the first host; goes into MASTER_ADDR.
-        interfaces: by host, the interface that leads there, for GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME; empty for
-            a job of one host, and without a host whose end of the connection is no interface's.
-        rails: by host, all interfaces over which NCCL's sockets may spread, that one first; empty where it is the only
-            one, or where NCCL takes no sockets. See [Note: rails].
-        reason: why there, in words; empty where there was no choice.
+        address: address of the first host where the ranks meet; it goes into MASTER_ADDR.
+        interfaces: host name -> interface that leads to the address, for GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME;
+            empty for a job of one host. Hosts are left out where no interface has their end of the connection.
+        rails: host name -> all interfaces over which NCCL's sockets may spread, that of `interfaces` first; empty where
+            it is the only one, or where NCCL takes no sockets. See [Note: rails].
+        reason: reason why the ranks meet at this address, in words; empty where there was no choice.
     """
 
     address: str
@@ -65,26 +65,26 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class HostLinks:
     """How hosts meet.
 
     Attributes:
-        meeting: where.
-        ends: by host but the first, its own address on the way there.
+        meeting: address where the hosts meet, and the interfaces that lead there.
+        ends: host name -> the host's own address on the way to the meeting address; without the first host.
     """
 
-    meeting: Meeting
+    meeting: RendezvousAddress
     ends: dict[str, str]
 
 
 def choose_meeting(
     survey: Survey, hosts: Sequence[HostSpec], *, iface: str | None = None, env: Mapping[str, str] | None = None
-) -> Meeting:
+) -> RendezvousAddress:
     """Asks the hosts where they can meet.
 
     Args:
         survey: open to all of them.
-        hosts: of the job, in rank order; not empty.
+        hosts: hosts of the job, in rank order; not empty.
         iface: interfaces of the first host to meet at, `ib0` or `ib0,eth0`, the best first; None takes the fastest.
         env: variables for the ranks of all hosts; those of NCCL say what it talks over.
 
@@ -96,39 +96,39 @@ def choose_meeting(
 
 def find_meeting(
     survey: Survey, hosts: Sequence[HostSpec], *, iface: str | None = None, env: Mapping[str, str] | None = None
-) -> Found:
+) -> HostLinks:
     """Does what `choose_meeting` does, and tells more of it."""
     first, *others = [host.name for host in hosts]
     if not others:
-        return Found(Meeting("127.0.0.1", {}), {})
+        return HostLinks(RendezvousAddress("127.0.0.1", {}), {})
     word = secrets.token_hex(16)
     names = None if iface is None else [name.strip() for name in iface.split(",") if name.strip()]
-    heard = survey.ask("listen", {"word": word, "interfaces": names}, of=[first])[first]
-    if isinstance(heard, Unable):
+    heard = survey.ask("listen", {"word": word, "interfaces": names}, host_names=[first])[first]
+    if isinstance(heard, NoAnswer):
         raise PreflightError(f"host {first}: {heard.reason}", hint=heard.hint)
     offers = [_address(offer) for offer in heard.value["offers"]]
     left_out = [_address(entry) for entry in heard.value["left_out"]]
     targets = [{"address": offer["address"], "port": offer["port"], "word": word} for offer in heard.value["offers"]]
     asked = {"targets": targets, "patience_s": REACH_PATIENCE_S, "rest_s": _REST_S}
-    answers = survey.ask("reach", asked, of=others, patience_s=REACH_PATIENCE_S + ANSWER_PATIENCE_S)
+    answers = survey.ask("reach", asked, host_names=others, patience_s=REACH_PATIENCE_S + ANSWER_PATIENCE_S)
     silent = [
         Problem(f"host {name}: {answer.reason}", answer.hint)
         for name, answer in answers.items()
-        if isinstance(answer, Unable)
+        if isinstance(answer, NoAnswer)
     ]
     if silent:
         raise PreflightError.of(silent)
     reports = {
         name: {offer.address: _report(entry) for offer, entry in zip(offers, answer.value, strict=True)}
         for name, answer in answers.items()
-        if isinstance(answer, Told)
+        if isinstance(answer, HostAnswer)
     }
     meeting, rails = decide(first, offers, reports, left_out=left_out, in_order=names is not None)
     if rails and (proven := proven_rails(survey, hosts, rails, env or {})):
         spread = {host.name: tuple(rail.interfaces[host.name] for rail in proven) for host in hosts}
         meeting = replace(meeting, rails=spread)
     ways = {name: report[meeting.address] for name, report in reports.items()}
-    return Found(meeting, {name: way.source for name, way in ways.items() if isinstance(way, Reached)})
+    return HostLinks(meeting, {name: way.source for name, way in ways.items() if isinstance(way, Reached)})
 
 
 def decide(
@@ -138,7 +138,7 @@ def decide(
     *,
     left_out: Sequence[Address] = (),
     in_order: bool = False,
-) -> tuple[Meeting, list[Rail]]:
+) -> tuple[RendezvousAddress, list[Rail]]:
     """Chooses the best of the addresses that all hosts reached.
 
     Tunnels (VPNs, overlays) come last, and so do IPv4 addresses that the host gave itself. Of the others the fastest
@@ -147,8 +147,8 @@ def decide(
 
     Args:
         first: the host whose addresses they are.
-        offers: what it listened on.
-        reports: what every other host says of each address.
+        offers: addresses that the first host listened on.
+        reports: host name -> what that host reports of each address; without the first host.
         left_out: addresses nobody tried, and why, for the error.
         in_order: the user named the interfaces: the order of the offers decides alone.
 
@@ -167,7 +167,7 @@ def decide(
         if end.interface is not None:
             interfaces[name] = end.interface
     reason = _reason(best, fit, reports, in_order=in_order)
-    return Meeting(best.address, interfaces, reason=reason), possible_rails(first, best, fit, reports)
+    return RendezvousAddress(best.address, interfaces, reason=reason), possible_rails(first, best, fit, reports)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..hosts.spec import HostSpec
-from ..survey.client import Survey, Told, Unable
-from .address import Found
+from ..survey.client import HostAnswer, NoAnswer, Survey
+from .address import HostLinks
 from .reachability import ANSWER_PATIENCE_S, following
 
 #: For all of them: a busy host may take a while to say its word, and is not to be refused for it.
@@ -26,9 +26,9 @@ class CutOff:
 
     Attributes:
         host: its name.
-        address: where they tried.
-        by: who did not reach it, in rank order; empty where the host itself did not answer.
-        reason: why not, in words.
+        address: address at which the others tried to reach the host.
+        by: names of the hosts that did not reach it, in rank order; empty where the host itself did not answer.
+        reason: reason why the host was not reached, in words.
     """
 
     host: str
@@ -37,13 +37,13 @@ class CutOff:
     reason: str
 
 
-def cut_off_hosts(survey: Survey, hosts: Sequence[HostSpec], found: Found) -> list[CutOff]:
+def cut_off_hosts(survey: Survey, hosts: Sequence[HostSpec], found: HostLinks) -> list[CutOff]:
     """Lets every host try all others at the addresses by which they reached the first one.
 
     Args:
         survey: open to all of them.
-        hosts: of the job, in rank order.
-        found: how they meet.
+        hosts: hosts of the job, in rank order.
+        found: address where the hosts meet, and the address that each other host has on the way there.
 
     Returns:
         who is not reached by whom, by host and reason; empty if every two hosts reach each other.
@@ -53,26 +53,28 @@ def cut_off_hosts(survey: Survey, hosts: Sequence[HostSpec], found: Found) -> li
         return []
     words = {name: secrets.token_hex(8) for name in found.ends}
     heard = survey.ask(
-        "listen_at", lambda host: {"word": words[host.name], "address": found.ends[host.name]}, of=list(found.ends)
+        "listen_at",
+        lambda host: {"word": words[host.name], "address": found.ends[host.name]},
+        host_names=list(found.ends),
     )
     targets = {
         name: {"address": found.ends[name], "port": answer.value, "word": words[name]}
         for name, answer in heard.items()
-        if isinstance(answer, Told)
+        if isinstance(answer, HostAnswer)
     }
     tried = {name: [other for other in following(names, name) if other in targets] for name in names}
     answers = survey.ask(
         "reach",
         lambda host: {"targets": [targets[other] for other in tried[host.name]], "patience_s": _PATIENCE_S},
-        of=names,
+        host_names=names,
         patience_s=_PATIENCE_S + ANSWER_PATIENCE_S,
     )
     said = [(name, answer) for told in (heard, answers) for name, answer in told.items()]
     missed: dict[tuple[str, str], list[str]] = {
-        (name, answer.reason): [] for name, answer in said if isinstance(answer, Unable)
+        (name, answer.reason): [] for name, answer in said if isinstance(answer, NoAnswer)
     }
     for name, answer in answers.items():
-        ways: Sequence[Mapping[str, Any]] = answer.value if isinstance(answer, Told) else ()
+        ways: Sequence[Mapping[str, Any]] = answer.value if isinstance(answer, HostAnswer) else ()
         for other, way in zip(tried[name], ways, strict=False):
             if "fault" in way:
                 missed.setdefault((other, str(way["fault"])), []).append(name)

@@ -37,9 +37,9 @@ def bind_own(
     """Binds and listens where all hosts were told to come. See [Note: whose address].
 
     Args:
-        address: or a name.
-        port: to listen on.
-        resolve: gives the addresses of a name.
+        address: address or host name to bind, which all hosts were given.
+        port: port to listen on.
+        resolve: function that returns the addresses of a name.
 
     Raises:
         socket.gaierror: the name is not known (yet).

@@ -35,10 +35,10 @@ class LinkFacts:
 
     Attributes:
         interface: its name; None where the end's address is no interface's.
-        speed_mbit: of its link; None where nothing says.
-        kind: what it is.
-        driver: of its card.
-        cards: through which its packets leave.
+        speed_mbit: speed of the interface's link in Mbit/s; None where nothing says.
+        kind: kind of the interface, `card` or `tunnel` for example.
+        driver: kernel driver of the interface's card; None without a card.
+        cards: devices through which the interface's packets leave, as /sys names them.
     """
 
     interface: str | None
@@ -63,10 +63,10 @@ class Address(LinkFacts):
     """An address of this host.
 
     Attributes:
-        address: as text, without a scope.
-        interface: whose it is.
+        address: address as text, without a scope.
+        interface: name of the interface that has the address.
         prefix: bits of its network; None where the kernel does not say.
-        unfit: why nobody should meet there, unless the user names the interface; None if it is fit.
+        unfit: reason why nobody should meet at the address, unless the user names the interface; None if it is fit.
         default_route: packets to elsewhere leave by its interface.
     """
 
@@ -82,10 +82,10 @@ class InterfaceAddresses:
     """An interface as psutil tells it.
 
     Attributes:
-        name: of it.
-        is_up: it works.
-        speed_mbit: of its link; 0 if unknown.
-        addresses: with their netmasks, where there is one.
+        name: name of the interface.
+        is_up: whether the interface is up.
+        speed_mbit: speed of the interface's link in Mbit/s; 0 if unknown.
+        addresses: addresses of the interface, each with its netmask, or with None where there is none.
     """
 
     name: str
@@ -162,7 +162,8 @@ def of_interfaces(found: Sequence[Address], named: Sequence[str]) -> list[Addres
 
     Args:
         found: all there are.
-        named: names; one that is no interface's stands for all interfaces that begin with it, as NCCL reads it.
+        named: names of interfaces; a name that no interface has stands for all interfaces that begin with it, as NCCL
+            reads it.
 
     Raises:
         DsrunError: an interface is not there, or has no address that others could use.

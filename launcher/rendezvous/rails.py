@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 
 from ..hosts.spec import HostSpec
-from ..survey.client import Survey, Told
+from ..survey.client import HostAnswer, Survey
 from .host_addresses import Address, LinkFacts
 from .reachability import ANSWER_PATIENCE_S, REACH_PATIENCE_S, Reached, following
 
@@ -36,8 +36,8 @@ class Rail:
     """A network between all hosts.
 
     Attributes:
-        interfaces: by host, the interface on it.
-        addresses: by host, its address on it.
+        interfaces: host name -> the host's interface on this network.
+        addresses: host name -> the host's address on this network.
     """
 
     interfaces: Mapping[str, str]
@@ -56,7 +56,7 @@ def possible_rails(first: str, best: Address, fit: Sequence[Address], reports: M
         first: the host whose addresses they are.
         best: the address where ranks meet.
         fit: all that every host reached, by a `Reached` in each report.
-        reports: what every other host says of each address.
+        reports: host name -> what that host reports of each address; without the first host.
 
     Returns:
         at least two, or none.
@@ -93,8 +93,8 @@ def proven_rails(
 
     Args:
         survey: open to all of them.
-        hosts: of the job, in rank order.
-        rails: what may be some.
+        hosts: hosts of the job, in rank order.
+        rails: networks that may be rails, to be tried.
         env: variables for the ranks of all hosts.
 
     Returns:
@@ -109,13 +109,13 @@ def proven_rails(
             "addresses": [rail.addresses[host.name] for rail in rails],
             "env": {**env, **host.env},
         },
-        of=names,
+        host_names=names,
     )
-    if not all(isinstance(answer, Told) and answer.value["no_sockets"] is None for answer in heard.values()):
+    if not all(isinstance(answer, HostAnswer) and answer.value["no_sockets"] is None for answer in heard.values()):
         # A host that cannot answer is told of by whoever asks it next.
         return []
     ports: dict[str, list[int]] = {
-        name: answer.value["ports"] for name, answer in heard.items() if isinstance(answer, Told)
+        name: answer.value["ports"] for name, answer in heard.items() if isinstance(answer, HostAnswer)
     }
     count = min(len(following(names, names[0])), max(1, _MOST_TRIES // len(rails)))
     tried = {name: following(names, name)[:count] for name in names}
@@ -129,13 +129,13 @@ def proven_rails(
             ],
             "patience_s": REACH_PATIENCE_S,
         },
-        of=names,
+        host_names=names,
         patience_s=REACH_PATIENCE_S + ANSWER_PATIENCE_S,
     )
     proven: list[Rail] = []
     for number, rail in enumerate(rails):
         if all(
-            isinstance(answer, Told)
+            isinstance(answer, HostAnswer)
             and all(
                 way.get("interface") == rail.interfaces[name]
                 for way in answer.value[number * count : (number + 1) * count]

@@ -37,8 +37,8 @@ class Reached(LinkFacts):
     """How an address of another host was reached from here.
 
     Attributes:
-        source: this host's end of the connection.
-        interface: whose address that is; None if nobody's.
+        source: address of this host's end of the connection.
+        interface: name of the interface that has the address `source`; None if no interface has it.
     """
 
     source: str
@@ -49,7 +49,7 @@ def listen(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any]:
 
     Args:
         arguments: `word`, and `interfaces`, names of those to listen on or None: all that are fit.
-        keep: ends it.
+        keep: exit stack of the survey; at its end the listening ends.
 
     Returns:
         `offers`, a list of `Address` with its `port`; `left_out`, a list of `Address`, `unfit` saying why.
@@ -79,7 +79,7 @@ def listen_at(arguments: Mapping[str, Any], keep: ExitStack) -> int:
 
     Args:
         arguments: `word` and `address`.
-        keep: ends it.
+        keep: exit stack of the survey; at its end the listening ends.
 
     Returns:
         the port.
@@ -92,7 +92,7 @@ def listen_rails(arguments: Mapping[str, Any], keep: ExitStack) -> dict[str, Any
 
     Args:
         arguments: `word`, `addresses`, and `env`, variables that ranks of this host get beside its own.
-        keep: ends it.
+        keep: exit stack of the survey; at its end the listening ends.
 
     Returns:
         `ports`, one an address; `no_sockets`, why NCCL takes no sockets on this host, or others than dsrun finds; None
@@ -114,7 +114,7 @@ def reach(arguments: Mapping[str, Any], keep: ExitStack) -> list[dict[str, Any]]
         arguments: `patience_s`, `targets`, a list of objects with `address` and `port`, and the `word` expected there,
             which a target may have of its own. `rest_s`: once one is reached, longest wait for the others, where they
             are other ways to the same host.
-        keep: not needed.
+        keep: exit stack of the survey; not needed here.
 
     Returns:
         for each target: a `Reached`, or an object with `fault`, why it is none.
@@ -142,8 +142,8 @@ def following(names: Sequence[str], name: str) -> list[str]:
     """Returns whom a host of a job tries: all others, or those that follow it.
 
     Args:
-        names: of all hosts, in rank order.
-        name: of the one.
+        names: names of all hosts of the job, in rank order.
+        name: name of the host that tries the others.
     """
     index = names.index(name)
     return [*names[index + 1 :], *names[:index]][:_MOST_TARGETS]
@@ -153,9 +153,10 @@ def serve_at(address: str, serve: Callable[[socket.socket], None], keep: ExitSta
     """Listens at one address, on a port that the kernel chooses.
 
     Args:
-        address: of this host.
-        serve: given each connection as it comes, one after the other, on a thread of the listener; closes it.
-        keep: ends it.
+        address: address of this host to listen at.
+        serve: function that gets each connection as it comes, one after the other, on a thread of the listener; it
+            closes the connection.
+        keep: exit stack; at its end the listening ends.
 
     Returns:
         the port.

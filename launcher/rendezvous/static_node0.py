@@ -24,10 +24,11 @@ def await_hosts(listener: socket.socket, me: Presence, *, until_s: float, tell: 
     """Node 0: waits for all others, and lets them go.
 
     Args:
-        listener: where they come; blocking again afterwards.
+        listener: socket that listens for the other hosts; it is blocking again afterwards.
         me: node 0.
         until_s: monotonic.
-        tell: takes a line about whom is waited for, now and then.
+        tell: callback that gets a line about hosts that are waited for, now and then, and one about each stranger that
+            is refused.
 
     Raises:
         LaunchError: some have not come in time.

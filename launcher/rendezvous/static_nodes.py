@@ -42,9 +42,9 @@ class Presence:
     Attributes:
         job: stands for the job's nonce.
         node_rank: its number.
-        node_count: how many hosts it knows of.
+        node_count: number of hosts in the job, as this host was told it.
         slots: its ranks.
-        name: what it calls itself.
+        name: host name, as the host itself gives it.
     """
 
     job: str
@@ -74,8 +74,9 @@ def shared_nonce(plan: LaunchPlan, environ: Mapping[str, str]) -> str:
     is no secret: who knows what is run, and reaches the port, could join.
 
     Args:
-        plan: with hosts outside.
-        environ: of this dsrun. One that runs inside a rank has inherited that job's nonce, which is not this job's.
+        plan: launch plan of a job with hosts outside, which each have a dsrun of their own.
+        environ: environment variables of this dsrun. One that runs inside a rank has inherited that job's nonce, which
+            is not this job's.
     """
     assert plan.outside is not None, "a plan with hosts outside"
     given = environ.get(NONCE_ENV)
@@ -89,11 +90,11 @@ def join_hosts(address: str, port: int, me: Presence, *, until_s: float, tell: C
     """Any other node: comes to node 0, and waits until all are there.
 
     Args:
-        address: of node 0.
+        address: address of node 0.
         port: its port.
-        me: this host.
+        me: identity of this host, which is sent to node 0.
         until_s: monotonic.
-        tell: takes a line about what is waited for, now and then.
+        tell: callback that gets a line about what is waited for, now and then.
 
     Raises:
         LaunchError: node 0 was not there in time, or lets this host not in.
@@ -182,9 +183,9 @@ def answer(connection: socket.socket, refusal: str | None, *, try_again: bool = 
     """Sends node 0's word.
 
     Args:
-        connection: of another node, or of a stranger.
-        refusal: why it is not let in, or is not let go; None lets it go.
-        try_again: it may come again.
+        connection: connection of another node, or of a stranger.
+        refusal: reason why the other side is not let in, or not let go; None lets it go.
+        try_again: whether the other side may come again.
     """
     with suppress(OSError):
         # Who does not read has gone, and finds that out itself.

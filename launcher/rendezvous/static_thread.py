@@ -19,27 +19,27 @@ from .static_nodes import FIRST_NOTE_S, NOTE_S, TRY_S, Presence, join_hosts
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingNote:
     """A line about whom is waited for."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class AllHostsPresent:
     """All hosts are there; on node 0, with the socket they came to."""
 
     listener: socket.socket | None
 
 
-GatheringNews = Waiting | Gathered | LaunchError
+GatheringNews = WaitingNote | AllHostsPresent | LaunchError
 
 
-class Gathering:
+class StaticRendezvous:
     """A host's part in a gathering, on a thread of its own. See [Note: gathering].
 
     Args:
-        plan: with hosts outside.
+        plan: launch plan of a job with hosts outside, which each have a dsrun of their own.
     """
 
     def __init__(self, plan: LaunchPlan) -> None:
@@ -55,13 +55,13 @@ class Gathering:
         return self._wake_fd
 
     def next(self) -> GatheringNews:
-        """Returns the next news, once there is some; `Gathered` or an error is the last."""
+        """Returns the next news, once there is some; `AllHostsPresent` or an error is the last."""
         os.read(self._wake_fd, 1)
         return self._news.get()
 
     def _run(self) -> None:
         try:
-            self._tell(Gathered(self._gather()))
+            self._tell(AllHostsPresent(self._gather()))
         except LaunchError as error:
             self._tell(error)
         except OSError as error:
@@ -97,7 +97,7 @@ class Gathering:
                 time.sleep(TRY_S)
 
     def _wait(self, text: str) -> None:
-        self._tell(Waiting(text))
+        self._tell(WaitingNote(text))
 
     def _tell(self, news: GatheringNews) -> None:
         self._news.put(news)

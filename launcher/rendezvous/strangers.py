@@ -51,10 +51,10 @@ class Connection:
     """One end of a TCP connection on this host.
 
     Attributes:
-        local: this end's address; IPv4 also where it was written as IPv6.
-        local_port: and port.
+        local: address of this end; an IPv4 address also where it was written as IPv6.
+        local_port: port of this end.
         remote: the other end's.
-        remote_port: and port.
+        remote_port: port of the other end.
         is_open: neither end has closed it.
         user: number of who has this end.
     """
@@ -72,8 +72,8 @@ class HostEnds:
     """How a host of the job may come.
 
     Attributes:
-        addresses: that it told.
-        ranks: it has.
+        addresses: addresses that the host told.
+        ranks: number of ranks that the host has.
     """
 
     addresses: frozenset[_Ip]
@@ -94,9 +94,9 @@ class Stranger:
     """Who is connected and is none of the job.
 
     Attributes:
-        address: from where.
-        port: likewise.
-        user: whose process it is, of this host; None for another host's.
+        address: address that the stranger connects from.
+        port: port that the stranger connects from.
+        user: number of the user that has the connecting process, on this host; None for another host's process.
     """
 
     address: _Ip
@@ -119,8 +119,8 @@ def read_connections(table: bytes, port: int) -> list[Connection]:
     """Reads the connections of which one end has a port.
 
     Args:
-        table: as of /proc/net/tcp or tcp6.
-        port: to look for; other rows are not read, which are most.
+        table: contents of /proc/net/tcp or /proc/net/tcp6.
+        port: port to look for; rows with other ports, which are most, are not read.
     """
     row = re.compile(
         rb"^ *\d+: ([0-9A-F]+):([0-9A-F]{4}) ([0-9A-F]+):([0-9A-F]{4}) (%02X|%02X) \S+ \S+ \S+ +(\d+) "
@@ -146,11 +146,11 @@ class StrangerJudge:
     """Says of connections to the store which are strangers', once it is sure. See [Note: strangers].
 
     Args:
-        address: of the store.
+        address: address of the rendezvous store.
         port: its port.
-        own: this host.
+        own: addresses of this host and its number of ranks.
         others: all other hosts of the job; None while that is not known.
-        user: who runs the job here.
+        user: number of the user that runs the job on this host.
     """
 
     def __init__(self, address: str, port: int, own: HostEnds, *, others: Sequence[HostEnds] | None, user: int) -> None:
@@ -200,11 +200,11 @@ class StrangerWatch:
     """Looks now and then who is connected to the store that this host serves, and tells of strangers.
 
     Args:
-        address: of the store, of an address of this host.
+        address: address of the rendezvous store, which is one of this host's.
         port: its port.
-        ranks: of this host.
-        others: see `StrangerJudge`.
-        tell: takes a line for each address or user, the first sixteen.
+        ranks: number of ranks of this host.
+        others: hosts of the job other than this one; None while they are not known. See `StrangerJudge`.
+        tell: callback that gets a line for each address or user that is a stranger's, for the first sixteen.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ def stranger_line(stranger: Stranger, store: str) -> str:
     """Says who is connected, what that can do, and what helps.
 
     Args:
-        stranger: who.
+        stranger: stranger that is connected to the rendezvous store.
         store: address and port of the store.
     """
     place = place_of(str(stranger.address), stranger.port)

@@ -36,9 +36,9 @@ from ..jobs.record import (
     write_record,
 )
 from ..launch.checked_launch import Launch
-from ..launch.stdin_choice import Taken, why_no_stdin
+from ..launch.stdin_choice import StdinObstacle, why_no_stdin
 from ..logs.job_output import JobOutput
-from ..machine.devices.choice import Held
+from ..machine.devices.choice import DeviceLease
 from ..masking import masker_of
 from ..plan.environment import counted_environ
 from ..plan.launch_plan import LaunchPlan
@@ -64,9 +64,9 @@ class Hold:
     """How a job comes to its devices.
 
     Attributes:
-        queue: it waits its turn.
-        priority: in the queue, higher first.
-        share_gpus: it takes GPUs in use if too few are free.
+        queue: whether the job waits for its turn.
+        priority: priority in the queue, higher first.
+        share_gpus: whether the job takes GPUs that are in use if too few are free.
     """
 
     queue: bool = False
@@ -80,10 +80,10 @@ class RunSettings:
 
     Attributes:
         words: the words after `dsrun`, as they were typed.
-        options: names of dsrun's own options: a script may stumble over one of them, and none takes a secret.
-        policies: what to do when the job fails or hangs.
-        hold: how it comes to its devices.
-        hosts: how other hosts are reached and looked at; None where there is none.
+        options: names of dsrun's own options: a script may fail over one of them, and none takes a secret.
+        policies: policies for a job that fails or hangs.
+        hold: choice of how the job gets its devices.
+        hosts: settings for reaching and checking other hosts; None where there is no other host.
         detached: nobody looks: lines of ranks go to their logs only.
         shown: ranks whose lines are shown; None for all.
         progress: bars and a progress row are shown below the lines, where there is a terminal.
@@ -107,11 +107,11 @@ class FrontEnd:
     """One job.
 
     Args:
-        launch: what to run.
-        settings: how.
+        launch: launch to run.
+        settings: settings of how the job is run and shown.
         job_id: its id.
         folder: its folder, just made.
-        on_held: called once it has its devices, or waits for none any more.
+        on_held: callback for the moment when the job has its devices, or waits for none any more; called once.
     """
 
     def __init__(
@@ -150,7 +150,8 @@ class FrontEnd:
         """Runs the job to its end.
 
         Args:
-            ready: called once the job has its record; and, unless it queues, its devices, and its hosts are fit.
+            ready: callback for the moment when the job has its record and, unless it queues, also its devices and fit
+                hosts; called once.
 
         Returns:
             the outcome, as `outcome_json` gives it.
@@ -213,7 +214,7 @@ class FrontEnd:
         self._tell(link_job(self._folder, os.environ), prefix="`dsrun ps` does not find this job: ")
         return record
 
-    def _hold_devices(self) -> AbstractContextManager[Held | None]:
+    def _hold_devices(self) -> AbstractContextManager[DeviceLease | None]:
         hold = self._settings.hold
         return hold_devices(
             self._launch.demand,
@@ -254,7 +255,7 @@ class FrontEnd:
     def _why_no_stdin(self, rank: int) -> str:
         taken = self._launch.stdin_taken
         if self._stdin.is_in_background:
-            taken = Taken("dsrun runs in the background of its terminal", "start it in the foreground")
+            taken = StdinObstacle("dsrun runs in the background of its terminal", "start it in the foreground")
         return why_no_stdin(rank, self._plan.stdin_rank, self._launch.placement, taken=taken)
 
     def _run(self) -> dict[str, Any]:

@@ -23,8 +23,9 @@ def opening(plan: LaunchPlan, *, devices: str, source: str = "") -> str:
 
     Args:
         plan: the launch.
-        devices: what it trains on, for the eye; empty where that is not known here.
-        source: whose hosts they are, `PBS job 123`; empty where the user named them, or it is this machine.
+        devices: devices that the job trains on, in words; empty where they are not known here.
+        source: name of the scheduler's job that gave the hosts, `PBS job 123`; empty where the user named them, or for
+            this machine.
     """
     count = len(plan.ranks)
     ranks = f"{count} rank{'s' if count > 1 else ''}"
@@ -48,7 +49,7 @@ def closing(value: dict[str, Any]) -> str:
     """Returns the line with which a job ends.
 
     Args:
-        value: what `outcome_json` returned.
+        value: object that `outcome_json` returned.
     """
     attempts = value["attempts"]
     if value.get("never_ran"):
@@ -86,11 +87,11 @@ def outcome_json(
 
     Args:
         plan: the launch.
-        outcome: how it ended.
-        report: why it failed, in lines; None if it did not.
-        exit_code: what dsrun exits with.
-        duration_s: from starting the agents to the last rank's end, just now.
-        waited_for: what it waited for at its end, where no rank has run.
+        outcome: outcome of the job's ranks.
+        report: lines that say why the job failed; None if it did not.
+        exit_code: exit code of dsrun.
+        duration_s: seconds from the start of the agents to the last rank's end, which is now.
+        waited_for: description of what the job waited for at its end; used only if no rank has run.
     """
     how = "done" if outcome.exit_code == 0 else "stopped" if report is None else "failed"
     ranks = [
@@ -111,10 +112,10 @@ def without_ranks(
     Args:
         plan: the launch.
         how: `stopped` or `failed`.
-        exit_code: what dsrun exits with.
-        report: why it failed, in lines.
-        duration_s: how long it took, up to now.
-        waited_for: what it waited for, in words.
+        exit_code: exit code of dsrun.
+        report: lines that say why the job failed; None if it was stopped.
+        duration_s: seconds that the job took, up to now.
+        waited_for: description in words of what the job waited for.
     """
     return {
         "schema_version": SCHEMA_VERSION,

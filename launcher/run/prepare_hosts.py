@@ -19,7 +19,7 @@ from dsrun.errors import PreflightError, Problem
 from ..hosts.spec import HostSpec
 from ..launch.host_placement import Placement
 from ..plan.launch_plan import GpuPlace, LaunchPlan
-from ..preflight.findings import Preflight, Seen, Wants, named
+from ..preflight.findings import AnsweredHost, Preflight, Requirements, named
 from ..preflight.run import check_hosts
 from ..preflight.text import summary
 from ..rendezvous.address import choose_meeting
@@ -34,13 +34,15 @@ class HostSettings:
     """What the user said about hosts beside which they are.
 
     Attributes:
-        ssh_config: to read in place of the user's and the system's.
+        ssh_config: ssh_config to read in place of the user's and the system's; None reads those.
         connect_timeout_s: longest wait for a server; None means the transport's own.
-        start_timeout_s: longest wait for dsrun to start there after that; None likewise.
+        start_timeout_s: longest wait in seconds for dsrun to start on a host once its server is there; None means the
+            transport's own.
         accept_new_host_keys: trust hosts whose key nobody knows, and say so.
         iface: interfaces of the first host to meet at; None takes the fastest that all reach.
         preflight: compare the hosts before anything starts.
-        copied_folder: of this machine, which the working folder of every host is to hold first; None copies nothing.
+        copied_folder: folder of this machine; the working folder of every host is made to hold the same first. None
+            copies nothing.
     """
 
     ssh_config: Path | None = None
@@ -56,13 +58,16 @@ class HostPreparation:
     """The hosts of one job that are not all this machine.
 
     Args:
-        placement: which they are, and the way to them.
-        settings: what the user said.
+        placement: hosts that the ranks go to, and the way to them.
+        settings: settings of the user for other hosts.
         lease_s: longest silence of a host.
         stdin_fd: dsrun's own stdin, for the agent of this machine.
-        note: told what is waited for, and of each host key that was accepted as new; on the caller's thread.
-        warn: told of what is not alike, and stops nothing.
-        check: called now and then on the caller's thread; what it raises ends the preparations.
+        note: callback that gets a line about each wait, and about each host key that was accepted as new; runs on the
+            caller's thread.
+        warn: callback that gets each warning about the hosts, for example a difference between them; a warning stops
+            nothing.
+        check: callback that runs now and then on the caller's thread; an exception that it raises ends the
+            preparations.
     """
 
     def __init__(
@@ -162,9 +167,9 @@ def gpu_places(found: Preflight) -> dict[str, tuple[GpuPlace, ...]]:
     """Returns what drivers told of the GPUs of hosts, by name of the host.
 
     Args:
-        found: what the hosts said.
+        found: answers of the hosts to the preflight questions.
     """
-    answered = {name: its.facts for name, its in found.seen.items() if isinstance(its, Seen)}
+    answered = {name: its.facts for name, its in found.seen.items() if isinstance(its, AnsweredHost)}
     return {name: facts.gpu_places for name, facts in answered.items() if facts.gpu_places}
 
 
@@ -174,11 +179,11 @@ def idle_gpus_warning(placement: Placement, found: Preflight) -> str | None:
     `salloc --gres=gpu:8` sets no variable that says so, and a cluster may have no GPUs in its configuration at all.
 
     Args:
-        placement: of the ranks.
-        found: what the hosts said.
+        placement: hosts and slots that the ranks go to.
+        found: answers of the hosts to the preflight questions.
     """
     hosts = placement.allocation.hosts
-    counts = {name: len(its.facts.gpus) for name, its in found.seen.items() if isinstance(its, Seen)}
+    counts = {name: len(its.facts.gpus) for name, its in found.seen.items() if isinstance(its, AnsweredHost)}
     idle = {host.name: counts[host.name] for host in hosts if counts.get(host.name, 0) > host.slots}
     if not idle or not placement.slots_from_scheduler:
         return None
@@ -190,16 +195,16 @@ def idle_gpus_warning(placement: Placement, found: Preflight) -> str | None:
     )
 
 
-def wants_of(plan: LaunchPlan, *, iface: str | None) -> Wants:
+def wants_of(plan: LaunchPlan, *, iface: str | None) -> Requirements:
     """Returns what a job needs of its hosts.
 
     Args:
         plan: the launch.
-        iface: as the user named it.
+        iface: name of the network interface as the user gave it to `--iface`; None where it was not given.
     """
     program = plan.program
     backend = plan.env.get(BACKEND_ENV)
-    return Wants(
+    return Requirements(
         folder=plan.cwd,
         script=program.target if program.kind == "script" else None,
         is_python=program.kind != "command",

@@ -46,21 +46,21 @@ class JobSetSettings:
     """What a cluster has to know.
 
     Attributes:
-        name: of the set.
+        name: name of the JobSet.
         image: container image, with dsrun and the script in it.
         nodes: pods.
-        gpus: of each pod; 0 for none.
+        gpus: number of GPUs of each pod; 0 for none.
         namespace: None leaves it to kubectl.
-        max_restarts: how often all pods are started again after a failure.
+        max_restarts: number of times that all pods are started again after a failure.
         grace_s: seconds that ranks have to end.
         cpus: cores of each pod, as a request and as the limit; None asks for none.
-        memory: memory of each pod, likewise.
+        memory: memory of each pod, as a request and as the limit; None asks for none.
         shm: most that a pod may put into /dev/shm; None leaves that to the memory that it may have.
         resources: further ones of each pod, `NAME=N`.
         ipc_lock: the container may lock memory, which RDMA needs, however low the limit of its node is.
         host_network: pods use the network of their nodes.
         patch: changes to the pods' template, as they were read; None for none.
-        patch_source: where they were read.
+        patch_source: source of the changes in `patch`, for messages.
     """
 
     name: str
@@ -164,9 +164,9 @@ def words_for_gpus(gpus: int, *, ranks_per_host: int | None, backend: str | None
     """Returns options of `dsrun run` by which a pod says what is wrong with its GPUs, and does not train without them.
 
     Args:
-        gpus: of each pod.
-        ranks_per_host: as the user has said it.
-        backend: as the user has said it.
+        gpus: number of GPUs of each pod.
+        ranks_per_host: number of ranks on each host as the user gave it; None where it was not given.
+        backend: backend by which ranks talk, as the user gave it; None where it was not given.
     """
     if not gpus or backend == "gloo" or (ranks_per_host is not None and ranks_per_host > gpus):
         return []
@@ -178,8 +178,8 @@ def pod_command(words: Sequence[str], settings: JobSetSettings) -> list[str]:
     """Returns the words of each pod's container. See [Note: dollars].
 
     Args:
-        words: what stands behind `dsrun run`.
-        settings: of the set.
+        words: words that will stand after `dsrun run`.
+        settings: settings of the JobSet.
     """
     first = f"{settings.name}-{_WORKERS}-0-0.{settings.name}"
     ours = ["--nodes", str(settings.nodes), "--node-rank", "$(JOB_COMPLETION_INDEX)"]
@@ -191,8 +191,8 @@ def job_set(words: Sequence[str], settings: JobSetSettings) -> dict[str, Any]:
     """Returns the manifest.
 
     Args:
-        words: what stands behind `dsrun run`.
-        settings: of the set; checked.
+        words: words that will stand after `dsrun run`.
+        settings: settings of the JobSet, already checked.
 
     Raises:
         UsageError: carries what is wrong with the patch.

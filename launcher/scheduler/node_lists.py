@@ -40,8 +40,10 @@ class NodeList:
         files: variables that may name the file; the first that is set counts.
         words: variable that holds host and slots by turns, read where there is no file.
         has_counts: a line of the file is a host, its slots and more; else a line is a slot.
-        is_task: tells by the variables whether the scheduler started this process as one of several in the job.
-        has_launch_host: tells by the variables whether the first host is one that only starts programs on the others.
+        is_task: function that tells from the variables whether the scheduler started this process as one of several
+            tasks of the job.
+        has_launch_host: function that tells from the variables whether the first host only starts programs on the
+            others.
         hostfile: words by which `dsrun` gets the same hosts named.
     """
 
@@ -65,7 +67,7 @@ class NodeList:
         """Returns the hosts of the job, in its order, each once with its slots.
 
         Args:
-            environ: this process's variables, with `sign` among them.
+            environ: environment variables of this process, with `sign` among them.
 
         Raises:
             UnreadableList: there is no list, or it cannot be read.

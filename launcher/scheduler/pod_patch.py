@@ -32,8 +32,8 @@ def patched(template: Mapping[str, Any], patch: object, *, source: str, containe
 
     Args:
         template: the pod's `metadata` and `spec`.
-        patch: what to change of it, as it was read.
-        source: where that was read, for messages.
+        patch: changes to the template, as they were read.
+        source: source of the changes in `patch`, for messages.
         container: the name of dsrun's own container, which must stay.
 
     Raises:

@@ -30,10 +30,10 @@ class SchedulerJob:
     Attributes:
         name: `PBS job 123`.
         hosts: those to take, in its order; empty for this machine alone.
-        way: how they are reached, unless the user says otherwise.
+        way: way to reach the hosts, `srun` or `ssh`, unless the user says otherwise.
         counts_gpus: slots are the GPUs that the job has on each host, where it has any.
         here: name of the host that is this machine; None where it is none of them, or a step is started there too.
-        remark: what users have to know of what is taken; None for nothing.
+        remark: remark that users must know about the hosts taken; None for none.
     """
 
     name: str
@@ -48,8 +48,8 @@ def find_job(environ: Mapping[str, str], *, local_names: Collection[str]) -> Sch
     """Returns the job around this process.
 
     Args:
-        environ: this process's variables.
-        local_names: what this machine is called, in lower case, without its domain too.
+        environ: environment variables of this process.
+        local_names: names of this machine, in lower case, also without its domain.
 
     Returns:
         None outside of one, in a rank of dsrun, and in a job of this machine alone.

@@ -50,7 +50,7 @@ def read_allocation(environ: Mapping[str, str]) -> tuple[HostSpec, ...] | None:
     Slots are the GPUs that the job has on each, else the tasks that it was asked to run there, else one.
 
     Args:
-        environ: this process's variables.
+        environ: environment variables of this process.
 
     Returns:
         None outside a job; in one of several tasks that an `srun` has started, for that is a rank itself; and in a rank
@@ -103,7 +103,7 @@ def step_gpus(environ: Mapping[str, str], host: HostSpec) -> str | None:
     """Returns the option by which a step sees all GPUs that this Slurm job has on a host; None for no GPU.
 
     Args:
-        environ: this process's variables.
+        environ: environment variables of this process.
         host: a node of the job, by Slurm's name for it.
 
     Raises:

@@ -36,14 +36,14 @@ _LOCK_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
+class ChannelOpening:
     """The host's turn has come: its channel is being opened."""
 
     link: Link
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class MessageReceived:
     """The host's agent sent a message."""
 
     link: Link
@@ -59,13 +59,13 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ChannelEnd:
     """The channel came to its end, or never opened.
 
     Attributes:
-        link: whose.
-        reason: why, in words that a lost host is explained with.
-        last_lines: what the agent's stderr said last.
+        link: link that came to its end.
+        reason: reason why the channel ended, in words that explain a lost host.
+        last_lines: last lines of the agent's stderr.
         hint: a way out, where one is known.
     """
 
@@ -75,7 +75,7 @@ class Ended:
     hint: str | None = None
 
 
-LinkEvent = Opening | Received | Said | Ended
+LinkEvent = ChannelOpening | MessageReceived | Said | ChannelEnd
 
 
 def start_frame(plan: LaunchPlan, *, mark: str = "", config: str | None = None) -> Callable[[int], tuple[bytes, bytes]]:
@@ -86,8 +86,8 @@ def start_frame(plan: LaunchPlan, *, mark: str = "", config: str | None = None) 
 
     Args:
         plan: the launch.
-        mark: as in `Start`.
-        config: as in `Start`.
+        mark: name of the file in the run folder by which a host sees that it shares it, as in `Start`; empty for none.
+        config: text of the training config, as in `Start`; None where there is none.
     """
     bare = replace(plan, nodes=tuple(replace(node, gpus=()) for node in plan.nodes))
     whole = encode(Start(plan=bare.to_json(), node_rank=0, mark=mark, config=config))
@@ -106,7 +106,7 @@ class Link:
 
     Args:
         node: the host's part of the plan.
-        put: takes events, from any thread; `Received` and `Said` must be answered by `handled`.
+        put: callback that gets events, on any thread; `MessageReceived` and `Said` must be answered by `handled`.
         room: events of this host that may wait to be handled.
         lease_s: longest silence of its agent.
     """
@@ -138,9 +138,10 @@ class Link:
         """Opens the channel, sends the plan, and reads from now on; returns at once.
 
         Args:
-            connect: starts the agent; may take its time.
+            connect: function that starts the agent and returns the channel to it; it may take its time.
             start: the pieces of the first message.
-            gate: how many hosts may be on their way at once, from the first knock to the agent's first word.
+            gate: semaphore for how many hosts may be on their way at once, from the first knock to the agent's first
+                word.
         """
         before = threading.stack_size(_STACK_BYTES)
         try:
@@ -152,7 +153,7 @@ class Link:
             threading.stack_size(before)
 
     def send(self, message: Message) -> None:
-        """Sends a message, after the plan; if the agent is gone, `Ended` says so."""
+        """Sends a message, after the plan; if the agent is gone, `ChannelEnd` says so."""
         with self._lock:
             if self._channel is not None and self._ready:
                 _send(self._channel, encode(message))
@@ -254,13 +255,13 @@ class Link:
                 self._opened.set()
                 return
             self._knocked_at_s = time.time()
-            self._put(Opening(self))
+            self._put(ChannelOpening(self))
             try:
                 channel = connect()
             except LaunchError as error:
                 reason = error.problems[0].message.removeprefix(f"host {self.node.host.name}: ")
                 self._opened.set()
-                self._put(Ended(self, reason, hint=error.hint))
+                self._put(ChannelEnd(self, reason, hint=error.hint))
                 return
             if not self._adopt(channel):
                 self._see_off(channel)
@@ -273,7 +274,7 @@ class Link:
             fault = self._read_once(channel, reader)
         while fault is None:
             fault = self._read_once(channel, reader)
-        self._put(Ended(self, self._why_ended(channel, fault), tuple(self._stderr_tail)))
+        self._put(ChannelEnd(self, self._why_ended(channel, fault), tuple(self._stderr_tail)))
 
     def _adopt(self, channel: Channel) -> bool:
         with self._lock:
@@ -307,7 +308,7 @@ class Link:
             self._lifeline.renew()
             for message in reader.feed(data):
                 self._room.acquire()
-                self._put(Received(self, message))
+                self._put(MessageReceived(self, message))
         except (OSError, ProtocolError) as error:
             return str(error)
         return None

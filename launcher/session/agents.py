@@ -25,7 +25,7 @@ from ..isolated_command import isolated_command
 from ..plan.launch_plan import LaunchPlan
 from ..process_modules import AGENT
 from ..transport.base import FIRST_WORD_PATIENCE_S, Channel, Transport
-from .agent_link import Ended, Link, LinkEvent, Opening, Received, Said, start_frame
+from .agent_link import ChannelEnd, ChannelOpening, Link, LinkEvent, MessageReceived, Said, start_frame
 from .attempt import Attempt
 from .keepalive import Keepalive
 from .rank_table import Outcome
@@ -52,11 +52,11 @@ class Session:
 
     Args:
         plan: the launch; its run_dir must exist here.
-        transport: how to reach the hosts.
-        sink: where output and news go.
+        transport: way to reach the hosts.
+        sink: receiver of output and news.
         python: the interpreter for agents and ranks on hosts that name none; dsrun must be importable there.
-        requests: what the user wants of the job, read by this session from now on; a queue of its own if None.
-        hang: what becomes of an attempt without progress; the default policy if None.
+        requests: requests of the user about the job, read by this session from now on; None makes a queue of its own.
+        hang: policy for an attempt without progress; None means the default policy.
         first_word_s: longest time from starting an agent to its first word.
     """
 
@@ -184,16 +184,16 @@ class Session:
         except queue.Empty:
             return
         match event:
-            case Opening(link):
+            case ChannelOpening(link):
                 link.deadline_s = time.monotonic() + self._first_word_s
-            case Received(link, message):
+            case MessageReceived(link, message):
                 link.handled()
                 if not link.over:
                     self._attempt.on_message(link, message)
             case Said(link, line):
                 link.handled()
                 self._sink.note(f"{link.node.host.name}: {line}")
-            case Ended():
+            case ChannelEnd():
                 self._attempt.on_ended(event)
             case _Wake():
                 pass

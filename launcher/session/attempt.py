@@ -37,7 +37,7 @@ from ..protocol import (
     TakeStacks,
 )
 from ..transport.base import WAIT_LONGER
-from .agent_link import Ended, Link
+from .agent_link import ChannelEnd, Link
 from .forwarded_signals import SignalRelay
 from .interrupts import Interrupts
 from .progress_watch import ProgressWatch
@@ -52,8 +52,8 @@ class Attempt:
     Args:
         plan: the launch.
         links: every host, in the plan's order.
-        sink: where output and news go.
-        hang: what becomes of an attempt without progress.
+        sink: receiver of output and news.
+        hang: policy for an attempt without progress.
     """
 
     def __init__(self, plan: LaunchPlan, links: Sequence[Link], sink: Sink, hang: HangPolicy) -> None:
@@ -141,7 +141,7 @@ class Attempt:
         if others and not first.over and len(self._addresses) == len(self._links):
             first.send(Peers(addresses=[self._addresses[other.node.host.name] for other in others]))
 
-    def on_ended(self, event: Ended) -> None:
+    def on_ended(self, event: ChannelEnd) -> None:
         """Takes the end of a host's channel."""
         link = event.link
         if link.over:

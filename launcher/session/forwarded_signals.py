@@ -14,8 +14,8 @@ class ForwardedSignal:
 
     Attributes:
         signal: its number.
-        ranks: who got it.
-        spared: who did not, for they do not catch it and would have died.
+        ranks: ranks that got the signal.
+        spared: ranks that did not get the signal, as they do not catch it and would have died.
     """
 
     signal: int

@@ -41,8 +41,8 @@ class Interrupts:
         """Returns the request that a rank has ended of, if it was one.
 
         Args:
-            rank: which one has ended.
-            status: how, as in `Exit`.
+            rank: rank that has ended.
+            status: exit code of the rank, or minus the number of the signal that ended it, as in `Exit`.
         """
         if rank == self._waiting:
             self._waiting = None

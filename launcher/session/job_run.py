@@ -23,7 +23,7 @@ from ..transport.base import FIRST_WORD_PATIENCE_S, Transport
 from .agents import Session
 from .rank_table import Outcome
 from .remote_leftovers import sweep_hosts
-from .resume_point import Found, ResumePoint, find_checkpoint, has_memory_copies, recorded_checkpoints
+from .resume_point import ResumePoint, ResumeSearch, find_checkpoint, has_memory_copies, recorded_checkpoints
 from .sink import Sink
 from .user_requests import UserRequests
 
@@ -36,13 +36,14 @@ class Policies:
     """What the user wants done when a job fails or hangs.
 
     Attributes:
-        max_restarts: how often it may be started again.
+        max_restarts: number of times that the job may be started again.
         min_uptime_s: an attempt that lived this long was no crash at the start: waiting before restarts begins anew.
-        first_wait_s: before the first restart; each further wait is twice the one before, up to a minute.
+        first_wait_s: seconds before the first restart; each further wait is twice the one before, up to a minute.
         hang_timeout_s: a rank without progress for this long hangs; None looks only at ranks that beat, after 30 min.
-        start_timeout_s: as the user named it; see `HangPolicy`.
+        start_timeout_s: start time-out in seconds that the user named, which ranks have at least; None where none was
+            named. See `HangPolicy`.
         first_word_s: longest time for a host to be reached and its agent to say its first word.
-        on_hang: what becomes of a job that hangs.
+        on_hang: action for a job that hangs: `report`, `stop` or `restart`.
     """
 
     max_restarts: int = 0
@@ -59,11 +60,11 @@ class JobRun:
 
     Args:
         plan: the first attempt's launch; its run_dir must exist here.
-        transport: how to reach the hosts.
-        sink: where output and news of all attempts go.
-        python: see `Session`.
-        policies: what to do when the job fails or hangs.
-        requests: what the user wants of the job; a queue of its own if None.
+        transport: way to reach the hosts.
+        sink: receiver of output and news of all attempts.
+        python: interpreter for agents and ranks on hosts that name none; see `Session`.
+        policies: policies for a job that fails or hangs.
+        requests: requests of the user about the job; None makes a queue of its own.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class JobRun:
         points = recorded_checkpoints(plan.run_dir)
         if not points or self._policies.max_restarts == 0:
             return None
-        found: list[Found] = []
+        found: list[ResumeSearch] = []
 
         def search() -> None:
             host = plan.nodes[0].host

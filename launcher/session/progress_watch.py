@@ -27,11 +27,12 @@ class ProgressWatch:
     """What pulses, output and stacks say about the progress of one attempt.
 
     Args:
-        table: knows where ranks are and which have ended; is told how far they are.
-        sink: where news go.
+        table: table of the ranks, which knows where they are and which have ended, and is told how far they are.
+        sink: receiver of news.
         plan: the launch.
-        timeout_s: as in `HangPolicy`.
-        start_limit_s: likewise.
+        timeout_s: longest time in seconds without progress, as in `HangPolicy`; None judges only ranks that beat, by
+            the default.
+        start_limit_s: longest time in seconds for a rank to start and import torch, as in `HangPolicy`.
     """
 
     def __init__(

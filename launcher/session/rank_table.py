@@ -17,11 +17,11 @@ class Outcome:
     """How a job ended.
 
     Attributes:
-        exit_code: see `failures` for what each means.
-        report: why it failed; None if it did not, or if the user stopped it.
+        exit_code: exit code of the job; see `failures` for what each means.
+        report: report of why the job failed; None if it did not, or if the user stopped it.
         ends: every rank's end, by rank.
-        attempts: how often the job was started.
-        uptime_s: from the first rank's start to the end; 0 if none was started.
+        attempts: number of times that the job was started.
+        uptime_s: seconds from the first rank's start to the end, in the last attempt; 0 if none was started.
         step: highest step that a rank said it had finished; None if none did.
     """
 
@@ -117,7 +117,7 @@ class RankTable:
         """Tells that no rank writes any more.
 
         Args:
-            ended: called with each rank, and what it left beside its streams.
+            ended: callback that gets each rank, and the text it left beside its streams, or None.
         """
         for rank in self._plan.ranks:
             error = self._exits[rank].error if rank in self._exits else None
@@ -128,8 +128,8 @@ class RankTable:
         """Returns how the job ended.
 
         Args:
-            tail: gives a rank's last lines.
-            log: gives the path of a rank's complete output.
+            tail: function that returns the last output lines of a rank, by its number.
+            log: function that returns the path of a rank's complete output, by its number.
         """
         ends = tuple(
             self._end_of(node, worker.rank, tail(worker.rank), log(worker.rank))

@@ -52,12 +52,12 @@ def sweep_hosts(
     """Sweeps all hosts at once; returns what was found, of the hosts that answered in time.
 
     Args:
-        hosts: where.
-        command_of: what to run on a host, see `sweep_command`.
-        transport: how to reach them.
-        out_of_touch: names of hosts that fell silent or whose connection was lost. They are knocked at for a moment
-            only; one that answers is swept like the others.
-        reach_patience_s: how long that moment is.
+        hosts: hosts to sweep.
+        command: function that returns the command to run on a host; see `sweep_command`.
+        transport: way to reach the hosts.
+        out_of_touch: names of hosts that fell silent or had their connection lost; they are tried for a moment only.
+            One that answers is swept like the others.
+        reach_patience_s: longest time in seconds for a host out of touch to be reached.
     """
     sweeps = [_Sweep(host, command(host), transport) for host in hosts]
     reach_by_s = time.monotonic() + reach_patience_s

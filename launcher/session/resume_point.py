@@ -23,7 +23,7 @@ from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import DsrunError
 
 from ..hosts.spec import HostSpec
-from ..survey.client import Survey, Told, Unable
+from ..survey.client import HostAnswer, NoAnswer, Survey
 from ..transport.base import FIRST_WORD_PATIENCE_S, Transport
 
 #: Its name in the table of survey/server.
@@ -42,8 +42,8 @@ class ResumePoint:
     """A checkpoint.
 
     Attributes:
-        folder: of the checkpoint; it has an index now.
-        identity: tells this save from others, also from one into the same folder.
+        folder: folder of the checkpoint, which was complete when it was recorded.
+        identity: text that tells this save from others, also from one into the same folder.
     """
 
     folder: str
@@ -51,12 +51,13 @@ class ResumePoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResumeSearch:
     """What a search has found.
 
     Attributes:
         point: the newest complete checkpoint; None if there is none.
-        doubt: why it is taken for complete only because it was when it was recorded; None where that is known.
+        doubt: reason why the checkpoint is only known to have been complete when it was recorded; None where it is
+            known to be complete now.
     """
 
     point: ResumePoint | None
@@ -94,16 +95,17 @@ def find_checkpoint(
     python: str,
     apart: bool,
     first_word_s: float = FIRST_WORD_PATIENCE_S,
-) -> Found:
+) -> ResumeSearch:
     """Finds the newest checkpoint that is complete now. See [Note: where checkpoints are].
 
     Args:
         points: those recorded, oldest first.
-        host: of rank 0.
-        transport: how to reach it.
+        host: host of rank 0.
+        transport: way to reach the host.
         python: the interpreter there, unless the host names one.
-        apart: it does not share the job's folder, so that what is here under the same path is something else.
-        first_word_s: see `Survey`.
+        apart: whether the host does not share the job's folder, so that a path here is another folder than the same
+            path there.
+        first_word_s: longest time in seconds for the host to be reached and to say its first word; see `Survey`.
     """
     newest_first = list(reversed(points))[:_MOST_ASKED]
     while newest_first and _ADDRESS in newest_first[0].folder:
@@ -112,35 +114,35 @@ def find_checkpoint(
             return found
     newest_first = [point for point in newest_first if _ADDRESS not in point.folder]
     if not newest_first:
-        return Found(None)
+        return ResumeSearch(None)
     if not apart and is_complete(newest_first[0].folder):
-        return Found(newest_first[0])
+        return ResumeSearch(newest_first[0])
     folders = list(dict.fromkeys(point.folder for point in newest_first))
     with Survey([host], transport, python=python, first_word_s=first_word_s) as survey:
         answer = survey.ask(QUESTION, {"folders": folders})[host.name]
     match answer:
-        case Told(value=[*complete]):
-            return Found(next((point for point in newest_first if point.folder in complete), None))
-        case Unable(reason=reason):
+        case HostAnswer(value=[*complete]):
+            return ResumeSearch(next((point for point in newest_first if point.folder in complete), None))
+        case NoAnswer(reason=reason):
             why = reason
         case _:
             why = "its answer makes no sense"
     here = [] if apart else [point for point in newest_first if is_complete(point.folder)]
     if here:
-        return Found(here[0])
-    return Found(newest_first[0], f"{host.name} could not be asked whether it is still there: {why}")
+        return ResumeSearch(here[0])
+    return ResumeSearch(newest_first[0], f"{host.name} could not be asked whether it is still there: {why}")
 
 
-def _find_in_store(point: ResumePoint) -> Found:
+def _find_in_store(point: ResumePoint) -> ResumeSearch:
     """Asks an object store, which is the same one from every host, for the index of a checkpoint."""
     # Here, for few jobs are started again, and fewer from a store.
     from dsrun.checkpoint_files.storage.registry import place_of
     from dsrun.checkpoint_files.storage.tags import is_complete as has_index
 
     try:
-        return Found(point if has_index(place_of(point.folder)) else None)
+        return ResumeSearch(point if has_index(place_of(point.folder)) else None)
     except DsrunError as error:
-        return Found(point, f"the store could not be asked whether it is still there: {error}")
+        return ResumeSearch(point, f"the store could not be asked whether it is still there: {error}")
 
 
 def is_complete(folder: str) -> bool:

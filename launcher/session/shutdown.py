@@ -44,9 +44,9 @@ class Shutdown:
     Args:
         plan: the launch.
         links: every host.
-        table: what is known of the ranks; learns when and why they were stopped.
-        sink: where notes and events go.
-        cancelled: called with a host that had not begun, and never will.
+        table: table of the known facts about the ranks, which is told when and why they were stopped.
+        sink: receiver of notes and events.
+        cancelled: callback that gets the link of a host that had not begun, and never will.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Shutdown:
         """Asks the ranks that still run to end, unless that was done.
 
         Args:
-            failure: what ended the attempt, in words.
+            failure: words for what ended the attempt.
             silent: no note is needed.
-            which: what a note calls the ranks that are stopped.
+            which: word that a note puts before `ranks` for those that are stopped; empty for none.
         """
         if self.has_begun:
             return

@@ -23,8 +23,8 @@ class Sink(Protocol):
         """No more bytes come from a rank; what it left without an end of line is shown.
 
         Args:
-            rank: which one.
-            last_word: what it left beside its streams, to end its log with.
+            rank: rank that writes no more.
+            last_word: text that the rank left beside its streams, to end its log with; None where it left none.
         """
         ...
 

@@ -22,8 +22,8 @@ class StopRequest:
 
     Attributes:
         stop: the signal and when it came.
-        why: what notes call it.
-        at_once: without grace.
+        why: words by which notes call the request, such as the signal's name.
+        at_once: whether the job ends at once, without grace.
     """
 
     stop: UserStop
@@ -94,7 +94,7 @@ class UserRequests:
 
         Args:
             signum: the signal the user sent: ranks get it too, and the exit code becomes 128 + signum.
-            why: what notes say instead of the signal's name, where it was no signal.
+            why: words that notes use in place of the signal's name, where it was no signal; None uses the name.
         """
         if self._reader is not None:
             self._add_stop(signum, why or signal_name(signum), at_once=False)
@@ -156,7 +156,7 @@ class UserRequests:
         """Has a function called at each request, beside the session's, which sleeps between two attempts.
 
         Args:
-            wake: ends the job's wait; called from signal handlers too.
+            wake: function that ends the job's wait; it is called from signal handlers too.
         """
         self._wake_job = wake
 

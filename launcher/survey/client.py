@@ -39,13 +39,13 @@ Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class HostAnswer:
     """A host's answer.
 
     Attributes:
         value: the JSON value.
-        asked_s: when the question left, by this host's clock, seconds since the epoch.
-        answered_s: when the answer was here.
+        asked_s: time when the question was sent, by this host's clock, seconds since the epoch.
+        answered_s: time when the answer had arrived, by this host's clock, seconds since the epoch.
     """
 
     value: Any
@@ -54,11 +54,11 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
-class Unable:
+class NoAnswer:
     """Why there is no answer.
 
     Attributes:
-        reason: in words, without the host's name.
+        reason: reason in words why there is no answer, without the host's name.
         hint: the way out; None where none is known.
         unreached: the host itself could not be reached or runs no dsrun, so that nothing can be asked of it.
     """
@@ -68,19 +68,19 @@ class Unable:
     unreached: bool = False
 
 
-Answer = Told | Unable
+Answer = HostAnswer | NoAnswer
 
 
 class Survey:
     """A talk with every host, from `with` to its end.
 
     Args:
-        hosts: whom to ask; their names differ.
-        transport: how to reach them.
+        hosts: hosts to ask; no two have the same name.
+        transport: transport that reaches the hosts.
         python: the interpreter on hosts that name none; dsrun must be importable there.
         first_word_s: longest time for a host to be reached and to say its first word; transports have shorter
             time-outs of their own for each step.
-        meanwhile: called on the caller's thread now and then while it waits for hosts.
+        meanwhile: callback that runs now and then on the caller's thread while it waits for hosts.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Survey:
         self._talks = {host.name: _Talk(host, transport, host.python or python, gate) for host in hosts}
 
     def __enter__(self) -> Survey:
-        """Reaches all hosts; those that cannot be reached answer `Unable` from now on."""
+        """Reaches all hosts; those that cannot be reached answer `NoAnswer` from now on."""
         opening = {name: talk.open for name, talk in self._talks.items()}
         _all_at_once(opening, self._first_word_s, lambda: None, meanwhile=self.attend)
         for talk in self._talks.values():
@@ -118,7 +118,7 @@ class Survey:
         if threading.get_ident() == self._caller:
             self._meanwhile()
 
-    def unreached(self) -> dict[str, Unable]:
+    def unreached(self) -> dict[str, NoAnswer]:
         """Returns the hosts that nothing can be asked of any more, by name."""
         return {name: talk.why_over for name, talk in self._talks.items() if talk.why_over is not None}
 
@@ -127,26 +127,26 @@ class Survey:
         question: str,
         arguments: Arguments | Callable[[HostSpec], Arguments],
         *,
-        of: Sequence[str] | None = None,
+        host_names: Sequence[str] | None = None,
         patience_s: float = ANSWER_PATIENCE_S,
     ) -> dict[str, Answer]:
         """Asks a question of many hosts at once.
 
         Args:
             question: its name, see `server.QUESTIONS`.
-            arguments: of the question, or what makes them for each host.
-            of: names of the hosts to ask; None asks all.
+            arguments: arguments of the question, or a function that makes them for each host.
+            host_names: names of the hosts to ask; None asks all.
             patience_s: a host that has not answered by then is given up.
 
         Returns:
             by name, in the order of the hosts: its answer, or why there is none.
         """
-        talks = {name: talk for name, talk in self._talks.items() if of is None or name in of}
+        talks = {name: talk for name, talk in self._talks.items() if host_names is None or name in host_names}
         calls: dict[str, Callable[[], Answer]] = {}
         for name, talk in talks.items():
             given = arguments(talk.host) if callable(arguments) else arguments
             calls[name] = lambda talk=talk, given=given: talk.ask(question, given)
-        late = Unable(f"no answer to `{question}` within {patience_s:g} s", "is the host busy, or its disk stuck?")
+        late = NoAnswer(f"no answer to `{question}` within {patience_s:g} s", "is the host busy, or its disk stuck?")
         answers = _all_at_once(calls, patience_s, lambda: late, meanwhile=self.attend)
         for name, given_answer in answers.items():
             if given_answer is late:
@@ -161,7 +161,7 @@ class _Talk:
     def __init__(self, host: HostSpec, transport: Transport, python: str, gate: threading.Semaphore) -> None:
         self.host = host
         #: Set for good once nothing can be asked any more.
-        self.why_over: Unable | None = None
+        self.why_over: NoAnswer | None = None
         self._transport = transport
         self._python = python
         self._gate = gate
@@ -180,7 +180,7 @@ class _Talk:
             try:
                 channel = self._transport.start(self.host, isolated_command(self._python, SURVEY_SERVER))
             except LaunchError as error:
-                self.end(Unable(str(error).removeprefix(f"host {self.host.name}: "), error.hint, unreached=True))
+                self.end(NoAnswer(str(error).removeprefix(f"host {self.host.name}: "), error.hint, unreached=True))
                 return
             with self._lock:
                 self._channel = channel
@@ -190,22 +190,24 @@ class _Talk:
                 channel.kill()
                 return
             first = self._next()
-            if isinstance(first, Unable):
-                self.end(Unable(first.reason, first.hint, unreached=True))
+            if isinstance(first, NoAnswer):
+                self.end(NoAnswer(first.reason, first.hint, unreached=True))
             elif first.get("version") != VERSION:
                 theirs = first.get("dsrun")
-                self.end(Unable(f"another dsrun is there: {theirs}", "install one dsrun on all hosts", unreached=True))
+                self.end(
+                    NoAnswer(f"another dsrun is there: {theirs}", "install one dsrun on all hosts", unreached=True)
+                )
             self._is_open = True
 
     def give_up_opening(self, patience_s: float) -> None:
         """Ends a talk that has not begun in time, which was `patience_s` long."""
         if not self._is_open and self.why_over is None:
-            self.end(Unable(f"not reached within {patience_s:g} s", WAIT_LONGER, unreached=True))
+            self.end(NoAnswer(f"not reached within {patience_s:g} s", WAIT_LONGER, unreached=True))
 
     def ask(self, question: str, arguments: Arguments) -> Answer:
         """Asks, and waits for the answer."""
         if self.why_over is not None or self._channel is None:
-            return self.why_over or Unable("not reached", unreached=True)
+            return self.why_over or NoAnswer("not reached", unreached=True)
         line = json.dumps({"ask": question, "arguments": arguments}).encode() + b"\n"
         asked_s = time.time()
         try:
@@ -214,14 +216,14 @@ class _Talk:
             said = self._lost(f"the connection was lost: {error}")
         else:
             said = self._next()
-        if isinstance(said, Unable):
+        if isinstance(said, NoAnswer):
             self.end(said)
             return said
         if "fault" in said:
-            return Unable(said["fault"], said["hint"])
-        return Told(said["answer"], asked_s, time.time())
+            return NoAnswer(said["fault"], said["hint"])
+        return HostAnswer(said["answer"], asked_s, time.time())
 
-    def end(self, why: Unable) -> None:
+    def end(self, why: NoAnswer) -> None:
         """Ends the talk before its time; may be called beside a method that blocks, which then returns."""
         with self._lock:
             self.why_over = self.why_over or why
@@ -245,7 +247,7 @@ class _Talk:
                 pass
         self._stderr_over.wait(_CLOSE_PATIENCE_S)
 
-    def _next(self) -> dict[str, Any] | Unable:
+    def _next(self) -> dict[str, Any] | NoAnswer:
         """Reads the next line of the other end."""
         assert self._channel is not None, "there is a channel"
         parts = [self._read]
@@ -261,17 +263,17 @@ class _Talk:
             value = None
         if not isinstance(value, dict):
             shown = line[:200].decode("utf-8", "backslashreplace")
-            return Unable(f"answered {shown!r}, which is no word of dsrun's", "what does its shell print at login?")
+            return NoAnswer(f"answered {shown!r}, which is no word of dsrun's", "what does its shell print at login?")
         return value
 
-    def _lost(self, why: str | None) -> Unable:
+    def _lost(self, why: str | None) -> NoAnswer:
         """Says why a talk ended that should have gone on."""
         assert self._channel is not None, "there was a channel"
         self._stderr_over.wait(_CLOSE_PATIENCE_S)
         status = self._channel.wait(_CLOSE_PATIENCE_S)
         if why is None and status is not None and not (self._is_open or self._last_lines):
             reason = f"{self._python} there ended with status {status} before its first word"
-            return Unable(reason, "is it a Python that has dsrun? `python=` in the hostfile names another")
+            return NoAnswer(reason, "is it a Python that has dsrun? `python=` in the hostfile names another")
         return why_lost(self._python, why, status=status, last_lines=self._last_lines)
 
     def _read_stderr(self, channel: Channel) -> None:
@@ -291,25 +293,25 @@ class _Talk:
         self._last_lines = [*self._last_lines, *(line for line in shown if line)][-_KEPT_LINES:]
 
 
-def why_lost(python: str, why: str | None, *, status: int | None, last_lines: Sequence[str]) -> Unable:
+def why_lost(python: str, why: str | None, *, status: int | None, last_lines: Sequence[str]) -> NoAnswer:
     """Says why a surveyor ended, from what it left.
 
     Args:
         python: the interpreter that ran it.
-        why: what this end saw, if anything.
+        why: description of what this end saw go wrong; None if it saw nothing.
         status: its exit code, None if unknown.
-        last_lines: of its stderr.
+        last_lines: last lines of the surveyor's stderr.
     """
     last = last_lines[-1] if last_lines else ""
     if last.startswith("ModuleNotFoundError: No module named 'dsrun."):
         # There is a dsrun, whose modules have other names.
-        return Unable(f"another dsrun is there: {last.partition(': ')[2]}", "install one dsrun on all hosts")
+        return NoAnswer(f"another dsrun is there: {last.partition(': ')[2]}", "install one dsrun on all hosts")
     if last.startswith(("ModuleNotFoundError:", "ImportError:")):
         reason = f"{python} there cannot import dsrun: {last.partition(': ')[2]}"
-        return Unable(reason, "install dsrun for it, or name another with `python=` in the hostfile")
+        return NoAnswer(reason, "install dsrun for it, or name another with `python=` in the hostfile")
     if why is None:
         why = "the connection was lost" if status is None else f"its surveyor ended with status {status}"
-    return Unable(f"{why}: {last}" if last else why)
+    return NoAnswer(f"{why}: {last}" if last else why)
 
 
 def _all_at_once(

@@ -27,7 +27,7 @@ from dsrun.errors import DsrunError
 from ..os_errors import refusal_of
 
 #: Of the talk and of what answers hold; both ends must speak the same.
-VERSION = 3
+VERSION = 4
 #: Questions and who answers them. See [Note: questions].
 QUESTIONS = {
     "echo": "dsrun.launcher.survey.server:echo",
@@ -76,7 +76,7 @@ def answer(question: dict[str, Any], keep: ExitStack) -> dict[str, Any]:
 
     Args:
         question: `ask`, its name, and `arguments`, an object.
-        keep: see [Note: questions].
+        keep: stack that keeps what must outlive the answer until the survey is over; see [Note: questions].
 
     Returns:
         `answer`, or `fault` in words with a `hint` or None.

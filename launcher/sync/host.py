@@ -20,7 +20,7 @@ from dsrun.units import format_bytes
 
 from ..excerpts import listed
 from ..hosts.spec import HostSpec
-from ..survey.client import Survey, Unable
+from ..survey.client import NoAnswer, Survey
 from ..transport.base import Transport
 from .rsync import copy_by_rsync
 from .tree_digest import LINK, Entry, Tree
@@ -52,17 +52,17 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostSynced:
+class HostSyncResult:
     """What it took on one host.
 
     Attributes:
         host: its name.
-        files: that were sent.
+        files: number of files that were sent.
         size: bytes of them.
         deleted: files that earlier syncs had put there.
         how: `nothing` was to be sent; or by `survey`, or `rsync`.
-        seconds: of this host's part.
-        notes: what a user should know about this host, in words.
+        seconds: seconds that the sync of this host took.
+        notes: remarks for the user about this host, in words.
     """
 
     host: str
@@ -95,10 +95,10 @@ class HostSync:
 
     Args:
         survey: open, with this host.
-        host: where to.
-        tree: what there is here.
+        host: host to sync to.
+        tree: files of the folder on this machine.
         target: absolute path of the folder there.
-        comparison: how that differs from the tree.
+        comparison: differences between the host's folder and the tree.
         asking: held while the host is asked something.
         keep: its end ends programs that were started here.
     """
@@ -145,7 +145,7 @@ class HostSync:
         """Says what is about to be sent."""
         return f"sync: sending {files_text(len(self._send), self.size)} to {self._target} on {self.name}"
 
-    def run(self) -> HostSynced | Problem:
+    def run(self) -> HostSyncResult | Problem:
         """Sends what differs, and asks whether all is there."""
         try:
             self._began_s = monotonic()
@@ -153,11 +153,11 @@ class HostSync:
         except _Failed as failed:
             return failed.problem
 
-    def synced(self, *, deleted: int = 0, how: str = "nothing") -> HostSynced:
+    def synced(self, *, deleted: int = 0, how: str = "nothing") -> HostSyncResult:
         """Says what it took."""
         if self._found.kept:
             self._notes.append(f"{listed([*self._found.kept])} is gone here, but was changed there and stays")
-        return HostSynced(
+        return HostSyncResult(
             host=self.name,
             files=len(self._send),
             size=self.size,
@@ -167,7 +167,7 @@ class HostSync:
             notes=tuple(self._notes),
         )
 
-    def _run(self) -> HostSynced:
+    def _run(self) -> HostSyncResult:
         entries = {path: entry.to_json() for path, entry in self._send.items()}
         modes = {path: self._tree.entries[path].mode for path in self._found.modes}
         begun = self._ask("begin", {"send": entries, "modes": modes, "gone": self._gone})
@@ -251,8 +251,10 @@ class HostSync:
     def _ask(self, question: str, arguments: Mapping[str, Any], *, patience_s: float = READ_PATIENCE_S) -> Any:
         given = {"target": self._target, **arguments}
         with self._asking:
-            answer = self._survey.ask(f"sync_{question}", given, of=[self.name], patience_s=patience_s)[self.name]
-        if isinstance(answer, Unable):
+            answer = self._survey.ask(f"sync_{question}", given, host_names=[self.name], patience_s=patience_s)[
+                self.name
+            ]
+        if isinstance(answer, NoAnswer):
             raise _Failed(f"sync: host {self.name}: {answer.reason}", answer.hint)
         return answer.value
 

@@ -17,9 +17,9 @@ from dsrun.errors import Problem
 from dsrun.units import format_duration
 
 from ..hosts.spec import HostSpec
-from ..survey.client import Survey, Unable
+from ..survey.client import NoAnswer, Survey
 from ..transport.base import Transport
-from .host import READ_PATIENCE_S, Comparison, HostSync, HostSynced, comparison_of, files_text, question_of
+from .host import READ_PATIENCE_S, Comparison, HostSync, HostSyncResult, comparison_of, files_text, question_of
 from .rsync import is_here
 from .tree_digest import Tree, read_tree
 
@@ -34,16 +34,16 @@ _AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Synced:
+class SyncResult:
     """A sync.
 
     Attributes:
         hosts: those that hold the tree now, in their order.
         problems: one for each that does not.
-        notes: about the tree itself.
+        notes: remarks for the user about the tree itself.
     """
 
-    hosts: tuple[HostSynced, ...]
+    hosts: tuple[HostSyncResult, ...]
     problems: tuple[Problem, ...]
     notes: tuple[str, ...]
 
@@ -58,25 +58,25 @@ def sync_hosts(
     rsync_from_bytes: int = RSYNC_FROM_BYTES,
     note: Callable[[str], None] = lambda _: None,
     alive_every_s: float = ALIVE_EVERY_S,
-) -> Synced:
+) -> SyncResult:
     """Brings every host's `target` to hold what `folder` holds here; returns when all have it or have failed.
 
     Args:
         survey: open, with these hosts.
-        hosts: where to.
+        hosts: hosts to sync to.
         folder: here.
         target: absolute path on the hosts; made if it is missing.
-        rsync_by: how rsync reaches the hosts; None does without it.
+        rsync_by: transport by which rsync reaches the hosts; None does without rsync.
         rsync_from_bytes: less is not worth a second connection.
-        note: told in words of each host that files are about to be sent to; on the caller's thread.
-        alive_every_s: how often hosts are spoken to that wait for others, or for rsync.
+        note: callback that gets a line before files are sent to a host; runs on the caller's thread.
+        alive_every_s: seconds between two short messages to hosts that wait for other hosts or for rsync.
 
     Raises:
         UsageError: the folder cannot be read, or is too large.
     """
     tree = read_tree(folder)
-    compared = compare_hosts(survey, tree, target=target, of=[host.name for host in hosts])
-    done: dict[str, HostSynced | Problem] = {}
+    compared = compare_hosts(survey, tree, target=target, host_names=[host.name for host in hosts])
+    done: dict[str, HostSyncResult | Problem] = {}
     gate = threading.Semaphore(_AT_ONCE)
     # A host is asked by one thread at a time.
     asking = {host.name: threading.Lock() for host in hosts}
@@ -94,7 +94,7 @@ def sync_hosts(
         threads: list[threading.Thread] = []
         for host in hosts:
             match compared[host.name]:
-                case Unable(reason, hint):
+                case NoAnswer(reason, hint):
                     done[host.name] = Problem(f"sync: host {host.name}: {reason}", hint)
                 case comparison:
                     use_rsync = comparison.rsync is not None and rsync_by is not None and is_here()
@@ -128,36 +128,37 @@ def sync_hosts(
     if faults:
         raise faults[0]
     results = [done[host.name] for host in hosts]
-    return Synced(
-        tuple(result for result in results if isinstance(result, HostSynced)),
+    return SyncResult(
+        tuple(result for result in results if isinstance(result, HostSyncResult)),
         tuple(result for result in results if isinstance(result, Problem)),
         tree.notes,
     )
 
 
 def compare_hosts(
-    survey: Survey, tree: Tree, *, target: str, of: Sequence[str] | None = None
-) -> dict[str, Comparison | Unable]:
+    survey: Survey, tree: Tree, *, target: str, host_names: Sequence[str] | None = None
+) -> dict[str, Comparison | NoAnswer]:
     """Asks hosts, by one question each, how their folder differs from a tree. Sends no file.
 
     Args:
         survey: open.
-        tree: what there is here.
+        tree: files of the folder on this machine.
         target: absolute path of the folder on the hosts.
-        of: names of the hosts; None asks all.
+        host_names: names of the hosts to ask; None asks all.
     """
-    answers = survey.ask("compare", question_of(tree, target), of=of, patience_s=READ_PATIENCE_S)
+    answers = survey.ask("compare", question_of(tree, target), host_names=host_names, patience_s=READ_PATIENCE_S)
     return {
-        name: answer if isinstance(answer, Unable) else comparison_of(answer.value) for name, answer in answers.items()
+        name: answer if isinstance(answer, NoAnswer) else comparison_of(answer.value)
+        for name, answer in answers.items()
     }
 
 
-def synced_lines(synced: Synced) -> list[str]:
+def synced_lines(synced: SyncResult) -> list[str]:
     """Returns what a user is told of a sync that went well: a line for hosts alike, then what to know about each.
 
     Notes about the tree are for those who have just sent it, not for every launch.
     """
-    alike: dict[tuple[int, int, int, str], list[HostSynced]] = {}
+    alike: dict[tuple[int, int, int, str], list[HostSyncResult]] = {}
     for host in synced.hosts:
         alike.setdefault((host.files, host.size, host.deleted, host.how), []).append(host)
     lines = list(synced.notes) if any(host.files for host in synced.hosts) else []
@@ -178,7 +179,7 @@ def _keep_alive(survey: Survey, asking: Mapping[str, threading.Lock]) -> None:
     free = {name: lock for name, lock in asking.items() if lock.acquire(blocking=False)}
     try:
         # One that answers no more is found out by its next question.
-        survey.ask("echo", {}, of=[*free])
+        survey.ask("echo", {}, host_names=[*free])
     finally:
         for lock in free.values():
             lock.release()

@@ -32,7 +32,7 @@ class SyncRecord:
 
     Args:
         target: the folder.
-        environ: says where this user's files are.
+        environ: environment that says where this user's state files are.
     """
 
     def __init__(self, target: str, environ: Mapping[str, str]) -> None:

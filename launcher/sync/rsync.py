@@ -49,9 +49,9 @@ def copy_by_rsync(
 
     Args:
         paths: relative to `folder`; the folders that they need exist in `target`.
-        folder: from where, an absolute path.
-        host: to where.
-        transport: how to reach it.
+        folder: folder to copy from, an absolute path.
+        host: host to copy to.
+        transport: transport that reaches the host.
         target: the folder there, an absolute path.
         program: path of rsync there.
         keep: its end kills what still runs.

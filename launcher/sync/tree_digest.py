@@ -35,8 +35,8 @@ class Entry:
 
     Attributes:
         mode: permission bits, or `LINK`.
-        digest: of its bytes, or of the link's text.
-        size: in bytes.
+        digest: digest of the file's bytes, or of the link's text.
+        size: size in bytes.
     """
 
     mode: int
@@ -57,8 +57,9 @@ class Tree:
 
     Attributes:
         folder: absolute path.
-        entries: by relative path, sorted. Names that are no UTF-8 hold surrogate escapes.
-        notes: what a user may not expect, in words.
+        entries: entry of each file and symbolic link, by relative path, sorted. Names that are no UTF-8 hold surrogate
+            escapes.
+        notes: remarks in words about things that a user may not expect.
     """
 
     folder: str
@@ -75,7 +76,7 @@ def read_tree(folder: str, *, max_files: int = MAX_FILES, max_bytes: int = MAX_B
     """Lists and hashes a working folder's files.
 
     Args:
-        folder: where; its own path may be or go through a symbolic link.
+        folder: folder to read; its own path may be or go through a symbolic link.
         max_files: more are refused.
         max_bytes: more are refused, before any is hashed.
 

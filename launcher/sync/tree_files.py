@@ -30,19 +30,19 @@ _MOST_NAMES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
+class TreeFiles:
     """Names of a tree.
 
     Attributes:
         paths: relative, sorted; of files and symbolic links.
-        notes: what a user may not expect, in words.
+        notes: remarks in words about things that a user may not expect.
     """
 
     paths: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
-def list_files(folder: str) -> Listing:
+def list_files(folder: str) -> TreeFiles:
     """Lists a working folder's files.
 
     Args:
@@ -63,7 +63,7 @@ def list_files(folder: str) -> Listing:
     special = sorted(path for path, kind in kinds.items() if kind == "special")
     if special:
         notes.append(f"left out, being no file: {listed(special)}")
-    return Listing(tuple(sorted(path for path, kind in kinds.items() if kind in ("file", "link"))), tuple(notes))
+    return TreeFiles(tuple(sorted(path for path, kind in kinds.items() if kind in ("file", "link"))), tuple(notes))
 
 
 def _listed_by_git(folder: str, notes: list[str]) -> list[str] | None:

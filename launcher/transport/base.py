@@ -31,7 +31,8 @@ def first_word_patience_s(connect_timeout_s: float | None, start_timeout_s: floa
 
     Args:
         connect_timeout_s: longest wait for a server; None means the transport's own.
-        start_timeout_s: longest wait for the command to start, and then for its first word; None likewise.
+        start_timeout_s: longest wait in seconds for the command to start, and again for its first word; None means
+            `START_PATIENCE_S`.
     """
     connect_s = CONNECT_TIMEOUT_S if connect_timeout_s is None else connect_timeout_s
     start_s = START_PATIENCE_S if start_timeout_s is None else start_timeout_s
@@ -84,7 +85,7 @@ class Transport(Protocol):
         """Starts a command on `host`.
 
         Args:
-            host: where.
+            host: host on which the command starts.
             argv: the command's words, which no shell reads.
 
         Raises:

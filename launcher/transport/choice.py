@@ -27,11 +27,12 @@ class ReachSettings:
     Attributes:
         lease_s: longest silence of a host.
         connect_timeout_s: longest wait for a server; None leaves it to the way.
-        start_timeout_s: longest wait for a command to start once the server is there; None likewise.
-        ssh_config: to read in place of the user's and the system's.
-        announce: told, as one line, of each host key that was accepted as new; None refuses them.
-        note: told, as one line, what a start waits for, if it lasts.
-        stdin_fd: handed to what is started on this machine, see `LocalTransport`.
+        start_timeout_s: longest wait in seconds for a command to start once the server is there; None leaves it to the
+            transport.
+        ssh_config: ssh_config to read in place of the user's and the system's; None reads those.
+        announce: callback that gets one line about each host key that was accepted as new; None refuses new keys.
+        note: callback that gets one line about what a start waits for, if the wait lasts; None for none.
+        stdin_fd: descriptor that is handed to commands started on this machine, see `LocalTransport`; None for none.
     """
 
     lease_s: float
@@ -54,9 +55,9 @@ def make_transport(
     """Returns the way to the hosts of a job; the caller closes it in the end.
 
     Args:
-        name: of the way to hosts that are not this machine.
-        settings: for that way.
-        local_hosts: names of the hosts that are this machine; they are not connected to.
+        name: name of the transport to hosts that are not this machine.
+        settings: settings of that transport.
+        local_hosts: names of the hosts that are this machine; no connection is made to them.
     """
     chosen = _MAKERS[name](settings)
     if not local_hosts or name == "local":

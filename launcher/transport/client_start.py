@@ -31,8 +31,8 @@ def wait_for_start(
 
     Args:
         process: the client, both streams of which are pipes.
-        stdout: is fed what comes on its stdout.
-        stderr: is fed what comes on its stderr.
+        stdout: `Preamble` that gets the bytes of the client's stdout.
+        stderr: `Preamble` that gets the bytes of the client's stderr.
         patience_s: longest wait for the whole.
     """
     assert process.stdout is not None, "stdout is a pipe"

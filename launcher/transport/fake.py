@@ -58,7 +58,7 @@ class FakeTransport:
 
     Args:
         scripts: steps by host name. At its end an agent ends with status 0.
-        swept: what `sweep` prints, by host name; where it is not named, nothing was left.
+        swept: output of `sweep`, by host name; on a host without an entry nothing is left.
     """
 
     def __init__(self, scripts: Mapping[str, Sequence[Step]], *, swept: Mapping[str, bytes] | None = None) -> None:

@@ -21,7 +21,7 @@ def inherited_stdin(environ: MutableMapping[str, str]) -> int | None:
     """Takes the descriptor of dsrun's own stdin that `LocalTransport` handed to this command, if it did.
 
     Args:
-        environ: this process's variables; the one that names it is taken out.
+        environ: environment variables of this process; the one that names the descriptor is removed.
     """
     number = environ.pop(_STDIN_FD_ENV, None)
     if number is None:
@@ -34,7 +34,7 @@ class LocalTransport:
     """A child process per host.
 
     Args:
-        stdin_fd: handed to every command, beside the pipe that is its own stdin; None for nothing.
+        stdin_fd: descriptor that is handed to every command, besides the pipe that is its own stdin; None for none.
     """
 
     def __init__(self, *, stdin_fd: int | None = None) -> None:
@@ -44,7 +44,7 @@ class LocalTransport:
         """Starts `argv` out of reach of the terminal: Ctrl-C goes to the front end, which decides.
 
         Args:
-            host: named in the error only.
+            host: host that the error names; it is not contacted.
             argv: the command's words.
 
         Raises:

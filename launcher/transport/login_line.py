@@ -32,7 +32,7 @@ def remote_line(host: HostSpec, argv: Sequence[str]) -> bytes:
     the shell as 128 + its number.
 
     Args:
-        host: named in the error only.
+        host: host that the error names; it is not contacted.
         argv: the command's words; undecodable bytes as surrogate escapes.
 
     Raises:

@@ -43,7 +43,7 @@ class SrunTransport:
     """One srun, and one step of the job, a host.
 
     Args:
-        environ: this process's variables, which tell srun its job, and which the command inherits.
+        environ: environment variables of this process, which tell srun its job and which the command inherits.
         start_patience_s: longest wait for Slurm to start the task, once the step has its place.
         program: srun.
     """

@@ -35,7 +35,7 @@ def missing(module: str, name: str) -> AttributeError:
 
     Args:
         module: its full name, `dsrun` or below.
-        name: what was asked for.
+        name: name that the caller looked up in the module.
     """
     reason = PACKAGE.get(f"{module}.{name}".removeprefix("dsrun."))
     return AttributeError(f"module {module!r} has no attribute {name!r}" + (f": {reason}" if reason else ""))

@@ -17,8 +17,8 @@ def log_dist(message: str, ranks: Collection[int] | None = None, level: int = lo
 
     Args:
         message: the line.
-        ranks: which ranks log it; None, or one that is -1: all.
-        level: of the record.
+        ranks: ranks that log the line; None, or a collection with -1 in it, for all ranks.
+        level: logging level of the record.
     """
     rank = RankInfo.from_env().rank
     if ranks is None or -1 in ranks or rank in ranks:

@@ -8,7 +8,7 @@ from collections.abc import Generator
 import pytest
 
 from dsrun.errors import PreflightError
-from dsrun.launcher.rendezvous.address import Meeting, choose_meeting
+from dsrun.launcher.rendezvous.address import RendezvousAddress, choose_meeting
 from dsrun.launcher.survey.client import Survey
 from dsrun.launcher.transport.ssh.openssh import OpensshTransport
 from support.channels import RememberingChannels
@@ -41,7 +41,7 @@ def add_bridge(host: NetHost, name: str, address: str) -> None:
     host.run("ip", "link", "set", name, "up")
 
 
-def meet(rig: Rig, iface: str | None = None) -> Meeting:
+def meet(rig: Rig, iface: str | None = None) -> RendezvousAddress:
     specs = [host.spec() for host in rig.hosts]
     channels = RememberingChannels(OpensshTransport(lease_s=15, config=rig.ssh_config))
     try:
@@ -52,7 +52,7 @@ def meet(rig: Rig, iface: str | None = None) -> Meeting:
 
 
 def test_hosts_meet_on_the_network_they_share(rig: Rig) -> None:
-    assert meet(rig) == Meeting(rig.hosts[0].address, {"n1": "eth0", "n2": "eth0"})
+    assert meet(rig) == RendezvousAddress(rig.hosts[0].address, {"n1": "eth0", "n2": "eth0"})
 
 
 def test_an_interface_that_others_do_not_reach_is_refused_with_the_ones_there_are(rig: Rig) -> None:
@@ -70,7 +70,7 @@ def test_hosts_meet_over_ipv6_where_nothing_else_is_shared(rig: Rig) -> None:
         pytest.skip("the kernel has no IPv6")
     second.run("ip", "route", "add", "blackhole", f"{first.address}/32")
     try:
-        assert meet(rig) == Meeting(first.address6, {"n1": "eth0", "n2": "eth0"})
+        assert meet(rig) == RendezvousAddress(first.address6, {"n1": "eth0", "n2": "eth0"})
     finally:
         second.run("ip", "route", "del", "blackhole", f"{first.address}/32")
 

@@ -13,7 +13,7 @@ import pytest
 
 from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.survey.client import Survey
-from dsrun.launcher.sync.hosts import Synced, sync_hosts
+from dsrun.launcher.sync.hosts import SyncResult, sync_hosts
 from dsrun.launcher.transport.base import Channel, Transport
 from dsrun.launcher.transport.ssh.connection import SshTransport
 from dsrun.launcher.transport.ssh.openssh import OpensshTransport
@@ -79,7 +79,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def sync(rig: Rig, transport: Transport, folder: Path, *, target: str = _TARGET, rsync: bool = False) -> Synced:
+def sync(rig: Rig, transport: Transport, folder: Path, *, target: str = _TARGET, rsync: bool = False) -> SyncResult:
     specs = [host.spec() for host in rig.hosts]
     with Survey(specs, transport, python=sys.executable) as survey:
         rsync_by = transport if rsync else None

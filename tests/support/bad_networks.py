@@ -34,9 +34,9 @@ def network(name: str, rig: Rig, folder: Path) -> Generator[tuple[Path | None, P
     """One of `NETWORKS`, between the hosts of a rig.
 
     Args:
-        name: which.
+        name: name of the network, one of `NETWORKS`.
         rig: the hosts; the second is far away where one is.
-        folder: for files that say how to reach them.
+        folder: folder for files that say how to reach the hosts.
 
     Yields:
         hostfile and ssh_config to use; None for the rig's own.
@@ -86,9 +86,9 @@ def far_away(rig: Rig, host: NetHost, *, delay_s: float, folder: Path) -> Genera
 
     Args:
         rig: the host's.
-        host: which is far away.
-        delay_s: for which every byte is on its way, in each direction.
-        folder: for the two files.
+        host: host that is made far away.
+        delay_s: seconds that every byte is on its way, in each direction.
+        folder: folder for the hostfile, the ssh_config and its known_hosts file.
 
     Yields:
         a hostfile of the whole rig, and the ssh_config to go with it.

@@ -63,7 +63,7 @@ def start_dsrun(
         *args: its words.
         cwd: its folder.
         env: its environment; None: this process's without what would change its answers.
-        stdin: as of `subprocess.Popen`.
+        stdin: stdin of the process, as `subprocess.Popen` takes it.
         before: a shell's command to run before it, in its process.
     """
     shell = ["sh", "-c", f'{before} && exec "$@"', "sh"] if before else []

@@ -53,8 +53,8 @@ class Bound:
     """A row's limit on time.
 
     Attributes:
-        stated_s: what the matrix demands; scripts/bench/launch.py measures on a quiet machine.
-        allowed_s: what the test demands, on two cores that other work may share.
+        stated_s: seconds that the fault matrix demands; scripts/bench/launch.py measures them on a quiet machine.
+        allowed_s: seconds that the test allows, on two cores that other work may share.
     """
 
     stated_s: float
@@ -100,7 +100,7 @@ class Job:
     Args:
         process: the front end.
         mark: value of the variable that all its processes inherit.
-        jobs: where job folders are made.
+        jobs: folder in which the folders of jobs are made.
         streams: its output by name.
     """
 
@@ -227,7 +227,7 @@ class Gate:
     """Where programs wait until a test lets them through. See `PASS_GATE`.
 
     Args:
-        path: of the pipe that is made.
+        path: path of the named pipe that is made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -307,16 +307,16 @@ def launched(
     """Runs `dsrun ARGS train.py WORDS`, and holds it against the oracle when the block is left. See [Note: oracle].
 
     Args:
-        folder: of the test.
+        folder: folder of the test.
         program: source of train.py; None where `args` name the program.
         args: options of dsrun.
         words: the script's.
         env: variables on top; None takes one away.
         prefix: words before dsrun's, like `nohup`.
-        terminal: where to run it; without one, stdout and stderr are pipes.
-        redirected: they are pipes in the terminal too, as with `dsrun ... > log`.
-        grace_s: given to dsrun, and by the oracle.
-        keep: as for `Lines`.
+        terminal: terminal in which to run dsrun; None to have stdout and stderr as pipes.
+        redirected: whether stdout and stderr are pipes in the terminal too, as with `dsrun ... > log`.
+        grace_s: seconds of grace, passed to dsrun as `--grace` and allowed by the oracle.
+        keep: number of characters of each line that are kept, for floods of output; None for all. See `Lines`.
     """
     places = Places.below(folder)
     mark = uuid.uuid4().hex

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from dsrun.launcher.hosts.spec import HostSpec
+from dsrun.launcher.machine.devices.choice import Device
+from dsrun.launcher.machine.gpus.read import Gpu
 from dsrun.launcher.machine.limits import LimitsReport
 from dsrun.launcher.machine.memory import MemoryReport
-from dsrun.launcher.machine.network.rdma import RdmaFacts
+from dsrun.launcher.machine.network.interfaces import RdmaDevice, RdmaPort
 from dsrun.launcher.machine.software.versions import Versions
-from dsrun.launcher.preflight.facts import GpuFacts, HostFacts
+from dsrun.launcher.preflight.facts import HostFacts, JobGpu
 from dsrun.launcher.preflight.file_facts import FileFacts
-from dsrun.launcher.preflight.findings import Finding, Seen, Wants
+from dsrun.launcher.preflight.findings import AnsweredHost, Finding, Requirements
 from dsrun.launcher.preflight.rules import judge
 
 GIB = 1 << 30
-CPU = Wants(on_gpus=False)
-GPU = Wants(on_gpus=True)
+CPU = Requirements(on_gpus=False)
+GPU = Requirements(on_gpus=True)
 _VERSIONS: dict[str, Any] = {
     **dict.fromkeys(Versions.__dataclass_fields__),
     "dsrun": "0.1.0",
@@ -62,44 +65,83 @@ _FACTS = HostFacts(
 )
 
 
-def gpus(count: int, *, model: str = "H100", used_by: dict[int, str] | None = None, free: int = 79) -> Any:
-    """GPUs of 80 GiB; `used_by` says who is on which, `free` is in GiB."""
+def gpus(
+    count: int,
+    *,
+    model: str = "H100",
+    used_by: dict[int, str] | None = None,
+    free: int = 79,
+    free_of: dict[int, int] | None = None,
+    capability: Sequence[str] | None = None,
+) -> Any:
+    """GPUs of 80 GiB; `used_by` says who is on which, `free` is in GiB, and `free_of` where it is not that."""
     return tuple(
-        GpuFacts(
-            index=index,
-            label=f"GPU {index}",
-            model=model,
-            total_bytes=80 * GIB,
-            free_bytes=free * GIB,
-            used_by=(used_by[index],) if used_by and index in used_by else (),
+        JobGpu(
+            device=Device(
+                name=f"GPU-{index}",
+                label=f"GPU {index}",
+                gpu=index,
+                used_by=(used_by[index],) if used_by and index in used_by else (),
+            ),
+            gpu=Gpu(
+                index=index,
+                uuid=f"GPU-{index}",
+                name=model,
+                memory_total_bytes=80 * GIB,
+                memory_free_bytes=(free if free_of is None else free_of.get(index, free)) * GIB,
+                compute_capability=None if capability is None else capability[index],
+                usable=True,
+            ),
         )
         for index in range(count)
     )
 
 
-def a_host(place: str, *, offset_s: float = 0.0, doubt_s: float = 0.001, **changes: Any) -> Seen:
+def a_host(place: str, *, offset_s: float = 0.0, doubt_s: float = 0.001, **changes: Any) -> AnsweredHost:
     """A host that answered.
 
     Args:
         place: differs from machine to machine.
-        offset_s: of its clock.
-        doubt_s: of that.
+        offset_s: seconds by which the host's clock is off.
+        doubt_s: uncertainty of the clock offset in seconds.
         changes: fields of `HostFacts`, or of its versions, memory and limits.
     """
     for part, kind in _PARTS.items():
         its = {name: changes.pop(name) for name in list(changes) if name in kind.__dataclass_fields__}
         changes[part] = dataclasses.replace(getattr(_FACTS, part), **its)
     facts = dataclasses.replace(_FACTS, **{"place": place, **changes})
-    return Seen(facts=facts, clock_offset_s=offset_s, clock_doubt_s=doubt_s)
+    return AnsweredHost(facts=facts, clock_offset_s=offset_s, clock_doubt_s=doubt_s)
 
 
 def rdma(*gid_index: int | None, kind: Any = "InfiniBand", rate: float = 400) -> dict[str, Any]:
-    """Working ports of RDMA cards, one for each index; what NCCL takes follows from it."""
-    ports = tuple(
-        RdmaFacts(card=f"mlx5_{number}", kind=kind, rate_gbit=rate, gid_index=index)
+    """RDMA cards with a working port each, one for each index; what NCCL takes follows from it."""
+    layer = {"RoCE": "Ethernet", "EFA": "Unknown"}.get(kind, "InfiniBand")
+    cards = tuple(
+        RdmaDevice(
+            name=f"mlx5_{number}",
+            kind=kind,
+            firmware=None,
+            interface=None,
+            pci_address=None,
+            numa_node=None,
+            ports=(
+                RdmaPort(
+                    number=1,
+                    layer=layer,
+                    state="ACTIVE",
+                    physical="LinkUp",
+                    rate_gbit=rate,
+                    link_downed=None,
+                    symbol_errors=None,
+                    gid_index=index,
+                    gid=None,
+                ),
+            ),
+        )
         for number, index in enumerate(gid_index)
     )
-    return {"rdma": ports, "no_sockets": "mlx5_0 does RDMA" if ports else None}
+    plugin = "/usr/lib/libnccl-net.so" if kind == "EFA" and cards else None
+    return {"rdma": cards, "no_sockets": "mlx5_0 does RDMA" if cards else None, "net_plugin": plugin}
 
 
 def script(*, digest: str | None = "9:aaaaaaaaaa", fault: str | None = None) -> dict[str, FileFacts]:
@@ -128,7 +170,7 @@ def judged(
     count: int,
     odd: dict[str, dict[str, Any]] | None = None,
     *,
-    wants: Wants = CPU,
+    wants: Requirements = CPU,
     slots: int = 1,
     fields: dict[str, Any] | None = None,
     **common: Any,

@@ -72,10 +72,10 @@ def leave_job(
 
     Args:
         parent: the folder of jobs.
-        job_id: names it.
+        job_id: id of the job, which is also the name of its folder.
         outcome: `done`, `failed` or `stopped`; without one it has crashed.
-        exit_code: goes with the outcome.
-        failure: goes with the outcome.
+        exit_code: exit code that is recorded with the outcome.
+        failure: lines about the failure that are recorded with the outcome; None for no failure.
         changes: fields of the record that are to be others.
     """
     folder = parent / job_id

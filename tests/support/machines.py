@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ import yaml
 from dsrun.launcher.machine.processor.topology import parse_cpu_list
 from dsrun.launcher.machine.read import probe
 from dsrun.launcher.machine.report import ProbeReport
+from dsrun.launcher.machine.verdicts.all import judge
 from support.machine_driver import driver_of, full_address
 from support.topologies import write_cpu, write_tree
 
@@ -55,7 +56,7 @@ class Machine:
     Attributes:
         root: its tree.
         load_nvml: its driver, as `read_gpus` and others take it.
-        addresses: of each interface.
+        addresses: addresses of each network interface, by the name of the interface.
         cpus: those a job may be scheduled on.
         environ: variables of a job; empty on a machine without a scheduler.
     """
@@ -67,17 +68,21 @@ class Machine:
     environ: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def report(self, environ: Mapping[str, str] | None = None, **changes: Any) -> ProbeReport:
-        """Probes the machine, in the environment of its job if none is given."""
+        """Probes the machine, in the environment of its job if none is given.
+
+        The working folder is that of the tests, wherever they run: nothing is said of it.
+        """
         arguments: dict[str, Any] = {"affinity": self.cpus, "import_path": [], "load_nvml": self.load_nvml, **changes}
         env = self.environ if environ is None else environ
-        return probe(root=self.root, environ=env, ask_addresses=lambda: self.addresses, **arguments)
+        found = probe(root=self.root, environ=env, ask_addresses=lambda: self.addresses, **arguments)
+        return replace(found, verdicts=judge(replace(found, storage=replace(found.storage, paths=()))))
 
 
 def recorded_facts(name: str, *, fault: str | None = None) -> dict[str, Any]:
     """Reads a machine's file.
 
     Args:
-        name: of the file, without `.yaml`.
+        name: name of the machine's file, without `.yaml`.
         fault: one of its `faults`.
     """
     facts = copy.deepcopy(_file(name))
@@ -104,8 +109,8 @@ def recorded_machine(
     """Writes the tree of a recorded machine below an empty folder.
 
     Args:
-        name: of its file, without `.yaml`.
-        root: where.
+        name: name of the machine's file, without `.yaml`.
+        root: empty folder in which the tree is written.
         fault: one of its `faults`.
         driver_fails: the error with which the driver does not start: the end of its name in `pynvml`.
         lost: NVML's indices of GPUs that fell off the bus.
@@ -244,8 +249,8 @@ def _write_nodes(
     """Writes /dev/nvidia*.
 
     Args:
-        root: of the tree.
-        gpus: of the machine.
+        root: root of the machine's file tree.
+        gpus: GPUs of the machine.
         opened: minors of those that a job may open.
         closed: minors of those that it may not open though they are its own.
         job: its `devices` are `absent` (a container's /dev has no others) or `denied` (a control group).

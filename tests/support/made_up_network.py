@@ -13,10 +13,10 @@ from typing import Any
 
 from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.machine.network.interfaces import RdmaDevice
-from dsrun.launcher.machine.network.nccl_sockets import why_no_sockets
+from dsrun.launcher.machine.network.nccl_sockets import NcclLibraries, why_no_sockets
 from dsrun.launcher.rendezvous.host_addresses import Address
 from dsrun.launcher.rendezvous.reachability import Reached
-from dsrun.launcher.survey.client import Told
+from dsrun.launcher.survey.client import HostAnswer
 
 
 @dataclass
@@ -25,8 +25,8 @@ class MadeUpHost:
 
     Attributes:
         addresses: those others may reach.
-        cards: for RDMA.
-        environ: of a login there.
+        cards: RDMA cards of the host.
+        environ: environment variables of a login on the host.
         drops: networks of which no packet arrives.
     """
 
@@ -40,7 +40,7 @@ class MadeUpNetwork:
     """Answers as `Survey.ask` does for these hosts.
 
     Args:
-        hosts: by name, in rank order.
+        hosts: hosts by name, in rank order.
     """
 
     def __init__(self, hosts: Mapping[str, MadeUpHost]) -> None:
@@ -53,16 +53,16 @@ class MadeUpNetwork:
         question: str,
         arguments: Mapping[str, Any] | Callable[[HostSpec], Mapping[str, Any]],
         *,
-        of: Sequence[str],
+        host_names: Sequence[str],
         patience_s: float = 0.0,
-    ) -> dict[str, Told]:
+    ) -> dict[str, HostAnswer]:
         """See `Survey.ask`."""
         self.asked.append(question)
-        answers: dict[str, Told] = {}
+        answers: dict[str, HostAnswer] = {}
         for spec in self.specs:
-            if spec.name in of:
+            if spec.name in host_names:
                 given = arguments(spec) if callable(arguments) else arguments
-                answers[spec.name] = Told(getattr(self, question)(self.hosts[spec.name], given), 0.0, 0.0)
+                answers[spec.name] = HostAnswer(getattr(self, question)(self.hosts[spec.name], given), 0.0, 0.0)
         return answers
 
     def listen(self, host: MadeUpHost, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +74,9 @@ class MadeUpNetwork:
     def listen_rails(self, host: MadeUpHost, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """See `reachability.listen_rails`."""
         environ = {**host.environ, **arguments["env"]}
-        reason = why_no_sockets(environ, host.cards, has_plugin=False)
+        reason = why_no_sockets(
+            environ, host.cards, libraries=NcclLibraries(net_plugin=None, verbs="/usr/lib64/libibverbs.so.1")
+        )
         return {"ports": [] if reason else [1 for _ in arguments["addresses"]], "no_sockets": reason}
 
     def reach(self, host: MadeUpHost, arguments: Mapping[str, Any]) -> list[dict[str, Any]]:

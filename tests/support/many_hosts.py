@@ -30,9 +30,9 @@ def hostfile(rig: Rig, *, slots: int | Sequence[int] = 1, more: Sequence[str] = 
 
     Args:
         rig: the hosts.
-        slots: of each host, or of all.
-        more: of each host, what else its line says.
-        name: of the file.
+        slots: number of slots of each host, or one number for all.
+        more: further words for the line of each host; empty for none.
+        name: name of the hostfile.
     """
     counts = [slots] * len(rig.hosts) if isinstance(slots, int) else list(slots)
     ends = [f" {words}" for words in more] or [""] * len(rig.hosts)
@@ -68,11 +68,11 @@ def run_on_hosts(
 
     Args:
         rig: the hosts.
-        words: see `words_on_hosts`.
-        cwd: where dsrun is started.
-        hosts: see `words_on_hosts`.
+        words: words after the options about hosts: options, the script and its own words; see `words_on_hosts`.
+        cwd: folder in which dsrun is started.
+        hosts: path of the hostfile; None for all hosts of the rig with one slot each. See `words_on_hosts`.
         timeout_s: longest life of it.
-        env: changes of the front end's environment.
+        env: changes to the environment variables of the front end.
     """
     return run_dsrun(
         *words_on_hosts(rig, *words, hosts=hosts), cwd=cwd, env=environment(rig, **env), timeout_s=timeout_s
@@ -110,14 +110,14 @@ def launched_on_hosts(
 
     Args:
         rig: the hosts.
-        folder: of this launch, below the rig's.
+        folder: folder of this launch, below the folder of the rig.
         program: source of train.py.
         args: options of dsrun.
-        hosts: see `words_on_hosts`.
+        hosts: path of the hostfile; None for all hosts of the rig with one slot each. See `words_on_hosts`.
         ssh_config: the rig's if None.
         words: the script's.
-        env: see `launched`.
-        grace_s: see `launched`.
+        env: extra environment variables; a value of None takes a variable away. See `launched`.
+        grace_s: seconds of grace, passed to dsrun as `--grace` and allowed by the oracle; see `launched`.
     """
     before = {host.name: processes_of(host) | left_on(host) for host in rig.hosts}
     reach = ["-H", str(hosts or hostfile(rig)), "--ssh-config", str(ssh_config or rig.ssh_config)]

@@ -25,7 +25,7 @@ class Family:
 
     Attributes:
         make: builds the model, with random values.
-        inputs: of one micro batch, with labels, so that the model gives a loss.
+        inputs: function that makes the inputs of one micro batch, with labels, so that the model gives a loss.
     """
 
     make: Callable[[], nn.Module]

@@ -73,7 +73,7 @@ class Node:
     """One end of the test's network: a host, or this machine as the front end.
 
     Attributes:
-        name: how /etc/hosts of every host calls it.
+        name: name of the node in /etc/hosts of every host.
         address: IPv4 on the test's network.
         address6: IPv6 on it, None where the kernel has none.
         device: its interface there.
@@ -108,9 +108,9 @@ class Rig:
 
     Attributes:
         hosts: n1, n2, ...
-        front: this machine.
-        folder: for files that this machine and all hosts see under the same path.
-        ssh_config: names the key and the known hosts below; nothing of the user's is read.
+        front: this machine, as the front end.
+        folder: folder for files that this machine and all hosts see under the same path.
+        ssh_config: path of the ssh_config, which names the key and the known hosts below; no file of the user is read.
         identity: the private key that every host lets in.
         known_hosts: the hosts' keys, as they were when the rig was made.
     """
@@ -144,7 +144,7 @@ def hosts(count: int, folder: Path) -> Generator[Rig]:
     """Makes `count` hosts that reach each other and this machine; takes all of it away in the end.
 
     Args:
-        count: of hosts.
+        count: number of hosts.
         folder: an empty folder of the test's own, seen by all hosts.
     """
     with ExitStack() as stack:

@@ -40,10 +40,10 @@ class Part:
         uuid: its name.
         processes: those that compute there.
         used_bytes: memory in use.
-        slices: of a GPU in MIG mode; None where it is not.
+        slices: slices of a GPU in MIG mode; None for a GPU that is not in MIG mode.
         mps: clients of MPS.
         graphics: processes that draw there.
-        numa_node: of the host, that its memory is; None where it is none.
+        numa_node: NUMA node of the host that is the GPU's memory; None where there is no such node.
         fails: the error with which the driver answers for it, of `ERRORS`.
         model: its product name.
     """

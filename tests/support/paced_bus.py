@@ -10,9 +10,9 @@ class SteadyPace:
     """The pace of a link of so many bytes a second, which carries one copy after the other.
 
     Args:
-        bytes_per_s: of the link, one way.
+        bytes_per_s: bytes per second of the link, in one direction.
         clock: seconds now.
-        sleep: waits so many seconds.
+        sleep: function that waits for a number of seconds.
     """
 
     def __init__(

@@ -35,10 +35,10 @@ def kill_at(folder: Path, victim: str, *, moment_s: float, start: str = "fork") 
     """Launches two ranks and kills one process of the job.
 
     Args:
-        folder: for this launch alone.
+        folder: folder for this launch alone.
         victim: one of `VICTIMS`.
-        moment_s: when, in seconds from the start.
-        start: as `--start`.
+        moment_s: moment of the kill, in seconds from the start of dsrun.
+        start: start method of the ranks, as for `--start`: `fork` or `exec`.
 
     Returns:
         what was killed; where the victim was not there (yet), that is the front end, by SIGKILL.
@@ -66,11 +66,11 @@ def kill_on_hosts_at(
 
     Args:
         rig: the hosts.
-        folder: below the rig's, for this launch alone.
+        folder: folder for this launch alone, below the folder of the rig.
         victim: one of `VICTIMS_ON_HOSTS`.
-        host: where it is, if it is not the front end.
-        moment_s: when, in seconds from the start.
-        start: as `--start`.
+        host: host of the process to kill, if this is not the front end.
+        moment_s: moment of the kill, in seconds from the start of dsrun.
+        start: start method of the ranks, as for `--start`: `fork` or `exec`.
 
     Returns:
         what was killed; where the victim was not there, that is the front end, by SIGKILL.

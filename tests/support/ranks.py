@@ -32,7 +32,7 @@ def run_ranks(world_size: int, body: Callable[..., Any], *args: Any, timeout_s: 
         world_size: ranks to start; each finds its place in the environment, as under the launcher.
         body: a function at the top of a test file or of a module under tests/support.
         args: plain values.
-        timeout_s: bound on the whole.
+        timeout_s: longest wait in seconds for the next rank that ends; it begins anew after each one.
 
     Raises:
         AssertionError: a rank raised (with its traceback) or did not end in time.

@@ -23,8 +23,8 @@ class Relay:
 
     Args:
         target: address and port that connections are carried to.
-        address: of this machine, to listen on.
-        delay_s: for which every byte is on its way, in each direction.
+        address: address of this machine to listen on.
+        delay_s: seconds that every byte is on its way, in each direction.
         bytes_per_s: each way; None for no limit.
     """
 

@@ -92,8 +92,8 @@ class Job:
 
     Attributes:
         state: `COMPLETED`, `FAILED`, `CANCELLED`, ...
-        exit_code: of its script.
-        signal: that ended its script; 0 if none did.
+        exit_code: exit code of the job's script.
+        signal: number of the signal that ended the job's script; 0 if none did.
     """
 
     state: str
@@ -106,7 +106,7 @@ class Cluster:
     """Two nodes, n1 and n2, that are this machine.
 
     Attributes:
-        folder: of its files.
+        folder: folder that holds the cluster's files.
         environ: variables that lead Slurm's clients to it.
     """
 

@@ -64,7 +64,7 @@ class _FirstRun:
     """Writes down what failed, with the reason where it depends on the machine's speed.
 
     Args:
-        cache: has a file for the second run where that may change anything.
+        cache: pytest cache in which a file is left for the second run, where such a run may change anything.
     """
 
     def __init__(self, cache: pytest.Cache) -> None:
@@ -103,7 +103,7 @@ class _SecondRun:
     """Runs what the first run wrote down; fails where that had other failures, or where one of these does not pass.
 
     Args:
-        cache: has the first run's file.
+        cache: pytest cache with the file that the first run left.
     """
 
     def __init__(self, cache: pytest.Cache) -> None:

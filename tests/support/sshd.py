@@ -43,10 +43,10 @@ class Sshd:
     """A server that listens on its port from `start` to `stop`.
 
     Args:
-        folder: for its files; must exist.
+        folder: folder for the server's files; it must exist.
         authorized_keys: file of the keys that may log in.
         prefix: words before the command, which take it to where it is to run.
-        port: to listen on, on all addresses.
+        port: port to listen on, on all addresses.
     """
 
     def __init__(self, folder: Path, authorized_keys: Path, *, prefix: Sequence[str] = (), port: int = 22) -> None:

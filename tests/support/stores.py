@@ -34,9 +34,9 @@ class Held:
         pending: uploads that were begun and not ended: name to parts.
         fails: (what is asked, name) -> raised; asked before each `open`, `part`, `commit`, `pipe`, `info`, `cat`,
             `ls` and `rm`.
-        hides: names that listings do not show yet.
+        hides: function that returns whether listings do not show a name yet.
         cuts: (name, bytes) -> the bytes that a read returns.
-        asked: what was asked, in order.
+        asked: requests to the store so far, in order, as (request, name).
         clock: time of the next put; each takes a second.
     """
 

@@ -25,7 +25,7 @@ class Lines:
         """Starts to read.
 
         Args:
-            read: gives bytes; none at the end.
+            read: function that returns the next bytes; empty bytes at the end.
             keep: characters of each line that are kept, for floods.
         """
         self._read = read
@@ -135,7 +135,7 @@ def lines_of(descriptor: int, *, keep: int | None = None) -> Lines:
 
     Args:
         descriptor: the end to read from; taken over.
-        keep: as for `Lines`.
+        keep: number of characters of each line that are kept, for floods of output; None for all. See `Lines`.
     """
 
     def read() -> bytes:

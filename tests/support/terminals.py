@@ -26,7 +26,7 @@ class Terminal:
         *args: words of `dsrun`.
         cwd: its folder.
         env: its environment.
-        command: what is run in place of `dsrun`, the words follow.
+        command: command to run in place of `dsrun`, before its words; None for `dsrun`.
     """
 
     def __init__(self, *args: str, cwd: Path, env: Mapping[str, str], command: tuple[str, ...] | None = None) -> None:

@@ -19,7 +19,7 @@ def write_machine(root: Path, *, packages: int = 1, nodes: int = 1, cores: int, 
     """Writes the CPUs of a regular machine: first one CPU of every core, socket by socket, then their siblings.
 
     Args:
-        root: where.
+        root: folder in which the tree is written.
         packages: sockets.
         nodes: NUMA nodes of a socket.
         cores: cores of a node.

@@ -159,7 +159,7 @@ def fail(error: DsrunError, exit_code: int) -> None:
     Args:
         error: left in the error file, from where the launcher shows it once for all ranks that made it; shown on
             stderr as its `error:` and `hint:` lines where it cannot be left.
-        exit_code: of the process.
+        exit_code: exit code of the process.
 
     Raises:
         SystemExit: always.

@@ -23,7 +23,7 @@ class Scope:
     """A group below the one that this process is in.
 
     Args:
-        folder: of the group; exists.
+        folder: folder of the control group; it exists.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +68,7 @@ def make_scope(name: str, root: Path = Path("/")) -> Scope | None:
     """Makes a group below this process's own.
 
     Args:
-        name: of the group; one that is left from a job that died is taken over.
+        name: name of the control group; a group left over from a job that died is taken over.
         root: `/`, or a made-up tree with proc/self/cgroup, proc/self/mountinfo and the mounted hierarchy.
 
     Returns:

@@ -54,7 +54,7 @@ def watch_import(tell: Callable[[bool], None]) -> None:
     """Has the program's first import of torch told, where torch is a package of files.
 
     Args:
-        tell: called with True where the import begins, and with False where it has ended, well or not.
+        tell: callback that gets True when the import of torch begins, and False when it has ended, well or not.
     """
     if "torch" not in sys.modules:
         sys.meta_path.insert(0, _Watch(tell))  # pyright: ignore[reportArgumentType]  # a finder by its method

@@ -47,7 +47,7 @@ class RecorderFiles:
 
     Attributes:
         dump: the file that it writes.
-        pipe: what it reads a request from; None where it has none.
+        pipe: FIFO on which the rank's recorder takes a request for a dump; None where it has none.
     """
 
     dump: Path
@@ -105,7 +105,7 @@ def recorder_environment(given: Mapping[str, str], *, run_dir: str, attempt: int
     Args:
         given: the rank's environment so far.
         run_dir: the job's folder on its host.
-        attempt: how often the job was started before; each attempt has dumps of its own.
+        attempt: number of earlier starts of the job; each attempt has dumps of its own.
     """
     found = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"} if "TORCH_NCCL_DUMP_ON_TIMEOUT" not in given else {}
     if not any(name in given for name in _SIZE_NAMES):
@@ -121,7 +121,7 @@ def dump_prefix(given: Mapping[str, str], *, run_dir: str, attempt: int) -> str:
     Args:
         given: the rank's environment.
         run_dir: the job's folder on its host.
-        attempt: how often the job was started before.
+        attempt: number of earlier starts of the job.
     """
     own = str(JobPaths(Path(run_dir)).nccl_trace_prefix(attempt))
     return next((given[name] for name in _DUMP_NAMES if name in given), own)
@@ -137,7 +137,7 @@ def dump_places(
         stacks: host and answer of each rank.
         run_dir: the job's folder; who sees it under this path shares it with this machine.
         job_id: the job, after which a host that does not share that folder calls its own.
-        own_names: of this machine.
+        own_names: names of this machine.
     """
     places: dict[str, None] = {}
     for host, stack in sorted(stacks, key=lambda one: one[1].rank):
@@ -160,7 +160,7 @@ def pipe_environment(given: Mapping[str, str], *, run_dir: str) -> dict[str, str
     """Returns the variable that gives ranks a pipe; nothing where the user has set it, or no pipe can be made.
 
     Args:
-        given: what ranks inherit.
+        given: environment that the ranks inherit.
         run_dir: the job's folder on this host; is written to.
     """
     if _PIPE_NAME in given:
@@ -180,7 +180,7 @@ def without_outer(environ: Mapping[str, str], run_dir: str) -> dict[str, str]:
 
     Args:
         environ: an environment.
-        run_dir: this job's folder.
+        run_dir: folder of this job.
     """
     other = environ.get(RUN_DIR_ENV)
     if other is None or other == run_dir:

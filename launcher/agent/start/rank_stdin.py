@@ -45,7 +45,7 @@ class RankStdin(io.FileIO):
     """Descriptor 0, as the raw layer below `sys.stdin`.
 
     Args:
-        rank: this rank's number.
+        rank: number of this rank, as text.
         news: path of the agent's pipe; None where nobody listens.
         is_given: dsrun's own stdin is on the descriptor.
     """

@@ -174,6 +174,8 @@ def _import_torch(job: _Job) -> bool:
     if _PROFILER_ENV in os.environ:
         job.note(f"{_PROFILER_ENV} is set, which opens the GPU while torch is imported: {_EACH_ITSELF}")
         return False
+    # What is imported stays: not looked for garbage while it grows, nor in the ranks, so its pages stay shared.
+    gc.disable()
     try:
         importlib.import_module("torch.distributed")
         if CONFIG_ENV in job.plan.env and names_compiler(job.plan.program, folder=job.plan.cwd):
@@ -183,12 +185,13 @@ def _import_torch(job: _Job) -> bool:
     except Exception as error:
         job.give_up("cannot import torch", error)
         os._exit(1)
+    finally:
+        gc.freeze()
+        gc.enable()
     files = open_gpu_files()
     if files or _cuda_is_initialized():
         job.note(f"the import of torch opened {files[0] if files else 'CUDA'}: {_EACH_ITSELF}")
         return False
-    # Objects of the import are not scanned in the ranks, so their pages stay shared.
-    gc.freeze()
     return True
 
 
@@ -196,7 +199,7 @@ def open_gpu_files(folder: str = "/proc/self/fd") -> list[str]:
     """Returns the drivers' files that this process has open.
 
     Args:
-        folder: of links to the files.
+        folder: folder of links to open files, as /proc has it.
     """
     found: list[str] = []
     for entry in os.listdir(folder):

@@ -30,15 +30,18 @@ class SpawnerPipe:
 
     Args:
         plan: the launch.
-        node_rank: this host.
-        environ: what ranks inherit.
+        node_rank: rank of this host among the plan's hosts.
+        environ: environment that the ranks inherit.
         rendezvous: address and port of the store.
         store: its listening socket, bound to them; None where another host serves it.
         cpus: CPUs of each worker, see `Spawn`.
-        stdin_fd: what the plan's `stdin_rank` is to read, if that is a rank of this host; stays open here.
+        stdin_fd: descriptor that the plan's `stdin_rank` reads as its stdin, if that is a rank of this host; None for
+            none. It stays open in this process.
         scope: control group for the job's processes, if there is one.
-        own_folder: as in `Spawn`.
-        open_stream: makes the pipe for a rank's stream and returns its write end.
+        own_folder: whether the plan's run folder is this host's own, so that the spawner removes it should the agent
+            die; see `Spawn`.
+        open_stream: function that makes the pipe for a stream of a rank, given rank and stream name, and returns its
+            write end.
 
     Raises:
         OSError: the interpreter cannot be run, or a pipe not made.
@@ -142,7 +145,8 @@ def reason_of_end(status: int, oom: OomKill | None) -> str:
 
     Args:
         status: exit code, or minus the signal's number.
-        oom: what was killed for want of memory just before; it may have been the spawner, which has torch loaded.
+        oom: the last kill for want of memory, if it was just before; it may be the spawner, which has torch loaded.
+            None where there was none.
     """
     cause = None if oom is None else cause_of(status, "", "", (), oom=oom)
     words = "" if cause is None or not cause.words else f": {cause.words}"

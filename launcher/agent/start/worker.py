@@ -77,7 +77,7 @@ def worker_environment(
         plan: the launch.
         node: the host.
         worker: the rank.
-        address: where the ranks meet.
+        address: address of the rendezvous store, where the ranks meet.
         port: its port.
     """
     paths = JobPaths(Path(plan.run_dir))
@@ -118,9 +118,9 @@ def enter_worker(
         parent_pid: the spawner.
         cwd: working folder.
         cpus: cores it may run on; None for those of the parent.
-        stdin_fd: what it reads; None for nothing.
-        stdout_fd: write end for stdout.
-        stderr_fd: write end for stderr.
+        stdin_fd: descriptor that the rank reads as its stdin; None for an empty stdin.
+        stdout_fd: descriptor of the pipe's write end for stdout.
+        stderr_fd: descriptor of the pipe's write end for stderr.
 
     Raises:
         InputError: the working folder cannot be entered, or a core not be used; the streams are set up, so it can be

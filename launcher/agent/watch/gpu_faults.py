@@ -24,7 +24,6 @@ from ... import processes
 from ...machine.devices.choice import user_of_process
 from ...machine.gpus.nvml import NoDriver, ask, ask_driver, error_name, open_nvml, text_of
 from ...machine.gpus.state import read_state
-from ...machine.gpus.usage import running_on
 from ...machine.gpus.xids import XidEvent, read_driver_errors
 from ...machine.pci import pci_address
 from ...protocol import GpuFinding, GpuFindings, encode
@@ -62,8 +61,8 @@ def find_faults(
         root: `/`, or a made-up tree with dev/kmsg.
         gpus: GPUs of the ranks, with neither number nor faults.
         is_of_job: whether a process need not be told: it is the job's own.
-        user_of: returns the user of a process, None if it cannot be told.
-        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        user_of: function that returns the user of a process; None if the user is not known.
+        load_nvml: function that returns the `pynvml` module; tests give a made-up one.
 
     Returns:
         all GPUs that ranks were given, and others with a fault.
@@ -113,10 +112,11 @@ def _finding(
     if state.recovery_action not in (None, "none"):
         faults.append(f"the driver asks to {state.recovery_action}")
     # What others do on a GPU of their own is no fault.
-    for pid, used_bytes in running_on(nvml, handle).items() if ranks else ():
-        if not is_of_job(pid):
-            size = "memory" if used_bytes is None else format_bytes(used_bytes)
-            faults.append(f"pid {pid} of user {user_of(pid) or '?'} holds {size} of it")
+    for process in state.processes or () if ranks else ():
+        # Nor is a desktop in the way of a job, but a rank that ran out of memory lacks what it has.
+        if process.holds_memory and not is_of_job(process.pid):
+            size = "memory" if process.memory_bytes is None else format_bytes(process.memory_bytes)
+            faults.append(f"{process.label} holds {size} of it")
     return GpuFinding(
         index=index,
         uuid=text_of(ask(nvml, "nvmlDeviceGetUUID", handle)),

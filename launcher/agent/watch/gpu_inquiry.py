@@ -42,8 +42,8 @@ class GpuInquiry:
     Args:
         gpus: the GPU of each rank that has one.
         selector: the agent's; every key's data is a function to call when the key is ready.
-        send: takes the answer, a message to the front end.
-        command: what asks the driver and writes its answer; tests give another.
+        send: function that takes the answer, a message to the front end.
+        command: command that asks the driver and writes its answer, None for dsrun's own; tests give another.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class OomKills:
 
     Args:
         root: `/`, or a made-up tree with proc and the mounted hierarchies.
-        read_mark: returns an extended attribute of a folder, as `os.getxattr`.
+        read_mark: function that returns an extended attribute of a folder, as `os.getxattr` does.
     """
 
     def __init__(self, root: Path = Path("/"), read_mark: Callable[[Path, str], bytes] = os.getxattr) -> None:

@@ -30,7 +30,7 @@ class StatusTaking:
     """Looks at ranks; remembers their processor time from one look to the next.
 
     Args:
-        table: what the ranks say.
+        table: heartbeat table, in which the ranks themselves say how they fare.
         are_python: the ranks tell when their program begins.
     """
 
@@ -45,7 +45,7 @@ class StatusTaking:
         Args:
             ranks: those that run; one that has ended unseen is left out.
             now_s: monotonic seconds.
-            importing: as in `Pulse`.
+            importing: ranks that exist only once the host's spawner has imported torch for them; see `Pulse`.
         """
         pulses = [pulse for rank in ranks if (pulse := self._look_at(rank, now_s)) is not None]
         return Pulse(ranks=pulses, time_s=time.time(), importing=list(importing))

@@ -72,8 +72,8 @@ class StackTaking:
     Args:
         ranks: those that have not ended.
         run_dir: folder of their files.
-        table: what they say themselves.
-        recorders: where their flight recorders are.
+        table: heartbeat table, in which the ranks themselves say how they fare.
+        recorders: files and pipe of each rank's flight recorder, by rank.
         now_s: monotonic seconds.
     """
 

@@ -22,7 +22,7 @@ class UnfinishedFailures:
 
     Args:
         run_dir: folder of the error files.
-        grace_s: how long a rank may take to end after its word.
+        grace_s: seconds that a rank may take to end after it has written its error file.
     """
 
     def __init__(self, run_dir: str, grace_s: float) -> None:

@@ -72,10 +72,10 @@ def cause_of(
 
     Args:
         status: exit code, or minus the signal's number.
-        message: what the exception says itself, as the rank's error file has it; empty if it left none.
+        message: message of the exception, as the rank's error file has it; empty if it left none.
         traceback: its traceback, with the exceptions that led to it; empty if there is none.
         last_lines: its last lines, oldest first.
-        oom: what was killed for want of memory on its host just before it ended; None if nothing was.
+        oom: kill for want of memory on the rank's host just before the rank ended; None if there was none.
 
     Returns:
         what is known; None if nothing is.

@@ -12,7 +12,7 @@ class Cause:
     """What is known of a failure.
 
     Attributes:
-        words: what happened; empty where only the hint is known.
+        words: description of what happened; empty where only the hint is known.
         hint: a way out; None where the words say it.
         follows: another rank's failure is behind it. See [Note: followers] in `recognise.py`.
         timed_out: torch waited for another rank in vain, and does not say for which, nor in what.

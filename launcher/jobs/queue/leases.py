@@ -36,8 +36,8 @@ class Claim:
     """A claim of a living process, as others see it.
 
     Attributes:
-        name: of the file.
-        content: what the holder wrote.
+        name: name of the claim's file.
+        content: JSON values that the holder of the claim wrote into the file.
     """
 
     name: str
@@ -49,7 +49,7 @@ class ClaimFolder:
 
     Args:
         path: the folder.
-        own: as for `make_private_folder`.
+        own: topmost folder that is dsrun's own, as for `make_private_folder`; None where no folder is.
 
     Raises:
         OSError: it cannot be made, or is another user's.
@@ -65,7 +65,7 @@ class ClaimFolder:
         """Keeps everybody else from deciding meanwhile.
 
         Args:
-            patience_s: how long others, who need milliseconds, may take.
+            patience_s: longest time in seconds to wait for the decision of another process, which needs milliseconds.
 
         Raises:
             TimeoutError: another process has not come to a decision (it may be stopped).
@@ -89,7 +89,7 @@ class ClaimFolder:
 
         Args:
             name: no other claim's, without a leading dot.
-            content: for people and messages.
+            content: values to write into the claim's file as JSON, for people and messages.
 
         Raises:
             OSError: the file cannot be written or locked.
@@ -148,7 +148,7 @@ def remove_idle(parent: Path, *, keep: str, now_s: float | None = None) -> None:
     """Removes folders of claims in which nothing was claimed or dropped for a month, as each boot has one of its own.
 
     Args:
-        parent: what they are in.
+        parent: folder that holds the folders of claims.
         keep: name of one that stays.
         now_s: time of the files' clock; the present if None.
     """

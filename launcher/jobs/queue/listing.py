@@ -17,11 +17,11 @@ class Entry:
 
     Attributes:
         job_id: the job.
-        pid: of its front end.
+        pid: pid of the job's front end.
         state: `holds` or `waits`.
-        since_s: when that began, in seconds since the epoch.
-        priority: of its ticket; None for one that holds.
-        devices: what it holds, or wants, in words.
+        since_s: time since when the job holds or waits, in seconds since the epoch.
+        priority: priority of the job's ticket; None for a job that holds devices.
+        devices: devices that the job holds or wants, in words.
         names: UUIDs and slots that it holds, or may choose from.
     """
 

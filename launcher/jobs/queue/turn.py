@@ -30,15 +30,15 @@ from dsrun.errors import DsrunError, UsageError
 from dsrun.units import format_bytes
 
 from ...machine.devices.choice import (
-    UNSEEN_BYTES,
     Demand,
     Device,
-    Held,
+    DeviceLease,
     driver_open,
     held_devices,
     read_devices,
     take_devices,
 )
+from ...machine.gpus.users import UNSEEN_BYTES
 from ...machine.proc_files import count_usable_cores, read_text
 from ..folder import state_paths
 from .leases import Claim, ClaimFolder, remove_idle, safe_name
@@ -61,7 +61,7 @@ def hold_devices(
     keep_waiting: Callable[[], bool],
     look_every_s: float = LOOK_EVERY_S,
     load_nvml: Callable[[], Any] | None = None,
-) -> Generator[Held | None, None, None]:
+) -> Generator[DeviceLease | None, None, None]:
     """Holds a job's GPUs, or its slots, for as long as the block runs.
 
         with hold_devices(launch.demand, ..., keep_waiting=lambda: not stops.asked) as held:
@@ -73,16 +73,18 @@ def hold_devices(
     never fails. So does a job on GPUs where leases cannot be kept (a read-only home), with a note.
 
     Args:
-        demand: what the job wants of this machine (`Launch.demand`); nothing is held for no ranks.
+        demand: devices and ranks that the job wants of this machine (`Launch.demand`); nothing is held for a demand
+            without ranks.
         environ: CUDA_VISIBLE_DEVICES limits the choice; XDG_STATE_HOME is where leases and tickets are.
-        queue: wait until the devices are free and it is this job's turn. See [Note: turn].
-        priority: of the ticket, higher first; 0 is usual.
-        share: take GPUs that are in use if too few are free.
-        job_id: names the holder to others.
-        note: told what the job waits for, whenever that changes.
-        keep_waiting: asked between two looks; False ends the wait.
+        queue: whether to wait until the devices are free and it is this job's turn. See [Note: turn].
+        priority: priority of the job's ticket, higher first; 0 is usual.
+        share: whether to take GPUs that are in use if too few are free.
+        job_id: id of the job, which tells others who holds the devices.
+        note: callback that gets a line about what the job waits for, whenever that changes, and remarks about the
+            devices it gets.
+        keep_waiting: function that is called between two looks; the wait ends when it returns False.
         look_every_s: time between two looks.
-        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        load_nvml: function that returns the `pynvml` module, a made-up one in tests; None imports the real one.
 
     Yields:
         what was got; None if `keep_waiting` ended the wait.
@@ -93,7 +95,7 @@ def hold_devices(
     """
     with contextlib.ExitStack() as stack:
         if demand.ranks == 0:
-            held: Held | None = Held()
+            held: DeviceLease | None = DeviceLease()
         else:
             try:
                 leases, tickets = (
@@ -118,7 +120,8 @@ def claim_folders(environ: Mapping[str, str], *, boot: str | None = None) -> tup
 
     Args:
         environ: XDG_STATE_HOME is where they are.
-        boot: what the kernel calls this boot; it is asked if None. See [Note: one machine].
+        boot: id of the machine's boot, by which the folders are called; None asks the kernel for it. See [Note: one
+            machine].
     """
     paths = state_paths(environ)
     name = safe_name(boot or (read_text(Path("/proc/sys/kernel/random/boot_id")) or "").strip() or socket.gethostname())
@@ -136,15 +139,15 @@ class _Offer:
     """What the job could have now.
 
     Attributes:
-        taken: names to lease; empty if there is too little.
-        held: what the ranks see with them.
-        obstacles: who holds what it lacks -> labels of these.
+        taken: names of the devices to lease; empty if too few are free.
+        held: value that says what the ranks see with the taken devices, and their labels.
+        obstacles: holder in words -> labels of the devices that it holds, among those that the job may choose from.
         names: everything it may choose from.
-        desktops: what to say of desktops on what is taken.
+        desktops: lines for the user about taken GPUs that draw a desktop too.
     """
 
     taken: tuple[str, ...]
-    held: Held
+    held: DeviceLease
     obstacles: dict[str, list[str]]
     names: tuple[str, ...]
     desktops: tuple[str, ...] = ()
@@ -173,7 +176,7 @@ class _Turn:
         self._load_nvml = load_nvml
         self._older = older_leases(environ)
 
-    def take_now(self, note: Callable[[str], None]) -> Held:
+    def take_now(self, note: Callable[[str], None]) -> DeviceLease:
         """Takes what is free, or says why that is too little."""
         devices = self._read_devices()
         with self._leases.deciding():
@@ -187,14 +190,14 @@ class _Turn:
 
     def wait(
         self, priority: int, *, note: Callable[[str], None], keep_waiting: Callable[[], bool], look_every_s: float
-    ) -> Held | None:
+    ) -> DeviceLease | None:
         """Takes a ticket and what is free when its turn has come; None if the wait was ended."""
         with driver_open(self._load_nvml) if self._demand.gpus else contextlib.nullcontext():
             return self._wait(priority, note, keep_waiting, look_every_s)
 
     def _wait(
         self, priority: int, note: Callable[[str], None], keep_waiting: Callable[[], bool], look_every_s: float
-    ) -> Held | None:
+    ) -> DeviceLease | None:
         said = ""
         number: int | None = None
         while True:
@@ -279,7 +282,7 @@ def _offer_slots(ranks: int, leased: Mapping[str, str], *, partly: bool) -> _Off
     for name in names:
         if name in leased:
             obstacles.setdefault(leased[name], []).append(labels[name])
-    held = Held(labels=tuple(labels[name] for name in taken))
+    held = DeviceLease(labels=tuple(labels[name] for name in taken))
     return _Offer(taken=tuple(taken), held=held, obstacles=obstacles, names=names)
 
 
@@ -362,10 +365,10 @@ def _gpus(count: int) -> str:
     return f"{count} GPU{'s' if count > 1 else ''}"
 
 
-def _unleased(error: OSError, *, queue: bool, note: Callable[[str], None]) -> Held:
+def _unleased(error: OSError, *, queue: bool, note: Callable[[str], None]) -> DeviceLease:
     # One of another user's folder names it.
     reason = f"{error.filename or 'leases'}: {error.strerror.lower()}" if error.strerror else str(error)
     if queue:
         raise UsageError(f"the queue cannot be kept: {reason}", hint="name another place in XDG_STATE_HOME") from error
     note(f"devices are not leased, another job may take them too: {reason}")
-    return Held()
+    return DeviceLease()

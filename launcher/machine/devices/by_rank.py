@@ -61,8 +61,8 @@ def rank_variables(node: NodePlan, given: Mapping[str, str]) -> list[dict[str, s
     MIG slices a rank gets one, see [Note: MIG] of devices.
 
     Args:
-        node: this host's part of the launch.
-        given: what all its ranks get.
+        node: part of the launch plan that is for this host.
+        given: environment variables that all ranks of this host get.
 
     Raises:
         InputError: devices were chosen that no process here sees, or by numbers that mean nothing here.
@@ -98,8 +98,8 @@ def slice_note(variables: Sequence[Mapping[str, str]], given: Mapping[str, str])
     """Says what ranks on several MIG slices have to know; None where there are no such ranks.
 
     Args:
-        variables: of each local rank.
-        given: what all of them get.
+        variables: environment variables that each local rank gets of its own, as `rank_variables` returns them.
+        given: environment variables that all local ranks get.
     """
     slices = {value for own in variables if (value := own.get(VISIBLE_ENV, "")).startswith(_SLICE)}
     if len(slices) < 2 or given.get(BACKEND_ENV) == "gloo":
@@ -115,7 +115,7 @@ def gpus_of_ranks(gpus: Sequence[GpuPlace], environs: Sequence[Mapping[str, str]
 
     Args:
         gpus: those that ranks here may use, in CUDA's order.
-        environs: what each rank gets.
+        environs: environment variables of each local rank.
     """
     if environs and environs[0].get(BACKEND_ENV) == "gloo":
         return [None] * len(environs)

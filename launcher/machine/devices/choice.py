@@ -3,13 +3,7 @@
 A device is a GPU, or a MIG slice. It is *free* if no lease is on it and no process computes there: dsrun's own jobs are
 known by their leases before they use the GPU, everybody else by NVML. The processes that started this one do not count:
 a notebook that calls dsrun has made room for it, or else has to know. Seen on made-up driver answers only: busy
-GPUs of other users, MIG, and containers were not at hand.
-
-[Note: users of a GPU] Who computes there is listed, clients of MPS in a list of their own. Who draws there does not
-count (a desktop stays), unless it computes as well and has more than a desktop's part. Processes of other containers
-are in no list, but their memory is in use: what nobody listed has, beyond a driver's own need, is theirs. Where the
-GPU's memory is a NUMA node of the host (GH200, GB200), the kernel puts page cache there, and gives it back when it is
-needed: there the lists alone count. In WSL no list has the desktop of Windows, to which up to half of it is put down.
+GPUs of other users, MIG, and containers were not at hand. Who counts as a user of one: [Note: users of a GPU].
 
 [Note: MIG] CUDA shows a process one slice only, as `cuda:0`. So with slices each rank gets a CUDA_VISIBLE_DEVICES of
 its own, and LOCAL_RANK stays the rank's number on the host, for it names its heartbeat, cores and error file: a script
@@ -30,15 +24,10 @@ from typing import Any
 from dsrun.errors import DsrunError
 
 from ..gpus.mig import slice_handles
-from ..gpus.nvml import NoDriver, ask, ask_driver, open_nvml, text_of
+from ..gpus.nvml import NoDriver, ask_driver, open_nvml, text_of
 from ..gpus.read import gpu_handle
-from ..gpus.usage import running_on
+from ..gpus.users import read_users
 from ..gpus.visible import listed_devices
-
-#: Monitors and MPS daemons keep less than this on a GPU; a CUDA context alone is more.
-LITTLE_BYTES = 100 << 20
-#: More than any driver keeps for itself, and than a browser computes in. See [Note: users of a GPU].
-UNSEEN_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +36,12 @@ class Device:
 
     Attributes:
         name: UUID, which is what CUDA_VISIBLE_DEVICES and the lease are called; the index where there is none.
-        label: for people.
+        label: name of the device for people, `GPU 0` for example.
         is_slice: a MIG slice.
         gpu: the driver's number of the GPU that it is, or is a slice of; None where that is unknown.
-        used_by: who computes there, in words: `pid 4242 of user bob`; empty if nobody does.
+        used_by: processes that compute on the device, in words: `pid 4242 of user bob`; empty if there are none.
         used_bytes: memory in use.
-        desktop_bytes: of it, what a desktop has, which does not count as a user.
+        desktop_bytes: part of `used_bytes` that a desktop has, in bytes; a desktop does not count as a user.
         may_be_renumbered: the driver counts GPUs that this process cannot reach, and CUDA may count them otherwise.
     """
 
@@ -83,13 +72,14 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class DeviceLease:
     """What a job got.
 
     Attributes:
-        cuda_visible_devices: what all ranks here get; None leaves the variable as it is.
+        cuda_visible_devices: value of CUDA_VISIBLE_DEVICES for all ranks on this machine; None leaves the variable as
+            it is.
         slices: MIG slice of each local rank instead, see [Note: MIG]; empty without MIG.
-        labels: what is held, for people and the job's record; empty if nothing could be.
+        labels: names of the held devices, for people and the job's record; empty if nothing could be held.
     """
 
     cuda_visible_devices: str | None = None
@@ -117,9 +107,10 @@ def read_devices(
     the driver counts and does not let this process reach is left out, and not counted, as CUDA does not.
 
     Args:
-        environ: where CUDA_VISIBLE_DEVICES is read.
-        load_nvml: returns the `pynvml` module; tests give a made-up one.
-        user_of: returns the user of a process, None if it cannot be told.
+        environ: environment variables, of which CUDA_VISIBLE_DEVICES is read.
+        load_nvml: function that returns the `pynvml` module, a made-up one in tests; None imports the real one.
+        user_of: function that returns the user of a process by its pid, or None if that cannot be told; None means
+            `user_of_process`.
         own: processes that do not count as users; this one and those that started it if None.
         root: `/`, or a made-up tree with dev.
 
@@ -140,7 +131,7 @@ def driver_open(load_nvml: Callable[[], Any] | None = None) -> Generator[Any, No
     """Keeps the driver open over several calls of `read_devices`; it may take a second to wake up each time.
 
     Args:
-        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        load_nvml: function that returns the `pynvml` module, a made-up one in tests; None imports the real one.
 
     Raises:
         DsrunError: the driver does not answer.
@@ -161,9 +152,10 @@ def take_devices(
 
     Args:
         devices: those the job may see.
-        count: how many it needs.
+        count: number of devices that the job needs.
         leased: name of a device -> its holder, in words.
-        share: take devices in use too, those with the least memory in use first, if too few are free.
+        share: whether to take devices in use too if too few are free: those without a lease first, then those with the
+            least memory in use.
 
     Returns:
         the devices in the order of `devices`, none if there are too few; who is on the others -> labels of these.
@@ -190,7 +182,7 @@ def _turn(device: Device, free: Sequence[Device]) -> int:
     return 0 if device.gpu is None else [one for one in free if one.gpu == device.gpu].index(device)
 
 
-def held_devices(taken: Sequence[Device], devices: Sequence[Device], *, ranks: int) -> Held:
+def held_devices(taken: Sequence[Device], devices: Sequence[Device], *, ranks: int) -> DeviceLease:
     """Returns what a job's ranks get to see: UUIDs, for an index means another GPU where CUDA sorts them by speed.
 
     Args:
@@ -200,10 +192,10 @@ def held_devices(taken: Sequence[Device], devices: Sequence[Device], *, ranks: i
     """
     labels = tuple(device.label for device in taken)
     if any(device.is_slice for device in taken):
-        return Held(slices=tuple(taken[rank % len(taken)].name for rank in range(ranks)), labels=labels)
+        return DeviceLease(slices=tuple(taken[rank % len(taken)].name for rank in range(ranks)), labels=labels)
     if tuple(taken) == tuple(devices) and not any(device.may_be_renumbered for device in taken):
-        return Held(labels=labels)
-    return Held(cuda_visible_devices=",".join(device.name for device in taken), labels=labels)
+        return DeviceLease(labels=labels)
+    return DeviceLease(cuda_visible_devices=",".join(device.name for device in taken), labels=labels)
 
 
 def user_of_process(pid: int, *, proc: Path = Path("/proc")) -> str | None:
@@ -283,29 +275,18 @@ def _device(nvml: Any, handle: Any, gpu: int, part: int | None, known: _Known) -
     memory: Any = ask_driver(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     total_bytes, free_bytes = (0, 0) if memory is None else (int(memory.total), int(memory.free))
     used_bytes = total_bytes - free_bytes
-    computing = running_on(nvml, handle)
-    drawing = {
-        process.pid: process.usedGpuMemory
-        for process in ask(nvml, "nvmlDeviceGetGraphicsRunningProcesses", handle) or ()
-    }
-    desktop = {
-        pid: has for pid, has in drawing.items() if pid not in computing or (has is not None and has <= UNSEEN_BYTES)
-    }
-    # A process whose memory the driver does not tell (vGPU, some MIG drivers) counts: nothing says that it is small.
-    used_by = [
-        _in_words(pid, known.user_of(pid))
-        for pid, has in computing.items()
-        if pid not in known.own and pid not in desktop and (has is None or has > LITTLE_BYTES)
-    ]
-    listed = {**drawing, **computing}
-    unseen_bytes = used_bytes - sum(has or 0 for has in listed.values())
-    is_all_told = None not in listed.values()
-    desktop_bytes = sum(has or 0 for has in desktop.values())
-    if unseen_bytes > UNSEEN_BYTES and is_all_told and not _is_host_memory(nvml, handle):
-        if known.in_wsl and unseen_bytes <= total_bytes // 2:
-            desktop_bytes += unseen_bytes
-        else:
-            used_by.append(f"processes that cannot be seen from here ({unseen_bytes >> 30} GiB)")
+    users = read_users(
+        nvml,
+        handle,
+        used_bytes=used_bytes,
+        desktop_most_bytes=total_bytes // 2 if known.in_wsl else 0,
+        # Only those are named that keep a job away: a user database on the network may be slow.
+        user_of=lambda _: None,
+    )
+    strangers = [one for one in users.processes or () if one.counts and one.pid not in known.own]
+    used_by = [replace(one, user=known.user_of(one.pid)).label for one in strangers]
+    if users.unseen_bytes:
+        used_by.append(f"processes that cannot be seen from here ({users.unseen_bytes >> 30} GiB)")
     number = f"{gpu}" if part is None else f"{gpu}:{part}"
     return Device(
         name=text_of(ask_driver(nvml, nvml.nvmlDeviceGetUUID, handle)) or number,
@@ -314,14 +295,5 @@ def _device(nvml: Any, handle: Any, gpu: int, part: int | None, known: _Known) -
         gpu=gpu,
         used_by=tuple(used_by),
         used_bytes=used_bytes,
-        desktop_bytes=desktop_bytes,
+        desktop_bytes=users.desktop_bytes,
     )
-
-
-def _is_host_memory(nvml: Any, handle: Any) -> bool:
-    """Whether the GPU's memory is a NUMA node of the host; only such platforms answer."""
-    return ask(nvml, "nvmlDeviceGetNumaNodeId", handle) is not None
-
-
-def _in_words(pid: int, user: str | None) -> str:
-    return f"pid {pid}" if user is None else f"pid {pid} of user {user}"

@@ -24,12 +24,12 @@ WAY_OUT = "`--backend gloo` trains on the CPU"
 
 
 @dataclass(frozen=True, slots=True)
-class Unserved:
+class UnservedAccelerators:
     """Accelerators that a job cannot have.
 
     Attributes:
-        text: what there is, and that dsrun does not train on it.
-        way_out: how to go on.
+        text: sentence that names the accelerators and says that dsrun does not train on them.
+        way_out: advice on how to go on without these accelerators.
     """
 
     text: str
@@ -38,15 +38,15 @@ class Unserved:
 
 def unserved_accelerators(
     environ: Mapping[str, str], *, root: Path = Path("/"), import_path: Sequence[str] | None = None
-) -> Unserved | None:
+) -> UnservedAccelerators | None:
     """Looks for accelerators that a job here would be expected to train on; None without any.
 
     Ask it where there is no NVIDIA GPU to use: beside one, others are left alone.
 
     Args:
-        environ: of the job; a variable that hides all devices says that none is to be used.
+        environ: environment variables of the job; one that hides all devices says that none is to be used.
         root: `/`, or a made-up tree with sys and dev.
-        import_path: where torch is looked for instead of `sys.path`.
+        import_path: folders where torch is looked for; None means `sys.path`.
     """
     there = other_accelerators(root)
     if not there or any(hides_all_gpus({"CUDA_VISIBLE_DEVICES": environ[name]}) for name in _HIDING if name in environ):
@@ -55,7 +55,7 @@ def unserved_accelerators(
     for found in there:
         key, build = _BUILDS.get(found.name, ("", ""))
         if found.for_computing or key in builds:
-            return Unserved(_text(found, f"{build} {builds[key]}" if key in builds else ""), WAY_OUT)
+            return UnservedAccelerators(_text(found, f"{build} {builds[key]}" if key in builds else ""), WAY_OUT)
     return None
 
 

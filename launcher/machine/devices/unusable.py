@@ -15,7 +15,7 @@ class UnusableGpus:
     """GPUs that a job here was given and cannot use: the driver fails, or dsrun has no backend for them.
 
     Attributes:
-        text: what is wrong.
+        text: sentence that says what is wrong with the GPUs.
         fix: the way out.
     """
 
@@ -29,10 +29,10 @@ def unusable_gpus(
     """Says why a job would go without a GPU where it was given some; None where that is not so.
 
     Args:
-        report: what the driver told.
-        environ: of the job.
+        report: report of the GPUs, as the driver told of them.
+        environ: environment variables of the job.
         root: `/`, or a made-up tree with sys and dev.
-        import_path: where torch is looked for instead of `sys.path`.
+        import_path: folders where torch is looked for; None means `sys.path`.
     """
     if report.fault is not None:
         text = f"the GPUs of this machine cannot be used: {report.fault.reason}"

@@ -19,8 +19,8 @@ class DriverFault:
     """Why GPUs that a job was given cannot be used.
 
     Attributes:
-        reason: what is wrong, as it ends a sentence.
-        way_out: how it is mended.
+        reason: cause of the fault, in words that can end a sentence.
+        way_out: advice on how to mend the fault.
     """
 
     reason: str
@@ -31,10 +31,10 @@ def fault_at_start(error: str, words: str, presence: NvidiaPresence) -> DriverFa
     """Judges a driver that did not start.
 
     Args:
-        error: what NVML raised, by the end of its name in `pynvml`: `LibRmVersionMismatch`; empty where the package
-            is not there.
+        error: end of the name that the NVML error has in `pynvml`, as `LibRmVersionMismatch`; empty where the package
+            is not installed.
         words: the driver's own for it.
-        presence: what the kernel shows.
+        presence: signs of NVIDIA GPUs that the kernel shows: cards, device files, kernel module.
 
     Returns:
         the fault; None where there is no GPU, or none that this process was given.
@@ -88,8 +88,8 @@ def fault_of_all(reasons: Collection[str], presence: NvidiaPresence, *, forbidde
 
     Args:
         reasons: the driver's words, for each GPU.
-        presence: what the kernel shows.
-        forbidden: this process may open none of them.
+        presence: signs of NVIDIA GPUs that the kernel shows: cards, device files, kernel module.
+        forbidden: whether this process may open none of the GPUs.
     """
     words = ", ".join(dict.fromkeys(reasons))
     if forbidden:

@@ -27,7 +27,7 @@ class FabricManager:
 
     Attributes:
         running: None where processes of the machine cannot be seen (containers, hidepid).
-        version: of the installed package; None where no Debian package is.
+        version: version of the installed Debian package of the fabric manager; None where there is no such package.
     """
 
     running: bool | None

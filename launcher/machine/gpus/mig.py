@@ -12,7 +12,7 @@ def slice_handles(nvml: Any, handle: Any) -> list[tuple[int, Any]] | None:
 
     Args:
         nvml: the open driver.
-        handle: of the GPU.
+        handle: NVML handle of the GPU.
 
     Returns:
         None where it is not in MIG mode; empty where it is and nobody has cut it: then CUDA shows nothing of it.

@@ -38,13 +38,14 @@ class NvLinks:
         version: generation of the links, as NVML counts it.
         active: links that are up.
         inactive: links that are there and down.
-        to_switches: how many of the active ones end at an NVSwitch, and so reach every GPU on it.
+        to_switches: number of active links that end at an NVSwitch, and so reach every GPU on it.
         peers: the other GPUs the rest of them end at.
         link_mbyte_s: speed of one link, in one direction.
         errors: transfers that were wrong, repeated or had to be recovered since the driver was loaded, over all links.
-        fabric: how far the fabric manager got, `completed` before which CUDA starts nothing; None where the GPU is in
-            no fabric.
-        fabric_error: why it was not let into the fabric, where that is completed and has failed.
+        fabric: state of the registration with the NVSwitch fabric; CUDA starts nothing before it is `completed`. None
+            where the GPU is in no fabric.
+        fabric_error: error that kept the GPU out of the fabric, where registration is completed and has failed; else
+            None.
     """
 
     version: int | None
@@ -63,7 +64,7 @@ def read_nvlinks(nvml: Any, handle: Any) -> NvLinks:
 
     Args:
         nvml: the open driver.
-        handle: of the GPU.
+        handle: NVML handle of the GPU.
     """
     active: list[int] = []
     inactive = 0
@@ -104,7 +105,7 @@ def read_peer_access(nvml: Any, handle: Any, index: int, others: Sequence[Any]) 
 
     Args:
         nvml: the open driver.
-        handle: of the GPU.
+        handle: NVML handle of the GPU that would read the other GPUs' memory.
         index: its place among `others`.
         others: handles of all GPUs, in order; None for one that is lost.
 

@@ -19,7 +19,7 @@ class NoDriver(Exception):
     """The driver does not answer; the text says why.
 
     Attributes:
-        error: what NVML raised, by the end of its name in `pynvml` (`LibRmVersionMismatch`); empty where the package is
+        error: end of the name that the NVML error has in `pynvml` (`LibRmVersionMismatch`); empty where the package is
             not installed.
         words: the driver's own for it.
     """
@@ -35,7 +35,7 @@ def open_nvml(load_nvml: Callable[[], Any] | None = None) -> Generator[Any, None
     """Gives the `pynvml` module, ready to be asked, and shuts it down at the end.
 
     Args:
-        load_nvml: returns the module; tests give a made-up one.
+        load_nvml: function that returns the `pynvml` module, a made-up one in tests; None imports the real one.
 
     Raises:
         NoDriver: there is none, or it failed at a question inside.
@@ -61,7 +61,8 @@ def nvml_kept_open(load_nvml: Callable[[], Any] | None = None) -> Generator[None
     """Keeps the driver open over several questions, each of which opens it; nothing where it does not answer.
 
     Args:
-        load_nvml: see `open_nvml`.
+        load_nvml: function that returns the `pynvml` module, a made-up one in tests; None imports the real one. See
+            `open_nvml`.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(NoDriver):

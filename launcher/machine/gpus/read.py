@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from dsrun.host.gpu_presence import hides_all_gpus, nvidia_open_files, nvidia_pr
 from ...plan.launch_plan import GpuPlace
 from ..pci import PcieLink, pci_address
 from .driver_fault import DriverFault, fault_at_start, fault_of_all, fault_of_choice, fault_of_none, idle_text
+from .left_out import LeftOut, LeftOutGpus, left_out_gpus
 from .mig import slice_handles
 from .nvlink import NvLinks
 from .nvml import NoDriver, ask, ask_driver, error_name, error_words, open_nvml, text_of
@@ -35,13 +36,14 @@ class Gpu:
         cuda_index: its number to the job, `cuda:0` first, where CUDA sorts by PCI address (it does among equal GPUs);
             None where the job does not see it as a whole.
         lost: the driver counts it and cannot reach it, or this process may not.
-        pci_address: as /sys writes it, `0000:1b:00.0`.
+        pci_address: PCI address of the GPU as /sys writes it, `0000:1b:00.0`; None where the driver does not say.
         numa_node: the node its slot is wired to.
         iommu: kind of the IOMMU's domain for it (`identity`, `DMA`, `DMA-FQ`); asked by the probe alone, as the rest.
         pcie: its link to the board.
         nvlink: its links to others.
         peer_access: whether it may read each GPU's memory, in their order: `X`, `OK` or why not (probe_nvlink).
-        state: how it fares.
+        state: condition of the GPU: memory errors, power, clocks, heat, modes and processes; None where it was not
+            asked for.
         xids: errors of it that the driver wrote to the kernel's log, oldest first.
         xid_events: the last of each kind of them, with what the driver said and when.
     """
@@ -67,36 +69,21 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A GPU that the driver counts and does not give.
-
-    Attributes:
-        index: the driver's number.
-        reason: its words.
-        is_forbidden: this process may not open it; else it cannot be reached at all.
-    """
-
-    index: int
-    reason: str
-    is_forbidden: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReport:
     """All GPUs of a machine.
 
     Attributes:
-        gpus: in the driver's order.
+        gpus: GPUs that the driver counts, in its order.
         usable_count: devices a job sees: CUDA_VISIBLE_DEVICES applied, a MIG slice counted as one.
         driver: version of the driver.
         driver_cuda: newest CUDA version the driver can run.
-        reason: why there are none, where there are none.
+        reason: reason why there are no GPUs, or none that can be used; None where there are some.
         left_out: GPUs that the driver counts and no job can use.
         unlisted: GPUs that this process was given and the driver does not count: it could not start them.
-        fault: why none can be used of those that this process was given; None where that is not so, and where
-            CUDA_VISIBLE_DEVICES says that none is to be used.
-        idle: what to say of GPUs that this process was not given; None without any.
-        places: where those are that CUDA counts, in its order.
+        fault: fault that keeps this process from all GPUs it was given; None without one, or where CUDA_VISIBLE_DEVICES
+            says that none is to be used.
+        idle: sentence about GPUs that this process was not given; None without any.
+        places: UUIDs, PCI addresses, models and MIG slices of the GPUs that CUDA counts, in CUDA's order.
     """
 
     gpus: tuple[Gpu, ...]
@@ -117,8 +104,8 @@ def read_gpus(
     """Asks the driver for the GPUs of this machine, and where it has none to give, the kernel why that is.
 
     Args:
-        environ: where CUDA_VISIBLE_DEVICES is read.
-        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        environ: environment variables, of which CUDA_VISIBLE_DEVICES is read.
+        load_nvml: function that returns the `pynvml` module, a made-up one in tests; None imports the real one.
         root: `/`, or a made-up tree with proc, sys and dev.
     """
     failure: NoDriver | None = None
@@ -137,9 +124,9 @@ def explained(
     """Returns a report that says whether it is the driver's fault that there is no GPU, or nobody's.
 
     Args:
-        report: what the driver told.
-        failure: why it told nothing, where it did not.
-        environ: where CUDA_VISIBLE_DEVICES is read.
+        report: report of the GPUs, as the driver told of them.
+        failure: error by which the driver told nothing; None where it answered.
+        environ: environment variables, of which CUDA_VISIBLE_DEVICES is read.
         root: `/`, or a made-up tree with proc, sys and dev.
     """
     if hides_all_gpus(environ):
@@ -152,7 +139,9 @@ def explained(
         named = listed_devices(visible, [place.uuid for place in report.places], slices=slice_names(report.places))
         fault = fault_of_choice(visible, len(report.places), are_cut=bool(named))
         if not named:
-            fault = replace(fault, reason="; ".join([fault.reason, *left_out_texts(report)]))
+            left_out = left_out_of(report)
+            reason = "; ".join([fault.reason, *(one.text for one in left_out)])
+            fault = DriverFault(reason=reason, way_out="; ".join([fault.way_out, *(one.fix for one in left_out)]))
         return replace(report, reason=fault.reason, fault=fault)
     presence = nvidia_presence(root)
     if failure is not None:
@@ -179,23 +168,27 @@ def _unlisted(root: Path, listed: int) -> int:
     return max(0, min(files, ours) - listed, files - listed - (len(drivers) - ours))
 
 
-def left_out_texts(report: GpuReport) -> Iterator[str]:
-    """Says which GPUs of a machine no job can use while others are used, and what to do about each.
+def left_out_of(report: GpuReport) -> tuple[LeftOutGpus, ...]:
+    """Says which GPUs of a machine no job can use while others are used.
 
     Args:
-        report: what the driver told.
+        report: answer of the driver.
     """
-    for gpu in report.left_out:
-        fix = "`ls -l /dev/nvidia*` shows who may open it" if gpu.is_forbidden else "it needs a reset or a reboot"
-        yield f"GPU {gpu.index} is left out: {gpu.reason}; {fix}"
     reached = [gpu for gpu in report.gpus if not gpu.lost]
-    for gpu, place in zip(reached, report.places, strict=True):
-        if place.slices == ():
-            fix = f"`sudo nvidia-smi -i {gpu.index} -mig 0` ends that"
-            yield f"GPU {gpu.index} is left out: it is in MIG mode without slices; {fix}"
-    if report.unlisted:
-        what = "a GPU is" if report.unlisted == 1 else f"{report.unlisted} GPUs are"
-        yield f"{what} left out: the driver could not start it; `dmesg | grep NVRM` says why"
+    uncut = [gpu.index for gpu, place in zip(reached, report.places, strict=True) if place.slices == ()]
+    return tuple(left_out_gpus(report.left_out, uncut=uncut, unlisted=report.unlisted))
+
+
+def device_count(report: GpuReport, visible: str | None) -> int:
+    """Counts the devices that ranks may have one each: GPUs that are whole, and slices of those that are cut.
+
+    Args:
+        report: answer of the driver.
+        visible: CUDA_VISIBLE_DEVICES; None where it is not set. Of a cut GPU that it names CUDA shows one slice.
+    """
+    if visible is not None:
+        return report.usable_count
+    return sum(1 if place.slices is None else len(place.slices) for place in report.places)
 
 
 def list_gpus(nvml: Any, visible: str | None) -> GpuReport:

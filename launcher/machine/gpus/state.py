@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .nvml import ask, text_of
+from .users import GpuProcess, read_users
 
 #: nvmlClocksEventReason*; idle and the clocks a user set hold nothing back that was not asked for.
 _THROTTLE_REASONS = {
@@ -37,15 +38,6 @@ _RECOVERY_ACTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GpuProcess:
-    """A process that computes on a GPU; None where the driver or the kernel does not show it (containers)."""
-
-    pid: int
-    user: str | None
-    memory_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class MigSlice:
     """A part of a GPU in MIG mode."""
 
@@ -66,11 +58,14 @@ class GpuState:
         remap_pending: a row waits for a reset to be replaced.
         remap_failed: none was left to replace it with: the GPU is to be exchanged.
         retired_pages: pages given up (before Ampere).
-        throttle_reasons: what holds the clocks down, in words; empty if nothing does.
+        throttle_reasons: reasons that hold the clocks down, in words; empty if there are none, None where the driver
+            does not tell.
         persistence: the driver stays loaded between jobs.
         bar1_bytes: memory others reach over PCIe; all of it with a resizable BAR.
-        mig_enabled: in MIG mode: CUDA sees its slices only.
-        recovery_action: what the driver asks to be done with it, `none` if it is well.
+        mig_enabled: whether the GPU is in MIG mode, where CUDA sees its slices only; None where the driver does not
+            tell.
+        recovery_action: action that the driver asks for on this GPU, such as a reset; `none` if the GPU is well, None
+            where the driver does not tell.
     """
 
     ecc_enabled: bool | None
@@ -103,8 +98,8 @@ def read_state(nvml: Any, handle: Any, *, user_of: Callable[[int], str | None]) 
 
     Args:
         nvml: the open driver.
-        handle: of the GPU.
-        user_of: returns the user of a process, None if it cannot be told.
+        handle: NVML handle of the GPU.
+        user_of: function that returns the user of a process by its pid, or None if that cannot be told.
     """
     ecc = ask(nvml, "nvmlDeviceGetEccMode", handle)
     remapped = ask(nvml, "nvmlDeviceGetRemappedRows", handle)
@@ -113,6 +108,8 @@ def read_state(nvml: Any, handle: Any, *, user_of: Callable[[int], str | None]) 
     rates = ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
     bar1 = ask(nvml, "nvmlDeviceGetBAR1MemoryInfo", handle)
     mig = ask(nvml, "nvmlDeviceGetMigMode", handle)
+    # Only who can be seen is told: memory that nobody listed has may be of this user's own job in a container.
+    users = read_users(nvml, handle, used_bytes=0, desktop_most_bytes=0, user_of=user_of)
     return GpuState(
         ecc_enabled=None if ecc is None else bool(ecc[0]),
         ecc_uncorrected=ask(nvml, "nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_BOOT),
@@ -135,7 +132,7 @@ def read_state(nvml: Any, handle: Any, *, user_of: Callable[[int], str | None]) 
         bar1_bytes=None if bar1 is None else int(bar1.bar1Total),
         mig_enabled=None if mig is None else bool(mig[0]),
         mig_slices=_slices(nvml, handle) if mig is not None and mig[0] else (),
-        processes=_processes(nvml, handle, user_of),
+        processes=users.processes,
         recovery_action=_recovery_action(nvml, handle),
     )
 
@@ -177,13 +174,3 @@ def _slices(nvml: Any, handle: Any) -> tuple[MigSlice, ...]:
                 )
             )
     return tuple(found)
-
-
-def _processes(nvml: Any, handle: Any, user_of: Callable[[int], str | None]) -> tuple[GpuProcess, ...] | None:
-    running: Sequence[Any] | None = ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-    if running is None:
-        return None
-    return tuple(
-        GpuProcess(pid=process.pid, user=user_of(process.pid), memory_bytes=process.usedGpuMemory)
-        for process in running
-    )

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .nvml import NoDriver, ask, ask_driver, open_nvml
+from .nvml import NoDriver, ask_driver, open_nvml
 from .read import gpu_handle
+from .users import running_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +20,8 @@ class GpuUse:
 
     Attributes:
         memory_bytes: memory it has there; None where the driver does not say (containers, some virtual GPUs).
-        percent: how busy its busiest GPU is, with whatever runs there: the driver has no figure of one process alone
-            that all kinds of GPUs give.
+        percent: use of the process's busiest GPU in percent, by all that runs there, as not every GPU tells it by
+            process; None where the driver does not say.
     """
 
     memory_bytes: int | None
@@ -31,7 +32,7 @@ def gpu_use_by_pid(load_nvml: Callable[[], Any] | None = None) -> dict[int, GpuU
     """Asks the driver for every process that computes on a GPU.
 
     Args:
-        load_nvml: returns the `pynvml` module; tests give a made-up one.
+        load_nvml: function that returns the `pynvml` module, a made-up one in tests; None imports the real one.
     """
     found: dict[int, GpuUse] = {}
     try:
@@ -45,23 +46,8 @@ def gpu_use_by_pid(load_nvml: Callable[[], Any] | None = None) -> dict[int, GpuU
     return found
 
 
-def running_on(nvml: Any, handle: Any) -> dict[int, int | None]:
-    """Returns the processes that compute on a GPU or slice, clients of MPS too, with their memory.
-
-    Args:
-        nvml: the open driver.
-        handle: of the GPU or slice.
-
-    Returns:
-        pid -> bytes; None where the driver does not tell how much.
-    """
-    questions = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
-    listed = (process for question in questions for process in ask(nvml, question, handle) or ())
-    return {process.pid: process.usedGpuMemory for process in listed}
-
-
 def _add(nvml: Any, handle: Any, found: dict[int, GpuUse]) -> None:
-    processes = running_on(nvml, handle)
+    processes = running_on(nvml, handle) or {}
     rates: Any = ask_driver(nvml, nvml.nvmlDeviceGetUtilizationRates, handle) if processes else None
     percent = None if rates is None else int(rates.gpu)
     for pid, memory_bytes in processes.items():

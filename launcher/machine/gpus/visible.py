@@ -18,7 +18,8 @@ def listed_devices(
 
     Args:
         value: the variable; None where it is not set.
-        uuids: of the machine's GPUs, in order; an entry of the list may be a unique beginning of one.
+        uuids: UUIDs of the machine's GPUs, in order, None for an unknown one; an entry of the list may be a unique
+            beginning of one.
         slices: UUIDs of its MIG slices; None where nobody told them.
 
     Returns:

@@ -38,10 +38,11 @@ class XidEvent:
 
     Attributes:
         number: the Xid.
-        text: what the driver wrote behind it.
-        fatal: by the driver's word; None for Xids that come without one.
-        action: what the driver asks for since, by its Xid 154 (`Node Reboot Required`); None for other Xids.
-        age_s: how long ago; None where the log has no times.
+        text: text that the driver wrote after the Xid's number.
+        fatal: whether the driver's text calls the error fatal; None for Xids that come without such a word.
+        action: action that the driver has asked for since, by its Xid 154 (`Node Reboot Required`); None for other
+            Xids.
+        age_s: seconds since the error; None where the log has no times.
         over: the driver was loaded anew since, or took back what it had asked for.
     """
 

@@ -8,8 +8,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from ..known_fields import known_fields
 from ..pci import place_of, read_number
 from ..proc_files import is_there, read_text
 
@@ -30,9 +31,10 @@ class NetworkReport:
     Attributes:
         interface: its name.
         kind: `ethernet` and `infiniband` are cards; `virtual` is a bridge, bond, tunnel or container's end.
-        state: as the kernel says it, `up` or `down`; `unknown` for some that work.
+        state: state of the interface in the kernel's words, `up` or `down`, or `unknown` for some that work; None where
+            it cannot be read.
         mtu: bytes of a packet.
-        speed_mbit: of the link.
+        speed_mbit: speed of the link in Mbit/s; None where the kernel does not say.
         driver: the card's.
         addresses: IPv4 and IPv6, without link-local ones.
         default_route: packets to elsewhere leave here.
@@ -59,12 +61,13 @@ class RdmaPort:
         layer: `InfiniBand`, or `Ethernet` for RoCE; `Unknown` for EFA.
         state: `ACTIVE` is the one that works.
         physical: `LinkUp`, `Polling`, `Disabled`.
-        rate_gbit: of the link.
-        link_downed: how often it was lost since the counters were reset.
+        rate_gbit: rate of the link in Gbit/s; None where the kernel does not say.
+        link_downed: number of times the link was lost since the counters were reset; None where the kernel does not
+            say.
         symbol_errors: received wrong.
         gid_index: entry of the table of addresses that NCCL takes: the first on InfiniBand, RoCE v2 over IPv4 on
             Ethernet. Hosts whose entries differ set NCCL_IB_GID_INDEX.
-        gid: that address.
+        gid: GID (address of the port) at `gid_index`; None where there is no such index.
     """
 
     number: int
@@ -76,6 +79,11 @@ class RdmaPort:
     symbol_errors: int | None
     gid_index: int | None
     gid: str | None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether it works."""
+        return self.state == "ACTIVE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +105,23 @@ class RdmaDevice:
     ports: tuple[RdmaPort, ...]
     may_open: bool = True
 
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RdmaDevice:
+        """Makes a device of its JSON form."""
+        known = known_fields(cls, value)
+        known["ports"] = tuple(RdmaPort(**known_fields(RdmaPort, port)) for port in value["ports"])
+        return cls(**known)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a port of it works."""
+        return any(port.is_up for port in self.ports)
+
+    @property
+    def works(self) -> bool:
+        """Whether a port of it works, and programs here can open it."""
+        return self.may_open and self.is_up
+
 
 def psutil_addresses() -> Addresses:
     """Asks the kernel for the addresses of every interface.
@@ -117,7 +142,7 @@ def read_network(root: Path, addresses: Addresses) -> tuple[NetworkReport, ...]:
 
     Args:
         root: `/`, or a made-up tree with sys/class/net and proc/net.
-        addresses: of every interface.
+        addresses: addresses of every interface.
     """
     routes = default_routes(read_text(root / "proc/net/route") or "", read_text(root / "proc/net/ipv6_route") or "")
     folder = root / "sys/class/net"
@@ -166,10 +191,10 @@ def gloo_interface(
     """Returns the interface Gloo listens on: its variable, else the one the host's own name leads to.
 
     Args:
-        network: of this machine.
-        environ: where GLOO_SOCKET_IFNAME is read.
+        network: interfaces of this machine.
+        environ: environment variables, of which GLOO_SOCKET_IFNAME is read.
         hosts: text of /etc/hosts; no name server is asked.
-        host_name: of this machine.
+        host_name: host name of this machine.
 
     Returns:
         `lo` where the name leads to 127.0.1.1, as Debian writes it: other hosts cannot reach that; None if the file

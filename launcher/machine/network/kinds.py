@@ -38,11 +38,11 @@ class InterfaceKind:
     """What an interface is.
 
     Attributes:
-        kind: see `Kind`.
-        driver: of the card, or of the first one below it; None where there is none.
+        kind: kind of the interface, `card` or `tunnel` for example; see `Kind`.
+        driver: kernel driver of the card, or of the first card below the interface; None where there is no card.
         cards: devices through which its packets leave, as /sys names them (a PCI address); those that share a port of
             one card have one name.
-        speed_mbit: of its link; None where neither the kernel nor the InfiniBand port says.
+        speed_mbit: speed of the interface's link in Mbit/s; None where neither the kernel nor the InfiniBand port says.
     """
 
     kind: Kind
@@ -56,8 +56,8 @@ def interface_kind(root: Path, name: str, *, depth: int = 0) -> InterfaceKind:
 
     Args:
         root: `/`, or a made-up tree with sys/class/net.
-        name: of the interface; one that /sys does not show is `virtual`.
-        depth: how many interfaces lie above it.
+        name: name of the interface; one that /sys does not show is `virtual`.
+        depth: number of interfaces that lie above this one.
     """
     folder = root / "sys/class/net" / name
     devtype = _devtype(folder)

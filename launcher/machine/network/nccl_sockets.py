@@ -10,31 +10,40 @@ Source: NCCL's user guide (NCCL_NET, NCCL_NET_PLUGIN, NCCL_IB_DISABLE); its src/
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..software.libcuda import library_path
 from .interfaces import RdmaDevice
 
-#: What to do where it is missing and there are EFA devices.
-EFA_FIX = (
-    "install AWS's EFA software (aws-ofi-nccl, /opt/amazon/efa), also in images; LD_LIBRARY_PATH leads to its plugin"
-)
-
-
+#: Variables that name NCCL's network, whatever there is.
+NET_VARIABLES = ("NCCL_NET", "NCCL_NET_PLUGIN")
 #: As NCCL tries them.
 _VERBS = ("libibverbs.so", "libibverbs.so.1")
 
 
-def why_no_sockets(
-    environ: Mapping[str, str], cards: Sequence[RdmaDevice], *, has_plugin: bool, has_verbs: bool = True
-) -> str | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclLibraries:
+    """Libraries that NCCL would load for a network: paths; None where the loader finds none.
+
+    One that is installed where the loader does not look is none: images often have that.
+
+    Attributes:
+        net_plugin: plugin by which NCCL takes networks other than InfiniBand and sockets.
+        verbs: library by which NCCL takes InfiniBand and RoCE.
+    """
+
+    net_plugin: str | None
+    verbs: str | None
+
+
+def why_no_sockets(environ: Mapping[str, str], cards: Sequence[RdmaDevice], *, libraries: NcclLibraries) -> str | None:
     """Says why NCCL takes no sockets here; None if it takes them. See [Note: what NCCL takes].
 
     Args:
-        environ: of a rank.
+        environ: environment variables of a rank.
         cards: RDMA devices of the host.
-        has_plugin: a network plugin is installed; EFA is reached by one alone.
-        has_verbs: the loader finds libibverbs; InfiniBand and RoCE are reached by it.
+        libraries: libraries that NCCL would load; EFA is reached by a plugin alone.
     """
     net = environ.get("NCCL_NET", "")
     if net:
@@ -42,25 +51,26 @@ def why_no_sockets(
     plugin = environ.get("NCCL_NET_PLUGIN", "")
     if plugin and plugin.lower() != "none":
         return f"NCCL_NET_PLUGIN={plugin}"
-    works = [card for card in cards if card.may_open and any(port.state == "ACTIVE" for port in card.ports)]
-    if environ.get("NCCL_IB_DISABLE", "0") not in ("", "0") or not has_verbs:
+    works = [card for card in cards if card.works]
+    if environ.get("NCCL_IB_DISABLE", "0") not in ("", "0") or libraries.verbs is None:
         # EFA is a plugin's, which does not ask that variable.
         works = [card for card in works if card.kind == "EFA"]
-    if not has_plugin:
+    if libraries.net_plugin is None:
         works = [card for card in works if card.kind != "EFA"]
     return f"{works[0].name} does RDMA" if works else None
 
 
-def find_net_plugin(root: Path, environ: Mapping[str, str]) -> str | None:
-    """Returns the path of the network plugin that NCCL would load; None where the loader finds none.
-
-    One that is installed where the loader does not look is none: images often have that.
+def read_libraries(root: Path, environ: Mapping[str, str]) -> NcclLibraries:
+    """Looks which libraries NCCL would load here.
 
     Args:
         root: `/`, or a made-up tree.
-        environ: of a rank: LD_LIBRARY_PATH is read.
+        environ: environment variables of a rank; LD_LIBRARY_PATH is read.
     """
-    return library_path(root, environ, "libnccl-net.so")
+    verbs = (library_path(root, environ, name) for name in _VERBS)
+    return NcclLibraries(
+        net_plugin=library_path(root, environ, "libnccl-net.so"), verbs=next((path for path in verbs if path), None)
+    )
 
 
 def read_no_sockets(root: Path, environ: Mapping[str, str], cards: Sequence[RdmaDevice]) -> str | None:
@@ -68,12 +78,7 @@ def read_no_sockets(root: Path, environ: Mapping[str, str], cards: Sequence[Rdma
 
     Args:
         root: `/`, or a made-up tree.
-        environ: of a rank: LD_LIBRARY_PATH is read.
+        environ: environment variables of a rank, of which LD_LIBRARY_PATH and NCCL's own are read.
         cards: RDMA devices of the host.
     """
-    return why_no_sockets(
-        environ,
-        cards,
-        has_plugin=find_net_plugin(root, environ) is not None,
-        has_verbs=any(library_path(root, environ, name) is not None for name in _VERBS),
-    )
+    return why_no_sockets(environ, cards, libraries=read_libraries(root, environ))

@@ -15,9 +15,9 @@ class RdmaFacts:
 
     Attributes:
         card: name of its device.
-        kind: see `RdmaDevice`.
-        rate_gbit: of the link.
-        gid_index: see `RdmaPort`.
+        kind: kind of RDMA that the card does; None where no port says. See `RdmaDevice`.
+        rate_gbit: rate of the link in Gbit/s; None where the kernel does not say.
+        gid_index: index of the GID that NCCL takes in the port's table of addresses, None without one; see `RdmaPort`.
     """
 
     card: str
@@ -32,5 +32,5 @@ def rdma_facts(cards: Sequence[RdmaDevice]) -> tuple[RdmaFacts, ...]:
         RdmaFacts(card=card.name, kind=card.kind, rate_gbit=port.rate_gbit, gid_index=port.gid_index)
         for card in cards
         for port in card.ports
-        if card.may_open and port.state == "ACTIVE"
+        if card.may_open and port.is_up
     )

@@ -35,10 +35,11 @@ class CpuReport:
         cores_present: logical processors that are online.
         cores_in_affinity: those this process may be scheduled on (cpusets included).
         quota_cores: processor time a second that its cgroups allow, in cores.
-        cores_usable: what affinity and quota leave.
+        cores_usable: number of cores that a job can keep busy, after affinity and quota; at least 1.
         isa: instruction sets of note.
-        caches: of the first CPU, smallest first.
-        governor: how clocks are chosen, `performance` or `powersave`; several where CPUs differ.
+        caches: caches of the first CPU, lowest level first.
+        governor: governor by which clocks are chosen, `performance` or `powersave`, or several where CPUs differ; None
+            where it cannot be read.
         frequency_driver: `intel_pstate` and `amd-pstate-epp` clock up under load whatever the governor is called.
     """
 
@@ -61,9 +62,9 @@ def read_cpu(root: Path, info: CpuInfo, *, affinity: Collection[int], quota_core
 
     Args:
         root: `/`, or a made-up tree with sys/devices/system/cpu.
-        info: what /proc/cpuinfo says.
+        info: values that were read from /proc/cpuinfo.
         affinity: logical processors this process may run on.
-        quota_cores: what its cgroups allow.
+        quota_cores: processor time a second that the process's cgroups allow, in cores; None for no limit.
     """
     system = root / "sys/devices/system/cpu"
     online = parse_cpu_list(read_text(system / "online") or "")

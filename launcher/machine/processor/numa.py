@@ -24,10 +24,10 @@ class NumaNode:
     Attributes:
         node: its number.
         cpus: its CPUs as the kernel lists them, `0-55,112-167`; empty for a node of memory alone.
-        cpus_usable: how many of them this process may be scheduled on.
+        cpus_usable: number of the node's CPUs that this process may be scheduled on.
         memory_total_bytes: memory of the node.
         memory_free_bytes: free memory of the node; page cache does not count as free here.
-        distances: to every node, 10 being itself.
+        distances: distances to every node; 10 is the distance to itself.
         gpus: indices of GPUs wired to it.
         nics: network cards wired to it, by the names RDMA and the kernel give them.
         nvme: drives wired to it.
@@ -52,7 +52,7 @@ class RankBinding:
         local_rank: the rank.
         gpu: index of its GPU, or of the one that its MIG slice is of.
         cpus: the CPUs it is bound to, as the kernel lists them and `taskset -c` takes them; None if it is not bound.
-        threads: what OMP_NUM_THREADS would say.
+        threads: number of threads for the rank, which OMP_NUM_THREADS would say.
     """
 
     local_rank: int
@@ -68,7 +68,7 @@ def read_binding(
 
     Args:
         root: `/`, or a made-up tree.
-        environ: what ranks inherit.
+        environ: environment variables that ranks inherit.
         affinity: logical processors this process may run on.
         report: the GPUs of this machine.
         quota_cores: processor time a second that cgroups allow.
@@ -128,9 +128,9 @@ def read_numa(
 
     Args:
         root: `/`, or a made-up tree.
-        cpus: of every node.
+        cpus: CPUs of every node, by its number, as the kernel lists them.
         affinity: logical processors this process may run on.
-        gpus: of this machine.
+        gpus: GPUs of this machine.
         network: interfaces; those of an RDMA card are left out, for the card is named.
         rdma: InfiniBand and RoCE cards.
         nvme: drives.

@@ -35,14 +35,15 @@ def read_bindings(
     The threads are what OMP_NUM_THREADS should say unless the user has set it; that is not looked at here.
 
     Args:
-        bind: what was asked for.
-        environs: what each local rank gets: CUDA_VISIBLE_DEVICES says which GPU it uses, and DSRUN_BACKEND=gloo that it
-            uses none.
-        gpus: what the driver told of this host's GPUs; the kernel is asked if it was not asked.
-        whole_sockets: see `bind_ranks`.
+        bind: way of binding that was asked for: `auto`, `none`, `cores` or `numa`.
+        environs: environment variables of each local rank: CUDA_VISIBLE_DEVICES says which GPU it uses, and
+            DSRUN_BACKEND=gloo that it uses none.
+        gpus: GPUs of this host, as the driver told of them; empty if it was not asked, and then the kernel is.
+        whole_sockets: whether `auto` takes all NUMA nodes of a GPU's socket, not its node alone; see `bind_ranks`.
         root: `/`, or a made-up tree with proc, sys and dev.
         allowed: CPUs this process may be scheduled on; asked of the kernel if None.
-        may_open: see `find_gpus`.
+        may_open: function that says whether this process may open a device file, or None for the usual check; see
+            `find_gpus`.
     """
     cpus = read_cpus(root, allowed=os.sched_getaffinity(0) if allowed is None else allowed)
     uses_gpus = bool(environs) and environs[0].get(BACKEND_ENV) != "gloo"

@@ -34,7 +34,7 @@ def libcuda_version(root: Path, environ: Mapping[str, str]) -> str | None:
 
     Args:
         root: `/`, or a made-up tree.
-        environ: of the program: LD_LIBRARY_PATH is read.
+        environ: environment variables of the program, of which LD_LIBRARY_PATH is read.
     """
     found = library_path(root, environ, _NAME)
     if found is None:
@@ -48,8 +48,8 @@ def library_path(root: Path, environ: Mapping[str, str], name: str) -> str | Non
 
     Args:
         root: `/`, or a made-up tree.
-        environ: of the program: LD_LIBRARY_PATH is read.
-        name: of the library.
+        environ: environment variables of the program, of which LD_LIBRARY_PATH is read.
+        name: file name of the library.
     """
     paths = _candidates(root, environ, name)
     return next((path for path in paths if (root / path.lstrip("/")).exists()), None)
@@ -60,8 +60,8 @@ def cached_path(cache: bytes, name: str, *, machine: str) -> str | None:
 
     Args:
         cache: the contents of /etc/ld.so.cache.
-        name: of the library, `libcuda.so.1`.
-        machine: as `uname -m` says; others than x86_64 and aarch64 take every entry.
+        name: file name of the library, `libcuda.so.1`.
+        machine: machine type as `uname -m` says it; types other than x86_64 and aarch64 take every entry.
     """
     start = cache.find(_MAGIC)
     if start < 0:

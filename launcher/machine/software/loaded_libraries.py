@@ -53,7 +53,7 @@ print(json.dumps(found), file=sys.__stdout__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedLibraries:
     """What was loaded.
 
     Attributes:
@@ -67,9 +67,11 @@ class Loaded:
         mpi: the backend is there.
         threads: threads torch would use.
         libraries: files of NVIDIA's libraries in the process.
-        architectures: of GPUs that torch has kernels for, `sm_90`, or that it can compile them for, `compute_90`.
+        architectures: GPU architectures that torch has kernels for, `sm_90`, or that it can compile kernels for,
+            `compute_90`.
         driver_cuda: newest CUDA version of the driver library that was loaded.
-        cuda_init: what starting CUDA returned: 0 if it did, else the number of its error.
+        cuda_init: number that starting CUDA returned, 0 if it started, else the error's; None without CUDA in torch, or
+            without libcuda.
     """
 
     torch: str
@@ -88,19 +90,21 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotLoaded:
+class UnknownLibraries:
     """Nothing could be told; `reason` says why."""
 
     reason: str
 
 
-def read_loaded(python: str, environ: Mapping[str, str], *, patience_s: float = DEEP_PATIENCE_S) -> Loaded | NotLoaded:
+def read_loaded(
+    python: str, environ: Mapping[str, str], *, patience_s: float = DEEP_PATIENCE_S
+) -> LoadedLibraries | UnknownLibraries:
     """Imports torch in another process and asks it.
 
     Args:
         python: the interpreter jobs use.
         environ: the environment of jobs.
-        patience_s: how long to wait at most.
+        patience_s: longest time in seconds to wait for the other process.
     """
     try:
         done = subprocess.run(
@@ -112,16 +116,18 @@ def read_loaded(python: str, environ: Mapping[str, str], *, patience_s: float = 
             timeout=patience_s,
         )
     except subprocess.TimeoutExpired:
-        return NotLoaded(reason=f"importing torch took longer than {format_duration(patience_s)}")
+        return UnknownLibraries(reason=f"importing torch took longer than {format_duration(patience_s)}")
     except OSError as error:
-        return NotLoaded(reason=f"{python}: {(error.strerror or str(error)).lower()}")
+        return UnknownLibraries(reason=f"{python}: {(error.strerror or str(error)).lower()}")
     lines = os.fsdecode(done.stdout).strip().splitlines()
     if done.returncode != 0 or not lines:
         said = os.fsdecode(done.stderr).strip().splitlines() or [f"exit status {done.returncode}"]
-        return NotLoaded(reason=said[-1][:_SHOWN_CHARS])
+        return UnknownLibraries(reason=said[-1][:_SHOWN_CHARS])
     try:
         found: dict[str, Any] = json.loads(lines[-1])
         lists: dict[str, list[str]] = {name: found.pop(name) for name in ("libraries", "architectures")}
-        return Loaded(**found, libraries=tuple(lists["libraries"]), architectures=tuple(lists["architectures"]))
+        return LoadedLibraries(
+            **found, libraries=tuple(lists["libraries"]), architectures=tuple(lists["architectures"])
+        )
     except (ValueError, TypeError, KeyError):
-        return NotLoaded(reason=f"{python} answered {lines[-1][:_SHOWN_CHARS]!r}")
+        return UnknownLibraries(reason=f"{python} answered {lines[-1][:_SHOWN_CHARS]!r}")

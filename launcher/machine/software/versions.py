@@ -30,11 +30,11 @@ class Versions:
     """What is installed beside this interpreter; None where it is not.
 
     Attributes:
-        dsrun: this package.
+        dsrun: version of this package (dsrun); None where it is not installed.
         python: the interpreter.
-        python_path: where it is.
-        torch: with the build's tag, `2.13.0+cpu`.
-        cuda: what torch was built for; None for a CPU build.
+        python_path: path of the interpreter.
+        torch: version of torch with the build's tag, `2.13.0+cpu`; None where torch is not installed.
+        cuda: version of CUDA that torch was built for; None for a CPU build.
         nccl: the package torch loads it from.
         libcuda: CUDA's driver library that programs load: the driver's own, or a newer one by forward compatibility.
     """
@@ -54,7 +54,7 @@ class Software:
 
     Attributes:
         environment: `venv`, `conda` or `system`.
-        prefix: where the environment is.
+        prefix: folder of the Python environment.
         torch_git: commit torch was built from.
         cudnn: version of the package torch loads it from.
         triton: version of the package.
@@ -79,7 +79,7 @@ def read_software(environ: Mapping[str, str], path: Sequence[str] | None = None)
     """Looks for programs and packages.
 
     Args:
-        environ: where PATH and variables are read.
+        environ: environment variables, of which PATH and those that change a training run are read.
         path: folders to search for packages instead of `sys.path`.
     """
     search = environ.get("PATH", os.defpath)
@@ -116,7 +116,7 @@ def read_versions(
 
     Args:
         path: folders to search instead of `sys.path`.
-        environ: of programs that will load libcuda; this process's if None.
+        environ: environment variables of programs that will load libcuda; None means those of this process.
         root: `/`, or a made-up tree with etc and lib.
     """
     torch = _find("torch", path)

@@ -20,7 +20,8 @@ from .limits import (
     process_verdicts,
     shared_memory_verdicts,
 )
-from .rdma import rdma_verdicts
+from .rdma import rdma_verdicts, takes_rdma
+from .room import room_verdicts, working_folder_verdicts
 from .torch_build import torch_verdicts
 
 _FEW_INODES = 10_000
@@ -43,12 +44,12 @@ _ORDER: dict[Level, int] = {"red": 0, "amber": 1, "note": 2}
 def judge(report: ProbeReport) -> tuple[ProbeVerdict, ...]:
     """Applies every rule; the worst first."""
     # Without GPUs ranks talk over Gloo, which takes no RDMA.
-    context = Context(takes_rdma=bool(report.gpus) and has_rdma(report))
+    context = Context(takes_rdma=bool(report.gpus) and takes_rdma(report), is_here=True)
     found = [
         *gpu_verdicts(report),
-        *torch_verdicts(report.versions, gpus=len(report.gpus), fit=fit_of(report), context=context),
+        *torch_verdicts(report.versions, gpus=report.gpus_usable, fit=fit_of(report), context=context),
         *_loaded(report),
-        *locked_memory_verdicts(report.host.limits, has_cards=bool(report.rdma), context=context),
+        *locked_memory_verdicts(report.host.limits, has_cards=any(card.works for card in report.rdma), context=context),
         *open_files_verdicts(report.host.limits),
         *process_verdicts(report.host.limits),
         *shared_memory_verdicts(report.memory),
@@ -148,8 +149,10 @@ def _storage(report: ProbeReport) -> Iterator[ProbeVerdict]:
             fix = "is its server up? `umount -f -l` it if not"
             yield _verdict("red", text, fix, f"{path}.answers")
             continue
-        if place.read_only:
-            yield _verdict("amber", f"{place.path} is read-only", "name another folder", f"{path}.read_only")
+        if asked:
+            yield from room_verdicts(place, path=path, context=Context())
+        else:
+            yield from working_folder_verdicts(place.path, free_bytes=place.free_bytes, fault=place.fault, path=path)
         if place.network:
             text = f"{place.path} is on a network file system ({place.filesystem})"
             text += ": offload there is slow" if asked else ": checkpoints and imports go over the network"
@@ -194,7 +197,7 @@ def _ports(report: ProbeReport) -> Iterator[ProbeVerdict]:
     idle: dict[tuple[str, str | None, bool], list[tuple[str, str]]] = {}
     for number, card in enumerate(report.rdma):
         for index, port in enumerate(card.ports):
-            if port.state is not None and port.state != "ACTIVE":
+            if port.state is not None and not port.is_up:
                 path = f"rdma.{number}.ports.{index}.state"
                 key = (port.state, port.physical, port.layer == "InfiniBand")
                 idle.setdefault(key, []).append((f"{card.name}:{port.number}", path))
@@ -206,11 +209,6 @@ def _ports(report: ProbeReport) -> Iterator[ProbeVerdict]:
         names = ", ".join(name for name, _ in ports)
         text = f"{names} {state}{told}: NCCL does not use {'it' if len(ports) == 1 else 'them'}"
         yield _verdict("amber", text, fix, ports[0][1])
-
-
-def has_rdma(report: ProbeReport) -> bool:
-    """Whether a port of a card for RDMA works, and programs here may open it."""
-    return any(port.state == "ACTIVE" for card in report.rdma if card.may_open for port in card.ports)
 
 
 def _verdict(level: Level, text: str, fix: str, path: str) -> ProbeVerdict:

@@ -34,7 +34,7 @@ class CudaFit:
 
     Attributes:
         verdict: `green`: they do; `note`: they do by forward compatibility; `amber`: perhaps; `red`: they do not.
-        text: how.
+        text: sentence about how torch, CUDA's driver library, the driver and the GPUs go together.
         fix: the way out; None where none is needed.
     """
 
@@ -68,7 +68,7 @@ def cuda_fit(
         newest: newest CUDA version that the driver says it runs; it counts libcuda's, so a newer libcuda may hide an
             older driver.
         libcuda: version of the library that programs load; None where it is not known.
-        gpus: that a job sees.
+        gpus: GPUs that a job sees.
         starts: CUDA was started and did: what is said of the driver and its library is shown to be right.
     """
     old = _without_kernels(built, gpus)
@@ -92,9 +92,9 @@ def has_kernels(capability: str, architectures: Sequence[str]) -> bool:
     """Whether a torch runs on a GPU.
 
     Args:
-        capability: of the GPU, `9.0`.
-        architectures: of torch.cuda.get_arch_list(): `sm_90` holds for 9.x from 9.0 on, `compute_90` for all GPUs from
-            9.0 on; with an `a` both hold for 9.0 alone, with an `f` for 9.x from 9.0 on.
+        capability: compute capability of the GPU, `9.0`.
+        architectures: architectures from torch.cuda.get_arch_list(): `sm_90` holds for 9.x from 9.0 on, `compute_90`
+            for all GPUs from 9.0 on; with an `a` both hold for 9.0 alone, with an `f` for 9.x from 9.0 on.
     """
     gpu = _parts(capability)
     for architecture in architectures:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.units import format_bytes
-
+from ..gpus.left_out import gpus_in_words, left_out_gpus
 from ..gpus.read import Gpu
 from ..gpus.state import GpuState
 from ..pci import PcieLink
 from ..report import ProbeReport
 from ..verdict import Context, ProbeVerdict, Remark
+from .gpu_use import use_remarks
+from .left_out import left_out_verdicts
 from .no_gpus import hidden_gpu_verdicts, no_gpu_verdicts
 from .nvlinks import CONSUMER, access_remarks, fabric_verdicts, iommu_remarks, is_named, is_untrained, link_remarks
 from .xids import recovery_remarks, switch_verdicts, xid_remarks
@@ -23,8 +24,6 @@ _SLOWED = frozenset(
 )
 #: Of a GPU's name: those of laptops, which are soldered to the lanes that they have, often half of what they could use.
 _SOLDERED = ("Laptop", "Max-Q", "Mobile")
-#: Monitors keep less.
-_LITTLE_BYTES = 100 << 20
 
 
 def gpu_verdicts(report: ProbeReport) -> list[ProbeVerdict]:
@@ -36,13 +35,23 @@ def gpu_verdicts(report: ProbeReport) -> list[ProbeVerdict]:
     found = [
         ProbeVerdict(
             level=level,
-            text=f"{_named(indices)} {text}",
+            text=f"{gpus_in_words(indices)} {text}",
             fix=fix.replace("GPU_INDEX", ",".join(map(str, indices))),
             path=f"gpus.{[gpu.index for gpu in report.gpus].index(indices[0])}.{path}",
         )
         for (level, text, fix, path), indices in said.items()
     ]
-    return [*fabric_verdicts(report), *_switches(report), *found, *_whole(report)]
+    return [*fabric_verdicts(report), *_switches(report), *_left_out(report), *found, *_whole(report)]
+
+
+def _left_out(report: ProbeReport) -> Iterator[ProbeVerdict]:
+    if report.gpus_unusable is not None or report.gpus_idle is not None:
+        # What is said of all of them names those that are left out.
+        return iter(())
+    states = [(gpu.index, gpu.state) for gpu in report.gpus if gpu.state is not None]
+    uncut = [index for index, state in states if state.mig_enabled and not state.mig_slices]
+    left_out = left_out_gpus(report.gpus_left_out, uncut=uncut, unlisted=report.gpus_unlisted)
+    return left_out_verdicts(left_out, context=Context())
 
 
 def _switches(report: ProbeReport) -> Iterator[ProbeVerdict]:
@@ -59,12 +68,6 @@ def _switches(report: ProbeReport) -> Iterator[ProbeVerdict]:
 
 def _whole(report: ProbeReport) -> Iterator[ProbeVerdict]:
     yield from no_gpu_verdicts(report.gpus_unusable, report.gpus_idle, context=Context())
-    if report.gpus_unlisted:
-        one = report.gpus_unlisted == 1
-        text = "a GPU is there" if one else f"{report.gpus_unlisted} GPUs are there"
-        text += f" that the driver does not list: it could not start {'it' if one else 'them'}"
-        fix = "`dmesg | grep NVRM` says why; reboot, and have it serviced if it comes back"
-        yield ProbeVerdict(level="red", text=text, fix=fix, path="gpus_unlisted")
     yield from hidden_gpu_verdicts(
         gpus=len(report.gpus),
         usable=report.gpus_usable,
@@ -73,20 +76,12 @@ def _whole(report: ProbeReport) -> Iterator[ProbeVerdict]:
     )
     # EFA reaches GPU memory by other means.
     cards = [card for card in report.rdma if card.kind in ("InfiniBand", "RoCE")]
-    works = any(port.state == "ACTIVE" for card in cards for port in card.ports)
-    if report.gpus and works and not report.topology.peermem:
+    if report.gpus and any(card.is_up for card in cards) and not report.topology.peermem:
         text = "nvidia_peermem is not loaded: without dma-buf, network cards reach GPU memory through the host's"
         yield ProbeVerdict(level="note", text=text, fix="`modprobe nvidia_peermem`", path="topology.peermem")
 
 
 def _remarks(gpu: Gpu, report: ProbeReport) -> Iterator[Remark]:
-    closed = next((one for one in report.gpus_left_out if one.index == gpu.index and one.is_forbidden), None)
-    if closed is not None:
-        text = f"closed to this process ({closed.reason}): jobs go without it"
-        yield "amber", text, "`ls -l /dev/nvidia*` shows who may open it", "lost"
-    elif gpu.lost:
-        fix = "`nvidia-smi -r` or reboot; look at power, seat and `dmesg | grep -i nvrm`; exchange it if it comes back"
-        yield "red", "lost: the driver counts it and cannot reach it", fix, "lost"
     if gpu.state is not None:
         yield from recovery_remarks(gpu.state)
     if gpu.pcie is not None:
@@ -102,7 +97,7 @@ def _remarks(gpu: Gpu, report: ProbeReport) -> Iterator[Remark]:
     if gpu.state is not None:
         yield from _health(gpu.state)
         yield from _modes(gpu.state)
-        yield from _others(gpu.state, report.host.user)
+        yield from _others(gpu, gpu.state, report.host.user)
 
 
 def _link(link: PcieLink, *, shares_lanes: bool, is_soldered: bool) -> Iterator[Remark]:
@@ -154,28 +149,14 @@ def _modes(state: GpuState) -> Iterator[Remark]:
         text = f"open to one process at a time (compute mode {state.compute_mode})"
         text += ": ranks that share it fail, `busy or unavailable`, unless MPS runs"
         yield "note", text, "one rank a GPU, or `nvidia-smi -c DEFAULT -i GPU_INDEX`", "state.compute_mode"
-    if state.mig_enabled and not state.mig_slices:
-        text = "in MIG mode without slices: CUDA sees nothing of it"
-        fix = "`nvidia-smi mig -i GPU_INDEX -cgi 0 -C` makes one slice of all of it, `nvidia-smi -i GPU_INDEX -mig 0`"
-        yield "amber", text, f"{fix} ends the mode", "state.mig_slices"
 
 
-def _others(state: GpuState, user: str) -> Iterator[Remark]:
-    for process in state.processes or ():
-        large = process.memory_bytes is None or process.memory_bytes > _LITTLE_BYTES
-        if process.user is not None and process.user != user and large:
-            size = "memory" if process.memory_bytes is None else format_bytes(process.memory_bytes)
-            text = f"used by pid {process.pid} of user {process.user} ({size})"
-            yield "amber", text, "take other GPUs: `dsrun run` does unless told otherwise", "state.processes"
-
-
-def _named(indices: list[int]) -> str:
-    """Returns `GPU 3`, or `GPUs 0-7`."""
-    parts: list[str] = []
-    for index in indices:
-        first, _, last = (parts[-1] if parts else "").partition("-")
-        if parts and int(last or first) + 1 == index:
-            parts[-1] = f"{first}-{index}"
-        else:
-            parts.append(str(index))
-    return f"GPU{'' if len(indices) == 1 else 's'} {','.join(parts)}"
+def _others(gpu: Gpu, state: GpuState, user: str) -> Iterator[Remark]:
+    """Yields who else is on a GPU. One's own processes are no strangers, and who is not to be seen may be one's own."""
+    strangers = [one for one in state.processes or () if one.counts and one.user not in (None, user)]
+    return use_remarks(
+        [one.label for one in strangers],
+        free_bytes=gpu.memory_free_bytes,
+        total_bytes=gpu.memory_total_bytes,
+        context=Context(),
+    )

@@ -31,27 +31,33 @@ def locked_memory_verdicts(limits: LimitsReport | None, *, has_cards: bool, cont
     """Judges how much memory ranks may lock: cards for RDMA need it, CUDA's own pinning does not.
 
     Args:
-        limits: of a process like the ranks; None where they are not known.
-        has_cards: whether the host has cards for RDMA.
+        limits: resource limits of a process like the ranks; None where they are not known.
+        has_cards: whether the host has a card for RDMA that works, and that programs there can open.
         context: the jobs; one whose ranks do not take RDMA runs all the same.
     """
     locked = None if limits is None else limits.lockable_bytes
-    if has_cards and locked is not None and locked < _LITTLE_LOCKED_BYTES:
-        yield ProbeVerdict(
-            level="red" if context.takes_rdma else "amber",
-            text=f"{format_bytes(locked)} may be locked: RDMA fails with so little",
-            fix="`* - memlock unlimited` in /etc/security/limits.conf; in Slurm "
-            "`PropagateResourceLimitsExcept=MEMLOCK`, of a service `LimitMEMLOCK=infinity`, "
-            "of a container `--ulimit memlock=-1`",
-            path="host.limits.memlock_bytes",
-        )
+    if limits is None or not has_cards or locked is None or locked >= _LITTLE_LOCKED_BYTES:
+        return
+    fix = "`* - memlock unlimited` in /etc/security/limits.conf"
+    hard = limits.memlock_hard_bytes
+    if context.is_here and (hard is None or hard >= _LITTLE_LOCKED_BYTES):
+        fix = f"`ulimit -l {'unlimited' if hard is None else hard >> 10}` for one shell, {fix} for good"
+    else:
+        fix += ", until a new login's `ulimit -l` says unlimited"
+    fix += "; in Slurm `PropagateResourceLimitsExcept=MEMLOCK`, of a service `LimitMEMLOCK=infinity`"
+    yield ProbeVerdict(
+        level="red" if context.takes_rdma else "amber",
+        text=f"{format_bytes(locked)} may be locked: RDMA fails with so little",
+        fix=f"{fix}, of a container `--ulimit memlock=-1`",
+        path="host.limits.memlock_bytes",
+    )
 
 
 def open_files_verdicts(limits: LimitsReport | None) -> Iterator[ProbeVerdict]:
     """Judges how many files a rank may have open.
 
     Args:
-        limits: of a process like the ranks; None where they are not known.
+        limits: resource limits of a process like the ranks; None where they are not known.
     """
     if limits is None or limits.nofile is None or limits.nofile >= _FEW_FILES:
         return
@@ -72,7 +78,7 @@ def process_verdicts(limits: LimitsReport | None) -> Iterator[ProbeVerdict]:
     """Judges how many processes and threads the user may have.
 
     Args:
-        limits: of a process like the ranks; None where they are not known.
+        limits: resource limits of a process like the ranks; None where they are not known.
     """
     if limits is not None and limits.nproc is not None and limits.nproc < FEW_PROCESSES:
         text = f"nproc {limits.nproc}: threads of ranks and data loaders may fail to start"
@@ -83,7 +89,7 @@ def shared_memory_verdicts(memory: MemoryReport) -> Iterator[ProbeVerdict]:
     """Judges /dev/shm, by which data loaders and the ranks of one host exchange tensors.
 
     Args:
-        memory: of the host.
+        memory: memory of the host, of which /dev/shm is judged.
     """
     size, free = memory.shm_total_bytes, memory.shm_free_bytes
     if size is None:

@@ -14,15 +14,15 @@ def no_gpu_verdicts(
     """Judges a host none of whose GPUs serves.
 
     Args:
-        unusable: why none can be used where there should be some; None where that is not so.
-        idle: what to say of GPUs that this process was not given; None without any.
+        unusable: reason why no GPU can be used where there should be some, with a fix; None where that is not so.
+        idle: sentence about GPUs that this process was not given; None without any.
         context: the jobs; those that train go without GPUs that nobody gave them.
     """
     if unusable is not None:
         yield ProbeVerdict(level="red", text=unusable.text, fix=unusable.fix, path="gpus_unusable.text")
     elif idle is not None:
         text = f"{idle}: jobs train on the CPU"
-        fix = "nothing, if that is meant: `--no-gpu` says so"
+        fix = "if that is meant, `--no-gpu` says so"
         yield ProbeVerdict(level="amber" if context.trains else "note", text=text, fix=fix, path="gpus_idle")
 
 
@@ -32,10 +32,10 @@ def hidden_gpu_verdicts(
     """Judges GPUs that a variable hides from jobs; what else keeps jobs from GPUs says so itself.
 
     Args:
-        gpus: how many there are.
-        usable: how many of them a job sees.
-        variables: names of those that are set.
-        unusable: why none can be used where there should be some; None where that is not so.
+        gpus: number of GPUs that the machine has.
+        usable: number of the machine's GPUs that a job sees.
+        variables: names of the environment variables that are set.
+        unusable: reason why no GPU can be used where there should be some, with a fix; None where that is not so.
     """
     if gpus and not usable and unusable is None and "CUDA_VISIBLE_DEVICES" in variables:
         text = "CUDA_VISIBLE_DEVICES hides every GPU from jobs"

@@ -76,11 +76,11 @@ def link_remarks(gpu: Gpu, links: NvLinks, *, switches: int, untrained: bool, vi
     """Yields what is wrong with one GPU's links.
 
     Args:
-        gpu: whose they are.
+        gpu: GPU that has the links.
         links: its links.
         switches: NVSwitches that are seen here.
-        untrained: it was said of the whole machine that no link is up.
-        virtual: this is a virtual machine; None if nobody knows.
+        untrained: whether it was said of the whole machine that no link is up.
+        virtual: whether this is a virtual machine; None if nobody knows.
     """
     # A GPU given to a virtual machine alone has no link up, sees no switch, and waits for no fabric.
     in_fabric = links.active > 0 or (switches > 0 and _counted(gpu))
@@ -106,8 +106,8 @@ def access_remarks(gpu: Gpu, *, virtual: bool | None) -> Iterator[Remark]:
     """Yields that a GPU has no access to the memory of others, and what can be done about it on this kind of machine.
 
     Args:
-        gpu: asked for its `peer_access`.
-        virtual: this is a virtual machine; None if nobody knows.
+        gpu: GPU with its `peer_access`, which is judged.
+        virtual: whether this is a virtual machine; None if nobody knows.
     """
     refused = {word for word in gpu.peer_access if word in _NO_ACCESS}
     # Slices of a GPU in MIG mode never have any.
@@ -134,8 +134,9 @@ def iommu_remarks(gpu: Gpu, *, arch: str, virtual: bool | None) -> Iterator[Rema
 
     Args:
         gpu: one of several.
-        arch: of the machine, as `uname -m` says.
-        virtual: this is a virtual machine, whose IOMMU is not the one between its GPUs; None if nobody knows.
+        arch: machine type, as `uname -m` says it.
+        virtual: whether this is a virtual machine, where the IOMMU is not the one between its GPUs; None if nobody
+            knows.
     """
     if virtual or is_coherent(gpu) or gpu.iommu is None or not gpu.iommu.startswith("DMA"):
         return

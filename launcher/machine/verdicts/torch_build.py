@@ -16,8 +16,8 @@ def torch_verdicts(versions: Versions, *, gpus: int, fit: CudaFit | None, contex
     """Judges the torch of a host.
 
     Args:
-        versions: of what is installed there.
-        gpus: how many GPUs it has.
+        versions: versions of the software that is installed on the host.
+        gpus: number of the host's GPUs that jobs see.
         fit: whether this torch runs on them; None where there is nothing to judge.
         context: the jobs; without torch those that train fail, and without CUDA those that need GPUs.
     """
@@ -29,15 +29,29 @@ def torch_verdicts(versions: Versions, *, gpus: int, fit: CudaFit | None, contex
             fix=f"`{versions.python_path} -m pip install {package}`",
             path="versions.torch",
         )
-    elif versions.cuda is None and (gpus or context.needs_gpus):
-        # Hosts of one job that are mended alike have one text.
-        idle = 0 if context.needs_gpus else gpus
-        there = f", and this machine has {idle} GPU{'' if idle == 1 else 's'}" if idle else ""
-        yield ProbeVerdict(
-            level="red" if context.needs_gpus else "amber",
-            text=f"torch {versions.torch} is built without CUDA{there}",
-            fix="install a CUDA build (https://pytorch.org/get-started), or train on the CPU with `--backend gloo`",
-            path="versions.cuda",
-        )
+    else:
+        yield from cpu_build_verdicts(versions, gpus=gpus, context=context)
     if fit is not None and fit.verdict != "green":
         yield ProbeVerdict(level=fit.verdict, text=fit.text, fix=fit.fix or "nothing", path="versions.cuda")
+
+
+def cpu_build_verdicts(versions: Versions, *, gpus: int, context: Context) -> Iterator[ProbeVerdict]:
+    """Judges a torch that uses no GPU; of a host without torch it says nothing.
+
+    Args:
+        versions: versions of what is installed on the host.
+        gpus: number of the host's GPUs that jobs see.
+        context: the jobs; those that need GPUs fail.
+    """
+    if versions.torch is None or versions.cuda is not None or not (gpus or context.needs_gpus):
+        return
+    text = f"torch {versions.torch} is built without CUDA"
+    if not context.needs_gpus:
+        # Of jobs that fail nothing stays idle, and their hosts, mended alike, have one text.
+        text += f": jobs train on the CPU, and {gpus} GPU{' stays' if gpus == 1 else 's stay'} idle"
+    yield ProbeVerdict(
+        level="red" if context.needs_gpus else "amber",
+        text=text,
+        fix="install a CUDA build (https://pytorch.org/get-started), or train on the CPU with `--backend gloo`",
+        path="versions.cuda",
+    )

@@ -99,8 +99,8 @@ def xid_remarks(events: Sequence[XidEvent], state: GpuState | None) -> Iterator[
     """Yields what a GPU's errors mean now.
 
     Args:
-        events: of one GPU, oldest first.
-        state: what the driver says of it now; None where it does not answer.
+        events: errors of one GPU, the last of each kind, in the order in which each kind first came.
+        state: condition of the GPU as the driver tells it now; None where it does not answer.
     """
     action = None if state is None else state.recovery_action
     for event in events:
@@ -127,9 +127,9 @@ def switch_verdicts(events: Sequence[SwitchEvent], *, gpus_are_well: bool) -> It
     """Yields what the errors of NVSwitches mean: a fatal one ends the work of every GPU on the board.
 
     Args:
-        events: of all switches.
-        gpus_are_well: of no GPU the driver asks for anything, and all have their links: the switches were reset since,
-            which leaves no line in the log.
+        events: errors of all NVSwitches.
+        gpus_are_well: whether the driver asks for nothing on any GPU, and all GPUs have their links: the switches were
+            reset since, which leaves no line in the log.
     """
     for number, event in enumerate(events):
         text = f"{event.name} ({event.address}) SXid {event.number}{_ago(event)}"

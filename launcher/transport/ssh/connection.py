@@ -42,8 +42,9 @@ class SshTransport:
         connect_timeout_s: longest wait for a server to be there, and for each step of a connection to it.
         start_patience_s: longest wait for the command after that.
         config: an ssh_config to read in place of the user's and the system's.
-        announce: told, as one line, of each host key that was accepted as new; None refuses them.
-        note: told, as one line, what a start waits for: a server that is not there yet is knocked at again.
+        announce: callback that gets one line about each host key that was accepted as new; None refuses new keys.
+        note: callback that gets one line about what a start waits for, as a server that is not there yet is tried
+            again; None for none.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class SshTransport:
         """Connects, and returns when the command starts. See `Transport`.
 
         Args:
-            host: where.
+            host: host on which the command starts.
             argv: the command's words.
 
         Raises:
@@ -180,8 +181,8 @@ class SshChannel:
 
     Args:
         connection: its own as long as the command runs.
-        session: of a command that has started.
-        stdout: what was read of the command's stdout meanwhile.
+        session: session of a command that has started.
+        stdout: bytes of the command's stdout that were read while it started.
         stderr: the same of its stderr.
     """
 

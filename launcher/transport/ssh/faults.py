@@ -81,7 +81,7 @@ def not_let_in(host: HostSpec, accepted: Sequence[str] = (), *, passphrase: bool
 
     Args:
         host: the host.
-        accepted: what the server takes, `publickey` for example; empty if it did not say.
+        accepted: ways to log in that the server accepts, `publickey` for example; empty if it did not say.
         passphrase: whether a key could not be used for want of its passphrase.
     """
     user = "" if host.user is None else f" as {host.user}"
@@ -153,9 +153,9 @@ def never_started(
     Args:
         host: the host.
         argv: the command.
-        status: what the login shell ended with; None if it did not end, nor start the command.
-        stdout: what was printed.
-        stderr: what was said.
+        status: exit status of the login shell; None if it neither ended nor started the command.
+        stdout: text that came on stdout.
+        stderr: text that came on stderr.
     """
     if status in (NOT_FOUND, NOT_EXECUTABLE):
         return LaunchError(
@@ -184,9 +184,9 @@ def from_client(
         host: the host.
         argv: the command.
         status: the client's.
-        timeout_s: how long it was to wait for the server.
-        stderr: what it said.
-        stdout: what came from the host.
+        timeout_s: seconds that the client was to wait for the server.
+        stderr: text of the client's stderr.
+        stdout: text that came from the host on stdout.
     """
     if status != SSH_FAILED:
         return never_started(host, argv, status, stdout=stdout, stderr=stderr)

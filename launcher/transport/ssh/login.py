@@ -56,7 +56,7 @@ class _Way:
 
     Attributes:
         hops: a connection to the host and those it goes through, the last hop first.
-        proxy: what carries the first hop, once it was started.
+        proxy: proxy that carries the first hop; None without one, or before it was started.
     """
 
     hops: list[Connection]
@@ -74,8 +74,8 @@ class SshLogin:
 
     Args:
         config: an ssh_config to read in place of the user's and the system's.
-        announce: told, as one line, of each host key that was accepted as new and written to the user's known_hosts;
-            None refuses them.
+        announce: callback that gets one line about each host key that was accepted as new and written to the user's
+            known_hosts; None refuses new keys.
     """
 
     def __init__(self, *, config: Path | None = None, announce: Callable[[str], None] | None = None) -> None:
@@ -88,7 +88,7 @@ class SshLogin:
         """Opens the connection, jump by jump.
 
         Args:
-            host: where.
+            host: host to connect to.
             timeout_s: longest wait for each step.
 
         Raises:

@@ -38,9 +38,10 @@ class OpensshTransport:
         connect_timeout_s: longest wait for a server to be there, and to answer.
         start_patience_s: longest wait for the command after that.
         config: an ssh_config to read in place of the user's and the system's.
-        announce: told, as one line, of each host key that was accepted as new; None refuses them, unless
-            ssh_config itself accepts.
-        note: told, as one line, what a start waits for: a server that is not there yet is knocked at again.
+        announce: callback that gets one line about each host key that was accepted as new; None refuses new keys,
+            unless ssh_config itself accepts them.
+        note: callback that gets one line about what a start waits for, as a server that is not there yet is tried
+            again; None for none.
         program: the client.
     """
 
@@ -83,7 +84,7 @@ class OpensshTransport:
         """Connects, and returns when the command starts. See `Transport`.
 
         Args:
-            host: where.
+            host: host on which the command starts.
             argv: the command's words.
 
         Raises:
@@ -194,7 +195,7 @@ class OpensshChannel(LocalChannel):
 
     Args:
         process: the client.
-        stdout: what was read of the command's stdout meanwhile.
+        stdout: bytes of the command's stdout that were read while it started.
         stderr: the same of its stderr.
     """
 

@@ -25,9 +25,9 @@ def explain(
 
     Args:
         here: the host or jump that was being opened, at its own address.
-        error: what was raised.
+        error: exception that was raised while the connection was opened.
         timeout_s: the longest wait for each step.
-        proxy: what carries the connection and may be to blame.
+        proxy: proxy that carries the connection and may be the cause of the fault; None for none.
         is_at_login: whether the server had shown its key, and it was the login that failed.
     """
     import paramiko

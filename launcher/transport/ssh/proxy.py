@@ -22,7 +22,7 @@ class Proxy:
     """A running proxy.
 
     Args:
-        command: for the user's shell, as ssh gives it.
+        command: command that the user's shell runs, as ssh gives it.
 
     Raises:
         OSError: the shell cannot be run.

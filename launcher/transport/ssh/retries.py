@@ -34,10 +34,10 @@ def knock(
     """Returns what `connect` does, which is called again as long as it raises `NotYet`.
 
     Args:
-        connect: makes the connection; is told how long it may wait for an answer.
-        patience_s: from now to the last try.
-        stopped: ends the trying early.
-        note: told once, as one line, what is waited for, if it lasts.
+        connect: function that makes the connection; it gets the seconds that it may wait for an answer.
+        patience_s: seconds from now to the last try.
+        stopped: event that ends the tries early.
+        note: callback that gets one line about what is waited for, once, if the wait lasts; None for none.
 
     Raises:
         LaunchError: of the last try.

@@ -56,7 +56,7 @@ def not_followed(settings: Mapping[str, object]) -> list[str]:
     """Returns what a host's settings ask for and nobody here does, as `Keyword value`.
 
     Args:
-        settings: of one host, by keyword in lower case.
+        settings: ssh_config settings of one host, by keyword in lower case.
     """
     asked = {name: str(settings.get(name.lower(), "")).strip() for name in _NOT_FOLLOWED}
     return [f"{name} {value}" for name, value in asked.items() if value and value.lower() not in _NOT_FOLLOWED[name]]

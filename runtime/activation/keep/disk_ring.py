@@ -29,7 +29,7 @@ from torch import Tensor
 from dsrun.config.rules.activation import FEWEST_BUFFERS
 from dsrun.direct_io.counts import IoCounts
 from dsrun.direct_io.extent_file import Extent, ExtentFile
-from dsrun.direct_io.pending import Pending
+from dsrun.direct_io.pending import PendingIo
 from dsrun.direct_io.settings import round_up
 from dsrun.errors import OffloadError
 
@@ -54,7 +54,7 @@ class _Buffer:
 
     memory: Tensor
     event: Event | None = None
-    under_way: list[Pending] = field(default_factory=list[Pending])
+    under_way: list[PendingIo] = field(default_factory=list[PendingIo])
 
     def bytes_of(self, nbytes: int) -> memoryview:
         """Returns its first bytes; who has them keeps the buffer."""
@@ -356,8 +356,8 @@ class _Away:
         self.buffer: _Buffer | None = buffer
         self.source = source
         self.extent: Extent | None = None
-        self.writing: Pending | None = None
-        self.reading: Pending | None = None
+        self.writing: PendingIo | None = None
+        self.reading: PendingIo | None = None
         self.arriving: tuple[Tensor, Event, Any] | None = None
         self.put_on = put_on
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from dsrun.direct_io.counts import IoCounts, added_up
 from dsrun.direct_io.extent_file import Extent, ExtentFile
-from dsrun.direct_io.pending import Pending
+from dsrun.direct_io.pending import PendingIo
 from dsrun.direct_io.settings import round_up
 from dsrun.errors import OffloadError
 
@@ -25,7 +25,7 @@ class DiskRoom:
     def __init__(self, open_file: Callable[[], ExtentFile]) -> None:
         self._open_file = open_file
         self._file: ExtentFile | None = None
-        self._free: dict[int, list[tuple[Extent, Sequence[Pending]]]] = {}
+        self._free: dict[int, list[tuple[Extent, Sequence[PendingIo]]]] = {}
         self._taken_bytes = 0
         self._most_bytes = 0
         self._earlier: list[IoCounts] = []
@@ -70,7 +70,7 @@ class DiskRoom:
         self._most_bytes = max(self._most_bytes, self._taken_bytes)
         return extent
 
-    def give_back(self, extent: Extent, under_way: Sequence[Pending]) -> None:
+    def give_back(self, extent: Extent, under_way: Sequence[PendingIo]) -> None:
         """Takes an extent back.
 
         Args:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dsrun.direct_io.extent_file import Extent, ExtentFile
-from dsrun.direct_io.pending import Pending
+from dsrun.direct_io.pending import PendingIo
 from dsrun.direct_io.settings import ALIGN, round_up
 from dsrun.errors import OffloadError
 
@@ -66,8 +66,8 @@ class _Record:
     nbytes: int
     parts: list[_Part]
     frame: Frame | None = None
-    coming: list[Pending] = field(default_factory=list[Pending])
-    going: list[Pending] = field(default_factory=list[Pending])
+    coming: list[PendingIo] = field(default_factory=list[PendingIo])
+    going: list[PendingIo] = field(default_factory=list[PendingIo])
     is_held: bool = False
 
 
@@ -327,7 +327,7 @@ class DiskRecords:
         record.frame = None
 
     @staticmethod
-    def _wait(under_way: list[Pending]) -> None:
+    def _wait(under_way: list[PendingIo]) -> None:
         """Waits for all, whichever fails: the memory is the disk's until then."""
         done, under_way[:] = list(under_way), []
         errors = [error for error in (_outcome(pending) for pending in done) if error is not None]
@@ -340,7 +340,7 @@ def bytes_of(memory: Tensor) -> memoryview:
     return memoryview((ctypes.c_char * memory.nbytes).from_address(memory.data_ptr())).cast("B")
 
 
-def _outcome(pending: Pending) -> BaseException | None:
+def _outcome(pending: PendingIo) -> BaseException | None:
     try:
         pending.wait()
     except BaseException as error:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dsrun.direct_io.counts import IoCounts
 from dsrun.direct_io.extent_file import Extent, ExtentFile
-from dsrun.direct_io.pending import Pending as Read
+from dsrun.direct_io.pending import PendingIo as Read
 
 from ...memory.arena import room_for
 from ...memory.arenas import Arenas

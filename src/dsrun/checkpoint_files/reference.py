@@ -63,7 +63,7 @@ def find_same(folder: Path, stored: StoredFile) -> Path | None:
     """Returns a file with these bytes that a complete checkpoint of the folder names, of the newest one that has it.
 
     Args:
-        folder: of a run's checkpoints.
+        folder: folder of a run's checkpoints.
         stored: size and checksums of the bytes.
     """
     for tag in reversed(complete_tags(folder)[-_MOST_LOOKED_THROUGH:]):
@@ -98,7 +98,7 @@ def told_of_others(path: Path, stored: StoredFile) -> str:
 
     Args:
         path: the file, in its tag's folder.
-        stored: as its index knows it.
+        stored: size and checksums of the file, from its index.
     """
     if not is_frozen_name(path.name):
         return ""

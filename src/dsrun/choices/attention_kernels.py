@@ -44,10 +44,10 @@ class AttentionCall:
         queries: L.
         keys: S.
         head_dim: D, of queries and keys.
-        value_dim: of values; None for D.
-        dtype: of all three.
+        value_dim: width of a head of values; None if it is D.
+        dtype: number format of queries, keys and values.
         device_type: `cpu`, `cuda` or another.
-        capability: of the GPU, e.g. (9, 0).
+        capability: compute capability of the GPU, e.g. (9, 0).
         cudnn: its version as a number, e.g. 91500; None where not known.
         causal: a query sees the keys up to its own position.
         mask_dims: dimensions of a mask; 0 for none.
@@ -82,9 +82,10 @@ class KernelBytes:
     """Bytes of one call; see [Note: what kernels hold].
 
     Attributes:
-        kept: between forward and backward; with queries, keys, values and output, where the kernel keeps them.
-        forward: at most in forward, beyond queries, keys and values.
-        backward: at most in backward, beyond what is kept and the gradient of the output.
+        kept: bytes held between forward and backward, including queries, keys, values and output where the kernel keeps
+            them.
+        forward: peak bytes during forward, beyond queries, keys and values.
+        backward: peak bytes during backward, beyond the kept bytes and the gradient of the output.
     """
 
     kept: int
@@ -98,7 +99,7 @@ class KernelChoice:
 
     Attributes:
         kernel: the one taken.
-        reason: why, as the end of a sentence about it.
+        reason: reason for the choice, worded as the end of a sentence about it.
         obstacles: the others that cannot take the call, and what is in their way.
     """
 
@@ -118,7 +119,8 @@ def choose_kernel(call: AttentionCall, *, allowed: Mapping[AttentionKernel, bool
 
     Args:
         call: the call.
-        allowed: what torch itself says of kernels, which goes before what is known here.
+        allowed: answers of torch itself whether it allows each kernel, which overrule the rules here; None to use these
+            rules alone.
     """
     obstacles: dict[AttentionKernel, str] = {}
     for kernel in KERNELS:

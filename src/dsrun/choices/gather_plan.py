@@ -36,7 +36,7 @@ class GatherBudgets:
         stay: a part with at most so many stays; 0 for none.
         stay_total: all trained and frozen parts that stay together have at most so many.
         ahead: gathered ahead of their use, though at least one unit; 0 for none, None for one unit of any size.
-        live: in slots at once; None for no limit.
+        live: largest number of elements in all slots at once; None for no limit.
     """
 
     stay: int = 0
@@ -50,10 +50,10 @@ class UnitElements:
     """Elements of one unit's parts, gaps included, and with the padding that slices need.
 
     Attributes:
-        numel: of the trained part.
-        padded: of its buffer.
-        frozen: of the frozen part; 0 where there is none.
-        frozen_padded: of its buffer.
+        numel: elements of the trained part, without the padding of its buffer.
+        padded: elements of the padded buffer of the trained part.
+        frozen: elements of the frozen part, without the padding of its buffer; 0 where there is no frozen part.
+        frozen_padded: elements of the padded buffer of the frozen part; 0 where there is no frozen part.
         has_module: whether the unit may share slots.
     """
 
@@ -73,7 +73,7 @@ class Cell:
         trained: the unit's trained part lies in it.
         frozen: its frozen part does.
         numel: elements.
-        shares: takes turns with others.
+        shares: whether the cell takes turns with others in shared slots; else it has a slot of its own.
     """
 
     unit: int
@@ -102,8 +102,8 @@ class GatherPlan:
 
     Attributes:
         slot_count: slots that cells share.
-        cells: what is gathered, in order of units; a unit's shared cell comes before the one that stays.
-        slots: where each cell is.
+        cells: cells to gather, in the order of units; a unit's shared cell comes before the one that stays.
+        slots: slot of each cell, and the elements of each slot.
     """
 
     slot_count: int
@@ -117,28 +117,28 @@ class GatherPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Staying:
+class ResidentParts:
     """Which parts of a unit stay, see [Note: cells]."""
 
     trained: bool = False
     frozen: bool = False
 
 
-def choose_staying(units: Sequence[UnitElements], budgets: GatherBudgets) -> list[Staying]:
+def choose_staying(units: Sequence[UnitElements], budgets: GatherBudgets) -> list[ResidentParts]:
     """Returns which parts of each unit stay: small ones, in order, until their total is reached.
 
     Args:
-        units: in order of registration.
-        budgets: what the config allows.
+        units: units in the order of registration.
+        budgets: limits on gathering that the config sets, in elements.
     """
     left = budgets.stay_total
-    answers: list[Staying] = []
+    answers: list[ResidentParts] = []
     for unit in units:
         trained = unit.has_module and 0 < unit.numel <= min(budgets.stay, left)
         left -= unit.numel if trained else 0
         frozen = 0 < unit.frozen <= min(budgets.stay, left)
         left -= unit.frozen if frozen else 0
-        answers.append(Staying(trained, frozen))
+        answers.append(ResidentParts(trained, frozen))
     return answers
 
 
@@ -146,9 +146,10 @@ def plan_gathering(units: Sequence[UnitElements], stays: Sequence[bool], budgets
     """Lets units take turns, see [Note: cells] and [Note: budgets].
 
     Args:
-        units: in order of registration, which is that of their turns; without frozen parts that stay.
-        stays: for each, whether its trained part does.
-        budgets: what the config allows.
+        units: units in the order of registration, which is also the order of their turns; without frozen parts that
+            stay.
+        stays: flags, one for each unit, that say whether its trained part stays gathered.
+        budgets: limits on gathering that the config sets, in elements.
     """
     cells = tuple(_cells(units, stays))
     sharing = [cell.numel for cell in cells if cell.shares]
@@ -166,7 +167,7 @@ def leaving_numel(numel: int) -> int:
     """Returns the elements of each buffer through which new values of slices leave the device.
 
     Args:
-        numel: of the largest slice.
+        numel: elements of the largest slice.
     """
     return min(numel, _LEAVING_NUMEL)
 

@@ -17,7 +17,8 @@ def units_that_stay(numels: Sequence[int], has_module: Sequence[bool], room: int
 
     Args:
         numels: elements that a rank updates of each unit, in order of registration.
-        has_module: of each unit, whether it belongs to one module; one that does not is needed from the beginning.
+        has_module: flags, one for each unit, that say whether it belongs to one module; a unit that does not is needed
+            from the beginning.
         room: elements that may stay.
     """
     stays = [False] * len(numels)

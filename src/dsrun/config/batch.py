@@ -45,7 +45,7 @@ def solve(
         micro_batch: samples per rank and forward pass, or None.
         accumulation_steps: forward passes per update, or None.
         data_parallel_size: ranks that see different samples, at least 1.
-        derivation: how the data-parallel size came about, e.g. `8 ranks / tensor parallel 2`.
+        derivation: origin of the data-parallel size, in words for messages, e.g. `8 ranks / tensor parallel 2`.
         place: prefix of messages, e.g. `ds.json:3:5: `.
 
     Raises:

@@ -30,9 +30,9 @@ class Build:
 
     Attributes:
         root: model of the whole config, for suggestions.
-        report: gets every complaint.
-        sources: where each given value came from, by dotted path.
-        unknown_keys: how many were met.
+        report: report that receives every complaint.
+        sources: origin of each given value, by the dotted path of its key.
+        unknown_keys: number of unknown keys found so far.
     """
 
     root: type[Section]
@@ -58,10 +58,10 @@ def build_section(model: type[Section], node: Node, path: str, build: Build) -> 
     """Checks one object and everything inside it.
 
     Args:
-        model: what the object should be.
+        model: section class that describes the expected object.
         node: the object as written.
         path: its dotted path, empty for the whole config.
-        build: gets complaints and sources.
+        build: collector of the complaints and of the origins of values.
 
     Returns:
         The section, with defaults in place of what is wrong; None where it cannot exist without what is wrong.

@@ -22,7 +22,7 @@ class Facts:
         source: file name as given, `<inline>`, `<base64>` or `<dict>`.
         raw: the config as written, comments included.
         findings: warnings and notes.
-        provenance: where each value came from.
+        provenance: origin of each value.
         batch: batch sizes, once the number of ranks is known.
     """
 

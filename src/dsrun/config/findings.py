@@ -47,12 +47,12 @@ class Finding:
     """One thing to say about a config.
 
     Attributes:
-        severity: how much it matters.
-        code: what kind it is.
+        severity: severity of the finding: error, warning or note.
+        code: kind of the finding, for programs that read it.
         key: dotted path of the key, empty for the whole config.
         message: thing and value, without the place.
         hint: the way out, if one is known.
-        position: where it was written.
+        position: place in the config that the finding is about: source, line and column.
     """
 
     severity: Severity
@@ -113,7 +113,7 @@ def unreadable(error: ConfigError, source: str) -> tuple[Finding, ...]:
     """Makes findings of an error that came before there was a config; the place stands in front of its messages.
 
     Args:
-        error: what reading or parsing raised.
+        error: error that was raised when the config was read or parsed.
         source: the source as given.
     """
     findings: list[Finding] = []

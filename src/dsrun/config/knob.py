@@ -48,7 +48,7 @@ class Choices:
     """Types that a `type` key may name; upper and lower case are the same.
 
     Attributes:
-        noun: what is chosen, e.g. `optimizer`.
+        noun: word for the thing that is chosen, e.g. `optimizer`.
         models: types this version builds, each with the model of its `params`.
         planned: types the schema knows and a later version builds, with the model of `params` where there is one.
         removed: types that are gone upstream, each with what to do instead.
@@ -69,20 +69,22 @@ class Knob:
     """Meaning of one key.
 
     Attributes:
-        text: what the key does, one sentence.
+        text: sentence that says what the key does.
         unit: unit of the value, e.g. `elements`, `steps`.
-        effect: what it costs or buys in memory, speed or numbers.
-        status: what dsrun does with it; None takes the section's.
-        why: for a status other than works: what is missing, or the reason it has no meaning.
+        effect: cost or gain of the key in memory, speed or numbers; None where nothing is said about it.
+        status: level of support for the key in dsrun; None for the level of the section.
+        why: explanation of a status other than works: what is missing, or the reason that the key has no meaning.
         harmless: ignoring the value changes no result, so a planned key is a note and no error.
         idle: values that ask for nothing, besides the default.
         planned: values of a key that works which a later version takes; refused, as a planned key is.
-        auto: what `"auto"` turns into; None where nothing can know.
+        auto: meaning of the value `"auto"`; None where nothing can decide it.
         stages: ZeRO stages at which the key acts; empty for all.
-        differs: how DeepSpeed's default differs, where it does.
-        users: who sets it: how many of the 343 surveyed configs, from how many of the 45 repositories.
-        choices: for `params`: what the sibling key `type` may name, each with the model of this object.
-        expects: what a message says was expected, where the type alone does not tell.
+        differs: difference between DeepSpeed's default and this one; None where there is none.
+        users: numbers of the 343 surveyed configs that set the key and of the 45 repositories they come from; None
+            where not counted.
+        choices: types that the sibling key `type` may name, each with the model of this object; None for keys other
+            than `params`.
+        expects: expected value, in words for messages; None where the type alone is enough.
     """
 
     text: str

@@ -29,7 +29,7 @@ def translate(root: Node, report: Report) -> None:
 
     Args:
         root: the whole config; edited.
-        report: gets a warning for every rewrite, and an error where old and new stand side by side.
+        report: report that receives a warning for each rewrite, and an error where old and new form stand side by side.
     """
     members = root.members
     if members is None:

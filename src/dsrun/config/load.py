@@ -60,8 +60,10 @@ def inspect(source: ConfigSource, *, world_size: int | None = None, keep_planned
     """Checks a config without raising for what is wrong inside it.
 
     Args:
-        source: as for `load`.
-        world_size: as for `load`, but a batch left to the script by `"auto"` is only a warning.
+        source: path of a file (JSON, or YAML by its ending), inline JSON, urlsafe base64 of JSON, or a dict; see
+            `load`.
+        world_size: ranks of the job, if known, to solve the batch sizes as in `load`; a batch left to the script by
+            `"auto"` is only a warning.
         keep_planned: return the config also where its only errors are keys of a later version, to plan with.
 
     Raises:
@@ -75,10 +77,11 @@ def inspect_tree(root: Node, name: str, *, world_size: int | None = None, keep_p
     """Checks a config that has been read already.
 
     Args:
-        root: what was read; old forms in it are translated in place.
-        name: what messages call it.
-        world_size: as for `inspect`.
-        keep_planned: as for `inspect`.
+        root: root of the config as it was read; old forms in it are rewritten in place.
+        name: name of the config in messages.
+        world_size: ranks of the job, if known, to solve the batch sizes; see `inspect`.
+        keep_planned: whether to return the config also where its only errors are keys of a later version; see
+            `inspect`.
 
     Raises:
         ConfigError: it is no object, or no config at all.

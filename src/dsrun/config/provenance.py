@@ -23,9 +23,9 @@ class Source:
     """Where a value came from.
 
     Attributes:
-        kind: who decided it.
-        position: where it was written, where it was.
-        detail: what else there is to say, e.g. the old name it was written under.
+        kind: kind of origin: the default, the file (or dict), `"auto"`, or another value from which this one follows.
+        position: place where the value was written; None if it was not written anywhere.
+        detail: further remark, e.g. the old name under which the value was written; may be empty.
     """
 
     kind: Kind

@@ -15,10 +15,10 @@ def judge(section: Section, node: Node, path: str, *, zero_stage: int | None, re
 
     Args:
         section: the checked section.
-        node: what it was made of.
+        node: parsed object from which the section was made.
         path: its dotted path, empty for the whole config.
         zero_stage: stage of the config, for keys that act at some stages only; None where it is wrong.
-        report: gets an error, warning or note per key.
+        report: report that receives an error, warning or note for each such key.
     """
     model = type(section)
     broken = report.broken_keys

@@ -26,7 +26,7 @@ class WorkerError:
         traceback: the Python traceback; empty for a `DsrunError`, which needs none.
         time_s: seconds since the epoch, by the worker's clock.
         pid: the process that ends of it; None where the file was left by another than `write_error_file`.
-        exit_code: what the process ends with if nothing stops it on its way out; None where that is not said.
+        exit_code: exit code of the process if nothing stops it on its way out; None where the code is not given.
     """
 
     message: str
@@ -45,10 +45,11 @@ def write_error_file(path: Path, error: BaseException, *, exit_code: int | None 
     """Writes torch elastic's error file format, so other launchers can read it too; and signs it with the process's id.
 
     Args:
-        path: where the launcher asked for it; an existing file is kept but for the signature, for the first error is
-            the cause.
+        path: path of the error file that the launcher asked for; an existing file keeps its error, which is the cause,
+            and is only signed.
         error: the exception that ends this process, to be called only when nothing can catch it any more.
-        exit_code: what the process will end with; None for a `DsrunError`'s own code, and python's 1 for any other.
+        exit_code: exit code with which the process will end; None for the code of a `DsrunError`, and Python's 1 for
+            any other error.
 
     Returns:
         whether it was written.

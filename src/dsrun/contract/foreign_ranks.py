@@ -174,7 +174,7 @@ def find_foreign_rank(
     asked otherwise.
 
     Args:
-        environ: this process's variables.
+        environ: environment variables of this process.
         in_terminal: whether a terminal controls this process.
 
     Raises:
@@ -209,7 +209,7 @@ def is_task_of_many(environ: Mapping[str, str], *, in_terminal: Callable[[], boo
     """Whether this is one of several tasks of an `srun`; not so in a batch script or an interactive shell.
 
     Args:
-        environ: this process's variables.
+        environ: environment variables of this process.
         in_terminal: whether a terminal controls this process.
 
     Raises:
@@ -246,7 +246,7 @@ def meeting_point(rank: ForeignRank, environ: Mapping[str, str]) -> tuple[str, i
     """Returns address and port at which the ranks meet: MASTER_ADDR and MASTER_PORT where they are set.
 
     Args:
-        rank: this rank.
+        rank: rank that this process is.
         environ: its variables.
 
     Raises:

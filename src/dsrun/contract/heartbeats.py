@@ -51,12 +51,12 @@ class Beat:
     """What a rank said last.
 
     Attributes:
-        beats: how often it has beaten; a change is progress.
+        beats: number of beats so far; a change of it means progress.
         step: optimizer steps it has finished, as it counts them; None where it does not say.
-        time_s: when, on the host's monotonic clock.
+        time_s: time of the beat in seconds, on the host's monotonic clock.
         waited_s: seconds it has spent waiting in collectives so far, all together.
         collectives: collectives it has entered so far.
-        phase: what it is doing: `forward`, `save checkpoint`, or the script's own word.
+        phase: current work of the rank: `forward`, `save checkpoint`, or the script's own word.
         collective: the one it is waiting in, like `all_gather of unit 12`; empty while it is in none.
     """
 
@@ -122,8 +122,8 @@ class HeartbeatWriter:
     """A rank's end: one slot.
 
     Args:
-        path: of the table; None to beat into nothing, for a process that no launcher watches.
-        slot: this rank's.
+        path: path of the heartbeat table; None to write beats nowhere, for a process that no launcher watches.
+        slot: number of this rank's slot in the table.
 
     Raises:
         OSError: there is no such table.
@@ -147,7 +147,7 @@ class HeartbeatWriter:
 
         Args:
             step: optimizer steps finished so far; None keeps what was said before.
-            phase: what it does now, at most 48 bytes are kept; None keeps what was said before.
+            phase: current work of the rank, of which at most 48 bytes are kept; None keeps the last one.
         """
         if step is not None:
             self._step = step
@@ -216,7 +216,7 @@ def heartbeat(step: int | None = None, phase: str | None = None) -> None:
 
     Args:
         step: optimizer steps finished so far; None keeps what was said before.
-        phase: what the rank does now, like `evaluate`; at most 48 bytes are kept. None keeps what was said before.
+        phase: current work of the rank, like `evaluate`, of which at most 48 bytes are kept; None keeps the last one.
     """
     process_writer().beat(step, phase)
 

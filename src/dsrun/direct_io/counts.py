@@ -12,12 +12,12 @@ class IoCounts:
     """What was moved since the files were opened.
 
     Attributes:
-        read_bytes: from the disk, with the padding of extents.
-        read_calls: of the operating system.
+        read_bytes: bytes read from the disk, with the padding of extents.
+        read_calls: number of read calls to the operating system.
         read_s: seconds during which a read was under way.
-        written_bytes: likewise, to the disk.
-        write_calls: likewise.
-        write_s: likewise.
+        written_bytes: bytes written to the disk, with the padding of extents.
+        write_calls: number of write calls to the operating system.
+        write_s: seconds during which a write was under way.
     """
 
     read_bytes: int = 0
@@ -51,12 +51,12 @@ def added_up(counts: Sequence[IoCounts]) -> IoCounts:
     )
 
 
-class Tally:
+class IoTally:
     """Bytes and calls of one direction, counted by several threads.
 
     Attributes:
         moved: bytes.
-        calls: that moved them.
+        calls: number of calls that moved the bytes.
         earlier_s: seconds of queues that have ended.
     """
 

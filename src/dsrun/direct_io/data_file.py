@@ -25,9 +25,9 @@ class DataFile:
     It is closed when the last transfer that refers to it is done: a free number could soon be another file's.
 
     Args:
-        folder: where it lies.
-        what: what it is for, as errors say.
-        calls: of the operating system.
+        folder: folder in which the file is made.
+        what: purpose of the file, for error messages.
+        calls: operating system's file calls; see `DiskCalls`.
 
     Raises:
         OffloadError: no file can be made there.
@@ -95,10 +95,10 @@ def check_room(files: Sequence[DataFile], sizes: Sequence[int], *, what: str, ca
     """Refuses what does not fit before anything is laid down; folders may share a file system.
 
     Args:
-        files: that are to be laid down.
+        files: files that are about to get their room on disk.
         sizes: bytes each is to hold.
-        what: what they are for, as errors say.
-        calls: of the operating system.
+        what: purpose of the files, for error messages.
+        calls: operating system's file calls; see `DiskCalls`.
 
     Raises:
         OffloadError: there is not so much room.

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from dsrun.direct_io.buffers import address_of
 from dsrun.direct_io.calls import DiskCalls, OsCalls
-from dsrun.direct_io.counts import IoCounts, Tally
+from dsrun.direct_io.counts import IoCounts, IoTally
 from dsrun.direct_io.data_file import DataFile, check_room
-from dsrun.direct_io.pending import IoQueue, Pending
+from dsrun.direct_io.pending import IoQueue, PendingIo
 from dsrun.direct_io.settings import ALIGN, IoSettings, round_up
 from dsrun.direct_io.stripes import Piece, file_sizes, pieces, stretches
 from dsrun.direct_io.transfer import Mover, Transfer, checksum
@@ -24,9 +24,9 @@ class Extent:
     """Part of the files that is read and written as a whole.
 
     Attributes:
-        name: what errors call it.
-        nbytes: what it holds; its room is rounded up to `ALIGN`.
-        offset: where it begins on the line of all bytes, see [Note: stripes].
+        name: name of the extent in error messages.
+        nbytes: bytes that the extent holds; its room on disk is rounded up to `ALIGN`.
+        offset: byte at which the extent begins on the line of all bytes; see [Note: stripes].
     """
 
     name: str
@@ -39,9 +39,9 @@ class ExtentFile:
 
     Args:
         paths: existing folders, over which extents are striped.
-        settings: how it is read and written.
-        what: what it is for, as errors say: `optimizer states of rank 0`.
-        calls: of the operating system; tests give some that fail.
+        settings: sizes and depths for reads and writes, and whether to check checksums.
+        what: purpose of the file, for error messages, e.g. `optimizer states of rank 0`.
+        calls: file calls of the operating system; None for the real ones. Tests pass some that fail.
 
     Raises:
         OffloadError: no file can be made in one of the paths.
@@ -58,9 +58,9 @@ class ExtentFile:
         self._end = 0
         self._allocated = 0
         self._extents: dict[str, Extent] = {}
-        self._writes: dict[str, Pending] = {}
+        self._writes: dict[str, PendingIo] = {}
         self._sums: dict[str, dict[int, int]] = {}
-        self._tallies = (Tally(), Tally())
+        self._tallies = (IoTally(), IoTally())
         self._queues: list[IoQueue[Transfer]] = []  # of reads and of writes, once there are some
         weakref.finalize(self, _stop, self._queues)
 
@@ -69,8 +69,8 @@ class ExtentFile:
 
         Args:
             name: no other extent has it.
-            nbytes: at least 1.
-            align: it begins at a multiple of this, itself a multiple of `ALIGN`.
+            nbytes: size of the extent in bytes, at least 1.
+            align: alignment of the extent's first byte, a multiple of `ALIGN`.
         """
         assert nbytes > 0, f"{name}: an extent of {nbytes} bytes"
         assert name not in self._extents, f"{name}: there is such an extent already"
@@ -102,11 +102,11 @@ class ExtentFile:
                 file.lay_down(nbytes, what=self._what, calls=self._calls)
         self._allocated = self._end
 
-    def write(self, extent: Extent, data: memoryview) -> Pending:
+    def write(self, extent: Extent, data: memoryview) -> PendingIo:
         """Starts to write an extent; the memory is the disk's until the result has been waited for.
 
         Args:
-            extent: of this file; no read or write of it is under way.
+            extent: extent of this file, with no read or write under way.
             data: its bytes. Memory aligned to `ALIGN` is written from where it is, other memory through a buffer.
         """
         before = self._writes.get(extent.name)
@@ -115,12 +115,12 @@ class ExtentFile:
         self._writes[extent.name] = pending
         return pending
 
-    def read(self, extent: Extent, into: memoryview) -> Pending:
+    def read(self, extent: Extent, into: memoryview) -> PendingIo:
         """Starts to read an extent; the memory is the disk's until the result has been waited for.
 
         Args:
-            extent: of this file; it was written, and that write has ended.
-            into: gets its bytes; memory as for `write`.
+            extent: extent of this file that was written; its last write has ended.
+            into: memory that receives the bytes; as in `write`, directly if aligned to `ALIGN`, else through a buffer.
 
         Raises:
             OffloadError: its last write has failed, so what lies there is a mixture.
@@ -140,10 +140,11 @@ class ExtentFile:
         """Takes note that an extent was written through a mapping of its file.
 
         Args:
-            extent: of this file, of which no read or write is under way.
-            data: what it holds now; None: its checksums still hold, or it has none and is not to be checked.
+            extent: extent of this file, with no read or write under way.
+            data: new content of the extent; None if its checksums still hold, or if it has none and is not to be
+                checked.
         """
-        self._writes.setdefault(extent.name, Pending(0))  # one that has failed stays so
+        self._writes.setdefault(extent.name, PendingIo(0))  # one that has failed stays so
         if data is not None and self._settings.verify:
             self._sums[extent.name] = {
                 transfer.start: checksum(transfer.memory) for transfer in self._transfers(extent, data)

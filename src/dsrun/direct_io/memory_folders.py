@@ -16,8 +16,8 @@ def memory_file_system(folder: str, *, table: Path = Path("/proc/self/mountinfo"
     """Returns the name of the file system where a folder's files are memory; None where they lie elsewhere.
 
     Args:
-        folder: which need not be there yet.
-        table: of the kernel; where it cannot be read, nothing is known, and nothing is said.
+        folder: path of the folder; it need not exist yet.
+        table: path of the kernel's table of mounts; where it cannot be read, the result is None.
     """
     try:
         lines = table.read_text(errors="surrogateescape").splitlines()

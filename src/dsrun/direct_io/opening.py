@@ -12,7 +12,7 @@ OpenFile = Callable[[str, int, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class UnnamedFile:
     """An open file without a name.
 
     Attributes:
@@ -24,12 +24,12 @@ class Opened:
     direct: bool
 
 
-def open_anonymous(folder: str, open_file: OpenFile = os.open) -> Opened:
+def open_anonymous(folder: str, open_file: OpenFile = os.open) -> UnnamedFile:
     """Opens a new file in `folder`, for reading and writing.
 
     Args:
         folder: an existing one; its file system is where the bytes will lie.
-        open_file: what opens it.
+        open_file: function that opens the file, called like `os.open`.
 
     Raises:
         OSError: there is no such folder, or no file may be made in it.
@@ -38,10 +38,10 @@ def open_anonymous(folder: str, open_file: OpenFile = os.open) -> Opened:
     while True:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_DIRECT if direct else 0)
         try:
-            return Opened(open_file(folder, flags | os.O_TMPFILE, 0o600), direct)
+            return UnnamedFile(open_file(folder, flags | os.O_TMPFILE, 0o600), direct)
         except OSError as refused:
             try:
-                return Opened(_open_and_unlink(folder, flags, open_file), direct)
+                return UnnamedFile(_open_and_unlink(folder, flags, open_file), direct)
             except OSError:
                 if not direct:
                     raise refused from None

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 _Item = TypeVar("_Item")
 
 
-class Pending:
+class PendingIo:
     """Something under way, in several parts."""
 
     __slots__ = ("_done", "_error", "_failed_part", "_left", "_lock")
@@ -54,13 +54,14 @@ class IoQueue(Generic[_Item]):
     """Threads that take items in the order in which they were put.
 
     Args:
-        name: of the threads.
-        threads: how many.
-        run: does an item, in one of the threads, with that thread's number; what it raises, `Pending.wait` raises.
+        name: prefix of the threads' names.
+        threads: number of threads.
+        run: function that processes one item in one of the threads and gets the thread's number; `PendingIo.wait`
+            raises its exception.
     """
 
     def __init__(self, name: str, *, threads: int, run: Callable[[_Item, int], None]) -> None:
-        self._items: SimpleQueue[tuple[_Item, Pending, int] | None] = SimpleQueue()
+        self._items: SimpleQueue[tuple[_Item, PendingIo, int] | None] = SimpleQueue()
         self._run = run
         self._lock = threading.Lock()
         self._under_way = 0
@@ -81,9 +82,9 @@ class IoQueue(Generic[_Item]):
             running_s = time.perf_counter() - self._since_s if self._under_way else 0.0
             return self._busy_s + running_s
 
-    def put(self, items: Sequence[_Item]) -> Pending:
+    def put(self, items: Sequence[_Item]) -> PendingIo:
         """Hands over the parts of one piece of work."""
-        pending = Pending(len(items))
+        pending = PendingIo(len(items))
         with self._lock:
             if not self._under_way:
                 self._since_s = time.perf_counter()

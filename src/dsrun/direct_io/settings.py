@@ -25,7 +25,7 @@ class IoSettings:
     Attributes:
         block_bytes: unit in which depth is counted; rounded up to `ALIGN`.
         queue_depth: blocks on their way at once, for each thread.
-        threads: that read; as many write.
+        threads: number of threads that read, and as many that write; calls at once may be more, see `calls_at_once`.
         single_submit: one call a block.
         overlap_events: the next call is given before the last has ended.
         verify: checksum what is written, and compare when it is read.

@@ -32,8 +32,8 @@ def pieces(offset: int, nbytes: int, *, stripe_bytes: int, files: int) -> Iterat
     """Yields the pieces of an extent, in order.
 
     Args:
-        offset: of the extent on the line of all bytes.
-        nbytes: of the extent.
+        offset: byte at which the extent begins on the line of all bytes.
+        nbytes: size of the extent in bytes.
         stripe_bytes: length of a stripe.
         files: number of files.
     """

@@ -28,10 +28,10 @@ class Transfer:
     """A piece on its way.
 
     Attributes:
-        file: where it lies.
+        file: file in which the piece lies.
         at: byte of the file at which it begins, a multiple of `ALIGN`.
         memory: the piece's bytes.
-        address: of `memory`; None where it is not known.
+        address: address of `memory`; None where it is not known.
         extent: name of the extent, for errors.
         start: byte of the extent at which the piece begins.
         sums: checksums of the extent's pieces, by their start; None: none are kept.
@@ -50,8 +50,8 @@ class Mover:
     """Runs the transfers of one thread.
 
     Args:
-        calls: of the operating system.
-        count: told of each call how many bytes it moved.
+        calls: operating system's file calls; see `DiskCalls`.
+        count: callback that gets the number of bytes that each call moved.
     """
 
     def __init__(self, calls: DiskCalls, count: Callable[[int], None]) -> None:

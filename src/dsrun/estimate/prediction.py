@@ -54,8 +54,8 @@ class Tier:
 
     Attributes:
         name: `GPU`, `CPU pinned`, `CPU` or `NVMe`.
-        lines: what lies there; empty lines are left out.
-        limit_bytes: what a rank may use of it; None where that is not known.
+        lines: contents of this memory with their bytes; empty lines are left out.
+        limit_bytes: bytes of this memory that a rank may use; None where that is not known.
     """
 
     name: str
@@ -88,16 +88,16 @@ class Prediction:
 
     Attributes:
         model: the model.
-        settings: of the run.
-        machine: where it runs.
+        settings: settings of the run.
+        machine: machine on which the run takes place.
         state: model state, wherever it lies.
         tiers: memory of one rank.
         host_bytes: host memory of all ranks of one host.
-        save_bytes: what they take more of it from their first save on.
-        traffic: of one step.
+        save_bytes: bytes of host memory that all ranks of one host take in addition from their first save on.
+        traffic: bytes and arithmetic of one optimizer step.
         paths: shortest time of each path.
         step: shortest time of a step.
-        attention: of one block; None where the layers are not known.
+        attention: attention of one block; None where the layers are not known.
     """
 
     model: ModelSize
@@ -158,9 +158,9 @@ def predict(model: ModelSize, settings: RunSettings, machine: Machine) -> Predic
     """Predicts a run.
 
     Args:
-        model: what is trained.
-        settings: how.
-        machine: on what; its ranks divide by the parallel sizes of `settings`.
+        model: model to train.
+        settings: settings of the run.
+        machine: machine to train on; its number of ranks is divisible by the parallel sizes of `settings`.
     """
     units = pad_units(model.units, machine.ranks // settings.tensor_parallel, tensor_parallel=settings.tensor_parallel)
     state = state_bytes(units, settings, frozen_numel=-(-model.frozen_numel // settings.tensor_parallel))

@@ -32,7 +32,7 @@ class Choice:
     """Settings with what they come to.
 
     Attributes:
-        prediction: of them.
+        prediction: prediction for these settings.
         changes: (key, value) of what differs from the settings asked about, in the words of the config or a flag.
     """
 
@@ -99,10 +99,10 @@ def nearest(
 
     Args:
         model: the model.
-        settings: that do not fit.
-        machine: on which they do not fit.
+        settings: settings that do not fit.
+        machine: machine on which the settings do not fit.
         most_ranks: ranks there could be on one host.
-        count: how many to return at most.
+        count: largest number of choices to return.
     """
     base = with_offload(settings, "none", "none")
     found: list[tuple[tuple[float, ...], Choice]] = []

@@ -43,7 +43,8 @@ def make_private_folder(path: Path, *, own: Path | None = None, tell: Callable[[
         path: the folder; one that is there stays as it is, unless it is dsrun's own.
         own: the topmost folder that is dsrun's own, `path` or above it: from there on, folders that are there are made
             private too. See [Note: trusted folders].
-        tell: takes a line about each folder that was made private, and a warning where others could exchange `own`.
+        tell: callback that gets a line about each folder that was made private, and a warning where others could
+            exchange `own`.
 
     Raises:
         ForeignFolderError: another user has the folder in their hands.
@@ -90,8 +91,8 @@ def make_private_memory(name: str, flags: int = 0) -> int:
     The kernel makes such files open to everybody, whatever the umask.
 
     Args:
-        name: what /proc calls it.
-        flags: of `os.memfd_create`, beside MFD_CLOEXEC.
+        name: name of the file in /proc.
+        flags: flags for `os.memfd_create`, in addition to MFD_CLOEXEC.
 
     Raises:
         OSError: it cannot be made.

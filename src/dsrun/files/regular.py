@@ -23,8 +23,8 @@ class NotRegularError(OSError):
     """Something else stands where a regular file is expected; the text says what.
 
     Args:
-        path: of it.
-        mode: as `os.stat` has it.
+        path: path of the thing that is not a regular file.
+        mode: mode of that path, as `os.stat` returns it.
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: int) -> None:
@@ -40,7 +40,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
 
     Args:
         path: the file.
-        flags: of `os.open`; with O_NOFOLLOW a link is refused as the system does.
+        flags: flags for `os.open`; with O_NOFOLLOW a link is refused as the system does.
 
     Raises:
         NotRegularError: it is a pipe, a socket, a device or a folder; a device was not opened.
@@ -67,7 +67,7 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int | None = None) ->
 
     Args:
         path: the file.
-        most_bytes: of its beginning; None: all.
+        most_bytes: number of bytes to read from the beginning; None for all.
 
     Raises:
         NotRegularError: see `open_regular`.

@@ -89,9 +89,9 @@ class Accelerators:
 
     Attributes:
         name: their maker, as people say it: `AMD`.
-        count: how many.
-        for_computing: they are of no other use, so that a job is meant to use them; False for a card that draws the
-            desktop, or sits in the processor.
+        count: number of devices.
+        for_computing: whether the devices have no other use than computing, so that a job is meant to use them; false
+            for a card that draws the desktop or sits in the processor.
     """
 
     name: str
@@ -103,7 +103,7 @@ def nvidia_presence(root: Path = Path("/"), *, may_open: Callable[[Path], bool] 
     """Looks for NVIDIA GPUs.
 
     Args:
-        root: of the tree; tests give a made-up one.
+        root: root of the file tree to read; tests pass a made-up one.
         may_open: whether this process may open a device file.
     """
     may_open = may_open or may_open_device
@@ -131,7 +131,7 @@ def nvidia_open_files(root: Path = Path("/"), *, may_open: Callable[[Path], bool
     """Counts the GPUs of NVIDIA that this process may open, and looks at nothing else, which takes microseconds.
 
     Args:
-        root: of the tree; tests give a made-up one.
+        root: root of the file tree to read; tests pass a made-up one.
         may_open: whether this process may open a device file.
     """
     return sum((may_open or may_open_device)(root / "dev" / name) for name in _files(root, _NVIDIA_FILE))
@@ -146,8 +146,9 @@ def other_accelerators(
     """Looks for accelerators of other makers that this process was given.
 
     Args:
-        root: of the tree; tests give a made-up one.
-        system: names of the system and its processor, as `sys.platform` and `platform.machine` give them.
+        root: root of the file tree to read; tests pass a made-up one.
+        system: names of the system and its processor, as `sys.platform` and `platform.machine` give them; None to ask
+            these.
         may_open: whether this process may open a device file.
     """
     may_open = may_open or may_open_device
@@ -179,7 +180,7 @@ def may_open_device(path: Path) -> bool:
     A folder in its place, which a container's runtime made, is no device.
 
     Args:
-        path: of the file.
+        path: path of the device file.
     """
     try:
         mode = path.stat().st_mode
@@ -195,7 +196,7 @@ def hides_all_gpus(environ: Mapping[str, str]) -> bool:
     `cuda:0`, gives CUDA none too, and does not say that none is meant.
 
     Args:
-        environ: of the process that would use them.
+        environ: environment variables of the process that would use the GPUs.
     """
     value = environ.get("CUDA_VISIBLE_DEVICES")
     first = "0" if value is None else value.split(",")[0].strip()

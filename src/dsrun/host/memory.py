@@ -22,8 +22,9 @@ class HostMemory:
 
     Attributes:
         total_bytes: all of it.
-        available_bytes: what may be taken without anything being swapped out.
-        of_gpus_bytes: what the kernel counts beside, and is not in the others; see [Note: memory of GPUs].
+        available_bytes: bytes that can be taken without swapping; None where the kernel does not tell.
+        of_gpus_bytes: bytes of GPU memory that the kernel counts as host memory and the other fields leave out; see
+            [Note: memory of GPUs].
     """
 
     total_bytes: int | None

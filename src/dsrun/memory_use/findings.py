@@ -34,8 +34,8 @@ class Peak:
     """The most that a tier has held.
 
     Attributes:
-        tier: which.
-        nbytes: how much.
+        tier: name of the tier, `gpu` or `cpu`.
+        nbytes: bytes that the tier held at the peak.
         step: sampled step in which it was reached, or before which.
         phase: moment at which it was first seen.
         parts: (owner, bytes), the largest first.
@@ -87,11 +87,11 @@ class Growth:
     """How what is in use between steps grew.
 
     Attributes:
-        tier: which.
+        tier: name of the tier, `gpu` or `cpu`.
         step: last step of the window.
         steps: length of the window.
         bytes_per_step: median slope between any two looks (Theil, 1950), which a single jump does not move.
-        is_leak: it grew nearly all the time, and by more than caches do.
+        is_leak: whether the use grew nearly all the time, and by more than caches do.
     """
 
     tier: str
@@ -108,7 +108,7 @@ def peak_of(samples: Sequence[MemorySample], tier: str) -> Peak | None:
     high-water mark rose for the last time.
 
     Args:
-        samples: in order of time.
+        samples: memory samples in order of time.
         tier: `gpu` or `cpu`.
 
     Returns:
@@ -159,7 +159,7 @@ def growth_of(tier: str, looks: Sequence[tuple[int, int]]) -> Growth:
     """Judges growth.
 
     Args:
-        tier: which.
+        tier: name of the tier, `gpu` or `cpu`.
         looks: (step, bytes in use after it), in order of steps; at least two.
     """
     assert len(looks) >= 2, "growth is between two looks"

@@ -19,7 +19,7 @@ def save_plot(samples: Sequence[MemorySample], path: Path) -> None:
     """Draws bars of bytes by kind at each moment of the last sampled step, a row of axes a tier.
 
     Args:
-        samples: in order of time.
+        samples: memory samples in order of time.
         path: file to write; its ending says what it is.
 
     Raises:

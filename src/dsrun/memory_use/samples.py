@@ -28,9 +28,10 @@ class TierUse:
         tier: `gpu`, this rank's, or `cpu`, this process on its host.
         held_bytes: reserved of the GPU by torch, or resident.
         peak_bytes: the most so far: in tensors on a GPU, resident on the host.
-        live_bytes: in use, as the allocator has it (torch's, or malloc); None where it does not tell.
-        reserved_bytes: taken from the system by that allocator; None likewise.
-        kinds: what is known by name, (name, bytes): arenas, and what lies outside of them for long.
+        live_bytes: bytes in use, by the count of the allocator (torch's on a GPU, malloc's on the host); None where it
+            does not tell.
+        reserved_bytes: bytes that this allocator has taken from the system; None where it does not tell.
+        kinds: bytes by known owner, as (name, bytes): arenas, and what lies outside of them for long.
     """
 
     tier: str
@@ -51,7 +52,7 @@ class MemorySample:
     """One moment.
 
     Attributes:
-        step: which optimizer step, counted from 1.
+        step: number of the optimizer step, counted from 1.
         phase: one of `PHASES`.
         tiers: the device's first.
     """

@@ -17,8 +17,8 @@ class StackUse:
     """What one line of code, reached in one way, held.
 
     Attributes:
-        nbytes: in all its tensors.
-        count: of those tensors.
+        nbytes: bytes of all tensors that this line of code held.
+        count: number of tensors that this line of code held.
         frames: `file:line function`, the innermost first; empty for what no Python called, such as most of a backward.
     """
 
@@ -32,8 +32,9 @@ class StacksAtPeak:
     """The peak of the steps that were recorded.
 
     Attributes:
-        peak_bytes: in tensors.
-        before_bytes: of these, allocated before the recording began: parameters, states and the other arenas.
+        peak_bytes: bytes in tensors at the peak.
+        before_bytes: bytes of `peak_bytes` that were allocated before the recording began: parameters, states and the
+            other arenas.
         stacks: the largest, in order.
         snapshot: file for https://pytorch.org/memory_viz, if one was written.
     """

@@ -28,8 +28,8 @@ def report_lines(
     """Returns all there is to say, tier by tier.
 
     Args:
-        samples: in order of time; there may be none yet.
-        growths: of any tiers.
+        samples: memory samples in order of time; there may be none yet.
+        growths: growth of memory use, of any tiers.
         state: bytes of model state, (predicted, measured), if known.
     """
     lines = [] if state is None else [state_line(*state), ""]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.agent.memory_copy_folder import HeldCopies, copy_folder_of, remove_abandoned, remove_copies
+from dsrun.launcher.agent.memory_copy_folder import CopyFolderLock, copy_folder_of, remove_abandoned, remove_copies
 
 LATER_S = 3600.0
 
@@ -28,15 +28,15 @@ def folder(job_id: str, node_rank: int = 0) -> Path:
 
 
 def test_what_another_attempt_may_want_stays_and_an_empty_folder_never_does(job_id: str) -> None:
-    held = HeldCopies(str(folder(job_id)))
+    held = CopyFolderLock(str(folder(job_id)))
     assert folder(job_id).stat().st_mode & 0o777 == 0o700
     held.end(remove=False)
     assert not folder(job_id).exists()
-    held = HeldCopies(str(folder(job_id)))
+    held = CopyFolderLock(str(folder(job_id)))
     (folder(job_id) / "rank-00000.0").write_bytes(b"state")
     held.end(remove=False)
     assert (folder(job_id) / "rank-00000.0").read_bytes() == b"state"
-    HeldCopies(str(folder(job_id))).end(remove=True)
+    CopyFolderLock(str(folder(job_id))).end(remove=True)
     assert not folder(job_id).exists()
 
 
@@ -54,7 +54,7 @@ def test_all_hosts_folders_of_a_job_are_removed_and_no_other_jobs(job_id: str) -
 
 
 def test_only_what_nobody_holds_and_has_touched_for_long_is_abandoned(job_id: str) -> None:
-    held = HeldCopies(str(folder(job_id, 0)))
+    held = CopyFolderLock(str(folder(job_id, 0)))
     folder(job_id, 1).mkdir()
     folder(job_id, 2).mkdir()
     now_s = folder(job_id, 2).stat().st_mtime
@@ -68,7 +68,7 @@ def test_only_what_nobody_holds_and_has_touched_for_long_is_abandoned(job_id: st
 def test_a_folder_that_is_a_link_is_refused_and_left(job_id: str, tmp_path: Path) -> None:
     folder(job_id).symlink_to(tmp_path)
     with pytest.raises(OSError, match=r"symbolic link|Not a directory"):
-        HeldCopies(str(folder(job_id)))
+        CopyFolderLock(str(folder(job_id)))
     assert remove_copies(job_id) == []
     assert tmp_path.is_dir()
     folder(job_id).unlink()

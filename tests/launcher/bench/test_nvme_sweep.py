@@ -10,7 +10,7 @@ import pytest
 from dsrun.direct_io.settings import IoSettings
 from dsrun.errors import LaunchError
 from dsrun.launcher.bench.figure import figure
-from dsrun.launcher.bench.nvme_sweep import Measured, Trial, bytes_under_way, choose, sweep
+from dsrun.launcher.bench.nvme_sweep import SettingFigures, Trial, bytes_under_way, choose, sweep
 
 MIB = 1 << 20
 
@@ -30,9 +30,9 @@ def test_all_settings_are_tried_and_the_folders_left_as_they_were(tmp_path: Path
     assert [os.listdir(folder) for folder in folders] == [[], []]
 
 
-def measured(rate: float, **settings: int) -> Measured:
+def measured(rate: float, **settings: int) -> SettingFigures:
     rates = figure("either", "B/s", [rate] * 3)
-    return Measured(settings=IoSettings(**settings), write=rates, read=rates)
+    return SettingFigures(settings=IoSettings(**settings), write=rates, read=rates)
 
 
 def test_of_settings_as_good_as_each_other_that_with_less_under_way_is_chosen() -> None:

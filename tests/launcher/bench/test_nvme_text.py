@@ -7,15 +7,15 @@ import json
 from dsrun.config.load import load
 from dsrun.direct_io.settings import IoSettings
 from dsrun.launcher.bench.figure import figure
-from dsrun.launcher.bench.nvme_sweep import Measured, Sweep, Trial
+from dsrun.launcher.bench.nvme_sweep import SettingFigures, Sweep, Trial
 from dsrun.launcher.bench.nvme_text import section, table, to_json
 
 BEST = IoSettings(queue_depth=32, threads=2, single_submit=True)
 FLOOR = IoSettings(block_bytes=16 << 20, queue_depth=1)
 
 
-def measured(settings: IoSettings, write: float, read: float) -> Measured:
-    return Measured(
+def measured(settings: IoSettings, write: float, read: float) -> SettingFigures:
+    return SettingFigures(
         settings=settings,
         write=figure("write", "B/s", [write * 1e9, write * 1e9, 2 * write * 1e9]),
         read=figure("read", "B/s", [read * 1e9] * 3),

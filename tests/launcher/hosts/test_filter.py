@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.errors import HostfileError
-from dsrun.launcher.hosts.filter import Named, read_filter
+from dsrun.launcher.hosts.filter import NamedSlots, read_filter
 from dsrun.launcher.hosts.hostfile import parse_hostfile
 
 HOSTS = parse_hostfile(
@@ -174,7 +174,7 @@ def test_any_text_names_hosts_that_are_there_or_is_one_error(pieces: list[str]) 
 @given(st.sets(st.sampled_from(range(4)), min_size=1), st.sets(st.sampled_from(range(4)), min_size=1))
 def test_order_and_repetition_of_nodes_do_not_matter(first: set[int], second: set[int]) -> None:
     one, two = (f"worker-0:{','.join(map(str, slots))}" for slots in (first, second))
-    merged = {0: Named(whole=False, slots=frozenset(first | second))}
+    merged = {0: NamedSlots(whole=False, slots=frozenset(first | second))}
     assert (
         read_filter(f"{one}@{two}", HOSTS, option="-i")
         == read_filter(f"{two}@{one}@{one}", HOSTS, option="-i")

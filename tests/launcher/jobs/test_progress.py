@@ -8,7 +8,7 @@ import pytest
 
 from dsrun.contract.job_paths import JobPaths
 from dsrun.launcher.jobs.live_status import LiveStatus
-from dsrun.launcher.jobs.progress import Doing, doing_now, last_step, was_asked_to_stop
+from dsrun.launcher.jobs.progress import Activity, doing_now, last_step, was_asked_to_stop
 from dsrun.launcher.protocol import RankStatus
 
 
@@ -76,39 +76,39 @@ FAILED = {"event": "stop", "why": "rank 1 on a exited with code 3", "signal": "S
 @pytest.mark.parametrize(
     ("events", "printed", "doing"),
     [
-        ([], "", Doing("being prepared", is_before_start=True)),
-        ([WAITS], "", Doing("waiting for 2 GPUs: GPUs 0, 1 are held by a-job", is_before_start=True)),
+        ([], "", Activity("being prepared", is_before_start=True)),
+        ([WAITS], "", Activity("waiting for 2 GPUs: GPUs 0, 1 are held by a-job", is_before_start=True)),
         (
             [WAITS, {"event": "waiting", "text": "reaching 2 hosts"}],
             "",
-            Doing("reaching 2 hosts", is_before_start=True),
+            Activity("reaching 2 hosts", is_before_start=True),
         ),
-        ([WAITS, START], "", Doing("its ranks are being started", is_before_start=True)),
-        ([WAITS, START, *RANKS], "", Doing("2 ranks run and nothing was printed yet", is_before_start=False)),
-        ([START, *RANKS], "hello", Doing("2 ranks run", is_before_start=False)),
-        ([START, *RANKS, EXIT], "hello", Doing("1 rank runs", is_before_start=False)),
-        ([START, *RANKS, EXIT, EXIT], "hello", Doing("its ranks have ended", is_before_start=False)),
+        ([WAITS, START], "", Activity("its ranks are being started", is_before_start=True)),
+        ([WAITS, START, *RANKS], "", Activity("2 ranks run and nothing was printed yet", is_before_start=False)),
+        ([START, *RANKS], "hello", Activity("2 ranks run", is_before_start=False)),
+        ([START, *RANKS, EXIT], "hello", Activity("1 rank runs", is_before_start=False)),
+        ([START, *RANKS, EXIT, EXIT], "hello", Activity("its ranks have ended", is_before_start=False)),
         (
             [START, *RANKS, EXIT, EXIT, RESTART],
             "hello",
-            Doing("waiting 4.0s before it is started again", is_before_start=False),
+            Activity("waiting 4.0s before it is started again", is_before_start=False),
         ),
-        ([START, *RANKS, EXIT, EXIT, RESTART, START, *RANKS], "hello", Doing("2 ranks run", is_before_start=False)),
-        ([START, *RANKS, STOP], "hello", Doing("being stopped", is_before_start=False)),
+        ([START, *RANKS, EXIT, EXIT, RESTART, START, *RANKS], "hello", Activity("2 ranks run", is_before_start=False)),
+        ([START, *RANKS, STOP], "hello", Activity("being stopped", is_before_start=False)),
         (
             [START, *RANKS, EXIT, FAILED, EXIT, RESTART],
             "hello",
-            Doing("waiting 4.0s before it is started again", is_before_start=False),
+            Activity("waiting 4.0s before it is started again", is_before_start=False),
         ),
         (
             [START, *RANKS, EXIT, FAILED, EXIT, RESTART, START, *RANKS],
             "hello",
-            Doing("2 ranks run", is_before_start=False),
+            Activity("2 ranks run", is_before_start=False),
         ),
     ],
 )
 def test_what_a_job_does_is_known_from_its_events(
-    tmp_path: Path, events: list[dict[str, Any]], printed: str, doing: Doing
+    tmp_path: Path, events: list[dict[str, Any]], printed: str, doing: Activity
 ) -> None:
     JobPaths(tmp_path).events.write_text("".join(f"{json.dumps(event)}\n" for event in events))
     (tmp_path / "rank0.log").write_text(printed)

@@ -18,9 +18,11 @@ from dsrun.launcher.launch.checked_launch import Backend, Launch, Request
 from dsrun.launcher.launch.host_placement import HostRequest, StaticNode
 from dsrun.launcher.launch.resolve import check_nccl, demand_of, resolve
 from dsrun.launcher.machine.devices.by_rank import gpus_of_ranks
-from dsrun.launcher.machine.devices.choice import Demand, Held
+from dsrun.launcher.machine.devices.choice import Demand, DeviceLease
+from dsrun.launcher.machine.gpus.left_out import LeftOut
 from dsrun.launcher.machine.gpus.read import Gpu, GpuReport
 from dsrun.launcher.plan.environment import counted_environ
+from dsrun.launcher.plan.launch_plan import GpuPlace
 from support.machines import Machine, recorded_machine
 from support.topologies import write_tree
 
@@ -28,7 +30,8 @@ from support.topologies import write_tree
 def gpu_report(usable: int, reason: str | None = None) -> GpuReport:
     blank = {"uuid": None, "name": None, "memory_total_bytes": None, "memory_free_bytes": None}
     gpus = tuple(Gpu(index=n, compute_capability=None, usable=n < usable, **blank) for n in range(2))  # type: ignore[arg-type]
-    return GpuReport(gpus=gpus, usable_count=usable, driver=None, driver_cuda=None, reason=reason)
+    places = tuple(GpuPlace(uuid=None, address=None) for _ in gpus)
+    return GpuReport(gpus=gpus, usable_count=usable, driver=None, driver_cuda=None, reason=reason, places=places)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +72,74 @@ def test_this_machine_is_asked_for_what_its_own_ranks_need() -> None:
         demand_of([here(2, (0, 1))], None) == demand_of([here(1), here(1, name="b")], None) == Demand(ranks=2, gpus=0)
     )
     assert demand_of([], two) == Demand(ranks=0, gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"left_out": (LeftOut(index=2, reason="GPU is lost", is_forbidden=False),)}, "GPU 2 left out: the driver"),
+        ({"unlisted": 1}, "a GPU left out: the driver does not list it"),
+        ({"slices": ()}, "GPU 1 left out: in MIG mode without slices"),
+    ],
+)
+def test_a_rank_for_each_gpu_is_refused_where_one_of_them_is_left_out(change: dict[str, Any], why: str) -> None:
+    change = dict(change)
+    slices = change.pop("slices", None)
+    whole = gpu_report(1 if slices is not None else 2)
+    report = replace(whole, places=(whole.places[0], replace(whole.places[1], slices=slices)), **change)
+    count = report.usable_count
+    said = f"hosts:1: {count + 1} ranks, one a GPU, and {count} can be used: {why}"
+    with pytest.raises(UsageError, match=said) as one:
+        demand_of([here(count + 1)], report)
+    assert one.value.problems[0].hint is not None
+    assert one.value.problems[0].hint.startswith(f"`-n {count}` trains on those that are left; ")
+    # Where ranks share GPUs anyhow, one less is no reason.
+    assert demand_of([here(count + 2)], report) == Demand(ranks=count + 2, gpus=count)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "demand"),
+    [
+        # Who names one GPU for two ranks has not meant the others.
+        ("0", 2, Demand(ranks=2, gpus=1)),
+        # Seven slices and a whole GPU: a device for each of eight ranks.
+        (None, 3, Demand(ranks=3, gpus=2)),
+        (None, 8, Demand(ranks=8, gpus=2)),
+        ("0,1", 3, Demand(ranks=3, gpus=1)),
+    ],
+)
+def test_ranks_that_have_no_use_for_a_gpu_that_is_left_out_are_not_refused(
+    folder: Path, visible: str | None, ranks: int, demand: Demand
+) -> None:
+    machine = recorded_machine("a100_mig", folder / "root")
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    launch = resolved_on(machine, environ=environ, hosts=HostRequest(ranks_per_host=ranks))
+    assert launch.demand == demand
+    assert any("GPU 1 left out" in warning for warning in launch.warnings) == (visible != "0")
+
+
+def test_who_named_the_gpu_that_is_left_out_is_refused(folder: Path) -> None:
+    machine = recorded_machine("a100_mig", folder / "root")
+    with pytest.raises(UsageError, match="2 ranks, one a GPU, and 1 can be used: GPU 1 left out"):
+        resolved_on(machine, environ={"CUDA_VISIBLE_DEVICES": "0,1"}, hosts=HostRequest(ranks_per_host=2))
+    with pytest.raises(UsageError, match="9 ranks, one a GPU, and 8 can be used: GPU 1 left out"):
+        resolved_on(machine, hosts=HostRequest(ranks_per_host=9))
+
+
+@pytest.mark.parametrize(("visible", "is_told"), [("0,1", False), ("0,3", True), ("2", True), ("0,1,2,3", True)])
+def test_a_lost_gpu_is_told_to_jobs_whose_numbers_may_mean_it(folder: Path, visible: str, is_told: bool) -> None:
+    # CUDA counts on without it, so that `2` is another GPU now.
+    machine = recorded_machine("workstation", folder / "root", lost=[2])
+    launch = resolved_on(machine, environ={"CUDA_VISIBLE_DEVICES": visible}, hosts=HostRequest(ranks_per_host=1))
+    assert any("GPU 2 left out" in warning for warning in launch.warnings) == is_told
+    assert launch.demand.ranks == 1
+
+
+def test_a_lost_gpu_that_nobody_named_refuses_no_job(folder: Path) -> None:
+    machine = recorded_machine("workstation", folder / "root", lost=[3])
+    launch = resolved_on(machine, environ={"CUDA_VISIBLE_DEVICES": "0,1"}, hosts=HostRequest(ranks_per_host=3))
+    assert launch.demand == Demand(ranks=3, gpus=2)
+    assert not any("left out" in warning for warning in launch.warnings)
 
 
 def test_gpus_that_this_machine_does_not_show_are_refused() -> None:
@@ -151,7 +222,7 @@ def test_other_hosts_are_told_their_gpus_and_ask_nothing_of_this_machine(folder:
         Request(words=("train.py",), backend="nccl", hosts=HostRequest(hostfile="hosts", include="w1@w2:2"))
     )
     assert (launch.demand, launch.devices) == (Demand(ranks=0, gpus=0), "nccl")
-    plan = launch.plan(job_id="j", run_dir="/r", held=Held())
+    plan = launch.plan(job_id="j", run_dir="/r", held=DeviceLease())
     # Which devices these are, is for the hosts to say: a scheduler may have named them there.
     assert [node.chosen for node in plan.nodes] == [(0, 1, 2, 3), (2,)]
     assert [worker.env for node in plan.nodes for worker in node.workers] == [{}] * 5
@@ -175,7 +246,7 @@ def test_what_is_held_reaches_the_ranks_of_this_machine_only(folder: Path) -> No
     there = HostSpec(name="elsewhere", slots=1, source="hosts:2")
     placement = replace(launch.placement, allocation=Allocation(hosts=(*launch.allocation.hosts, there)))
     both = replace(launch, placement=placement)
-    plan = both.plan(job_id="j", run_dir="/r", held=Held(slices=("MIG-a", "MIG-b")))
+    plan = both.plan(job_id="j", run_dir="/r", held=DeviceLease(slices=("MIG-a", "MIG-b")))
     assert [worker.env for node in plan.nodes for worker in node.workers] == [
         {"CUDA_VISIBLE_DEVICES": "MIG-a"},
         {"CUDA_VISIBLE_DEVICES": "MIG-b"},
@@ -266,18 +337,21 @@ def test_one_gpu_that_does_not_answer_is_left_out_with_a_warning(folder: Path, k
     launch = resolved_on(machine)
     assert (launch.placement.world_size, launch.devices, launch.demand.gpus) == (3, "3 GPUs", 3)
     told = {
-        "lost": "GPU is lost; it needs a reset or a reboot",
-        "forbidden": "Insufficient Permissions; `ls -l /dev/nvidia*` shows who may open it",
+        "lost": "the driver counts it and cannot reach it (GPU is lost); `sudo nvidia-smi -r -i 3` or reboot; look at "
+        "power, seat and `dmesg | grep -i nvrm`; exchange it if it comes back",
+        "forbidden": "this process may not open it (Insufficient Permissions); `ls -l /dev/nvidia*` shows who may "
+        "open it",
     }
-    assert f"warning: GPU 3 is left out: {told[kind]}" in launch.warnings
+    assert f"warning: GPU 3 left out: {told[kind]}" in launch.warnings
 
 
 def test_a_gpu_that_the_driver_could_not_start_is_said(folder: Path) -> None:
     machine = recorded_machine("workstation", folder / "root")
     write_tree(machine.root, {"dev/nvidia9": ""})
-    assert "warning: a GPU is left out: the driver could not start it; `dmesg | grep NVRM` says why" in (
-        resolved_on(machine).warnings
-    )
+    assert (
+        "warning: a GPU left out: the driver does not list it, for it could not start it; `dmesg | grep NVRM` says "
+        "why; reboot, and have it serviced if it comes back"
+    ) in resolved_on(machine).warnings
 
 
 def test_a_container_that_was_given_no_gpu_trains_on_the_cpu_and_says_so(folder: Path) -> None:
@@ -288,8 +362,8 @@ def test_a_container_that_was_given_no_gpu_trains_on_the_cpu_and_says_so(folder:
     launch = resolved_on(machine)
     assert (launch.placement.world_size, launch.devices) == (1, "no GPU")
     assert launch.warnings == (
-        "warning: the host has 4 NVIDIA GPUs, and this container was given none (`--gpus all`, `nvidia.com/gpu`); "
-        "ranks train on the CPU, and `--no-gpu` says that this is meant",
+        "warning: the host has 4 NVIDIA GPUs, and this container was given none (`--gpus all`, `nvidia.com/gpu`): "
+        "jobs train on the CPU; if that is meant, `--no-gpu` says so",
     )
 
 
@@ -301,7 +375,7 @@ def test_a_cpu_build_of_torch_beside_gpus_is_said(folder: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(write_tree(folder / "site", files))
     (warning,) = resolved_on(recorded_machine("workstation", folder / "root")).warnings
     assert re.fullmatch(
-        r"warning: torch \S+\+cpu is built without CUDA: ranks train on the CPU, and 4 GPUs stay idle; .*", warning
+        r"warning: torch \S+\+cpu is built without CUDA: jobs train on the CPU, and 4 GPUs stay idle; .*", warning
     )
 
 
@@ -329,7 +403,7 @@ def test_no_gpu_hides_gpus_from_all_ranks_of_all_hosts_whatever_else_is_said(fol
         env=("CUDA_VISIBLE_DEVICES=3",),
         environ={"DSRUN_BACKEND": "nccl"},
     )
-    plan = launch.plan(job_id="j", run_dir="/r", held=Held())
+    plan = launch.plan(job_id="j", run_dir="/r", held=DeviceLease())
     ranks = [(node, worker) for node in plan.nodes for worker in node.workers]
     seen = [
         worker_environment({"CUDA_VISIBLE_DEVICES": "0"}, plan, node, worker, address="a", port=1)
@@ -364,7 +438,7 @@ def test_no_gpu_and_nccl_exclude_each_other(folder: Path) -> None:
 def test_ranks_are_bound_by_what_the_driver_told_of_their_gpus(folder: Path) -> None:
     machine = recorded_machine("workstation", folder / "root")
     launch = resolved_on(machine)
-    plan = launch.plan(job_id="j", run_dir="/r", held=Held())
+    plan = launch.plan(job_id="j", run_dir="/r", held=DeviceLease())
     assert [gpu.address for gpu in plan.nodes[0].gpus] == [gpu.pci_address for gpu in machine.report().gpus]
 
 

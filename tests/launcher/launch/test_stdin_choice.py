@@ -5,7 +5,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.launcher.hosts.spec import Allocation, HostSpec
 from dsrun.launcher.launch.host_placement import Placement, StaticNode
-from dsrun.launcher.launch.stdin_choice import StdinWish, Taken, choose_stdin_rank, why_no_stdin
+from dsrun.launcher.launch.stdin_choice import StdinObstacle, StdinWish, choose_stdin_rank, why_no_stdin
 
 
 def placed(here: int, there: int = 0, static: StaticNode | None = None) -> Placement:
@@ -52,7 +52,7 @@ def test_a_rank_that_cannot_have_it_is_refused_by_name(rank: int, placement: Pla
 
 
 def test_what_has_taken_it_is_named_where_a_rank_was_and_else_leaves_all_without() -> None:
-    taken = Taken("`-H -` reads the hosts from it", "name a file of hosts")
+    taken = StdinObstacle("`-H -` reads the hosts from it", "name a file of hosts")
     assert choose_stdin_rank(None, placed(1), taken=taken) is None
     with pytest.raises(UsageError, match="`--stdin 0`: `-H -` reads the hosts from it"):
         choose_stdin_rank(0, placed(1), taken=taken)
@@ -62,4 +62,4 @@ def test_a_rank_without_it_is_told_what_would_give_it() -> None:
     assert why_no_stdin(1, None, placed(2), taken=None) == "`--stdin 1` gives it dsrun's own"
     assert "rank 0 has dsrun's own" in why_no_stdin(1, 0, placed(2), taken=None)
     assert "only ranks of this machine" in why_no_stdin(2, None, placed(2, 1), taken=None)
-    assert why_no_stdin(0, None, placed(1), taken=Taken("it is night", "wait")) == "it is night; wait"
+    assert why_no_stdin(0, None, placed(1), taken=StdinObstacle("it is night", "wait")) == "it is night; wait"

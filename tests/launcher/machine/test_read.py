@@ -13,7 +13,7 @@ import pytest
 from dsrun.launcher.machine.network.interfaces import Addresses
 from dsrun.launcher.machine.provenance import null_reasons, source_of
 from dsrun.launcher.machine.read import completed, probe, with_loaded
-from dsrun.launcher.machine.software.loaded_libraries import Loaded, NotLoaded
+from dsrun.launcher.machine.software.loaded_libraries import LoadedLibraries, UnknownLibraries
 from support.cli import clean_environment, invoke
 from support.machines import NAMES, probed, recorded_machine
 from support.nvml import NVMLError
@@ -124,7 +124,10 @@ def test_a_gpu_that_is_lost_does_not_hide_the_others(tmp_path: Path) -> None:
     assert report.gpus[0].peer_access == ("X", "OK", "U", "OK")
     assert (report.gpus_usable, report.topology.paths[2]) == (3, ("?", "?", "X", "?"))
     (verdict,) = [verdict for verdict in report.verdicts if verdict.path == "gpus.2.lost"]
-    assert (verdict.level, verdict.text) == ("red", "GPU 2 lost: the driver counts it and cannot reach it")
+    assert (verdict.level, verdict.text) == (
+        "red",
+        "GPU 2 left out: the driver counts it and cannot reach it (GPU is lost)",
+    )
     assert report.null_reasons["gpus.2.state"] == "the driver does not say"
 
 
@@ -140,8 +143,8 @@ def test_interfaces_that_cannot_be_listed_are_a_reason_and_not_a_crash(tmp_path:
 def test_a_report_keeps_reasons_that_still_hold_and_drops_those_that_do_not(tmp_path: Path) -> None:
     report = probe(root=tmp_path, environ={}, affinity={0}, ask_addresses=no_addresses, import_path=[])
     assert report.null_reasons["loaded"].startswith("not asked")
-    assert with_loaded(report, NotLoaded(reason="no torch")).null_reasons["loaded"] == "no torch"
-    loaded = Loaded(
+    assert with_loaded(report, UnknownLibraries(reason="no torch")).null_reasons["loaded"] == "no torch"
+    loaded = LoadedLibraries(
         torch="2.11.0",
         cuda_built=None,
         cuda_available=False,
@@ -238,7 +241,7 @@ def test_probe_json_is_one_object_with_its_schema_version() -> None:
         ),
         *("driver", "driver_cuda", "topology", "disk", "storage", "network", "rdma", "nccl_interface"),
         *("gloo_interface", "nccl_net_plugin", "versions", "software"),
-        *("gpus_left_out", "gpus_unlisted", "gpus_idle", "gpus_unusable"),
+        *("gpus_left_out", "gpus_unlisted", "gpus_idle", "gpus_unusable", "nccl_verbs"),
         *("loaded", "measured", "verdicts", "null_reasons", "sources"),
     ]
     assert report["cpu"]["cores_usable"] >= 1

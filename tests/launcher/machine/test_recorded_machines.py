@@ -24,7 +24,7 @@ from dsrun.launcher.machine.gpus.read import read_gpus
 from dsrun.launcher.machine.processor.numa import cpu_list
 from dsrun.launcher.machine.processor.rank_binding import read_bindings
 from dsrun.launcher.machine.report import ProbeReport
-from dsrun.launcher.preflight.this_machine import check_gpus, check_torch
+from dsrun.launcher.preflight.doctor import check_gpus, check_torch
 from support.machines import NAMES, Machine, recorded_facts, recorded_machine
 from support.nvml import ERRORS
 from support.topologies import write_tree

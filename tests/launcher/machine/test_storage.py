@@ -6,7 +6,15 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from dsrun.launcher.machine.storage import answer_within, direct_io_works, mount_of, parse_mounts, read_storage
+from dsrun.launcher.machine.storage import (
+    answer_within,
+    direct_io_works,
+    mount_of,
+    parse_mounts,
+    read_storage,
+    room_of,
+    space_of,
+)
 from support.machines import recorded_machine
 from support.topologies import write_tree
 
@@ -81,6 +89,29 @@ def test_a_path_below_a_working_folder_that_is_gone_is_told_as_asked(
     assert (place.path, place.mount, place.total_bytes) == ("offload", None, None)
 
 
+def test_a_folder_that_is_to_be_made_has_the_room_of_the_nearest_above_it(tmp_path: Path) -> None:
+    found = room_of(str(tmp_path / "out" / "checkpoints"))
+    assert (found.path, found.there, found.fault) == (f"{tmp_path}/out/checkpoints", str(tmp_path), None)
+    total, free = space_of(tmp_path) or (0, 0)
+    assert 0 < (found.free_bytes or 0) < total
+    assert free < total
+    (place,) = read_storage(tmp_path, [tmp_path / "out"]).paths
+    assert (place.there, place.fault) == (str(tmp_path), None)
+
+
+def test_a_path_that_is_a_file_is_no_folder_to_write_to(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert room_of(str(tmp_path / "file")).fault == "is not a folder"
+    below = room_of(str(tmp_path / "file" / "below"))
+    assert (below.there, below.fault) == (str(tmp_path / "file"), "is not a folder")
+    (place,) = read_storage(tmp_path, [tmp_path / "file"]).paths
+    assert place.fault == "is not a folder"
+
+
+def test_the_room_of_what_is_not_there_is_not_told(tmp_path: Path) -> None:
+    assert space_of(tmp_path / "gone") is None
+
+
 def test_links_of_a_path_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
@@ -129,3 +160,51 @@ def test_the_kernels_switch_of_io_uring_is_read(tmp_path: Path, text: str, usabl
 
 def test_the_driver_of_gpudirect_storage_is_seen(tmp_path: Path) -> None:
     assert read_storage(write_tree(tmp_path, {"proc/driver/nvidia-fs/version": "2\n"}), []).gds is True
+
+
+def statvfs(**changes: int) -> os.statvfs_result:
+    found = os.statvfs("/")
+    names = ("f_bsize", "f_frsize", "f_blocks", "f_bfree", "f_bavail", "f_files", "f_ffree", "f_favail", "f_flag")
+    return os.statvfs_result([*(changes.get(name, getattr(found, name)) for name in names), found.f_namemax])
+
+
+@pytest.mark.parametrize(
+    ("flag", "writable", "fault"),
+    [
+        (0, True, None),
+        (0, False, "cannot be written to"),
+        (os.ST_RDONLY, True, "is read-only"),
+        # What no rights can change is told first.
+        (os.ST_RDONLY, False, "is read-only"),
+    ],
+)
+def test_why_nothing_can_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: int, writable: bool, fault: str | None
+) -> None:
+    def access(path: object, mode: int, *, effective_ids: bool = False) -> bool:
+        return writable
+
+    found = statvfs(f_flag=flag)
+    monkeypatch.setattr("dsrun.launcher.machine.storage.os.statvfs", lambda path: found)
+    monkeypatch.setattr("dsrun.launcher.machine.storage.os.access", access)
+    room = room_of(str(tmp_path / "not/yet"))
+    assert (room.there, room.fault) == (str(tmp_path), fault)
+    (path,) = read_storage(tmp_path, [tmp_path]).paths
+    assert path.fault == fault
+
+
+def test_a_file_is_no_folder_and_the_one_that_holds_it_is_looked_at(tmp_path: Path) -> None:
+    file = tmp_path / "data"
+    file.write_text("")
+    assert room_of(str(file)).fault == room_of(str(file / "below")).fault == "is not a folder"
+    mounts = f"1 0 8:1 / / rw - ext4 /dev/a rw\n2 1 8:2 / {tmp_path} rw - xfs /dev/b rw\n"
+    root = write_tree(tmp_path / "root", {"proc/self/mountinfo": mounts}) or tmp_path / "root"
+    at, above = read_storage(root, [file, tmp_path]).paths
+    assert (at.fault, at.there) == ("is not a folder", str(file))
+    assert (at.mount, at.filesystem, at.direct_io) == (above.mount, "xfs", above.direct_io)
+
+
+def test_a_file_system_that_counts_no_blocks_is_not_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = statvfs(f_blocks=0, f_bavail=0)
+    monkeypatch.setattr("dsrun.launcher.machine.storage.os.statvfs", lambda path: empty)
+    assert room_of(str(tmp_path)).free_bytes is None

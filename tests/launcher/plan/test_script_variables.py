@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.launcher.plan.script_variables import Setting, settings_before_torch
+from dsrun.launcher.plan.script_variables import VariableAssignment, settings_before_torch
 
 
 def names(text: str) -> list[str]:
@@ -61,7 +61,7 @@ def test_what_python_warns_of_in_a_script_is_left_to_its_run() -> None:
 
 def test_the_place_and_the_value_are_told_in_the_scripts_order() -> None:
     text = b"import os\nos.environ['B'] = '2'\nos.environ['A'] = str(1)\n"
-    assert settings_before_torch(text) == [Setting("B", 2, "2"), Setting("A", 3, None)]
+    assert settings_before_torch(text) == [VariableAssignment("B", 2, "2"), VariableAssignment("A", 3, None)]
 
 
 @pytest.mark.parametrize("torch", ["import torch", "import numpy, torch.nn as nn", "from torch.nn import functional"])

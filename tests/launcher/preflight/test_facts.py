@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-from dsrun.launcher.machine.limits import read_process_limits
+from dsrun.launcher.machine.known_fields import known_fields
+from dsrun.launcher.machine.limits import LimitsReport, read_process_limits
+from dsrun.launcher.machine.storage import room_of
 from dsrun.launcher.preflight.facts import HostFacts, facts, read_facts
 from dsrun.launcher.preflight.file_facts import file_facts
 from support.machines import recorded_machine
@@ -57,12 +59,13 @@ def test_what_is_missing_is_said_in_words(tmp_path: Path) -> None:
 def test_gpus_come_with_who_is_on_them() -> None:
     load = made_up_nvml(*box(3, g1=[(4242, 9 * GIB)]))
     found = read_facts({"CUDA_VISIBLE_DEVICES": "2,1"}, asked_s=0, load_nvml=load)
-    assert [(gpu.index, gpu.label, bool(gpu.used_by)) for gpu in found.gpus] == [
+    assert [(one.gpu and one.gpu.index, one.device.label, bool(one.device.used_by)) for one in found.gpus] == [
         (2, "GPU 2", False),
         (1, "GPU 1", True),
     ]
-    assert found.gpus[1].used_by[0].startswith("pid 4242")
+    assert found.gpus[1].device.used_by[0].startswith("pid 4242")
     assert found.no_gpus is None
+    assert HostFacts.from_json(json.loads(json.dumps(dataclasses.asdict(found)))).gpus == found.gpus
 
 
 def test_gpus_are_placed_whatever_a_job_sees_of_them(tmp_path: Path) -> None:
@@ -73,10 +76,67 @@ def test_gpus_are_placed_whatever_a_job_sees_of_them(tmp_path: Path) -> None:
     assert (there.gpu_places, len(there.gpus)) == (found.gpu_places, 1)
 
 
+def test_cards_come_with_what_nccl_takes_and_who_chose_it(tmp_path: Path) -> None:
+    machine = recorded_machine("azure_nd_h100_v5", tmp_path)
+    sockets = {"NCCL_NET": "Socket"}
+    found, told = (
+        read_facts(environ, asked_s=0, load_nvml=machine.load_nvml, root=machine.root) for environ in ({}, sockets)
+    )
+    assert (found.rdma, len(found.ports)) == (machine.report().rdma, 9)
+    assert (found.no_sockets, found.net_variables) == ("mlx5_an0 does RDMA", ())
+    assert (told.no_sockets, told.net_variables) == (None, ("NCCL_NET",))
+    there = HostFacts.from_json(json.loads(json.dumps(dataclasses.asdict(told))))
+    assert (there.rdma, there.net_variables) == (told.rdma, told.net_variables)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "gpus.0.gpu",
+        "gpus.0.device",
+        "rdma.0",
+        "rdma.0.ports.0",
+        "paths.0",
+        "versions",
+        "memory",
+        "limits",
+        "left_out.0",
+    ],
+)
+def test_an_answer_with_other_fields_of_a_thing_is_understood(tmp_path: Path, path: str) -> None:
+    machine = recorded_machine("azure_nd_h100_v5", tmp_path, lost=[7])
+    paths = (room_of(str(tmp_path)),)
+    found = read_facts({}, paths=paths, asked_s=0, load_nvml=machine.load_nvml, root=machine.root)
+    value = json.loads(json.dumps(dataclasses.asdict(found)))
+    part = value
+    for word in path.split("."):
+        part = part[int(word)] if isinstance(part, list) else part[word]
+    part["tells_more"] = {"in": "another version"}
+    assert HostFacts.from_json(value) == HostFacts.from_json(json.loads(json.dumps(dataclasses.asdict(found))))
+    missing = {"gpu": "uuid", "rdma.0": "firmware", "ports.0": "symbol_errors", "versions": "nccl"}
+    name = next((name for end, name in missing.items() if path.endswith(end)), None)
+    if name is not None:
+        del part[name]
+        there = json.loads(json.dumps(dataclasses.asdict(HostFacts.from_json(value))))
+        for word in path.split("."):
+            there = there[int(word)] if isinstance(there, list) else there[word]
+        assert there[name] is None
+
+
+def test_a_field_that_is_missing_has_its_default() -> None:
+    limits = known_fields(LimitsReport, {"nofile": 1024, "tells_more": 1})
+    assert "tells_more" not in limits
+    found = LimitsReport(**limits)
+    assert (found.nofile, found.memlock_bytes, found.locks_without_limit) == (1024, None, False)
+
+
 def test_slices_are_devices_without_a_number() -> None:
     gpu = Part("GPU-0", slices=[Part("MIG-1"), Part("MIG-2")])
     found = read_facts({}, asked_s=0, load_nvml=made_up_nvml(gpu))
-    assert [(gpu.index, gpu.label) for gpu in found.gpus] == [(None, "slice 0 of GPU 0"), (None, "slice 1 of GPU 0")]
+    assert [(one.gpu, one.device.label) for one in found.gpus] == [
+        (None, "slice 0 of GPU 0"),
+        (None, "slice 1 of GPU 0"),
+    ]
 
 
 def test_without_gpus_it_says_why() -> None:
@@ -106,8 +166,11 @@ def test_accelerators_of_another_maker_are_told_by_name(tmp_path: Path) -> None:
 def test_a_gpu_that_is_lost_is_told_beside_those_that_are_left(tmp_path: Path) -> None:
     machine = recorded_machine("workstation", tmp_path, lost=[1])
     found = read_facts({}, asked_s=0, load_nvml=machine.load_nvml, root=machine.root)
-    assert [gpu.index for gpu in found.gpus] == [0, 2, 3]
-    assert found.left_out == ("GPU 1 is left out: GPU is lost; it needs a reset or a reboot",)
+    assert [one.gpu and one.gpu.index for one in found.gpus] == [0, 2, 3]
+    (lost,) = found.left_out
+    assert (lost.kind, lost.gpus) == ("lost", (1,))
+    assert lost.text == "GPU 1 left out: the driver counts it and cannot reach it (GPU is lost)"
+    assert HostFacts.from_json(json.loads(json.dumps(dataclasses.asdict(found)))).left_out == found.left_out
     assert found.no_gpus is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dsrun.launcher.preflight.file_facts import code_digests, file_facts, path_facts
+from dsrun.launcher.preflight.file_facts import code_digests, file_facts
 
 
 def test_python_files_are_told_and_nothing_that_tools_made(tmp_path: Path) -> None:
@@ -60,9 +60,3 @@ def test_a_folder_stands_for_the_file_that_python_runs_in_it(tmp_path: Path) -> 
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     assert file_facts(str(tmp_path / "pipe")).fault is None
-
-
-def test_a_path_that_is_a_file_cannot_be_written_to(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    assert path_facts(str(tmp_path / "file")).fault == "not a folder"
-    assert path_facts(str(tmp_path / "file" / "below")).there == str(tmp_path / "file")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from dsrun.launcher.preflight.file_facts import PathFacts
-from dsrun.launcher.preflight.findings import Wants
+from dsrun.launcher.machine.storage import Room
+from dsrun.launcher.preflight.findings import Requirements
 from support.host_facts import GIB, judged, only, script
 
 
@@ -31,7 +31,7 @@ def test_another_content_of_the_script_is_refused() -> None:
 
 
 def test_python_files_that_differ_or_are_missing_are_named() -> None:
-    wants = Wants(folder="/data", script="/data/train.py", on_gpus=False)
+    wants = Requirements(folder="/data", script="/data/train.py", on_gpus=False)
     usual = {"train.py": "1", "net.py": "2", "data/load.py": "3", "a.py": "4", "b.py": "5"}
     odd = {
         "n3": {"code": {**usual, "net.py": "9", "train.py": "9"}},
@@ -45,8 +45,8 @@ def test_python_files_that_differ_or_are_missing_are_named() -> None:
     ]
 
 
-def a_path(there: str = "/nvme/0", *, free: int = 900 * GIB, fault: str | None = None) -> tuple[PathFacts, ...]:
-    return (PathFacts(path="/nvme/0", there=there, free_bytes=free, fault=fault),)
+def a_path(there: str = "/nvme/0", *, free: int = 900 * GIB, fault: str | None = None) -> tuple[Room, ...]:
+    return (Room(path="/nvme/0", there=there, free_bytes=free, fault=fault),)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def a_path(there: str = "/nvme/0", *, free: int = 900 * GIB, fault: str | None =
         (
             a_path(fault="cannot be written to"),
             "red",
-            "n2: /nvme/0: cannot be written to, and the job writes to /nvme/0",
+            "n2: /nvme/0 cannot be written to",
         ),
     ],
 )
@@ -68,6 +68,9 @@ def test_a_disk_that_is_full_missing_or_locked_is_told(paths: Any, verdict: str,
 
 def test_a_working_folder_with_little_room_is_told_and_refuses_nothing() -> None:
     odd = {"n2": {"folder_free_bytes": 0}, "n3": {"folder_free_bytes": None}}
-    text = "n2: 0 B free in the working folder"
-    assert only(judged(3, odd)) == ("amber", "disk", text, ("n2",))
-    assert only(judged(2, folder_free_bytes=GIB >> 1))[2] == "both hosts: 512.0 MiB free in the working folder"
+    text = "n2: 0 B free in the working folder /work"
+    wants = Requirements(folder="/work")
+    assert only(judged(3, odd, wants=wants)) == ("amber", "disk", text, ("n2",))
+    assert only(judged(2, wants=wants, folder_free_bytes=GIB >> 1))[2].endswith(
+        "512.0 MiB free in the working folder /work"
+    )

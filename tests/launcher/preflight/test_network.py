@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from dsrun.launcher.preflight.findings import Wants
+from dsrun.launcher.preflight.findings import Requirements
 from support.host_facts import CPU, GPU, gpus, judged, only, rdma
 
 LITTLE: dict[str, Any] = {"memlock_bytes": 8 << 20}
 MEMLOCK = "n2: 8.0 MiB may be locked: RDMA fails with so little"
 
 
-def found(odd: dict[str, dict[str, Any]] | None = None, *, wants: Wants = GPU, count: int = 3, **common: Any) -> Any:
+def found(
+    odd: dict[str, dict[str, Any]] | None = None, *, wants: Requirements = GPU, count: int = 3, **common: Any
+) -> Any:
     return judged(count, odd, wants=wants, gpus=gpus(1), **{**rdma(0, 0), **common})
 
 
@@ -28,13 +30,13 @@ def test_little_locked_memory_stops_a_job_over_rdma_with_every_way_out() -> None
     ("wants", "change"),
     [
         # Nobody said that ranks talk over NCCL.
-        (Wants(), {}),
+        (Requirements(), {}),
         (CPU, {}),
         # NCCL was told to leave RDMA alone.
         (GPU, {"no_sockets": None}),
     ],
 )
-def test_little_locked_memory_stops_no_job_that_may_do_without(wants: Wants, change: dict[str, Any]) -> None:
+def test_little_locked_memory_stops_no_job_that_may_do_without(wants: Requirements, change: dict[str, Any]) -> None:
     assert only(found({"n2": LITTLE}, wants=wants, **change)) == ("amber", "memlock", MEMLOCK, ("n2",))
 
 
@@ -82,7 +84,7 @@ def test_a_newer_nccl_finds_the_entry_itself(nccl: str | None) -> None:
 
 
 def test_an_index_for_all_hosts_that_is_wrong_on_one_is_told_with_any_nccl() -> None:
-    everywhere = Wants(on_gpus=True, nccl={"NCCL_IB_GID_INDEX": "3"})
+    everywhere = Requirements(on_gpus=True, nccl={"NCCL_IB_GID_INDEX": "3"})
     (one,) = found({"n3": rdma(5, 5, kind="RoCE")}, wants=everywhere, **rdma(3, 3, kind="RoCE"))
     assert one.hosts == ("n3",)
     assert one.text.endswith("GID index 5 on n3, and NCCL_IB_GID_INDEX names another")
@@ -91,19 +93,19 @@ def test_an_index_for_all_hosts_that_is_wrong_on_one_is_told_with_any_nccl() -> 
 
 def test_efa_without_a_plugin_is_told_for_each_host() -> None:
     efa = rdma(None, None, kind="EFA", rate=100)
-    odd = {"n2": {"no_sockets": None}}
+    odd = {"n2": {"no_sockets": None, "net_plugin": None}}
     verdict, name, text, hosts = next(
         (one.verdict, one.name, one.text, one.hosts) for one in found(odd, **efa) if one.name == "EFA"
     )
     assert (verdict, name, hosts) == ("amber", "EFA", ("n2",))
-    assert text == "n2: EFA devices, and the loader finds no libnccl-net.so: NCCL takes TCP"
+    assert text == "n2: 2 EFA devices, and the loader finds no libnccl-net.so: NCCL takes TCP between hosts"
     assert found(**efa) == []
 
 
 def test_efa_that_nobody_wants_is_not_spoken_of() -> None:
-    efa: dict[str, Any] = {**rdma(None, None, kind="EFA", rate=100), "no_sockets": None}
-    sockets = Wants(on_gpus=True, nccl={"NCCL_NET": "Socket"})
-    assert [one.name for one in found(wants=sockets, **efa)] == []
+    efa: dict[str, Any] = {**rdma(None, None, kind="EFA", rate=100), "no_sockets": None, "net_plugin": None}
+    sockets = Requirements(on_gpus=True, nccl={"NCCL_NET": "Socket"})
+    assert [one.name for one in found(wants=sockets, **efa, net_variables=("NCCL_NET",))] == []
 
 
 def test_a_host_whose_ranks_cannot_take_its_ports_is_told_to_miss_the_others() -> None:

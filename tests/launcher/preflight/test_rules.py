@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from dsrun.launcher.machine.devices.unusable import UnusableGpus
-from dsrun.launcher.preflight.findings import Wants
+from dsrun.launcher.machine.gpus.left_out import LeftOut, left_out_gpus
+from dsrun.launcher.preflight.findings import Requirements
 from dsrun.launcher.preflight.rules import judge
-from dsrun.launcher.survey.client import Unable
+from dsrun.launcher.survey.client import NoAnswer
 from support.host_facts import CPU, GIB, GPU, cluster, gpus, judged, only, rdma, specs
 
 
@@ -21,7 +22,7 @@ def test_hosts_that_are_alike_have_nothing_to_tell() -> None:
 
 def test_one_host_without_an_answer_does_not_hide_another_nor_what_else_is_wrong() -> None:
     seen = cluster(4, {"n3": {"torch": "2.11.0+cu130"}})
-    refused = Unable("connection refused", "is sshd running?", unreached=True)
+    refused = NoAnswer("connection refused", "is sshd running?", unreached=True)
     seen = {**seen, "n2": refused, "n4": refused}
     found = judge(specs(4), seen, CPU)
     assert [(finding.name, finding.text, finding.fix) for finding in found] == [
@@ -32,7 +33,7 @@ def test_one_host_without_an_answer_does_not_hide_another_nor_what_else_is_wrong
 
 
 def test_hosts_of_which_none_answers_are_all_told() -> None:
-    seen = {f"n{number}": Unable("no answer", unreached=True) for number in range(1, 7)}
+    seen = {f"n{number}": NoAnswer("no answer", unreached=True) for number in range(1, 7)}
     assert only(judge(specs(6), seen, CPU)) == ("red", "host", "all 6 hosts: no answer", tuple(seen))
 
 
@@ -53,8 +54,8 @@ def test_a_host_with_too_few_gpus_is_refused(there: Any, chosen: Any, slots: int
 
 def test_who_is_on_a_gpu_that_the_job_takes_is_named() -> None:
     busy = gpus(4, used_by={1: "pid 4242 of user bob"}, free=19)
-    text = "n1: GPU 1 is held by pid 4242 of user bob, 19.0 GiB of 80.0 GiB free"
-    assert only(judged(1, wants=GPU, slots=4, gpus=busy)) == ("amber", "GPUs", text, ("n1",))
+    text = "n1: GPU 1 used by pid 4242 of user bob, 19.0 GiB of 80.0 GiB free"
+    assert only(judged(1, wants=GPU, slots=4, gpus=busy)) == ("amber", "GPU use", text, ("n1",))
     assert judged(1, wants=GPU, slots=1, gpus=busy) == []
     assert judged(1, wants=GPU, slots=2, fields={"gpus": (0, 3)}, gpus=busy) == []
     assert len(judged(1, wants=GPU, slots=1, fields={"gpus": (1,)}, gpus=busy)) == 1
@@ -62,7 +63,7 @@ def test_who_is_on_a_gpu_that_the_job_takes_is_named() -> None:
 
 def test_a_gpu_without_free_memory_is_refused() -> None:
     verdict, _, text, _ = only(judged(1, wants=GPU, gpus=gpus(1, free=0)))
-    assert (verdict, text) == ("red", "n1: GPU 0 is full, 0 B of 80.0 GiB free")
+    assert (verdict, text) == ("red", "n1: GPU 0 full, 0 B of 80.0 GiB free")
     one_of_two = (*gpus(1, free=0), gpus(2)[1])
     assert only(judged(1, wants=GPU, gpus=one_of_two))[0] == "amber"
     assert only(judged(1, wants=GPU, gpus=one_of_two, fields={"gpus": (0,)}))[0] == "red"
@@ -70,9 +71,10 @@ def test_a_gpu_without_free_memory_is_refused() -> None:
 
 
 def test_without_a_word_on_gpus_what_is_wrong_with_them_is_told_and_refuses_nothing() -> None:
-    assert judged(2, wants=Wants(), slots=4) == []
+    assert judged(2, wants=Requirements(), slots=4) == []
+    assert only(judged(1, wants=Requirements(), gpus=gpus(1, free=0)))[:2] == ("amber", "GPU use")
     odd: dict[str, dict[str, Any]] = {"n1": {"cuda": None}, "n2": {"gpus": (), "place": "n1"}}
-    found = judged(2, odd, wants=Wants(), gpus=gpus(1))
+    found = judged(2, odd, wants=Requirements(), gpus=gpus(1))
     assert [(finding.verdict, finding.text) for finding in found] == [
         ("amber", "n1: torch 2.13.0+cu130 is built without CUDA"),
         ("amber", "n2: no GPU: no NVIDIA driver"),
@@ -89,9 +91,9 @@ FAULT = {
 }
 
 
-@pytest.mark.parametrize("wants", [Wants(), GPU])
+@pytest.mark.parametrize("wants", [Requirements(), GPU])
 @pytest.mark.parametrize("others", [(), gpus(1)])
-def test_a_host_whose_driver_fails_is_refused_though_no_host_has_a_gpu(wants: Wants, others: Any) -> None:
+def test_a_host_whose_driver_fails_is_refused_though_no_host_has_a_gpu(wants: Requirements, others: Any) -> None:
     found = judged(2, {"n2": FAULT}, wants=wants, gpus=others)
     (fault,) = [finding for finding in found if finding.name == "GPU driver"]
     assert (fault.verdict, fault.text) == ("red", "n2: the GPUs of this machine cannot be used: Unknown Error")
@@ -104,8 +106,11 @@ def test_a_job_that_is_meant_for_the_cpu_asks_no_host_for_its_driver() -> None:
 
 
 def test_a_gpu_that_a_host_leaves_out_is_told() -> None:
-    (lost,) = judged(1, wants=GPU, slots=3, gpus=gpus(3), left_out=("GPU 3 is left out: GPU is lost",))
-    assert (lost.verdict, lost.name, lost.text) == ("amber", "GPU driver", "n1: GPU 3 is left out: GPU is lost")
+    left_out = tuple(left_out_gpus([LeftOut(index=3, reason="GPU is lost", is_forbidden=False)], uncut=(), unlisted=0))
+    (lost,) = judged(1, wants=GPU, slots=3, gpus=gpus(3), left_out=left_out)
+    text = "n1: GPU 3 left out: the driver counts it and cannot reach it (GPU is lost)"
+    assert (lost.verdict, lost.name, lost.text) == ("amber", "GPU driver", text)
+    assert lost.fix.endswith("; or leave the host out with `--exclude` if its ranks need all GPUs")
 
 
 def test_two_names_of_one_machine_are_told_and_refused_where_they_share_gpus() -> None:

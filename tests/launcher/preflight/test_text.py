@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
-from dsrun.launcher.preflight.findings import Finding, Preflight, Wants
+from dsrun.launcher.preflight.findings import Finding, Preflight, Requirements
 from dsrun.launcher.preflight.rules import judge
 from dsrun.launcher.preflight.text import describe, preflight_json, summary
-from dsrun.launcher.rendezvous.address import Meeting
-from dsrun.launcher.survey.client import Unable
+from dsrun.launcher.rendezvous.address import RendezvousAddress
+from dsrun.launcher.survey.client import NoAnswer
 from support.host_facts import GIB, cluster, gpus, rdma, script, specs
 
 TORCH = Finding(
@@ -24,8 +23,8 @@ MEMORY = Finding(verdict="amber", name="memory", text="1 GiB on n2", hosts=("n2"
 
 
 def preflight(*findings: Finding, count: int = 16) -> Preflight:
-    seen = cluster(count, torch="2.13.0", gpus=gpus(8))
-    return Preflight(seen=seen, findings=findings, meeting=Meeting("10.0.0.1", {"n1": "eth0"}), seconds=1.23)
+    seen = cluster(count, torch="2.13.0", gpus=gpus(8), **rdma(0))
+    return Preflight(seen=seen, findings=findings, meeting=RendezvousAddress("10.0.0.1", {"n1": "eth0"}), seconds=1.23)
 
 
 def test_hosts_that_are_alike_are_one_line() -> None:
@@ -58,7 +57,7 @@ def test_findings_are_rows_with_their_fix_below() -> None:
 def test_the_json_form_has_facts_findings_and_who_did_not_answer() -> None:
     made = preflight(TORCH, count=2)
     silent = Preflight(
-        seen={**made.seen, "n3": Unable("refused", "start sshd")}, findings=(TORCH,), meeting=None, seconds=1
+        seen={**made.seen, "n3": NoAnswer("refused", "start sshd")}, findings=(TORCH,), meeting=None, seconds=1
     )
     value = json.loads(json.dumps(preflight_json(silent)))
     assert (value["schema_version"], value["ok"], value["meeting"]) == (1, False, None)
@@ -74,7 +73,20 @@ def test_the_json_form_has_facts_findings_and_who_did_not_answer() -> None:
         "nofile": 65536,
     }
     assert facts["no_gpus_fix"] is None
-    assert not facts.keys() & {"code", "memory", "limits", "gpus_unusable"}
+    assert (len(facts["gpus"]), facts["gpus"][1]) == (
+        8,
+        {
+            "index": 1,
+            "label": "GPU 1",
+            "model": "H100",
+            "total_bytes": 80 * GIB,
+            "free_bytes": 79 * GIB,
+            "used_by": [],
+            "compute_capability": None,
+        },
+    )
+    assert facts["rdma"][0] == {"card": "mlx5_0", "kind": "InfiniBand", "rate_gbit": 400, "gid_index": 0}
+    assert not facts.keys() & {"code", "memory", "limits", "gpus_unusable", "net_plugin", "net_variables"}
     assert value["hosts"][2] == {"name": "n3", "answered": False, "reason": "refused", "hint": "start sshd"}
     assert preflight_json(preflight())["meeting"] == {
         "address": "10.0.0.1",
@@ -85,8 +97,7 @@ def test_the_json_form_has_facts_findings_and_who_did_not_answer() -> None:
 
 
 def test_the_guides_table_is_what_such_hosts_show() -> None:
-    held = gpus(8, used_by={2: "pid 4242 of user bob"})
-    held = tuple(dataclasses.replace(gpu, free_bytes=19 * GIB) if gpu.used_by else gpu for gpu in held)
+    held = gpus(8, used_by={2: "pid 4242 of user bob"}, free_of={2: 19})
     odd: dict[str, dict[str, Any]] = {
         "n3": {"files": script(digest=None, fault="/data/train.py: no such file or directory")},
         "n5": {"gpus": held},
@@ -97,9 +108,9 @@ def test_the_guides_table_is_what_such_hosts_show() -> None:
     common: dict[str, Any] = {**rdma(*[0] * 8), "torch": "2.13.0", "gpus": gpus(8)}
     seen = {
         **cluster(16, odd, files=script(), **common),
-        "n12": Unable("connection refused", "is sshd running?", unreached=True),
+        "n12": NoAnswer("connection refused", "is sshd running?", unreached=True),
     }
-    found = judge(specs(16, slots=8), seen, Wants(on_gpus=True))
+    found = judge(specs(16, slots=8), seen, Requirements(on_gpus=True))
     shown = describe(Preflight(seen=seen, findings=tuple(found), meeting=None, seconds=1.23))
     guide = Path(__file__).parents[3] / "docs" / "guides" / "preflight.md"
     assert "\n".join(["```", *shown, "```"]) in guide.read_text()

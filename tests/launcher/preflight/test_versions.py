@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from dsrun.launcher.preflight.findings import Wants
+from dsrun.launcher.preflight.findings import Requirements
 from support.host_facts import GPU, gpus, judged, only
 
 
@@ -27,7 +26,7 @@ def test_a_host_without_torch_is_refused_with_its_interpreter() -> None:
     (found,) = judged(3, {"n2": {"torch": None}}, torch="2.13.0")
     assert (found.verdict, found.text) == ("red", "n2: torch is not installed beside Python at /opt/py/bin/python")
     assert found.fix.startswith("`/opt/py/bin/python -m pip install torch==2.13.0` there, or name another interpreter")
-    assert judged(3, {"n2": {"torch": None}}, wants=Wants(is_python=False, on_gpus=False)) == []
+    assert judged(3, {"n2": {"torch": None}}, wants=Requirements(is_python=False, on_gpus=False)) == []
 
 
 def test_other_software_warns() -> None:
@@ -72,8 +71,12 @@ def test_a_newer_libcuda_refuses_no_host_of_data_centre_gpus() -> None:
 
 def test_an_old_gpu_that_the_hostfile_leaves_out_refuses_no_job() -> None:
     """A second card for the screen, which CUDA 13 has no kernels for."""
-    new, screen = (replace(gpu, compute_capability=sm) for gpu, sm in zip(gpus(2), ("8.9", "6.1"), strict=True))
-    cards: dict[str, Any] = {"gpus": (new, screen), "cuda": "13.0", "driver": "580.65", "driver_cuda": "13.0"}
+    cards: dict[str, Any] = {
+        "gpus": gpus(2, capability=("8.9", "6.1")),
+        "cuda": "13.0",
+        "driver": "580.65",
+        "driver_cuda": "13.0",
+    }
     assert judged(2, wants=GPU, fields={"gpus": (0,)}, **cards) == []
     (found,) = judged(2, wants=GPU, fields={"gpus": (1,)}, **cards)
     assert (found.verdict, found.name) == ("red", "CUDA")

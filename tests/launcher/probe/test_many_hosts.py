@@ -16,9 +16,9 @@ def finding(name: str) -> Finding:
 
 
 def test_what_one_host_has_wrong_alone_is_left_to_its_own_verdicts() -> None:
-    names = ("host", "torch", "disk", "/dev/shm", "memlock", "nofile", "clock", "GPUs", "network")
+    names = ("host", "torch", "disk", "/dev/shm", "memlock", "nofile", "clock", "GPUs", "GPU use", "EFA", "network")
     checked = Preflight(seen={}, findings=tuple(map(finding, names)), meeting=None, seconds=0.0)
-    assert [one.name for one in compared(checked)] == ["torch", "clock", "GPUs", "network"]
+    assert [one.name for one in compared(checked)] == ["torch", "clock", "GPUs", "EFA", "network"]
 
 
 def test_hosts_that_answer_have_reports_and_clocks_and_the_others_a_reason() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dsrun.launcher.machine.read import with_loaded
-from dsrun.launcher.machine.software.loaded_libraries import Loaded, NotLoaded
+from dsrun.launcher.machine.software.loaded_libraries import LoadedLibraries, UnknownLibraries
 from dsrun.launcher.probe.columns import fold_rows
 from dsrun.launcher.probe.rows import rows_of
 from dsrun.launcher.table_rows import RowKind
@@ -94,7 +94,7 @@ def test_two_hosts_of_one_kind_do_not_differ(tmp_path: Path) -> None:
 
 def test_what_was_loaded_is_told_apart_from_what_is_installed(tmp_path: Path) -> None:
     report = recorded_machine("workstation", tmp_path).report()
-    loaded = Loaded(
+    loaded = LoadedLibraries(
         torch="2.11.0+cu128",
         cuda_built="12.8",
         cuda_available=True,
@@ -116,7 +116,7 @@ def test_what_was_loaded_is_told_apart_from_what_is_installed(tmp_path: Path) ->
     ]
     without = with_loaded(report, replace(loaded, nccl=None)).to_json()
     assert [value for label, value in shown(without, "loaded") if label in ("NCCL", "backends")] == ["none", "gloo"]
-    failed = with_loaded(report, NotLoaded(reason="torch took more than 60 s")).to_json()
+    failed = with_loaded(report, UnknownLibraries(reason="torch took more than 60 s")).to_json()
     assert shown(failed, "loaded") == [("torch", "none (torch took more than 60 s)")]
     assert shown(report.to_json(), "loaded") == []
 
@@ -124,3 +124,22 @@ def test_what_was_loaded_is_told_apart_from_what_is_installed(tmp_path: Path) ->
 def test_rows_that_differ_by_nature_are_marked_so(l40s: Json) -> None:
     kinds = {row.label: row.kind for row in rows_of(l40s, everything=True)}
     assert (kinds["name"], kinds["free"], kinds["torch"]) == (RowKind.OWN, RowKind.NOW, RowKind.FACT)
+
+
+@pytest.mark.parametrize(
+    ("process", "busy"),
+    [
+        ({"memory_bytes": 9 << 30}, 1),
+        ({"memory_bytes": None}, 1),
+        ({"memory_bytes": 40 << 20}, 0),
+        ({"memory_bytes": 1 << 30, "is_desktop": True}, 0),
+        # Another dsrun may tell more of it.
+        ({"memory_bytes": 9 << 30, "tells_more": 1}, 1),
+    ],
+)
+def test_only_processes_that_count_make_a_gpu_busy(l40s: Json, process: Json, busy: int) -> None:
+    for gpu in l40s["gpus"]:
+        gpu["state"]["processes"] = []
+    l40s["gpus"][0]["state"]["processes"] = [{"pid": 7, "user": "bob", **process}]
+    (row,) = [row for row in rows_of(l40s, everything=False) if row.label == "used by"]
+    assert (row.value.startswith("0: bob (pid 7, "), row.brief) == (True, f"{busy} of 8 busy")

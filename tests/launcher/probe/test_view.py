@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
+from dsrun.launcher.machine.verdicts.all import judge
 from dsrun.launcher.preflight.findings import Finding
 from dsrun.launcher.probe.many_hosts import ManyReports
 from dsrun.launcher.probe.view import host_view, hosts_view
-from dsrun.launcher.survey.client import Unable
+from dsrun.launcher.survey.client import NoAnswer
 from support.machines import recorded_machine
 
 
@@ -37,7 +39,7 @@ def test_many_hosts_stand_with_their_differences_and_what_is_wrong(tmp_path: Pat
     found = ManyReports(
         hosts=("n1", "n2", "n3", "n4", "away"),
         reports=reports,
-        unable={"away": Unable("connection refused", "is sshd running?")},
+        unable={"away": NoAnswer("connection refused", "is sshd running?")},
         findings=(finding,),
         clocks={name: (0.001 * index, 0.0004) for index, name in enumerate(reports)},
     )
@@ -53,3 +55,25 @@ def test_many_hosts_stand_with_their_differences_and_what_is_wrong(tmp_path: Pat
     assert list(told["hosts"]) == ["n1", "n2", "n3", "n4", "away"]
     assert told["hosts"]["away"] == {"error": "connection refused", "hint": "is sshd running?"}
     assert told["clocks"]["n4"] == {"offset_s": 0.003, "doubt_s": 0.0004}
+
+
+def test_what_a_finding_says_of_a_host_is_not_said_again_by_the_host(tmp_path: Path) -> None:
+    report = replace(recorded_machine("aws_p5", tmp_path).report(), nccl_net_plugin=None)
+    report = replace(report, verdicts=judge(report))
+    (own,) = [one for one in report.verdicts if "EFA devices" in one.text]
+    finding = Finding(
+        verdict="amber", name="EFA", text=f"n1 and n2: {own.text}", hosts=("n1", "n2"), fix="install the plugin"
+    )
+    found = ManyReports(
+        hosts=("n1", "n2", "n3"),
+        reports={name: report.to_json() for name in ("n1", "n2", "n3")},
+        unable={},
+        findings=(finding,),
+        clocks={},
+    )
+    text = "\n".join(click.unstyle(line) for line in hosts_view(found, width=400, everything=True))
+    assert f"amber  EFA: n1 and n2: {own.text}" in text
+    # Only of the third host, of which the finding says nothing.
+    assert [line for line in text.splitlines() if own.text in line and "amber" not in line] == [
+        f"note   n3: {own.text}"
+    ]

@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.errors import PreflightError
 from dsrun.launcher.hosts.spec import HostSpec
-from dsrun.launcher.rendezvous.address import Meeting, choose_meeting
+from dsrun.launcher.rendezvous.address import RendezvousAddress, choose_meeting
 from dsrun.launcher.rendezvous.address import decide as decide_with_rails
 from dsrun.launcher.rendezvous.host_addresses import Address
 from dsrun.launcher.rendezvous.rails import Report
@@ -29,7 +29,7 @@ def reached(source: str, interface: str | None = "eth0", *, speed: int | None = 
     return Reached(source=source, interface=interface, speed_mbit=speed, **more)
 
 
-def decide(first: str, offers: Sequence[Address], reports: Mapping[str, Report], **more: Any) -> Meeting:
+def decide(first: str, offers: Sequence[Address], reports: Mapping[str, Report], **more: Any) -> RendezvousAddress:
     return decide_with_rails(first, offers, reports, **more)[0]
 
 
@@ -46,7 +46,7 @@ def both(name: str, number: int) -> Report:
 
 def test_the_fastest_address_that_all_reach_is_taken_with_each_hosts_own_interface() -> None:
     met = decide("n1", [SLOW, FAST], {"n2": both("n2", 2), "n3": both("n3", 3)})
-    assert met == Meeting("10.1.0.1", {"n1": "ib0", "n2": "ib2", "n3": "ib3"})
+    assert met == RendezvousAddress("10.1.0.1", {"n1": "ib0", "n2": "ib2", "n3": "ib3"})
 
 
 def test_an_address_that_one_host_does_not_reach_is_not_taken() -> None:
@@ -160,14 +160,14 @@ def hosts(count: int) -> list[HostSpec]:
 def test_a_job_of_one_host_meets_on_its_loopback_and_asks_nobody() -> None:
     one = hosts(1)
     with Survey([], LocalTransport(), python=sys.executable) as survey:
-        assert choose_meeting(survey, one) == Meeting("127.0.0.1", {})
+        assert choose_meeting(survey, one) == RendezvousAddress("127.0.0.1", {})
 
 
 def test_hosts_meet_at_the_interface_that_was_named() -> None:
     three = hosts(3)
     with Survey(three, LocalTransport(), python=sys.executable) as survey:
         met = choose_meeting(survey, three, iface="lo")
-        assert met == Meeting("127.0.0.1", {"n1": "lo", "n2": "lo", "n3": "lo"})
+        assert met == RendezvousAddress("127.0.0.1", {"n1": "lo", "n2": "lo", "n3": "lo"})
         with pytest.raises(PreflightError) as caught:
             choose_meeting(survey, three, iface="lo,none-such")
     assert str(caught.value) == "host n1: `--iface none-such`: no interface of that name has an address"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from dsrun.launcher.hosts.spec import HostSpec
-from dsrun.launcher.rendezvous.address import Found, Meeting, find_meeting
+from dsrun.launcher.rendezvous.address import HostLinks, RendezvousAddress, find_meeting
 from dsrun.launcher.rendezvous.all_pairs import CutOff, cut_off_hosts
 from dsrun.launcher.survey.client import Survey
 from dsrun.launcher.transport.local import LocalTransport
@@ -25,13 +25,13 @@ def test_hosts_that_all_reach_each_other_have_nothing_to_tell() -> None:
 
 def test_two_hosts_have_shown_all_there_is_by_meeting() -> None:
     with Survey([], LocalTransport(), python=sys.executable) as survey:
-        assert cut_off_hosts(survey, hosts(2), Found(Meeting("10.0.0.1", {}), {"n2": "10.0.0.2"})) == []
+        assert cut_off_hosts(survey, hosts(2), HostLinks(RendezvousAddress("10.0.0.1", {}), {"n2": "10.0.0.2"})) == []
 
 
 def test_a_host_that_cannot_listen_at_its_address_is_told_by_name() -> None:
     three = hosts(3)
     # Nobody's address: as that of a host behind a translation of addresses, which is not its own.
-    found = Found(Meeting("127.0.0.1", {}), {"n2": "127.0.0.1", "n3": "192.0.2.1"})
+    found = HostLinks(RendezvousAddress("127.0.0.1", {}), {"n2": "127.0.0.1", "n3": "192.0.2.1"})
     with Survey(three, LocalTransport(), python=sys.executable) as survey:
         (one,) = cut_off_hosts(survey, three, found)
     assert one == CutOff(host="n3", address="192.0.2.1", by=(), reason="cannot assign requested address")

@@ -9,7 +9,7 @@ import pytest
 
 from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.machine.network.interfaces import RdmaDevice, RdmaPort
-from dsrun.launcher.rendezvous.address import Meeting, choose_meeting
+from dsrun.launcher.rendezvous.address import RendezvousAddress, choose_meeting
 from dsrun.launcher.rendezvous.host_addresses import Address
 from dsrun.launcher.rendezvous.rails import Rail, proven_rails
 from dsrun.launcher.survey.client import Survey
@@ -43,7 +43,7 @@ def of_rails(number: int, count: int = 4, **more: Any) -> list[Address]:
     return [management, *(address(f"10.{rail}.0.{number}", f"eth{rail}", **more) for rail in range(1, count + 1))]
 
 
-def met(network: MadeUpNetwork, *, iface: str | None = None, env: dict[str, str] | None = None) -> Meeting:
+def met(network: MadeUpNetwork, *, iface: str | None = None, env: dict[str, str] | None = None) -> RendezvousAddress:
     survey: Any = network
     return choose_meeting(survey, network.specs, iface=iface, env=env)
 

@@ -12,9 +12,9 @@ from dsrun.errors import PreflightError
 from dsrun.launcher.hosts.spec import Allocation, HostSpec
 from dsrun.launcher.launch.host_placement import Placement
 from dsrun.launcher.plan.launch_plan import GpuPlace, LaunchPlan, Program, make_plan
-from dsrun.launcher.preflight.findings import Preflight, Wants
+from dsrun.launcher.preflight.findings import Preflight, Requirements
 from dsrun.launcher.run.prepare_hosts import HostPreparation, HostSettings, gpu_places, idle_gpus_warning, wants_of
-from dsrun.launcher.survey.client import Unable
+from dsrun.launcher.survey.client import NoAnswer
 from support.host_facts import a_host, gpus
 
 #: The one interface that every machine has; unasked nobody would meet there.
@@ -72,7 +72,7 @@ def test_hosts_get_an_address_to_meet_at_and_their_interface_to_it(tmp_path: Pat
 
 def test_what_drivers_of_hosts_told_of_their_gpus_is_handed_on() -> None:
     place = GpuPlace(uuid="GPU-0", address="0000:17:00.0")
-    seen = {"a": a_host("a", gpu_places=(place,)), "b": a_host("b"), "c": Unable("no answer")}
+    seen = {"a": a_host("a", gpu_places=(place,)), "b": a_host("b"), "c": NoAnswer("no answer")}
     found = Preflight(seen=seen, findings=(), meeting=None, seconds=0.0)
     assert gpu_places(found) == {"a": (place,)}
 
@@ -143,14 +143,14 @@ def test_a_copied_folder_is_there_before_hosts_are_compared(tmp_path: Path) -> N
 def test_what_is_wanted_of_hosts_follows_from_the_plan(tmp_path: Path) -> None:
     script = plan_of(tmp_path, host("a"))
     folder = str(tmp_path)
-    assert wants_of(script, iface="ib0") == Wants(folder=folder, script="train.py", iface="ib0")
+    assert wants_of(script, iface="ib0") == Requirements(folder=folder, script="train.py", iface="ib0")
     nccl = wants_of(plan_of(tmp_path, host("a"), NCCL_NET="Socket", OMP_NUM_THREADS="2"), iface=None).nccl
     assert nccl == {"NCCL_NET": "Socket"}
     module = dataclasses.replace(script.program, kind="module", target="pkg.train")
-    assert wants_of(dataclasses.replace(script, program=module, env={"DSRUN_BACKEND": "nccl"}), iface=None) == Wants(
-        folder=folder, on_gpus=True
-    )
+    assert wants_of(
+        dataclasses.replace(script, program=module, env={"DSRUN_BACKEND": "nccl"}), iface=None
+    ) == Requirements(folder=folder, on_gpus=True)
     program = dataclasses.replace(script.program, kind="command", target="sh")
-    assert wants_of(dataclasses.replace(script, program=program, env={"DSRUN_BACKEND": "gloo"}), iface=None) == Wants(
-        folder=folder, is_python=False, on_gpus=False
-    )
+    assert wants_of(
+        dataclasses.replace(script, program=program, env={"DSRUN_BACKEND": "gloo"}), iface=None
+    ) == Requirements(folder=folder, is_python=False, on_gpus=False)

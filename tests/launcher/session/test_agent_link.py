@@ -13,7 +13,7 @@ import pytest
 from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.plan.launch_plan import GpuPlace, LaunchPlan, NodePlan
 from dsrun.launcher.protocol import Finished, Start, decode
-from dsrun.launcher.session.agent_link import Ended, Link, LinkEvent, Received, Said, start_frame
+from dsrun.launcher.session.agent_link import ChannelEnd, Link, LinkEvent, MessageReceived, Said, start_frame
 from dsrun.launcher.transport.base import CONNECTION_LOST, Channel
 from dsrun.launcher.transport.fake import Die, FakeTransport, Step
 from dsrun.launcher.transport.local import LocalTransport
@@ -28,13 +28,13 @@ _NAMELESS = "[W1121 14:50:07.65 socket.cpp:207] [c10d] The hostname of the clien
 _FAULT = "[E1121 14:50:07.66 TCPStore.cpp:1] out of descriptors"
 
 
-def end_of(*script: Step) -> tuple[Link, Ended]:
+def end_of(*script: Step) -> tuple[Link, ChannelEnd]:
     """Opens a link to an agent with this script and reads it to its end."""
     link, _, ended = read_to_end(lambda: FakeTransport({"box": script}).start(_BOX, ["agent"]))
     return link, ended
 
 
-def read_to_end(connect: Callable[[], Channel]) -> tuple[Link, list[str], Ended]:
+def read_to_end(connect: Callable[[], Channel]) -> tuple[Link, list[str], ChannelEnd]:
     """Opens a link and reads it to its end; returns it, the lines of stderr, and the end."""
     events: queue.Queue[LinkEvent] = queue.Queue()
     link = Link(NodePlan(host=_BOX, node_rank=0, workers=()), events.put, room=8, lease_s=15)
@@ -42,12 +42,12 @@ def read_to_end(connect: Callable[[], Channel]) -> tuple[Link, list[str], Ended]
     said: list[str] = []
     while True:
         match events.get(timeout=_PATIENCE_S):
-            case Received():
+            case MessageReceived():
                 link.handled()
             case Said(line=line):
                 said.append(line)
                 link.handled()
-            case Ended() as ended:
+            case ChannelEnd() as ended:
                 link.end_input()
                 return link, said, ended
             case _:

@@ -11,7 +11,7 @@ from dsrun.contract.environment import CHECKPOINT_EVENT
 from dsrun.contract.job_paths import JobPaths
 from dsrun.errors import LaunchError
 from dsrun.launcher.hosts.spec import HostSpec
-from dsrun.launcher.session.resume_point import Found, ResumePoint, find_checkpoint, recorded_checkpoints
+from dsrun.launcher.session.resume_point import ResumePoint, ResumeSearch, find_checkpoint, recorded_checkpoints
 from dsrun.launcher.transport.base import Channel
 from dsrun.launcher.transport.local import LocalTransport
 from support.channels import RememberingChannels
@@ -27,7 +27,7 @@ class Unreachable:
         raise LaunchError(f"host {host.name}: no route")
 
 
-def find(folder: Path, *, apart: bool = False, reachable: bool = False) -> Found:
+def find(folder: Path, *, apart: bool = False, reachable: bool = False) -> ResumeSearch:
     """Searches; `reachable` is a host of rank 0 that sees what is here."""
     transport = RememberingChannels(LocalTransport()) if reachable else Unreachable()
     points = recorded_checkpoints(str(folder))
@@ -82,7 +82,7 @@ def test_what_only_the_host_of_rank_0_can_see_is_asked_of_it(tmp_path: Path) -> 
 
 def test_a_host_that_has_none_any_more_is_believed(tmp_path: Path) -> None:
     save(tmp_path, "step10", complete=False)
-    assert find(tmp_path, apart=True, reachable=True) == Found(None)
+    assert find(tmp_path, apart=True, reachable=True) == ResumeSearch(None)
 
 
 def test_a_host_that_cannot_be_asked_is_trusted_and_the_doubt_is_told(tmp_path: Path) -> None:

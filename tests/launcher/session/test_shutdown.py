@@ -13,7 +13,7 @@ from pathlib import Path
 from dsrun.launcher.failures.report import UserStop
 from dsrun.launcher.logs.job_output import JobOutput
 from dsrun.launcher.protocol import Finished, Hello, Kill, Message, Stop
-from dsrun.launcher.session.agent_link import Link, LinkEvent, Received, start_frame
+from dsrun.launcher.session.agent_link import Link, LinkEvent, MessageReceived, start_frame
 from dsrun.launcher.session.rank_table import RankTable
 from dsrun.launcher.session.shutdown import Shutdown, StopRequest, count_ranks
 from dsrun.launcher.transport.fake import Await, FakeTransport
@@ -38,7 +38,7 @@ class Way:
         first = self.links[0]
         start = start_frame(plan)(0)
         first.open(lambda: self._transport.start(first.node.host, ["agent"]), start, threading.Semaphore())
-        while not isinstance(self._events.get(timeout=_PATIENCE_S), Received):
+        while not isinstance(self._events.get(timeout=_PATIENCE_S), MessageReceived):
             pass
 
     @property

@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.errors import LaunchError
 from dsrun.launcher.hosts.spec import HostSpec
-from dsrun.launcher.survey.client import Answer, Survey, Told, Unable, why_lost
+from dsrun.launcher.survey.client import Answer, HostAnswer, NoAnswer, Survey, why_lost
 from dsrun.launcher.survey.server import VERSION
 from dsrun.launcher.transport.base import Channel
 from dsrun.launcher.transport.local import LocalTransport
@@ -40,13 +40,13 @@ def asked(survey: Survey, question: str, **arguments: object) -> dict[str, objec
 
 
 def value_of(answer: Answer) -> object:
-    assert isinstance(answer, Told), answer
+    assert isinstance(answer, HostAnswer), answer
     assert answer.asked_s <= answer.answered_s
     return answer.value
 
 
-def unable(answer: Answer) -> Unable:
-    assert isinstance(answer, Unable), answer
+def unable(answer: Answer) -> NoAnswer:
+    assert isinstance(answer, NoAnswer), answer
     return answer
 
 
@@ -55,7 +55,7 @@ def test_every_host_answers_in_the_order_of_the_hosts() -> None:
     with Survey(hosts, LocalTransport(), python=sys.executable) as survey:
         assert list(asked(survey, "echo", text="a\nö\udc80")) == ["n0", "n1", "n2"]
         assert asked(survey, "echo", text="a\nö\udc80")["n1"] == {"text": "a\nö\udc80"}
-        each = survey.ask("echo", lambda host: {"name": host.name}, of=["n0", "n2"])
+        each = survey.ask("echo", lambda host: {"name": host.name}, host_names=["n0", "n2"])
         assert [value_of(answer) for answer in each.values()] == [{"name": "n0"}, {"name": "n2"}]
         assert survey.unreached() == {}
 
@@ -63,7 +63,7 @@ def test_every_host_answers_in_the_order_of_the_hosts() -> None:
 def test_a_host_that_cannot_be_reached_is_named_and_the_others_answer() -> None:
     town = _Town(away=LaunchError("host away: connection refused", hint="is sshd running?"))
     with Survey([host("here"), host("away")], town, python=sys.executable) as survey:
-        assert survey.unreached() == {"away": Unable("connection refused", "is sshd running?", unreached=True)}
+        assert survey.unreached() == {"away": NoAnswer("connection refused", "is sshd running?", unreached=True)}
         answers = survey.ask("echo", {})
         assert value_of(answers["here"]) == {}
         assert unable(answers["away"]).unreached

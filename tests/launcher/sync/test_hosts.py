@@ -17,7 +17,7 @@ import pytest
 from dsrun.errors import LaunchError, UsageError
 from dsrun.launcher.hosts.spec import HostSpec
 from dsrun.launcher.survey.client import Answer, Survey
-from dsrun.launcher.sync.hosts import HostSynced, Synced, sync_hosts, synced_lines
+from dsrun.launcher.sync.hosts import HostSyncResult, SyncResult, sync_hosts, synced_lines
 from dsrun.launcher.transport.base import Channel, Transport
 from dsrun.launcher.transport.local import LocalTransport
 
@@ -72,13 +72,13 @@ class Site:
         file.write_bytes(data)
         file.chmod(mode)
 
-    def sync(self, *, by: str = "survey") -> HostSynced:
+    def sync(self, *, by: str = "survey") -> HostSyncResult:
         synced = self.try_sync(by=by)
         assert synced.problems == ()
         (host,) = synced.hosts
         return host
 
-    def try_sync(self, *, by: str = "survey") -> Synced:
+    def try_sync(self, *, by: str = "survey") -> SyncResult:
         self.survey.asked.clear()
         return sync_hosts(
             self.survey,
@@ -156,7 +156,7 @@ def test_what_is_gone_or_renamed_here_is_so_there_and_other_files_stay(site: Sit
     done = site.sync(by=by)
     assert (done.files, done.deleted) == (1, 2)
     assert sorted(os.listdir(site.there)) == ["main.py", "results.txt", "run.sh"]
-    assert synced_lines(Synced((done,), (), ()))[0].startswith("sync: n1: 1 file (5 B), 2 deleted in ")
+    assert synced_lines(SyncResult((done,), (), ()))[0].startswith("sync: n1: 1 file (5 B), 2 deleted in ")
 
 
 def test_a_file_that_is_ignored_now_stays_where_it_is(site: Site) -> None:
@@ -186,7 +186,7 @@ def test_a_file_that_was_changed_there_is_replaced_and_said(site: Site, by: str)
     done = site.sync(by=by)
     assert done.notes == ("`train.py` had another content and was replaced",)
     assert site.is_equal()
-    assert synced_lines(Synced((done,), (), ()))[1:] == [f"sync: host n1: {done.notes[0]}"]
+    assert synced_lines(SyncResult((done,), (), ()))[1:] == [f"sync: host n1: {done.notes[0]}"]
 
 
 def test_a_file_that_was_changed_there_is_kept_when_it_is_gone_here(site: Site) -> None:
@@ -361,9 +361,9 @@ def test_hosts_that_wait_are_spoken_to(site: Site) -> None:
 
 
 def test_hosts_alike_share_a_line() -> None:
-    hosts = [HostSynced(host=f"n{n}", files=2, size=2048, how="survey", seconds=n / 2) for n in (1, 2)]
-    hosts += [HostSynced(host="n3")]
-    assert synced_lines(Synced(tuple(hosts), (), ("a note",))) == [
+    hosts = [HostSyncResult(host=f"n{n}", files=2, size=2048, how="survey", seconds=n / 2) for n in (1, 2)]
+    hosts += [HostSyncResult(host="n3")]
+    assert synced_lines(SyncResult(tuple(hosts), (), ("a note",))) == [
         "a note",
         "sync: n1, n2: 2 files (2.0 KiB) in 1.0s",
         "sync: n3: nothing to send",
@@ -376,4 +376,4 @@ def test_nothing_is_left_running(site: Site, by: str) -> None:
 
 
 def test_notes_about_the_tree_are_not_told_at_every_launch() -> None:
-    assert synced_lines(Synced((HostSynced(host="n1"),), (), ("a note",))) == ["sync: n1: nothing to send"]
+    assert synced_lines(SyncResult((HostSyncResult(host="n1"),), (), ("a note",))) == ["sync: n1: nothing to send"]

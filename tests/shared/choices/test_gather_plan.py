@@ -7,7 +7,7 @@ import pytest
 from dsrun.choices.gather_plan import (
     GatherBudgets,
     GatherPlan,
-    Staying,
+    ResidentParts,
     UnitElements,
     choose_staying,
     plan_gathering,
@@ -81,13 +81,13 @@ def test_small_parts_stay_in_order_until_their_total_is_reached() -> None:
     units = [block(10, 90), block(11), block(0, 5), block(8), rest(1)]
     budgets = GatherBudgets(stay=10, stay_total=16)
     assert choose_staying(units, budgets) == [
-        Staying(trained=True),
-        Staying(),
-        Staying(frozen=True),
-        Staying(),  # 8 more are too many
-        Staying(),  # has a slot of its own anyway
+        ResidentParts(trained=True),
+        ResidentParts(),
+        ResidentParts(frozen=True),
+        ResidentParts(),  # 8 more are too many
+        ResidentParts(),  # has a slot of its own anyway
     ]
-    assert choose_staying(units, GatherBudgets()) == [Staying()] * 5
+    assert choose_staying(units, GatherBudgets()) == [ResidentParts()] * 5
 
 
 def test_what_stays_has_a_slot_of_its_own_beside_the_turns() -> None:

@@ -56,6 +56,12 @@ def test_a_named_pipe_that_nobody_writes_to_is_refused_at_once(tmp_path: Path) -
     )
 
 
+def test_a_device_is_refused_before_it_is_opened() -> None:
+    assert refusal(Path("/dev/zero")) == (
+        "error: /dev/zero is a device; expected a config file\nhint: `/dev/stdin` and `<(command)` work"
+    )
+
+
 def test_a_pipe_of_the_shell_is_read() -> None:
     reading, writing = os.pipe()
     os.write(writing, b'{"train_batch_size": 8}')

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsrun.direct_io.counts import IoCounts, Tally
+from dsrun.direct_io.counts import IoCounts, IoTally
 
 
 def test_counts_tell_what_came_since_earlier_ones() -> None:
@@ -12,7 +12,7 @@ def test_counts_tell_what_came_since_earlier_ones() -> None:
 
 
 def test_a_tally_adds_up_calls() -> None:
-    tally = Tally()
+    tally = IoTally()
     tally.add(4096)
     tally.add(1)
     assert (tally.moved, tally.calls) == (4097, 2)

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from dsrun.direct_io.pending import IoQueue, Pending
+from dsrun.direct_io.pending import IoQueue, PendingIo
 
 DEADLINE_S = 60
 
@@ -55,7 +55,7 @@ def test_an_error_is_raised_by_each_wait_after_all_parts_have_ended() -> None:
 
 
 def test_of_several_errors_that_of_the_first_part_is_raised() -> None:
-    pending = Pending(2)
+    pending = PendingIo(2)
     pending.finish(1, ValueError("part 1"))
     pending.finish(0, ValueError("part 0"))
     with pytest.raises(ValueError, match="part 0"):
@@ -63,7 +63,7 @@ def test_of_several_errors_that_of_the_first_part_is_raised() -> None:
 
 
 def test_nothing_to_do_is_done_at_once() -> None:
-    assert Pending(0).is_done
+    assert PendingIo(0).is_done
     queue = IoQueue[int]("test", threads=1, run=lambda item, number: None)
     queue.put([]).wait()
     queue.close()

@@ -37,8 +37,8 @@ def read_pieces(fetch: Callable[[int, int], memoryview], first: int, nbytes: int
     Args:
         fetch: (where in the file, bytes) returns so many bytes, until the next are asked for.
         first: a multiple of `PIECE_BYTES`.
-        nbytes: how many.
-        sink: what becomes of them.
+        nbytes: number of bytes to read.
+        sink: receiver that takes each piece of the bytes; see `Sink`.
     """
     digest = xxh3_64()
     for start in range(first, first + nbytes, PIECE_BYTES):

@@ -22,10 +22,10 @@ from dsrun.errors import CheckpointError
 from ..index.value import BLOCK_BYTES, Index, StoredFile
 from ..reference import told_of_others
 from ..storage.calls import DIRECT_BYTES
-from ..storage.places import OpenedFile, Place, Reading
+from ..storage.places import OpenedFile, Place, ReadPattern
 from ..storage.registry import storage_of
 from .pieces import PIECE_BYTES, Sink, read_pieces
-from .shared import Given, SharedBlocks, Taken
+from .shared import ReceivedBlock, SentBlock, SharedBlocks
 
 #: Blocks that are read at the same time, each into a buffer of `BLOCK_BYTES`.
 _READERS = 2
@@ -54,7 +54,8 @@ class BlockReader:
         index: its index, for sizes, checksums, and what lies where.
         shared: other processes of this host read the same blocks, so they are to come through the page cache. Without
             it they go past it where that works, for a third of the processor's time.
-        sharing: by way of which `pour` gives blocks to other processes, and takes those that they have read.
+        sharing: shared blocks through which `pour` gives blocks to other processes and takes those that they have read;
+            None for no sharing.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class BlockReader:
 
         Args:
             name: the file, as the index lists it.
-            numbers: of the blocks; block n begins at byte n * `BLOCK_BYTES`.
+            numbers: numbers of the blocks to read; block n begins at byte n * `BLOCK_BYTES`.
 
         Raises:
             CheckpointError: the file is missing, cut off, of another size or damaged; names file, block and tensors.
@@ -99,9 +100,10 @@ class BlockReader:
 
         Args:
             name: the file, as the index lists it.
-            numbers: of the blocks.
-            sink: what becomes of them; it has bytes before they are checked.
-            shared: of this file, see `BlockReader`.
+            numbers: numbers of the blocks to read.
+            sink: receiver of the bytes; it gets them before they are checked.
+            shared: whether other processes of this host read the same blocks of this file; None for the setting of the
+                `BlockReader`.
 
         Raises:
             CheckpointError: see `blocks`.
@@ -164,7 +166,7 @@ class BlockReader:
 
         if sharing is not None and sharing.is_given(name, number):
             try:
-                found = read_pieces(from_disk, first, nbytes, Given(sink, sharing, name, number))
+                found = read_pieces(from_disk, first, nbytes, SentBlock(sink, sharing, name, number))
             except BaseException:
                 sharing.end_giving(name, number)
                 raise
@@ -175,7 +177,7 @@ class BlockReader:
                 return from_disk(start, count) if data is None else data[:count]
 
             try:
-                found = read_pieces(from_another, first, nbytes, Taken(sink, sharing, name, number))
+                found = read_pieces(from_another, first, nbytes, ReceivedBlock(sink, sharing, name, number))
             finally:
                 sharing.let_go(name, number)
             # A peer's word, by memory that some processors show in another order than it was written in: what is
@@ -241,7 +243,7 @@ def check_sizes(folder: Place, index: Index, names: Iterable[str]) -> None:
     Args:
         folder: the tag's.
         index: its index.
-        names: of files, as the index lists them.
+        names: names of the files to check, as the index lists them.
 
     Raises:
         CheckpointError: naming the first such file.
@@ -260,7 +262,7 @@ class _Nobody:
 
 @contextmanager
 def _opened(path: Place, known: StoredFile, *, direct: bool) -> Generator[OpenedFile]:
-    how = Reading.DIRECT if direct else Reading.BY_BLOCKS
+    how = ReadPattern.DIRECT if direct else ReadPattern.BY_BLOCKS
     with ExitStack() as closing:
         try:
             file = closing.enter_context(storage_of(path).read(path, how))

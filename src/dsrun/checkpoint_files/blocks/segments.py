@@ -23,7 +23,7 @@ class FileSegment:
 
     Attributes:
         at: byte of where they come from.
-        nbytes: how many.
+        nbytes: number of bytes in the segment.
         source: descriptor of the file they come from; None: memory.
     """
 
@@ -39,7 +39,7 @@ def blocks_of(
 
     Args:
         image: the memory.
-        segments: in the order of the file.
+        segments: segments of the file, in the order of the file.
         ring: blocks that are filled in turn.
 
     Raises:

@@ -47,10 +47,10 @@ class SharedBlocks:
     """This rank's view of the memory of all ranks of its host, for one pass over a checkpoint.
 
     Args:
-        segments: of each rank, zeroed, of `shared_bytes`.
+        segments: shared memory of each rank of the host, zeroed, each of `shared_bytes` bytes.
         mine: number of this rank's.
         index: the checkpoint's, the same on all ranks.
-        patience_s: see `PATIENCE_S`.
+        patience_s: seconds without progress after which this rank no longer waits for a peer; see `PATIENCE_S`.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class SharedBlocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class SentBlock:
     """A sink for a block that other ranks take too."""
 
     sink: Sink
@@ -190,7 +190,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ReceivedBlock:
     """A sink for a block that another rank has read."""
 
     sink: Sink

@@ -48,7 +48,7 @@ def write_pieces(
         pieces: flat bytes, which are copied to a few aligned blocks, but for whole blocks that are aligned as they lie:
             these must stay as they are until this returns.
         calls: the file system, where it lies in one.
-        progress: called after each block; what it raises ends the writing.
+        progress: callback that runs after each block; an exception from it ends the writing.
 
     Raises:
         OSError: the file cannot be written; nothing is left of it.
@@ -91,9 +91,9 @@ def write_image(
     Args:
         path: the file; it must not exist.
         image: page-aligned memory, readable to the next multiple of `DIRECT_BYTES`.
-        nbytes: of the file.
+        nbytes: size of the file in bytes.
         calls: the file system, where it lies in one.
-        progress: called after each block; what it raises ends the writing.
+        progress: callback that runs after each block; an exception from it ends the writing.
 
     Raises:
         OSError: the file cannot be written; nothing is left of it.
@@ -120,9 +120,10 @@ def write_segments(
     Args:
         path: the file; it must not exist.
         image: memory.
-        segments: what the file is made of, in order.
+        segments: segments that make up the file, in order.
         calls: the file system, where it lies in one.
-        progress: called after each block, of which nothing is read any more; what it raises ends the writing.
+        progress: callback that runs after each block, when nothing of the block is read any more; an exception from it
+            ends the writing.
 
     Raises:
         OSError: the file cannot be written, or another one not be read; nothing is left of it.

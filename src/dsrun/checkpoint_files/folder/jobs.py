@@ -35,8 +35,8 @@ class FolderJob:
 
     Attributes:
         name: its id, or of a script without a launcher its process and host.
-        process: of its first rank, for messages.
-        tags: it has begun to save.
+        process: process of the job's first rank, in words for messages.
+        tags: names of the tags that the job has begun to save.
         mark: the file that says so.
     """
 
@@ -58,8 +58,8 @@ def other_jobs(folder: Path, name: str | None) -> list[FolderJob]:
     """Returns the jobs besides one that live and save into a folder; removes the marks of those that are over.
 
     Args:
-        folder: of checkpoints.
-        name: of the one.
+        folder: folder of checkpoints.
+        name: name of the job to leave out of the result; None to leave out no job.
     """
     found: list[FolderJob] = []
     for mark in sorted(folder.glob(f"{_BEGINNING}*")):
@@ -96,9 +96,9 @@ class JobMarks:
         """Has other jobs know that this one saves a tag from now on; returns what is to be said of them.
 
         Args:
-            folder: it lies in.
+            folder: folder that contains the tag.
             tag: name of it.
-            identity: for the name of a new mark, which nobody else uses.
+            identity: identifier for the name of a new mark; nobody else uses it.
 
         Raises:
             CheckpointError: another job that lives has saved the tag.

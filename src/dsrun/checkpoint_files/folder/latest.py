@@ -34,7 +34,7 @@ def doubt_of_latest(folder: Place, tag: str) -> str | None:
     """Returns what is to be said of a folder whose `latest` names `tag`; None where nothing speaks against it.
 
     Args:
-        folder: of a run's checkpoints.
+        folder: folder of a run's checkpoints.
         tag: a complete one, which `latest` names.
     """
     tags = complete_tags(folder)

@@ -34,8 +34,8 @@ def abandoned(entries: Sequence[Entry], named: Collection[str]) -> list[str]:
     """Returns which files of a tag are of a save that is over, see [Note: abandoned].
 
     Args:
-        entries: of the tag; whose clock it is does not matter.
-        named: by its index.
+        entries: entries of the tag's folder, with times by one clock; it does not matter which clock.
+        named: names of the files that the tag's index lists.
     """
     newest = max((entry.modified for entry in entries), default=0.0)
     return [
@@ -55,7 +55,7 @@ def clean(target: Address, *, replaced: Collection[str]) -> None:
 
     Args:
         target: the tag's.
-        replaced: what the index before it named.
+        replaced: names of the files that the tag's previous index listed.
     """
     storage = storage_of(target)
     named = named_files(target)

@@ -35,15 +35,16 @@ class Tag:
     """A folder that a save has made.
 
     Attributes:
-        name: of the folder.
-        state: how it is.
-        reason: what is wrong with it; None where it is complete.
+        name: name of the tag's folder.
+        state: state of the checkpoint: complete, torn or damaged.
+        reason: description of the fault; None for a complete checkpoint.
         step: optimizer steps that it is of; None where that is not known.
-        nbytes: of all its files.
-        saved: when, in seconds since the epoch: of the index, or the newest file where there is none.
+        nbytes: bytes of all files in the tag's folder.
+        saved: time of the save in seconds since the epoch: that of the index, or of the newest file where there is no
+            index.
         is_latest: the file `latest` names it.
-        shared_bytes: of them, those of files that are another folder's too, and on the disk once; see
-        `checkpoint_files/reference.py`.
+        shared_bytes: bytes of `nbytes` in files that another folder has too, stored once on the disk; see
+            `checkpoint_files/reference.py`.
     """
 
     name: str
@@ -62,7 +63,7 @@ def list_tags(folder: Place) -> list[Tag]:
     Waits first for those that this job itself is still writing there, see `own_saves.py`.
 
     Args:
-        folder: of a run's checkpoints.
+        folder: folder of a run's checkpoints.
 
     Raises:
         CheckpointError: it cannot be read.

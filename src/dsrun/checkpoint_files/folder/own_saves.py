@@ -58,8 +58,8 @@ class SavingMark:
 
     Args:
         target: the tag's folder.
-        identity: of the save.
-        timeout_s: after so long nobody waits any more.
+        identity: identifier of the save.
+        timeout_s: seconds after which nobody waits for the save any more.
 
     Raises:
         OSError: it cannot be made.
@@ -99,7 +99,7 @@ def wait_for_own_saves(place: Place, *, progress: Callable[[], None] = lambda: N
 
     Args:
         place: a folder of checkpoints, or one of them.
-        progress: called while a save that this process takes part in comes nearer to the disk.
+        progress: callback that runs while a save that this process takes part in makes progress towards the disk.
 
     Raises:
         CheckpointError: another process's has not ended in the time it was given.

@@ -43,16 +43,21 @@ class Publication:
     """What is to be published.
 
     Attributes:
-        folder: of the run's checkpoints.
+        folder: folder of the run's checkpoints.
         tag: name of this one.
-        identity: in the names of its files.
-        files: of each rank in order; None for a rank that had nothing to write.
-        frozen: likewise, those of frozen parameters, see `checkpoint_files/reference.py`; empty where they are in
-        `files`. values: for the index, as JSON values. ranks: likewise, of each rank. aliases: names of tied parameters
-        to the names they are stored under. save_latest: let `latest` name this tag. keep_last: of tags named
-        `global_step<N>`, the so many newest are kept, and older ones removed; None: all. keep_every: those whose N is a
-        multiple are kept whatever `keep_last` says; None: none. job: whose it is, see `jobs.py`: checkpoints of others
-        that live are kept too.
+        identity: identifier of the save, a part of its file names.
+        files: file of each rank, in rank order; None for a rank that had nothing to write.
+        frozen: file of each rank's frozen parameters, in rank order, see `checkpoint_files/reference.py`; empty where
+            these are in `files`.
+        values: JSON values for the index that are the same for all ranks.
+        ranks: JSON values for the index that differ by rank, one mapping for each rank.
+        aliases: names of tied parameters to the names they are stored under.
+        save_latest: whether `latest` is to name this tag.
+        keep_last: number of the newest tags named `global_step<N>` that are kept, while older ones are removed; None
+            for all.
+        keep_every: divisor of N: tags with an N that is a multiple of it are kept whatever `keep_last` says; None for
+            none.
+        job: name of the job that saves, see `jobs.py`; checkpoints of other live jobs are kept too.
     """
 
     folder: Place

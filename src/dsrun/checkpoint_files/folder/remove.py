@@ -41,7 +41,7 @@ def outnumbered(tags: Sequence[Tag], keep_last: int) -> list[Tag]:
 
     Args:
         tags: oldest first.
-        keep_last: so many complete ones stay.
+        keep_last: number of the newest complete checkpoints to keep.
     """
     complete = [tag for tag in tags if tag.state is TagState.COMPLETE]
     kept = complete[max(0, len(complete) - keep_last) :]
@@ -54,8 +54,8 @@ def remove(folder: Place, names: Collection[str], *, calls: FileCalls) -> str | 
     """Removes tags of one folder; `latest` names the newest complete one that is left before they go.
 
     Args:
-        folder: of the checkpoints.
-        names: of the tags, see `check_removable`.
+        folder: folder of the checkpoints.
+        names: names of the tags to remove; see `check_removable`.
         calls: the file system.
 
     Returns:

@@ -21,7 +21,7 @@ def verify(folder: Place, index: Index, *, progress: Callable[[str], None] = lam
     Args:
         folder: the tag's.
         index: its index.
-        progress: called with the name of each file before it is read.
+        progress: callback that gets the name of each file before it is read.
     """
     reader = BlockReader(folder, index)
     for name in sorted(index.files):

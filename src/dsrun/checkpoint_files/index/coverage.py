@@ -16,8 +16,8 @@ def wrong_cover(shape: Sequence[int], boxes: Sequence[Region]) -> str | None:
     """Returns what is wrong with the boxes of a tensor, or None where each element lies in one.
 
     Args:
-        shape: of the tensor.
-        boxes: as many dims each, offsets and sizes not negative.
+        shape: shape of the tensor.
+        boxes: boxes of the tensor, with as many dimensions as `shape`, and offsets and sizes that are not negative.
     """
     for box in boxes:
         if any(o + n > size for o, n, size in zip(box.offset, box.shape, shape, strict=True)):

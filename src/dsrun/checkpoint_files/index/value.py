@@ -45,9 +45,9 @@ class StoredTensor:
     """All boxes of one role of one tensor; together they cover `shape` once.
 
     Attributes:
-        shape: of the whole tensor.
-        dtype: as safetensors names it, see `dtypes.py`.
-        boxes: in any order; none for a tensor without elements.
+        shape: shape of the whole tensor.
+        dtype: name of the dtype in safetensors; see `dtypes.py`.
+        boxes: boxes on disk, in any order; none for a tensor without elements.
     """
 
     shape: tuple[int, ...]
@@ -77,9 +77,10 @@ class Index:
         tensors: (name, role) to what is stored. Roles: `param`, `buffer`, states of the optimizer by torch's names,
             `rng` (random-number states, a name for each rank), `client` (tensors of the script's client state).
         files: name to what is known of it; every file that a box names.
-        values: what is no tensor and the same for all ranks, as JSON values: counters, optimizer, scheduler, data,
-            client_state, config, versions, git.
-        ranks: what is no tensor and every rank's own, by rank; empty where no rank had anything to say.
+        values: JSON values that are no tensors and the same for all ranks, such as counters, optimizer, scheduler,
+            data, client_state, config, versions and git.
+        ranks: JSON values that are no tensors and differ by rank, one object for each rank; empty where no rank had
+            any.
         aliases: name of a tied parameter to the name it is stored under.
         format: version it was read from.
     """

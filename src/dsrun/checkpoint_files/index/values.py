@@ -23,7 +23,7 @@ def check_values(values: Mapping[str, Any]) -> None:
     """Refuses what cannot be gone on from.
 
     Args:
-        values: of an index.
+        values: JSON values of an index that are the same for all ranks; see `Index`.
 
     Raises:
         DamageError: naming the value and its place.

@@ -25,8 +25,8 @@ class WriteError(OSError):
 
     Args:
         path: the file.
-        cause: from the system.
-        nbytes: of the whole file; None where that is not known.
+        cause: error that the operating system raised.
+        nbytes: size of the whole file in bytes; None where it is not known.
     """
 
     def __init__(self, path: Path, cause: OSError, nbytes: int | None = None) -> None:
@@ -45,7 +45,7 @@ def naming(path: Path, nbytes: int | None = None) -> Generator[None]:
 
     Args:
         path: the file, or a folder of names that are made durable.
-        nbytes: of the whole file; None where that is not known.
+        nbytes: size of the whole file in bytes; None where it is not known.
 
     Raises:
         WriteError: in place of an OSError of the system that names no file. One of a pipe or a connection is not about
@@ -185,7 +185,7 @@ def replace_file(calls: FileCalls, path: Path, data: bytes, *, mark: str) -> Non
         calls: the file system.
         path: the file.
         data: the whole new content.
-        mark: for the name that it has before, which nobody else may use.
+        mark: suffix of the temporary name that the new file has before the rename; nobody else may use it.
     """
     unfinished = path.with_name(f".{path.name}.{mark}")
     descriptor = calls.create(unfinished)
@@ -218,8 +218,9 @@ def is_locked_elsewhere(descriptor: int, *, shared: bool = False) -> bool | None
     """Whether somebody else has the lock of an open file; it is taken where nobody has. None without locks.
 
     Args:
-        descriptor: of the file.
-        shared: others may take it likewise; only who has it alone counts.
+        descriptor: descriptor of the open file.
+        shared: whether to try a shared lock, so that only an exclusive lock of somebody else counts; else any lock
+            counts.
     """
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from xxhash import xxh3_64_hexdigest
 
 from ..index.value import BLOCK_BYTES, StoredFile
-from .places import Address, Content, Entry, Place, Reading, StorageError
+from .places import Address, Content, Entry, Place, ReadPattern, StorageError
 from .tries import ShortReadError, Tries, missing_package
 from .uploads import uploads_below
 
@@ -55,8 +55,8 @@ class ObjectStorage:
     """See `Storage`; every place is an Address.
 
     Args:
-        system: of fsspec, which keeps no listings.
-        tries: how often it is asked.
+        system: file system object of fsspec that keeps no listings.
+        tries: retry settings for requests to the store; None for the defaults of `Tries`.
     """
 
     def __init__(self, system: Any, tries: Tries | None = None) -> None:
@@ -103,7 +103,7 @@ class ObjectStorage:
         return ObjectWrittenFile(address, stored, self)
 
     @contextmanager
-    def read(self, place: Place, how: Reading = Reading.IN_ORDER) -> Generator[ObjectOpenedFile]:
+    def read(self, place: Place, how: ReadPattern = ReadPattern.IN_ORDER) -> Generator[ObjectOpenedFile]:
         """See `Storage`."""
         address = _address(place)
         known = self._ask("read", address, lambda: self._system.info(str(address)))
@@ -195,7 +195,7 @@ class ObjectOpenedFile:
         how: a thread that reads by blocks reads each of them to its end.
     """
 
-    def __init__(self, nbytes: int, fetch: Callable[[int, int], bytes], how: Reading) -> None:
+    def __init__(self, nbytes: int, fetch: Callable[[int, int], bytes], how: ReadPattern) -> None:
         self.nbytes = nbytes
         self._fetch = fetch
         self._how = how
@@ -208,7 +208,7 @@ class ObjectOpenedFile:
             return 0
         mine = self._mine
         if not mine.first <= first <= first + count <= mine.first + len(mine.data):
-            ahead = _WINDOW_BYTES if self._how is Reading.IN_ORDER else BLOCK_BYTES - first % BLOCK_BYTES
+            ahead = _WINDOW_BYTES if self._how is ReadPattern.IN_ORDER else BLOCK_BYTES - first % BLOCK_BYTES
             mine.data = b""  # before as much again is there
             mine.first, mine.data = first, self._fetch(first, min(max(count, ahead), self.nbytes - first))
         buffer[:count] = memoryview(mine.data)[first - mine.first :][:count]

@@ -38,7 +38,7 @@ class Content:
     Attributes:
         blocks: yields them from the beginning; a store that is tried again calls it again. Memory that was yielded is
             read until two more blocks were asked for.
-        nbytes: of all of them; None where that is not known before.
+        nbytes: size of all blocks together in bytes; None where it is not known beforehand.
         is_repeatable: `blocks` may be called more than once.
     """
 
@@ -94,11 +94,12 @@ class Entry:
     """What lies in a folder.
 
     Attributes:
-        name: without the folder's.
+        name: name of the file or folder, without the path of the folder that contains it.
         nbytes: 0 of a folder.
-        modified: in seconds since the epoch, by the clock of the place; 0 of a folder in an object store.
-        is_folder: it is one; a link is none.
-        names: how many it has; a file of a file system may have several.
+        modified: time of the last change in seconds since the epoch, by the storage's clock; 0 for a folder in an
+            object store.
+        is_folder: whether the entry is a folder; false for a link.
+        names: number of names (hard links) of the entry; only a file of a file system may have several.
     """
 
     name: str
@@ -108,7 +109,7 @@ class Entry:
     names: int = 1
 
 
-class Reading(Enum):
+class ReadPattern(Enum):
     """How a file is going to be read, where that makes a difference."""
 
     IN_ORDER = "in order"
@@ -166,16 +167,16 @@ class Storage(Protocol):
             content: its bytes.
             over: None: nothing has that name, and no index names the file before it is released. Else it takes the
                 place of what has the name in one step; a mark that nobody else uses, for the name it may have before.
-            progress: called after each block; what it raises ends the writing.
+            progress: callback that runs after each block; an exception from it ends the writing.
         """
         ...
 
-    def read(self, place: Place, how: Reading = Reading.IN_ORDER) -> AbstractContextManager[OpenedFile]:
+    def read(self, place: Place, how: ReadPattern = ReadPattern.IN_ORDER) -> AbstractContextManager[OpenedFile]:
         """Opens a file to read ranges of it.
 
         Args:
             place: the file; FileNotFoundError where it is not there.
-            how: it will be read; any range can be asked for.
+            how: expected order of the reads; any range can still be asked for.
         """
         ...
 

@@ -23,7 +23,7 @@ from dsrun.files.regular import NotRegularError, open_regular
 
 from ..index.value import StoredFile
 from .calls import DIRECT_BYTES, FileCalls, leave_direct, naming, replace_file, try_lock
-from .places import Content, Entry, Place, Reading
+from .places import Content, Entry, Place, ReadPattern
 
 #: Bytes that are made durable at a time where the page cache has to be used: one flush of everything shows no progress.
 SYNC_BYTES = 64 << 20
@@ -82,16 +82,16 @@ class PosixStorage:
         return PosixWrittenFile(path, StoredFile(len(data), None), self._calls, None)
 
     @contextmanager
-    def read(self, place: Place, how: Reading = Reading.IN_ORDER) -> Generator[PosixOpenedFile]:
+    def read(self, place: Place, how: ReadPattern = ReadPattern.IN_ORDER) -> Generator[PosixOpenedFile]:
         """See `Storage`; no link is followed, and nothing but a regular file is opened."""
         flags = os.O_RDONLY | os.O_NOFOLLOW
         try:
-            descriptor = open_regular(_path(place), flags | (os.O_DIRECT if how is Reading.DIRECT else 0))
+            descriptor = open_regular(_path(place), flags | (os.O_DIRECT if how is ReadPattern.DIRECT else 0))
         except OSError as error:
-            if how is not Reading.DIRECT or error.errno != errno.EINVAL or isinstance(error, NotRegularError):
+            if how is not ReadPattern.DIRECT or error.errno != errno.EINVAL or isinstance(error, NotRegularError):
                 raise
             descriptor = open_regular(_path(place), flags)
-        if how is Reading.BY_BLOCKS:
+        if how is ReadPattern.BY_BLOCKS:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read that nobody asked for
         try:
             yield PosixOpenedFile(descriptor, os.fstat(descriptor).st_size)
@@ -126,7 +126,7 @@ class PosixOpenedFile:
     """See `OpenedFile`.
 
     Attributes:
-        descriptor: of the file.
+        descriptor: descriptor of the open file.
         nbytes: its size.
     """
 

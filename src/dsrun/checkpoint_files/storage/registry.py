@@ -52,9 +52,9 @@ def place_given(value: object, *, who: str, to: str = "save checkpoints in") -> 
     """Returns the place that an argument of a script means: a text, or any `os.PathLike`.
 
     Args:
-        value: what the script gave.
+        value: value that the script passed as the place.
         who: call and argument, for messages, as in "save_checkpoint: save_dir".
-        to: what the folder is for, for messages.
+        to: purpose of the folder, for messages, e.g. `save checkpoints in`.
 
     Raises:
         InputError: it is no path, empty, or an address of nothing.

@@ -34,9 +34,9 @@ class Tries:
     """How often a store is asked, beyond what its library does by itself.
 
     Attributes:
-        most: so many times.
-        first_wait_s: before the second time; doubled before each further one.
-        wait: waits so many seconds.
+        most: largest number of attempts, the first one included.
+        first_wait_s: seconds to wait before the second attempt; doubled before each further one.
+        wait: function that waits for a number of seconds.
     """
 
     most: int = 4
@@ -47,9 +47,9 @@ class Tries:
         """Returns what `work` returns.
 
         Args:
-            what: completes "cannot be".
-            place: for messages.
-            work: asks the store; may be called several times.
+            what: participle that completes "cannot be" in messages, e.g. `read`.
+            place: address in the store, for messages.
+            work: function that sends the request to the store; it may run several times.
 
         Raises:
             FileNotFoundError: there is nothing at the place.

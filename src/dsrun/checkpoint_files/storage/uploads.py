@@ -30,8 +30,8 @@ def uploads_below(system: Any, folder: Address) -> list[Upload]:
     """Returns the uploads directly in a folder, and a folder for those further below; none where nobody may look.
 
     Args:
-        system: of fsspec; one that does not speak S3's protocol has none.
-        folder: in a bucket.
+        system: file system object of fsspec; one that does not use the S3 protocol has no uploads.
+        folder: folder in a bucket, in which to look for uploads.
     """
     if not hasattr(system, "list_multipart_uploads"):
         return []

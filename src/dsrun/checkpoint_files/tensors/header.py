@@ -37,7 +37,7 @@ class TensorHeader:
     """What stands at the beginning of a file.
 
     Attributes:
-        entries: by key, in the order of the file.
+        entries: header entry of each tensor by its key, in the order of the file.
         metadata: the free part.
         data_first: byte of the file at which data begins.
         nbytes: size of the file.

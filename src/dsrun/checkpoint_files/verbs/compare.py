@@ -38,7 +38,7 @@ class TensorDifference:
     """A tensor that is not the same in both.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         role: its role.
         kind: `only in A`, `only in B`, `shape`, `dtype` or `values`.
         detail: both shapes or dtypes; of values empty.
@@ -78,9 +78,9 @@ def value_differences(first: Any, second: Any, path: str = "") -> Generator[Valu
     """Yields what differs between two JSON values, object by object.
 
     Args:
-        first: of the one checkpoint.
-        second: of the other.
-        path: of both.
+        first: JSON value from the first checkpoint.
+        second: JSON value from the second checkpoint.
+        path: path of keys that leads to both values, e.g. `optimizer.groups[0]`; empty at the top.
     """
     if isinstance(first, dict) and isinstance(second, dict):
         for key in [*first, *(key for key in second if key not in first)]:
@@ -103,8 +103,8 @@ def tensor_differences(
 
     Args:
         first: folder and index of the one.
-        second: of the other.
-        progress: called with the name of each tensor before it is read.
+        second: folder and index of the second checkpoint.
+        progress: callback that gets the name of each tensor before it is read.
 
     Raises:
         CheckpointError: a file cannot be read.

@@ -37,11 +37,11 @@ class Weight:
     """A tensor that is exported.
 
     Attributes:
-        name: in the files.
-        role: under which it is stored.
+        name: name of the tensor in the exported files.
+        role: role under which the checkpoint stores the tensor: `param` or `buffer`.
         source: format that it is stored in.
         target: format that it gets.
-        shape: of the whole tensor.
+        shape: shape of the whole tensor.
     """
 
     name: str
@@ -61,7 +61,8 @@ def weights_of(index: Index, *, dtype: str | None) -> list[Weight]:
 
     Args:
         index: the checkpoint's.
-        dtype: of floating-point parameters, "F32" or "BF16"; None: as they are stored. Buffers stay as they are.
+        dtype: format of the exported floating-point parameters, "F32" or "BF16"; None to keep the stored one. Buffers
+            keep theirs.
     """
     weights: list[Weight] = []
     for (name, role), stored in index.tensors.items():
@@ -78,7 +79,8 @@ def cut_shards(weights: Sequence[Weight], shard_bytes: int | None) -> list[list[
 
     Args:
         weights: all of them.
-        shard_bytes: at most so many bytes of tensors in a file, unless one tensor alone has more; None: one file.
+        shard_bytes: largest number of tensor bytes in one file, unless one tensor alone has more; None for a single
+            file.
     """
     shards: list[list[Weight]] = [[]]
     for weight in weights:
@@ -105,10 +107,11 @@ def export(
         folder: the tag's.
         index: its index.
         out: folder, made if it is not there; it must hold no exported model.
-        dtype: see `weights_of`.
-        shard_bytes: see `cut_shards`.
+        dtype: format of the exported floating-point parameters, "F32" or "BF16"; None to keep the stored one. See
+            `weights_of`.
+        shard_bytes: largest number of tensor bytes in one file; None for a single file. See `cut_shards`.
         calls: the file system.
-        progress: called with the name of each file before it is read.
+        progress: callback that gets the name of each file of the checkpoint before it is read.
 
     Returns:
         the files, without their index.

@@ -26,7 +26,7 @@ def check_rules(config: Training, report: Report, place_of: PlaceOf, is_given: I
 
     Args:
         config: every key valid on its own.
-        report: gets the findings.
+        report: report that receives the findings.
         place_of: place of a dotted path.
         is_given: whether a dotted path was written.
     """

@@ -22,7 +22,7 @@ def check_host_step(config: Training, report: Report, place_of: PlaceOf) -> None
 
     Args:
         config: every key valid on its own.
-        report: gets the findings.
+        report: report that receives the findings.
         place_of: place of a dotted path.
     """
     device = config.zero_optimization.offload_optimizer.device

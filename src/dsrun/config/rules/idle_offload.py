@@ -27,7 +27,7 @@ def check_idle_offload(config: Training, report: Report, place_of: PlaceOf, is_g
 
     Args:
         config: every key valid on its own.
-        report: gets the findings.
+        report: report that receives the findings.
         place_of: place of a dotted path.
         is_given: whether a dotted path was written.
     """

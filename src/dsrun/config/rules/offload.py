@@ -14,7 +14,7 @@ def check_offload(config: Training, report: Report, place_of: Callable[[str], Po
 
     Args:
         config: every key valid on its own.
-        report: gets the findings.
+        report: report that receives the findings.
         place_of: place of a dotted path.
     """
     zero = config.zero_optimization

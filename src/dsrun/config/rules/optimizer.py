@@ -26,7 +26,7 @@ def check_optimizer(optimizer: OptimizerSection, report: Report, place_of: Place
 
     Args:
         optimizer: every key valid on its own.
-        report: gets the findings.
+        report: report that receives the findings.
         place_of: place of a dotted path.
         is_given: whether a dotted path was written.
     """
@@ -68,8 +68,8 @@ def check_scheduler(
 
     Args:
         scheduler: every key valid on its own.
-        optimizer: likewise; None where the script makes it.
-        report: gets the findings.
+        optimizer: section `optimizer`, with every key valid on its own; None where the script makes the optimizer.
+        report: report that receives the findings.
         place_of: place of a dotted path.
         is_given: whether a dotted path was written.
     """

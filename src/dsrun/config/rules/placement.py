@@ -17,7 +17,7 @@ def check_placement(config: Training, report: Report, place_of: Callable[[str], 
 
     Args:
         config: every key valid on its own.
-        report: gets the findings.
+        report: report that receives the findings.
         place_of: place of a dotted path.
     """
     optimizer = config.zero_optimization.offload_optimizer

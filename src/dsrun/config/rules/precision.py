@@ -25,7 +25,7 @@ def check_precision(config: Training, report: Report, place_of: PlaceOf) -> None
 
     Args:
         config: every key valid on its own.
-        report: gets the findings.
+        report: report that receives the findings.
         place_of: place of a dotted path.
     """
     _one_mode(config, report, place_of)

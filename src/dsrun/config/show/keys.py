@@ -21,7 +21,7 @@ class Key:
         path: dotted path.
         section: the section that has it.
         name: its last part.
-        types: for parameters of an optimizer or scheduler: the types that have it.
+        types: types of optimizer or scheduler that have this parameter; empty for any other key.
         inner: the section it holds, if it holds one.
     """
 

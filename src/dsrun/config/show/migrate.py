@@ -33,7 +33,7 @@ class Migration:
 
     Attributes:
         text: the new file, strict JSON, with the changes under `_migrated`.
-        changes: what was changed, a sentence each.
+        changes: changes that were made, one sentence each.
         left: errors that no rewriting can mend, e.g. unknown keys.
     """
 
@@ -46,7 +46,8 @@ def migrate(source: ConfigSource) -> Migration:
     """Rewrites a config.
 
     Args:
-        source: as for `load`.
+        source: path of a file (JSON, or YAML by its ending), inline JSON, urlsafe base64 of JSON, or a dict; see
+            `load`.
 
     Raises:
         ConfigError: the source cannot be read, or is no object.

@@ -19,9 +19,10 @@ class Row:
 
     Attributes:
         path: dotted path.
-        value: as JSON has it.
-        source: where it came from.
-        differs: how DeepSpeed's default differs, for a value that is a default.
+        value: value in its JSON form.
+        source: origin of the value.
+        differs: difference between DeepSpeed's default and this one, for a value that is a default; None where nothing
+            is to be said.
     """
 
     path: str
@@ -35,7 +36,7 @@ def rows(config: Config, *, diff_defaults: bool = False) -> list[Row]:
 
     Args:
         config: a checked config.
-        diff_defaults: leave out values equal to the default.
+        diff_defaults: whether to leave out values that are equal to the default.
     """
     return [row for row, is_default in _walk(config, config, "") if not (diff_defaults and is_default)]
 
@@ -45,7 +46,7 @@ def document(config: Config, *, diff_defaults: bool = False) -> dict[str, Any]:
 
     Args:
         config: a checked config.
-        diff_defaults: leave out values equal to the default.
+        diff_defaults: whether to leave out values that are equal to the default.
     """
     root: dict[str, Any] = {}
     for row in rows(config, diff_defaults=diff_defaults):

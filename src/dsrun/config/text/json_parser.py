@@ -38,7 +38,7 @@ def parse_json(text: str, source: str) -> Node:
 
     Args:
         text: the JSON text.
-        source: what places in messages are prefixed with, a file name or `<inline>`.
+        source: prefix of the places in messages: a file name or `<inline>`.
 
     Raises:
         ConfigError: the text is malformed; the message has line, column and the line itself with a caret.

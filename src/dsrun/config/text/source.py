@@ -72,9 +72,10 @@ def _read_bytes(path: Path, limit: int) -> bytes:
         raise ConfigError(f"file not found: {_cut(str(path))}", hint=_similar(path))
     if path.is_dir():
         raise ConfigError(f"{path} is a folder; expected a config file", hint=_similar(path / "ds.json"))
-    if path.is_fifo() and not str(path).startswith(_OPEN_FILES):
-        # Opening one waits until somebody writes, which may be never.
-        raise ConfigError(f"{path} is a named pipe; expected a config file", hint="`/dev/stdin` and `<(command)` work")
+    # Opening a pipe waits until somebody writes, and a device may have no end: either may be never.
+    kind = "a named pipe" if path.is_fifo() else "a device" if path.is_char_device() or path.is_block_device() else None
+    if kind is not None and not str(path).startswith(_OPEN_FILES):
+        raise ConfigError(f"{path} is {kind}; expected a config file", hint="`/dev/stdin` and `<(command)` work")
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)

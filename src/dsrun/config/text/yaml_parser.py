@@ -34,7 +34,7 @@ def parse_yaml(text: str, source: str) -> Node:
 
     Args:
         text: the YAML text.
-        source: what places in messages are prefixed with.
+        source: prefix of the places in messages, such as a file name.
 
     Raises:
         ConfigError: the text is malformed, holds several documents, or uses tags or merge keys.

@@ -19,10 +19,10 @@ def checkpoint_copy_bytes(
     Masters, optimizer states and frozen parameters, each written by one rank. Buffers are not counted.
 
     Args:
-        units: of the model, padded for the ranks.
+        units: units of the model, padded for the ranks.
         settings: formats, and what lies on drives.
         frozen_numel: parameters that are not trained, of all ranks.
-        ranks: that share what all of them hold.
+        ranks: number of ranks that share the work of copying what all of them hold.
     """
     if not settings.saves_beside:
         return 0

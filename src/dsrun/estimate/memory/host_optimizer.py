@@ -24,14 +24,19 @@ class HostOptimizerBytes:
     Attributes:
         masters: fp32, in host memory, or lower halves of them; 0 where slices of fp32 parameters lie there, which they
             are.
-        states: in their format, in host memory.
-        gradients: in host memory, as they come from the device: all of them in compute format, or a ring of fp32 sums.
-        parameters: in host memory, on their way to the device, where they do not take the gradients' place.
+        states: bytes of optimizer states in host memory, in their own format.
+        gradients: bytes of gradients from the device, in host memory: all in compute format, or, with accumulation, a
+            ring of fp32 sums (all sums with `steps_ahead`).
+        parameters: bytes of parameters in host memory on their way to the device, where they do not take the place of
+            the gradients.
         device_sums: fp32, on the device: of units that stay, and of all where micro steps are added up.
-        device_masters: of units that stay, on the device; 0 where the parameters are the masters.
-        device_states: of units that stay, on the device.
-        second_masters: in host memory, of steps that are taken before the norm is known.
-        second_states: likewise.
+        device_masters: bytes of masters on the device, of units that stay there; 0 where the parameters are the
+            masters.
+        device_states: bytes of optimizer states on the device, of units that stay there.
+        second_masters: bytes of the second masters in host memory, for steps that are taken before the gradient norm is
+            known.
+        second_states: bytes of the second optimizer states in host memory, for steps that are taken before the gradient
+            norm is known.
     """
 
     masters: int
@@ -54,7 +59,7 @@ def host_optimizer_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> 
     """Returns the bytes of an optimizer of which all or a share is in host memory, at stage 1 or above.
 
     Args:
-        units: of the model, padded for the ranks.
+        units: units of the model, padded for the ranks.
         settings: formats, states and accumulation.
     """
     split = split_units(units, settings)

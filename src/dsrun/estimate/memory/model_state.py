@@ -32,16 +32,18 @@ class StateBytes:
     """Bytes of model state of one rank, wherever they lie.
 
     Attributes:
-        parameters: in compute format: whole, or this rank's slice at stage 3.
-        gather_slots: where units stand whole in turns at stage 3.
-        gradients: in compute format, a buffer a unit; 0 from stage 2 on.
-        gradient_slots: where units' gradients stand in turns from stage 2 on.
-        gradient_sums: of the owned range.
-        masters: of the owned range; 0 where the parameters are the masters.
-        states: of the owned range.
-        window: through which the optimizer sees one unit's range at a time, where it computes in a wider format.
+        parameters: bytes of trained parameters in compute format (units kept in fp32: in fp32): whole, or this rank's
+            slice at stage 3.
+        gather_slots: bytes of the slots in which gathered units take turns at stage 3; 0 below it.
+        gradients: bytes of gradients in compute format, one buffer for each unit; 0 from stage 2 on.
+        gradient_slots: bytes of the slots in which the gradients of units take turns from stage 2 on; 0 below it.
+        gradient_sums: bytes of the gradient sums of the range that the rank owns.
+        masters: bytes of masters of the range that the rank owns; 0 for parameters that are the masters themselves.
+        states: bytes of the optimizer states of the range that the rank owns.
+        window: bytes of the window through which the optimizer sees one unit's range at a time, where it computes in a
+            wider format.
         frozen: parameters that are not trained, in compute format: whole, or this rank's slice at stage 3.
-        frozen_slices: what of `frozen` are slices.
+        frozen_slices: bytes of the part of `frozen` that consists of slices.
     """
 
     parameters: int
@@ -74,12 +76,12 @@ class PaddedUnit:
 
     Attributes:
         padded: elements of the whole buffer of its trained parameters.
-        shard: of a slice of it.
+        shard: elements of one rank's slice of the buffer of trained parameters.
         has_module: whether it shares slots.
         numel: trained elements without padding.
         frozen: elements of its module's frozen parameters.
-        frozen_padded: of the whole buffer of these.
-        frozen_shard: of a slice of it.
+        frozen_padded: elements of the whole buffer of the frozen parameters of its module.
+        frozen_shard: elements of one rank's slice of the buffer of frozen parameters.
         frozen_numel: frozen parameters, without gaps between them.
         kept: its parameters stay in fp32.
     """
@@ -109,8 +111,8 @@ def pad_units(units: Sequence[UnitGroup], ranks: int, *, tensor_parallel: int = 
     """Returns every unit with its padding.
 
     Args:
-        units: of the model.
-        ranks: that a unit is cut over.
+        units: units of the model.
+        ranks: number of ranks over which a unit is cut.
         tensor_parallel: ranks that share each layer, which divides the unit first.
     """
 
@@ -150,8 +152,8 @@ def gathered_units(units: Sequence[PaddedUnit], budgets: GatherBudgets) -> Gathe
     """Returns what stage 3 gathers, as the runtime decides it.
 
     Args:
-        units: of the model.
-        budgets: what the config allows.
+        units: units of the model, padded for the ranks.
+        budgets: limits on gathering that the config sets, in elements.
     """
     taking_part: list[PaddedUnit] = []
     stays: list[bool] = []
@@ -167,7 +169,7 @@ def state_bytes(units: Sequence[PaddedUnit], settings: RunSettings, *, frozen_nu
     """Returns what a rank holds between two steps.
 
     Args:
-        units: of the model, padded for the ranks.
+        units: units of the model, padded for the ranks.
         settings: stage, formats and states.
         frozen_numel: parameters that are not trained, in a unit or not.
     """
@@ -216,7 +218,7 @@ class SplitUnits:
 
     Attributes:
         leaving: off the device.
-        staying: on it.
+        staying: trained units with masters and optimizer states on the device.
     """
 
     leaving: list[PaddedUnit]
@@ -237,8 +239,8 @@ def split_units(units: Sequence[PaddedUnit], settings: RunSettings) -> SplitUnit
     """Returns which units leave the device with `offload_optimizer`, as the runtime decides it.
 
     Args:
-        units: of the model.
-        settings: what lies off the device, and which share.
+        units: units of the model, padded for the ranks.
+        settings: settings that say what lies off the device, and which share of it.
     """
     trained = [unit for unit in units if unit.trains]
     if settings.offload_optimizer == "none":
@@ -256,8 +258,8 @@ def slices_off_device(units: Sequence[PaddedUnit], settings: RunSettings) -> lis
     What an optimizer on the device updates itself, in fp32, stays there.
 
     Args:
-        units: of the model.
-        settings: what lies off the device.
+        units: units of the model, padded for the ranks.
+        settings: settings that say what lies off the device.
     """
     if not settings.trained_leave:
         return []
@@ -277,7 +279,7 @@ class DriveSlices:
     """Slices of parameters where they lie on NVMe, in elements.
 
     Attributes:
-        staying: that stay in host memory.
+        staying: elements of the slices that stay in host memory.
         away: each that lies on a drive.
     """
 
@@ -289,8 +291,8 @@ def slices_on_drives(units: Sequence[PaddedUnit], settings: RunSettings) -> Driv
     """Returns which slices lie on a drive with `offload_param` nvme: all but the first, as many as may stay.
 
     Args:
-        units: in order.
-        settings: what lies off the device, and how many elements may stay.
+        units: units of the model, padded for the ranks, in order.
+        settings: settings that say what lies off the device, and how many elements may stay in host memory.
     """
     left, staying, away = settings.params_in_memory, 0, list[int]()
     trained = [unit.shard for unit in slices_off_device(units, settings)]

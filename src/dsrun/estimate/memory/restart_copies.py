@@ -21,11 +21,11 @@ def memory_copy_bytes(
     """Returns what a rank's copies take of its host's memory, with those it keeps for a rank of another host.
 
     Args:
-        state: of the rank.
-        units: of the model, padded for the ranks.
-        settings: of the run.
+        state: model state of the rank, in bytes.
+        units: units of the model, padded for the ranks.
+        settings: settings of the run.
         ranks_per_host: ranks that share out what all of them hold.
-        hosts: how many there are.
+        hosts: number of hosts.
     """
     if not settings.memory_copies:
         return 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsrun.estimate.model.architecture import Architecture
-from dsrun.estimate.run.recomputation import Recomputed
+from dsrun.estimate.run.recomputation import RecomputationPlan
 from dsrun.estimate.run.settings import RunSettings
 
 _FP32_BYTES = 4
@@ -23,11 +23,11 @@ class ActivationBytes:
     """Bytes of one rank when most is held.
 
     Attributes:
-        layers: of the blocks, where the rank computes.
-        logits: of the output layer and its loss, or what a block's backward works with where that is more: the former
-            are gone when the latter begins.
-        on_host: kept of the blocks in host memory.
-        on_disk: likewise, in a file.
+        layers: bytes of the blocks' activations that lie where the rank computes.
+        logits: bytes of the output layer and its loss, or of what a block's backward works with if that is more: the
+            former are gone when the latter begins.
+        on_host: bytes kept of the blocks in host memory.
+        on_disk: bytes kept of the blocks in a file on disk.
     """
 
     layers: int
@@ -94,7 +94,7 @@ def stored_input_bytes(shape: Architecture, settings: RunSettings) -> int:
     return numel * settings.compute_bytes
 
 
-def _live_bytes(stack: Recomputed, shape: Architecture, settings: RunSettings, block: int) -> int:
+def _live_bytes(stack: RecomputationPlan, shape: Architecture, settings: RunSettings, block: int) -> int:
     """What a recomputed segment holds in its backward beyond what waits for it, its first input being among that."""
     tokens = settings.tokens_per_micro_step
     one_input = shape.hidden * settings.compute_bytes * tokens

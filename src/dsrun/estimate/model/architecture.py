@@ -119,7 +119,7 @@ def from_transformers(config: Mapping[str, Any], *, source: str) -> Architecture
 
     Args:
         config: the object in config.json.
-        source: what messages call it.
+        source: name of the config in messages.
 
     Raises:
         ModelError: sizes are missing or no whole numbers, or the model is a mixture of experts or has latent

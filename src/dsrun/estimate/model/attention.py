@@ -31,8 +31,8 @@ class AttentionEstimate:
         call: its shape.
         choice: the kernel, and what is in the way of the others.
         held: bytes of each kernel, of those that cannot take the call too.
-        beyond_block: kept by the chosen kernel on top of queries, keys, values and output, where that is a matrix; the
-            statistics of fused kernels are not counted, as those of norms are not.
+        beyond_block: bytes that the chosen kernel keeps beyond queries, keys, values and output if it keeps a matrix,
+            else 0; statistics of fused kernels and of norms are not counted.
     """
 
     call: AttentionCall

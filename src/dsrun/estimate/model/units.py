@@ -22,13 +22,13 @@ class UnitGroup:
     """Equal units in a row.
 
     Attributes:
-        name: of the first one.
+        name: name of the first unit.
         numel: trained elements of each, gaps between tensors included.
-        count: how many.
+        count: number of units.
         has_module: whether they are the parameters of one module, so that at stage 3 they take turns in slots.
         frozen: elements of the frozen parameters of each one's module, which stage 3 cuts as well, gaps included.
         frozen_numel: those parameters without gaps.
-        kept: they stay in fp32 where the others have 16 bits.
+        kept: whether the units stay in fp32 where the others have 16 bits.
     """
 
     name: str
@@ -45,12 +45,12 @@ class ModelSize:
     """A model before it exists.
 
     Attributes:
-        label: how messages and tables call it.
+        label: name of the model in messages and tables.
         units: its trained parameters, in order.
         trained_numel: parameters that are trained.
         frozen_numel: parameters that are not, in a unit or not.
         architecture: shape of its layers; None where it is not known, and activations then neither.
-        notes: what was assumed.
+        notes: assumptions that were made, in words.
     """
 
     label: str
@@ -216,7 +216,7 @@ def from_architecture(shape: Architecture, *, label: str) -> ModelSize:
 
     Args:
         shape: the transformer.
-        label: how to call it.
+        label: name of the model in messages and tables.
     """
     rest = shape.norm_numel
     units: list[UnitGroup] = []

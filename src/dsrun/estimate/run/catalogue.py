@@ -26,15 +26,16 @@ class GpuSpec:
 
     Attributes:
         name: our name, with the memory on the label.
-        memory_bytes: what the driver reports as its total.
+        memory_bytes: total bytes of the GPU's memory as the driver reports them.
         half_flops: dense tensor-core FLOP/s in bf16 (fp16 where there is no bf16) with fp32 accumulation.
         single_flops: FLOP/s in fp32 outside of tensor cores, which is what torch uses unless told otherwise.
         memory_bytes_per_s: bandwidth of its memory, reads and writes together.
         pcie_bytes_per_s: PCIe, one direction.
-        peer_bytes_per_s: to the other GPUs of its host, one direction: NVLink, or PCIe where there is none.
+        peer_bytes_per_s: bytes per second to the other GPUs of its host, in one direction: NVLink, or PCIe where there
+            is none.
         network_bytes_per_s: its share of the host's network in the vendor's reference system, one direction.
         ddr_bytes_per_s: its share of the host's memory bandwidth in that system.
-        source: where the figures stand.
+        source: document that states the figures.
     """
 
     name: str

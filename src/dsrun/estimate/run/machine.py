@@ -12,13 +12,14 @@ class Speeds:
     """Achievable speeds; None where nothing tells. Bytes per second, FLOP/s for `flops`.
 
     Attributes:
-        flops: of one rank, in the format the model computes in.
-        memory: of one rank's GPU memory, reads and writes together.
-        peer: from one rank to another on its host, one direction.
-        network: of one host to the others, one direction, all its links together.
-        pcie: of one rank, one direction.
-        ddr: of one host's memory, all its ranks together.
-        nvme_read: of one host, all its drives together.
+        flops: FLOP/s of one rank, in the format the model computes in; None where it is not known.
+        memory: bytes per second of one rank's GPU memory, reads and writes together; None where it is not known.
+        peer: bytes per second from one rank to another on its host, in one direction; None where it is not known.
+        network: bytes per second from one host to the others, in one direction, all its links together; None where it
+            is not known.
+        pcie: bytes per second of one rank's PCIe link, in one direction; None where it is not known.
+        ddr: bytes per second of one host's memory, all its ranks together; None where it is not known.
+        nvme_read: bytes per second that one host reads from all its drives together; None where it is not known.
         nvme_write: the same for writing.
     """
 
@@ -42,15 +43,15 @@ class Machine:
     """The hosts of a run; all alike.
 
     Attributes:
-        label: how it was named, for tables.
+        label: name of the machine in tables, as it was given.
         ranks: ranks of the job.
         ranks_per_host: ranks on each host; the last host may have fewer.
-        gpu: what each rank has; None for ranks on the CPU.
+        gpu: GPU of each rank; None for ranks on the CPU.
         gpu_memory_bytes: memory of one GPU that a rank may use; None for ranks on the CPU.
         host_memory_bytes: memory of one host that its ranks may use together; None where nothing tells.
         nvme_bytes: space of one host for offloading; None where nothing tells.
         given: speeds the user stated; they go before those of the catalogue.
-        notes: what was assumed.
+        notes: assumptions that were made, in words.
     """
 
     label: str

@@ -13,12 +13,12 @@ from dsrun.config.sections.activation import Policy
 
 
 @dataclass(frozen=True, slots=True)
-class Recomputed:
+class RecomputationPlan:
     """What becomes of a stack.
 
     Attributes:
-        blocks: that are recomputed; the others keep everything.
-        segments: of these blocks, each of which keeps the input of its first block.
+        blocks: number of blocks that are recomputed; the others keep everything.
+        segments: number of segments of the recomputed blocks; each segment keeps the input of its first block.
         longest: blocks of the longest segment.
         at_once: all blocks of a segment live together in backward; else only inputs, and one block.
         products: results of matrix products are kept, and not made again.
@@ -40,34 +40,34 @@ class Recomputed:
 
 def recomputed(
     policy: Policy, layers: int, *, interval: int | None = None, ratio: float | None = None, kept: int | None = None
-) -> Recomputed:
+) -> RecomputationPlan:
     """Returns what a policy makes of `layers` blocks.
 
     Args:
         policy: `memory_budget` is what its first two micro steps are, every block; `compiler` as `none`.
         layers: blocks.
-        interval: for `interval`.
-        ratio: for `ratio`.
+        interval: number of blocks in a segment, for the policy `interval`.
+        ratio: share of the blocks that is recomputed, for the policy `ratio`.
         kept: segments where `every_block` is not to have one a block.
     """
     match policy:
         case "none" | "compiler":
-            return Recomputed()
+            return RecomputationPlan()
         case "interval":
             assert interval is not None, "checked with the config"
-            return Recomputed(layers, -(-layers // interval), min(layers, interval))
+            return RecomputationPlan(layers, -(-layers // interval), min(layers, interval))
         case "ratio":
             assert ratio is not None, "checked with the config"
             blocks = math.floor(ratio * layers + 0.5)
-            return Recomputed(blocks, blocks, min(1, blocks))
+            return RecomputationPlan(blocks, blocks, min(1, blocks))
         case "sqrt" | "hierarchical":
             return _into(layers, math.ceil(math.sqrt(layers)), at_once=policy == "sqrt")
         case "selective":
-            return Recomputed(layers, layers, 1, products=True)
+            return RecomputationPlan(layers, layers, 1, products=True)
         case "every_block" | "memory_budget":
             return _into(layers, kept or layers, at_once=True)
 
 
-def _into(layers: int, segments: int, *, at_once: bool) -> Recomputed:
+def _into(layers: int, segments: int, *, at_once: bool) -> RecomputationPlan:
     segments = min(segments, layers)
-    return Recomputed(layers, segments, -(-layers // segments), at_once)
+    return RecomputationPlan(layers, segments, -(-layers // segments), at_once)

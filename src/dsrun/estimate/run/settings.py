@@ -13,7 +13,7 @@ from dsrun.config.findings import Code, Severity
 from dsrun.config.sections.activation import Policy
 from dsrun.config.sections.optimizer_table import row_of
 from dsrun.errors import ConfigError
-from dsrun.estimate.run.recomputation import Recomputed, recomputed
+from dsrun.estimate.run.recomputation import RecomputationPlan, recomputed
 
 Tier = Literal["none", "cpu", "nvme"]
 Recompute = Literal["none", "blocks"]
@@ -36,36 +36,38 @@ class RunSettings:
         state_bytes: bytes of an optimizer state's value, and of what the optimizer computes in; None: as of a master.
         states_per_element: optimizer states of each element, counted in values of `state_bytes`: 2 for Adam, 0.51 in 8
             bits.
-        offload_optimizer: where masters and optimizer states live, `none` being with the rank's compute.
+        offload_optimizer: tier of masters and optimizer states; `none` is the memory where the rank computes.
         offload_ratio: share of masters and optimizer states that leaves for there, in whole units.
-        offload_param: where parameter shards live between uses.
+        offload_param: tier of parameter shards between uses; `none` is the memory where the rank computes.
         steps_ahead: the optimizer in host memory steps before the norm is known, into a second set of states.
-        state_format: how optimizer states lie off the device.
+        state_format: format of optimizer states off the device.
         split_master: masters lie in halves there, of which the upper one is the parameter.
         state_buffers: units whose masters and states may be in host memory, where they live on NVMe.
-        param_buffers: slices of parameters on their way through host memory, likewise.
-        params_in_memory: elements of slices that stay there, likewise.
+        param_buffers: number of parameter slices that may be on their way through host memory, where parameters live on
+            NVMe.
+        params_in_memory: elements of parameter slices that stay in host memory, where parameters live on NVMe.
         pin_memory: host memory that copies touch is page-locked.
-        recompute: what of the activations is computed again in backward.
-        policy: which blocks are, where `recompute` is `blocks`.
+        recompute: parts of the model with activations that backward computes again: `none` or `blocks`.
+        policy: rule that picks the blocks to recompute, where `recompute` is `blocks`.
         interval: blocks that are recomputed together, for policy `interval`.
         ratio: share of the blocks, for policy `ratio`.
         memory_budget: bytes that activations of the blocks may take, for policy `memory_budget`.
         kept_segments: block inputs that are kept with recomputation; None for one a block.
-        cut_activations: what is kept of them is cut over the tensor-parallel ranks.
-        activations_on_cpu: what is kept of them moves to host memory.
-        activation_buffers: kept inputs that host memory has room for, where the rest goes on to a disk; None: all.
-        packed_activations: what is kept of them is packed to 8 bits.
+        cut_activations: whether activations that are kept with recomputation are cut over the tensor-parallel ranks.
+        activations_on_cpu: whether activations that are kept with recomputation move to host memory.
+        activation_buffers: number of kept block inputs that host memory has room for, where the rest goes on to a disk;
+            None for all.
+        packed_activations: whether activations that are kept with recomputation are packed to 8 bits.
         tensor_parallel: ranks that share each layer.
         sequence_parallel: ranks that share each sequence.
         micro_batch: samples of one rank in one forward.
         accumulation_steps: forwards of one rank in one optimizer step.
         sequence: tokens of a sample.
-        gather: what stage 3 may keep gathered.
+        gather: limits on what stage 3 may keep gathered, in elements.
         memory_copies: the state is copied to host memory every few steps.
         saves_beside: checkpoints are written from a copy, while training goes on.
         planned: keys of the config that this version refuses, because it does not do them yet.
-        notes: what was assumed.
+        notes: assumptions that were made, in words.
     """
 
     stage: int = 0
@@ -105,7 +107,7 @@ class RunSettings:
     planned: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def recomputed(self, layers: int) -> Recomputed:
+    def recomputed(self, layers: int) -> RecomputationPlan:
         """Returns what becomes of `layers` blocks."""
         policy = self.policy if self.recompute == "blocks" else "none"
         return recomputed(policy, layers, interval=self.interval, ratio=self.ratio, kept=self.kept_segments)
@@ -172,8 +174,9 @@ def read_settings(
         config: a checked config; keys that this version refuses as planned may be set.
         ranks: ranks of the job.
         sequence: tokens of a sample; None assumes 4096, or `longest` where that is less.
-        micro_batch: goes before the config's, and the accumulation steps follow.
-        recompute: goes before the config's.
+        micro_batch: samples of one micro batch, in place of the config's; the accumulation steps follow. None for the
+            config's.
+        recompute: choice of the activations to recompute, in place of the config's; None for the config's.
         longest: tokens of a sample that the model is made for; None where that is not known.
 
     Raises:

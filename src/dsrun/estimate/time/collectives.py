@@ -34,7 +34,7 @@ def collective_bytes(units: Sequence[PaddedUnit], settings: RunSettings) -> Coll
     and 2, and at stage 3 whenever a unit is needed and its slot holds another one.
 
     Args:
-        units: of the model, padded for the ranks.
+        units: units of the model, padded for the ranks.
         settings: stage, format and accumulation steps.
     """
     whole = sum(unit.padded for unit in units if unit.trains) * settings.compute_bytes
@@ -65,9 +65,9 @@ def gathered_numel(
     trains something, unless something outside of all units' modules does so too, which no plan can know.
 
     Args:
-        units: of the model, padded for the ranks.
+        units: units of the model, padded for the ranks.
         micro_steps: forwards and backwards in the step.
-        budgets: what the config allows; None: the usual.
+        budgets: limits from the config on what stays gathered, in elements; None for the usual ones.
         trained: count trained parameters.
         frozen: count frozen ones.
     """

@@ -18,13 +18,13 @@ class StepTraffic:
     """Bytes and arithmetic of one optimizer step; of one rank, where nothing else is said.
 
     Attributes:
-        flops: of the model's forward and backward, recomputation included.
-        optimizer_bytes: read and written in GPU memory by the update.
+        flops: FLOPs of the model's forward and backward, recomputation included.
+        optimizer_bytes: bytes that the optimizer update reads and writes in GPU memory.
         network_bytes: sent to other ranks; as much is received.
-        pcie_to_gpu_bytes: from host memory to the GPU.
-        pcie_to_host_bytes: from the GPU to host memory.
-        ddr_bytes: read and written in host memory by offloading, of all ranks of the host.
-        nvme_read_bytes: read from the drives, of all ranks of the host.
+        pcie_to_gpu_bytes: bytes copied from host memory to the GPU.
+        pcie_to_host_bytes: bytes copied from the GPU to host memory.
+        ddr_bytes: bytes that offloading reads and writes in host memory, of all ranks of the host.
+        nvme_read_bytes: bytes read from the drives, of all ranks of the host.
         nvme_write_bytes: written to the drives, of all ranks of the host.
     """
 
@@ -43,7 +43,7 @@ class Floor:
     """Shortest time of one path in one step.
 
     Attributes:
-        path: which.
+        path: name of the path.
         seconds: None where a speed is not known.
         missing: the speed that is not known.
     """
@@ -85,7 +85,7 @@ def step_traffic(model: ModelSize, units: Sequence[PaddedUnit], settings: RunSet
     Args:
         model: the model.
         units: its units, padded for the data-parallel ranks.
-        settings: of the run.
+        settings: settings of the run.
         machine: ranks of the job and of a host.
     """
     data_ranks = machine.ranks // settings.tensor_parallel

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from support.cli import clean_environment
+from support.forked_programs import Ended, run_programs
 
 #: Tells, as the last of all, whether the group is still there.
 STARTER = """
@@ -41,26 +42,39 @@ def run(folder: Path, source: str, starter: str = STARTER) -> subprocess.Complet
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
 
 
-@pytest.mark.parametrize(
-    ("last", "code", "at_last"),
-    [
-        ("", 0, "left"),
-        ("raise SystemExit", 0, "left"),
-        ("raise SystemExit(0)", 0, "left"),
-        ("dist.destroy_process_group()", 0, "left"),
-        ("atexit.register(dist.destroy_process_group)", 0, "left"),
-        ("raise SystemExit(7)", 7, "there"),
-        ("raise ValueError('no')", 1, "there"),
-    ],
-)
+#: How a program ends, its exit code, and whether its group is there at the very end.
+ENDS = [
+    ("", 0, "left"),
+    ("raise SystemExit", 0, "left"),
+    ("raise SystemExit(0)", 0, "left"),
+    ("dist.destroy_process_group()", 0, "left"),
+    ("atexit.register(dist.destroy_process_group)", 0, "left"),
+    ("raise SystemExit(7)", 7, "there"),
+    ("raise ValueError('no')", 1, "there"),
+]
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """How the programs ended, each a fork with torch, as ranks are."""
+    folder = tmp_path_factory.mktemp("programs")
+    starters: list[str] = []
+    for number, (last, _, _) in enumerate(ENDS):
+        path = folder / f"train{number}.py"
+        path.write_text(GLOO + last)
+        starters.append(f"import sys\nsys.argv[1:] = [{str(path)!r}]\n{STARTER}")
+    return {last: end for (last, _, _), end in zip(ENDS, run_programs(starters), strict=True)}
+
+
+@pytest.mark.parametrize(("last", "code", "at_last"), ENDS)
 def test_groups_are_left_after_the_programs_own_handlers_unless_it_failed(
-    tmp_path: Path, last: str, code: int, at_last: str
+    ended: dict[str, Ended], last: str, code: int, at_last: str
 ) -> None:
-    ended = run(tmp_path, GLOO + last)
-    assert ended.returncode == code, ended.stderr
+    end = ended[last]
+    assert end.code == code, end.err
     own = "left" if "destroy" in last else "there"
     # Gloo of torch 2.10 writes there how many ranks it is connected to.
-    lines = [line for line in ended.stdout.splitlines() if not line.startswith("[Gloo] ")]
+    lines = [line for line in end.out.splitlines() if not line.startswith("[Gloo] ")]
     assert lines == [f"own handler: {own}", f"at last: {at_last}"]
 
 

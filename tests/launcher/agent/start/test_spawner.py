@@ -124,8 +124,8 @@ def test_a_spawner_whose_agent_died_before_its_order_removes_the_jobs_control_gr
 
 
 RANK_STATE = """
-import os, signal, sys
-print(os.getpgid(0) == os.getpid(), os.getcwd(), sys.stdin.read() == "")
+import gc, os, signal, sys
+print(os.getpgid(0) == os.getpid(), os.getcwd(), sys.stdin.read() == "", gc.isenabled())
 links = {fd: os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")}
 print(sorted(os.path.basename(link) for fd, link in links.items() if fd not in "012" and os.path.exists(link)))
 print(os.popen("ls /proc/self/fd | wc -l").read().strip())
@@ -145,7 +145,7 @@ def test_forked_and_fresh_ranks_find_themselves_in_the_same_state(tmp_path: Path
     state = seen[0].decode().splitlines()
     # The file for its stacks alone is open beside its streams, and not even that in programs that it starts.
     files, below = ["rank0.stacks.txt"], "4"
-    assert state[:5] == [f"True {tmp_path} True", str(files), below, "True default_int_handler", "set() 0 b"]
+    assert state[:5] == [f"True {tmp_path} True True", str(files), below, "True default_int_handler", "set() 0 b"]
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,15 @@ def test_what_the_driver_knows_is_told(machine: Machine, name: str, call: Callab
     assert (-1 in found) == ("holds" not in fault)
 
 
+def test_a_desktop_that_has_memory_of_a_ranks_gpu_is_named(machine: Machine) -> None:
+    browser = [SimpleNamespace(pid=4242, usedGpuMemory=GIB)]
+    calls = {
+        "nvmlDeviceGetComputeRunningProcesses": always(browser),
+        "nvmlDeviceGetGraphicsRunningProcesses": always(browser),
+    }
+    assert faults_of(machine, calls)[1].faults == ["pid 4242 of user bob holds 1.0 GiB of it"]
+
+
 def test_an_answer_of_none_is_no_fault(machine: Machine) -> None:
     assert faults_of(machine, {"nvmlDeviceGetFieldValues": recovery(0)})[0].faults == []
 

@@ -14,7 +14,7 @@ from dsrun.errors import DsrunError, UsageError
 from dsrun.launcher.jobs.queue.leases import ClaimFolder
 from dsrun.launcher.jobs.queue.listing import list_queue
 from dsrun.launcher.jobs.queue.turn import claim_folders, hold_devices
-from dsrun.launcher.machine.devices.choice import Demand, Held
+from dsrun.launcher.machine.devices.choice import Demand, DeviceLease
 from dsrun.launcher.machine.proc_files import count_usable_cores
 from support.machines import recorded_machine
 from support.nvml import GIB, Part, box, made_up_nvml
@@ -41,7 +41,7 @@ class Machine:
         share: bool = False,
         waiting: Callable[[], bool] = lambda: False,
         visible: str | None = None,
-    ) -> AbstractContextManager[Held | None]:
+    ) -> AbstractContextManager[DeviceLease | None]:
         """A job `name`; `waiting` runs between two looks and says whether to go on."""
         return hold_devices(
             demand,
@@ -67,7 +67,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path, box(3))
 
 
-def labels(held: Held | None) -> tuple[str, ...]:
+def labels(held: DeviceLease | None) -> tuple[str, ...]:
     assert held is not None
     return held.labels
 
@@ -206,7 +206,7 @@ def test_chosen_gpus_count_those_that_the_process_sees(machine: Machine) -> None
 
 def test_no_ranks_here_hold_nothing(machine: Machine) -> None:
     with machine.job("a", Demand(ranks=0, gpus=0), queue=True) as held:
-        assert held == Held()
+        assert held == DeviceLease()
     assert machine.files() == []
 
 
@@ -222,7 +222,7 @@ def test_a_state_folder_that_cannot_be_written_stops_no_job_but_the_queue(tmp_pa
     (tmp_path / "file").write_text("")
     machine = Machine(tmp_path / "file", box(1))
     with machine.job("a", ONE) as held:
-        assert held == Held()
+        assert held == DeviceLease()
     (said,) = machine.said
     assert said.startswith("devices are not leased, another job may take them too: ")
     assert said.endswith(": not a directory")

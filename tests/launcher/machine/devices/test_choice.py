@@ -10,7 +10,7 @@ import pytest
 from dsrun.errors import DsrunError
 from dsrun.launcher.machine.devices.choice import (
     Device,
-    Held,
+    DeviceLease,
     held_devices,
     own_line,
     read_devices,
@@ -224,7 +224,7 @@ def test_sharing_prefers_free_devices_then_those_of_others_and_leased_ones_last(
 def test_a_part_of_the_gpus_is_named_by_uuid_and_all_of_them_leave_the_variable_alone() -> None:
     devices = read(*box(3))
     some = held_devices(devices[1:], devices, ranks=2)
-    assert some == Held(cuda_visible_devices="GPU-1,GPU-2", labels=("GPU 1", "GPU 2"))
+    assert some == DeviceLease(cuda_visible_devices="GPU-1,GPU-2", labels=("GPU 1", "GPU 2"))
     assert some.environment(1) == {"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
     assert held_devices(devices, devices, ranks=3).environment(0) == {}
 
@@ -245,3 +245,15 @@ def test_ranks_beside_a_lost_gpu_are_told_their_gpus_by_name(tmp_path: Path) -> 
     held = held_devices(left, left, ranks=3)
     assert held.labels == ("GPU 0", "GPU 2", "GPU 3")
     assert held.cuda_visible_devices == ",".join(device.name for device in left)
+
+
+def test_only_who_keeps_a_job_away_is_looked_up() -> None:
+    asked: list[int] = []
+
+    def user_of(pid: int) -> str:
+        asked.append(pid)
+        return "bob"
+
+    part = Part("GPU-0", graphics=[(12, GIB)], processes=[(12, GIB), (5, MIB), (77, 9 * GIB), (4242, 9 * GIB)])
+    (device,) = read_devices({}, load_nvml=made_up_nvml(part), user_of=user_of, own=[77])
+    assert (device.used_by, asked) == (("pid 4242 of user bob",), [4242])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from dsrun.launcher.machine.devices.choice import read_devices
-from dsrun.launcher.machine.gpus.read import GpuReport, left_out_texts, read_gpus
+from dsrun.launcher.machine.gpus.read import GpuReport, left_out_of, read_gpus
 from support.machines import Machine, recorded_machine
 from support.nvml import ERRORS, NVMLError, Part, made_up_nvml
 from support.topologies import write_tree
@@ -177,8 +177,9 @@ def test_a_choice_of_a_gpu_that_is_lost_is_told_so(tmp_path: Path) -> None:
     assert report.fault is not None
     assert report.fault.reason == (
         "CUDA_VISIBLE_DEVICES is `3` and names none of them; this process sees GPUs 0 to 2; "
-        "GPU 3 is left out: GPU is lost; it needs a reset or a reboot"
+        "GPU 3 left out: the driver counts it and cannot reach it (GPU is lost)"
     )
+    assert report.fault.way_out.endswith("; exchange it if it comes back")
 
 
 def test_a_slice_that_was_made_anew_is_a_fault_under_its_old_name_and_ends_the_list(tmp_path: Path) -> None:
@@ -219,8 +220,8 @@ def test_a_gpu_in_mig_mode_without_slices_is_a_fault_where_it_is_the_only_one(tm
     assert alone.fault is not None
     assert alone.fault.reason == "MIG mode is on, and there are no slices"
     assert (beside.usable_count, beside.fault) == (1, None)
-    (text,) = left_out_texts(beside)
-    assert text.startswith("GPU 0 is left out: it is in MIG mode without slices; ")
+    (left_out,) = left_out_of(beside)
+    assert left_out.text == "GPU 0 left out: in MIG mode without slices, CUDA sees nothing of it"
 
 
 def test_a_gpu_that_the_driver_could_not_start_is_counted(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from dsrun.launcher.machine.gpus.state import GpuProcess, read_state, throttle_words
+from dsrun.launcher.machine.gpus.state import read_state, throttle_words
+from dsrun.launcher.machine.gpus.users import GpuProcess
 from support.machines import recorded_machine
 from support.nvml import GIB, Part, made_up_nvml
 

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.machine.network.nccl_sockets import find_net_plugin, read_no_sockets, why_no_sockets
+from dsrun.launcher.machine.network.nccl_sockets import (
+    NcclLibraries,
+    read_libraries,
+    read_no_sockets,
+    why_no_sockets,
+)
 from support.machines import recorded_machine
 from support.topologies import write_tree
+
+BOTH = NcclLibraries(net_plugin="/usr/lib64/libnccl-net.so", verbs="/usr/lib64/libibverbs.so.1")
 
 
 @pytest.mark.parametrize(
@@ -29,20 +37,21 @@ def test_nccl_takes_sockets_where_there_is_nothing_better_or_it_is_told_to(
     tmp_path: Path, machine: str, environ: dict[str, str], reason: str | None
 ) -> None:
     cards = recorded_machine(machine, tmp_path).report().rdma
-    assert why_no_sockets(environ, cards, has_plugin=True) == reason
+    assert why_no_sockets(environ, cards, libraries=BOTH) == reason
 
 
 def test_without_its_plugin_efa_is_left_to_sockets(tmp_path: Path) -> None:
-    assert why_no_sockets({}, recorded_machine("aws_p5", tmp_path).report().rdma, has_plugin=False) is None
+    cards = recorded_machine("aws_p5", tmp_path).report().rdma
+    assert why_no_sockets({}, cards, libraries=replace(BOTH, net_plugin=None)) is None
 
 
 def test_a_plugin_counts_where_the_loader_looks_and_nowhere_else(tmp_path: Path) -> None:
     write_tree(tmp_path, {"opt/amazon/ofi-nccl/lib/libnccl-net.so": ""})
-    assert find_net_plugin(tmp_path, {"LD_LIBRARY_PATH": ":/none"}) is None
+    assert read_libraries(tmp_path, {"LD_LIBRARY_PATH": ":/none"}) == NcclLibraries(net_plugin=None, verbs=None)
     folder = "/opt/amazon/ofi-nccl/lib"
-    assert find_net_plugin(tmp_path, {"LD_LIBRARY_PATH": f"/x:{folder}"}) == f"{folder}/libnccl-net.so"
+    assert read_libraries(tmp_path, {"LD_LIBRARY_PATH": f"/x:{folder}"}).net_plugin == f"{folder}/libnccl-net.so"
     write_tree(tmp_path, {"usr/lib64/libnccl-net.so": ""})
-    assert find_net_plugin(tmp_path, {}) == "/usr/lib64/libnccl-net.so"
+    assert read_libraries(tmp_path, {}).net_plugin == "/usr/lib64/libnccl-net.so"
 
 
 @pytest.mark.parametrize("missing", ["dev/infiniband", "usr/lib64/libibverbs.so.1", "sys/class/infiniband_verbs"])

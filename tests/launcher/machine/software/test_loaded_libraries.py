@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.machine.software.loaded_libraries import Loaded, NotLoaded, read_loaded
+from dsrun.launcher.machine.software.loaded_libraries import LoadedLibraries, UnknownLibraries, read_loaded
 from support.cli import clean_environment
 
 TORCH = """
@@ -53,7 +53,7 @@ def test_torch_that_is_imported_elsewhere_says_what_it_is(tmp_path: Path, monkey
     (tmp_path / "torch.py").write_text("raise AssertionError('imported from the working folder')\n")
     monkeypatch.chdir(tmp_path)
     loaded = read_loaded(sys.executable, clean_environment())
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, LoadedLibraries)
     # The metadata of wheels on PyPI leaves the build out, as in 2.10.0+cu128.
     assert loaded.torch.partition("+")[0] == version("torch").partition("+")[0]
     assert (loaded.gloo, loaded.devices) == (True, 0) or loaded.cuda_available
@@ -68,7 +68,7 @@ def test_cuda_itself_is_asked_whether_it_starts_and_how_new_it_is(tmp_path: Path
     """A made-up torch and libcuda, as no machine of a test has every error."""
     (tmp_path / "torch.py").write_text(TORCH)
     loaded = read_loaded(sys.executable, {**clean_environment(), "PYTHONPATH": str(tmp_path)})
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, LoadedLibraries)
     assert (loaded.cuda_init, loaded.driver_cuda) == (802, "13.1")
     assert loaded.architectures == ("sm_75", "sm_90", "compute_120")
 
@@ -77,18 +77,18 @@ def test_cuda_itself_is_asked_whether_it_starts_and_how_new_it_is(tmp_path: Path
 def test_the_nccl_that_torch_has_is_told_where_no_gpu_is(tmp_path: Path, distributed: str, nccl: str | None) -> None:
     (tmp_path / "torch.py").write_text(TORCH + distributed)
     loaded = read_loaded(sys.executable, {**clean_environment(), "PYTHONPATH": str(tmp_path)})
-    assert isinstance(loaded, Loaded)
+    assert isinstance(loaded, LoadedLibraries)
     assert (loaded.cuda_available, loaded.nccl) == (False, nccl)
 
 
 def test_an_import_that_fails_is_told_in_its_last_words(tmp_path: Path) -> None:
     python = program(tmp_path, "echo Traceback >&2; echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1")
-    assert read_loaded(python, {}) == NotLoaded(reason="ModuleNotFoundError: No module named 'torch'")
+    assert read_loaded(python, {}) == UnknownLibraries(reason="ModuleNotFoundError: No module named 'torch'")
 
 
 def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
     found = read_loaded(program(tmp_path, "exec sleep 60"), {"PATH": "/usr/bin:/bin"}, patience_s=0.2)
-    assert isinstance(found, NotLoaded)
+    assert isinstance(found, UnknownLibraries)
     assert found.reason.startswith("importing torch took longer than")
 
 
@@ -104,10 +104,10 @@ def test_an_import_that_hangs_is_given_up(tmp_path: Path) -> None:
 )
 def test_an_answer_that_is_none_is_a_reason_and_not_a_crash(tmp_path: Path, text: str, reason: str) -> None:
     found = read_loaded(program(tmp_path, text), {})
-    assert isinstance(found, NotLoaded)
+    assert isinstance(found, UnknownLibraries)
     assert found.reason.endswith(reason)
 
 
 def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "nowhere")
-    assert read_loaded(missing, {}) == NotLoaded(reason=f"{missing}: no such file or directory")
+    assert read_loaded(missing, {}) == UnknownLibraries(reason=f"{missing}: no such file or directory")

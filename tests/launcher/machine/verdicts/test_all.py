@@ -12,7 +12,7 @@ from dsrun.launcher.machine.network.interfaces import NetworkReport, RdmaDevice,
 from dsrun.launcher.machine.pci import PcieLink
 from dsrun.launcher.machine.read import probe
 from dsrun.launcher.machine.report import ProbeReport
-from dsrun.launcher.machine.software.loaded_libraries import Loaded
+from dsrun.launcher.machine.software.loaded_libraries import LoadedLibraries
 from dsrun.launcher.machine.storage import NvmeDrive, PathReport
 from dsrun.launcher.machine.verdicts.all import judge
 from support.machines import recorded_machine
@@ -45,6 +45,7 @@ def well(tmp_path: Path) -> ProbeReport:
         {
             "proc/self/limits": LIMITS,
             "proc/meminfo": f"MemTotal: {64 * GIB >> 10} kB\nMemAvailable: {60 * GIB >> 10} kB\n",
+            "usr/lib64/libibverbs.so.1": "",
             "torch-2.11.0.dist-info/METADATA": "Name: torch\nVersion: 2.11.0\n",
             "torch/version.py": "cuda = '12.8'\n",
         },
@@ -94,13 +95,22 @@ def loaded(**values: Any) -> Change:
     told: dict[str, Any] = {"torch": "2.13.0+cu130", "cuda_built": "13.0", "cuda_available": True, "devices": 1}
     told |= {"cudnn": None, "nccl": None, "gloo": True, "mpi": False, "threads": 4, "libraries": ()}
     told |= {"architectures": ("sm_75", "sm_90"), "driver_cuda": "13.0", "cuda_init": 0, **values}
-    return lambda report: replace(report, gpus=(H100,), gpus_usable=1, loaded=Loaded(**told))
+    return lambda report: replace(report, gpus=(H100,), gpus_usable=1, loaded=LoadedLibraries(**told))
 
 
 def path(name: str, **values: Any) -> Change:
     told: dict[str, Any] = {"mount": "/", "source": "/dev/sda", "filesystem": "ext4", "network": False, "answers": None}
-    told |= {"read_only": False, "total_bytes": GIB, "free_bytes": GIB, "free_inodes": 1 << 20, "direct_io": True}
-    place = PathReport(**{"path": name, **told, **values})
+    told |= {
+        "there": name,
+        "fault": None,
+        "read_only": False,
+        "total_bytes": 900 * GIB,
+        "free_bytes": 900 * GIB,
+        "free_inodes": 1 << 20,
+        "direct_io": True,
+    }
+    told |= {"path": name, **values}
+    place = PathReport(**told)
     return lambda report: replace(
         report,
         disk=replace(report.disk, path="/work"),
@@ -220,7 +230,14 @@ def both(*changes: Change) -> Change:
             path("/nvme", direct_io=False, filesystem="tmpfs"),
             "amber storage.paths.0.direct_io: /nvme knows no O_DIRECT",
         ),
-        (path("/work", read_only=True), "amber storage.paths.0.read_only: /work is read-only"),
+        (path("/work", fault="is read-only"), "amber storage.paths.0.fault: the working folder /work is read-only"),
+        (path("/nvme", fault="is read-only"), "amber storage.paths.0.fault: /nvme is read-only"),
+        (
+            path("/work", free_bytes=GIB - 1),
+            "amber storage.paths.0.free_bytes: 1024.0 MiB free in the working folder /work",
+        ),
+        (path("/nvme", free_bytes=3 * GIB), "amber storage.paths.0.free_bytes: 3.0 GiB free for /nvme"),
+        (path("/nvme", free_bytes=0), "amber storage.paths.0.free_bytes: no space left for /nvme"),
         (path("/work", free_inodes=12), "amber storage.paths.0.free_inodes: /work: 12 more files can be made"),
         (drive(2), "amber storage.nvme.0.pcie.width: nvme0n1 PCIe gen4 x2 of gen4 x4"),
         (
@@ -256,6 +273,8 @@ def test_what_is_wrong_is_said_with_its_path_and_a_way_out(well: ProbeReport, ch
         cpu(quota_cores=8.0),
         path("/work", direct_io=False, filesystem="tmpfs"),
         path("/nvme", direct_io=None, free_inodes=None),
+        path("/nvme", free_bytes=None),
+        path("/work", free_bytes=GIB),
         drive(4),
         interface("eno1", "10.0.0.5", state="up"),
         both(card("mlx5_0", "ACTIVE"), limits(memlock_bytes=None)),
@@ -275,15 +294,6 @@ def test_a_port_without_a_subnet_manager_is_told_to_start_one(well: ProbeReport)
 def test_an_interface_of_a_port_that_is_spoken_of_is_not_spoken_of_again(well: ProbeReport) -> None:
     report = both(card("mlx5_0", "DOWN"), interface("netmlx5_0", state="down"))(well)
     assert [verdict.path for verdict in judge(report)] == ["rdma.0.ports.0.state"]
-
-
-def test_a_limit_that_a_user_may_raise_is_told_with_the_command_and_one_he_may_not_with_the_file(
-    well: ProbeReport,
-) -> None:
-    (verdict,) = judge(limits(nofile=1024, nofile_hard=524288)(well))
-    assert verdict.fix == "`* - nofile 65536` in /etc/security/limits.conf there; for one shell `ulimit -n 65536`"
-    (verdict,) = judge(limits(nofile=1024, nofile_hard=1024)(well))
-    assert verdict.fix == "`* - nofile 65536` in /etc/security/limits.conf there, or `docker run --ulimit nofile=65536`"
 
 
 def test_a_loopback_address_for_the_own_name_is_a_note(well: ProbeReport) -> None:
@@ -311,12 +321,31 @@ def test_a_machine_without_cards_for_rdma_needs_no_locked_memory(well: ProbeRepo
     assert not [one for one in judge(report) if one.path == "host.limits.memlock_bytes"]
 
 
-@pytest.mark.parametrize(("may_open", "level"), [(True, "red"), (False, "amber")])
+@pytest.mark.parametrize(("may_open", "levels"), [(True, ["red"]), (False, [])])
 def test_little_locked_memory_stops_ranks_on_gpus_that_may_open_a_card(
-    well: ProbeReport, may_open: bool, level: str
+    well: ProbeReport, may_open: bool, levels: list[str]
 ) -> None:
     change = both(limits(memlock_bytes=65536), card("mlx5_0", "ACTIVE"), lambda report: replace(report, gpus=(H100,)))
     report = change(well)
     report = replace(report, rdma=tuple(replace(card, may_open=may_open) for card in report.rdma))
-    (found,) = [one for one in judge(report) if one.path == "host.limits.memlock_bytes"]
-    assert found.level == level
+    assert [one.level for one in judge(report) if one.path == "host.limits.memlock_bytes"] == levels
+
+
+@pytest.mark.parametrize("variable", ["NCCL_NET_PLUGIN=spcx", "NCCL_NET=FastSocket"])
+def test_a_network_that_was_named_needs_no_locked_memory_where_no_card_can_be_opened(
+    tmp_path: Path, variable: str
+) -> None:
+    name, _, value = variable.partition("=")
+    machine = recorded_machine("dgx_a100", tmp_path)
+    before = limits(memlock_bytes=65536)(machine.report({name: value}))
+    assert [one.level for one in judge(before) if one.path == "host.limits.memlock_bytes"] == ["red"]
+    (tmp_path / "dev/infiniband").rename(tmp_path / "away")
+    report = limits(memlock_bytes=65536)(machine.report({name: value}))
+    assert not [one for one in judge(report) if one.path == "host.limits.memlock_bytes"]
+
+
+def test_gpus_that_stay_idle_for_a_cpu_build_are_those_that_jobs_see(tmp_path: Path) -> None:
+    report = recorded_machine("workstation", tmp_path).report({"CUDA_VISIBLE_DEVICES": "0,2"})
+    report = replace(report, versions=replace(report.versions, torch="2.13.0+cpu", cuda=None))
+    (found,) = [one for one in judge(report) if one.path == "versions.cuda"]
+    assert found.text.endswith("jobs train on the CPU, and 2 GPUs stay idle")

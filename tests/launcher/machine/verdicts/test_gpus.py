@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from dsrun.launcher.machine.gpus.read import Gpu
-from dsrun.launcher.machine.gpus.state import GpuProcess, MigSlice
+from dsrun.launcher.machine.gpus.state import MigSlice
+from dsrun.launcher.machine.gpus.users import GpuProcess
 from dsrun.launcher.machine.gpus.xids import XidEvent
 from dsrun.launcher.machine.pci import PcieLink
 from dsrun.launcher.machine.report import ProbeReport
@@ -57,8 +58,9 @@ def link(generation: int, width: int) -> Change:
     return lambda gpu: replace(gpu, pcie=found)
 
 
-def process(user: str | None, memory_bytes: int | None) -> Change:
-    return state(processes=(GpuProcess(pid=4242, user=user, memory_bytes=memory_bytes),))
+def process(user: str | None, memory_bytes: int | None, *, is_desktop: bool = False) -> Change:
+    one = GpuProcess(pid=4242, user=user, memory_bytes=memory_bytes, is_desktop=is_desktop)
+    return state(processes=(one,))
 
 
 @pytest.mark.parametrize(
@@ -98,13 +100,13 @@ def process(user: str | None, memory_bytes: int | None) -> Change:
             state(compute_mode="exclusive process"),
             "note gpus.3.state.compute_mode: GPU 3 open to one process at a time (compute mode exclusive process)",
         ),
-        (state(mig_enabled=True), "amber gpus.3.state.mig_slices: GPU 3 in MIG mode without slices"),
+        (state(mig_enabled=True), "amber gpus.3.state.mig_slices: GPU 3 left out: in MIG mode without slices"),
         (state(recovery_action="reset the GPU"), "red gpus.3.state.recovery_action: GPU 3 needs a reset"),
         (
             process("somebody", 30 << 30),
-            "amber gpus.3.state.processes: GPU 3 used by pid 4242 of user somebody (30.0 GiB)",
+            "amber gpus.3.state.processes: GPU 3 used by pid 4242 of user somebody, 79.2 GiB of 79.6 GiB free",
         ),
-        (process("somebody", None), "amber gpus.3.state.processes: GPU 3 used by pid 4242 of user somebody (memory)"),
+        (process("somebody", None), "amber gpus.3.state.processes: GPU 3 used by pid 4242 of user somebody, 79.2 GiB"),
     ],
 )
 def test_what_is_wrong_with_a_gpu_is_said_with_a_way_out(dgx: ProbeReport, change: Change, said: str) -> None:
@@ -129,6 +131,7 @@ def test_what_is_wrong_with_a_gpu_is_said_with_a_way_out(dgx: ProbeReport, chang
         state(throttle_reasons=None, persistence=None, processes=None, ecc_uncorrected=None),
         state(power_limit_w=None),
         process("somebody", 10 << 20),
+        process("somebody", 1 << 30, is_desktop=True),
         process(None, 30 << 30),
         lambda gpu: replace(gpu, state=None, pcie=None, nvlink=None),
     ],
@@ -181,8 +184,8 @@ def test_gpus_of_another_maker_are_red_where_a_job_would_want_them(tmp_path: Pat
 def test_a_gpu_that_is_lost_and_one_that_is_closed_are_told_apart(tmp_path: Path) -> None:
     verdicts = gpu_verdicts(recorded_machine("dgx_h100", tmp_path, lost=[3], forbidden=[5]).report())
     assert [(verdict.level, verdict.text) for verdict in verdicts] == [
-        ("red", "GPU 3 lost: the driver counts it and cannot reach it"),
-        ("amber", "GPU 5 closed to this process (Insufficient Permissions): jobs go without it"),
+        ("red", "GPU 3 left out: the driver counts it and cannot reach it (GPU is lost)"),
+        ("amber", "GPU 5 left out: this process may not open it (Insufficient Permissions)"),
     ]
 
 
@@ -194,7 +197,7 @@ def test_what_a_job_goes_without_is_told_of_the_whole_machine(dgx: ProbeReport) 
     assert (verdict.level, verdict.path) == ("note", "gpus_idle")
     assert verdict.text.endswith("was given none: jobs train on the CPU")
     (verdict,) = gpu_verdicts(replace(dgx, gpus_unlisted=2))
-    assert verdict.text == "2 GPUs are there that the driver does not list: it could not start them"
+    assert verdict.text == "2 GPUs left out: the driver does not list them, for it could not start them"
 
 
 def test_two_cards_of_a_desktop_share_the_lanes_of_its_board(tmp_path: Path) -> None:
@@ -258,3 +261,9 @@ def test_a_laptop_is_not_told_to_reseat_its_gpu(dgx: ProbeReport, name: str, lev
     alone = replace(dgx, gpus=(replace(link(1, 8)(dgx.gpus[0]), name=name),))
     (found,) = [one for one in gpu_verdicts(alone) if one.path == "gpus.0.pcie.width"]
     assert found.level == level
+
+
+def test_gpus_that_are_all_lost_are_told_once(tmp_path: Path) -> None:
+    report = recorded_machine("workstation", tmp_path, lost=range(4)).report()
+    assert report.gpus_unusable is not None
+    assert [one.path for one in gpu_verdicts(report) if one.level == "red"] == ["gpus_unusable.text"]

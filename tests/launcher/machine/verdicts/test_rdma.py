@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launcher.machine.verdicts.all import has_rdma
-from dsrun.launcher.machine.verdicts.rdma import rdma_verdicts
+from dsrun.launcher.machine.verdict import Context
+from dsrun.launcher.machine.verdicts.rdma import efa_verdicts, rdma_verdicts, takes_rdma
 from support.machines import recorded_machine
 from support.topologies import write_tree
 
@@ -60,4 +60,33 @@ def test_cards_that_a_container_shows_and_was_not_given_are_a_note_and_no_fault(
     assert found.text.endswith(
         "programs here cannot open them (/dev/infiniband): NCCL takes others, or TCP, between hosts"
     )
-    assert not has_rdma(report)
+    assert not takes_rdma(report)
+
+
+def test_efa_without_its_plugin_slows_down_jobs_of_several_hosts(tmp_path: Path) -> None:
+    cards = recorded_machine("aws_p5", tmp_path).report().rdma
+    context = Context(crosses_hosts=True)
+    (one,) = efa_verdicts(cards, net_plugin=None, variables=(), context=context)
+    assert (one.level, one.text.partition(",")[0]) == ("amber", "32 EFA devices")
+    assert list(efa_verdicts(cards, net_plugin="/usr/lib/libnccl-net.so", variables=(), context=context)) == []
+    assert list(efa_verdicts(cards, net_plugin=None, variables=["NCCL_NET"], context=context)) == []
+    closed = [replace(card, may_open=False) for card in cards]
+    assert list(efa_verdicts(closed, net_plugin=None, variables=(), context=context)) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "missing", "takes"),
+    [
+        ({}, None, True),
+        ({}, "usr/lib64/libibverbs.so.1", False),
+        ({"NCCL_NET": "Socket"}, None, False),
+        ({"NCCL_IB_DISABLE": "1"}, None, False),
+    ],
+)
+def test_ranks_take_rdma_where_nccl_does(
+    tmp_path: Path, environ: dict[str, str], missing: str | None, takes: bool
+) -> None:
+    machine = recorded_machine("dgx_h100", tmp_path)
+    if missing is not None:
+        (tmp_path / missing).unlink()
+    assert takes_rdma(machine.report(environ)) is takes

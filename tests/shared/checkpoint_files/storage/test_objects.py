@@ -19,7 +19,7 @@ from dsrun.checkpoint_files.storage.places import (
     Blocks,
     Content,
     OpenedFile,
-    Reading,
+    ReadPattern,
     StorageError,
     read_range,
     small_content,
@@ -191,7 +191,7 @@ def test_ranges_are_read_by_ranges(held: Held) -> None:
 
 def test_a_block_is_one_request_whatever_pieces_it_is_read_in(held: Held) -> None:
     held.put(FILE.path, CONTENT)
-    with storage().read(FILE, Reading.DIRECT) as file, ThreadPoolExecutor(2) as pool:
+    with storage().read(FILE, ReadPattern.DIRECT) as file, ThreadPoolExecutor(2) as pool:
         piece = BLOCK_BYTES // 8
 
         def read_block(number: int) -> bytes:

@@ -16,7 +16,7 @@ from dsrun.launcher.machine.gpus.read import Gpu
 from dsrun.launcher.machine.limits import LimitsReport
 from dsrun.launcher.machine.memory import MemoryReport
 from dsrun.launcher.machine.read import ProbeReport, probe
-from dsrun.launcher.preflight.this_machine import (
+from dsrun.launcher.preflight.doctor import (
     Finding,
     Verdict,
     check_clock,

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -30,11 +30,13 @@ from ..machine.limits import LimitsReport
 from ..machine.memory import MemoryReport
 from ..machine.read import probe
 from ..machine.report import ProbeReport
+from ..machine.storage import room_of
 from ..machine.verdict import Context, ProbeVerdict
 from ..machine.verdicts.all import fit_of
 from ..machine.verdicts.gpus import gpu_verdicts
 from ..machine.verdicts.limits import locked_memory_verdicts, open_files_verdicts, shared_memory_verdicts
 from ..machine.verdicts.no_gpus import hidden_gpu_verdicts, no_gpu_verdicts
+from ..machine.verdicts.room import fault_text
 from ..machine.verdicts.torch_build import torch_verdicts
 
 #: `green`: as it should be; `amber`: a job may run, but worse or not at scale; `red`: jobs fail.
@@ -64,9 +66,9 @@ class Finding:
     """What one check found.
 
     Attributes:
-        name: what was looked at.
-        verdict: how that is.
-        text: what was found.
+        name: name of what was looked at, `torch` for example.
+        verdict: verdict on what was looked at: `green`, `amber` or `red`.
+        text: sentence about what was found.
         fix: the way out; None for green.
     """
 
@@ -88,7 +90,7 @@ def examine(environ: Mapping[str, str]) -> list[Finding]:
         *check_gpus(report),
         check_trial(environ),
         check_shared_memory(report.memory),
-        check_locked_memory(report.host.limits, has_cards=bool(report.rdma)),
+        check_locked_memory(report.host.limits, has_cards=any(card.works for card in report.rdma)),
         check_open_files(report.host.limits),
         check_state_folder(environ),
         check_crashed_jobs(environ),
@@ -101,7 +103,7 @@ def check_torch(report: ProbeReport) -> list[Finding]:
     """Looks for torch, and whether the driver can run what it was built for."""
     versions = report.versions
     context = Context(trains=True)
-    verdicts = list(torch_verdicts(versions, gpus=len(report.gpus), fit=fit_of(report), context=context))
+    verdicts = list(torch_verdicts(versions, gpus=report.gpus_usable, fit=fit_of(report), context=context))
     python = f"Python {versions.python} at {versions.python_path}"
     missing = [verdict for verdict in verdicts if verdict.path == "versions.torch"]
     found = _judged("torch", missing, well=f"torch {versions.torch}, {python}")
@@ -112,8 +114,8 @@ def _check_cuda(report: ProbeReport, verdicts: Sequence[ProbeVerdict]) -> Findin
     """Looks whether jobs have GPUs to train on, and a torch for them.
 
     Args:
-        report: of this machine.
-        verdicts: what is to be said of its torch.
+        report: probe report of this machine.
+        verdicts: verdicts on the torch of this machine.
     """
     unusable, gpus = report.gpus_unusable, len(report.gpus)
     without = [
@@ -195,7 +197,7 @@ def check_shared_memory(memory: MemoryReport) -> Finding:
 
 def check_locked_memory(limits: LimitsReport | None, *, has_cards: bool) -> Finding:
     """Looks at what may be locked; jobs of this machine alone take no RDMA."""
-    verdicts = locked_memory_verdicts(limits, has_cards=has_cards, context=Context(takes_rdma=False))
+    verdicts = locked_memory_verdicts(limits, has_cards=has_cards, context=Context(is_here=True))
     well = "unknown" if limits is None else _limit(limits.lockable_bytes, format_bytes)
     return _judged("memlock", verdicts, well=well)
 
@@ -214,9 +216,9 @@ def _judged(name: str, verdicts: Iterable[ProbeVerdict], *, well: str) -> Findin
     """Returns the worst of what the rules say, or what is to be said where they have nothing to say.
 
     Args:
-        name: what was looked at.
-        verdicts: of the rules, the worst first.
-        well: what was found, as it should be.
+        name: name of what was looked at, `torch` for example.
+        verdicts: verdicts of the rules, the worst first.
+        well: text for the case that all is as it should be.
     """
     worst = next(iter(verdicts), None)
     if worst is None or worst.level == "note":
@@ -230,13 +232,13 @@ def check_state_folder(environ: Mapping[str, str]) -> Finding:
         folder = jobs_folder(environ)
     except DsrunError as error:
         return Finding(name="state folder", verdict="red", text=str(error), fix=error.hint)
-    there = folder
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    if not _takes_files(there):
+    room = room_of(str(folder))
+    if room.fault is None and not _takes_files(Path(room.there)):
+        room = replace(room, fault="takes no file")
+    if room.fault is not None:
         fix = "set XDG_STATE_HOME to a folder of yours, or use `--log-dir DIR`"
-        return Finding(name="state folder", verdict="red", text=f"{folder}: cannot be written to", fix=fix)
-    if there == folder and folder.stat().st_mode & 0o022:
+        return Finding(name="state folder", verdict="red", text=fault_text(room), fix=fix)
+    if room.there == room.path and folder.stat().st_mode & 0o022:
         return Finding(
             name="state folder", verdict="amber", text=f"{folder}: others may write to it", fix=f"chmod 700 {folder}"
         )
@@ -244,7 +246,7 @@ def check_state_folder(environ: Mapping[str, str]) -> Finding:
 
 
 def _takes_files(folder: Path) -> bool:
-    """Whether files can be made there. Rights alone do not tell: root has all, and a file system may be read-only."""
+    """Whether a file can be made there. Rights alone do not tell: a disk may be full, or its server refuse root."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True
@@ -256,8 +258,8 @@ def check_crashed_jobs(environ: Mapping[str, str], *, proc: Path = Path("/proc")
     """Looks for jobs whose front end was killed, and for processes of theirs that still live.
 
     Args:
-        environ: where the state folder is.
-        proc: where the kernel shows processes.
+        environ: environment variables; XDG_STATE_HOME or HOME says where the state folder is.
+        proc: folder where the kernel shows processes, /proc.
     """
     try:
         crashed = [job.id for job in all_jobs(environ) if job.state is JobState.CRASHED]
@@ -281,7 +283,7 @@ def processes_by_job(proc: Path) -> dict[str, list[int]]:
     """Returns the processes of this user that have a job's id in their environment, by that id.
 
     Args:
-        proc: where the kernel shows processes; those of others do not open.
+        proc: folder where the kernel shows processes, /proc; processes of other users cannot be read.
     """
     mark = f"{JOB_ID_ENV}=".encode()
     found: dict[str, list[int]] = {}
